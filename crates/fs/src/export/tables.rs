@@ -193,7 +193,7 @@ impl Tables {
         Ok(Arc::clone(self.locks.entry((node, owner)).or_insert_with(|| Arc::new(file))))
     }
 
-    /// Drops everything but the root, for good.
+    /// Drops everything but the root. Nothing is put in afterwards.
     pub(crate) fn end(&mut self) {
         self.has_ended = true;
         self.nodes.retain(|number, _| *number == crate::wire::ROOT);
