@@ -6,18 +6,18 @@
 
 use crate::direct::write_view;
 use crate::error::FsError;
-use crate::export::{Export, ExportSession};
+use crate::export::{Export, ExportSession, lock, share_of_user};
 use crate::frame::{REPLY_HEADER, ReplyHeader, RequestHeader, write_parts};
 use crate::wire::{FileField, FileRequest, LARGEST_BODY, LARGEST_DATA};
 use partywall::rpc::{CallAnswer, CallError, CallServer, HeapOptions, IncomingCall, Method};
-use partywall::{Domain, Listener, PeerInfo};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use partywall::{Domain, Listener, PeerInfo, User};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn greet(
     let Ok(FileRequest::Hello { version }) = FileRequest::read(first.number, &body) else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the first request is no greeting"));
     };
-    let begun = export.begin(peer, peer.and_then(|peer| peer.user)).and_then(|session| {
+    let begun = export.begin(peer).and_then(|session| {
         let welcome = session.welcome(version).inspect_err(|_| export.end(&session))?;
         Ok((session, welcome))
     });
@@ -202,11 +202,11 @@ impl Drop for ExportServer {
 
 /// Accepts streams until the server stops.
 fn accept(export: &Arc<Export>, mut listener: Listener, stop: &OwnedFd) {
-    let served = Arc::new(AtomicUsize::new(0));
+    let served = Arc::<ConnectionCounts>::default();
     loop {
         match listener.accept() {
             Ok((stream, peer)) => {
-                let Some(place) = ConnectionPlace::take(&served) else { continue };
+                let Some(place) = ConnectionPlace::take(&served, Some((peer.user, peer.at_home))) else { continue };
                 let export = Arc::clone(export);
                 let serve = move || {
                     let _place = place;
@@ -229,32 +229,61 @@ fn accept(export: &Arc<Export>, mut listener: Listener, stop: &OwnedFd) {
                 let mut fds =
                     [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
                 let _ = poll(&mut fds, None);
-                if !fds[1].revents().is_empty() {
+                let has_hung_up = fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+                // Without a broker, the listener's session stays readable until the broker is back.
+                if !fds[1].revents().is_empty() || (has_hung_up && pause(stop)) {
                     return;
                 }
             }
             Err(e) => {
                 tracing::warn!(error = %e, "no client can be accepted now");
-                std::thread::sleep(PAUSE);
+                if pause(stop) {
+                    return;
+                }
             }
         }
     }
 }
 
+/// Waits for a moment; `true` if the server is to stop.
+fn pause(stop: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(stop, PollFlags::IN)];
+    let longest = Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() };
+    let _ = poll(&mut fds, Some(&longest));
+    !fds[0].revents().is_empty()
+}
+
 /// One of the connections that may be served at a time.
-struct ConnectionPlace(Arc<AtomicUsize>);
+struct ConnectionPlace(Arc<ConnectionCounts>, CountedUser);
+
+/// As whom connections are counted; `None` for all whom nobody vouches for.
+type CountedUser = Option<(Option<User>, bool)>;
+
+/// Connections that are served, by their users.
+type ConnectionCounts = Mutex<HashMap<CountedUser, usize>>;
 
 impl ConnectionPlace {
-    fn take(served: &Arc<AtomicUsize>) -> Option<Self> {
-        let place = Self(Arc::clone(served));
-        // On failure the place is dropped, which counts it out again.
-        (served.fetch_add(1, Ordering::AcqRel) < MOST_CONNECTIONS).then_some(place)
+    fn take(served: &Arc<ConnectionCounts>, user: CountedUser) -> Option<Self> {
+        let mut counts = lock(served);
+        let all: usize = counts.values().sum();
+        let most = if user.is_some() { share_of_user(MOST_CONNECTIONS) } else { MOST_CONNECTIONS };
+        if all >= MOST_CONNECTIONS || counts.get(&user).is_some_and(|count| *count >= most) {
+            return None;
+        }
+        *counts.entry(user).or_default() += 1;
+        Some(Self(Arc::clone(served), user))
     }
 }
 
 impl Drop for ConnectionPlace {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let mut counts = lock(&self.0);
+        if let Some(count) = counts.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.1);
+            }
+        }
     }
 }
 
@@ -263,18 +292,19 @@ impl Drop for ConnectionPlace {
 /// # Errors
 /// The listener's.
 pub fn serve_tcp(export: &Arc<Export>, listener: &TcpListener) -> io::Result<()> {
-    let served = Arc::new(AtomicUsize::new(0));
+    let served = Arc::<ConnectionCounts>::default();
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
-            Err(e) if matches!(e.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::MFILE | Errno::NFILE)) => {
+            Err(e) if has_listener_failed(&e) => return Err(e),
+            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => continue,
+            Err(e) => {
+                tracing::warn!(error = %e, "no client can be accepted now");
                 std::thread::sleep(PAUSE);
                 continue;
             }
-            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => continue,
-            Err(e) => return Err(e),
         };
-        let Some(place) = ConnectionPlace::take(&served) else { continue };
+        let Some(place) = ConnectionPlace::take(&served, None) else { continue };
         let export = Arc::clone(export);
         let serve = move || {
             let _place = place;
@@ -284,6 +314,12 @@ pub fn serve_tcp(export: &Arc<Export>, listener: &TcpListener) -> io::Result<()>
         };
         let _ = std::thread::Builder::new().name("pw-fs-tcp".into()).spawn(serve);
     }
+}
+
+/// Whether `accept` fails in this way forever. All other failures are of one connection, or of the machine for a while.
+fn has_listener_failed(e: &io::Error) -> bool {
+    let errno = e.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::BADF | Errno::INVAL | Errno::NOTSOCK | Errno::OPNOTSUPP | Errno::FAULT))
 }
 
 fn serve_tcp_stream(export: &Arc<Export>, stream: &TcpStream) -> io::Result<()> {

@@ -28,7 +28,7 @@ fn session(path: &Path) -> (Arc<Export>, Arc<ExportSession>) {
     let mut options = ExportOptions::default();
     options.squash = partywall_fs::export::Squash::None;
     let export = Export::open(path, options).unwrap();
-    let session = export.begin(None, None).unwrap();
+    let session = export.begin(None).unwrap();
     (export, session)
 }
 

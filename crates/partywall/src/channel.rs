@@ -105,6 +105,7 @@ pub(crate) fn pair(options: &Options) -> Result<(Halves, Halves)> {
             epoch: 0,
             user: None,
             pid: Some(std::process::id()),
+            at_home: false,
             service: String::new(),
         };
         EndpointParts { side, directions, region, peer: Some(peer), links, info, id: 0, carrier, ring, base: 0 }
@@ -147,7 +148,7 @@ mod tests {
         let (near, far) = Link::pair().unwrap();
         let (side, directions, base) = (Side::Accepting, Directions::FORWARD, back);
         let (name, service) = (String::new(), String::new());
-        let info = PeerInfo { name, domain_id: 0, epoch: 0, user: None, pid: None, service };
+        let info = PeerInfo { name, domain_id: 0, epoch: 0, user: None, pid: None, at_home: false, service };
         let (links, carrier) = (vec![Link::Socket(near)], Carrier::None);
         let (region, peer, ring_size) = (own, Some(peer), (PAGE, PAGE));
         let parts =

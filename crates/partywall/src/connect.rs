@@ -67,7 +67,15 @@ fn open_with(
         (Message::Connected { channel, domain, epoch, .. }, came) => (channel, domain, epoch, came),
         (other, _) => return Err(unexpected(&other)),
     };
-    let info = PeerInfo { name: name.to_owned(), domain_id, epoch, user: None, pid: None, service: service.to_owned() };
+    let info = PeerInfo {
+        name: name.to_owned(),
+        domain_id,
+        epoch,
+        user: None,
+        pid: None,
+        at_home: false,
+        service: service.to_owned(),
+    };
     let claim = (base == 0).then_some(memory);
     let registration = domain.register(id, Side::Connecting, &info, kind, directions, geometry, claim);
     let link = |end| match base {

@@ -125,7 +125,15 @@ impl Acceptor {
             };
             let geometry = offer.ring.geometry();
             let service = self.service.clone();
-            let info = PeerInfo { name: name.clone(), domain_id: domain, epoch, user: None, pid: None, service };
+            let info = PeerInfo {
+                name: name.clone(),
+                domain_id: domain,
+                epoch,
+                user: None,
+                pid: None,
+                at_home: false,
+                service,
+            };
             let (side, kind) = (Side::Accepting, self.kind);
             let registration = self.domain.register(channel, side, &info, kind, directions, geometry, None);
             let accepted =
@@ -237,7 +245,7 @@ impl Acceptor {
 
     /// Checks what came, and makes this side's memory.
     fn check(&self, message: Message, fds: Vec<OwnedFd>) -> Result<IncomingChannel> {
-        let Message::Incoming { channel, domain, epoch, name, user, pid, kind, directions, region: reference } =
+        let Message::Incoming { channel, domain, epoch, name, user, pid, at_home, kind, directions, region: reference } =
             message
         else {
             return Err(Error::BrokerConfused("no connection".into()));
@@ -272,6 +280,7 @@ impl Acceptor {
             epoch,
             user: Some(user),
             pid: Some(pid),
+            at_home,
             service: self.service.clone(),
         };
         let parts = EndpointParts {

@@ -16,6 +16,7 @@ use partywall_protocol::wire::{Origin, User};
 /// // The kernel has told the broker who this is; the peer cannot make it up.
 /// assert_eq!(peer.origin(), Some(Origin::Host));
 /// assert!(peer.uid().is_some());
+/// assert!(peer.certain_user().is_some());
 /// assert_eq!(peer.pid, Some(std::process::id()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -33,6 +34,9 @@ pub struct PeerInfo {
     pub user: Option<User>,
     /// Its process at the time of connecting, by the number that it has on the host or in its machine. `None` on the connecting side.
     pub pid: Option<u32>,
+    /// Whether its user is known without doubt: `false` for a process in a container, where a uid may be that of another user, and root is
+    /// not the host's. `false` on the connecting side.
+    pub at_home: bool,
     /// The service that the channel was made for.
     pub service: String,
 }
@@ -43,7 +47,12 @@ impl PeerInfo {
         self.user.map(User::origin)
     }
 
-    /// The number of its user on the host; `None` on the connecting side, and for a process in a virtual machine.
+    /// Its user, if it is known without doubt ([`Self::at_home`]). A server that grants rights by users asks for this.
+    pub fn certain_user(&self) -> Option<User> {
+        self.user.filter(|_| self.at_home)
+    }
+
+    /// The number of its user on the host, or in its container; `None` on the connecting side, and for a process in a virtual machine.
     pub fn uid(&self) -> Option<u32> {
         self.user.and_then(User::uid)
     }

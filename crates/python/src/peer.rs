@@ -42,6 +42,12 @@ impl PyPeer {
         self.info.uid()
     }
 
+    /// Whether its user is known without doubt: `False` for a process in a container, where a uid may be that of another user.
+    #[getter]
+    fn at_home(&self) -> bool {
+        self.info.at_home
+    }
+
     /// Its process; `None` on the connecting side.
     #[getter]
     fn pid(&self) -> Option<u32> {

@@ -189,6 +189,7 @@ impl<F: Descriptor> Core<F> {
             name: from.name.to_string(),
             user: peer.user,
             pid: peer.pid,
+            at_home: peer.sees_what_its_user_has(),
             kind: shape.kind,
             directions: shape.directions,
             region: shape.region,

@@ -71,7 +71,25 @@ impl ClientActor {
             Self::Names { .. } => Actor::Other { uid, gid, groups: Arc::from([]) },
         }
     }
+
+    /// The bits of a mode that a request of this client may set. Set-user-ID and set-group-ID would lend a user or a group that is not the
+    /// client's own: the server's, or nobody's, to all who execute the file.
+    pub(crate) fn permitted_mode(&self, actor: &Actor, mode: u32) -> u32 {
+        let own = match (self, actor) {
+            (Self::Fixed(Actor::Server), _) => 0,
+            (Self::Fixed(_) | Self::Names { .. }, Actor::Server) => SET_USER_ID | SET_GROUP_ID,
+            (_, Actor::Other { uid: NOBODY, .. }) => 0,
+            (_, Actor::Other { gid: NOBODY, .. }) => SET_USER_ID,
+            (_, Actor::Other { .. }) => SET_USER_ID | SET_GROUP_ID,
+        };
+        mode & (WITHOUT_SET_ID | own)
+    }
 }
+
+/// The permission bits without set-user-ID and set-group-ID.
+const WITHOUT_SET_ID: u32 = 0o1777;
+const SET_USER_ID: u32 = 0o4000;
+const SET_GROUP_ID: u32 = 0o2000;
 
 /// A user of this host with the groups that the host's user database has for it.
 fn with_groups(uid: u32) -> Actor {
@@ -82,9 +100,19 @@ fn with_groups(uid: u32) -> Actor {
     Actor::Other { uid, gid: user.gid.as_raw(), groups }
 }
 
+/// What is known of a thread's ids.
+#[derive(Debug, PartialEq, Eq)]
+enum ThreadActor {
+    /// It has had no request yet: it has the ids of the process.
+    Fresh,
+    /// It acts as this user.
+    Known(Actor),
+    /// A change of its ids has failed midway.
+    Unknown,
+}
+
 thread_local! {
-    /// As whom this thread acts; `None` before its first request.
-    static CURRENT: RefCell<Option<Actor>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<ThreadActor> = const { RefCell::new(ThreadActor::Fresh) };
 }
 
 /// Makes this thread act as `actor` until it is called again: with its file system ids, its groups, and no mask for new files.
@@ -92,21 +120,20 @@ thread_local! {
 /// The kernel takes the capabilities that override permissions from a thread whose file system id is not root's, and gives them back with it.
 pub(crate) fn act_as(actor: &Actor) -> Result<(), Errno> {
     CURRENT.with_borrow_mut(|current| {
-        if current.as_ref() == Some(actor) {
+        if matches!(&*current, ThreadActor::Known(known) if known == actor) {
             return Ok(());
         }
-        if current.is_none() {
+        if *current == ThreadActor::Fresh {
             // The mask belongs to the process unless the thread takes its own.
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).map_err(|e| Errno::from_raw_os_error(e as i32))?;
             umask(Mode::empty());
         }
-        let is_other = |actor: &Option<Actor>| matches!(actor, Some(Actor::Other { .. }));
-        if let Actor::Server = actor
-            && !is_other(current)
-        {
-            *current = Some(Actor::Server);
+        if let (Actor::Server, ThreadActor::Fresh) = (actor, &*current) {
+            *current = ThreadActor::Known(Actor::Server);
             return Ok(());
         }
+        // From here on until all ids are changed.
+        *current = ThreadActor::Unknown;
         let own = [];
         let (uid, gid, groups) = match actor {
             Actor::Server => (0, 0, &own[..]),
@@ -122,10 +149,9 @@ pub(crate) fn act_as(actor: &Actor) -> Result<(), Errno> {
         let now = nix::unistd::setfsuid(nix::unistd::Uid::from_raw(uid)).as_raw();
         let group_now = nix::unistd::setfsgid(nix::unistd::Gid::from_raw(gid)).as_raw();
         if (now, group_now) != (uid, gid) {
-            *current = None;
             return Err(Errno::PERM);
         }
-        *current = Some(actor.clone());
+        *current = ThreadActor::Known(actor.clone());
         Ok(())
     })
 }
@@ -139,6 +165,39 @@ mod tests {
             Actor::Server => (0, 0),
             Actor::Other { uid, gid, .. } => (*uid, *gid),
         }
+    }
+
+    #[test]
+    fn mode_lends_only_ids_that_are_the_clients_own() {
+        let other = |uid, gid| Actor::Other { uid, gid, groups: Arc::from([]) };
+        let names = ClientActor::Names { squash_root: true };
+        let permitted = |client: &ClientActor, actor: Actor| client.permitted_mode(&actor, 0o107_777);
+        assert_eq!(permitted(&ClientActor::Fixed(Actor::Server), Actor::Server), 0o1777);
+        assert_eq!(permitted(&ClientActor::Fixed(nobody()), nobody()), 0o1777);
+        assert_eq!(permitted(&names, nobody()), 0o1777);
+        assert_eq!(permitted(&names, other(1000, NOBODY)), 0o5777);
+        assert_eq!(permitted(&names, other(1000, 1000)), 0o7777);
+        assert_eq!(permitted(&ClientActor::Names { squash_root: false }, Actor::Server), 0o7777);
+    }
+
+    #[test]
+    fn thread_whose_change_of_ids_has_failed_acts_as_nobody_it_was_before() {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+        if !geteuid().is_root() {
+            return;
+        }
+        let outcome = std::thread::spawn(|| {
+            let other = |uid| Actor::Other { uid, gid: uid, groups: Arc::from([]) };
+            act_as(&other(1234)).unwrap();
+            act_as(&Actor::Server).unwrap();
+            act_as(&other(1234)).unwrap();
+            // Capabilities are the thread's own.
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::SETGID);
+            set_capabilities(None, sets).unwrap();
+            [other(1235), other(1234), Actor::Server].map(|actor| act_as(&actor))
+        });
+        assert_eq!(outcome.join().unwrap(), [Err(Errno::PERM); 3]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Locks on ranges. Each owner of a client has a separate open file description, whose OFD locks conflict with those of other owners, other
 //! clients, and programs of the server's machine. The kernel gives them up with the description.
 
+use super::actor::act_as;
 use super::lock;
 use super::node::reopen;
 use super::session::ExportSession;
@@ -32,20 +33,40 @@ fn errno(e: nix::errno::Errno) -> Errno {
     Errno::from_raw_os_error(e as i32)
 }
 
-/// Another description of an open file, with as much access as the server may have.
-fn description_of(open: &OpenHandle) -> Result<OwnedFd, Errno> {
-    reopen(&open.node, OFlags::RDWR)
-        .or_else(|_| reopen(&open.node, OFlags::RDONLY))
-        .or_else(|_| reopen(&open.node, OFlags::WRONLY))
+/// With which access a file was opened.
+fn access_of(open: &OpenHandle) -> Result<OFlags, Errno> {
+    Ok(rustix::fs::fcntl_getfl(&open.file)? & OFlags::RWMODE)
+}
+
+/// Whether an open file may have a lock: a shared one takes a file that can be read, an exclusive one a file that can be written.
+fn check_access(open: &OpenHandle, kind: i32) -> Result<(), Errno> {
+    let access = access_of(open)?;
+    let is_granted = match kind {
+        libc::F_RDLCK => access != OFlags::WRONLY,
+        libc::F_WRLCK => access != OFlags::RDONLY,
+        _ => true,
+    };
+    if is_granted { Ok(()) } else { Err(Errno::BADF) }
 }
 
 impl ExportSession {
+    /// Another description of an open file, for the user that opened it. Its data is never used, only its locks: those of one owner may be taken
+    /// by several open files of different access.
+    fn description_of(&self, open: &OpenHandle) -> Result<OwnedFd, Errno> {
+        act_as(&open.actor)?;
+        let access = access_of(open)?;
+        if self.read_only {
+            return reopen(&open.node, access);
+        }
+        reopen(&open.node, OFlags::RDWR).or_else(|_| reopen(&open.node, access))
+    }
+
     fn owner_locks(&self, open: &OpenHandle, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
         let held = lock(&self.tables).locks_of(open.node.number, owner);
         match held {
             Some(held) => Ok(held),
             None => {
-                let file = description_of(open)?;
+                let file = self.description_of(open)?;
                 lock(&self.tables).add_locks(open.node.number, owner, file)
             }
         }
@@ -56,7 +77,7 @@ impl ExportSession {
         let mut asked = flock_of(start, end, kind)?;
         let held = lock(&self.tables).locks_of(open.node.number, owner);
         // An owner without locks asks through a description that is gone afterwards.
-        let file = held.map_or_else(|| description_of(&open).map(Arc::new), Ok)?;
+        let file = held.map_or_else(|| self.description_of(&open).map(Arc::new), Ok)?;
         fcntl(&*file, FcntlArg::F_OFD_GETLK(&mut asked)).map_err(errno)?;
         let start = asked.l_start.cast_unsigned();
         let end = if asked.l_len == 0 { i64::MAX } else { asked.l_start + asked.l_len - 1 };
@@ -69,6 +90,7 @@ impl ExportSession {
             return Err(Errno::BADF);
         }
         let asked = flock_of(start, end, kind)?;
+        check_access(&open, kind)?;
         if kind == libc::F_UNLCK && lock(&self.tables).locks_of(open.node.number, owner).is_none() {
             return Ok(());
         }

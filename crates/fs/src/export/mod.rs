@@ -44,7 +44,7 @@ pub struct ExportOptions {
     pub squash: Squash,
     /// What one session may have.
     pub limits: SessionLimits,
-    /// The most sessions at a time; 0 is 256.
+    /// The most sessions at a time; 0 is 256. All peers of one user may have a quarter of them.
     pub sessions: usize,
     /// Whether sessions can be used by calls, which the welcome announces.
     pub has_calls: bool,
@@ -59,7 +59,7 @@ pub struct ExportOptions {
 /// # let folder = tempfile::tempdir()?;
 /// std::fs::write(folder.path().join("greeting"), "hello")?;
 /// let export = Export::open(folder.path(), ExportOptions::default())?;
-/// let session = export.begin(None, None)?;
+/// let session = export.begin(None)?;
 /// let request = FileRequest::Lookup { parent: ROOT, name: EntryName::new(b"greeting")? };
 /// let reply = session.execute(1000, 1000, request)?;
 /// assert_eq!(value_of::<FileEntry>(&reply)?.attributes.size, 5);
@@ -87,16 +87,21 @@ impl Export {
         Ok(Arc::new(Self { root, options, sessions: Mutex::default() }))
     }
 
-    /// Begins a session for a client: `user` is as whom the broker knows it, `peer` which of its peers it is. Both are `None` for a client that
-    /// nobody vouches for.
+    /// Begins a session for a client: `peer` is what the broker says of it, `None` for a client that nobody vouches for. A peer that does not run
+    /// where the broker does has no user: its uid may be that of another user, and root of a container is not the host's.
     ///
     /// # Errors
-    /// `EUSERS` if there are as many sessions as there may be; `EMFILE` if the server has no descriptors left.
-    pub fn begin(self: &Arc<Self>, peer: Option<&PeerInfo>, user: Option<User>) -> Result<Arc<ExportSession>, Errno> {
+    /// `EUSERS` if there are as many sessions as there may be, of all or of this user; `EMFILE` if the server has no descriptors left.
+    pub fn begin(self: &Arc<Self>, peer: Option<&PeerInfo>) -> Result<Arc<ExportSession>, Errno> {
+        let user = peer.and_then(PeerInfo::certain_user);
         let root = self.root.try_clone().map_err(|_| Errno::MFILE)?;
         let most = if self.options.sessions == 0 { 256 } else { self.options.sessions };
         let mut sessions = lock(&self.sessions);
-        if sessions.len() >= most {
+        let peer_key = peer.map(peer_key);
+        let of_user = |session: &&Arc<ExportSession>| user_of(session.peer) == user_of(peer_key);
+        if sessions.len() >= most
+            || (peer.is_some() && sessions.values().filter(of_user).count() >= share_of_user(most))
+        {
             return Err(Errno::USERS);
         }
         let key = loop {
@@ -107,7 +112,7 @@ impl Export {
                 break key;
             }
         };
-        let session = Arc::new(ExportSession::new(root, key, peer.map(peer_key), user, &self.options)?);
+        let session = Arc::new(ExportSession::new(root, key, peer_key, user, &self.options)?);
         sessions.insert(key, Arc::clone(&session));
         Ok(session)
     }
@@ -134,10 +139,20 @@ impl Export {
 }
 
 /// What tells one peer from another.
-type PeerKey = (u32, u64, Option<User>);
+type PeerKey = (u32, u64, Option<User>, bool);
 
 fn peer_key(peer: &PeerInfo) -> PeerKey {
-    (peer.domain_id, peer.epoch, peer.user)
+    (peer.domain_id, peer.epoch, peer.user, peer.at_home)
+}
+
+/// As whom a peer's sessions are counted. Root of a container is not counted as the host's.
+fn user_of(peer: Option<PeerKey>) -> Option<(Option<User>, bool)> {
+    peer.map(|(_, _, user, at_home)| (user, at_home))
+}
+
+/// What all peers of one user may have of something.
+pub(crate) fn share_of_user(most: usize) -> usize {
+    most.div_ceil(4)
 }
 
 /// The attributes of an open file, of whatever kind its descriptor is.

@@ -65,9 +65,14 @@ pub(super) fn reopen(node: &ExportedNode, flags: OFlags) -> Result<OwnedFd, Errn
 impl ExportSession {
     /// The node of a descriptor, as a reply mentions it.
     pub(super) fn mention(&self, path: OwnedFd) -> Result<FileEntry, Errno> {
+        self.mention_node(path).map(|(_, entry)| entry)
+    }
+
+    fn mention_node(&self, path: OwnedFd) -> Result<(Arc<ExportedNode>, FileEntry), Errno> {
         let found = attributes(&path)?;
-        let node = lock(&self.tables).mention(path, (found.device, found.inode), found.mode & KIND);
-        Ok(FileEntry { node: node.number, attributes: found })
+        let node = lock(&self.tables).mention(path, (found.device, found.inode), found.mode & KIND)?;
+        let entry = FileEntry { node: node.number, attributes: found };
+        Ok((node, entry))
     }
 
     fn directory(&self, number: u64) -> Result<Arc<ExportedNode>, Errno> {
@@ -87,7 +92,7 @@ impl ExportSession {
         }
     }
 
-    pub(super) fn set_attributes(&self, request: &FileRequest<'_>) -> Result<FileAttributes, Errno> {
+    pub(super) fn set_attributes(&self, actor: &Actor, request: &FileRequest<'_>) -> Result<FileAttributes, Errno> {
         let FileRequest::SetAttributes {
             node,
             handle,
@@ -115,7 +120,8 @@ impl ExportSession {
             if node.kind == SYMLINK {
                 return Err(Errno::OPNOTSUPP);
             }
-            rustix::fs::chmodat(CWD, proc_path(&node.path), Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
+            let mode = self.client.permitted_mode(actor, mode);
+            rustix::fs::chmodat(CWD, proc_path(&node.path), Mode::from_raw_mode(mode), AtFlags::empty())?;
         }
         if has(change::UID) || has(change::GID) {
             let id = |bit, id: u32| {
@@ -167,22 +173,35 @@ impl ExportSession {
         if target.len() > LONGEST_TARGET { Err(Errno::NAMETOOLONG) } else { Ok(target) }
     }
 
-    pub(super) fn make_node(&self, parent: u64, name: EntryName<'_>, mode: u32) -> Result<FileEntry, Errno> {
+    pub(super) fn make_node(
+        &self,
+        actor: &Actor,
+        parent: u64,
+        name: EntryName<'_>,
+        mode: u32,
+    ) -> Result<FileEntry, Errno> {
         self.must_be_writable()?;
         let kind = match FileType::from_raw_mode(mode) {
             kind @ (FileType::RegularFile | FileType::Fifo | FileType::Socket) => kind,
             // A device would be the server's.
             _ => return Err(Errno::PERM),
         };
+        let permitted = self.client.permitted_mode(actor, mode);
         let parent = self.directory(parent)?;
-        rustix::fs::mknodat(&parent.path, name.bytes(), kind, Mode::from_raw_mode(mode & 0o7777), 0)?;
+        rustix::fs::mknodat(&parent.path, name.bytes(), kind, Mode::from_raw_mode(permitted), 0)?;
         self.mention(entry_of(&parent.path, name.bytes())?)
     }
 
-    pub(super) fn make_directory(&self, parent: u64, name: EntryName<'_>, mode: u32) -> Result<FileEntry, Errno> {
+    pub(super) fn make_directory(
+        &self,
+        actor: &Actor,
+        parent: u64,
+        name: EntryName<'_>,
+        mode: u32,
+    ) -> Result<FileEntry, Errno> {
         self.must_be_writable()?;
         let parent = self.directory(parent)?;
-        rustix::fs::mkdirat(&parent.path, name.bytes(), Mode::from_raw_mode(mode & 0o7777))?;
+        rustix::fs::mkdirat(&parent.path, name.bytes(), Mode::from_raw_mode(self.client.permitted_mode(actor, mode)))?;
         self.mention(entry_of(&parent.path, name.bytes())?)
     }
 
@@ -262,13 +281,12 @@ impl ExportSession {
         let parent = self.directory(parent)?;
         let given = OFlags::from_bits_retain(flags);
         let fresh = (given & OPEN_FLAGS) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | ALWAYS;
-        let mode = Mode::from_raw_mode(mode & 0o7777);
+        let mode = Mode::from_raw_mode(self.client.permitted_mode(&actor, mode));
         match again(|| rustix::fs::openat2(&parent.path, name.bytes(), fresh, mode, RESOLVE)) {
             Ok(file) => {
                 // A descriptor of the very file, not of what has the name by now.
                 let path = rustix::fs::open(proc_path(&file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-                let entry = self.mention(path)?;
-                let node = self.node(entry.node)?;
+                let (node, entry) = self.mention_node(path)?;
                 Ok((entry, self.opened(OpenHandle { file, node, actor, is_directory: false })?))
             }
             Err(Errno::EXIST) if !given.contains(OFlags::EXCL) => {

@@ -8,7 +8,6 @@ use partywall::User;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What one client has open, and as whom it acts.
@@ -18,7 +17,6 @@ pub struct ExportSession {
     pub(super) client: ClientActor,
     pub(super) read_only: bool,
     has_calls: bool,
-    has_ended: AtomicBool,
     pub(super) tables: Mutex<Tables>,
 }
 
@@ -45,7 +43,6 @@ impl ExportSession {
             client: ClientActor::judge(user, options.squash),
             read_only: options.read_only,
             has_calls: options.has_calls && peer.is_some(),
-            has_ended: AtomicBool::new(false),
             tables: Mutex::new(tables),
         })
     }
@@ -69,8 +66,7 @@ impl ExportSession {
 
     /// Closes everything.
     pub(super) fn close(&self) {
-        self.has_ended.store(true, Ordering::Release);
-        lock(&self.tables).clear();
+        lock(&self.tables).end();
     }
 
     /// How many nodes, open files and owners of locks the session has.
@@ -79,9 +75,6 @@ impl ExportSession {
     }
 
     pub(super) fn node(&self, number: u64) -> Result<Arc<ExportedNode>, Errno> {
-        if self.has_ended.load(Ordering::Acquire) {
-            return Err(Errno::NOTCONN);
-        }
         lock(&self.tables).node(number)
     }
 
@@ -118,11 +111,15 @@ impl ExportSession {
             }
             R::Lookup { parent, name } => self.lookup(parent, name).map(|entry| bytes_of(&entry)),
             R::GetAttributes { node, handle } => self.get_attributes(node, handle).map(|found| bytes_of(&found)),
-            R::SetAttributes { .. } => self.set_attributes(&request).map(|found| bytes_of(&found)),
+            R::SetAttributes { .. } => {
+                self.set_attributes(&actor.ok_or(Errno::BADMSG)?, &request).map(|found| bytes_of(&found))
+            }
             R::ReadLink { node } => self.read_link(node),
-            R::MakeNode { parent, name, mode } => self.make_node(parent, name, mode).map(|entry| bytes_of(&entry)),
+            R::MakeNode { parent, name, mode } => {
+                self.make_node(&actor.ok_or(Errno::BADMSG)?, parent, name, mode).map(|entry| bytes_of(&entry))
+            }
             R::MakeDirectory { parent, name, mode } => {
-                self.make_directory(parent, name, mode).map(|entry| bytes_of(&entry))
+                self.make_directory(&actor.ok_or(Errno::BADMSG)?, parent, name, mode).map(|entry| bytes_of(&entry))
             }
             R::MakeSymlink { parent, name, target } => {
                 self.make_symlink(parent, name, target).map(|entry| bytes_of(&entry))

@@ -63,6 +63,8 @@ pub(crate) struct Tables {
     locks: HashMap<(u64, u64), Arc<OwnedFd>>,
     next: u64,
     clock: u64,
+    /// Nothing is put in any more.
+    has_ended: bool,
 }
 
 impl Tables {
@@ -77,24 +79,40 @@ impl Tables {
             locks: HashMap::new(),
             next: number + 1,
             clock: 0,
+            has_ended: false,
         }
     }
 
     pub(crate) fn node(&mut self, number: u64) -> Result<Arc<ExportedNode>, Errno> {
+        if self.has_ended {
+            return Err(Errno::NOTCONN);
+        }
         self.clock += 1;
         let mention = self.nodes.get(&number).ok_or(Errno::STALE)?;
         mention.node.used.store(self.clock, Ordering::Relaxed);
         Ok(Arc::clone(&mention.node))
     }
 
+    /// What a request under way may still put in. It may have changed something, so the client must not be told that it was not executed, as
+    /// `ENOTCONN` does.
+    fn must_go_on(&self) -> Result<(), Errno> {
+        if self.has_ended { Err(Errno::IO) } else { Ok(()) }
+    }
+
     /// The node of a descriptor that was just opened: an older one if it is the same file.
-    pub(crate) fn mention(&mut self, path: OwnedFd, identity: (u64, u64), kind: u32) -> Arc<ExportedNode> {
+    pub(crate) fn mention(
+        &mut self,
+        path: OwnedFd,
+        identity: (u64, u64),
+        kind: u32,
+    ) -> Result<Arc<ExportedNode>, Errno> {
+        self.must_go_on()?;
         self.clock += 1;
         let known = self.by_identity.get(&identity).and_then(|number| self.nodes.get_mut(number));
         if let Some(mention) = known {
             mention.count += 1;
             mention.node.used.store(self.clock, Ordering::Relaxed);
-            return Arc::clone(&mention.node);
+            return Ok(Arc::clone(&mention.node));
         }
         if self.nodes.len() >= self.limits.nodes {
             self.drop_oldest();
@@ -104,7 +122,7 @@ impl Tables {
         let node = Arc::new(ExportedNode { number, path, identity, kind, used: AtomicU64::new(self.clock) });
         self.nodes.insert(number, Mention { node: Arc::clone(&node), count: 1 });
         self.by_identity.insert(identity, number);
-        node
+        Ok(node)
     }
 
     /// Drops a quarter of all nodes, and never the root.
@@ -133,6 +151,7 @@ impl Tables {
     }
 
     pub(crate) fn open(&mut self, handle: OpenHandle) -> Result<u64, Errno> {
+        self.must_go_on()?;
         if self.handles.len() >= self.limits.handles {
             return Err(Errno::MFILE);
         }
@@ -143,7 +162,8 @@ impl Tables {
     }
 
     pub(crate) fn handle(&self, number: u64) -> Result<Arc<OpenHandle>, Errno> {
-        self.handles.get(&number).cloned().ok_or(Errno::BADF)
+        let missing = if self.has_ended { Errno::NOTCONN } else { Errno::BADF };
+        self.handles.get(&number).cloned().ok_or(missing)
     }
 
     /// Closes an open file, and the locks on its node if no other open file of the session is of that node.
@@ -166,14 +186,16 @@ impl Tables {
     }
 
     pub(crate) fn add_locks(&mut self, node: u64, owner: u64, file: OwnedFd) -> Result<Arc<OwnedFd>, Errno> {
+        self.must_go_on()?;
         if self.locks.len() >= self.limits.lock_owners {
             return Err(Errno::NOLCK);
         }
         Ok(Arc::clone(self.locks.entry((node, owner)).or_insert_with(|| Arc::new(file))))
     }
 
-    /// Drops everything but the root.
-    pub(crate) fn clear(&mut self) {
+    /// Drops everything but the root. Nothing is put in afterwards.
+    pub(crate) fn end(&mut self) {
+        self.has_ended = true;
         self.nodes.retain(|number, _| *number == crate::wire::ROOT);
         self.by_identity.retain(|_, number| *number == crate::wire::ROOT);
         self.handles.clear();
@@ -198,9 +220,9 @@ mod tests {
     fn nodes_beyond_the_limit_replace_the_least_recently_used_and_never_the_root() {
         let limits = SessionLimits { nodes: 8, ..SessionLimits::default() };
         let mut tables = Tables::new(any_fd(), (0, 0), limits);
-        let first = tables.mention(any_fd(), (0, 1), 0).number;
+        let first = tables.mention(any_fd(), (0, 1), 0).unwrap().number;
         for inode in 2..100 {
-            tables.mention(any_fd(), (0, inode), 0);
+            tables.mention(any_fd(), (0, inode), 0).unwrap();
             tables.node(first).expect("it is in use");
             assert!(tables.counts().0 <= 8);
         }
@@ -211,8 +233,8 @@ mod tests {
     #[test]
     fn forgetting_more_than_was_mentioned_drops_one_node_and_not_the_root() {
         let mut tables = Tables::new(any_fd(), (0, 0), SessionLimits::default());
-        let node = tables.mention(any_fd(), (0, 1), 0).number;
-        assert_eq!(tables.mention(any_fd(), (0, 1), 0).number, node);
+        let node = tables.mention(any_fd(), (0, 1), 0).unwrap().number;
+        assert_eq!(tables.mention(any_fd(), (0, 1), 0).unwrap().number, node);
         tables.forget(node, 1);
         assert!(tables.node(node).is_ok());
         tables.forget(node, u64::MAX);
@@ -234,5 +256,18 @@ mod tests {
         tables.close(first, 0).unwrap();
         assert_eq!(tables.close(first, 0).unwrap_err(), Errno::BADF);
         assert_ne!(tables.open(handle()).unwrap(), first);
+    }
+
+    #[test]
+    fn nothing_is_put_into_the_tables_of_a_session_that_has_ended() {
+        let mut tables = Tables::new(any_fd(), (0, 0), SessionLimits::default());
+        let node = tables.node(crate::wire::ROOT).unwrap();
+        let open = OpenHandle { file: any_fd(), node, actor: Actor::Server, is_directory: false };
+        tables.end();
+        assert_eq!(tables.mention(any_fd(), (0, 1), 0).unwrap_err(), Errno::IO);
+        assert_eq!(tables.open(open).unwrap_err(), Errno::IO);
+        assert_eq!(tables.add_locks(2, 3, any_fd()).unwrap_err(), Errno::IO);
+        assert_eq!(tables.node(crate::wire::ROOT).unwrap_err(), Errno::NOTCONN);
+        assert_eq!(tables.counts(), (1, 0, 0));
     }
 }

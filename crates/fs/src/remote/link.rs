@@ -106,6 +106,11 @@ impl RemoteLink {
         self.has_ended.load(Ordering::Acquire)
     }
 
+    /// Whether the connection was given up because the server is slow: it may still execute what it was asked.
+    pub(crate) fn has_stalled(&self) -> bool {
+        self.frames.has_stalled.load(Ordering::Acquire)
+    }
+
     pub(crate) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.frames.end();
@@ -133,6 +138,10 @@ impl RemoteLink {
                 Err(RequestFailure::Ended { may_be_executed: false })
             }
             Err(failure @ (RequestFailure::Ended { .. } | RequestFailure::TimedOut)) => {
+                // Before the end, which other requests see.
+                if failure == RequestFailure::TimedOut {
+                    self.frames.has_stalled.store(true, Ordering::Release);
+                }
                 self.end();
                 Err(failure)
             }
@@ -218,6 +227,8 @@ struct FrameLink {
     turn: Condvar,
     next: AtomicU32,
     tcp: Option<TcpStream>,
+    /// The server did not read or answer in time.
+    has_stalled: AtomicBool,
 }
 
 #[derive(Default)]
@@ -263,13 +274,18 @@ impl FrameLink {
             turn: Condvar::new(),
             next: AtomicU32::new(1),
             tcp,
+            has_stalled: AtomicBool::new(false),
         })
     }
 
     fn send(&self, id: u32, number: u32, (uid, gid): (u32, u32), body: &[u8], data: &[u8]) -> io::Result<()> {
         let len = (body.len() + data.len()) as u32;
         let header = RequestHeader { len, id, number, uid, gid };
-        write_parts(&mut **lock(&self.writer), &[&header.bytes(), body, data])
+        write_parts(&mut **lock(&self.writer), &[&header.bytes(), body, data]).inspect_err(|e| {
+            if is_timeout(e) {
+                self.has_stalled.store(true, Ordering::Release);
+            }
+        })
     }
 
     fn end(&self) {
@@ -322,8 +338,13 @@ impl FrameLink {
                         let first = [first];
                         let mut rest = (&first[..]).chain(PatientReader(&mut **reader, deadline));
                         // What is left of a reply would be taken for the next one.
-                        let cut =
-                            |e: io::Error| if is_timeout(&e) { io::ErrorKind::ConnectionAborted.into() } else { e };
+                        let cut = |e: io::Error| {
+                            if !is_timeout(&e) {
+                                return e;
+                            }
+                            self.has_stalled.store(true, Ordering::Release);
+                            io::ErrorKind::ConnectionAborted.into()
+                        };
                         ReplyHeader::read(&mut rest, &mut bytes).map_err(cut)
                     }
                 })

@@ -52,8 +52,17 @@ struct RemoteState {
     link: Arc<RemoteLink>,
     /// Counts connections.
     epoch: u64,
-    /// When the server was missed first, and when it was looked for last.
-    missed: Option<(Instant, Instant)>,
+    missed: Option<MissedServer>,
+}
+
+/// A server that has gone.
+#[derive(Debug, Clone, Copy)]
+struct MissedServer {
+    since: Instant,
+    /// When the last attempt to connect has ended.
+    looked: Option<Instant>,
+    /// A thread connects.
+    is_looked_for: bool,
 }
 
 /// An open file or directory of the mount.
@@ -152,16 +161,24 @@ impl Remote {
                 return Ok((Arc::clone(&state.link), state.epoch));
             }
             let now = Instant::now();
-            let (missed, looked) = *state.missed.get_or_insert_with(|| {
+            let missed = state.missed.get_or_insert_with(|| {
                 tracing::warn!("the server has gone");
-                (now, now - PAUSE)
+                MissedServer { since: now, looked: None, is_looked_for: false }
             });
-            let is_over = now.duration_since(missed) >= self.options.grace;
+            let is_over = now.duration_since(missed.since) >= self.options.grace;
             // After the grace, one request in a while looks for the server; the others fail at once.
             let pause = if is_over { PAUSE * 10 } else { PAUSE };
-            if now.duration_since(looked) >= pause {
-                state.missed = Some((missed, now));
-                match RemoteLink::connect(&self.address, self.options.timeout) {
+            let is_due = missed.looked.is_none_or(|looked| now.duration_since(looked) >= pause);
+            if is_due && !missed.is_looked_for {
+                missed.is_looked_for = true;
+                // An attempt can take long. Others wait for it no longer than the grace.
+                drop(state);
+                let outcome = RemoteLink::connect(&self.address, self.options.timeout);
+                state = lock(&self.state);
+                if let Some(missed) = &mut state.missed {
+                    (missed.looked, missed.is_looked_for) = (Some(Instant::now()), false);
+                }
+                match outcome {
                     // Another directory would not have the files that are open.
                     Ok(link) if identity_of(&link.welcome.root) == identity_of(&self.root) => {
                         tracing::info!("connected to the server again");
@@ -543,8 +560,11 @@ impl Remote {
                 }
                 Err(RequestFailure::Errno(e)) => return Err(e),
                 Err(RequestFailure::TimedOut) => return Err(Errno::IO),
-                // The same bytes at the same place can be written twice, but not appended.
-                Err(RequestFailure::Ended { may_be_executed }) if may_be_executed && appends => return Err(Errno::IO),
+                // The same bytes at the same place can be written twice, but not appended. A server that is only slow could execute the first
+                // request after a later write to the same place.
+                Err(RequestFailure::Ended { may_be_executed: true }) if appends || link.has_stalled() => {
+                    return Err(Errno::IO);
+                }
                 Err(RequestFailure::Ended { .. }) => {}
             }
         }

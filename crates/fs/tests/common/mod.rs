@@ -71,7 +71,8 @@ impl Drop for Mounted {
 
 /// A broker and an exported directory.
 pub(crate) struct World {
-    broker: Broker,
+    broker: Option<Broker>,
+    socket: PathBuf,
     folder: TempDir,
     server: Option<Guard>,
     address: Option<String>,
@@ -90,7 +91,9 @@ pub(crate) fn world(way: Way, options: &[&'static str]) -> Option<World> {
         options.extend(["--squash", "none"]);
     }
     let folder = tempfile::Builder::new().prefix("partywall-fs-").tempdir().unwrap();
-    let mut world = World { broker: Broker::embedded().unwrap(), folder, server: None, address: None, options, way };
+    let broker = Broker::embedded().unwrap();
+    let socket = broker.path().to_owned();
+    let mut world = World { broker: Some(broker), socket, folder, server: None, address: None, options, way };
     world.start();
     Some(world)
 }
@@ -106,7 +109,7 @@ fn start(command: &mut Command) -> (Guard, String) {
 impl World {
     fn program(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-fs"));
-        command.env("PARTYWALL_BROKER", self.broker.path()).env_remove("PARTYWALL_DOMAIN").env("RUST_LOG", "error");
+        command.env("PARTYWALL_BROKER", &self.socket).env_remove("PARTYWALL_DOMAIN").env("RUST_LOG", "error");
         command
     }
 
@@ -134,6 +137,10 @@ impl World {
 
     pub(crate) fn kill_server(&mut self) {
         self.server.take().unwrap().kill();
+    }
+
+    pub(crate) fn end_broker(&mut self) {
+        self.broker = None;
     }
 
     pub(crate) fn server_pid(&self) -> u32 {

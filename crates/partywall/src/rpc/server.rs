@@ -16,7 +16,7 @@ use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::Kind;
 use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
 use partywall_shm::corrupt::Corrupt;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -230,6 +230,8 @@ struct ServerCore {
 struct Connections {
     next: u64,
     open: HashMap<u64, Connection>,
+    /// Threads that have served their client and may not have ended yet.
+    finished: Vec<JoinHandle<()>>,
 }
 
 /// A client's thread, and a descriptor of the link that it sleeps on.
@@ -268,11 +270,14 @@ impl CallServer {
         let _ = rustix::io::write(&self.core.stop, &1u64.to_ne_bytes());
         let _ = accepting.join();
         let mut threads = Vec::new();
-        for connection in lock(&self.core.connections).open.values_mut() {
+        let mut connections = lock(&self.core.connections);
+        threads.append(&mut connections.finished);
+        for connection in connections.open.values_mut() {
             // Wakes the thread that sleeps on this end, and no one else: the peer's end stays open until the thread has finished in order.
             let _ = rustix::net::shutdown(&connection.link, rustix::net::Shutdown::Read);
             threads.extend(connection.thread.take());
         }
+        drop(connections);
         for thread in threads {
             // A function of this server may stop it.
             if thread.thread().id() != std::thread::current().id() {
@@ -303,17 +308,28 @@ fn accept(mut acceptor: Acceptor, core: &Arc<ServerCore>) {
             Err(Error::WouldBlock) => {
                 let mut fds = [PollFd::new(&acceptor, PollFlags::IN), PollFd::new(&core.stop, PollFlags::IN)];
                 let _ = poll(&mut fds, None);
+                // Without a broker, the listener's session stays readable until the broker is back.
+                if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+                    pause(&core.stop);
+                }
             }
             Err(e) => {
                 tracing::warn!(error = %e, "no client can be accepted now");
-                std::thread::sleep(PAUSE);
+                pause(&core.stop);
             }
         }
     }
 }
 
+/// Waits for a moment, or until the server is to stop.
+fn pause(stop: &OwnedFd) {
+    let longest = Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() };
+    let _ = poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&longest));
+}
+
 fn take_in(core: &Arc<ServerCore>, tx: StreamTx, rx: StreamRx, info: PeerInfo) -> Result<()> {
     let mut connections = lock(&core.connections);
+    connections.finished.retain(|thread| !thread.is_finished());
     if connections.open.len() >= core.limits.max_clients {
         return Err(Error::Full("the server has as many clients as it may"));
     }
@@ -337,7 +353,9 @@ fn take_in(core: &Arc<ServerCore>, tx: StreamTx, rx: StreamRx, info: PeerInfo) -
             if let Err(e) = serve(&core, tx, rx, info, share_of_thread) {
                 tracing::debug!(client = name, error = %e, "a client has ended");
             }
-            lock(&core.connections).open.remove(&number);
+            let mut connections = lock(&core.connections);
+            let thread = connections.open.remove(&number).and_then(|connection| connection.thread);
+            connections.finished.extend(thread);
         })
         .map_err(|e| Error::system("start a thread", e))?;
     connections.open.insert(number, Connection { domain, link, thread: Some(thread), share });

@@ -350,6 +350,7 @@ fn incoming(channel: u64, kind: Kind, region: RegionReference) -> Message {
         name: "liar".into(),
         user: User::Host(0),
         pid: 1,
+        at_home: true,
         kind,
         directions: Directions::BOTH,
         region,

@@ -186,6 +186,9 @@ messages! {
         user: User,
         /// The connecting process.
         pid: u32,
+        /// Whether `user` is known without doubt: a machine, or a user of the host whose process runs where the broker does (C3.1). In a
+        /// container a uid may be another user's.
+        at_home: bool,
         /// What the channel carries.
         kind: Kind,
         /// The directions that the channel has.

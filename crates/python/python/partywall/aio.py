@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import concurrent.futures
 import functools
 
 from ._errors import Empty, Full
@@ -201,7 +202,18 @@ class AsyncCallServer:
 
 def _run_in(loop, function):
     def serve(call):
-        return asyncio.run_coroutine_threadsafe(function(call), loop).result()
+        future = asyncio.run_coroutine_threadsafe(function(call), loop)
+        while True:
+            try:
+                return future.result(1)
+            except concurrent.futures.TimeoutError:
+                # It is also what the function itself may raise.
+                if future.done():
+                    return future.result()
+                # A loop that is closed executes nothing more.
+                if loop.is_closed():
+                    future.cancel()
+                    raise RuntimeError("the event loop was closed before the function returned") from None
 
     return serve
 

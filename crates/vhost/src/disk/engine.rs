@@ -14,6 +14,7 @@ use crate::chain::ChainBuffers;
 use crate::handle::{Asked, RequestHandle};
 use crate::listener::FrontendListener;
 use crate::poller::{WatchSet, Watched};
+use crate::ring::VirtioRing;
 use crate::session::{DeviceModel, FrontendSession};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -389,6 +390,17 @@ impl DiskEngine {
         }
     }
 
+    /// Does what an earlier back end took and did not complete.
+    fn finish_unfinished(&mut self) {
+        let is_left = |ring: &VirtioRing| ring.runs() && ring.unfinished() > 0;
+        while self.session.as_ref().is_some_and(|session| session.rings().iter().any(is_left)) {
+            self.take_requests();
+            self.queue.submit();
+            // So that there is room for the next ones.
+            self.finish_tasks();
+        }
+    }
+
     /// The same, and shows the driver what is complete.
     fn drain(&mut self) {
         self.finish_tasks();
@@ -417,6 +429,10 @@ impl DiskEngine {
                 }
             }
             LISTENER => {
+                if self.session.is_some() {
+                    // The front end may have gone already, which is to be noticed before the next one is sent away.
+                    self.handle(SOCKET);
+                }
                 let Some(socket) = self.listener.accept(self.session.is_some()) else { return };
                 let reaper = self.listener.reaper();
                 match FrontendSession::new(self.model(), socket, &self.poller, 0, SOCKET, reaper) {
@@ -467,7 +483,8 @@ impl DiskEngine {
                     | FrontendReq::REM_MEM_REG
             );
             if changes {
-                // Requests end in the queue and the memory in which they began.
+                // Requests end in the queue and the memory in which they began, also those that an earlier back end took.
+                self.finish_unfinished();
                 self.drain();
             }
             let Some(session) = &mut self.session else { break };

@@ -23,6 +23,7 @@ fn the_listener_gets_what_the_connecting_side_brought() {
             name,
             user: User::Host(1000),
             pid: 1,
+            at_home: true,
             kind: Kind::Stream,
             directions,
             region: RegionReference { ring_size: 8192, .. },

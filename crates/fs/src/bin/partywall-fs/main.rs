@@ -11,6 +11,7 @@ use partywall_fs::export::{Export, ExportOptions, Squash};
 use partywall_fs::serve::{ExportServer, serve_tcp};
 use partywall_terminal::printable_lines;
 use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -171,8 +172,22 @@ fn raise_descriptor_limit() {
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
+/// With this capability the kernel would let every client exceed quotas and use the blocks that are reserved for root. Threads that are made later
+/// have as few capabilities as the one that makes them.
+fn respect_quotas() -> Result<(), FsError> {
+    let dropped = (|| {
+        let mut sets = capabilities(None)?;
+        sets.effective.remove(CapabilitySet::SYS_RESOURCE);
+        sets.permitted.remove(CapabilitySet::SYS_RESOURCE);
+        sets.inheritable.remove(CapabilitySet::SYS_RESOURCE);
+        set_capabilities(None, sets)
+    })();
+    dropped.map_err(FsError::system("give up the right to exceed quotas"))
+}
+
 fn export(cli: &Cli, args: &ExportArgs) -> Result<(), FsError> {
     raise_descriptor_limit();
+    respect_quotas()?;
     let mut options = ExportOptions::default();
     options.read_only = args.read_only;
     options.squash = match args.squash {

@@ -1,0 +1,184 @@
+//! Whom a server takes its clients for, and what it lets them do.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
+use partywall::Domain;
+use partywall_daemon::{Broker, Config};
+use partywall_fs::export::{Export, ExportOptions};
+use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
+use partywall_fs::serve::ExportServer;
+use partywall_fs::wire::{EntryName, FileLock, FileRequest, ROOT, change};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+
+/// The kinds of lock, as `fcntl` has them.
+const SHARED: i32 = 0;
+const EXCLUSIVE: i32 = 1;
+
+/// A broker with a socket for containers, and an export that is served in this process.
+struct World {
+    broker: Broker,
+    folder: tempfile::TempDir,
+    _domain: Domain,
+    _server: ExportServer,
+}
+
+impl World {
+    fn new(options: ExportOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        fs::create_dir(&data).unwrap();
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o1777)).unwrap();
+        fs::create_dir(folder.path().join("containers")).unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let policy = format!(
+            "administrators = [{uid}]\nadministrators_in_containers = [{uid}]\n[[join]]\ndomain = '*'\nusers = [{uid}]\n[[connect]]\nfrom = '*'\nto = '*'\n"
+        );
+        let file = folder.path().join("policy.toml");
+        fs::write(&file, policy).unwrap();
+        let config = Config::new(folder.path().join("broker.sock")).policy_file(file);
+        let broker = Broker::start(&config).unwrap();
+        let domain = Domain::builder().name("files").broker(broker.path()).join().unwrap();
+        let export = Export::open(&data, options).unwrap();
+        let server = ExportServer::bind(&export, &domain, "data").unwrap();
+        Self { broker, folder, _domain: domain, _server: server }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// A client, which comes by the socket for containers or by the other one.
+    fn client(&self, name: &str, in_container: bool) -> Result<Remote, partywall_fs::FsError> {
+        let containers = self.folder.path().join("containers/broker.sock");
+        let socket = if in_container { &containers } else { self.broker.path() };
+        let domain = Domain::builder().name(name).broker(socket).join()?;
+        let address = ServerAddress::Service { domain, target: "files:data".into(), calls: true };
+        Remote::connect(address, RemoteOptions::default())
+    }
+}
+
+fn name(name: &str) -> EntryName<'_> {
+    EntryName::new(name.as_bytes()).unwrap()
+}
+
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        eprintln!("SKIPPED: only a server of root acts as other users");
+    }
+    is_root
+}
+
+#[test]
+fn root_of_a_container_names_no_users_and_reads_nothing_of_theirs() {
+    if !is_root() {
+        return;
+    }
+    let world = World::new(ExportOptions::default());
+    let secret = world.data().join("secret");
+    fs::write(&secret, "of a user").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    std::os::unix::fs::chown(&secret, Some(1234), Some(4321)).unwrap();
+    let owner_after = |client: &Remote, file: &str| {
+        let (_, found, _) = client.create((1234, 4321), ROOT, name(file), 0o600, OFlags::RDWR.bits()).unwrap();
+        let find = |parent| FileRequest::Lookup { parent, name: name("secret") };
+        let (node, _) = client.entry((1234, 4321), ROOT, name("secret"), find).unwrap();
+        (found.uid, client.open((1234, 4321), node, 0).map(|_| ()))
+    };
+    // Root of the host may say for whom it asks.
+    assert_eq!(owner_after(&world.client("host", false).unwrap(), "a"), (1234, Ok(())));
+    assert_eq!(owner_after(&world.client("container", true).unwrap(), "b"), (65534, Err(Errno::ACCESS)));
+}
+
+#[test]
+fn one_user_has_a_quarter_of_the_sessions() {
+    let mut options = ExportOptions::default();
+    options.sessions = 8;
+    let world = World::new(options);
+    let kept = ["a", "b"].map(|name| world.client(name, false).unwrap());
+    let refused = world.client("c", false).unwrap_err();
+    assert!(format!("{refused:?}").contains(&Errno::USERS.raw_os_error().to_string()), "{refused:?}");
+    world.client("container", true).expect("others have their own share");
+    drop(kept);
+}
+
+#[test]
+fn modes_of_a_client_that_is_nobody_set_no_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let export = Export::open(folder.path(), ExportOptions::default()).unwrap();
+    let session = export.begin(None).unwrap();
+    // Requests change the ids of the thread that executes them.
+    std::thread::scope(|scope| {
+        let requests = scope.spawn(|| {
+            let run = |request| session.execute(0, 0, request).unwrap();
+            run(FileRequest::Create { parent: ROOT, name: name("made"), mode: 0o6755, flags: OFlags::RDWR.bits() });
+            run(FileRequest::MakeNode { parent: ROOT, name: name("node"), mode: 0o106_755 });
+            run(FileRequest::MakeDirectory { parent: ROOT, name: name("directory"), mode: 0o6755 });
+            let plain = FileRequest::Create { parent: ROOT, name: name("changed"), mode: 0o600, flags: 2 };
+            let entry: partywall_fs::wire::FileEntry =
+                partywall_fs::wire::FileField::take(&mut &run(plain)[..]).unwrap();
+            run(FileRequest::SetAttributes {
+                node: entry.node,
+                handle: 0,
+                mask: change::MODE,
+                mode: 0o6755,
+                uid: 0,
+                gid: 0,
+                size: 0,
+                accessed: 0,
+                accessed_nanos: 0,
+                modified: 0,
+                modified_nanos: 0,
+            });
+        });
+        requests.join().unwrap();
+    });
+    for name in ["made", "node", "directory", "changed"] {
+        let mode = fs::metadata(folder.path().join(name)).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o755, "{name}");
+    }
+}
+
+#[test]
+fn lock_takes_the_access_of_the_open_file_and_the_user_that_opened_it() {
+    let world = World::new(ExportOptions::default());
+    let client = world.client("client", false).unwrap();
+    let who = (1234, 1234);
+    let (node, _, handle) = client.create(who, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap();
+    let range = |kind| FileLock { start: 0, end: 10, kind };
+    // The kernel does not say whose request a lock is.
+    assert_eq!(client.set_lock(handle, 1, range(EXCLUSIVE)), Ok(()));
+    let (reader, _) = client.open(who, node, OFlags::RDONLY.bits()).unwrap();
+    assert_eq!(client.set_lock(reader, 2, range(SHARED)), Err(Errno::AGAIN), "the first lock is held");
+    assert_eq!(client.set_lock(reader, 2, range(EXCLUSIVE)), Err(Errno::BADF));
+    // One owner, by two open files.
+    let far = |kind| FileLock { start: 100, end: 110, kind };
+    assert_eq!(client.set_lock(reader, 3, far(SHARED)), Ok(()));
+    assert_eq!(client.set_lock(handle, 3, far(EXCLUSIVE)), Ok(()));
+}
+
+#[test]
+fn read_only_export_gives_no_exclusive_lock() {
+    let mut options = ExportOptions::default();
+    options.read_only = true;
+    let world = World::new(options);
+    fs::write(world.data().join("file"), "text").unwrap();
+    fs::set_permissions(world.data().join("file"), fs::Permissions::from_mode(0o666)).unwrap();
+    let client = world.client("client", false).unwrap();
+    let find = |parent| FileRequest::Lookup { parent, name: name("file") };
+    let (node, _) = client.entry((1234, 1234), ROOT, name("file"), find).unwrap();
+    let (handle, _) = client.open((1234, 1234), node, 0).unwrap();
+    let range = |kind| FileLock { start: 0, end: 10, kind };
+    assert_eq!(client.set_lock(handle, 1, range(SHARED)), Ok(()));
+    assert_eq!(client.set_lock(handle, 1, range(EXCLUSIVE)), Err(Errno::BADF));
+}
