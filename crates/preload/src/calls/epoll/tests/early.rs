@@ -191,8 +191,10 @@ fn copy_of_an_early_socket_stays_on_tcp() {
     let set = Set::new();
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     let fd = std::os::fd::IntoRawFd::into_raw_fd(socket);
+    crate::ready::renumbered(fd);
     unconnected::made(fd, true);
     set.add(fd, IN, 7);
+    assert!(!watched::was_watched(fd));
     // A set knows a socket by the number that it was entered by, and nothing would tell the copy of a ring.
     let copy = dup(fd);
     for fd in [fd, copy] {
