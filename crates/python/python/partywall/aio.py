@@ -212,7 +212,6 @@ def _run_in(loop, function):
                     return future.result()
                 # A loop that is closed executes nothing more.
                 if loop.is_closed():
-                    future.cancel()
                     raise RuntimeError("the event loop was closed before the function returned") from None
 
     return serve
