@@ -116,7 +116,7 @@ pub(crate) fn rescan() -> io::Result<()> {
     fs::write(RESCAN, "1")
 }
 
-/// The node of a device, as `maps` shows it whatever path leads to it: an agent with a mount namespace of its own has passed descriptors on
+/// The node of a device, as `maps` shows it whatever path leads to it: an agent in a separate mount namespace has passed descriptors on
 /// whose path is not below `/dev` any more once that agent has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceNode {

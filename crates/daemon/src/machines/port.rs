@@ -266,7 +266,7 @@ impl<'a> Open<'a> {
             self.hear_orders()?;
             if self.release_patience().is_some_and(|left| left.is_zero()) {
                 self.end_release(Some(format!("its agent has not answered within {RELEASE:?}")));
-                // An answer that still comes must not count for the next request. Both sides begin anew.
+                // An answer that still comes must not count for the next request. Both sides begin again.
                 return Ok(());
             }
             // What the guest says may have to be answered, so nothing is heard while answers wait. The relay then stops to read.
