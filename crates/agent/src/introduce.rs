@@ -41,6 +41,8 @@ pub(crate) struct Introductions {
     parcels: BTreeMap<(Parcel, u32), Brought>,
     /// Messages whose memory more than one session has brought.
     held: Vec<(Parcel, Incoming)>,
+    /// The last number of each session's requests.
+    last: BTreeMap<u32, u32>,
 }
 
 /// Memory that a session has brought.
@@ -92,6 +94,26 @@ impl Introductions {
     /// It is connected to another machine, and gets these. `None` if it has not asked for that.
     pub(crate) fn connected_elsewhere(&mut self, session: u32, request: u32) -> Option<Vec<OwnedFd>> {
         self.asked_elsewhere.remove(&(session, request))
+    }
+
+    /// A program makes a request of this number; 0 is none. `Some(true)` if no earlier request of the session can be meant by an answer to it:
+    /// only such a request may bring memory, because the broker's answer accepts what was brought. `None` if the number is that of a request
+    /// that has brought memory and is not answered.
+    pub(crate) fn number(&mut self, session: u32, request: u32) -> Option<bool> {
+        let awaits =
+            |(key, one): (&(Parcel, u32), &Brought)| key.1 == session && one.request == request && !one.approved;
+        if request == 0 {
+            return Some(false);
+        }
+        if self.parcels.iter().any(awaits) {
+            return None;
+        }
+        // Numbers rise, and begin again at 1 after the largest.
+        let is_new = self.last.get(&session).is_none_or(|last| (request.wrapping_sub(*last) as i32) > 0);
+        if is_new {
+            self.last.insert(session, request);
+        }
+        Some(is_new)
     }
 
     /// A program gives memory to its peer. Where too much is in transit, of its session or in all, the oldest is void.
@@ -160,6 +182,7 @@ impl Introductions {
     pub(crate) fn session_ended(&mut self, session: u32) {
         self.asked.retain(|(of, _), _| *of != session);
         self.asked_elsewhere.retain(|(of, _), _| *of != session);
+        self.last.remove(&session);
     }
 
     /// It is connected, and these are the listener's ends of the links. Returns what the listener is to get, if its message is there.
@@ -268,6 +291,28 @@ mod tests {
             assert_eq!(settled.iter().map(|(to, fd)| (to.session, size(fd))).collect::<Vec<_>>(), [(3, 100)]);
             assert!(all.settled().is_empty());
         }
+    }
+
+    #[test]
+    fn answer_to_another_request_does_not_accept_memory() {
+        let mut all = Introductions::default();
+        let [file] = <[OwnedFd; 1]>::try_from(brought()).unwrap();
+        let parcel = (9, ParcelContent::Endpoint);
+        // A list of domains is asked for, and its answer is still to come.
+        assert_eq!(all.number(2, 20), Some(true));
+        assert_eq!(all.number(2, 20), Some(false), "memory by this number would be accepted by the list");
+        assert_eq!(all.number(2, 21), Some(true));
+        all.give((2, 21), parcel, file);
+        assert_eq!(all.number(2, 21), None, "nor may a list be asked for by the number of the memory");
+        assert_eq!(all.number(2, 0), Some(false), "it has no answer");
+        assert_eq!(all.number(3, 21), Some(true), "another session");
+        all.done(2, 21);
+        assert_eq!(all.number(2, 21), Some(false));
+        assert_eq!(all.number(2, 7), Some(false), "not a new number");
+        all.number(4, u32::MAX);
+        assert_eq!(all.number(4, 1), Some(true), "numbers begin again");
+        all.session_ended(2);
+        assert_eq!(all.number(2, 1), Some(true));
     }
 
     #[test]

@@ -284,7 +284,11 @@ impl Serving {
 
     fn pass_out(&mut self, session: u32, bytes: &[u8], fds: Vec<OwnedFd>) {
         let mut links = Vec::new();
-        match wire::decode(bytes) {
+        let said = wire::decode(bytes);
+        let numbered = said.as_ref().map_or(Some(false), |(request, _)| self.introductions.number(session, *request));
+        // A program whose requests have one number could have its peer get memory that the broker has not accepted.
+        let Some(is_new) = numbered else { return self.close(session) };
+        match said {
             Ok((request, message)) if message.fd_count() != fds.len() => {
                 let (due, came) = (message.fd_count(), fds.len());
                 let reason = format!("{} brings {due} descriptors, but {came} came", message.name());
@@ -302,6 +306,7 @@ impl Serving {
                     self.introductions.ask(session, request, fds);
                 }
             }
+            Ok((_, message)) if !is_new && brings_memory(&message) => return self.close(session),
             // The host cannot look at what these bring. It says who is to have it.
             Ok((request, Message::Accepted { channel, region, .. })) if !region.is_in_window() => {
                 let (from, region) = ((session, request), (channel, ParcelContent::Endpoint));
@@ -538,6 +543,15 @@ impl Serving {
         for (message, memory) in self.introductions.settled() {
             self.send(message.session, &message.packet, &[memory]);
         }
+    }
+}
+
+/// Whether memory comes with it that the agent passes on when the broker says so.
+fn brings_memory(message: &Message) -> bool {
+    match message {
+        Message::Accepted { region, .. } | Message::AddRegion { region, .. } => !region.is_in_window(),
+        Message::Grow { .. } => true,
+        _ => false,
     }
 }
 

@@ -44,7 +44,7 @@ pub struct RpcRequestHandle<'a> {
     views: Vec<partywall::rpc::PeerView>,
 }
 
-/// `pw_rpc_function` of the header.
+/// `pw_rpc_function` of the header. Called on any thread of the library, with pointers that live until it returns.
 type RpcFunction = unsafe extern "C" fn(*mut RpcRequestHandle<'_>, *const c_void, usize, *mut c_void) -> c_int;
 
 /// `pw_rpc_method` of the header.

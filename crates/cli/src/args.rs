@@ -149,7 +149,7 @@ pub(crate) fn parse_ring(text: &str) -> Result<RingOption, String> {
     if text == "auto" {
         return Ok(RingOption::Auto);
     }
-    let size = human::parse_size(text)?;
+    let size = partywall_terminal::size(text)?;
     // protocol M3
     if size.is_power_of_two() && (4096..=1 << 30).contains(&size) {
         Ok(RingOption::Fixed(size))

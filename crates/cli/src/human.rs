@@ -4,14 +4,6 @@ use std::time::Duration;
 
 use indicatif::{BinaryBytes, DecimalBytes};
 
-/// Reads a size in bytes: a plain number, or with K, M, G (powers of 1024; `KiB` and `kb` mean the same).
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    parse_size::Config::new()
-        .with_binary()
-        .parse_size(text)
-        .map_err(|_| "write a number of bytes, or one with K, M or G, as in 64K or 4M".to_owned())
-}
-
 /// Reads a duration: a plain number of seconds (`0.5`), or one with a unit (`50us`, `10ms`, `2s`, `1m`).
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
@@ -68,16 +60,6 @@ pub(crate) fn age(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_powers_of_1024() {
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("64K"), Ok(65536));
-        assert_eq!(parse_size("1MiB"), Ok(1 << 20));
-        assert_eq!(parse_size("2g"), Ok(2 << 30));
-        assert!(parse_size("lots").unwrap_err().contains("64K"));
-        assert!(parse_size("-1").is_err());
-    }
 
     #[test]
     fn durations_are_seconds_unless_they_say() {

@@ -45,14 +45,5 @@ fn start_log(verbose: u8) {
         2 => "debug",
         _ => "trace",
     };
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        // A log that nobody reads any more must not end the program: the report of that would panic.
-        .log_internal_errors(false)
-        .with_target(false)
-        .without_time()
-        .init();
+    partywall_terminal::log_to_stderr(default);
 }

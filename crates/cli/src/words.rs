@@ -3,15 +3,14 @@
 use partywall_protocol::directory::{Clause, Subject};
 use partywall_protocol::upgrade::{Of, Upgrade};
 
-use crate::human;
-
 /// Reads a clause: `MODE`, `MODE@port=PORT`, `MODE@address=NET` or `MODE@program=PATTERN`; counts may have K, M or G.
 pub(crate) fn parse_clause(text: &str) -> Result<Clause, String> {
     let (upgrade, subject) = text.split_once('@').map_or((text, None), |(upgrade, subject)| (upgrade, Some(subject)));
-    let exact = |part: &str| match part.split_once('=').and_then(|(key, n)| Some((key, human::parse_size(n).ok()?))) {
-        Some((key, number)) => format!("{key}={number}"),
-        None => part.to_owned(),
-    };
+    let exact =
+        |part: &str| match part.split_once('=').and_then(|(key, n)| Some((key, partywall_terminal::size(n).ok()?))) {
+            Some((key, number)) => format!("{key}={number}"),
+            None => part.to_owned(),
+        };
     let upgrade = upgrade.split(',').map(exact).collect::<Vec<_>>().join(",");
     let text = subject.map_or_else(|| upgrade.clone(), |subject| format!("{upgrade}@{subject}"));
     Clause::parse(&text).map_err(|bad| bad.to_string())

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn rules_that_cannot_be_read_are_refused() {
         for (text, fault) in [
             ("", Fault::Mode),
             ("soon", Fault::Mode),

@@ -34,7 +34,7 @@ impl MethodArgument {
     }
 }
 
-/// When a wait of so many seconds is over; `None`: never.
+/// When a wait of `timeout` seconds is over; `None`: never.
 fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
     let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
     let timeout = timeout.map_err(|e| exception(py, "Invalid", &format!("a time-out in seconds: {e}")))?;

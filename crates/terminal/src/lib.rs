@@ -2,11 +2,13 @@
 //! shows while it runs.
 
 mod number;
+mod program;
 mod show;
 mod table;
 mod text;
 
-pub use number::whole;
+pub use number::{size, whole};
+pub use program::{end, log_to_stderr};
 pub use show::{Show, typed};
 pub use table::{Table, table};
 pub use text::{printable, printable_json, printable_lines};

@@ -1,4 +1,4 @@
-//! Whole numbers on a command line.
+//! Whole numbers and sizes on a command line.
 
 use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
@@ -21,9 +21,28 @@ where
     }
 }
 
+/// Reads a size in bytes: a plain number, or with K, M, G, T (powers of 1024; `KiB` and `kb` mean the same).
+pub fn size(text: &str) -> Result<u64, String> {
+    parse_size::Config::new()
+        .with_binary()
+        .parse_size(text)
+        .map_err(|_| "write a number of bytes, or one with K, M or G, as in 64K or 4M".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn size_has_units_of_1024() {
+        assert_eq!(size("4096"), Ok(4096));
+        assert_eq!(size("64K"), Ok(65536));
+        assert_eq!(size("1MiB"), Ok(1 << 20));
+        assert_eq!(size("2g"), Ok(2 << 30));
+        assert_eq!(size("3T"), Ok(3 << 40));
+        assert!(size("lots").unwrap_err().contains("64K"));
+        assert!(size("-1").is_err());
+    }
 
     #[test]
     fn number_outside_of_the_range_names_the_range() {

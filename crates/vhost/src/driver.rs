@@ -20,7 +20,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Where the guest's memory is for the front end.
-pub(crate) const USER: u64 = 0x7000_0000_0000;
+const USER: u64 = 0x7000_0000_0000;
 /// A queue's parts are in this much memory.
 const RING_SPACE: u64 = 0x10000;
 /// Behind the queues are the buffers.
@@ -80,9 +80,7 @@ pub struct DriverRing {
 /// A guest's driver.
 pub struct GuestDriver {
     frontend: Frontend,
-    memory: GuestMemoryMmap,
-    file: File,
-    size: u64,
+    memory: DriverMemory,
     features: u64,
     called: Epoll,
     /// The receive queue.
@@ -107,15 +105,14 @@ impl GuestDriver {
         let frontend = Frontend::connect(path, 8).map_err(failed)?;
         let space = u64::from(options.size) * u64::from(options.buffer);
         let size = (BUFFERS + QUEUES * space).next_multiple_of(4096);
-        let file = memory_file(size, options.sealed)?;
-        let memory = map_memory(&file, size)?;
+        let memory = DriverMemory::new(size, options.sealed)?;
         let features = frontend.get_features().map_err(failed)? & options.features;
         let ring = |index: usize| DriverRing::new(index, &options, features, space);
         let (receive, transmit) = (ring(0)?, ring(1)?);
         let called = receive.calls()?;
-        let mut driver = Self { called, frontend, memory, file, size, features, receive, transmit };
+        let mut driver = Self { called, frontend, memory, features, receive, transmit };
         driver.start(options.enables_first)?;
-        while driver.receive.offer_free(&driver.memory)? {}
+        while driver.receive.offer_free(&driver.memory.map)? {}
         driver.receive.ring_kick()?;
         Ok(driver)
     }
@@ -151,18 +148,12 @@ impl GuestDriver {
 
     /// The whole memory as the front end describes it.
     pub fn region(&self) -> VhostUserMemoryRegionInfo {
-        VhostUserMemoryRegionInfo {
-            guest_phys_addr: 0,
-            memory_size: self.size,
-            userspace_addr: USER,
-            mmap_offset: 0,
-            mmap_handle: self.file.as_raw_fd(),
-        }
+        self.memory.region()
     }
 
     /// The guest's memory.
     pub fn memory(&self) -> &GuestMemoryMmap {
-        &self.memory
+        &self.memory.map
     }
 
     /// What was negotiated.
@@ -191,8 +182,8 @@ impl GuestDriver {
 
     /// As [`Self::send_with`], and does not ring.
     pub fn post(&mut self, header: &[u8; HEADER], frame: &[u8]) -> Result<bool, VhostError> {
-        self.transmit.collect(&self.memory)?;
-        self.transmit.put(&self.memory, &[header, frame])
+        self.transmit.collect(&self.memory.map)?;
+        self.transmit.put(&self.memory.map, &[header, frame])
     }
 
     /// The next frame that has come, with its header.
@@ -204,23 +195,23 @@ impl GuestDriver {
     /// As [`Self::take`], into a buffer that is used again.
     pub fn take_into(&mut self, frame: &mut Vec<u8>) -> Result<bool, VhostError> {
         frame.clear();
-        let Some((mut id, mut length)) = self.receive.done(&self.memory)? else { return Ok(false) };
+        let Some((mut id, mut length)) = self.receive.done(&self.memory.map)? else { return Ok(false) };
         let mut left = 1;
         loop {
             let start = frame.len();
             let length_here = usize::try_from(length).map_err(failed)?.min(self.receive.buffer as usize);
             frame.resize(start + length_here, 0);
-            self.memory.read_slice(&mut frame[start..], self.receive.place(id)).map_err(failed)?;
+            self.memory.map.read_slice(&mut frame[start..], self.receive.place(id)).map_err(failed)?;
             if start == 0 {
                 left = frame.get(10..12).map_or(1, |n| u16::from_le_bytes([n[0], n[1]])).max(1);
             }
             self.receive.free.push_back(id);
-            self.receive.offer_free(&self.memory)?;
+            self.receive.offer_free(&self.memory.map)?;
             left -= 1;
             if left == 0 {
                 return Ok(true);
             }
-            let more = self.receive.done(&self.memory)?;
+            let more = self.receive.done(&self.memory.map)?;
             (id, length) = more.ok_or_else(|| failed("buffers of one frame are not visible together"))?;
         }
     }
@@ -244,7 +235,7 @@ impl GuestDriver {
     pub fn drain(&mut self, limit: Duration) -> Result<bool, VhostError> {
         let deadline = Instant::now() + limit;
         while self.transmit.free.len() < usize::from(self.transmit.size) {
-            self.transmit.collect(&self.memory)?;
+            self.transmit.collect(&self.memory.map)?;
             if Instant::now() >= deadline {
                 return Ok(false);
             }
@@ -265,7 +256,7 @@ impl GuestDriver {
 
     /// Sleeps until the switch calls for received frames, at most this long.
     pub fn sleep(&mut self, limit: Duration) -> Result<(), VhostError> {
-        if self.receive.wish(&self.memory)? {
+        if self.receive.wish(&self.memory.map)? {
             return Ok(());
         }
         let limit = i32::try_from(limit.as_millis()).map_err(failed)?;
@@ -497,21 +488,39 @@ pub fn mergeable_features() -> u64 {
     plain_features() | 1 << virtio_net::VIRTIO_NET_F_MRG_RXBUF
 }
 
-pub(crate) fn map_memory(file: &File, size: u64) -> Result<GuestMemoryMmap, VhostError> {
-    let length = usize::try_from(size).map_err(failed)?;
-    let copy = file.try_clone().map_err(failed)?;
-    let region = MmapRegion::from_file(FileOffset::new(copy, 0), length).map_err(failed)?;
-    let region = GuestRegionMmap::new(region, GuestAddress(0)).ok_or_else(|| failed("no region"))?;
-    GuestMemoryMmap::from_regions(vec![region]).map_err(failed)
+/// A guest's memory, in one region.
+pub(crate) struct DriverMemory {
+    pub(crate) map: GuestMemoryMmap,
+    file: File,
+    size: u64,
 }
 
-pub(crate) fn memory_file(size: u64, sealed: bool) -> Result<File, VhostError> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("guest", flags).map_err(VhostError::system("make memory"))?;
-    rustix::fs::ftruncate(&file, size).map_err(VhostError::system("size memory"))?;
-    if sealed {
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)
-            .map_err(VhostError::system("seal memory"))?;
+impl DriverMemory {
+    pub(crate) fn new(size: u64, sealed: bool) -> Result<Self, VhostError> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("guest", flags).map_err(VhostError::system("make memory"))?;
+        rustix::fs::ftruncate(&file, size).map_err(VhostError::system("size memory"))?;
+        if sealed {
+            rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)
+                .map_err(VhostError::system("seal memory"))?;
+        }
+        let file = File::from(file);
+        let length = usize::try_from(size).map_err(failed)?;
+        let copy = file.try_clone().map_err(failed)?;
+        let region = MmapRegion::from_file(FileOffset::new(copy, 0), length).map_err(failed)?;
+        let region = GuestRegionMmap::new(region, GuestAddress(0)).ok_or_else(|| failed("no region"))?;
+        let map = GuestMemoryMmap::from_regions(vec![region]).map_err(failed)?;
+        Ok(Self { map, file, size })
     }
-    Ok(File::from(file))
+
+    /// The whole of it as the front end describes it.
+    pub(crate) fn region(&self) -> VhostUserMemoryRegionInfo {
+        VhostUserMemoryRegionInfo {
+            guest_phys_addr: 0,
+            memory_size: self.size,
+            userspace_addr: USER,
+            mmap_offset: 0,
+            mmap_handle: self.file.as_raw_fd(),
+        }
+    }
 }

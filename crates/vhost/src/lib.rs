@@ -38,9 +38,12 @@ mod line;
 mod listener;
 mod message;
 mod poller;
+mod spin;
 mod tap;
 mod transfer;
+mod user;
 
 pub use counters::PortCounters;
 pub use error::VhostError;
 pub use handle::RequestHandle;
+pub use user::user_number;

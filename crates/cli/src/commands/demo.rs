@@ -12,7 +12,6 @@ use std::path::PathBuf;
 
 use crate::args::exit_table;
 use crate::exit::CommandFailure;
-use crate::human;
 use measure::{Latencies, Transfers};
 use partywall_terminal::Show;
 use payload::CarriedFile;
@@ -69,7 +68,7 @@ pub(crate) struct Args {
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
-    match human::parse_size(text)? {
+    match partywall_terminal::size(text)? {
         size @ 0x10_0000..=0x1_0000_0000 => Ok(size),
         _ => Err("must be from 1M to 4G".into()),
     }

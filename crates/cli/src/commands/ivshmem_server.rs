@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// Path of the socket; the stale socket of a killed server is replaced
     socket: PathBuf,
     /// Bytes of shared memory: a power of two, at least 4K
-    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = human::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = partywall_terminal::size)]
     size: u64,
     /// Interrupt vectors of each machine, 1 to 64; the same number as in the device's `vectors=`
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = partywall_terminal::whole::<u16>(1..=64))]

@@ -86,7 +86,7 @@ enum Mode {
 }
 
 fn parse_least(text: &str) -> Result<u64, String> {
-    match human::parse_size(text)? {
+    match partywall_terminal::size(text)? {
         0 => Err("at least 1; --mode now moves them at once".into()),
         size => Ok(size),
     }
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn options_that_contradict_or_name_nothing_are_refused() {
         for wrong in [
             "--mode soon",
             "--mode now --after-calls 3",

@@ -86,7 +86,7 @@ pub(crate) struct MeasureArgs {
 }
 
 fn parse_message_size(text: &str) -> Result<u32, String> {
-    match human::parse_size(text)? {
+    match partywall_terminal::size(text)? {
         size @ 1..=0x100_0000 => u32::try_from(size).map_err(|e| e.to_string()),
         _ => Err("a message has 1 byte to 16M".into()),
     }

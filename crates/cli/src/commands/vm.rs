@@ -52,7 +52,7 @@ enum VmCommand {
         #[arg(long, value_name = "SOCKET", required_unless_present = "resume")]
         port: Option<PathBuf>,
         /// Size of each of its windows, rounded up to a power of two, at least 8M; 4M of it hold no rings [default: 64M]
-        #[arg(long, value_name = "SIZE", value_parser = human::parse_size)]
+        #[arg(long, value_name = "SIZE", value_parser = partywall_terminal::size)]
         window: Option<u64>,
         /// Plug in only devices that a live migration allows: all windows are virtio-pmem, and no doorbell device
         #[arg(long)]
@@ -78,7 +78,7 @@ enum VmCommand {
         /// Where a QEMU with the same options and -incoming waits, as tcp:HOST:PORT or unix:PATH
         #[arg(long, value_name = "URI")]
         to: String,
-        /// Cancel the migration, and let the machine stay, after so many seconds
+        /// Cancel the migration after this time, in seconds; the machine then stays
         #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
         limit: u64,
     },

@@ -77,40 +77,40 @@ pub enum MachineNews<F> {
     },
     /// It has been removed, and its windows with it. Its sessions are ended by who carries them.
     Removed {
-        /// Which.
+        /// The machine.
         machine: MachineId,
     },
     /// Its agent has greeted, or nobody is there any more. Either way it sees no window until it says so again.
     Up {
-        /// Which.
+        /// The machine.
         machine: MachineId,
         /// Whether somebody is there.
         up: bool,
     },
     /// What windows are to it was asked of its monitor.
     Plugged {
-        /// Which.
+        /// The machine.
         machine: MachineId,
         /// What they are.
         plugged_as: PluggedAs,
     },
     /// Whether it can be migrated, as far as its devices are concerned.
     Fixed {
-        /// Which.
+        /// The machine.
         machine: MachineId,
         /// What prevents that; `None` if nothing does.
         by: Option<String>,
     },
     /// It gives up its windows to be migrated, or has them again.
     Migrating {
-        /// Which.
+        /// The machine.
         machine: MachineId,
         /// Whether it is to leave.
         leaves: bool,
     },
     /// How its programs are rung from now on, until its agent greets again.
     Rung {
-        /// Which.
+        /// The machine.
         machine: MachineId,
         /// How.
         rung_by: RungBy,

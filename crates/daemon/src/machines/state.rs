@@ -90,7 +90,7 @@ impl AttachmentFile {
         let is_settled = remembered.machines.is_empty();
         let machines = remembered.machines.into_iter().map(|one| (one.name.clone(), one)).collect();
         let windows = remembered.windows.into_iter().map(|one| ((one.owner.clone(), one.peer.clone()), one)).collect();
-        Self { path, written: None, machines, windows, passed: PassedFiles::of_this_process(), is_settled }
+        Self { path, written: None, machines, windows, passed: PassedFiles::inherited(), is_settled }
     }
 
     /// The machines that the earlier broker had and that were not asked for since.

@@ -27,7 +27,7 @@ pub(super) fn give_up(id: WindowId) {
 pub(super) struct PassedFiles(Vec<i32>);
 
 impl PassedFiles {
-    pub(super) fn of_this_process() -> Self {
+    pub(super) fn inherited() -> Self {
         Self(sd_notify::listen_fds().map(Iterator::collect).unwrap_or_default())
     }
 

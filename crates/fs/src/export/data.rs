@@ -20,12 +20,13 @@ impl ExportSession {
         if open.is_directory { Err(Errno::ISDIR) } else { Ok(open) }
     }
 
-    /// Reads from an open file into `to`, as much as there is. Returns how many bytes were read.
+    /// Reads from an open file into `to`, as the user that opened it and as much as there is. Returns how many bytes were read.
     ///
     /// # Errors
     /// The system's; `EBADF` if there is no such open file.
     pub fn read(&self, handle: u64, offset: u64, to: &mut [u8]) -> Result<usize, Errno> {
         let open = self.file(handle)?;
+        act_as(&open.actor)?;
         let most = to.len().min(LARGEST_DATA as usize);
         let mut filled = 0;
         while filled < most {

@@ -98,6 +98,8 @@ impl ExportSession {
         // Requests about an open file are the opener's.
         let actor = match request {
             R::Flush { .. } | R::Release { .. } | R::Forget { .. } => None,
+            R::Read { .. } | R::Sync { .. } | R::Allocate { .. } | R::Seek { .. } | R::CopyRange { .. } => None,
+            R::GetLock { .. } | R::SetLock { .. } => None,
             _ => Some(self.client.actor(uid, gid)),
         };
         if let Some(actor) = &actor {

@@ -1,7 +1,7 @@
 //! `partywall-blk`: serves a disk, and asks a running one.
 
 use clap::{Parser, Subcommand};
-use partywall_terminal::{printable, printable_lines, table};
+use partywall_terminal::{printable, table};
 use partywall_vhost::VhostError;
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
 use partywall_vhost::disk::engine::DiskEngine;
@@ -52,7 +52,7 @@ enum BlkCommand {
         #[command(flatten)]
         at: SocketArgs,
         /// Bytes that the file is to have, with K, M, G or T (1024 each) [default: what the file or device has]
-        #[arg(value_parser = parse_size)]
+        #[arg(value_parser = partywall_terminal::size)]
         size: Option<u64>,
     },
     /// Print the options for QEMU, or the XML for libvirt, of a machine with the disk
@@ -111,7 +111,7 @@ struct ServeArgs {
     #[arg(long)]
     serial: Option<String>,
     /// The user whose QEMU may connect [default: the own]
-    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    #[arg(long, value_name = "USER", value_parser = partywall_vhost::user_number)]
     owner: Option<u32>,
     /// Microseconds to look at the queues without finding anything before sleeping; 0 sleeps at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
@@ -124,45 +124,10 @@ struct ServeArgs {
     inject_delay: u64,
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
-    let shift = match text.as_bytes().last() {
-        Some(b'K') => 10,
-        Some(b'M') => 20,
-        Some(b'G') => 30,
-        Some(b'T') => 40,
-        _ => 0,
-    };
-    let digits = if shift == 0 { text } else { &text[..text.len() - 1] };
-    let size = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
-    size.ok_or_else(|| "write bytes, as in 20G".to_owned())
-}
-
-fn parse_user(text: &str) -> Result<u32, String> {
-    if let Ok(uid) = text.parse() {
-        return Ok(uid);
-    }
-    let user = nix::unistd::User::from_name(text).map_err(|e| e.to_string())?;
-    user.map(|user| user.uid.as_raw()).ok_or_else(|| format!("there is no user {text}"))
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false)
-        .with_target(false)
-        .without_time()
-        .init();
-    match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            let _ = writeln!(std::io::stderr(), "partywall blk: {}", printable_lines(&e.to_string()));
-            ExitCode::FAILURE
-        }
-    }
+    partywall_terminal::log_to_stderr("info");
+    partywall_terminal::end("partywall blk", run(cli.command))
 }
 
 fn run(command: BlkCommand) -> Result<(), VhostError> {

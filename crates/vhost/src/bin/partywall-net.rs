@@ -1,7 +1,7 @@
 //! `partywall-net`: runs a switch, and asks a running one.
 
 use clap::{Parser, Subcommand};
-use partywall_terminal::{printable, printable_lines, table};
+use partywall_terminal::{printable, table};
 use partywall_vhost::control::{self, ControlRequest, PortSpec, SwitchReport};
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
@@ -134,7 +134,7 @@ struct PortArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
     rate: Option<u64>,
     /// The user whose QEMU may connect [default: the switch's own]
-    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    #[arg(long, value_name = "USER", value_parser = partywall_vhost::user_number)]
     owner: Option<u32>,
 }
 
@@ -167,32 +167,10 @@ fn parse_rate(text: &str) -> Result<u64, String> {
     rate.ok_or_else(|| "write bytes a second, as in 100M".to_owned())
 }
 
-fn parse_user(text: &str) -> Result<u32, String> {
-    if let Ok(uid) = text.parse() {
-        return Ok(uid);
-    }
-    let user = nix::unistd::User::from_name(text).map_err(|e| e.to_string())?;
-    user.map(|user| user.uid.as_raw()).ok_or_else(|| format!("there is no user {text}"))
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false)
-        .with_target(false)
-        .without_time()
-        .init();
-    match run(&cli) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            let _ = writeln!(std::io::stderr(), "partywall net: {}", printable_lines(&e.to_string()));
-            ExitCode::FAILURE
-        }
-    }
+    partywall_terminal::log_to_stderr("info");
+    partywall_terminal::end("partywall net", run(&cli))
 }
 
 fn run(cli: &Cli) -> Result<(), VhostError> {

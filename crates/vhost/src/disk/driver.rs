@@ -3,7 +3,7 @@
 //! Each queue has as many places as it has requests in flight; a place has a header, a status, and a buffer for data.
 
 use crate::VhostError;
-use crate::driver::{DriverRing, USER, failed, map_memory, memory_file};
+use crate::driver::{DriverMemory, DriverRing, failed};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -56,9 +56,7 @@ struct KeptInflight {
 pub struct DiskDriver {
     frontend: Option<Frontend>,
     options: DiskDriverOptions,
-    memory: GuestMemoryMmap,
-    file: File,
-    size: u64,
+    memory: DriverMemory,
     features: u64,
     inflight: Option<KeptInflight>,
     /// Its queues.
@@ -89,14 +87,10 @@ impl DiskDriver {
     pub fn connect(path: &Path, options: DiskDriverOptions) -> Result<Self, VhostError> {
         let size = BUFFERS + u64::from(options.queues) * u64::from(options.depth) * u64::from(options.buffer);
         let size = size.next_multiple_of(4096);
-        let file = memory_file(size, true)?;
-        let memory = map_memory(&file, size)?;
         let mut driver = Self {
             frontend: None,
             options,
-            memory,
-            file,
-            size,
+            memory: DriverMemory::new(size, true)?,
             features: 0,
             inflight: None,
             rings: Vec::new(),
@@ -145,7 +139,7 @@ impl DiskDriver {
             let ring = &self.rings[index];
             frontend.set_vring_num(index, entries).map_err(failed)?;
             // As QEMU does after a back end has died: the completions that are visible.
-            frontend.set_vring_base(index, ring.visible(&self.memory)?).map_err(failed)?;
+            frontend.set_vring_base(index, ring.visible(&self.memory.map)?).map_err(failed)?;
             frontend.set_vring_addr(index, &ring.config()).map_err(failed)?;
             frontend.set_vring_kick(index, ring.kick()).map_err(failed)?;
             frontend.set_vring_call(index, ring.call()).map_err(failed)?;
@@ -157,18 +151,12 @@ impl DiskDriver {
 
     /// The whole memory as the front end describes it.
     pub fn region(&self) -> VhostUserMemoryRegionInfo {
-        VhostUserMemoryRegionInfo {
-            guest_phys_addr: 0,
-            memory_size: self.size,
-            userspace_addr: USER,
-            mmap_offset: 0,
-            mmap_handle: self.file.as_raw_fd(),
-        }
+        self.memory.region()
     }
 
     /// The guest's memory.
     pub fn memory(&self) -> &GuestMemoryMmap {
-        &self.memory
+        &self.memory.map
     }
 
     /// What was negotiated.
@@ -230,10 +218,10 @@ impl DiskDriver {
         let mut bytes = [0; 16];
         bytes[..4].copy_from_slice(&kind.to_le_bytes());
         bytes[8..].copy_from_slice(&sector.to_le_bytes());
-        self.memory.write_slice(&bytes, header).map_err(failed)?;
+        self.memory.map.write_slice(&bytes, header).map_err(failed)?;
         let status = GuestAddress(header.0 + 16);
-        self.memory.write_obj(0xff_u8, status).map_err(failed)?;
-        let (memory, ring) = (&self.memory, &mut self.rings[queue]);
+        self.memory.map.write_obj(0xff_u8, status).map_err(failed)?;
+        let (memory, ring) = (&self.memory.map, &mut self.rings[queue]);
         let first = 3 * place;
         ring.describe(memory, first, header.0, 16, NEXT, if length == 0 { first + 2 } else { first + 1 })?;
         if length > 0 {
@@ -246,15 +234,15 @@ impl DiskDriver {
 
     /// Rings the back end, if it wants that.
     pub fn kick(&mut self, queue: usize) -> Result<(), VhostError> {
-        self.rings[queue].ring_if_wanted(&self.memory)
+        self.rings[queue].ring_if_wanted(&self.memory.map)
     }
 
     /// The next request that is complete. Its place is free from now on.
     pub fn reply(&mut self, queue: usize) -> Result<Option<DiskReply>, VhostError> {
-        let Some((head, written)) = self.rings[queue].done(&self.memory)? else { return Ok(None) };
+        let Some((head, written)) = self.rings[queue].done(&self.memory.map)? else { return Ok(None) };
         let place = head / 3;
         let status = GuestAddress(self.header(queue, place).0 + 16);
-        let status = self.memory.read_obj(status).map_err(failed)?;
+        let status = self.memory.map.read_obj(status).map_err(failed)?;
         if !head.is_multiple_of(3) || place >= self.options.depth || self.free[queue].contains(&place) {
             return Err(failed(format!("the back end completes {head}, which is not in flight")));
         }
@@ -274,7 +262,7 @@ impl DiskDriver {
                 return Ok(None);
             }
             if waited >= spin {
-                self.rings[queue].sleep(&self.memory, &self.called[queue], Duration::from_millis(10))?;
+                self.rings[queue].sleep(&self.memory.map, &self.called[queue], Duration::from_millis(10))?;
             }
         }
     }
@@ -283,14 +271,14 @@ impl DiskDriver {
     pub fn run(&mut self, kind: u32, sector: u64, data: &[u8], wanted: u32) -> Result<(u8, Vec<u8>), VhostError> {
         let place = self.take_place(0).ok_or_else(|| failed("all places are in flight"))?;
         let at = self.data(0, place);
-        self.memory.write_slice(data, at).map_err(failed)?;
+        self.memory.map.write_slice(data, at).map_err(failed)?;
         let writes = !data.is_empty();
         let length = if writes { u32::try_from(data.len()).map_err(failed)? } else { wanted };
         self.offer(0, place, kind, sector, length, writes)?;
         self.kick(0)?;
         let reply = self.wait(0, Duration::ZERO, Duration::from_secs(60))?.ok_or_else(|| failed("no answer"))?;
         let mut read = vec![0; usize::try_from(wanted).map_err(failed)?];
-        self.memory.read_slice(&mut read, at).map_err(failed)?;
+        self.memory.map.read_slice(&mut read, at).map_err(failed)?;
         Ok((reply.status, read))
     }
 }

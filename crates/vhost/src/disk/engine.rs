@@ -16,6 +16,7 @@ use crate::listener::FrontendListener;
 use crate::poller::{WatchSet, Watched};
 use crate::ring::VirtioRing;
 use crate::session::{DeviceModel, FrontendSession};
+use crate::spin::{AdaptiveSpin, nanoseconds};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -101,8 +102,8 @@ impl DiskEngine {
     /// Serves until a request stops it.
     pub fn run(mut self) -> Result<(), VhostError> {
         let (mut events, mut tokens) = (Vec::with_capacity(64), Vec::new());
-        let longest = nanoseconds(self.options.spin);
-        let (mut spin, mut last_work, mut last_look, mut pass) = (longest, 0, 0, 0_u32);
+        let mut spin = AdaptiveSpin::new(self.options.spin);
+        let (mut last_look, mut pass) = (0, 0_u32);
         while !self.stopping {
             let worked = self.serve();
             pass = pass.wrapping_add(1);
@@ -111,22 +112,15 @@ impl DiskEngine {
             }
             let now = nanoseconds(self.start.elapsed());
             if worked {
-                last_work = now;
+                spin.worked(now);
             }
-            let spinning = now.saturating_sub(last_work) < spin;
+            let spinning = spin.goes_on(now);
             let sleep = if worked || spinning || self.arm() { 0 } else { TICK };
             if worked || sleep > 0 || pass.is_multiple_of(PASSES) {
                 self.poller.wait(sleep, &mut events, &mut tokens)?;
             }
             if sleep > 0 {
-                let woken = nanoseconds(self.start.elapsed());
-                // Spinning pays if what comes next is near.
-                let near = !tokens.is_empty() && woken - now < longest;
-                spin = if near { (spin * 2).clamp(1_000, longest.max(1_000)) } else { spin / 2 };
-                spin = spin.min(longest);
-                if !tokens.is_empty() {
-                    last_work = woken;
-                }
+                spin.slept(now, nanoseconds(self.start.elapsed()), !tokens.is_empty());
             }
             for token in std::mem::take(&mut tokens) {
                 self.handle(token);
@@ -588,8 +582,4 @@ fn put(pieces: &[crate::ring::BufferPiece], mut bytes: &[u8], memory: &GuestMemo
         bytes = later;
     }
     DiskStatus::Done
-}
-
-fn nanoseconds(duration: std::time::Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

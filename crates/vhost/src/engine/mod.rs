@@ -13,6 +13,7 @@ use crate::handle::{Answer, Asked, RequestHandle};
 use crate::offload::{LONG, LONGEST};
 use crate::poller::{WatchSet, Watched};
 use crate::ring::BufferPiece;
+use crate::spin::{AdaptiveSpin, nanoseconds};
 use crate::switch::{PortNumber, SourceGuard, Switch, SwitchOptions, TokenBucket};
 use crate::tap::TapDevice;
 use crate::transfer::ReceiveScratch;
@@ -138,8 +139,8 @@ impl Engine {
     /// Serves until a request stops it.
     pub fn run(mut self) -> Result<(), VhostError> {
         let (mut events, mut tokens) = (Vec::with_capacity(64), Vec::new());
-        let longest = nanoseconds(self.options.spin);
-        let (mut spin, mut last_work, mut last_expiry, mut pass) = (longest, 0, 0, 0_u32);
+        let mut spin = AdaptiveSpin::new(self.options.spin);
+        let (mut last_expiry, mut pass) = (0, 0_u32);
         while !self.stopping {
             let worked = self.serve();
             pass = pass.wrapping_add(1);
@@ -148,9 +149,9 @@ impl Engine {
             }
             let now = self.now();
             if worked {
-                last_work = now;
+                spin.worked(now);
             }
-            let spinning = now.saturating_sub(last_work) < spin;
+            let spinning = spin.goes_on(now);
             let mut sleep = 0;
             if !worked && !spinning {
                 sleep = if self.arm() { 0 } else { self.next_deadline(now) };
@@ -159,14 +160,7 @@ impl Engine {
                 self.poller.wait(sleep, &mut events, &mut tokens)?;
             }
             if sleep > 0 {
-                let woken = self.now();
-                // Spinning pays if what comes next is near.
-                let near = !tokens.is_empty() && woken - now < longest;
-                spin = if near { (spin * 2).clamp(1_000, longest.max(1_000)) } else { spin / 2 };
-                spin = spin.min(longest);
-                if !tokens.is_empty() {
-                    last_work = woken;
-                }
+                spin.slept(now, self.now(), !tokens.is_empty());
             }
             for token in std::mem::take(&mut tokens) {
                 self.handle(token);
@@ -359,8 +353,4 @@ fn report(port: &EnginePort) -> PortReport {
         PortEnd::Uplink { .. } => PathBuf::from(&port.spec.name),
     };
     PortReport { number: port.number.0, port: port.spec.clone(), path, connected, counters: port.counters }
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,9 +1,10 @@
 //! What a port sends: taken from its queue, judged, handed over.
 
-use super::{Engine, EnginePort, PortEnd, SpentWork, nanoseconds};
+use super::{Engine, EnginePort, PortEnd, SpentWork};
 use crate::card::{CardFormat, PAIRS, Parked};
 use crate::offload::{LONG, LONGEST, NetHeader, SHORT};
 use crate::ring::pieces;
+use crate::spin::nanoseconds;
 use crate::switch::{DiscardReason, ETHERNET, FrameDecision, HEAD, PortNumber};
 use crate::transfer::{FrameBytes, read};
 use std::sync::Arc;

@@ -9,7 +9,6 @@ use partywall::Domain;
 use partywall_fs::FsError;
 use partywall_fs::export::{Export, ExportOptions, Squash};
 use partywall_fs::serve::{ExportServer, serve_tcp};
-use partywall_terminal::printable_lines;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -132,27 +131,13 @@ struct MountArgs {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false)
-        .with_target(false)
-        .without_time()
-        .init();
+    partywall_terminal::log_to_stderr("info");
     let outcome = match &cli.command {
         FsCommand::Export(args) => export(&cli, args),
         FsCommand::Mount(args) => mount(&cli, args),
         FsCommand::Unmount { mountpoint } => mount::unmount(mountpoint),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            let _ = writeln!(std::io::stderr(), "partywall fs: {}", printable_lines(&e.to_string()));
-            ExitCode::FAILURE
-        }
-    }
+    partywall_terminal::end("partywall fs", outcome)
 }
 
 fn join(cli: &Cli, name: Option<&str>) -> Result<Domain, FsError> {
