@@ -1,32 +1,73 @@
 //! What every back end must do.
 //!
-//! A back end is a way to make a [`ConformancePair`]: memory that one side owns and the other sees, and a link between the two. Every
-//! later back end (memory of a virtual machine, of a device) must pass [`all`] with its own way, besides its own tests
-//! of how it keeps a peer from writing. What stands above relies on nothing that is not checked here.
+//! A [`Backend`] makes memory that one side owns and the other sees, and links between the two sides. Every later back end
+//! (memory of a virtual machine, of a device) must pass [`all`], in addition to its own tests of how it keeps a peer from
+//! writing. What stands above relies on nothing that is not checked here.
 //!
 //! The functions panic where a back end falls short: they are tests, behind the feature `conformance` so that those of other
 //! crates can call them.
 #![expect(clippy::panic, reason = "tests, shared with the tests of other crates")]
 
-use crate::{Link, LinkEvent, OwnRegion, PeerRegion, pmem};
+use crate::pmem::{self, Space};
+use crate::window::Window;
+use crate::{Link, LinkEvent, OwnRegion, PeerRegion, RegionOptions};
 use partywall_shm::layout::{Geometry, RegionKind, VERSION};
+use partywall_shm::state::TxState;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// One side's memory as both sides see it, and a link between them.
+/// One side's memory as both sides see it.
+#[derive(Debug)]
+pub struct ConformanceRegion {
+    /// The region as its owner has it.
+    pub own: OwnRegion,
+    /// The same as the other side has it.
+    pub peer: PeerRegion,
+    /// The descriptor that the owner would send for the other side to have it.
+    pub memory: OwnedFd,
+    /// Where in that memory the region begins.
+    pub base: u64,
+}
+
+impl ConformanceRegion {
+    /// A region with separate memory.
+    ///
+    /// # Panics
+    /// If it cannot be made or attached.
+    pub fn separate(options: &RegionOptions) -> Self {
+        let (own, memory) = OwnRegion::create(options).unwrap_or_else(|e| panic!("make a region: {e}"));
+        let peer = PeerRegion::attach(memory.as_fd(), options.kind, own.geometry());
+        let peer = peer.unwrap_or_else(|e| panic!("attach a region: {e}"));
+        Self { own, peer, memory, base: 0 }
+    }
+
+    /// A region in a window, of which `theirs` is the other side's view.
+    ///
+    /// # Panics
+    /// If it cannot be made or attached.
+    pub fn in_window(space: &Space, theirs: &Window, options: &RegionOptions) -> Self {
+        let (own, base) = space.create(options).unwrap_or_else(|e| panic!("make a region in a window: {e}"));
+        let peer = theirs.attach(base, options.kind, own.geometry());
+        let peer = peer.unwrap_or_else(|e| panic!("attach a region in a window: {e}"));
+        let memory = theirs.as_fd().try_clone_to_owned();
+        Self { own, peer, memory: memory.unwrap_or_else(|e| panic!("keep the window: {e}")), base }
+    }
+}
+
+/// A region with a link between its two sides.
 #[derive(Debug)]
 pub struct ConformancePair {
     /// The region as its owner has it.
     pub own: OwnRegion,
     /// The same as the other side has it.
     pub peer: PeerRegion,
-    /// What the owner would send for the other to have it.
+    /// The descriptor that the owner would send for the other side to have it.
     pub memory: OwnedFd,
-    /// Where in it the region begins.
+    /// Where in that memory the region begins.
     pub base: u64,
-    /// What one end of the link does is seen at the other at once, not only soon: there is nobody between them.
+    /// As [`Backend::at_once`].
     pub at_once: bool,
     /// The owner's end of the link.
     pub here: Link,
@@ -34,8 +75,25 @@ pub struct ConformancePair {
     pub there: Link,
 }
 
-/// A way to make pairs with a ring of this many bytes.
-pub type Make<'a> = &'a dyn Fn(u64) -> ConformancePair;
+/// A back end: how it makes regions, and how it makes links.
+#[expect(missing_debug_implementations, reason = "it is two functions")]
+pub struct Backend<'a> {
+    /// Makes a region.
+    pub region: &'a dyn Fn(&RegionOptions) -> ConformanceRegion,
+    /// Makes a link, and returns both of its ends.
+    pub link: &'a dyn Fn() -> (Link, Link),
+    /// What one end of a link does is seen at the other at once, and not only soon: there is nobody between them.
+    pub at_once: bool,
+}
+
+impl Backend<'_> {
+    /// An endpoint region with a ring of this many bytes, and a link.
+    pub fn pair(&self, ring_size: u64) -> ConformancePair {
+        let ConformanceRegion { own, peer, memory, base } = (self.region)(&RegionOptions::endpoint(ring_size));
+        let (here, there) = (self.link)();
+        ConformancePair { own, peer, memory, base, at_once: self.at_once, here, there }
+    }
+}
 
 /// Within this time everything happens that happens at all; longer is a hang.
 pub const HANG: Duration = Duration::from_secs(120);
@@ -45,32 +103,34 @@ const SHORT: Duration = Duration::from_millis(20);
 const RING: u64 = 4096;
 
 /// Everything. Pairs must be independent of each other, and leave nothing behind when they are dropped.
-pub fn all(make: Make<'_>) {
-    what_the_owner_writes_is_what_the_other_reads(make);
-    a_span_is_contiguous_wherever_it_starts(make);
-    a_region_without_a_ring_has_a_control_page(make);
-    each_side_sees_the_words_of_the_control_page(make);
-    memory_outlives_its_owner(make);
-    a_ring_before_the_wait_is_not_lost(make);
-    a_ring_ends_a_wait_that_has_begun(make);
-    rings_go_both_ways(make);
-    a_wait_without_a_ring_ends_at_its_deadline(make);
-    an_event_that_is_there_comes_before_the_deadline(make);
-    ringing_does_not_block(make);
-    if make(RING).here.carries_memory() {
-        memory_arrives_by_the_link(make);
-        memory_gets_through_once_a_full_link_is_emptied(make);
+pub fn all(backend: &Backend<'_>) {
+    what_the_owner_writes_is_what_the_other_reads(backend);
+    a_span_is_contiguous_wherever_it_starts(backend);
+    a_region_without_a_ring_has_a_control_page(backend);
+    each_side_sees_the_words_of_the_control_page(backend);
+    memory_outlives_its_owner(backend);
+    further_regions_lie_beside_the_ring_and_each_other(backend);
+    region_of_another_kind_or_size_is_not_attached(backend);
+    a_ring_before_the_wait_is_not_lost(backend);
+    a_ring_ends_a_wait_that_has_begun(backend);
+    rings_go_both_ways(backend);
+    a_wait_without_a_ring_ends_at_its_deadline(backend);
+    an_event_that_is_there_comes_before_the_deadline(backend);
+    ringing_does_not_block(backend);
+    if backend.pair(RING).here.carries_memory() {
+        memory_arrives_by_the_link(backend);
+        memory_gets_through_once_a_full_link_is_emptied(backend);
     }
-    a_hang_up_comes_last_and_stays(make);
-    a_hang_up_comes_last_though_rings_were_left_unread(make);
-    a_hang_up_ends_a_wait_that_has_begun(make);
-    hanging_up_is_as_good_as_dropping(make);
-    the_descriptor_is_readable_when_there_is_an_event(make);
+    a_hang_up_comes_last_and_stays(backend);
+    a_hang_up_comes_last_though_rings_were_left_unread(backend);
+    a_hang_up_ends_a_wait_that_has_begun(backend);
+    hanging_up_is_as_good_as_dropping(backend);
+    the_descriptor_is_readable_when_there_is_an_event(backend);
 }
 
 /// Bytes of the stream go where both sides look for them, on every revolution.
-pub fn what_the_owner_writes_is_what_the_other_reads(make: Make<'_>) {
-    let mut pair = make(RING);
+pub fn what_the_owner_writes_is_what_the_other_reads(backend: &Backend<'_>) {
+    let mut pair = backend.pair(RING);
     // Steps that do not divide the ring: the pieces wrap at ever different places.
     let (mut at, mut len) = (u64::MAX - 3 * RING, 1);
     for round in 0..200u64 {
@@ -85,8 +145,8 @@ pub fn what_the_owner_writes_is_what_the_other_reads(make: Make<'_>) {
 }
 
 /// A whole ring's length can be reached from every offset, and no more.
-pub fn a_span_is_contiguous_wherever_it_starts(make: Make<'_>) {
-    let mut pair = make(RING);
+pub fn a_span_is_contiguous_wherever_it_starts(backend: &Backend<'_>) {
+    let mut pair = backend.pair(RING);
     let first: Vec<u8> = (0..RING).map(|i| (i % 251) as u8).collect();
     pair.own.span(0, RING).copy_from(0, &first);
     let mut read = vec![0; RING as usize];
@@ -100,16 +160,16 @@ pub fn a_span_is_contiguous_wherever_it_starts(make: Make<'_>) {
 }
 
 /// A side that never writes reserves no ring.
-pub fn a_region_without_a_ring_has_a_control_page(make: Make<'_>) {
-    let mut pair = make(0);
+pub fn a_region_without_a_ring_has_a_control_page(backend: &Backend<'_>) {
+    let mut pair = backend.pair(0);
     assert!(pair.own.span(77, 10).is_empty() && pair.peer.span(77, 10).is_empty());
     pair.own.page().rx.cursor.head.store(5, Ordering::Release);
     assert_eq!(pair.peer.page().rx.cursor.head.load(Ordering::Relaxed), 5);
 }
 
 /// The control page is one page of memory, not two.
-pub fn each_side_sees_the_words_of_the_control_page(make: Make<'_>) {
-    let pair = make(RING);
+pub fn each_side_sees_the_words_of_the_control_page(backend: &Backend<'_>) {
+    let pair = backend.pair(RING);
     assert_eq!(pair.own.geometry(), pair.peer.geometry());
     assert_eq!(pair.own.flags(), pair.peer.flags());
     let handle = pair.own.handle();
@@ -124,8 +184,8 @@ pub fn each_side_sees_the_words_of_the_control_page(make: Make<'_>) {
 }
 
 /// What was written can be read when the writer is gone.
-pub fn memory_outlives_its_owner(make: Make<'_>) {
-    let ConformancePair { mut own, peer, memory, .. } = make(RING);
+pub fn memory_outlives_its_owner(backend: &Backend<'_>) {
+    let ConformancePair { mut own, peer, memory, .. } = backend.pair(RING);
     own.span(10, 5).copy_from(0, b"hello");
     drop((own, memory));
     let mut read = [0; 5];
@@ -134,9 +194,56 @@ pub fn memory_outlives_its_owner(make: Make<'_>) {
     assert_eq!(peer.page().header.version.load(Ordering::Relaxed), VERSION);
 }
 
+/// A channel may own further regions (protocol F1): each has its content to itself, and its end is seen (F5).
+pub fn further_regions_lie_beside_the_ring_and_each_other(backend: &Backend<'_>) {
+    let mut ring = (backend.region)(&RegionOptions::endpoint(RING));
+    ring.own.span(0, RING).copy_from(0, &[1; RING as usize]);
+    let mut regions: Vec<ConformanceRegion> = Vec::new();
+    // As many as a side may own of a channel (F1.2), of more than one size.
+    for number in 0..8 {
+        let further = RegionOptions { kind: RegionKind::Further, ..RegionOptions::endpoint(RING << (number % 3)) };
+        let mut region = (backend.region)(&further);
+        let size = region.own.geometry().ring_size();
+        region.own.span(0, size).copy_from(0, &vec![10 + number as u8; size as usize]);
+        regions.push(region);
+    }
+    for (region, byte) in std::iter::once(&ring).chain(&regions).zip([1].into_iter().chain(10u8..)) {
+        let mut content = vec![0; region.peer.geometry().ring_size() as usize];
+        assert_eq!(region.peer.span(0, content.len() as u64).copy_to(&mut content), content.len());
+        assert!(content.iter().all(|at| *at == byte), "another region wrote into region {byte}");
+    }
+    // One that its owner gives up ends, and nothing else does. What the other side has mapped stays.
+    let ConformanceRegion { own, peer, .. } = regions.swap_remove(3);
+    TxState::Finished.store(&own.page().tx.control.state);
+    drop(own);
+    let mut last = [0];
+    peer.span(RING - 1, 1).copy_to(&mut last);
+    assert_eq!((TxState::load(&peer.page().tx.control.state), last), (Ok(TxState::Finished), [13]));
+    for region in regions.iter().chain([&ring]) {
+        assert_eq!(TxState::load(&region.peer.page().tx.control.state), Ok(TxState::Open));
+    }
+}
+
+/// A region is what its header says, and nothing else is mapped in its place (protocol M2, M3, F3.1).
+pub fn region_of_another_kind_or_size_is_not_attached(backend: &Backend<'_>) {
+    const KINDS: [RegionKind; 2] = [RegionKind::Endpoint, RegionKind::Further];
+    for kind in KINDS {
+        let region = (backend.region)(&RegionOptions { kind, ..RegionOptions::endpoint(RING) });
+        let attach = |kind, size| {
+            let Ok(geometry) = Geometry::new(region.own.geometry().ring_offset(), size) else { panic!("{size}") };
+            pmem::attach(region.memory.as_fd(), region.base, kind, geometry)
+        };
+        assert!(attach(kind, RING).is_ok());
+        for other in KINDS.into_iter().filter(|other| *other != kind) {
+            assert!(attach(other, RING).is_err(), "{kind:?} attached as {other:?}");
+        }
+        assert!(attach(kind, RING * 2).is_err(), "{kind:?} attached at twice its size");
+    }
+}
+
 /// A doorbell has memory: who waits after the ring does not wait (protocol W2).
-pub fn a_ring_before_the_wait_is_not_lost(make: Make<'_>) {
-    let pair = make(RING);
+pub fn a_ring_before_the_wait_is_not_lost(backend: &Backend<'_>) {
+    let pair = backend.pair(RING);
     for _ in 0..3 {
         pair.here.ring();
         assert!(matches!(wait(&pair.there), LinkEvent::Bell));
@@ -157,8 +264,8 @@ pub fn a_ring_before_the_wait_is_not_lost(make: Make<'_>) {
 }
 
 /// The sleeper wakes.
-pub fn a_ring_ends_a_wait_that_has_begun(make: Make<'_>) {
-    let ConformancePair { here, there, .. } = make(RING);
+pub fn a_ring_ends_a_wait_that_has_begun(backend: &Backend<'_>) {
+    let ConformancePair { here, there, .. } = backend.pair(RING);
     std::thread::scope(|s| {
         let sleeper = s.spawn(|| wait(&there));
         // Long enough, most of the time, for it to fall asleep; right either way.
@@ -169,16 +276,16 @@ pub fn a_ring_ends_a_wait_that_has_begun(make: Make<'_>) {
 }
 
 /// Both ends ring and are rung.
-pub fn rings_go_both_ways(make: Make<'_>) {
-    let pair = make(RING);
+pub fn rings_go_both_ways(backend: &Backend<'_>) {
+    let pair = backend.pair(RING);
     pair.there.ring();
     assert!(next(&pair.there).is_none(), "one's own ring is not heard");
     assert!(matches!(wait(&pair.here), LinkEvent::Bell));
 }
 
 /// Timeouts come, neither early nor never.
-pub fn a_wait_without_a_ring_ends_at_its_deadline(make: Make<'_>) {
-    let pair = make(RING);
+pub fn a_wait_without_a_ring_ends_at_its_deadline(backend: &Backend<'_>) {
+    let pair = backend.pair(RING);
     assert!(next(&pair.there).is_none());
     let deadline = Instant::now() + SHORT;
     assert!(matches!(wait_until(&pair.there, deadline), LinkEvent::TimedOut));
@@ -188,16 +295,16 @@ pub fn a_wait_without_a_ring_ends_at_its_deadline(make: Make<'_>) {
 }
 
 /// A caller that asks late gets the event, not the end of time.
-pub fn an_event_that_is_there_comes_before_the_deadline(make: Make<'_>) {
-    let pair = make(RING);
+pub fn an_event_that_is_there_comes_before_the_deadline(backend: &Backend<'_>) {
+    let pair = backend.pair(RING);
     pair.here.ring();
     assert!(is_readable(&pair.there, if pair.at_once { Duration::ZERO } else { HANG }));
     assert!(matches!(wait_until(&pair.there, Instant::now()), LinkEvent::Bell));
 }
 
 /// A peer that takes no events cannot hold up who rings (protocol L3).
-pub fn ringing_does_not_block(make: Make<'_>) {
-    let ConformancePair { here, there, .. } = make(RING);
+pub fn ringing_does_not_block(backend: &Backend<'_>) {
+    let ConformancePair { here, there, .. } = backend.pair(RING);
     std::thread::scope(|s| {
         let (done, is_done) = std::sync::mpsc::channel();
         s.spawn(move || {
@@ -213,8 +320,8 @@ pub fn ringing_does_not_block(make: Make<'_>) {
 }
 
 /// Attach delivers the memory itself (protocol L2).
-pub fn memory_arrives_by_the_link(make: Make<'_>) {
-    let mut pair = make(RING);
+pub fn memory_arrives_by_the_link(backend: &Backend<'_>) {
+    let mut pair = backend.pair(RING);
     pair.own.span(0, 4).copy_from(0, b"ring");
     let geometry = pair.own.geometry();
     assert!(pair.here.attach_at(pair.base, 1 << 40, 7, geometry, pair.memory.as_fd()).is_ok());
@@ -234,8 +341,8 @@ pub fn memory_arrives_by_the_link(make: Make<'_>) {
 }
 
 /// Memory is not dropped as a ring may be: its sender learns that the link is full, and when it no longer is.
-pub fn memory_gets_through_once_a_full_link_is_emptied(make: Make<'_>) {
-    let ConformancePair { own, memory, base, here, there, .. } = make(RING);
+pub fn memory_gets_through_once_a_full_link_is_emptied(backend: &Backend<'_>) {
+    let ConformancePair { own, memory, base, here, there, .. } = backend.pair(RING);
     for _ in 0..5000 {
         here.ring();
     }
@@ -257,8 +364,8 @@ pub fn memory_gets_through_once_a_full_link_is_emptied(make: Make<'_>) {
 }
 
 /// What was sent before the end is delivered before it (protocol L4), and the end is said as often as one asks.
-pub fn a_hang_up_comes_last_and_stays(make: Make<'_>) {
-    let pair = make(RING);
+pub fn a_hang_up_comes_last_and_stays(backend: &Backend<'_>) {
+    let pair = backend.pair(RING);
     pair.here.ring();
     send_last(&pair);
     let ConformancePair { own, at_once, here, there, .. } = pair;
@@ -272,9 +379,9 @@ pub fn a_hang_up_comes_last_and_stays(make: Make<'_>) {
 }
 
 /// The same where the one who has gone had not taken all that was sent to it.
-pub fn a_hang_up_comes_last_though_rings_were_left_unread(make: Make<'_>) {
+pub fn a_hang_up_comes_last_though_rings_were_left_unread(backend: &Backend<'_>) {
     for blocking in [true, false] {
-        let pair = make(RING);
+        let pair = backend.pair(RING);
         pair.there.ring();
         send_last(&pair);
         let ConformancePair { own, at_once, here, there, .. } = pair;
@@ -318,9 +425,9 @@ fn assert_last_then_hang_up(link: &Link, geometry: Geometry) {
 }
 
 /// The sleeper hears of the death.
-pub fn a_hang_up_ends_a_wait_that_has_begun(make: Make<'_>) {
+pub fn a_hang_up_ends_a_wait_that_has_begun(backend: &Backend<'_>) {
     for limited in [false, true] {
-        let ConformancePair { here, there, .. } = make(RING);
+        let ConformancePair { here, there, .. } = backend.pair(RING);
         std::thread::scope(|s| {
             let sleeper = s.spawn(|| if limited { wait(&there) } else { wait_for_ever(&there) });
             std::thread::sleep(SHORT);
@@ -331,8 +438,8 @@ pub fn a_hang_up_ends_a_wait_that_has_begun(make: Make<'_>) {
 }
 
 /// An end that hangs up and stays open is gone for the other.
-pub fn hanging_up_is_as_good_as_dropping(make: Make<'_>) {
-    let ConformancePair { here, there, at_once, .. } = make(RING);
+pub fn hanging_up_is_as_good_as_dropping(backend: &Backend<'_>) {
+    let ConformancePair { here, there, at_once, .. } = backend.pair(RING);
     here.hang_up();
     assert!(is_soon_hung_up(&there, at_once));
     assert!(matches!(wait(&there), LinkEvent::HungUp));
@@ -342,8 +449,8 @@ pub fn hanging_up_is_as_good_as_dropping(make: Make<'_>) {
 }
 
 /// Who polls is woken by what a wait would return.
-pub fn the_descriptor_is_readable_when_there_is_an_event(make: Make<'_>) {
-    let ConformancePair { here, there, .. } = make(RING);
+pub fn the_descriptor_is_readable_when_there_is_an_event(backend: &Backend<'_>) {
+    let ConformancePair { here, there, .. } = backend.pair(RING);
     assert!(!is_readable(&there, Duration::ZERO));
     here.ring();
     assert!(is_readable(&there, HANG));

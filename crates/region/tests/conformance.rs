@@ -2,7 +2,7 @@
 #![cfg(feature = "conformance")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
-use partywall_region::conformance::{self, ConformancePair, HANG, footprint};
+use partywall_region::conformance::{self, Backend, ConformancePair, ConformanceRegion, HANG, footprint};
 use partywall_region::double::{self, Faults};
 use partywall_region::{Link, LinkEvent, OwnRegion, PeerRegion, RegionOptions, link, packet};
 use partywall_shm::layout::RegionKind;
@@ -17,64 +17,66 @@ fn region(ring_size: u64) -> (OwnRegion, OwnedFd) {
     OwnRegion::create(&RegionOptions::endpoint(ring_size)).unwrap()
 }
 
-/// Memory and link go over a socket before they are used, as between two processes.
-fn by_socket(ring_size: u64) -> ConformancePair {
-    passed_on(ring_size, link::pair().unwrap())
+/// Passes descriptors over a socket, as between two processes.
+fn passed_on(fd: OwnedFd) -> OwnedFd {
+    let (out, into) = packet::pair().unwrap();
+    packet::send(out.as_fd(), b"take", &[fd.as_fd()]).unwrap();
+    packet::recv(into.as_fd(), &mut [0; 8]).unwrap().fds.pop().unwrap()
 }
+
+fn region_passed_on(options: &RegionOptions) -> ConformanceRegion {
+    let (own, memory) = OwnRegion::create(options).unwrap();
+    let peer =
+        PeerRegion::attach(passed_on(memory.try_clone().unwrap()).as_fd(), options.kind, own.geometry()).unwrap();
+    ConformanceRegion { own, peer, memory, base: 0 }
+}
+
+fn link_passed_on((here, far_end): (OwnedFd, OwnedFd)) -> (Link, Link) {
+    (Link::bells(here).unwrap(), Link::bells(passed_on(far_end)).unwrap())
+}
+
+/// Memory and link go over a socket before they are used, as between two processes.
+const BY_SOCKET: Backend<'_> =
+    Backend { region: &region_passed_on, link: &|| link_passed_on(link::pair().unwrap()), at_once: true };
 
 /// The same where the kernel does not keep descriptors off the link, as before Linux 6.16.
-fn by_unguarded_socket(ring_size: u64) -> ConformancePair {
-    passed_on(ring_size, packet::pair().unwrap())
-}
+const BY_UNGUARDED_SOCKET: Backend<'_> =
+    Backend { region: &region_passed_on, link: &|| link_passed_on(packet::pair().unwrap()), at_once: true };
 
-fn passed_on(ring_size: u64, (here, far_end): (OwnedFd, OwnedFd)) -> ConformancePair {
-    let (own, memory) = region(ring_size);
-    let (out, into) = packet::pair().unwrap();
-    packet::send(out.as_fd(), b"pair", &[memory.as_fd(), far_end.as_fd()]).unwrap();
-    drop(far_end);
-    let mut received = packet::recv(into.as_fd(), &mut [0; 8]).unwrap();
-    let there = Link::bells(received.fds.pop().unwrap()).unwrap();
-    let far_memory = received.fds.pop().unwrap();
-    let peer = PeerRegion::attach(far_memory.as_fd(), RegionKind::Endpoint, own.geometry()).unwrap();
-    ConformancePair { own, peer, memory, base: 0, at_once: true, here: Link::bells(here).unwrap(), there }
-}
-
-fn in_process(ring_size: u64, faults: Faults) -> ConformancePair {
-    let (own, memory) = region(ring_size);
-    let (here, there) = double::link_pair(faults).unwrap();
-    let peer = double::peer_of(&own);
-    ConformancePair { own, peer, memory, base: 0, at_once: true, here: Link::Double(here), there: Link::Double(there) }
+fn conforms_in_process(faults: Faults) {
+    conformance::all(&Backend {
+        region: &|options| {
+            let (own, memory) = OwnRegion::create(options).unwrap();
+            ConformanceRegion { peer: double::peer_of(&own), own, memory, base: 0 }
+        },
+        link: &|| {
+            let (here, there) = double::link_pair(faults).unwrap();
+            (Link::Double(here), Link::Double(there))
+        },
+        at_once: true,
+    });
 }
 
 #[test]
 fn sealed_memfds_over_sockets_conform() {
-    conformance::all(&by_socket);
-    conformance::all(&by_unguarded_socket);
+    conformance::all(&BY_SOCKET);
+    conformance::all(&BY_UNGUARDED_SOCKET);
 }
 
 /// The end of a link to another machine, which delivers memory.
 #[test]
 fn links_that_carry_memory_conform() {
-    conformance::all(&|ring_size| {
-        let (own, memory) = region(ring_size);
-        let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, own.geometry()).unwrap();
+    let link = || {
         let (here, there) = Link::pair().unwrap();
-        ConformancePair {
-            own,
-            peer,
-            memory,
-            base: 0,
-            at_once: true,
-            here: Link::Socket(here),
-            there: Link::Socket(there),
-        }
-    });
+        (Link::Socket(here), Link::Socket(there))
+    };
+    conformance::all(&Backend { region: &ConformanceRegion::separate, link: &link, at_once: true });
 }
 
 #[test]
 fn the_double_conforms_with_each_fault() {
     for (spurious, merge) in [(false, false), (true, false), (false, true), (true, true)] {
-        conformance::all(&|size| in_process(size, Faults { spurious, merge }));
+        conforms_in_process(Faults { spurious, merge });
     }
 }
 
@@ -137,12 +139,12 @@ fn a_process_started_by_a_test() {
         Ok("leaks") => {
             let before = footprint();
             for size in [0, 4096, 1 << 20] {
-                let pairs: Vec<ConformancePair> = (0..20).map(|_| by_socket(size)).collect();
+                let pairs: Vec<ConformancePair> = (0..20).map(|_| BY_SOCKET.pair(size)).collect();
                 assert!(footprint().0 > before.0 && footprint().1 > before.1);
                 drop(pairs);
             }
-            conformance::all(&by_socket);
-            conformance::all(&|size| in_process(size, Faults { spurious: true, merge: true }));
+            conformance::all(&BY_SOCKET);
+            conforms_in_process(Faults { spurious: true, merge: true });
             assert_eq!(footprint(), before, "descriptors and mappings, before and after");
         }
         _ => {}

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use partywall_protocol::window::{DATA_OFFSET, INFO_OFFSET, STEP, TRIAL_OFFSET};
-use partywall_region::conformance::{self, ConformancePair};
+use partywall_region::conformance::{self, Backend, ConformanceRegion};
 use partywall_region::pmem::{self, Space, WindowFile, WindowHeader, WindowSpec};
 use partywall_region::{Link, RegionError, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
@@ -24,13 +24,12 @@ fn regions_in_a_window_conform() {
     let file = WindowFile::create(&spec(4 << 20)).unwrap();
     let space = space(&file);
     let theirs = file.window().unwrap();
-    conformance::all(&|ring_size| {
-        let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
-        let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
+    let link = || {
         let (here, there) = Link::pair().unwrap();
-        let memory = file.as_fd().try_clone_to_owned().unwrap();
-        ConformancePair { own, peer, memory, base, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
-    });
+        (Link::Socket(here), Link::Socket(there))
+    };
+    let region = |options: &RegionOptions| ConformanceRegion::in_window(&space, &theirs, options);
+    conformance::all(&Backend { region: &region, link: &link, at_once: true });
 }
 
 #[test]

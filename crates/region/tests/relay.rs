@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use partywall_protocol::port::{Decoder, Frame, Item, greeting};
-use partywall_region::conformance::{self, ConformancePair, HANG};
+use partywall_region::conformance::{self, Backend, ConformanceRegion, HANG};
 use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
     DirectionWatch, Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, PortSide, Relay, VectorEvent,
@@ -53,18 +53,17 @@ fn links_over_a_port_conform() {
     host.window(file.id(), memory(&file));
     let (space, theirs) = (Space::new(file.window().unwrap()), file.window().unwrap());
     let ids = AtomicU32::new(1);
-    conformance::all(&|ring_size| {
-        let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
-        let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
+    let region = |options: &RegionOptions| ConformanceRegion::in_window(&space, &theirs, options);
+    let link = || {
         let id = ids.fetch_add(1, Ordering::Relaxed);
         let ((here, near), (there, far)) = (Link::pair().unwrap(), Link::pair().unwrap());
         // The far side first: nothing may be said on a link that the other side does not know.
         host.link(id, far, None);
         guest.link(id, near, None);
         std::thread::sleep(Duration::from_millis(5));
-        let (here, there) = (Link::Socket(here), Link::Socket(there));
-        ConformancePair { own, peer, memory: memory(&file), base, at_once: false, here, there }
-    });
+        (Link::Socket(here), Link::Socket(there))
+    };
+    conformance::all(&Backend { region: &region, link: &link, at_once: false });
 }
 
 #[test]
@@ -515,9 +514,8 @@ fn links_past_ports_conform() {
         machine.host.0.window(file.id(), memory(&file));
     }
     let ids = AtomicU32::new(1);
-    conformance::all(&|ring_size| {
-        let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
-        let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
+    let region = |options: &RegionOptions| ConformanceRegion::in_window(&space, &theirs, options);
+    let link = || {
         let id = ids.fetch_add(2, Ordering::Relaxed);
         let (to_b, to_a) = Link::pair().unwrap();
         let (here, there) = (a.link(id, to_b), b.link(id, to_a));
@@ -530,8 +528,9 @@ fn links_past_ports_conform() {
             while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), LinkEvent::TimedOut) {
             }
         }
-        ConformancePair { own, peer, memory: memory(&file), base, at_once: false, here, there }
-    });
+        (here, there)
+    };
+    conformance::all(&Backend { region: &region, link: &link, at_once: false });
 }
 
 /// What comes when there are no more rings.

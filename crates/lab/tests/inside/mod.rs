@@ -2,7 +2,7 @@
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Running};
 use partywall_region::bar;
-use partywall_region::conformance::{self, ConformancePair};
+use partywall_region::conformance::{self, Backend, ConformanceRegion};
 use partywall_region::pmem::{self, Space, WindowHeader, WindowId, dax};
 use partywall_region::relay::{self, Heartbeat, Notice, Notices, PORT, PortSide, Relay};
 use partywall_region::window::Window;
@@ -127,19 +127,18 @@ pub(crate) fn main() {
 fn conform(id: WindowId) -> String {
     let space = Space::new(dax::find(id, true).unwrap());
     let theirs = dax::find(id, false).unwrap();
-    conformance::all(&pairs(&space, &theirs));
+    conform_within(&space, &theirs);
     "conforms".into()
 }
 
-/// Regions in one's own window, seen through the other's, with links that stay in the machine.
-fn pairs<'a>(space: &'a Space, theirs: &'a Window) -> impl Fn(u64) -> ConformancePair + 'a {
-    move |ring_size| {
-        let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
-        let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
+/// Regions in this machine's window, seen through the other one, with links that stay in the machine.
+fn conform_within(space: &Space, theirs: &Window) {
+    let link = || {
         let (here, there) = Link::pair().unwrap();
-        let memory = theirs.as_fd().try_clone_to_owned().unwrap();
-        ConformancePair { own, peer, memory, base, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
-    }
+        (Link::Socket(here), Link::Socket(there))
+    };
+    let region = |options: &RegionOptions| ConformanceRegion::in_window(space, theirs, options);
+    conformance::all(&Backend { region: &region, link: &link, at_once: true });
 }
 
 /// This machine's end of its port, up and with a window.
@@ -161,26 +160,17 @@ fn conform_over_the_port(id: WindowId) -> String {
     let (relay, notices) = port(id, &theirs);
     ready(&notices);
     let ids = std::cell::Cell::new(0);
-    conformance::all(&|ring_size| {
-        let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
-        let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
+    let region = |options: &RegionOptions| ConformanceRegion::in_window(&space, &theirs, options);
+    let link = || {
         let ((here, near), (there, far)) = (Link::pair().unwrap(), Link::pair().unwrap());
         relay.link(ids.get(), near, None);
         relay.link(ids.get() + 1, far, None);
         ids.set(ids.get() + 2);
-        let memory = theirs.as_fd().try_clone_to_owned().unwrap();
         // Before this machine's relay has been told, it would drop what is said to the far end.
         std::thread::sleep(Duration::from_millis(20));
-        ConformancePair {
-            own,
-            peer,
-            memory,
-            base,
-            at_once: false,
-            here: Link::Socket(here),
-            there: Link::Socket(there),
-        }
-    });
+        (Link::Socket(here), Link::Socket(there))
+    };
+    conformance::all(&Backend { region: &region, link: &link, at_once: false });
     assert!(ids.get() <= 2 * LINKS);
     "conforms".into()
 }
@@ -312,7 +302,7 @@ fn first_bytes() -> &'static mut [u8] {
 fn conform_in_a_device() -> String {
     let space = Space::new(device());
     let theirs = device();
-    conformance::all(&pairs(&space, &theirs));
+    conform_within(&space, &theirs);
     // Emulated memory is cached whatever the guest says; where it is not, this is a large number.
     assert!(device().slowness().unwrap() > 0.0);
     "conforms".into()
