@@ -24,6 +24,14 @@ pub(crate) fn take_message((channel, side): (u64, Side), kind: u32, allowance: A
     Message::TakeRegions { channel, side, kind, count, bytes }
 }
 
+/// A region as one end names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HeldKey {
+    /// Whether the region is this end's. Otherwise it is the peer's.
+    pub(crate) own: bool,
+    pub(crate) number: u32,
+}
+
 /// A region of the peer that has arrived and is not mapped yet.
 #[derive(Debug)]
 pub(crate) struct ArrivedRegion {
@@ -35,14 +43,14 @@ pub(crate) struct ArrivedRegion {
     pub(crate) memory: OwnedFd,
 }
 
-/// The further regions of one end: what it takes, and what has arrived.
+/// The further regions of one end: what it takes, what it has, and what has arrived.
 ///
 /// The broker enforces what an end takes. The end checks it again, so that a broker that errs fills no process with descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct FurtherMail {
     takes: BTreeMap<u32, Allowance>,
-    /// Kind and bytes of the peer's regions that this end has not given up, by number.
-    held: BTreeMap<u32, (u32, u64)>,
+    /// Kind and bytes of the regions that this end has not given up.
+    held: BTreeMap<HeldKey, (u32, u64)>,
     arrived: VecDeque<ArrivedRegion>,
     /// Numbers of those that came and cannot be used, to be given up.
     unusable: Vec<u32>,
@@ -60,8 +68,15 @@ impl FurtherMail {
     }
 
     /// The requests that tell a new broker what the end takes (protocol F6).
-    pub(crate) fn requests(&self, end: (u64, Side)) -> Vec<Message> {
+    pub(crate) fn take_requests(&self, end: (u64, Side)) -> Vec<Message> {
         self.takes.iter().map(|(kind, allowance)| take_message(end, *kind, *allowance)).collect()
+    }
+
+    /// The requests that tell a new broker which regions the end still has, and the region of each (protocol F6).
+    pub(crate) fn reclaim_requests(&self, (channel, side): (u64, Side)) -> Vec<(HeldKey, Message)> {
+        let message =
+            |HeldKey { own, number }, (kind, bytes)| Message::ReclaimRegion { channel, side, own, number, kind, bytes };
+        self.held.iter().map(|(key, region)| (*key, message(*key, *region))).collect()
     }
 
     /// Files what the broker has passed on. What this end does not take is dropped (protocol F3.1).
@@ -83,12 +98,12 @@ impl FurtherMail {
         let Some(allowance) = self.takes.get(&kind) else {
             return refused(Refusal::KindMismatch, format!("the other side takes no further regions of kind {kind}"));
         };
-        let of_kind = || self.held.values().filter(|(of, _)| *of == kind);
+        let of_kind = || self.held.iter().filter(|(key, (of, _))| !key.own && *of == kind).map(|(_, region)| region);
         let total = of_kind().map(|(_, bytes)| bytes).sum::<u64>().saturating_add(bytes);
         if of_kind().count() >= usize::from(allowance.count) || total > allowance.bytes {
             return refused(Refusal::Quota, format!("the other side takes no more regions of kind {kind}"));
         }
-        self.held.insert(region.number, (kind, bytes));
+        self.held.insert(HeldKey { own: false, number: region.number }, (kind, bytes));
         self.arrived.push_back(region);
         Ok(())
     }
@@ -107,8 +122,18 @@ impl FurtherMail {
         Ok(self.arrived.pop_front())
     }
 
-    /// This end has given up a region of the peer.
-    pub(crate) fn forget(&mut self, number: u32) {
-        self.held.remove(&number);
+    /// The broker has passed on a region of this end.
+    pub(crate) fn keep_own(&mut self, number: u32, kind: u32, bytes: u64) {
+        self.held.insert(HeldKey { own: true, number }, (kind, bytes));
+    }
+
+    /// Whether this end has a region that it has not given up.
+    pub(crate) fn has(&self, key: HeldKey) -> bool {
+        self.held.contains_key(&key)
+    }
+
+    /// This end has given up a region.
+    pub(crate) fn forget(&mut self, key: HeldKey) {
+        self.held.remove(&key);
     }
 }

@@ -507,14 +507,29 @@ impl DomainInner {
                 tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel");
                 continue;
             }
-            for message in self.desk.further(end, |further| further.requests(end)).unwrap_or_default() {
-                if let Err(e) = self.desk.request(&message, &[]) {
-                    tracing::warn!(domain = self.name, error = %e, "the new broker does not pass on further regions");
-                }
-            }
+            self.reclaim_regions(end);
         }
         tracing::info!(domain = self.name, "joined the broker again");
         Ok(())
+    }
+
+    /// Reports the further regions of an end to a new broker, and then what it takes (protocol F6).
+    fn reclaim_regions(&self, end: EndId) {
+        for (key, message) in self.desk.further(end, |further| further.reclaim_requests(end)).unwrap_or_default() {
+            if let Err(e) = self.desk.request(&message, &[]) {
+                tracing::warn!(domain = self.name, error = %e, "the new broker does not count a further region");
+            }
+            // Another thread may have given the region up before this request, when the broker did not know the region yet.
+            if self.desk.further(end, |further| further.has(key)) == Some(false) {
+                let ((channel, side), own, number) = (end, key.own, key.number);
+                self.desk.tell(Message::DropRegion { channel, side, own, number });
+            }
+        }
+        for message in self.desk.further(end, |further| further.take_requests(end)).unwrap_or_default() {
+            if let Err(e) = self.desk.request(&message, &[]) {
+                tracing::warn!(domain = self.name, error = %e, "the new broker does not pass on further regions");
+            }
+        }
     }
 }
 

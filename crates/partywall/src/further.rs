@@ -6,7 +6,7 @@
 //! ```
 //! The broker passes on only regions of a kind that the reader takes, and counts them for both sides.
 
-use crate::arrivals::{Allowance, ArrivedRegion, FurtherMail, take_message};
+use crate::arrivals::{Allowance, ArrivedRegion, FurtherMail, HeldKey, take_message};
 use crate::domain::lock;
 use crate::endpoint::{Carrier, Endpoint};
 use crate::{Error, Result};
@@ -183,9 +183,9 @@ fn pass_on(endpoint: &Endpoint, number: u32, kind: u32, base: u64, geometry: Geo
         Carrier::Broker(registration) => {
             let (channel, side) = registration.end();
             let region = RegionReference::new(Located::from_base(base), geometry);
-            registration
-                .request(&Message::AddRegion { channel, side, number, kind, region }, &[memory.as_fd()])
-                .map(drop)
+            registration.request(&Message::AddRegion { channel, side, number, kind, region }, &[memory.as_fd()])?;
+            registration.further(|further| further.keep_own(number, kind, geometry.ring_size()));
+            Ok(())
         }
         Carrier::Pair(boxes, mine) => {
             lock(&boxes[1 - mine]).further.put(ArrivedRegion { number, kind, base, geometry, memory })
@@ -368,12 +368,11 @@ fn give_up(endpoint: &Endpoint, own: bool, number: u32) {
     match endpoint.carrier() {
         Carrier::Broker(registration) => {
             let (channel, side) = registration.end();
+            // Before the message: a session that joins again must not report a region to a broker that has had this message.
+            registration.further(|further| further.forget(HeldKey { own, number }));
             registration.tell(Message::DropRegion { channel, side, own, number });
-            if !own {
-                registration.further(|further| further.forget(number));
-            }
         }
-        Carrier::Pair(boxes, mine) if !own => lock(&boxes[*mine]).further.forget(number),
+        Carrier::Pair(boxes, mine) if !own => lock(&boxes[*mine]).further.forget(HeldKey { own, number }),
         Carrier::Pair(..) | Carrier::None => {}
     }
 }

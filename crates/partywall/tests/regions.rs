@@ -6,7 +6,7 @@ mod common;
 use common::process::{self, Daemon, child};
 use common::raw::{RawPeer, YesBroker, say};
 use common::*;
-use partywall::{Domain, Error, Options, PeerChannelRegion, Refusal, Regions};
+use partywall::{Domain, Error, Options, PeerChannelRegion, Refusal, Regions, Stream};
 use partywall_protocol::wire::{Message, RegionReference, Side};
 use partywall_region::{OwnRegion, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
@@ -136,15 +136,20 @@ fn owner_has_at_most_eight_regions_of_a_channel() {
     assert_eq!(owned.iter().map(|region| region.number()).max(), Some(10), "a refused number is not used again");
 }
 
-#[test]
-fn what_a_side_takes_is_told_to_the_next_broker() {
-    let _guard = hang_guard();
-    let mut daemon = Daemon::start();
+/// A stream by a broker that can be restarted: the connecting side, the accepting side, and their domains.
+fn connected_by(daemon: &Daemon) -> (Stream, Stream, [Domain; 2]) {
     let join = |name: &str| Domain::builder().name(name).broker(daemon.path()).join().unwrap();
     let (web, shop) = (join("web"), join("shop"));
     let mut listener = web.bind("tables").unwrap();
     let client = shop.connect("web:tables").unwrap();
-    let server = listener.accept().unwrap().0;
+    (client, listener.accept().unwrap().0, [web, shop])
+}
+
+#[test]
+fn what_a_side_takes_is_told_to_the_next_broker() {
+    let _guard = hang_guard();
+    let mut daemon = Daemon::start();
+    let (client, server, _domains) = connected_by(&daemon);
     server.regions().take(KIND, 4, SIZE).unwrap();
     let before = client.regions().add(KIND, 4096).unwrap();
     let held = next(&server.regions());
@@ -160,6 +165,41 @@ fn what_a_side_takes_is_told_to_the_next_broker() {
     held.read_at(0, &mut [0]).unwrap();
     drop(before);
     assert!(held.is_given_up().unwrap());
+}
+
+#[test]
+fn regions_count_for_both_sides_after_a_restart_of_the_broker() {
+    let _guard = hang_guard();
+    let mut daemon = Daemon::start();
+    let (client, server, _domains) = connected_by(&daemon);
+    let (regions, theirs) = (client.regions(), server.regions());
+    const MANY: u32 = KIND + 1;
+    theirs.take(KIND, 1, SIZE).unwrap();
+    theirs.take(MANY, 200, SIZE).unwrap();
+    let mut single = regions.add(KIND, 4096).unwrap();
+    single.bytes_mut()[..5].copy_from_slice(b"alive");
+    let held = next(&theirs);
+    let mut many: Vec<_> = (0..7).map(|_| regions.add(MANY, 4096).unwrap()).collect();
+    daemon.restart();
+    eventually("the new broker knows what the reader has", || match regions.add(KIND, 4096) {
+        Ok(_) => panic!("the reader takes one region of this kind, and has one"),
+        Err(Error::Refused { code, .. }) => code == Refusal::Quota,
+        Err(_) => false,
+    });
+    let mut alive = [0; 5];
+    held.read_at(0, &mut alive).unwrap();
+    assert_eq!(&alive, b"alive");
+    eventually("the new broker knows what the owner has", || match regions.add(MANY, 4096) {
+        Err(Error::Refused { code: Refusal::Quota, reason }) => reason.contains("this side owns 8"),
+        // The reader has not told it yet that it takes this kind, or the owner not yet of all.
+        _ => false,
+    });
+    // Given up, they stop counting.
+    drop(many.pop());
+    drop(single);
+    held.give_up().unwrap();
+    let _again = [regions.add(KIND, 4096).unwrap(), regions.add(MANY, 4096).unwrap()];
+    refused(regions.add(MANY, 4096), Refusal::Quota);
 }
 
 /// What a broker that lies passes on to a stream that takes two regions of [`KIND`], 64 KiB together.

@@ -7,6 +7,8 @@
 //!                                 RegionAdded [region] ->
 //!   Done <----------------------  delivered
 //!   DropRegion ---------------->         <--------------  DropRegion
+//!                after a restart of the broker
+//!   ReclaimRegion ------------->         <--------------  ReclaimRegion
 //! ```
 
 use std::collections::BTreeMap;
@@ -23,6 +25,8 @@ use super::{Core, Descriptor, SessionId};
 pub(super) const MOST_OWNED: usize = 8;
 /// Most kinds that a side of a channel takes (protocol F2).
 const MOST_KINDS: usize = 8;
+/// Most regions of the other side that an end can have come to hold: as many as the count of a kind can say, of each kind.
+const MOST_HELD: usize = MOST_KINDS * u8::MAX as usize;
 
 /// The further regions of one end of a channel.
 #[derive(Debug, Default)]
@@ -53,8 +57,8 @@ pub(super) struct FurtherKey {
 /// What counts of a further region.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FurtherRegion {
-    kind: u32,
-    bytes: u64,
+    pub(super) kind: u32,
+    pub(super) bytes: u64,
 }
 
 /// What a client says of a region that it wants to add.
@@ -117,12 +121,11 @@ impl FurtherRegions {
         Ok(())
     }
 
-    fn add(&mut self, own: bool, addition: Addition) {
-        let Addition { number, kind, region, .. } = addition;
-        if own {
-            self.last = number;
+    fn add(&mut self, key: FurtherKey, region: FurtherRegion) {
+        if key.own {
+            self.last = self.last.max(key.number);
         }
-        self.counted.insert(FurtherKey { own, number }, FurtherRegion { kind, bytes: region.ring_size });
+        self.counted.insert(key, region);
     }
 }
 
@@ -211,6 +214,10 @@ impl<F: Descriptor> Core<F> {
                 format!("region {region_number} comes after {last}: numbers go up (protocol F1.1)"),
             );
         }
+        if other.further.counts(FurtherKey { own: false, number: region_number }) {
+            let reason = format!("the other side still has a region {region_number} (protocol F1.1)");
+            return refuse(Refusal::Protocol, reason);
+        }
         if end.further.owned() >= MOST_OWNED {
             let reason = format!("this side owns {MOST_OWNED} further regions of channel {number}: give one up first");
             return refuse(Refusal::Quota, reason);
@@ -270,11 +277,52 @@ impl<F: Descriptor> Core<F> {
             if !matches!(end.state, EndState::Held { .. }) {
                 continue;
             }
-            end.further.add(side == addition.side, addition);
+            let key = FurtherKey { own: side == addition.side, number: addition.number };
+            end.further.add(key, FurtherRegion { kind: addition.kind, bytes: addition.region.ring_size });
             if let Some(domain) = self.domains.get_mut(&end.domain) {
                 domain.ring_bytes += addition.region.ring_size;
             }
         }
+    }
+
+    /// A side has a region since an earlier broker (protocol F6): it counts for that side's domain again, and for no other.
+    pub(super) fn reclaim_region(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        (number, side): (ChannelId, Side),
+        key: FurtherKey,
+        region: FurtherRegion,
+    ) -> Result<(), Refuse> {
+        let (channel, (here, there)) = self.side_with_regions(id, number, side)?;
+        if here != there {
+            return refuse(Refusal::Machine, "a region between machines ends with the broker that gave it its place");
+        }
+        let end = channel.end(side);
+        if !end.further.counts(key) {
+            located(RegionReference::with_ring(region.bytes))?;
+            if region.bytes == 0 {
+                return refuse(Refusal::BadRegion, "a further region has content");
+            }
+            let (has, most) = match key.own {
+                true => (end.further.owned(), MOST_OWNED),
+                false => (end.further.counted.len() - end.further.owned(), MOST_HELD),
+            };
+            if has >= most {
+                let reason = format!("this side has {most} further regions of channel {number} already");
+                return refuse(Refusal::Quota, reason);
+            }
+            let domain = end.domain;
+            self.domains.get(&domain).map_or(Ok(()), |domain| domain.afford_memory(region.bytes))?;
+            if let Some(channel) = self.channels.get_mut(&number) {
+                channel.end_mut(side).further.add(key, region);
+            }
+            if let Some(domain) = self.domains.get_mut(&domain) {
+                domain.ring_bytes += region.bytes;
+            }
+        }
+        self.send(id, request, Message::Done {});
+        Ok(())
     }
 
     /// A side gives up a region, its own or the other side's.

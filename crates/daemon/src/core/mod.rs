@@ -510,6 +510,10 @@ impl<F: Descriptor> Core<F> {
                 let addition = further::Addition { channel, side, number, kind, region };
                 self.add_region(id, request, addition, with)
             }
+            Message::ReclaimRegion { channel, side, own, number, kind, bytes } => {
+                let (key, region) = (further::FurtherKey { own, number }, further::FurtherRegion { kind, bytes });
+                self.reclaim_region(id, request, (channel, side), key, region)
+            }
             Message::DropRegion { channel, side, own, number } => {
                 self.drop_region(id, (channel, side), further::FurtherKey { own, number })
             }

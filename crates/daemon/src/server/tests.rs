@@ -97,6 +97,9 @@ fn valid() -> impl Strategy<Value = Message> {
         1 => (0u64..3, any::<bool>(), 0u32..3).prop_map(|(channel, own, number)| Message::DropRegion {
             channel, side: Side::Accepting, own, number,
         }),
+        1 => (0u64..3, any::<bool>(), 0u32..3).prop_map(|(channel, own, number)| Message::ReclaimRegion {
+            channel, side: Side::Connecting, own, number, kind: 0, bytes: 4096,
+        }),
         2 => (0u64..3, name()).prop_map(move |(channel, peer)| Message::Reclaim {
             channel, side: Side::Connecting, peer, service: "a".to_owned(), kind,
             directions: Directions::BOTH, region: RegionReference::with_ring(4096),

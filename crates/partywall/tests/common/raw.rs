@@ -184,7 +184,10 @@ fn serve(session: &OwnedFd, tell: &Tell) {
                 let _ = tell.closed.send(channel);
                 continue;
             }
-            Message::Reclaim { .. } | Message::TakeRegions { .. } | Message::Ping {} => Message::Done {},
+            Message::Reclaim { .. }
+            | Message::ReclaimRegion { .. }
+            | Message::TakeRegions { .. }
+            | Message::Ping {} => Message::Done {},
             _ => continue,
         };
         say(session.as_fd(), request, &answer, &[]);

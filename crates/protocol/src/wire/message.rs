@@ -145,7 +145,7 @@ messages! {
         /// How many connections may wait.
         backlog: u16,
     }
-    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `TakeRegions`, `AddRegion`, `Reclaim`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel`, `RemoveMachine` and `ReleaseMachine`.
+    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `TakeRegions`, `AddRegion`, `Reclaim`, `ReclaimRegion`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel`, `RemoveMachine` and `ReleaseMachine`.
     5 Done {}
     /// Client: make a channel. Brings its region; to another machine, also one link end for each direction, forward first.
     6 Connect {
@@ -674,6 +674,21 @@ messages! {
     67 ResumeMachine {
         /// The name of the machine.
         name: String,
+    }
+    /// Client, after `Reclaim`: a further region that the side still has since an earlier broker (protocol F6). Answered by `Done`.
+    68 ReclaimRegion {
+        /// Number of the channel.
+        channel: u64,
+        /// Which side this is.
+        side: Side,
+        /// Whether the region is this side's. Otherwise it is the other side's.
+        own: bool,
+        /// Number of the region on its owner's side.
+        number: u32,
+        /// The kind that the two programs have agreed on.
+        kind: u32,
+        /// Bytes of its content.
+        bytes: u64,
     }
 }
 

@@ -191,6 +191,92 @@ fn regions_end_with_their_end_of_the_channel() {
     assert_eq!(w.open_descriptors(), 0);
 }
 
+/// A channel from web to db that both report to a broker that did not make it.
+fn reclaimed_channel_in(w: &mut World) -> (u64, u64, u64) {
+    let (web, db) = (w.join("web", 1), w.join("db", 2));
+    for (session, side, peer) in [(web, FROM, "db"), (db, TO, "web")] {
+        assert_eq!(reclaim::reclaim(w, session, reclaim::claim(side, peer)), Message::Done {});
+    }
+    w.sent.clear();
+    (web, db, reclaim::OLD)
+}
+
+fn reclaim_region(
+    w: &mut World,
+    session: u64,
+    (channel, side): (u64, Side),
+    own: bool,
+    number: u32,
+) -> Option<Message> {
+    w.say(session, Message::ReclaimRegion { channel, side, own, number, kind: KIND, bytes: SIZE }, vec![])
+}
+
+#[test]
+fn reclaimed_region_counts_once_for_the_side_that_reports_it() {
+    let mut w = World::new();
+    let (web, db, channel) = reclaimed_channel_in(&mut w);
+    let (before_web, before_db) = (counted(&w, "web"), counted(&w, "db"));
+    for _ in 0..2 {
+        assert_eq!(reclaim_region(&mut w, web, (channel, FROM), true, 5), Some(Message::Done {}));
+        assert_eq!((counted(&w, "web"), counted(&w, "db")), (before_web + SIZE, before_db));
+    }
+    assert_eq!(reclaim_region(&mut w, db, (channel, TO), false, 5), Some(Message::Done {}));
+    assert_eq!((counted(&w, "web"), counted(&w, "db")), (before_web + SIZE, before_db + SIZE));
+    take(&mut w, db, (channel, TO), 2, 1 << 20);
+    assert_eq!(refusal(add(&mut w, web, (channel, FROM), 5)), Some(Refusal::Protocol), "not a new number");
+    assert_eq!(add(&mut w, web, (channel, FROM), 6), Some(Message::Done {}));
+    assert_eq!(refusal(add(&mut w, web, (channel, FROM), 7)), Some(Refusal::Quota), "the reader has two");
+    drop_region(&mut w, web, (channel, FROM), true, 5);
+    drop_region(&mut w, db, (channel, TO), false, 5);
+    assert_eq!((counted(&w, "web"), counted(&w, "db")), (before_web + SIZE, before_db + SIZE));
+    w.say(web, Message::Closed { channel }, vec![]);
+    w.say(db, Message::Closed { channel }, vec![]);
+    assert_eq!((counted(&w, "web"), counted(&w, "db")), (0, 0));
+}
+
+#[test]
+fn number_of_a_region_that_the_reader_still_has_is_refused() {
+    let mut w = World::new();
+    let (web, db, channel) = reclaimed_channel_in(&mut w);
+    reclaim_region(&mut w, db, (channel, TO), false, 5);
+    take(&mut w, db, (channel, TO), 2, 1 << 20);
+    let before = counted(&w, "db");
+    assert_eq!(refusal(add(&mut w, web, (channel, FROM), 5)), Some(Refusal::Protocol));
+    assert_eq!(counted(&w, "db"), before);
+    assert_eq!(add(&mut w, web, (channel, FROM), 6), Some(Message::Done {}), "the reader blocks no other number");
+}
+
+#[test]
+fn reclaimed_regions_beyond_any_limit_are_refused() {
+    let mut w = World::new();
+    let (web, db, channel) = reclaimed_channel_in(&mut w);
+    let thief = w.join("thief", 3);
+    assert_eq!(refusal(reclaim_region(&mut w, thief, (channel, FROM), true, 1)), Some(Refusal::NoSuchChannel));
+    assert_eq!(refusal(reclaim_region(&mut w, web, (channel, TO), true, 1)), Some(Refusal::NoSuchChannel));
+    for bytes in [0, 77, u64::MAX] {
+        let lie = Message::ReclaimRegion { channel, side: FROM, own: true, number: 1, kind: KIND, bytes };
+        assert_eq!(refusal(w.say(web, lie, vec![])), Some(Refusal::BadRegion));
+    }
+    let before = counted(&w, "web");
+    for number in 1..9 {
+        assert_eq!(reclaim_region(&mut w, web, (channel, FROM), true, number), Some(Message::Done {}));
+    }
+    assert_eq!(refusal(reclaim_region(&mut w, web, (channel, FROM), true, 9)), Some(Refusal::Quota));
+    assert_eq!(counted(&w, "web"), before + 8 * SIZE);
+    for number in 0..2040 {
+        assert_eq!(reclaim_region(&mut w, db, (channel, TO), false, number), Some(Message::Done {}));
+    }
+    assert_eq!(refusal(reclaim_region(&mut w, db, (channel, TO), false, 2040)), Some(Refusal::Quota));
+
+    let text = format!(
+        "[[join]]\ndomain='*'\nusers=['*']\nquota={{ring_bytes={}}}\n[[connect]]\nfrom='*'\nto='*'",
+        8192 + SIZE - 1
+    );
+    let mut w = World::with(Policy::parse(&text).unwrap(), INSTANCE);
+    let (web, _, channel) = reclaimed_channel_in(&mut w);
+    assert_eq!(refusal(reclaim_region(&mut w, web, (channel, FROM), true, 1)), Some(Refusal::Quota), "its own quota");
+}
+
 #[test]
 fn broadcast_and_socket_have_no_further_regions() {
     let mut w = World::new();

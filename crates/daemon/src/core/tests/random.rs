@@ -56,6 +56,9 @@ fn message() -> impl Strategy<Value = Message> {
                 channel, side, number, kind, region: RegionReference::with_ring(ring_size),
             }
         ),
+        3 => (channel(), proptest::sample::select(Side::ALL), any::<bool>(), 0u32..9, 0u32..2, ring()).prop_map(
+            |(channel, side, own, number, kind, bytes)| Message::ReclaimRegion { channel, side, own, number, kind, bytes }
+        ),
         3 => (channel(), proptest::sample::select(Side::ALL), any::<bool>(), 0u32..9)
             .prop_map(|(channel, side, own, number)| Message::DropRegion { channel, side, own, number }),
         3 => (channel(), proptest::sample::select(Side::ALL), name(), name(), ring()).prop_map(

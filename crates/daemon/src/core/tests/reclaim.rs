@@ -5,9 +5,9 @@ use partywall_protocol::wire::Side;
 use super::*;
 
 /// A channel that some broker before this one gave out.
-const OLD: u64 = INSTANCE - 7;
+pub(super) const OLD: u64 = INSTANCE - 7;
 
-fn claim(side: Side, peer: &str) -> Message {
+pub(super) fn claim(side: Side, peer: &str) -> Message {
     Message::Reclaim {
         channel: OLD,
         side,
@@ -19,7 +19,7 @@ fn claim(side: Side, peer: &str) -> Message {
     }
 }
 
-fn reclaim(w: &mut World, session: u64, message: Message) -> Message {
+pub(super) fn reclaim(w: &mut World, session: u64, message: Message) -> Message {
     let region = vec![w.region(8192)];
     w.say(session, message, region).unwrap()
 }
