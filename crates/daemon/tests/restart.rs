@@ -1,22 +1,18 @@
 //! A broker that starts again attends to the machines that the last one had, and uses their windows again.
-//!
-//! The machine is its monitor alone. Like QEMU it keeps the files that it is given, and lets no device go.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 
+use common::monitor::Monitor;
 use common::{Client, eventually};
 use partywall_protocol::wire::Message;
 use partywall_region::packet;
-use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
@@ -58,102 +54,6 @@ impl Drop for Broker {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// A monitor, in this process.
-#[derive(Clone, Default)]
-struct Monitor(Arc<Mutex<Held>>);
-
-#[derive(Default)]
-struct Held {
-    devices: Vec<Value>,
-    files: Vec<OwnedFd>,
-}
-
-impl Monitor {
-    fn listen(path: &Path) -> Self {
-        let listener = UnixListener::bind(path).unwrap();
-        let this = Self::default();
-        let serving = this.clone();
-        // It ends with the test.
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let serving = serving.clone();
-                std::thread::spawn(move || serving.serve(&stream));
-            }
-        });
-        this
-    }
-
-    fn plugged(&self) -> usize {
-        self.0.lock().unwrap().devices.len()
-    }
-
-    /// What the machine's end does to what it has open.
-    fn restart(&self) {
-        *self.0.lock().unwrap() = Held::default();
-    }
-
-    fn serve(&self, mut stream: &UnixStream) -> Option<()> {
-        let greeting = json!({ "QMP": { "version": { "qemu": { "major": 7, "minor": 2, "micro": 0 } } } });
-        writeln!(stream, "{greeting}").ok()?;
-        let (mut text, mut packet) = (Vec::new(), vec![0; 1 << 16]);
-        loop {
-            let received = packet::recv(stream.as_fd(), &mut packet).ok()?;
-            self.0.lock().unwrap().files.extend(received.fds);
-            if received.len == 0 {
-                return None;
-            }
-            text.extend_from_slice(&packet[..received.len]);
-            while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = text.drain(..=end).collect();
-                let asked: Value = serde_json::from_slice(&line).ok()?;
-                let answer = self.answer(asked["execute"].as_str()?, &asked["arguments"]);
-                let refusal = json!({ "error": { "class": "CommandNotFound", "desc": "not here" } });
-                let mut answer = answer.map_or(refusal, |value| json!({ "return": value }));
-                answer["id"] = asked["id"].clone();
-                writeln!(stream, "{answer}").ok()?;
-            }
-        }
-    }
-
-    fn answer(&self, command: &str, arguments: &Value) -> Option<Value> {
-        let devices = &mut self.0.lock().unwrap().devices;
-        Some(match command {
-            "qmp_capabilities" | "remove-fd" => json!({}),
-            "query-name" => json!({ "name": "vm" }),
-            "query-version" => json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } }),
-            "query-status" => json!({ "status": "running" }),
-            "query-migrate" => json!({}),
-            "query-kvm" => json!({ "enabled": false }),
-            "query-chardev" => json!([
-                { "label": "a", "filename": "unix:/x/a.port,server=on", "frontend-open": true },
-                { "label": "b", "filename": "unix:/x/b.port,server=on", "frontend-open": true },
-            ]),
-            "qom-get" => match arguments["property"].as_str()? {
-                "type" => json!("pc-i440fx-7.2-machine"),
-                "memory" => json!({ "size": 512 * MIB, "slots": 16, "max-size": 1024 * 1024 * MIB }),
-                "nvdimm" => json!(true),
-                _ => return None,
-            },
-            "add-fd" => json!({ "fdset-id": 1, "fd": 9 }),
-            "object-add" => {
-                devices.push(json!({ "memory": arguments["id"], "size": arguments["size"] }));
-                json!({})
-            }
-            "device_add" => {
-                let device = devices.iter_mut().find(|device| device["memory"] == arguments["memdev"])?;
-                device["id"] = arguments["id"].clone();
-                device["memaddr"] = json!(0x1_0000_0000_u64);
-                json!({})
-            }
-            "query-memory-devices" => {
-                let there = devices.iter().filter(|device| device.get("id").is_some());
-                Value::Array(there.map(|device| json!({ "type": "virtio-pmem", "data": device })).collect())
-            }
-            _ => return None,
-        })
     }
 }
 
@@ -297,7 +197,7 @@ fn windows_that_the_service_manager_has_kept_are_used_again() {
     kept(&manager, &mut files);
     assert_eq!(files.len(), 2);
     broker.kill();
-    stage.monitors[0].0.lock().unwrap().files.clear();
+    stage.monitors[0].close_files();
     std::fs::write(stage.path("log"), "").unwrap();
     // Descriptors 3 and 4, as the manager passes them.
     let opened: Vec<String> = (3..)

@@ -5,18 +5,14 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
+use common::monitor::Monitor;
 use common::{Client, eventually};
 use partywall_protocol::wire::{Message, Refusal};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
-use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
@@ -89,118 +85,6 @@ impl Drop for Broker {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// Something to be done once.
-type Deed = Box<dyn FnOnce() + Send>;
-
-/// A monitor that has room for everything, and does something before it takes the first device. Like QEMU 7.2 it lets none go.
-#[derive(Clone, Default)]
-struct Monitor {
-    devices: Arc<Mutex<Vec<Value>>>,
-    first: Arc<Mutex<Option<Deed>>>,
-    /// Devices that it takes; all of them unless said otherwise.
-    most: Arc<Mutex<Option<usize>>>,
-    /// Devices that it was told to let go.
-    let_go: Arc<Mutex<Vec<Value>>>,
-    /// QEMU has migrated the machine to another.
-    has_left: Arc<AtomicBool>,
-}
-
-impl Monitor {
-    fn listen(path: &Path) -> Self {
-        let listener = UnixListener::bind(path).unwrap();
-        let this = Self::default();
-        let serving = this.clone();
-        // It ends with the test.
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let serving = serving.clone();
-                std::thread::spawn(move || serving.serve(&stream));
-            }
-        });
-        this
-    }
-
-    fn before_the_first(&self, what: impl FnOnce() + Send + 'static) {
-        *self.first.lock().unwrap() = Some(Box::new(what));
-    }
-
-    fn plugged(&self) -> usize {
-        self.devices.lock().unwrap().len()
-    }
-
-    fn serve(&self, mut stream: &UnixStream) -> Option<()> {
-        let greeting =
-            json!({ "QMP": { "version": { "qemu": { "major": 7, "minor": 2, "micro": 0 } }, "capabilities": [] } });
-        writeln!(stream, "{greeting}").ok()?;
-        for line in BufReader::new(stream.try_clone().ok()?).lines() {
-            let asked: Value = serde_json::from_str(&line.ok()?).ok()?;
-            let answer = self.answer(asked["execute"].as_str()?, &asked["arguments"]);
-            let mut answer = answer.map_or_else(
-                || json!({ "error": { "class": "CommandNotFound", "desc": "not here" } }),
-                |value| json!({ "return": value }),
-            );
-            answer["id"] = asked["id"].clone();
-            writeln!(stream, "{answer}").ok()?;
-        }
-        None
-    }
-
-    fn answer(&self, command: &str, arguments: &Value) -> Option<Value> {
-        Some(match command {
-            "qmp_capabilities" | "remove-fd" => json!({}),
-            "query-name" => json!({ "name": "vm" }),
-            "query-version" => json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } }),
-            "query-status" if self.has_left.load(Ordering::Relaxed) => json!({ "status": "postmigrate" }),
-            "query-status" => json!({ "status": "running" }),
-            "query-kvm" => json!({ "enabled": false }),
-            "query-chardev" => json!([
-                { "label": "compat_monitor0", "filename": "unix:/x/monitor,server=on", "frontend-open": true },
-                { "label": "p", "filename": "disconnected:unix:/x/port,server=on", "frontend-open": true },
-            ]),
-            "qom-get" => match arguments["property"].as_str()? {
-                "type" => json!("pc-i440fx-7.2-machine"),
-                "memory" => json!({ "size": 512 * MIB, "slots": 64, "max-size": 1024 * 1024 * MIB }),
-                "nvdimm" => json!(true),
-                _ => return None,
-            },
-            "add-fd" => json!({ "fdset-id": 1, "fd": 9 }),
-            "object-add" => {
-                let first = self.first.lock().unwrap().take();
-                if let Some(first) = first {
-                    first();
-                }
-                let memory = json!({ "memory": arguments["id"], "size": arguments["size"] });
-                self.devices.lock().unwrap().push(memory);
-                json!({})
-            }
-            "device_del" => {
-                self.let_go.lock().unwrap().push(arguments["id"].clone());
-                return None;
-            }
-            "object-del" => {
-                self.devices.lock().unwrap().retain(|device| device["memory"] != arguments["id"]);
-                json!({})
-            }
-            "device_add" => {
-                let mut devices = self.devices.lock().unwrap();
-                if self.most.lock().unwrap().is_some_and(|most| devices.len() > most) {
-                    return None;
-                }
-                let device = devices.iter_mut().find(|device| device["memory"] == arguments["memdev"])?;
-                device["id"] = arguments["id"].clone();
-                device["memaddr"] = json!(0x1_0000_0000_u64);
-                json!({})
-            }
-            "query-memory-devices" => {
-                let devices = self.devices.lock().unwrap();
-                let there = devices.iter().filter(|device| device.get("id").is_some());
-                Value::Array(there.map(|device| json!({ "type": "virtio-pmem", "data": device })).collect())
-            }
-            _ => return None,
-        })
     }
 }
 
@@ -286,15 +170,15 @@ fn machine_without_the_named_port_is_refused_and_its_ports_listed() {
 fn attach_that_fails_for_one_window_takes_back_the_others() {
     let broker = Broker::start();
     let monitor = Monitor::listen(&broker.path("monitor"));
-    *monitor.most.lock().unwrap() = Some(1);
+    monitor.take_at_most(Some(1));
     let mut root = Client::join(&broker.path("broker"), "root");
     let said = broker.attach(&mut root, 8 * MIB);
     assert!(matches!(said, Message::Refused { code: Refusal::Machine, .. }), "{said:?}");
-    let devices: Vec<Value> = monitor.devices.lock().unwrap().iter().map(|device| device["id"].clone()).collect();
+    let devices = monitor.devices();
     assert_eq!(devices.len(), 1, "it keeps what it does not let go");
-    assert_eq!(*monitor.let_go.lock().unwrap(), devices);
+    assert_eq!(monitor.unplugged(), devices);
     eventually("no window is left", || broker.windows().is_empty());
-    *monitor.most.lock().unwrap() = None;
+    monitor.take_at_most(None);
     let said = broker.attach(&mut root, 8 * MIB);
     assert!(matches!(said, Message::MachineAdded { plugged: 2, .. }), "{said:?}");
 }
@@ -314,7 +198,7 @@ fn machine_that_has_migrated_away_is_replaced_by_attach() {
         Message::Refused { code: Refusal::Machine, reason } => assert!(reason.contains("detach it first"), "{reason}"),
         other => panic!("a machine that runs was replaced: {other:?}"),
     }
-    monitor.has_left.store(true, Ordering::Relaxed);
+    monitor.migrate_away();
     let said = again(&mut root);
     assert!(matches!(said, Message::MachineAdded { machine: 2, plugged: 2, .. }), "{said:?}");
     assert_eq!(next.plugged(), 2);

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod fuse;
+pub(crate) mod monitor;
 pub(crate) mod netns;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

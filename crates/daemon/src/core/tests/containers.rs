@@ -120,19 +120,5 @@ fn one_number_in_two_places_is_not_one_user() {
 }
 
 fn socket(local: SocketAddr) -> SocketFacts {
-    SocketFacts {
-        origin: Origin::Host,
-        transport: Transport::Udp,
-        local,
-        remote: None,
-        state: SocketState::Listening,
-        only_v6: false,
-        cookie: u64::from(local.port()),
-        netns: 1,
-        trusted: true,
-        acknowledged: 0,
-        received: 0,
-        sent: 0,
-        identity: Identity::default(),
-    }
+    SocketFacts { cookie: u64::from(local.port()), ..facts(Transport::Udp, local, None) }
 }

@@ -15,21 +15,8 @@ fn at(text: &str) -> SocketAddr {
 /// A socket for datagrams in namespace 1; its cookie is made of its address.
 fn socket(local: &str) -> SocketFacts {
     let local = at(local);
-    SocketFacts {
-        origin: Origin::Host,
-        transport: Transport::Udp,
-        local,
-        remote: None,
-        state: SocketState::Listening,
-        only_v6: false,
-        cookie: wide(local.ip()) as u64 ^ u64::from(local.port()) << 32,
-        netns: 1,
-        trusted: true,
-        acknowledged: 0,
-        received: 0,
-        sent: 0,
-        identity: Identity::default(),
-    }
+    let cookie = wide(local.ip()) as u64 ^ u64::from(local.port()) << 32;
+    SocketFacts { cookie, ..facts(Transport::Udp, local, None) }
 }
 
 fn halves(at: SocketAddr) -> (u64, u64, u16) {

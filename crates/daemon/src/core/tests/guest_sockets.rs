@@ -50,21 +50,8 @@ fn news(w: &mut World, news: MachineNews<Fake>) {
 fn socket(local: &str, remote: &str, numbers: Option<(u32, u32)>) -> SocketFacts {
     let at = |text: &str| text.parse::<SocketAddr>().unwrap();
     let numbers = numbers.map(|(sent_from, received_from)| Numbers { sent_from, received_from });
-    SocketFacts {
-        origin: Origin::Host,
-        transport: Transport::Tcp,
-        local: at(local),
-        remote: Some(at(remote)),
-        state: SocketState::Established,
-        only_v6: false,
-        cookie: 5,
-        netns: 1,
-        trusted: true,
-        acknowledged: 0,
-        received: 0,
-        sent: 0,
-        identity: Identity { numbers, ..Identity::default() },
-    }
+    let base = facts(Transport::Tcp, at(local), Some(at(remote)));
+    SocketFacts { cookie: 5, identity: Identity { numbers, ..Identity::default() }, ..base }
 }
 
 fn client() -> SocketFacts {

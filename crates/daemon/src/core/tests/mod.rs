@@ -18,9 +18,10 @@ pub(crate) mod sockets;
 mod view;
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::rc::Rc;
 
-use partywall_protocol::directory::{Clause, Fingerprint, Terms, slot_of};
+use partywall_protocol::directory::{Clause, Fingerprint, Terms, Transport, slot_of};
 use partywall_protocol::wire::{Directions, Kind, MachineId, RegionReference};
 use partywall_shm::layout::Geometry;
 
@@ -30,6 +31,25 @@ use crate::credentials::Home;
 pub(super) const INSTANCE: u64 = 5 << 32;
 /// Bytes that the owner of each region has written.
 pub(super) const WRITTEN: u64 = 640;
+
+/// A socket in namespace 1, which is trusted. Nothing has passed through it. Without a remote end it listens.
+pub(super) fn facts(transport: Transport, local: SocketAddr, remote: Option<SocketAddr>) -> SocketFacts {
+    SocketFacts {
+        origin: Origin::Host,
+        transport,
+        local,
+        remote,
+        state: remote.map_or(SocketState::Listening, |_| SocketState::Established),
+        only_v6: false,
+        cookie: 0,
+        netns: 1,
+        trusted: true,
+        acknowledged: 0,
+        received: 0,
+        sent: 0,
+        identity: Identity::default(),
+    }
+}
 
 /// A descriptor that is what it says, and whose copies can be counted.
 #[derive(Debug, Clone)]

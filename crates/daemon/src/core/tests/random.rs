@@ -96,24 +96,8 @@ fn socket() -> impl Strategy<Value = SocketFacts> {
         let (local, remote): (std::net::SocketAddr, std::net::SocketAddr) =
             (local.parse().unwrap(), remote.parse().unwrap());
         let cookie = u64::from(local.port()) << 8 | u64::from(remote.port()) << 4 | netns << 2 | twin;
-        let remote = Some(remote);
-        let (acknowledged, received, sent) = (0, twin, 2);
-        let transport = partywall_protocol::directory::Transport::Tcp;
-        SocketFacts {
-            origin: Origin::Host,
-            transport,
-            local,
-            remote,
-            state,
-            only_v6: false,
-            cookie,
-            netns,
-            trusted,
-            acknowledged,
-            received,
-            sent,
-            identity: Identity::default(),
-        }
+        let base = facts(Transport::Tcp, local, Some(remote));
+        SocketFacts { state, cookie, netns, trusted, received: twin, sent: 2, ..base }
     })
 }
 

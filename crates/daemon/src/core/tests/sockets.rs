@@ -19,21 +19,9 @@ fn at(text: &str) -> SocketAddr {
 /// A connected socket in namespace 1, which is trusted; its cookie is made of its ends.
 fn socket(local: &str, remote: &str) -> SocketFacts {
     let (local, remote) = (at(local), at(remote));
-    SocketFacts {
-        origin: Origin::Host,
-        transport: Transport::Tcp,
-        local,
-        remote: Some(remote),
-        state: SocketState::Established,
-        only_v6: false,
-        cookie: u64::from(local.port()) << 16 | u64::from(remote.port()),
-        netns: 1,
-        trusted: true,
-        acknowledged: 100,
-        received: 50,
-        sent: 100,
-        identity: Identity::default(),
-    }
+    let cookie = u64::from(local.port()) << 16 | u64::from(remote.port());
+    let base = facts(Transport::Tcp, local, Some(remote));
+    SocketFacts { cookie, acknowledged: 100, received: 50, sent: 100, ..base }
 }
 
 /// A network namespace of the host.
