@@ -185,7 +185,11 @@ fn receive(session: &OwnedFd) -> io::Result<Option<(u32, Message)>> {
     let mut buffer = [0; wire::MAX_PACKET];
     match packet::try_recv(session.as_fd(), &mut buffer) {
         Ok(received) if received.len == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        Ok(received) => Ok(Some(wire::decode(&buffer[..received.len]).expect("the broker sends messages"))),
+        Ok(received) => {
+            let (request, message) = wire::decode(&buffer[..received.len]).expect("the broker sends messages");
+            assert_eq!(received.fds.len(), message.fd_count(), "what comes with {message:?}");
+            Ok(Some((request, message)))
+        }
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(e) => Err(e),
     }
@@ -200,14 +204,12 @@ struct Strangers {
 impl Strangers {
     fn act(&mut self, world: &World, what: u8, input: &mut Input<'_>) {
         let at = usize::from(what >> 4) % SESSIONS;
+        if what & 15 == 15 {
+            return self.share_region(world, at, input);
+        }
         let Some(session) = &self.sessions[at] else {
             // Nearly all of them join.
-            self.sessions[at] = world.connect();
-            if let (Some(session), true) = (&self.sessions[at], what & 15 != 0) {
-                let name = ["a", "b"][at % 2];
-                let _ = packet::try_send(session.as_fd(), &encoded(&join(name)), &[]);
-            }
-            return;
+            return self.come(world, at, what & 15 != 0);
         };
         let open = match what & 15 {
             0 => false,
@@ -258,6 +260,53 @@ impl Strangers {
         }
     }
 
+    fn come(&mut self, world: &World, at: usize, joins: bool) {
+        self.sessions[at] = world.connect();
+        if let (Some(session), true) = (&self.sessions[at], joins) {
+            let _ = packet::try_send(session.as_fd(), &encoded(&join(name_of(at))), &[]);
+        }
+    }
+
+    /// Two sessions report both sides of a channel, and one of them brings a further region that the other takes (protocol F). What
+    /// single messages make of it is up to the input.
+    fn share_region(&mut self, world: &World, at: usize, input: &mut Input<'_>) {
+        let other = at ^ 1;
+        for at in [at, other] {
+            if self.sessions[at].is_none() {
+                self.come(world, at, true);
+            }
+        }
+        let (Some(owner), Some(reader)) = (&self.sessions[at], &self.sessions[other]) else { return };
+        let (id, number) = (*input.pick(&[0, 1]), u32::from(input.byte().unwrap_or(0)));
+        let (kind, bytes, region) = (number % 3, RING, RegionReference::with_ring(RING));
+        let reclaim = |side, at| Message::Reclaim {
+            channel: id,
+            side,
+            peer: name_of(at).to_owned(),
+            service: "s".to_owned(),
+            kind: Kind::Stream,
+            directions: Directions::BOTH,
+            region,
+        };
+        let (own, side, its) = (number % 2 == 0, Side::Connecting, Side::Accepting);
+        let steps = [
+            (owner, reclaim(side, other)),
+            (reader, reclaim(its, at)),
+            (owner, Message::ReclaimRegion { channel: id, side, own, number: number / 2, kind, bytes }),
+            (reader, Message::TakeRegions { channel: id, side: its, kind, count: 2, bytes: RING * 4 }),
+            (owner, Message::AddRegion { channel: id, side, number, kind, region }),
+        ];
+        for (session, message) in steps {
+            let fds = [world.things[REGION].as_fd()];
+            send(session, &encoded(&message), &fds[..message.fd_count()]);
+            // The next step is for after this one: the broker reads each session by itself.
+            hear(session, Duration::from_millis(5));
+            while let Ok(Some((_, answer))) = receive(session) {
+                self.ids.extend(named_by(&answer));
+            }
+        }
+    }
+
     /// A message as clients send it.
     fn message(&self, input: &mut Input<'_>) -> Message {
         let (name, service) = (input.pick(&["a", "b", "x y"]).to_string(), input.pick(&["s", "t"]).to_string());
@@ -266,7 +315,7 @@ impl Strangers {
         let region = RegionReference::with_ring(*input.pick(&[RING, RING * 2, 0, 1 << 40]));
         let side = *input.pick(&Side::ALL);
         let id = *input.pick(&self.ids);
-        match input.byte().unwrap_or(0) % 22 {
+        match input.byte().unwrap_or(0) % 23 {
             0 => Message::Join { version: wire::VERSION, name },
             1 => Message::Bind { service, kind, backlog: u16::from(input.byte().unwrap_or(0)) },
             2 | 3 => Message::Connect { target: name, service, kind, directions, region },
@@ -296,9 +345,19 @@ impl Strangers {
                 let number = u32::from(input.byte().unwrap_or(0));
                 Message::DropRegion { channel: id, side, own: number % 2 == 0, number }
             }
+            21 => {
+                let number = u32::from(input.byte().unwrap_or(0));
+                let (own, kind) = (number % 2 == 0, number % 3);
+                Message::ReclaimRegion { channel: id, side, own, number, kind, bytes: region.ring_size }
+            }
             _ => Message::Ping {},
         }
     }
+}
+
+/// The domain that a session joins.
+fn name_of(at: usize) -> &'static str {
+    ["a", "b"][at % 2]
 }
 
 /// The numbers that an answer tells its receiver.
