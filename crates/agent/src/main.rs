@@ -47,10 +47,10 @@ Exit codes:
 
 The host attaches this machine with `partywall vm attach`; until then the socket is not there, and programs find no broker.
 
-Everybody who can connect to the socket shares the windows of this machine: programs of different users that should not read
-one another's channels belong in different machines.";
+All programs that can connect to the socket share the windows of this machine. Programs whose channels must be \
+hidden from one another belong in different machines.";
 
-/// Serves the programs of a virtual machine, by the broker of its host.
+/// Serves the programs of a virtual machine, through the broker of its host.
 #[derive(Debug, Parser)]
 #[command(name = "partywall-agent", version, after_help = AFTER_HELP)]
 struct Arguments {

@@ -15,11 +15,10 @@ use crate::commands::{
 use crate::human;
 
 const LONG_ABOUT: &str = "\
-Partywall gives domains that share a host (processes, containers) memory-speed streams across the \
-wall that isolates them.
+Partywall is memory-speed communication between processes, containers and virtual machines of one host.
 
 A domain joins the broker under a name, binds services, and connects to `DOMAIN:SERVICE` of others. The broker \
-(`partywalld`) introduces the two sides and is not on the data path: bytes go through shared memory.";
+(`partywalld`) hands out memory and doorbells. It is not on the data path: bytes go through shared memory.";
 
 const AFTER: &str = "\
 Examples:

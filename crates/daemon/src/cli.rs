@@ -46,9 +46,9 @@ Files:
 
 Without a policy file, root and the user who runs the broker may do everything, and other users nothing.";
 
-/// The Partywall broker: names the domains on this host, decides who may talk to whom, and introduces them.
+/// The Partywall broker: names the domains on this host, decides who may connect to whom, and hands out memory and doorbells.
 ///
-/// It never touches what they say to each other: when it stops, open channels go on.
+/// It never touches the bytes of a channel. When it stops, open channels keep working.
 #[derive(Debug, Parser)]
 #[command(name = "partywalld", version, long_version = long_version(), after_help = AFTER_HELP)]
 pub(crate) struct DaemonArguments {
@@ -64,7 +64,7 @@ pub(crate) struct DaemonArguments {
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
-    /// Read the policy file, say whether it is good, warn of what it leaves nobody able to do, and exit
+    /// Check the policy file, warn of each right that it gives to nobody, and exit
     #[arg(long)]
     pub(crate) check_policy: bool,
 
@@ -80,7 +80,7 @@ pub(crate) struct DaemonArguments {
     #[arg(long, value_name = "SHELL", value_enum)]
     pub(crate) print_completions: Option<Shell>,
 
-    /// Seconds after which a virtual machine that says nothing is taken for hung
+    /// Seconds without a message after which a virtual machine counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = parse_silence)]
     machine_silence: u64,
 

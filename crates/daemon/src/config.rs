@@ -17,7 +17,7 @@ pub struct Config {
     pub policy_file: Option<PathBuf>,
     /// The file need not be there when the broker starts; it may be made later.
     pub policy_file_is_optional: bool,
-    /// How long a virtual machine may say nothing before it is taken for hung.
+    /// How long a virtual machine may send nothing before it counts as hung.
     pub machine_silence: Duration,
     /// Where metrics are served; without it, where the policy file says.
     pub metrics: Option<MetricsAddress>,

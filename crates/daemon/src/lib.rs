@@ -1,4 +1,4 @@
-//! The Partywall broker: it names domains, introduces them to each other, and never touches what they say.
+//! The Partywall broker: it names domains, decides who may connect to whom, and hands out memory and links. It never touches payload.
 //!
 //! - [`core`] decides everything, without any I/O: events in, actions out.
 //! - [`policy`] is what the operator allows.

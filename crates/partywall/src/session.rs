@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long an answer may take before the broker is taken for hung.
+/// How long an answer may take before the broker counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where the broker is expected: `$PARTYWALL_BROKER`, else `/run/partywall/broker.sock` if there is one, else

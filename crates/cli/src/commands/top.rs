@@ -25,8 +25,8 @@ a row of kind udp. Datagrams that go through the kernel are not shown.
   SWITCHES  changes of the sending transport
   RUNG      doorbells sent because the other side slept; SAVED: not sent because it was awake
 
-On a terminal it fills the screen, with the rates of the latest looks over all rows that are shown, by rings and by TCP: q quits, space pauses, arrows scroll, s sorts by something else, / filters. Otherwise it prints a \
-table at each interval. A narrow terminal shows fewer columns, and the reason of the selected row in the last line. You see your own \
+On a terminal it fills the screen, and charts the latest rates of all rows together, by rings and by TCP. The keys: q quits, \
+space pauses, arrows scroll, s changes the order, / filters. Otherwise it prints a table at each interval. A narrow terminal shows fewer columns, and the reason of the selected row in the last line. You see your own \
 programs; root sees all.
 
 Examples:

@@ -74,7 +74,7 @@ pub(crate) struct Attendant {
 }
 
 impl Attendant {
-    /// Starts it, for the broker that serves `socket`. A guest that says nothing for `silence` is taken for hung.
+    /// Starts it, for the broker that serves `socket`. A guest that sends nothing for `silence` counts as hung.
     pub(crate) fn start(control: ServerControl, socket: &Path, silence: Duration) -> std::io::Result<Self> {
         let (tasks, incoming) = channel();
         let (windows, machines) = (Windows::default(), BTreeMap::new());

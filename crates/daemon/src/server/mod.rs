@@ -168,7 +168,7 @@ pub struct Server {
     running: bool,
     /// Who attends to virtual machines, once there are any.
     attendant: Option<Attendant>,
-    /// How long a virtual machine may say nothing before it is taken for hung.
+    /// How long a virtual machine may send nothing before it counts as hung.
     silence: Duration,
     /// What serves metrics, if something does.
     exporter: Option<Exporter>,

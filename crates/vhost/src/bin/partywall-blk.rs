@@ -17,7 +17,7 @@ A disk of a virtual machine on this host: a raw file, or a block device. The mac
 Data passes between the file and the machine's memory without a copy in this program.
 
 The machine's memory must be shared: -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram.
-If this program ends or is killed, start it again with the same words: the machine reconnects, and no request is lost.
+If this program ends or is killed, start it again with the same arguments: the machine reconnects, and no request is lost.
 
 Examples:
   partywall blk serve disk.raw --socket /run/disk.sock              a disk, in the foreground

@@ -8,7 +8,7 @@ mod stop;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Boots virtual machines that share memory, to play with.
+/// Boot virtual machines that share memory, to try Partywall in.
 #[derive(Debug, Parser)]
 #[command(name = "partywall-lab", version)]
 struct LabArguments {
@@ -18,7 +18,7 @@ struct LabArguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Boots the machines, attaches them to a broker, and starts an agent in each; ends them when it is interrupted.
+    /// Boot the machines, attach them to a broker, and start an agent in each. Interrupting it ends them.
     Up {
         /// Their names.
         #[arg(default_values = ["a", "b"])]
@@ -27,9 +27,9 @@ enum Command {
         #[arg(long, default_value_t = 64, value_parser = partywall_terminal::whole::<u64>(1..))]
         window: u64,
     },
-    /// A file between two machines, over Partywall and over TCP; and one of the two is killed.
+    /// Carry a file between two machines, over Partywall and over TCP, and kill one of the two.
     Demo(demo::Args),
-    /// A shell in one of them; Ctrl-] leaves it.
+    /// Open a shell in a machine; Ctrl-] leaves it.
     Shell {
         /// The name of the machine.
         name: String,
