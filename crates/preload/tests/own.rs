@@ -50,6 +50,19 @@ fn child_of_another_user_cannot_reach_later_connections() {
     assert!(parent.wait().success());
 }
 
+/// Its parent ends before the child first runs, or after.
+#[test]
+fn child_of_daemon_keeps_its_parents_ring() {
+    let world = World::new();
+    let port = free_port();
+    let _server = echo_server(&world, port);
+    for _ in 0..10 {
+        let mut parent = start(&world, "newpid", &[&port.to_string(), "daemon"]);
+        assert_eq!(line(&mut parent), "daemon: ring wrong 0");
+        assert!(parent.wait().success());
+    }
+}
+
 /// Locks and holders of a ring that lives through a `fork` are numbers of threads and processes.
 #[test]
 fn child_in_another_pid_namespace_shares_no_ring() {
