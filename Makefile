@@ -96,7 +96,7 @@ lab: setup ## two virtual machines that share memory, to play with; another term
 	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-agent -p partywall-lab --bins
 	@"$(RELEASE)/partywall-lab" up
 
-soak: setup ## random sizes, pauses and kills under checksums, and peers that lie, for SOAK_SECONDS (60) each
+soak: setup ## random sizes, pauses and kills under checksums, and peers that lie, Node and Java beside TCP, for SOAK_SECONDS (60) each
 	@scripts/soak.sh
 
 fuzz: setup-fuzz ## fuzz each target for FUZZ_SECONDS (60)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Soaks for SOAK_SECONDS (60) each: random sizes, pauses and kills, with everything received checked against what was sent; peers that lie
-# in every word of their memory, also under AddressSanitizer; sockets.
+# in every word of their memory, also under AddressSanitizer; Node and Java beside the same over TCP; sockets.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
@@ -19,6 +19,8 @@ if compgen -G "$(rustc --print target-libdir)/librustc*asan*" > /dev/null; then
 else
     echo "SKIPPED: the liar under AddressSanitizer: this toolchain has no runtime of it for $host; with rustup, \`rustup toolchain install nightly\` and RUSTUP_TOOLCHAIN=nightly have one" >&2
 fi
+# Node 22 and 24 and Java's asynchronous channels, all answers checked, while the move rules change.
+cargo test --release -p partywall-preload --test runtimes runtimes_that_run -- --ignored --nocapture
 # Sockets: twenty times the switches, deaths and connections of the tests.
 PARTYWALL_ENDURANCE=${ENDURANCE:-20} cargo test --release -p partywall-preload --test endurance -- --nocapture
 PARTYWALL_FUZZ_SEEDS=${FUZZ_SEEDS:-1000} cargo test --release -p partywall-preload --test differential -- --nocapture

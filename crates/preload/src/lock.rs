@@ -57,6 +57,11 @@ impl Lock {
         }
     }
 
+    /// Whether the calling thread has it.
+    pub(crate) fn is_own(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & !SLEEPER == sys::thread()
+    }
+
     /// Whether nobody has it, or a thread that is dead.
     pub(crate) fn is_free(&self) -> bool {
         let holder = self.0.load(Ordering::Acquire) & !SLEEPER;

@@ -50,6 +50,32 @@ fn child_of_another_user_cannot_reach_later_connections() {
     assert!(parent.wait().success());
 }
 
+/// Its parent ends before the child first runs, or after.
+#[test]
+fn child_of_daemon_keeps_its_parents_ring() {
+    let world = World::new();
+    let port = free_port();
+    let _server = echo_server(&world, port);
+    for _ in 0..10 {
+        let mut parent = start(&world, "newpid", &[&port.to_string(), "daemon"]);
+        assert_eq!(line(&mut parent), "daemon: ring wrong 0");
+        assert!(parent.wait().success());
+    }
+}
+
+/// The handler's call finds the connection locked by its own thread, and fails as if the socket were full.
+#[test]
+fn send_in_a_handler_within_a_send_carries_its_byte_or_is_refused() {
+    let world = World::new();
+    let port = free_port();
+    let mut sink = start(&world, "handler", &["sink", &port.to_string()]);
+    assert_eq!(line(&mut sink), "ready");
+    let mut sender = start(&world, "handler", &["send", &port.to_string()]);
+    let told = line(&mut sender);
+    assert!(told.starts_with("missing 0 and 0 failed 0 of "), "{told}");
+    assert!(sender.wait().success());
+}
+
 /// Locks and holders of a ring that lives through a `fork` are numbers of threads and processes.
 #[test]
 fn child_in_another_pid_namespace_shares_no_ring() {

@@ -1,21 +1,30 @@
 //! Programs in Python, Node and Java, and waits in rings of `io_uring`, without the library and with it: the same output, and bytes that really
 //! went over rings.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod support;
 
 use std::{
+    collections::HashMap,
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use support::{
-    c, find, free_port,
+    LONGEST, c,
+    client::Client,
+    eventually, find, free_port,
     guard::Guard,
     noise, skipped,
-    stage::{Stage, both, both_under, digest, python, script},
+    stage::{Stage, both, both_under, digest, listens, python, script},
+    switch::Policy,
+    world::World,
 };
+use tempfile::TempDir;
 
 #[test]
 fn python_asyncio_threads_and_selectors() {
@@ -72,17 +81,23 @@ fn node_http() {
     );
 }
 
-/// Threads of a Java program wait in a set to which others add connections with `EPOLLONESHOT`.
-#[test]
-fn java_asynchronous_channels_get_the_same_answers() {
+/// Java, and the folder with the compiled `AsynchronousEcho`; `None`, said aloud, if there is no Java.
+fn java_echo() -> Option<(PathBuf, TempDir)> {
     let package = "openjdk-17-jdk-headless";
-    let (Some(javac), Some(java)) = (find("javac", package), find("java", package)) else { return };
+    let (javac, java) = (find("javac", package)?, find("java", package)?);
     let classes = tempfile::Builder::new().prefix("partywall-java-").tempdir().unwrap();
     fs::set_permissions(classes.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mut compile = Command::new(javac);
     compile.arg("-d").arg(classes.path()).arg(script("AsynchronousEcho.java")).stderr(Stdio::piped());
     let compiled = Guard::spawn(&mut compile).output();
     assert!(compiled.status.success(), "javac: {}", String::from_utf8_lossy(&compiled.stderr));
+    Some((java, classes))
+}
+
+/// Threads of a Java program wait in a set to which others add connections with `EPOLLONESHOT`.
+#[test]
+fn java_asynchronous_channels_get_the_same_answers() {
+    let Some((java, classes)) = java_echo() else { return };
     let classes = classes.path().to_str().unwrap();
     for policy in [None, Some("now")] {
         both_under(
@@ -180,6 +195,146 @@ fn node_24_keeps_connections() {
     if let Some(node) = node_release(24) {
         node_keeps_connections(&node);
     }
+}
+
+/// A server and its client, each with its output in a file.
+struct Pair {
+    name: String,
+    server: Guard,
+    client: Guard,
+    output: PathBuf,
+    errors: PathBuf,
+    /// How long the output was, and since when.
+    length: (u64, Instant),
+}
+
+impl Pair {
+    fn start(stage: &Stage<'_>, name: &str, program: &Path, server: &[&str], client: &[&str], seconds: &str) -> Self {
+        let (port, address) = (free_port(), stage.address());
+        let p = port.to_string();
+        let mut running = stage.server(program, &[server, &[address, &p]].concat());
+        eventually("the server listens", || {
+            assert!(running.ended().is_none(), "{name}: the server ended");
+            listens(running.id(), port)
+        });
+        let (output, errors) = (stage.path(&format!("{name}.out")), stage.path(&format!("{name}.err")));
+        let mut command = stage.command(1, program);
+        // Node's client takes the number of requests before the time.
+        let requests: &[&str] = if name.starts_with("node") { &["500"] } else { &[] };
+        command.args(client).args([address, &p]).args(requests).arg(seconds);
+        command.stdout(fs::File::create(&output).unwrap()).stderr(fs::File::create(&errors).unwrap());
+        let client = Guard::spawn(&mut command);
+        Self { name: name.to_owned(), server: running, client, output, errors, length: (0, Instant::now()) }
+    }
+
+    /// Whether the client has ended, as it should: both have no error until then, and answers come.
+    fn is_done(&mut self, place: &str) -> bool {
+        let what = format!("{} {place}", self.name);
+        let log = self.output.with_file_name("server.log");
+        let errors = || fs::read_to_string(&self.errors).unwrap() + &fs::read_to_string(&log).unwrap_or_default();
+        assert!(self.server.ended().is_none(), "{what}: the server ended: {}", errors());
+        if let Some(status) = self.client.ended() {
+            assert!(status.success(), "{what}: {status}, {}", errors());
+            return true;
+        }
+        let length = fs::metadata(&self.output).unwrap().len();
+        if length > self.length.0 {
+            self.length = (length, Instant::now());
+        }
+        assert!(
+            self.length.1.elapsed() < 3 * LONGEST,
+            "{what}: no answers any more; {length} bytes of them, {}",
+            errors()
+        );
+        false
+    }
+
+    fn lines(&self) -> Vec<String> {
+        fs::read_to_string(&self.output).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.server.id())).unwrap().count()
+    }
+}
+
+/// Node 22 and 24 and Java's asynchronous channels, beside the same over TCP, while the move rules change: the same answers, all of them
+/// checked, and no descriptors that pile up.
+#[test]
+#[ignore = "runs for PARTYWALL_SOAK_SECONDS (60); `make soak` runs it"]
+fn runtimes_that_run_for_long_get_the_answers_of_tcp() {
+    let seconds = std::env::var("PARTYWALL_SOAK_SECONDS").unwrap_or_else(|_| "60".to_owned());
+    let folder = || {
+        let folder = tempfile::Builder::new().prefix("partywall-programs-").tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        folder
+    };
+    let world = World::new();
+    let plain = Stage { world: None, spaces: None, folder: folder() };
+    let ours = Stage { world: Some(&world), spaces: None, folder: folder() };
+    let mut pairs: Vec<[Pair; 2]> = Vec::new();
+    let (node_server, node_client) = (script("http_server.js"), script("http_kept_client.js"));
+    for major in [22, 24] {
+        if let Some(node) = node_release(major) {
+            let name = format!("node {major}");
+            pairs.push(
+                [&plain, &ours]
+                    .map(|stage| Pair::start(stage, &name, &node, &[&node_server], &[&node_client], &seconds)),
+            );
+        }
+    }
+    let java = java_echo();
+    if let Some((java, classes)) = &java {
+        let arguments =
+            |role| ["-Xshare:auto", "-Xmx64m", "-cp", classes.path().to_str().unwrap(), "AsynchronousEcho", role];
+        pairs.push(
+            [&plain, &ours]
+                .map(|stage| Pair::start(stage, "java", java, &arguments("server"), &arguments("client"), &seconds)),
+        );
+    }
+    let mut policy = Policy::new(world.socket());
+    let mut client = Client::join(&world.socket(), "watcher").unwrap();
+    let mut seen: HashMap<u64, Vec<(u64, u32)>> = HashMap::new();
+    // The default first, for most of the time.
+    for (turn, rules) in ["after=16,bytes=65536", "now", "after=16,bytes=65536", "never"].iter().cycle().enumerate() {
+        if turn > 0 {
+            policy.set(rules);
+        }
+        for _ in 0..10 {
+            for row in client.channels() {
+                if let Some(sides) = client.look(row.channel) {
+                    seen.insert(row.channel, sides);
+                }
+            }
+            thread::sleep(Duration::from_millis(500));
+        }
+        // Both of each, so that what is wrong is noticed at once.
+        let running = pairs.iter_mut().flatten().enumerate().filter_map(|(at, pair)| {
+            let place = if at % 2 == 0 { "over TCP" } else { "with the library" };
+            (!pair.is_done(place)).then_some(())
+        });
+        if running.count() == 0 {
+            break;
+        }
+    }
+    let bytes: u64 = seen.values().flatten().map(|side| side.0).sum();
+    let switches: u64 = seen.values().flatten().map(|side| u64::from(side.1)).sum();
+    eprintln!("{} channels were seen, with {bytes} bytes on rings and {switches} switches", seen.len());
+    for [plain, ours] in &pairs {
+        let name = &ours.name;
+        let lines = [plain.lines(), ours.lines()];
+        eprintln!(
+            "{name}: {} lines over TCP, {} with the library; the last: {:?}",
+            lines[0].len(),
+            lines[1].len(),
+            lines[1].last()
+        );
+        assert!(!lines[0].is_empty() && !lines[1].is_empty(), "{name}: no answers");
+        let differ = lines[0].iter().zip(&lines[1]).position(|(plain, ours)| plain != ours);
+        assert_eq!(differ, None, "{name}: the first line that differs");
+        eventually("the server has closed its connections", || ours.descriptors() <= plain.descriptors() + 16);
+    }
+    assert!(pairs.is_empty() || bytes > 1 << 20, "{bytes} bytes on rings");
 }
 
 /// A program that waits in a ring of `io_uring` and reads by `recv`: every answer comes, whichever side makes the ring, and when.

@@ -15,10 +15,11 @@
 //! The links of the library ([`crate::Link`]) are made the same way. They carry packets, where a bell is a byte of a stream, so that one
 //! call takes many.
 
+use crate::packet;
 use crate::sockopt::{guarded_pair, refuses_descriptors};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::io;
 
 /// Makes the two ends. The caller gives each away and keeps none. An end is readable when the peer has rung, and hangs up when the peer's
@@ -77,7 +78,7 @@ pub fn hear(listen: impl AsFd) -> Heard {
 ///
 /// `EAGAIN` if there are none, `EBADMSG` if the peer has sent descriptors. They are not taken.
 pub fn take(listen: impl AsFd, bells: &mut [u8]) -> Result<usize, Errno> {
-    if !refuses_descriptors(&listen) && has_descriptors(&listen)? {
+    if !refuses_descriptors(&listen) && packet::has_descriptors(&listen, RecvFlags::DONTWAIT)? {
         return Err(Errno::BADMSG);
     }
     loop {
@@ -100,16 +101,6 @@ pub fn is_poisoned(listen: impl AsFd) -> bool {
             Err(e) => return e == Errno::BADMSG,
         }
     }
-}
-
-/// Whether descriptors come next, or after what comes next. They are not taken, so none has to be closed.
-fn has_descriptors(listen: impl AsFd) -> Result<bool, Errno> {
-    let mut byte = [0; 1];
-    let mut into = [io::IoSliceMut::new(&mut byte)];
-    let mut no_room = RecvAncillaryBuffer::new(&mut []);
-    let seen = rustix::net::recvmsg(&listen, &mut into, &mut no_room, RecvFlags::DONTWAIT | RecvFlags::PEEK)?;
-    // Ancillary data that found no room: nothing but descriptors comes on a socket whose options are as they were made.
-    Ok(seen.flags.contains(ReturnFlags::CTRUNC))
 }
 
 #[cfg(test)]

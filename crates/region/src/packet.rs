@@ -50,6 +50,24 @@ pub fn try_recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<ReceivedPacket
     recv_with(fd, buf, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
 }
 
+/// The same for a packet that brings no descriptor; one that brings any is left where it is, and is `None`. So nothing has to be closed that
+/// the sender made, however long that would take. Nobody else may receive from this socket meanwhile.
+pub fn try_recv_without_descriptors(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Option<ReceivedPacket>> {
+    match retry(|| has_descriptors(fd, RecvFlags::DONTWAIT))? {
+        true => Ok(None),
+        false => try_recv(fd, buf).map(Some),
+    }
+}
+
+/// Whether descriptors come with the next packet, or on a stream with what comes next. They are not taken, so none has to be closed.
+pub(crate) fn has_descriptors(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<bool> {
+    let mut byte = [0; 1];
+    let mut no_room = RecvAncillaryBuffer::new(&mut []);
+    let seen = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut byte)], &mut no_room, how | RecvFlags::PEEK)?;
+    // Ancillary data that found no room: nothing but descriptors comes on a socket whose options are as they were made.
+    Ok(seen.flags.contains(ReturnFlags::CTRUNC))
+}
+
 /// Whether `fd` is a `SOCK_SEQPACKET` UNIX socket, as links and sessions must be.
 pub fn is_seqpacket(fd: impl AsFd) -> bool {
     rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
@@ -123,6 +141,20 @@ mod tests {
         let r = recv(b.as_fd(), &mut buf).unwrap();
         assert_eq!((&buf[..r.len], r.fds.len(), r.truncated), (&b"two"[..], 2, false));
         assert_eq!(try_recv(b.as_fd(), &mut buf).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn packet_with_descriptors_is_left_by_who_takes_none() {
+        let (a, b) = pair().unwrap();
+        let mut buf = [0; 8];
+        let mut take = || try_recv_without_descriptors(b.as_fd(), &mut buf).map(|taken| taken.map(|packet| packet.len));
+        assert_eq!(take().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        send(a.as_fd(), b"one", &[]).unwrap();
+        send(a.as_fd(), b"", &[a.as_fd()]).unwrap();
+        assert_eq!(take().unwrap(), Some(3));
+        assert_eq!(take().unwrap(), None);
+        assert_eq!(take().unwrap(), None);
+        assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap().fds.len(), 1, "it has stayed as it was");
     }
 
     #[test]

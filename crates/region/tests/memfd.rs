@@ -188,3 +188,33 @@ fn sizes_that_no_region_has_are_refused_before_anything_is_made() {
         assert!(OwnRegion::create(&RegionOptions::endpoint(ring_size)).is_err(), "{ring_size}");
     }
 }
+
+/// Where the kernel gathers ordinary shared pages into huge ones, files show the block size of huge pages without being of hugetlb. A region
+/// with that block size was once refused on such machines.
+#[test]
+fn file_with_block_size_of_transparent_huge_pages_is_not_hugetlb() {
+    let Some(folder) = tmpfs_of_huge_pages() else {
+        eprintln!("SKIPPED: needs the right to mount, and transparent huge pages for tmpfs");
+        return;
+    };
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&folder, "region", flags, Mode::RUSR | Mode::WUSR).unwrap();
+    rustix::fs::ftruncate(&file, 4 << 20).unwrap();
+    assert!(rustix::fs::fstat(&file).unwrap().st_blksize > 1 << 20, "this file shows no such block size");
+    assert!(!memfd::is_hugetlb(&file));
+    // What is of hugetlb is so without a page of it.
+    let huge = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    match rustix::fs::memfd_create("huge", huge) {
+        Ok(memory) => assert!(memfd::is_hugetlb(&memory)),
+        Err(error) => eprintln!("SKIPPED: memory of hugetlb: {error}"),
+    }
+}
+
+/// A file system that is attached nowhere, so that it ends with this descriptor.
+fn tmpfs_of_huge_pages() -> Option<OwnedFd> {
+    use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+    let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
+    rustix::mount::fsconfig_set_string(context.as_fd(), "huge", "always").ok()?;
+    rustix::mount::fsconfig_create(context.as_fd()).ok()?;
+    rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).ok()
+}

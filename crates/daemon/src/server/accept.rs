@@ -14,6 +14,7 @@ use rustix::net::SocketFlags;
 
 use super::containers;
 use super::home;
+use super::judge::is_hung_up;
 use super::shares::Stopwatch;
 use super::{BURST, CONTAINERS, CoreEvent, LISTENER, ReadBy, Server, SessionId, SessionSocket, listeners};
 use crate::credentials::{Account, Credentials, Home};
@@ -27,9 +28,13 @@ const NO_PROCESS: u32 = 1 << 31;
 /// How long the listening socket is left alone when not even turning people away works.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections taken out of the kernel's queue per turn: what is done for each takes some 50 microseconds, and meanwhile nobody is
-/// heard.
-const ACCEPTED: usize = 64;
+/// Connections taken out of the kernel's queue per turn whose clients are asked for: that takes some 50 microseconds for each, and meanwhile
+/// nobody is heard.
+pub(super) const ACCEPTED: usize = 64;
+
+/// Connections taken out of the kernel's queue per turn at all. Most of a flood's clients have left before, and then nobody is asked for: a
+/// client that connects behind them waits in the same queue.
+const TAKEN: usize = 4 * ACCEPTED;
 
 /// Sessions begun per turn, however many users want one.
 const ADMITTED: usize = 16;
@@ -127,10 +132,18 @@ fn spare() -> io::Result<File> {
 impl Server {
     /// Takes connections out of the kernel's queue, which all users share, into the queues of their users.
     pub(super) fn accept(&mut self, door: Door) {
-        for _ in 0..ACCEPTED {
+        let mut asked = 0;
+        for _ in 0..TAKEN {
+            if asked == ACCEPTED {
+                return;
+            }
             let Some(listener) = self.listener(door) else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.arrive(door, socket),
+                Ok(socket) if is_hung_up(&socket) => self.readers.dispose(socket),
+                Ok(socket) => {
+                    asked += 1;
+                    self.arrive(door, socket);
+                }
                 Err(Errno::AGAIN) => return,
                 // It gave up while it queued.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
@@ -199,21 +212,31 @@ impl Server {
     /// Begins a session, which the process of its user reads. A client that is refused gets an answer, too.
     fn admit(&mut self, arrival: Arrival) {
         let Arrival { socket, peer, home } = arrival;
+        if is_hung_up(&socket) {
+            return self.readers.dispose(socket);
+        }
         let session = self.next_session();
         let peer = credentials(peer, home, session);
         self.sessions.insert(session, SessionSocket { socket, read: ReadBy::Nobody });
         self.feed(CoreEvent::Opened { session, peer });
+        if !self.sessions.contains_key(&session) {
+            return;
+        }
+        let reader = match self.readers.reader_of(peer.account()) {
+            Ok(reader) => reader,
+            Err(reason) => return self.refuse(session, Refusal::OutOfResources, reason),
+        };
+        self.hear_first(session);
         let Some(open) = self.sessions.get_mut(&session) else { return };
-        let given = self.readers.reader_of(peer.account()).and_then(|reader| {
-            rustix::net::sockopt::set_socket_send_buffer_size(&open.socket, SEND_BUFFER)
-                .map_err(io::Error::from)
-                .and_then(|()| self.readers.serve(reader, session.0, open.socket.as_fd()))
-                .map_err(|e| format!("the system refuses what a session needs: {e}"))?;
-            open.read = ReadBy::Reader(reader);
-            Ok(())
-        });
-        if let Err(reason) = given {
-            self.refuse(session, Refusal::OutOfResources, reason);
+        let given = rustix::net::sockopt::set_socket_send_buffer_size(&open.socket, SEND_BUFFER)
+            .map_err(io::Error::from)
+            .and_then(|()| self.readers.serve(reader, session.0, open.socket.as_fd()));
+        match given {
+            Ok(()) => open.read = ReadBy::Reader(reader),
+            Err(e) => {
+                let reason = format!("the system refuses what a session needs: {e}");
+                self.refuse(session, Refusal::OutOfResources, reason);
+            }
         }
     }
 

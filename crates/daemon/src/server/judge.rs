@@ -88,9 +88,19 @@ fn sort(fd: BorrowedFd<'_>) -> Sort {
     if rustix::fs::fcntl_get_seals(fd).is_ok() { Sort::Memory } else { Sort::Nothing }
 }
 
+/// Whether a client has closed its end of a session: what it may have sent before has nobody to be answered to.
+pub(super) fn is_hung_up(socket: impl AsFd) -> bool {
+    // Reported in any case.
+    has_any(socket, PollFlags::empty())
+}
+
 /// Whether reading nothing meant the end, or was a packet of no bytes.
 pub(super) fn has_ended(socket: impl AsFd) -> bool {
-    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+    has_any(socket, PollFlags::RDHUP)
+}
+
+fn has_any(socket: impl AsFd, flags: PollFlags) -> bool {
+    let mut fds = [PollFd::new(&socket, flags)];
     loop {
         match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             Err(Errno::INTR) => {}

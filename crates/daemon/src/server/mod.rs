@@ -9,8 +9,9 @@
 //!            +-------------------------------------------------------------+
 //! ```
 //!
-//! One thread, which never blocks but in `epoll_wait`. It receives, asks and closes nothing that a stranger made: the processes of
-//! [`readers`] do. A session costs a map entry here and its accounts in the core; what is
+//! One thread, which never blocks but in `epoll_wait`. It receives, asks and closes no descriptor that a stranger made: the processes of
+//! [`readers`] do. It takes a session's first packet itself if no descriptor comes with it, so a client that joins waits for no reader.
+//! A session costs a map entry here and its accounts in the core; what is
 //! in transit to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C12), and
 //! nowhere else: an answer that does not fit ends the session.
 //!

@@ -302,6 +302,60 @@ fn new_session_behind_many_of_other_user_is_next() {
     assert!(bench.server.next_session - FIRST_SESSION <= 2 * BURST as u64, "a turn begins few sessions of each user");
 }
 
+/// A packet with which a client joins.
+fn join() -> Vec<u8> {
+    let mut packet = Vec::new();
+    wire::encode(1, &Message::Join { version: wire::VERSION, name: "a".into() }, &mut packet);
+    packet
+}
+
+/// The event loop alone: another turn would be needed to hear what a reader reports.
+#[test]
+fn join_that_came_with_its_connection_is_answered_in_same_turn() {
+    let mut bench = Bench::new();
+    let client = bench.connect();
+    packet::try_send(client.as_fd(), &join(), &[]).unwrap();
+    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    let mut answer = [0; wire::MAX_PACKET];
+    let len = packet::try_recv(client.as_fd(), &mut answer).unwrap().len;
+    assert!(matches!(wire::decode(&answer[..len]), Ok((1, Message::Joined { .. }))));
+    // Its reader has the session from then on.
+    let mut packet = Vec::new();
+    wire::encode(2, &Message::Ping {}, &mut packet);
+    packet::try_send(client.as_fd(), &packet, &[]).unwrap();
+    bench.settle();
+    let len = packet::try_recv(client.as_fd(), &mut answer).unwrap().len;
+    assert!(matches!(wire::decode(&answer[..len]), Ok((2, Message::Done {}))));
+}
+
+#[test]
+fn first_packet_with_descriptors_is_left_to_reader() {
+    let mut bench = Bench::new();
+    let client = bench.connect();
+    packet::try_send(client.as_fd(), &join(), &[client.as_fd()]).unwrap();
+    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    let mut answer = [0; wire::MAX_PACKET];
+    let waits = packet::try_recv(client.as_fd(), &mut answer).unwrap_err();
+    assert_eq!(waits.kind(), std::io::ErrorKind::WouldBlock, "the event loop has received a stranger's descriptor");
+    bench.settle();
+    let len = packet::try_recv(client.as_fd(), &mut answer).unwrap().len;
+    assert!(matches!(wire::decode(&answer[..len]), Ok((1, Message::Refused { .. }))));
+}
+
+#[test]
+fn connections_whose_clients_have_left_delay_no_new_session() {
+    let mut bench = Bench::new();
+    for _ in 0..2 * accept::ACCEPTED {
+        let left = bench.connect();
+        packet::try_send(left.as_fd(), &join(), &[]).unwrap();
+    }
+    let honest = bench.connect();
+    packet::try_send(honest.as_fd(), &join(), &[]).unwrap();
+    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    assert_eq!(bench.server.next_session, FIRST_SESSION + 1, "sessions were begun for nobody, or none for the client");
+    assert!(packet::try_recv(honest.as_fd(), &mut [0; wire::MAX_PACKET]).is_ok());
+}
+
 #[test]
 fn session_that_is_hung_up_on_for_many_others_of_its_user_is_counted() {
     let mut bench = Bench::new();
@@ -331,9 +385,7 @@ fn user_who_used_up_a_share_is_heard_in_next_period_and_others_before() {
     let own = Account::of(User::Host(rustix::process::geteuid().as_raw()), Home::Broker);
     bench.server.charge(own, Duration::from_secs(1));
 
-    let mut packet = Vec::new();
-    wire::encode(1, &Message::Join { version: wire::VERSION, name: "a".into() }, &mut packet);
-    packet::try_send(speaks.as_fd(), &packet, &[]).unwrap();
+    packet::try_send(speaks.as_fd(), &join(), &[]).unwrap();
     let _late = bench.connect();
     let begun = bench.server.next_session;
     let heard = |bench: &mut Bench| bench.server.core.status().domains == 1;

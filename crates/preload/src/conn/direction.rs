@@ -51,6 +51,12 @@ impl<T> DirectionLock<T> {
         }
     }
 
+    /// Whether this very thread holds the lock, in a call that a signal handler has interrupted. The handler cannot wait for that call, which
+    /// continues when the handler has returned.
+    pub(crate) fn is_held_by_this_thread(&self) -> bool {
+        self.lock.is_own()
+    }
+
     /// Whether no living thread holds the lock.
     pub(crate) fn is_free(&self) -> bool {
         self.lock.is_free()

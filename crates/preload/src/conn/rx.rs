@@ -85,7 +85,7 @@ impl Conn {
                 }
                 Err(error) => return Err(error),
             }
-            if dont_wait || self.may_not_wait(fd) {
+            if dont_wait || self.may_not_wait(fd) || self.rx.is_held_by_this_thread() {
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             if peek && done > 0 {

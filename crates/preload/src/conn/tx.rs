@@ -76,7 +76,7 @@ impl Conn {
             if cursor.left() == 0 {
                 return Ok(done);
             }
-            if dont_wait || self.may_not_wait(fd) {
+            if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
                 // As long as the room that has come is of use.
                 refused += 1;
                 if self.refuse() && refused < super::ROUNDS {
@@ -334,7 +334,7 @@ impl Conn {
                     return Err(error);
                 }
             }
-            if dont_wait || self.may_not_wait(fd) {
+            if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
                 refused += 1;
                 // What the source has none of is no want of room.
                 if !is_source_empty && self.refuse() && refused < super::ROUNDS {

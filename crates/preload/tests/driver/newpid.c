@@ -1,5 +1,6 @@
 // A program that forks a child in its own pid namespace, and then one in another.
 //
+//   newpid PORT daemon   connects to an echo server, goes on in a child whose parent ends at once, and says the same of that child
 //   newpid PORT   connects to an echo server, and says for each child by which way the connection goes after the fork, and in how many
 //                 exchanges of the child and of the parent bytes were missing or wrong
 #define _GNU_SOURCE
@@ -71,6 +72,13 @@ int main(int count, char **values) {
     // Until it has its ring.
     for (int i = 0; i < 10; ++i)
         if (wrong(fd, 3)) return 5;
+    if (count > 2) {
+        if (daemon(1, 1)) return 7;
+        unsigned long before = sent_by_tcp(fd);
+        int failures = wrong(fd, 4);
+        printf("daemon: %s wrong %d\n", sent_by_tcp(fd) == before ? "ring" : "tcp", failures);
+        return 0;
+    }
     fork_one(fd, "same");
     fflush(stdout);
     if (unshare(CLONE_NEWPID)) return 6;

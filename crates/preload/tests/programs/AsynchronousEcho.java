@@ -1,5 +1,6 @@
 // A server that sends back what it gets, and a client that checks it, both with asynchronous channels: their threads wait in an epoll set
-// to which others add connections with EPOLLONESHOT. Usage: AsynchronousEcho server ADDRESS PORT, AsynchronousEcho client ADDRESS PORT
+// to which others add connections with EPOLLONESHOT. With SECONDS the client does the same again and again for so long, each time over new
+// connections. Usage: AsynchronousEcho server ADDRESS PORT, AsynchronousEcho client ADDRESS PORT [SECONDS]
 import java.net.InetSocketAddress;
 import java.net.StandardSocketOptions;
 import java.nio.ByteBuffer;
@@ -19,7 +20,11 @@ public class AsynchronousEcho {
         if (arguments[0].equals("server")) {
             serve(address);
         } else {
-            ask(address);
+            long end = System.nanoTime() + 1_000_000_000L * (arguments.length > 3 ? Long.parseLong(arguments[3]) : 0);
+            do {
+                ask(address);
+            } while (System.nanoTime() < end);
+            System.exit(0);
         }
     }
 
@@ -98,7 +103,7 @@ public class AsynchronousEcho {
             all[i] = new Questions(channel, i, running);
             all[i].next();
         }
-        if (!running.await(100, TimeUnit.SECONDS)) {
+        if (!running.await(1000, TimeUnit.SECONDS)) {
             for (Questions one : all) {
                 System.err.println("connection " + one.number + " has " + one.asked + " answers");
             }
@@ -107,7 +112,6 @@ public class AsynchronousEcho {
         for (Questions one : all) {
             System.out.println(one.number + ": " + one.asked + " answers, " + Long.toHexString(one.sum.getValue()));
         }
-        System.exit(0);
     }
 
     static class Questions {

@@ -1,7 +1,7 @@
 //! A client of the broker, packet by packet: sets the policy, and looks at socket connections.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
 
@@ -31,10 +31,19 @@ impl Client {
     }
 
     fn ask(&mut self, message: &Message) -> Option<(Message, Vec<OwnedFd>)> {
+        self.ask_with(message, &[])
+    }
+
+    /// `None` if the broker has gone.
+    pub(crate) fn ask_with(
+        &mut self,
+        message: &Message,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Option<(Message, Vec<OwnedFd>)> {
         self.request += 1;
         let mut bytes = Vec::new();
         wire::encode(self.request, message, &mut bytes);
-        packet::send(self.socket.as_fd(), &bytes, &[]).ok()?;
+        packet::send(self.socket.as_fd(), &bytes, descriptors).ok()?;
         let mut buffer = vec![0; MAX_PACKET];
         let received = packet::recv(self.socket.as_fd(), &mut buffer).ok()?;
         if received.len == 0 {

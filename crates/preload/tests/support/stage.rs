@@ -97,12 +97,12 @@ pub(crate) fn listens(process: u32, port: u16) -> bool {
 }
 
 /// Plays a scenario without and with the library, on loopback and between namespaces: the same output, and at least this number of
-/// bytes over rings.
+/// bytes over rings, to which connections go at once.
 pub(crate) fn both(scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
-    both_under(None, scenario, least);
+    both_under(Some("now"), scenario, least);
 }
 
-/// The same under a policy; `None` for the one that there is without.
+/// The same under these move rules; `None` for those that there are without any.
 pub(crate) fn both_under(policy: Option<&str>, scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
     let spaces = Namespaces::create();
     for spaces in [None, spaces.as_ref()].into_iter().take(1 + usize::from(spaces.is_some())) {
@@ -121,7 +121,7 @@ pub(crate) fn both_under(policy: Option<&str>, scenario: &dyn Fn(&Stage<'_>) -> 
         if let Some(clauses) = policy {
             Policy::new(world.socket()).set(clauses);
         }
-        let switch = Switch::new(&world);
+        let switch = Switch::watch(&world);
         let ours = scenario(&Stage { world: Some(&world), spaces, folder: folder() });
         assert_eq!(plain, ours, "{place}: without, and with the library");
         let seen = switch.seen();

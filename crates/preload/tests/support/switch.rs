@@ -129,9 +129,14 @@ impl Hand {
 impl Switch {
     /// Everything is up from here on.
     pub(crate) fn new(world: &World) -> Self {
+        Policy::new(world.socket()).turn(true);
+        Self::watch(world)
+    }
+
+    /// Leaves the move rules as they are.
+    pub(crate) fn watch(world: &World) -> Self {
         let seen: Arc<Mutex<HashMap<u64, Held>>> = Arc::default();
         let (socket, noted) = (world.socket(), Arc::clone(&seen));
-        Policy::new(socket.clone()).turn(true);
         let path = socket.clone();
         let mut client = None;
         let watcher = Thread::repeat(move || {

@@ -48,6 +48,8 @@ fn partywalld() -> &'static Path {
 
 /// A broker in its own folder; both go with this value.
 pub(crate) struct World {
+    /// What starts the broker.
+    launcher: &'static [&'static str],
     // Fields drop in order: the broker ends before its folder goes.
     broker: std::cell::RefCell<Guard>,
     folder: TempDir,
@@ -55,6 +57,15 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::of_broker_started_by(&[])
+    }
+
+    /// A world whose broker may not read sequence numbers, as that of an ordinary user.
+    pub(crate) fn without_sequence_numbers() -> Self {
+        Self::of_broker_started_by(&["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"])
+    }
+
+    fn of_broker_started_by(launcher: &'static [&'static str]) -> Self {
         let folder = tempfile::Builder::new().prefix("partywall-preload-test-").tempdir().unwrap();
         // Programs that become another user must find the broker.
         let open = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
@@ -62,12 +73,19 @@ impl World {
         let everyone = "[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n";
         let rules = format!("administrators = [{}]\n{everyone}", rustix::process::geteuid().as_raw());
         std::fs::write(folder.path().join("policy.toml"), rules).unwrap();
-        let broker = std::cell::RefCell::new(Self::start(folder.path()));
-        Self { broker, folder }
+        let broker = std::cell::RefCell::new(Self::start(launcher, folder.path()));
+        Self { launcher, broker, folder }
     }
 
-    fn start(folder: &Path) -> Guard {
-        let mut command = Command::new(partywalld());
+    fn start(launcher: &[&str], folder: &Path) -> Guard {
+        let mut command = match launcher {
+            [] => Command::new(partywalld()),
+            [program, arguments @ ..] => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(partywalld());
+                command
+            }
+        };
         let socket = folder.join("broker.sock");
         command.arg("--socket").arg(&socket).arg("--policy").arg(folder.join("policy.toml"));
         let log = File::options().append(true).create(true).open(folder.join("broker.log")).unwrap();
@@ -109,7 +127,7 @@ impl World {
 
     /// A new one in its place.
     pub(crate) fn restart_broker(&self) {
-        *self.broker.borrow_mut() = Self::start(self.folder.path());
+        *self.broker.borrow_mut() = Self::start(self.launcher, self.folder.path());
     }
 
     /// Has the broker read its policy file again.

@@ -14,12 +14,13 @@
 
 use super::{BELL, DROPPED, hung_up_or, poll_until};
 use crate::event::LinkEvent;
+use crate::packet;
 use crate::sockopt::{guarded_pair, refuses_descriptors};
 use partywall_shm::corrupt::Corrupt;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -124,14 +125,7 @@ impl Bells {
 
     /// Whether the next packet has descriptors. They are not taken, so none has to be closed.
     fn has_descriptors(&self, how: RecvFlags) -> io::Result<bool> {
-        let seen = retry_reset(|| {
-            let mut packet = [0; 2];
-            let mut into = [io::IoSliceMut::new(&mut packet)];
-            let mut no_room = rustix::net::RecvAncillaryBuffer::new(&mut []);
-            rustix::net::recvmsg(&*self.socket, &mut into, &mut no_room, how | RecvFlags::PEEK).map(|seen| seen.flags)
-        })?;
-        // Ancillary data that found no room: nothing but descriptors comes on a socket whose options are as they were made.
-        Ok(seen.contains(ReturnFlags::CTRUNC))
+        retry_reset(|| packet::has_descriptors(&*self.socket, how))
     }
 
     /// Whether something lies in the socket, which has been shut down, that closing it would close.

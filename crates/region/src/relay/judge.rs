@@ -16,11 +16,10 @@ use super::core::MemoryDelivery;
 use super::doorbells::VectorEvent;
 use super::effects::{FileNumbers, numbers_of};
 use crate::link::Packet;
-use crate::{Link, LinkEvent};
+use crate::{Link, LinkEvent, packet};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
-use std::io::IoSliceMut;
+use rustix::net::RecvFlags;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -111,12 +110,8 @@ fn judge(link: &Link) -> JudgedPacket {
 pub(super) fn has_descriptors(link: &Link) -> bool {
     let Link::Socket(socket) = link else { return false };
     loop {
-        let mut byte = [0; 1];
-        let mut into = [IoSliceMut::new(&mut byte)];
-        let mut no_room = RecvAncillaryBuffer::new(&mut []);
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        match rustix::net::recvmsg(socket, &mut into, &mut no_room, flags) {
-            Ok(seen) => return seen.flags.contains(ReturnFlags::CTRUNC),
+        match packet::has_descriptors(socket, RecvFlags::DONTWAIT) {
+            Ok(has) => return has,
             // A reset is reported once, before what the peer had sent.
             Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(_) => return false,
