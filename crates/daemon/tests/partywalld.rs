@@ -366,7 +366,7 @@ fn log_in_the_journal_has_a_field_for_each_value() {
         return;
     }
     let mut unshare = Command::new("timeout");
-    unshare.args(["120", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    unshare.args(["--signal=KILL", "120", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     unshare.args(["bash", "-c", JOURNAL, "bash", PARTYWALLD]).env_remove("PARTYWALL_LOG").env_remove("NOTIFY_SOCKET");
     let (output, log) = run(unshare);
     let text = String::from_utf8(output.stdout).unwrap();
