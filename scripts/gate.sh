@@ -11,5 +11,6 @@ gate() {
         step "$check" cargo xtask "$check"
     done
     step "advisories" scripts/advisories.sh
+    step "crates can be published" scripts/publish.sh
     step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps "${FEATURES[@]}"
 }

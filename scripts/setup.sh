@@ -49,6 +49,8 @@ openssh-server            sshd
 openssh-client            ssh
 rsync                     rsync
 prometheus                prometheus
+zsh                       zsh
+fish                      fish
 valgrind                  valgrind
 clang                     clang
 capnproto                 capnp

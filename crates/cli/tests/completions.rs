@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use common::{Guard, PARTYWALL, World, partywall};
@@ -82,4 +83,78 @@ fn shell_without_a_broker_gets_options_at_once() {
     command.env("PARTYWALL_BROKER", "/nonexistent/broker").env("PARTYWALL_COMPLETE", "fish");
     let output = Guard::spawn(&mut command).output();
     assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+}
+
+/// A shell of the machine, with our programs first on its PATH, in a world whose names it is to complete. `None`, with a note on stderr, if it is missing.
+fn shell(name: &str, test: &str, world: &World) -> Option<Command> {
+    if !Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success()) {
+        // Past the harness, which keeps what tests print to itself.
+        let _ = std::io::stderr().write_all(format!("NOT TESTED: {test}: {name} is not installed\n").as_bytes());
+        return None;
+    }
+    let folder = std::path::Path::new(PARTYWALL).parent().unwrap();
+    let mut shell = Command::new(name);
+    shell.env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()));
+    // No settings of the user who runs the test, and none left behind.
+    shell.env("HOME", world.path("")).env("XDG_CONFIG_HOME", world.path("")).env("XDG_DATA_HOME", world.path(""));
+    shell.env("PARTYWALL_BROKER", world.socket()).env("PARTYWALL_DOMAIN", "watcher");
+    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Some(shell)
+}
+
+/// The scripts of both programs for a shell.
+fn scripts(world: &World, name: &str) -> [String; 2] {
+    let ours = partywall(&["completions", name]).output().unwrap().stdout;
+    let brokers = Command::new(common::partywalld()).args(["--print-completions", name]).output().unwrap().stdout;
+    [("partywall", ours), ("partywalld", brokers)].map(|(program, script)| {
+        let path = world.path(&format!("{program}.{name}"));
+        std::fs::write(&path, script).unwrap();
+        path.to_str().unwrap().to_owned()
+    })
+}
+
+/// What stands on the line after Tab, in a terminal.
+const ZSH: &str = r#"
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell "PS1=; autoload -Uz compinit; compinit -D -u; source $1; source $2; bindkey '^I' complete-word
+show() { zle -I; print -r -- \"<\$BUFFER>\"; BUFFER= }; zle -N show; bindkey '^Xs' show; print 'READ'Y"
+zpty -r -m shell shown '*READY*'
+for line in "${@:3}"; do
+    zpty -n -w shell "$line"$'\t'$'\x18s'
+    zpty -r -m shell shown '*<*>*'
+    print -r -- "${${shown##*<}%%>*}"
+done
+zpty -d shell
+"#;
+
+#[test]
+fn zsh_completes_names_of_the_broker_and_options_of_partywalld() {
+    let (world, _running) = world();
+    let Some(mut zsh) = shell("zsh", "zsh_completes_names_of_the_broker_and_options_of_partywalld", &world) else {
+        return;
+    };
+    zsh.args(["-f", "-c", ZSH, "zsh"]).args(scripts(&world, "zsh"));
+    zsh.args(["partywall cat d", "partywall cat db:", "partywall policy test --from w", "partywalld --check"]);
+    let output = Guard::spawn(&mut zsh).output();
+    let lines: Vec<_> = std::str::from_utf8(&output.stdout).unwrap().lines().map(str::trim_end).collect();
+    let expected =
+        ["partywall cat db:in", "partywall cat db:in", "partywall policy test --from web", "partywalld --check-policy"];
+    assert_eq!(lines, expected, "{}", common::said(&output));
+}
+
+#[test]
+fn fish_completes_names_of_the_broker_and_options_of_partywalld() {
+    let (world, _running) = world();
+    let Some(mut fish) = shell("fish", "fish_completes_names_of_the_broker_and_options_of_partywalld", &world) else {
+        return;
+    };
+    let test = "source $argv[1]; source $argv[2]; for line in $argv[3..]; complete -C $line; end";
+    fish.args(["--no-config", "-c", test]).args(scripts(&world, "fish"));
+    fish.args(["partywall cat d", "partywall cat db:", "partywall policy test --from w", "partywalld --check"]);
+    let output = Guard::spawn(&mut fish).output();
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    // Some have their help behind a tab.
+    let names: Vec<&str> = text.lines().map(|line| line.split('\t').next().unwrap_or_default()).collect();
+    assert_eq!(names, ["db:in", "db:in", "web", "--check-policy"], "{}", common::said(&output));
 }

@@ -18,8 +18,13 @@ fn json(output: &std::process::Output) -> Value {
 fn ping_measures_round_trips_and_each_way() {
     let world = World::new();
     let _responder = Guard::spawn(&mut world.partywall("b", &["ping", "-l"]));
-    let answer = json(&world.run("a", &["ping", "b", "-c", "200", "--wait", "60", "--json", "--one-way"]));
+    let picture = world.path("latency.svg");
+    let picture = picture.to_str().unwrap();
+    let answer =
+        json(&world.run("a", &["ping", "b", "-c", "200", "--wait", "60", "--json", "--one-way", "--plot", picture]));
     assert_eq!(answer["count"], 200);
+    let svg = std::fs::read_to_string(picture).unwrap();
+    assert!(svg.starts_with("<svg") && svg.matches("<polyline").count() == 3, "{svg}");
     for way in ["round_trip_ns", "there_ns", "back_ns"] {
         let (p50, p99, max) = (answer[way]["p50"].as_u64(), answer[way]["p99"].as_u64(), answer[way]["max"].as_u64());
         assert!(p50 > Some(0) && p50 <= p99 && p99 <= max, "{way}: {answer}");
@@ -95,4 +100,41 @@ fn list_and_stat_show_a_channel_while_it_lives() {
     assert_eq!(after["channels"], Value::Array(vec![]), "closed channels are gone");
     let text = String::from_utf8(world.run("watcher", &["stat"]).stdout).unwrap();
     assert_eq!(text.trim(), "no channel is open");
+}
+
+#[test]
+fn totals_count_ports_of_switches_and_named_disks() {
+    let world = World::new();
+    common::devices();
+    let (folder, disk, socket) = (world.path("net"), world.path("disk.raw"), world.path("disk.sock"));
+    let [folder, disk, socket] = [&folder, &disk, &socket].map(|path| path.to_str().unwrap());
+    std::fs::write(disk, [0; 4096]).unwrap();
+    let _switch = Guard::spawn(
+        world.partywall("x", &["net", "run", "lan", "--port", "a", "--folder", folder]).stdout(Stdio::null()),
+    );
+    let _disk = Guard::spawn(
+        world.partywall("x", &["blk", "serve", disk, "--socket", socket]).stdout(Stdio::null()).stderr(Stdio::null()),
+    );
+    let words = ["stat", "--total", "--json", "--net-folder", folder, "--disk", socket];
+    world.await_that("the switch and the disk answer", || {
+        let totals = json(&world.run("watcher", &words));
+        totals["network"]["lan"]["a"].is_object() && totals["disks"][socket].is_object()
+    });
+    let metrics = world.path("x.prom");
+    let written = ["stat", "--total", "--metrics", metrics.to_str().unwrap(), "--net-folder", folder, "--disk", socket];
+    assert!(world.run("watcher", &written).status.success());
+    let text = std::fs::read_to_string(metrics).unwrap();
+    let port = "partywall_net_port_connected{switch=\"lan\",port=\"a\"} 0\n";
+    assert!(text.contains(port) && text.contains("# TYPE partywall_blk_bytes_total counter\n"), "{text}");
+    let document = include_str!("../../../docs/metrics.md");
+    let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let undocumented: Vec<&str> = families.filter(|family| !document.contains(&format!("| `{family}`"))).collect();
+    assert!(undocumented.is_empty(), "{undocumented:?}");
+    // A disk that is not served is a note, and the rest is counted.
+    let absent = world.path("absent").to_str().unwrap().to_owned();
+    let totals = json(&world.run("watcher", &["stat", "--total", "--json", "--net-folder", folder, "--disk", &absent]));
+    assert!(
+        totals["notes"].to_string().contains("is not counted") && totals["network"]["lan"]["a"].is_object(),
+        "{totals}"
+    );
 }

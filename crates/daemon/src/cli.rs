@@ -13,8 +13,11 @@ use partywall_daemon::Config;
 use partywall_daemon::policy::MetricsAddress;
 use partywall_protocol::environment;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::DaemonFailure;
+use crate::journal::{self, Journal};
 use crate::manual::ManualPage;
 
 /// Read if it exists, the broker runs as root, and no other is named.
@@ -115,7 +118,7 @@ fn long_version() -> &'static str {
 /// How the log is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 enum LogFormat {
-    /// Lines for people
+    /// Lines for people; where systemd's journal reads them, entries with a field for each value, such as PARTYWALL_DOMAIN
     #[default]
     Text,
     /// A JSON object on each line
@@ -138,6 +141,14 @@ impl From<Exit> for ExitCode {
 
 impl DaemonArguments {
     pub(crate) fn start_log(&self) {
+        let journal = journal::reads_stderr();
+        if journal
+            && self.log_format == LogFormat::Text
+            && let Ok(layer) = Journal::open()
+        {
+            tracing_subscriber::registry().with(EnvFilter::new(&self.log)).with(layer).init();
+            return;
+        }
         let log = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(&self.log))
             .with_writer(std::io::stderr)
@@ -145,10 +156,9 @@ impl DaemonArguments {
             .log_internal_errors(false)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false);
-        // The journal stamps lines itself.
-        let journal = std::env::var_os("JOURNAL_STREAM").is_some();
         match (self.log_format, journal) {
             (LogFormat::Text, false) => log.init(),
+            // The journal stamps lines itself.
             (LogFormat::Text, true) => log.without_time().init(),
             (LogFormat::Json, _) => {
                 log.json().flatten_event(true).with_current_span(false).with_span_list(false).init()

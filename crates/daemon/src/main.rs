@@ -1,6 +1,7 @@
 //! `partywalld`: the broker as a program. A command line, signals, a log and word to systemd around a [`Server`].
 
 mod cli;
+mod journal;
 mod manual;
 mod notify;
 

@@ -335,6 +335,51 @@ fn json_log_has_an_object_on_each_line() {
     assert_eq!(joined["pid"], std::process::id());
 }
 
+/// Starts a separate journal below a private /run, and the broker as systemd would: with the journal as its stderr.
+const JOURNAL: &str = r#"
+mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/journal /run/log/journal
+/lib/systemd/systemd-journald 2> /dev/null &
+until [ -S /run/systemd/journal/socket ] && [ -d /run/log/journal/* ]; do sleep 0.02; done
+exec 2> /run/stderr
+export JOURNAL_STREAM=$(stat -L -c %d:%i /run/stderr)
+"$1" --socket /run/broker &
+until [ -S /run/broker ]; do sleep 0.02; done
+kill $!
+wait $!
+code=$?
+until journalctl -q --directory /run/log/journal -o json PARTYWALL_SOCKET=/run/broker | grep .; do sleep 0.02; done
+cat /run/stderr
+exit $code
+"#;
+
+#[test]
+fn log_in_the_journal_has_a_field_for_each_value() {
+    let has = |path: &str| Path::new(path).exists();
+    if !rustix::process::geteuid().is_root()
+        || !has("/lib/systemd/systemd-journald")
+        || !has("/usr/bin/journalctl")
+        || !has("/etc/machine-id")
+    {
+        // Past the harness, which keeps what tests print to itself.
+        let said = b"NOT TESTED: log_in_the_journal_has_a_field_for_each_value: needs root and systemd's journal\n";
+        std::io::Write::write_all(&mut std::io::stderr(), said).unwrap();
+        return;
+    }
+    let mut unshare = Command::new("timeout");
+    unshare.args(["--signal=KILL", "120", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    unshare.args(["bash", "-c", JOURNAL, "bash", PARTYWALLD]).env_remove("PARTYWALL_LOG").env_remove("NOTIFY_SOCKET");
+    let (output, log) = run(unshare);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}{log}");
+    let lines: Vec<&str> = text.lines().collect();
+    let entry: serde_json::Value = serde_json::from_str(lines[0]).unwrap();
+    assert_eq!(entry["SYSLOG_IDENTIFIER"], "partywalld", "{entry}");
+    assert_eq!((entry["PRIORITY"].as_str(), entry["_TRANSPORT"].as_str()), (Some("6"), Some("journal")), "{entry}");
+    let message = entry["MESSAGE"].as_str().unwrap();
+    assert!(message.starts_with("serving socket=/run/broker policy="), "{message}");
+    assert!(lines.iter().skip(1).all(|line| line.starts_with('{')), "stderr has lines too: {text}");
+}
+
 #[test]
 fn a_wrong_command_line_or_place_is_said_and_coded() {
     let (dir, socket) = place();

@@ -2,7 +2,9 @@
 
 pub(crate) mod distribution;
 pub(crate) mod exchange;
+mod plot;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use partywall::Stream;
@@ -24,6 +26,7 @@ Examples:
   partywall ping a                                    measure
   partywall ping a -c 1000 -i 1ms                     one per millisecond: the peer sleeps in between
   partywall ping a --one-way                          each direction separately (both clocks are this host's monotonic clock)
+  partywall ping a --one-way --plot latency.svg       a picture of all percentiles, for a browser
   partywall ping a:ping -s 4K --json                  for scripts; all times in nanoseconds";
 
 /// Measure the round trip to a peer
@@ -35,7 +38,7 @@ pub(crate) struct Args {
     endpoint: Option<String>,
 
     /// Answer pings until killed, any number of them at once
-    #[arg(short, long, conflicts_with_all = ["json", "one_way", "wait"])]
+    #[arg(short, long, conflicts_with_all = ["json", "one_way", "plot", "wait"])]
     listen: bool,
 
     #[command(flatten)]
@@ -83,6 +86,10 @@ pub(crate) struct MeasureArgs {
     /// Print JSON, times in nanoseconds
     #[arg(long)]
     json: bool,
+
+    /// Also draw the latency at each percentile into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 fn parse_message_size(text: &str) -> Result<u32, String> {
@@ -119,6 +126,10 @@ impl MeasureArgs {
 
     /// Prints what came out.
     pub(crate) fn print(&self, target: &str, results: &exchange::PingResults) -> Result<(), CommandFailure> {
+        if let Some(path) = &self.plot {
+            let picture = plot::draw(target, self.size, results);
+            std::fs::write(path, picture).context(format_args!("cannot write {}", path.display()))?;
+        }
         if self.json {
             output::print_json(&distribution::PingSummary::of(target, self.size, results))
         } else {

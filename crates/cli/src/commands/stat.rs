@@ -1,5 +1,6 @@
 //! `partywall stat`: the counters of live channels, read from their own memory.
 
+mod devices;
 mod total;
 mod view;
 
@@ -14,6 +15,7 @@ use crate::args::{Global, exit_table};
 use crate::connections::{Gatherer, Scope};
 use crate::exit::{Code, CommandFailure, Context};
 use crate::{human, output, session};
+use devices::DeviceArgs;
 use total::Adder;
 use view::{ChannelView, Stats};
 
@@ -36,11 +38,13 @@ reason if that is not the ring. Bytes that went by TCP \
 are not counted here. `partywall top` shows both, and connections that are only on TCP.
 
 With --total, everything that you may see is added up: connections of programs under `partywall run` and channels by kind and transport, the \
-reasons for TCP, and bytes and doorbells. With --watch, these counts do not fall when connections end. --metrics writes them for Prometheus.
+reasons for TCP, and bytes and doorbells. With --watch, these counts do not fall when connections end. --metrics writes them for Prometheus. \
+The ports of network switches and the named disks of virtual machines are counted as well, since their programs started.
 
 Examples:
   partywall stat --total                              totals of this host
   partywall stat --total --watch 15 --metrics /var/lib/prometheus/node-exporter/partywall.prom
+  partywall stat --total --disk /run/disk.sock        with a disk of a virtual machine
   partywall stat                                      every channel that you may see
   partywall stat 7 --watch 1                          channel 7, each second, with rates
   partywall stat --json --watch 1 | jq -c .           one line of JSON each second";
@@ -60,6 +64,9 @@ pub(crate) struct Args {
     /// With --total: write the totals as metrics for Prometheus to this file, each time again, instead of showing them
     #[arg(long, value_name = "FILE", requires = "total", conflicts_with = "json")]
     metrics: Option<PathBuf>,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
 
     /// Repeat at this interval in seconds (or with a unit, as in 500ms), and show rates
     #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration)]
@@ -96,7 +103,8 @@ fn run_total(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let (mut gatherer, mut adder) = (Gatherer::new(global), Adder::default());
     let mut looks = 0;
     loop {
-        let totals = adder.add(&gatherer.look(Scope::Preloaded));
+        let mut totals = adder.add(&gatherer.look(Scope::Preloaded));
+        totals.add_devices(&args.devices);
         match (&args.metrics, args.json, args.watch) {
             (Some(path), ..) => totals.write_metrics(path)?,
             (None, true, None) => output::print_json(&totals)?,

@@ -31,6 +31,12 @@ pub(crate) fn library() -> &'static Path {
     PATH.get_or_init(|| built("partywall-preload", partywall_protocol::environment::LIBRARY))
 }
 
+/// The programs of `partywall net` and `partywall blk`.
+pub(crate) fn devices() {
+    built("partywall-vhost", "partywall-net");
+    built("partywall-vhost", "partywall-blk");
+}
+
 /// What boots virtual machines, with the agent that runs in them.
 pub(crate) fn lab() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::devices::{DeviceArgs, DeviceTotals};
 use crate::connections::{ConnectionRow, Look};
 use crate::exit::{CommandFailure, Context};
 use crate::human;
@@ -59,6 +60,8 @@ pub(super) struct Totals {
     /// What connections have carried since the command began, with what those had carried by then that were open at its first look.
     #[serde(flatten)]
     counts: TotalCounts,
+    #[serde(flatten)]
+    devices: DeviceTotals,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
 }
@@ -94,6 +97,11 @@ impl Adder {
 }
 
 impl Totals {
+    /// Adds what network switches and disks have counted.
+    pub(super) fn add_devices(&mut self, devices: &DeviceArgs) {
+        self.devices = devices.look(&mut self.notes);
+    }
+
     pub(super) fn to_text(&self) -> String {
         let mut text = String::new();
         let mut line = |name: &str, value: &str| {
@@ -115,6 +123,9 @@ impl Totals {
         line("switches", &counts.switches.to_string());
         for (reason, count) in &self.reasons {
             line("on TCP", &format!("{count} {reason}"));
+        }
+        for (name, value) in self.devices.lines() {
+            line(&name, &value);
         }
         for note in &self.notes {
             let _ = writeln!(text, "{note}");
@@ -151,6 +162,9 @@ impl Totals {
         family("partywall_doorbells_total", "counter", "Doorbells that were rung, and that were not needed", &bells);
         let switches = [(String::new(), switches)];
         family("partywall_switches_total", "counter", "Changes of a connection's way", &switches);
+        for (name, kind, help, values) in self.devices.families() {
+            family(name, kind, help, &values);
+        }
         text
     }
 

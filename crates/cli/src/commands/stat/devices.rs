@@ -1,0 +1,307 @@
+//! Counters of network switches (`partywall net`) and disks (`partywall blk`) for `partywall stat --total`. Their own programs read them.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use crate::siblings;
+
+/// What `partywall net show --json` prints of one port, as far as it is shown here.
+#[derive(Debug, Deserialize)]
+struct PortRow {
+    port: PortName,
+    connected: bool,
+    counters: PortTotals,
+}
+
+#[derive(Debug, Deserialize)]
+struct PortName {
+    name: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct SwitchRows {
+    ports: Vec<PortRow>,
+}
+
+/// Counters of one port since it was added. The directions are the port's: `sent` went into the switch.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct PortTotals {
+    #[serde(skip_deserializing)]
+    connected: bool,
+    sent: u64,
+    sent_bytes: u64,
+    received: u64,
+    received_bytes: u64,
+    no_buffers: u64,
+    unplugged: u64,
+    spoofed: u64,
+    flood_limited: u64,
+    malformed: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct DiskRow {
+    counters: DiskTotals,
+}
+
+/// Counters of one disk since its back end started.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct DiskTotals {
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    flushes: u64,
+    ranges: u64,
+    failed: u64,
+    refused: u64,
+}
+
+/// All that could be asked.
+#[derive(Debug, Default, Clone, Serialize)]
+pub(super) struct DeviceTotals {
+    /// Ports by switch and name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) network: BTreeMap<String, BTreeMap<String, PortTotals>>,
+    /// Disks by their sockets.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) disks: BTreeMap<String, DiskTotals>,
+}
+
+/// Which devices are asked.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct DeviceArgs {
+    /// With --total: folder of the switches (`partywall net`) whose ports are counted [default: that of `partywall net`]
+    #[arg(long, value_name = "FOLDER", requires = "total")]
+    net_folder: Option<PathBuf>,
+
+    /// With --total: also count the disk (`partywall blk`) at this socket; may be repeated
+    #[arg(long = "disk", value_name = "SOCKET", requires = "total")]
+    disks: Vec<PathBuf>,
+}
+
+impl DeviceArgs {
+    fn folder(&self) -> Option<PathBuf> {
+        self.net_folder.clone().or_else(|| match rustix::process::geteuid().is_root() {
+            true => Some("/run/partywall/net".into()),
+            false => Some(Path::new(&std::env::var_os("XDG_RUNTIME_DIR")?).join("partywall/net")),
+        })
+    }
+
+    /// Asks all of them. One that does not answer is a note, and takes nothing from the others.
+    pub(super) fn look(&self, notes: &mut Vec<String>) -> DeviceTotals {
+        let mut totals = DeviceTotals::default();
+        if let Some(folder) = self.folder() {
+            for name in switches(&folder) {
+                let words =
+                    ["show".as_ref(), name.as_ref(), "--json".as_ref(), "--folder".as_ref(), folder.as_os_str()];
+                match ask::<SwitchRows>("partywall-net", &words) {
+                    Ok(SwitchRows { ports }) => {
+                        let port =
+                            |row: PortRow| (row.port.name, PortTotals { connected: row.connected, ..row.counters });
+                        totals.network.insert(name, ports.into_iter().map(port).collect());
+                    }
+                    Err(why) => notes.push(format!("switch {name} is not counted: {why}")),
+                }
+            }
+        }
+        for socket in &self.disks {
+            let words = ["show".as_ref(), "--json".as_ref(), "--socket".as_ref(), socket.as_os_str()];
+            match ask::<DiskRow>("partywall-blk", &words) {
+                Ok(DiskRow { counters }) => drop(totals.disks.insert(socket.display().to_string(), counters)),
+                Err(why) => notes.push(format!("disk {} is not counted: {why}", socket.display())),
+            }
+        }
+        totals
+    }
+}
+
+/// Names of the switches that have run in this folder and have not ended in order.
+fn switches(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_switch = |path: &Path| path.join("control").symlink_metadata().is_ok_and(|at| at.file_type().is_socket());
+    let mut names: Vec<String> = entries
+        .filter(|entry| is_switch(&entry.path()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+fn ask<A: serde::de::DeserializeOwned>(program: &str, words: &[&std::ffi::OsStr]) -> Result<A, String> {
+    let program = siblings::find(program, "partywall-vhost").map_err(|e| e.to_string())?;
+    let output = Command::new(program).args(words).output().map_err(|e| e.to_string())?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(partywall_terminal::printable(said.lines().next().unwrap_or("it does not answer")).to_string());
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| format!("its answer cannot be read: {e}"))
+}
+
+/// A family of metrics: name, type, help, and values by their labels.
+pub(super) type Family = (&'static str, &'static str, &'static str, Vec<(String, u64)>);
+
+impl DeviceTotals {
+    /// Lines for people: a name and what is to be said of it.
+    pub(super) fn lines(&self) -> Vec<(String, String)> {
+        let bytes = crate::human::bytes;
+        let ports =
+            self.network.iter().flat_map(|(switch, ports)| ports.iter().map(move |(port, of)| (switch, port, of)));
+        let ports = ports.map(|(switch, port, of)| {
+            let dropped = of.dropped().iter().map(|(_, count)| count).sum::<u64>();
+            let state = if of.connected { "" } else { ", no driver" };
+            let text = format!(
+                "{} sent, {} received, {dropped} frames dropped{state}",
+                bytes(of.sent_bytes),
+                bytes(of.received_bytes)
+            );
+            (format!("net {switch}/{port}"), text)
+        });
+        let disks = self.disks.iter().map(|(socket, of)| {
+            let errors = of.failed.saturating_add(of.refused);
+            (
+                format!("blk {socket}"),
+                format!("{} read, {} written, {errors} errors", bytes(of.read_bytes), bytes(of.written_bytes)),
+            )
+        });
+        ports.chain(disks).collect()
+    }
+
+    /// Those that have values.
+    pub(super) fn families(&self) -> Vec<Family> {
+        let ports: Vec<(String, &PortTotals)> = self
+            .network
+            .iter()
+            .flat_map(|(switch, ports)| {
+                ports
+                    .iter()
+                    .map(move |(port, of)| (format!("switch=\"{}\",port=\"{}\"", quoted(switch), quoted(port)), of))
+            })
+            .collect();
+        let of_ports = |label: &str, values: fn(&PortTotals) -> Vec<(&'static str, u64)>| {
+            let rows = ports.iter().flat_map(|(port, of)| {
+                values(of).into_iter().map(move |(name, value)| match label {
+                    "" => (format!("{{{port}}}"), value),
+                    label => (format!("{{{port},{label}=\"{name}\"}}"), value),
+                })
+            });
+            rows.collect::<Vec<_>>()
+        };
+        let of_disks = |label: &str, values: fn(&DiskTotals) -> Vec<(&'static str, u64)>| {
+            let rows = self.disks.iter().flat_map(|(socket, of)| {
+                values(of)
+                    .into_iter()
+                    .map(move |(name, value)| (format!("{{disk=\"{}\",{label}=\"{name}\"}}", quoted(socket)), value))
+            });
+            rows.collect::<Vec<_>>()
+        };
+        let families: [Family; 7] = [
+            (
+                "partywall_net_port_connected",
+                "gauge",
+                "Whether a driver uses the port",
+                of_ports("", |of| vec![("", u64::from(of.connected))]),
+            ),
+            (
+                "partywall_net_frames_total",
+                "counter",
+                "Frames by port and direction",
+                of_ports("direction", |of| vec![("sent", of.sent), ("received", of.received)]),
+            ),
+            (
+                "partywall_net_bytes_total",
+                "counter",
+                "Bytes of frames by port and direction",
+                of_ports("direction", |of| vec![("sent", of.sent_bytes), ("received", of.received_bytes)]),
+            ),
+            (
+                "partywall_net_dropped_total",
+                "counter",
+                "Frames that were dropped, by port and reason",
+                of_ports("reason", |of| of.dropped().to_vec()),
+            ),
+            (
+                "partywall_blk_requests_total",
+                "counter",
+                "Requests that were done, by disk and kind",
+                of_disks("request", |of| {
+                    vec![("read", of.reads), ("write", of.writes), ("flush", of.flushes), ("range", of.ranges)]
+                }),
+            ),
+            (
+                "partywall_blk_bytes_total",
+                "counter",
+                "Bytes by disk and kind of request",
+                of_disks("request", |of| vec![("read", of.read_bytes), ("write", of.written_bytes)]),
+            ),
+            (
+                "partywall_blk_errors_total",
+                "counter",
+                "Requests that were not done, by disk and reason",
+                of_disks("reason", |of| vec![("failed", of.failed), ("refused", of.refused)]),
+            ),
+        ];
+        families.into_iter().filter(|(.., values)| !values.is_empty()).collect()
+    }
+}
+
+impl PortTotals {
+    /// Frames to the port that found no buffer or no driver, and frames from it that the switch refused.
+    fn dropped(&self) -> [(&'static str, u64); 5] {
+        [
+            ("no-buffers", self.no_buffers),
+            ("unplugged", self.unplugged),
+            ("spoofed", self.spoofed),
+            ("flood-limited", self.flood_limited),
+            ("malformed", self.malformed),
+        ]
+    }
+}
+
+/// As the value of a label.
+fn quoted(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_become_lines_and_metrics_with_their_labels() {
+        let port = r#"{"sent":1,"sent_bytes":2000,"received":3,"received_bytes":4,"no_buffers":5,"unplugged":0,"spoofed":6,"flood_limited":0,"malformed":0}"#;
+        let disk = r#"{"reads":1,"read_bytes":4096,"writes":0,"written_bytes":0,"flushes":2,"ranges":0,"failed":3,"refused":4}"#;
+        let mut totals = DeviceTotals::default();
+        assert!(totals.families().is_empty() && totals.lines().is_empty());
+        totals.network.entry("lan".into()).or_default().insert("a".into(), serde_json::from_str(port).unwrap());
+        totals.disks.insert("/run/\"d".into(), serde_json::from_str(disk).unwrap());
+        let lines: Vec<String> = totals.lines().into_iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        assert_eq!(
+            lines,
+            [
+                "net lan/a: 1.95 KiB sent, 4 B received, 11 frames dropped, no driver",
+                "blk /run/\"d: 4.00 KiB read, 0 B written, 7 errors"
+            ]
+        );
+        let families = totals.families();
+        let all: Vec<String> = families
+            .iter()
+            .flat_map(|(name, _, _, values)| {
+                values.iter().map(move |(labels, value)| format!("{name}{labels} {value}"))
+            })
+            .collect();
+        for line in [
+            "partywall_net_port_connected{switch=\"lan\",port=\"a\"} 0",
+            "partywall_net_bytes_total{switch=\"lan\",port=\"a\",direction=\"sent\"} 2000",
+            "partywall_net_dropped_total{switch=\"lan\",port=\"a\",reason=\"spoofed\"} 6",
+            "partywall_blk_requests_total{disk=\"/run/\\\"d\",request=\"flush\"} 2",
+            "partywall_blk_errors_total{disk=\"/run/\\\"d\",reason=\"failed\"} 3",
+        ] {
+            assert!(all.iter().any(|there| there == line), "{line}: {all:#?}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The log as entries of systemd's journal, with a separate field for each value: `journalctl PARTYWALL_DOMAIN=web`.
+//!
+//! ```text
+//!   MESSAGE=domain joined domain=web pid=7      the line that `journalctl` shows
+//!   PRIORITY=6                                  by the level
+//!   PARTYWALL_DOMAIN=web                        one field for each value
+//!   PARTYWALL_PID=7
+//! ```
+
+use std::fmt::{self, Write as _};
+use std::io;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
+
+/// Where the journal takes entries.
+const SOCKET: &str = "/run/systemd/journal/socket";
+/// Most bytes of a value. An entry has few of them, so that it fits into a datagram.
+const LONGEST_VALUE: usize = 4096;
+/// Most bytes of a field's name that the journal takes.
+const LONGEST_NAME: usize = 64;
+
+/// Whether the journal reads this program's stderr. A program that inherits the variable and writes elsewhere has another file there.
+pub(crate) fn reads_stderr() -> bool {
+    let Ok(stderr) = rustix::fs::fstat(rustix::stdio::stderr()) else { return false };
+    std::env::var("JOURNAL_STREAM").is_ok_and(|stream| stream == format!("{}:{}", stderr.st_dev, stderr.st_ino))
+}
+
+/// Sends events to the journal.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    socket: UnixDatagram,
+}
+
+impl Journal {
+    pub(crate) fn open() -> io::Result<Self> {
+        Self::at(Path::new(SOCKET))
+    }
+
+    fn at(path: &Path) -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(path)?;
+        Ok(Self { socket })
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Journal {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut entry = JournalEntry::default();
+        event.record(&mut entry);
+        let entry = entry.finish(*event.metadata().level());
+        // The next instance of a journal that has ended has another socket under the same name. A broker without a journal goes on.
+        if self.socket.send(&entry).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+            let _ = self.socket.connect(SOCKET).and_then(|()| self.socket.send(&entry));
+        }
+    }
+}
+
+/// The fields of one event.
+#[derive(Debug, Default)]
+struct JournalEntry {
+    message: String,
+    values: String,
+    fields: Vec<u8>,
+}
+
+impl JournalEntry {
+    /// `shown` is the value as the line has it, `value` as the field has it.
+    fn add(&mut self, field: &Field, shown: fmt::Arguments<'_>, value: &str) {
+        if field.name() == "message" {
+            self.message.push_str(value);
+            return;
+        }
+        let _ = write!(self.values, " {}={shown}", field.name());
+        // Names are those of the source: letters, digits and underscores. Dots are the only others that tracing allows.
+        let mut name = format!(
+            "PARTYWALL_{}",
+            field.name().to_ascii_uppercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_")
+        );
+        name.truncate(LONGEST_NAME);
+        append(&mut self.fields, &name, value);
+    }
+
+    fn finish(mut self, level: Level) -> Vec<u8> {
+        let priority = match level {
+            Level::ERROR => "3",
+            Level::WARN => "4",
+            Level::INFO => "6",
+            Level::DEBUG | Level::TRACE => "7",
+        };
+        self.message.push_str(&self.values);
+        let mut entry = Vec::new();
+        append(&mut entry, "MESSAGE", &self.message);
+        append(&mut entry, "PRIORITY", priority);
+        append(&mut entry, "SYSLOG_IDENTIFIER", "partywalld");
+        entry.append(&mut self.fields);
+        entry
+    }
+}
+
+impl Visit for JournalEntry {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, format_args!("{value:?}"), value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.add(field, format_args!("{value:?}"), &format!("{value:?}"));
+    }
+}
+
+/// One field. A value may have line ends: its length comes before it then.
+fn append(entry: &mut Vec<u8>, name: &str, value: &str) {
+    let value = &value[..value.floor_char_boundary(LONGEST_VALUE)];
+    entry.extend_from_slice(name.as_bytes());
+    if value.contains('\n') {
+        entry.push(b'\n');
+        entry.extend_from_slice(&(value.len() as u64).to_le_bytes());
+    } else {
+        entry.push(b'=');
+    }
+    entry.extend_from_slice(value.as_bytes());
+    entry.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    #[test]
+    fn event_becomes_one_entry_with_a_field_for_each_value() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let journal = UnixDatagram::bind(&path).unwrap();
+        let subscriber = tracing_subscriber::registry().with(Journal::at(&path).unwrap());
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(user = %7, reason = "no\nPRIORITY=0", "session refused");
+        });
+        let mut packet = [0; 65536];
+        let n = journal.recv(&mut packet).unwrap();
+        let expected =
+            b"MESSAGE=session refused user=7 reason=\"no\\nPRIORITY=0\"\nPRIORITY=4\nSYSLOG_IDENTIFIER=partywalld\n\
+            PARTYWALL_USER=7\nPARTYWALL_REASON\n\x0d\0\0\0\0\0\0\0no\nPRIORITY=0\n";
+        assert_eq!(String::from_utf8_lossy(&packet[..n]), String::from_utf8_lossy(expected));
+    }
+
+    #[test]
+    fn value_that_is_too_long_for_a_datagram_is_cut() {
+        let mut entry = Vec::new();
+        append(&mut entry, "A", &"ä".repeat(1 << 20));
+        assert!(entry.len() <= LONGEST_VALUE + 3 && String::from_utf8(entry).is_ok());
+    }
+}
