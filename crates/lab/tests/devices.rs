@@ -9,9 +9,10 @@ mod world;
 use partywall_lab::{Guest, GuestOptions, ImageOptions};
 use partywall_region::bar;
 use rustix::mm::{MapFlags, ProtFlags};
+use std::io::{BufRead as _, BufReader};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use world::{HANG, Inside, World, program, static_program};
 
 /// Says what this program is to do in a guest.
@@ -45,6 +46,7 @@ fn machine_without_slots_gets_pci_windows() {
     let count = devices(&a).len();
     assert_eq!(count, 6, "to and from b, m and the host");
     doctors_say_so(&world, &a);
+    card_needs_a_switch_and_shared_memory(&world);
 
     for guest in [&a, &b, &m] {
         guest.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=31 2>/dev/null");
@@ -106,6 +108,27 @@ fn doctors_say_so(world: &World, a: &Guest) {
     assert!(outside.contains("a: up, all 6 windows (PCI devices) are seen by both sides"), "{outside}");
     let inside = String::from_utf8(a.run(&["partywall", "doctor", "--json"]).unwrap().stdout).unwrap();
     assert!(inside.contains("6 (3 to write, towards b, host, m), of "), "{inside}");
+}
+
+/// The broker knows the machine's monitor. These machines have private memory.
+fn card_needs_a_switch_and_shared_memory(world: &World) {
+    let folder = world.path("net").display().to_string();
+    let refused = |machine: &str| {
+        let said = world.partywall(&["vm", "attach", machine, "--net", "lan", "--folder", &folder]);
+        assert_ne!(said.status, 0, "{}", said.text());
+        String::from_utf8(said.stderr).unwrap()
+    };
+    let absent = refused("a");
+    assert!(absent.contains("no switch runs in") && absent.contains("partywall net run"), "{absent}");
+    let mut switch = Command::new(program("partywall-vhost", "partywall-net"));
+    switch.args(["--folder", &folder, "run", "lan"]).stdout(Stdio::piped());
+    let mut switch = world::Process(switch.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(switch.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving"), "{line}");
+    let private = refused("a");
+    assert!(private.contains("is not shared") && private.contains("memory-backend-memfd"), "{private}");
+    assert!(refused("absent").contains("no machine called absent is attached"));
 }
 
 /// A file from one guest to the other, whose sums are compared.

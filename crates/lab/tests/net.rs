@@ -71,9 +71,9 @@ impl Disk {
     fn arguments(&self) -> [String; 4] {
         [
             "-chardev".to_owned(),
-            format!("socket,id=disk,path={},reconnect=1", self.path("disk.sock")),
+            format!("socket,id=disk-disk,path={},reconnect=1", self.path("disk.sock")),
             "-device".to_owned(),
-            "vhost-user-blk-pci,chardev=disk,id=disk,num-queues=1".to_owned(),
+            "vhost-user-blk-pci,chardev=disk-disk,id=of-the-lab,num-queues=1".to_owned(),
         ]
     }
 }
@@ -96,6 +96,15 @@ impl Net {
         let done = self.command(words).output().unwrap();
         assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
         done
+    }
+
+    /// `partywall vm attach` or `detach` of a machine that no broker attends to: what it says, or why it fails.
+    fn vm(&self, what: &str, guest: &Guest, port: &str, words: &[&str]) -> Result<String, String> {
+        let mut command = self.network.command(beside("partywall").unwrap());
+        command.args(["vm", what, guest.name(), "--net", &format!("lan:{port}")]).arg("--qmp").arg(guest.monitor());
+        let done = command.arg("--folder").arg(self.folder.path()).args(words).env_remove("RUST_LOG").output().unwrap();
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if done.status.success() { Ok(said(&done.stdout)) } else { Err(said(&done.stderr)) }
     }
 
     fn start(&mut self, words: &[&str]) {
@@ -170,9 +179,9 @@ fn stock_guests_talk_over_a_switch_that_may_die() {
         net.start(&[]);
     });
     wait_ping(&net, &b, "10.99.0.1");
+    disk_outlives_its_back_ends(&mut disk, &a);
     ports_come_and_go(&net, &a, &b);
     print!("{}", String::from_utf8_lossy(&net.ask(&["show", "lan"]).stdout));
-    disk_outlives_its_back_ends(&mut disk, &a);
 }
 
 /// A file system under load, whose back end is killed three times.
@@ -217,6 +226,19 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, guest: &Guest) {
         .unwrap();
     guest.shell("umount /mnt").unwrap();
     print!("{}", disk.ask(&["show"]));
+    // It goes and returns while the machine runs. It is found by its back end, whatever its name is.
+    for (what, said, is_there) in [("detach", "unplugged", ""), ("attach", "plugged in", "!")] {
+        let mut command = Command::new(beside("partywall").unwrap());
+        command.args(["vm", what, "a", "--disk", &disk.path("disk.sock")]).arg("--qmp").arg(guest.monitor());
+        let done = command.env_remove("RUST_LOG").output().unwrap();
+        assert!(String::from_utf8_lossy(&done.stdout).contains(said), "{}", String::from_utf8_lossy(&done.stderr));
+        guest
+            .shell(&format!(
+                "n=0; while [ {is_there} -e /sys/block/vda ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done"
+            ))
+            .unwrap();
+    }
+    assert_eq!(guest.shell("cat /sys/block/vda/size").unwrap().trim(), "262144");
     disk.back_end = None;
     let checked = Command::new("/sbin/e2fsck").args(["-f", "-n", &disk.path("image")]).output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
@@ -281,6 +303,29 @@ fn throughput(a: &Guest, b: &Guest) {
     }
 }
 
+/// The card `eth2` on port `c` is taken out and plugged in again; a card that has no place is refused.
+fn cards_go_and_return(net: &Net, a: &Guest) {
+    let waits = |is_there: &str| {
+        a.shell(&format!(
+            "n=0; while [ {is_there} -e /sys/class/net/eth2 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done"
+        ))
+        .unwrap();
+    };
+    assert!(net.vm("attach", a, "c", &[]).unwrap().contains("in place"));
+    assert!(net.vm("attach", a, "b", &[]).unwrap_err().contains("another machine uses"));
+    assert!(net.vm("detach", a, "c", &[]).unwrap().contains("unplugged"));
+    waits("");
+    assert!(net.vm("detach", a, "c", &[]).unwrap_err().contains("no card on port c"));
+    net.vm("attach", a, "c", &[]).unwrap();
+    waits("!");
+    a.shell("ip address add 10.98.0.1/24 dev eth2 && ip link set eth2 up").unwrap();
+    wait_ping(net, a, "10.98.0.2");
+    while a.monitor_command("device_add", serde_json::json!({ "driver": "pci-testdev" })).is_ok() {}
+    let refused = net.vm("attach", a, "e", &[]).unwrap_err();
+    assert!(refused.contains("no free place for a PCI device"), "{refused}");
+    assert!(!String::from_utf8_lossy(&net.ask(&["show", "lan"]).stdout).lines().any(|line| line.starts_with("e ")));
+}
+
 fn ports_come_and_go(net: &Net, a: &Guest, b: &Guest) {
     let lost = |from: &Guest| from.run(&["ping", "-c", "1", "-W", "1", "10.99.0.2"]).unwrap().status != 0;
     net.ask(&["remove", "lan", "b"]);
@@ -289,14 +334,14 @@ fn ports_come_and_go(net: &Net, a: &Guest, b: &Guest) {
     wait_ping(net, a, "10.99.0.2");
     // A card is plugged into each running machine, on ports that are new.
     for (guest, port, address) in [(a, "c", "10.98.0.1"), (b, "d", "10.98.0.2")] {
-        let monitor = guest.monitor();
         let mac = format!("52:54:00:98:00:0{}", &address[8..]);
-        net.ask(&["attach", "lan", port, "--mac", &mac, "--qmp", monitor.to_str().unwrap()]);
+        net.vm("attach", guest, port, &["--mac", &mac]).unwrap();
         guest.shell("n=0; while [ ! -e /sys/class/net/eth2 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done").unwrap();
         guest.shell(&format!("ip address add {address}/24 dev eth2 && ip link set eth2 up")).unwrap();
     }
     wait_ping(net, a, "10.98.0.2");
     file_arrives(a, b, "10.98.0.2", || {});
+    cards_go_and_return(net, a);
     let table = String::from_utf8_lossy(&net.ask(&["table", "lan"]).stdout).into_owned();
     assert!(table.contains("52:54:00:99:00:02") && table.contains("fixed"), "{table}");
 }

@@ -2,12 +2,14 @@
 
 use crate::VhostError;
 use crate::switch::MacAddress;
-use partywall_vm::qmp::Qmp;
-use serde_json::json;
+use partywall_vm::{Machine, VhostUserDevice, VhostUserKind, VhostUserOptions, VmError};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Entries of a card's queues. QEMU's own default is 256, of which few hold frames of 64 KiB.
 const ENTRIES: u16 = 1024;
+/// How long a guest may take to release a device. A guest that is busy, or emulated, takes seconds.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Options for QEMU's command line.
 pub fn arguments(port: &str, socket: &Path) -> String {
@@ -17,7 +19,7 @@ pub fn arguments(port: &str, socket: &Path) -> String {
 -machine memory-backend=ram -m 1G
 -chardev socket,id=net-{port},path={},reconnect=1
 -netdev vhost-user,id=net-{port},chardev=net-{port}
--device virtio-net-pci,netdev=net-{port},rx_queue_size={ENTRIES},tx_queue_size={ENTRIES}
+-device virtio-net-pci,netdev=net-{port},id=net-{port},rx_queue_size={ENTRIES},tx_queue_size={ENTRIES}
 
 # Each machine needs its own Ethernet address: ,mac=52:54:00:... behind the device.
 # Without KVM, QEMU 7.2 needs also ,vectors=0 there.",
@@ -49,33 +51,75 @@ pub fn libvirt(socket: &Path) -> String {
     )
 }
 
-/// Plugs a card into a running machine, by its monitor.
-pub fn plug(monitor: &Path, port: &str, socket: &Path, mac: Option<MacAddress>) -> Result<(), VhostError> {
-    let refused =
-        |e: partywall_vm::qmp::QmpError| VhostError::Refused(format!("cannot plug a card into the machine: {e}"));
-    let mut qmp = Qmp::connect(monitor).map_err(refused)?;
-    let id = format!("net-{port}");
-    let address = json!({ "type": "unix", "data": { "path": socket } });
-    let backend = json!({ "type": "socket", "data": { "addr": address, "server": false, "reconnect": 1 } });
-    qmp.execute("chardev-add", json!({ "id": id, "backend": backend })).map_err(refused)?;
-    let mut device = json!({
-        "driver": "virtio-net-pci", "netdev": id, "id": id, "rx_queue_size": ENTRIES, "tx_queue_size": ENTRIES,
-    });
-    if let Some(mac) = mac {
-        device["mac"] = json!(mac);
+/// The card on a port, as QEMU names it.
+fn card(port: &str) -> VhostUserDevice {
+    VhostUserDevice { name: format!("net-{port}"), kind: VhostUserKind::Card }
+}
+
+/// Plugs a card into a running machine, by its monitor; `false` if it has it already.
+///
+/// `is_taken` tells whether another machine uses the port.
+pub fn plug(
+    monitor: &Path,
+    port: &str,
+    socket: &Path,
+    mac: Option<MacAddress>,
+    is_taken: impl FnOnce() -> Result<bool, VhostError>,
+) -> Result<bool, VhostError> {
+    let mac = mac.map_or_else(|| mac_of(socket), |mac| mac.to_string());
+    let options = VhostUserOptions::Card { mac, entries: ENTRIES };
+    plug_device(monitor, &card(port), socket, &options, is_taken)
+}
+
+/// Plugs a device in that the machine does not have, unless another machine uses its back end.
+pub(crate) fn plug_device(
+    monitor: &Path,
+    device: &VhostUserDevice,
+    socket: &Path,
+    options: &VhostUserOptions,
+    is_taken: impl FnOnce() -> Result<bool, VhostError>,
+) -> Result<bool, VhostError> {
+    let refused = |e: VmError| VhostError::Refused(format!("cannot plug {} in: {e}", device.name));
+    let mut machine = Machine::connect(monitor).map_err(refused)?;
+    if machine.has_vhost_user(device).map_err(refused)? {
+        return Ok(false);
     }
-    // Under emulation, QEMU 7.2 ends when the guest's driver asks such a card for interrupt vectors.
-    let kvm = qmp.execute("query-kvm", json!({})).map_err(refused)?;
-    if kvm["enabled"] != true {
-        device["vectors"] = json!(0);
+    if is_taken()? {
+        return Err(VhostError::Refused(format!("another machine uses {}", socket.display())));
     }
-    let added = qmp.execute("netdev_add", json!({ "type": "vhost-user", "id": id, "chardev": id })).and_then(|_| {
-        qmp.execute("device_add", device).inspect_err(|_| {
-            let _ = qmp.execute("netdev_del", json!({ "id": id }));
-        })
-    });
-    if added.is_err() {
-        let _ = qmp.execute("chardev-remove", json!({ "id": id }));
+    machine.plug_vhost_user(device, socket.to_owned(), options).map_err(refused)
+}
+
+/// Takes a device out, which the guest has to release in time; `false` if the machine does not have it.
+pub(crate) fn unplug_device(monitor: &Path, device: &VhostUserDevice) -> Result<bool, VhostError> {
+    let unplugged =
+        Machine::connect(monitor).and_then(|mut machine| machine.unplug_vhost_user(device, Instant::now() + PATIENCE));
+    unplugged.map_err(|e| VhostError::Refused(format!("cannot unplug {}: {e}", device.name)))
+}
+
+/// Takes the card on a port out of a running machine; `false` if it has none.
+pub fn unplug(monitor: &Path, port: &str) -> Result<bool, VhostError> {
+    unplug_device(monitor, &card(port))
+}
+
+/// An Ethernet address for a port that has none. QEMU would give the same to the first card of each machine.
+///
+/// It follows from the socket's path (FNV-1a), so that a card that is plugged in again has the same one.
+fn mac_of(socket: &Path) -> String {
+    let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    let [_, a, b, c] = socket.as_os_str().as_encoded_bytes().iter().fold(0x811c_9dc5, step).to_be_bytes();
+    format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_without_address_get_different_ones_that_stay() {
+        let of = |path: &str| mac_of(Path::new(path));
+        assert_eq!(of("/run/lan/a.port"), of("/run/lan/a.port"));
+        assert!(of("/run/lan/a.port") != of("/run/lan/b.port") && of("/run/lan/a.port") != of("/run/wan/a.port"));
+        assert!(of("/run/lan/a.port").parse::<MacAddress>().is_ok());
     }
-    added.map(drop).map_err(refused)
 }

@@ -122,7 +122,9 @@ pub fn socket(folder: &Path) -> PathBuf {
 
 /// Asks a running switch.
 pub fn ask(folder: &Path, request: &ControlRequest) -> Result<serde_json::Value, VhostError> {
-    line::ask(&socket(folder), request)
+    line::ask(&socket(folder), request).map_err(|e| {
+        e.or_absent(format_args!("no switch runs in {}; start it with `partywall net run`", folder.display()))
+    })
 }
 
 /// Ports as they were when the switch last ran, by its folder; none if it has not run.

@@ -46,6 +46,17 @@ impl VhostError {
         move |source| Self::System { call, source: source.into() }
     }
 
+    /// The same, or `what` where nobody listens at a socket.
+    pub(crate) fn or_absent(self, what: std::fmt::Arguments<'_>) -> Self {
+        use io::ErrorKind::{ConnectionRefused, NotFound};
+        match self {
+            Self::File { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused) => {
+                Self::Refused(what.to_string())
+            }
+            other => other,
+        }
+    }
+
     /// Wraps an error of a file or socket.
     pub fn file_error(call: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         Self::file(call, path)

@@ -8,14 +8,12 @@ use crate::error::VmError;
 use crate::facts::WindowObstacle;
 use crate::ivshmem::VECTORS;
 use crate::machine::Machine;
-use crate::qmp::{DeviceKind, NewDevice};
+use crate::qmp::{DEVICE_FOLDERS, DeviceKind, NewDevice};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 
 /// IOMMUs whose machines let a guest's user space have interrupts.
 const IOMMUS: [&str; 2] = ["child<intel-iommu>", "child<amd-iommu>"];
-/// Where QEMU has the devices it was started with, or was given later.
-const FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 /// The device's name in QEMU; its chardev has the same.
 fn device_name(id: u128) -> String {
@@ -30,7 +28,7 @@ fn parse_name(name: &str) -> Option<u128> {
 impl Machine {
     /// The doorbell devices that it has, by their ids.
     pub fn doorbells(&mut self) -> Result<Vec<u128>, VmError> {
-        let devices = self.qmp.children(FOLDERS[0])?;
+        let devices = self.qmp.children(DEVICE_FOLDERS[0])?;
         let ours = devices.into_iter().filter(|device| device.kind == "child<ivshmem-doorbell>");
         Ok(ours.filter_map(|device| parse_name(&device.name)).collect())
     }
@@ -41,8 +39,8 @@ impl Machine {
     pub fn plug_doorbell(&mut self, id: u128, socket: &UnixStream) -> Result<(), VmError> {
         let machine = self.name().to_owned();
         let blocked = |obstacle| Err(VmError::Obstacle { machine, obstacle });
-        let mut devices = self.qmp.children(FOLDERS[0])?;
-        devices.extend(self.qmp.children(FOLDERS[1])?);
+        let mut devices = self.qmp.children(DEVICE_FOLDERS[0])?;
+        devices.extend(self.qmp.children(DEVICE_FOLDERS[1])?);
         if !devices.iter().any(|device| IOMMUS.contains(&device.kind.as_str())) {
             return blocked(WindowObstacle::NoIommu);
         }

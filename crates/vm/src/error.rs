@@ -72,6 +72,34 @@ pub enum VmError {
         /// The window that cannot be plugged in.
         id: WindowId,
     },
+    /// A vhost-user back end could not map its memory.
+    #[error(
+        "the memory of machine {machine} ({memory}) is not shared; start it with -object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram"
+    )]
+    NoSharedMemory {
+        /// The machine's name.
+        machine: String,
+        /// QEMU's name for the memory.
+        memory: String,
+    },
+    /// Its PCI bus is full, or each PCI Express port has a device.
+    #[error(
+        "machine {machine} has no free place for a PCI device; start it with more (with -machine q35: -device pcie-root-port,id=pw1,chassis=11), or unplug another device"
+    )]
+    NoPlace {
+        /// The machine's name.
+        machine: String,
+    },
+    /// Its guest has not released a device that it was asked to release.
+    #[error(
+        "the guest of machine {machine} has not released {device} yet; it needs a running kernel with PCI hot-plug that does not keep the device in use, and the same command waits again"
+    )]
+    NotReleased {
+        /// The machine's name.
+        machine: String,
+        /// The device.
+        device: String,
+    },
     /// This machine, the host, refused.
     #[error("cannot make what a machine is rung by: {0}")]
     System(#[from] std::io::Error),

@@ -3,7 +3,7 @@
 //! A window (`region::pmem`) is a file of the host. Its owner gets it as a writable `virtio-pmem` device, its peer as a
 //! read-only `nvdimm`: [`Machine::plug`] does either in a running machine, [`coldstart`] says what to start one with. Machines that were
 //! started without places for these get it as a PCI device: [`Machine::plug_device`]. What rings a guest without its serial port is
-//! [`Machine::plug_doorbell`].
+//! [`Machine::plug_doorbell`]. Network cards and disks of vhost-user back ends come by [`Machine::plug_vhost_user`].
 
 mod bar;
 pub mod coldstart;
@@ -14,10 +14,12 @@ pub mod inside;
 pub mod ivshmem;
 mod machine;
 pub mod qmp;
+mod vhost_user;
 mod window;
 
 pub use bar::PluggedDevice;
 pub use error::VmError;
 pub use facts::{Facts, PlugKind, WindowObstacle};
 pub use machine::{Machine, MigrationProgress, Unplugged, WindowLayout};
+pub use vhost_user::{VhostUserDevice, VhostUserKind, VhostUserOptions};
 pub use window::{PluggedWindow, WindowDevice, WindowRole};

@@ -1,5 +1,6 @@
 //! `partywall vm`: virtual machines that are attached to the broker.
 
+mod device;
 mod migrate;
 mod start;
 
@@ -25,6 +26,9 @@ machine, `partywall agent` serves its programs. The names of their domains begin
 Examples:
   partywall vm args a                                            options to start QEMU with
   partywall vm attach a --qmp /run/a.qmp --port /run/a.port      attach it; repeating this is harmless
+  partywall vm attach a --net lan                                plug a card into it, on port a of the switch lan
+  partywall vm attach a --disk /run/disk.sock                    plug a disk of `partywall blk` into it
+  partywall vm detach a --net lan                                and take the card out
   partywall vm list
   partywall vm migrate a --to tcp:otherhost:4444                 live, to a QEMU with -incoming there; connections go by TCP meanwhile
   partywall cat -l files                                         in machine a, with --domain a
@@ -46,20 +50,25 @@ enum VmCommand {
         #[arg(value_parser = parse_name)]
         name: String,
         /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
-        #[arg(long, value_name = "SOCKET", required_unless_present = "resume")]
+        #[arg(long, value_name = "SOCKET", required_unless_present_any = ["resume", "net", "disk"])]
         qmp: Option<PathBuf>,
         /// The host's end of its serial port: the path of the chardev of org.partywall.0
-        #[arg(long, value_name = "SOCKET", required_unless_present = "resume")]
+        #[arg(long, value_name = "SOCKET", required_unless_present_any = ["resume", "net", "disk"], conflicts_with = "device")]
         port: Option<PathBuf>,
         /// Size of each of its windows, rounded up to a power of two, at least 8M; 4M of it hold no rings [default: 64M]
-        #[arg(long, value_name = "SIZE", value_parser = partywall_terminal::size)]
+        #[arg(long, value_name = "SIZE", value_parser = partywall_terminal::size, conflicts_with = "device")]
         window: Option<u64>,
         /// Plug in only devices that a live migration allows: all windows are virtio-pmem, and no doorbell device
-        #[arg(long)]
+        #[arg(long, conflicts_with = "device")]
         migratable: bool,
         /// Let a machine stay that was released by `detach --for-migration`; it has the same windows again
-        #[arg(long, conflicts_with_all = ["qmp", "port", "window", "migratable"])]
+        #[arg(long, conflicts_with_all = ["qmp", "port", "window", "migratable", "device"])]
         resume: bool,
+        #[command(flatten)]
+        device: device::DeviceArgs,
+        /// Ethernet address of the card, which alone the port may send from [default: that of the port, or one made from its name]
+        #[arg(long, value_name = "ADDRESS", requires = "net")]
+        mac: Option<String>,
     },
     /// Detach a machine; its channels end
     Detach {
@@ -67,8 +76,13 @@ enum VmCommand {
         #[arg(value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::machines))]
         name: String,
         /// Bring its connections back to TCP and have it remove its windows, so that QEMU can migrate it
-        #[arg(long)]
+        #[arg(long, conflicts_with = "device")]
         for_migration: bool,
+        #[command(flatten)]
+        device: device::DeviceArgs,
+        /// With --net or --disk: the monitor of a machine that is not attached
+        #[arg(long, value_name = "SOCKET", requires = "device")]
+        qmp: Option<PathBuf>,
     },
     /// Migrate a machine live: release its windows, let QEMU migrate it, and take it back if that fails
     Migrate {
@@ -162,6 +176,10 @@ fn attached_in_words(name: &str, done: &MachineAttached) -> String {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     match &args.command {
+        VmCommand::Attach { name, qmp, device, mac, .. } if device.is_some() => {
+            device.attach(global, name, qmp.as_deref(), mac.as_deref())
+        }
+        VmCommand::Detach { name, device, qmp, .. } if device.is_some() => device.detach(global, name, qmp.as_deref()),
         VmCommand::Attach { name, resume: true, .. } => {
             let done = session::join(global)?.resume_machine(name).context(format_args!("cannot resume {name}"))?;
             output::print(attached_in_words(name, &done))
@@ -172,13 +190,13 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
             let done = session::join(global)?.attach_machine(&spec).context(format_args!("cannot attach {name}"))?;
             output::print(attached_in_words(name, &done))
         }
-        VmCommand::Detach { name, for_migration: true } => {
+        VmCommand::Detach { name, for_migration: true, .. } => {
             session::join(global)?.release_machine(name).context(format_args!("cannot release {name}"))?;
             output::print(format_args!(
                 "{name} has released its windows and can be migrated; `partywall vm attach {name} --resume` lets it stay"
             ))
         }
-        VmCommand::Detach { name, for_migration: false } => {
+        VmCommand::Detach { name, for_migration: false, .. } => {
             session::join(global)?.detach_machine(name).context(format_args!("cannot detach {name}"))?;
             output::print(format_args!("{name} is detached"))
         }

@@ -24,6 +24,7 @@ Examples:
   partywall blk serve /dev/vg/home --socket /run/home.sock --direct
   partywall blk args --socket /run/disk.sock                        options to start a machine with it
   partywall blk attach --socket /run/disk.sock --qmp /run/a.qmp     plug it into a running machine
+  partywall blk detach --socket /run/disk.sock --qmp /run/a.qmp     and take it out
   partywall blk resize --socket /run/disk.sock 20G                  make it larger while it is in use
   partywall blk show --socket /run/disk.sock";
 
@@ -76,6 +77,14 @@ enum BlkCommand {
         /// Queues of the machine's disk; not more than it is served with
         #[arg(long, default_value_t = 4)]
         queues: u16,
+    },
+    /// Take the disk out of a running QEMU
+    Detach {
+        #[command(flatten)]
+        at: SocketArgs,
+        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        #[arg(long, value_name = "SOCKET")]
+        qmp: PathBuf,
     },
 }
 
@@ -146,8 +155,19 @@ fn run(command: BlkCommand) -> Result<(), VhostError> {
         BlkCommand::Attach { at, qmp, queues } => {
             let socket = absolute(&at.socket)?;
             let id = id_of(&socket)?;
-            attach::plug(&qmp, &id, &socket, queues)?;
-            say(format_args!("disk-{id} is plugged in"))
+            let report = || report(&control::ask(&socket, &DiskControl::Show)?);
+            report()?;
+            let is_taken = || Ok(report()?.connected);
+            let plugged = attach::plug(&qmp, &id, &socket, queues, is_taken)?;
+            say(format_args!("disk-{id} is {}", if plugged { "plugged in" } else { "in place" }))
+        }
+        BlkCommand::Detach { at, qmp } => {
+            // Its back end may have ended.
+            let id = id_of(&at.socket)?;
+            match attach::unplug(&qmp, &id)? {
+                true => say(format_args!("disk-{id} is unplugged")),
+                false => Err(VhostError::Refused(format!("the machine has no disk called disk-{id}"))),
+            }
         }
     }
 }
@@ -212,12 +232,15 @@ fn say(what: impl std::fmt::Display) -> Result<(), VhostError> {
     Ok(())
 }
 
+fn report(value: &serde_json::Value) -> Result<DiskReport, VhostError> {
+    serde_json::from_value(value.clone()).map_err(|e| VhostError::Refused(format!("the disk answers otherwise: {e}")))
+}
+
 fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
     if json {
         return say(value);
     }
-    let report: DiskReport = serde_json::from_value(value.clone())
-        .map_err(|e| VhostError::Refused(format!("the disk answers otherwise: {e}")))?;
+    let report = report(value)?;
     let counters = report.counters;
     let mut shown = table(&[
         "DISK",

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use partywall_terminal::{printable, table};
-use partywall_vhost::control::{self, ControlRequest, PortSpec, SwitchReport};
+use partywall_vhost::control::{self, ControlRequest, PortReport, PortSpec, SwitchReport};
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
 use partywall_vhost::{VhostError, attach};
@@ -26,6 +26,7 @@ Examples:
   partywall net args lan a                              options to start a machine with on port a
   partywall net add lan c --mac 52:54:00:00:00:0c --ip 10.0.0.12 --rate 100M
   partywall net attach lan c --qmp /run/c.qmp           plug a card into a running machine
+  partywall net detach lan c --qmp /run/c.qmp           and take it out
   partywall net show lan
   partywall net remove lan c";
 
@@ -111,6 +112,16 @@ enum NetCommand {
         switch: String,
         #[command(flatten)]
         port: PortArgs,
+        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        #[arg(long, value_name = "SOCKET")]
+        qmp: PathBuf,
+    },
+    /// Take the card on a port out of a running QEMU; the switch keeps the port
+    Detach {
+        /// The switch
+        switch: String,
+        /// The port
+        port: String,
         /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
         #[arg(long, value_name = "SOCKET")]
         qmp: PathBuf,
@@ -219,18 +230,38 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
         }
         NetCommand::Attach { switch, port, qmp } => {
             let folder = folder(switch)?;
-            let there = report(&control::ask(&folder, &ControlRequest::Show)?)?;
+            let find = || -> Result<Option<PortReport>, VhostError> {
+                let there = report(&control::ask(&folder, &ControlRequest::Show)?)?;
+                Ok(there.ports.into_iter().find(|row| row.port.name == port.port))
+            };
             let spec = port.spec();
             let mut mac = port.mac.first().copied();
-            match there.ports.iter().find(|row| row.port.name == port.port) {
+            let there = find()?;
+            let is_new = there.is_none();
+            match there {
                 Some(row) => {
                     spec.agrees(&row.port)?;
                     mac = row.port.mac.first().copied();
                 }
                 None => drop(control::ask(&folder, &ControlRequest::Add { port: spec.clone() })?),
             }
-            attach::plug(qmp, &port.port, &spec.socket(&folder), mac)?;
-            say(format_args!("{} is plugged in", printable(&port.port)))
+            let is_taken = || Ok(find()?.is_some_and(|row| row.connected));
+            let plugged = attach::plug(qmp, &port.port, &spec.socket(&folder), mac, is_taken).inspect_err(|_| {
+                if is_new {
+                    let _ = control::ask(&folder, &ControlRequest::Remove { name: port.port.clone() });
+                }
+            })?;
+            say(format_args!("{} is {}", printable(&port.port), if plugged { "plugged in" } else { "in place" }))
+        }
+        NetCommand::Detach { switch, port, qmp } => {
+            // Its switch may have ended.
+            for name in [switch, port] {
+                control::check_name(name)?;
+            }
+            match attach::unplug(qmp, port)? {
+                true => say(format_args!("{} is unplugged", printable(port))),
+                false => Err(VhostError::Refused(format!("the machine has no card on port {port}"))),
+            }
         }
     }
 }

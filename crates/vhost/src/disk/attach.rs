@@ -1,8 +1,8 @@
 //! How a machine gets a disk: at its start, and while it runs.
 
 use crate::VhostError;
-use partywall_vm::qmp::{Qmp, QmpError};
-use serde_json::json;
+use crate::attach::{plug_device, unplug_device};
+use partywall_vm::{VhostUserDevice, VhostUserKind, VhostUserOptions};
 use std::path::Path;
 
 /// Options for QEMU's command line.
@@ -41,18 +41,25 @@ pub fn libvirt(socket: &Path, queues: u16) -> String {
     )
 }
 
-/// Plugs a disk into a running machine, by its monitor.
-pub fn plug(monitor: &Path, id: &str, socket: &Path, queues: u16) -> Result<(), VhostError> {
-    let refused = |e: QmpError| VhostError::Refused(format!("cannot plug a disk into the machine: {e}"));
-    let mut qmp = Qmp::connect(monitor).map_err(refused)?;
-    let id = format!("disk-{id}");
-    let address = json!({ "type": "unix", "data": { "path": socket } });
-    let backend = json!({ "type": "socket", "data": { "addr": address, "server": false, "reconnect": 1 } });
-    qmp.execute("chardev-add", json!({ "id": id, "backend": backend })).map_err(refused)?;
-    let device = json!({ "driver": "vhost-user-blk-pci", "chardev": id, "id": id, "num-queues": queues });
-    let added = qmp.execute("device_add", device);
-    if added.is_err() {
-        let _ = qmp.execute("chardev-remove", json!({ "id": id }));
-    }
-    added.map(drop).map_err(refused)
+/// The disk, as QEMU names it.
+fn disk(id: &str) -> VhostUserDevice {
+    VhostUserDevice { name: format!("disk-{id}"), kind: VhostUserKind::Disk }
+}
+
+/// Plugs a disk into a running machine, by its monitor; `false` if it has it already.
+///
+/// `is_taken` tells whether another machine uses the disk.
+pub fn plug(
+    monitor: &Path,
+    id: &str,
+    socket: &Path,
+    queues: u16,
+    is_taken: impl FnOnce() -> Result<bool, VhostError>,
+) -> Result<bool, VhostError> {
+    plug_device(monitor, &disk(id), socket, &VhostUserOptions::Disk { queues }, is_taken)
+}
+
+/// Takes a disk out of a running machine; `false` if it does not have it.
+pub fn unplug(monitor: &Path, id: &str) -> Result<bool, VhostError> {
+    unplug_device(monitor, &disk(id))
 }

@@ -5,6 +5,7 @@ use super::error::QmpError;
 use super::query::{MemoryDevice, list_memory_devices, memory_devices};
 use rustix::fd::BorrowedFd;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Instant;
 
 /// A file that QEMU was given as a descriptor.
@@ -33,6 +34,10 @@ pub(crate) enum DeviceKind {
     IvshmemPlain { memory: String },
     /// A doorbell device on a chardev.
     IvshmemDoorbell { chardev: String, vectors: u16 },
+    /// A network card on a netdev.
+    Card { netdev: String, mac: String, entries: u16, no_vectors: bool },
+    /// A disk on a chardev whose other end is a vhost-user back end.
+    Disk { chardev: String, queues: u16 },
 }
 
 /// A device that is to be plugged in.
@@ -92,6 +97,19 @@ impl NewDevice {
             DeviceKind::IvshmemDoorbell { chardev, vectors } => json!({
                 "driver": "ivshmem-doorbell", "id": name, "chardev": chardev, "vectors": vectors, "master": "on",
             }),
+            DeviceKind::Card { netdev, mac, entries, no_vectors } => {
+                let mut card = json!({
+                    "driver": "virtio-net-pci", "id": name, "netdev": netdev, "mac": mac,
+                    "rx_queue_size": entries, "tx_queue_size": entries,
+                });
+                if *no_vectors {
+                    card["vectors"] = json!(0);
+                }
+                card
+            }
+            DeviceKind::Disk { chardev, queues } => {
+                json!({ "driver": "vhost-user-blk-pci", "id": name, "chardev": chardev, "num-queues": queues })
+            }
         };
         if let Some(port) = &self.port {
             arguments["bus"] = json!(port);
@@ -133,14 +151,14 @@ impl Qmp {
         self.execute(command, arguments).map(drop)
     }
 
-    /// Asks the guest to release a device: [`Self::wait_until_deleted`].
+    /// Asks the guest to release a device, named by its id or its path: [`Self::wait_until_deleted`].
     pub(crate) fn delete_device(&mut self, name: &str) -> Result<(), QmpError> {
         self.execute("device_del", json!({ "id": name })).map(drop)
     }
 
     /// Waits until the guest has released a device; `false` if it has not by `deadline`.
     pub(crate) fn wait_until_deleted(&mut self, name: &str, deadline: Instant) -> Result<bool, QmpError> {
-        let is_it = |data: &Value| data.get("device").and_then(Value::as_str) == Some(name);
+        let is_it = |data: &Value| ["device", "path"].iter().any(|part| data[part] == name);
         self.wait_event("DEVICE_DELETED", deadline, is_it)
     }
 
@@ -158,6 +176,22 @@ impl Qmp {
             let _ = self.execute("closefd", json!({ "fdname": name }));
         }
         added.map(drop)
+    }
+
+    /// Adds a chardev on the UNIX socket that a back end serves at `path`. QEMU connects again when the back end has ended.
+    pub(crate) fn add_chardev_at(&mut self, name: &str, path: &Path) -> Result<(), QmpError> {
+        let address = json!({ "type": "unix", "data": { "path": path } });
+        let backend = json!({ "type": "socket", "data": { "addr": address, "server": false, "reconnect": 1 } });
+        self.execute("chardev-add", json!({ "id": name, "backend": backend })).map(drop)
+    }
+
+    /// Adds a vhost-user netdev on the chardev of the same name.
+    pub(crate) fn add_netdev(&mut self, name: &str) -> Result<(), QmpError> {
+        self.execute("netdev_add", json!({ "type": "vhost-user", "id": name, "chardev": name })).map(drop)
+    }
+
+    pub(crate) fn delete_netdev(&mut self, name: &str) -> Result<(), QmpError> {
+        self.execute("netdev_del", json!({ "id": name })).map(drop)
     }
 
     pub(crate) fn remove_chardev(&mut self, name: &str) -> Result<(), QmpError> {
@@ -182,6 +216,10 @@ mod tests {
             (
                 DeviceKind::IvshmemDoorbell { chardev: "c".into(), vectors: 32 },
                 json!({ "driver": "ivshmem-doorbell", "chardev": "c", "vectors": 32, "master": "on" }),
+            ),
+            (
+                DeviceKind::Disk { chardev: "c".into(), queues: 2 },
+                json!({ "driver": "vhost-user-blk-pci", "chardev": "c", "num-queues": 2 }),
             ),
         ];
         for (kind, mut expected) in cases {

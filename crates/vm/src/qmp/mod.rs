@@ -21,4 +21,4 @@ mod tests;
 pub(crate) use change::{DeviceKind, GivenFile, MemoryBackend, NewDevice, PluggedTogether};
 pub use client::Qmp;
 pub use error::QmpError;
-pub(crate) use query::{MemoryDevice, Survey};
+pub(crate) use query::{DEVICE_FOLDERS, MemoryDevice, Survey};

@@ -5,6 +5,9 @@ use super::error::QmpError;
 use serde_json::{Value, json};
 use std::path::Path;
 
+/// Where QEMU has the devices that it was started with, or was given later: those with a name, and those without.
+pub(crate) const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
+
 /// What a machine was started with, and its memory devices.
 #[derive(Debug)]
 pub(crate) struct Survey {
@@ -66,6 +69,13 @@ pub(crate) struct QomChild {
     pub(crate) name: String,
     /// As `child<virtio-pmem-pci>`.
     pub(crate) kind: String,
+}
+
+/// Memory that QEMU has made, as `query-memdev` has it.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    pub(crate) name: String,
+    pub(crate) shared: bool,
 }
 
 /// What a line of `query-memory-devices` says.
@@ -133,6 +143,17 @@ impl Qmp {
 
     pub(crate) fn memory_devices(&mut self) -> Result<Vec<MemoryDevice>, QmpError> {
         memory_devices(&self.execute(MEMORY_DEVICES, json!({}))?)
+    }
+
+    pub(crate) fn memory_backends(&mut self) -> Result<Vec<HostMemory>, QmpError> {
+        let listed = self.execute("query-memdev", json!({}))?;
+        let read = |memory: &Value| HostMemory { name: word(memory, "id"), shared: memory["share"] == true };
+        Ok(listed.as_array().into_iter().flatten().map(read).collect())
+    }
+
+    /// A property of an object of QEMU's.
+    pub(crate) fn property(&mut self, path: &str, property: &str) -> Result<Value, QmpError> {
+        self.execute("qom-get", json!({ "path": path, "property": property }))
     }
 
     /// What is inside an object of QEMU's.

@@ -20,6 +20,10 @@ pub(super) fn arguments(name: &str, sockets: &Path) -> String {
 -machine kernel-irqchip=split -device intel-iommu,intremap=on
 # Without KVM, so that guests that share memory have atomic instructions:
 -accel tcg,thread=multi -smp 1,maxcpus=2
+# For network cards of `partywall net` and disks of `partywall blk`, its memory has to be shared with them:
+-object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram
+# and the lines of `partywall net args SWITCH {name}` and `partywall blk args --socket SOCKET`, or, while it runs and is attached:
+partywall vm attach {name} --net SWITCH; partywall vm attach {name} --disk SOCKET
 # Then:
 partywall vm attach {name} --qmp {sockets}/{name}.qmp --port {sockets}/{name}.port
 # and in the machine:
@@ -74,6 +78,11 @@ install -d -o libvirt-qemu -g libvirt-qemu -m 750 {folder}
 <iommu model='intel'><driver intremap='on'/></iommu>
 # With type='qemu', which is without KVM, so that guests that share memory have atomic instructions, and cpus='0-1' above:
 <vcpu current='1'>2</vcpu>
+# For network cards of `partywall net` and disks of `partywall blk`, its memory has to be shared with them:
+<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>
+# and, in <devices>, what `partywall net args SWITCH {name} --libvirt` and `partywall blk args --socket SOCKET --libvirt` print, or, while
+# it runs and is attached:
+partywall vm attach {name} --net SWITCH; partywall vm attach {name} --disk SOCKET
 # A broker that systemd runs is not almighty; for these sockets it needs their group: systemctl edit partywalld
 [Service]
 SupplementaryGroups=libvirt-qemu
@@ -91,7 +100,15 @@ mod tests {
     #[test]
     fn qemu_and_libvirt_output_have_port_and_memory_slots() {
         for text in [arguments("a", Path::new("/run/x")), libvirt("a", Some(Path::new("/run/x")))] {
-            for needed in ["org.partywall.0", "slots='64'|slots=64", "nvdimm=on", "/run/x/a.qmp", "/run/x/a.port"] {
+            for needed in [
+                "org.partywall.0",
+                "slots='64'|slots=64",
+                "nvdimm=on",
+                "memfd",
+                "attach a --net",
+                "/run/x/a.qmp",
+                "/run/x/a.port",
+            ] {
                 assert!(needed.split('|').any(|word| text.contains(word)), "{needed} in {text}");
             }
         }

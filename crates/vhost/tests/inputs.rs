@@ -1,0 +1,54 @@
+//! Inputs of the fuzz targets `disk_requests` and `switch_queues`, chosen by chance and the same each time.
+#![cfg(not(miri))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
+#[path = "inputs/bytes.rs"]
+mod bytes;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod common;
+#[path = "inputs/disk_requests.rs"]
+mod disk_requests;
+#[path = "inputs/switch_queues.rs"]
+mod switch_queues;
+
+fn inputs(count: u64, length: usize) -> impl Iterator<Item = Vec<u8>> {
+    let mut x = 0x2545_F491_4F6C_DD1D_u64;
+    (0..count).map(move |_| {
+        (0..length)
+            .map(|_| {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                (x >> 32) as u8
+            })
+            .collect()
+    })
+}
+
+#[test]
+fn random_disk_requests_are_judged_as_the_model_does() {
+    let (mut refused, mut failed, mut unsupported, mut done) = (0, 0, 0, 0);
+    for input in inputs(4000, 200) {
+        let reached = disk_requests::run(&input);
+        refused += reached.refused;
+        failed += reached.failed;
+        unsupported += reached.unsupported;
+        done += reached.done;
+    }
+    // Inputs that reach nothing cannot fail.
+    assert!(refused > 0 && failed > 0 && unsupported > 0 && done > 0, "{refused} {failed} {unsupported} {done}");
+}
+
+#[test]
+fn random_queues_of_a_guest_leave_other_ports_alone() {
+    let mut scene = switch_queues::Scene::new();
+    for input in inputs(60, 300) {
+        scene.run(&input);
+    }
+    assert!(scene.broken() > 0 && scene.arrived > 0, "{} {}", scene.broken(), scene.arrived);
+}
