@@ -8,7 +8,7 @@ use crate::direct::write_view;
 use crate::error::FsError;
 use crate::export::{Export, ExportSession, lock, share_of_user};
 use crate::frame::{REPLY_HEADER, ReplyHeader, RequestHeader, write_parts};
-use crate::wire::{FileField, FileRequest, LARGEST_BODY, LARGEST_DATA};
+use crate::wire::{FileField, FileRequest, LARGEST_BODY, LARGEST_DATA, VERSION};
 use partywall::rpc::{CallAnswer, CallError, CallServer, HeapOptions, IncomingCall, Method};
 use partywall::{Domain, Listener, PeerInfo, User};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -51,11 +51,10 @@ fn greet(
 ) -> io::Result<Option<Arc<ExportSession>>> {
     let mut body = Vec::new();
     let Some(first) = RequestHeader::read(reader, &mut body)? else { return Ok(None) };
-    let Ok(FileRequest::Hello { version }) = FileRequest::read(first.number, &body) else {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the first request is no greeting"));
-    };
-    let begun = export.begin(peer).and_then(|session| {
-        let welcome = session.welcome(version).inspect_err(|_| export.end(&session))?;
+    let begun = previous_of(&first, &body)?.and_then(|previous| {
+        export.end_previous(previous, peer)?;
+        let session = export.begin(peer)?;
+        let welcome = session.welcome().inspect_err(|_| export.end(&session))?;
         Ok((session, welcome))
     });
     match begun {
@@ -68,13 +67,28 @@ fn greet(
     }
 }
 
+/// The previous session that a greeting names, or `EPROTONOSUPPORT` for one of another version, whose other fields are unknown.
+fn previous_of(first: &RequestHeader, body: &[u8]) -> io::Result<Result<u64, Errno>> {
+    let other = io::Error::new(io::ErrorKind::InvalidData, "the first request is no greeting");
+    if first.number != FileRequest::HELLO {
+        return Err(other);
+    }
+    match (FileRequest::read(first.number, body), u32::take(&mut &body[..])) {
+        (_, Ok(version)) if version != VERSION => Ok(Err(Errno::PROTONOSUPPORT)),
+        (Ok(FileRequest::Hello { previous, .. }), _) => Ok(Ok(previous)),
+        _ => Err(other),
+    }
+}
+
 /// Executes the requests of a session until its stream ends.
 fn serve_requests(session: &ExportSession, reader: &mut impl Read, writer: &mut impl Write) -> io::Result<()> {
     let (mut body, mut reply) = (Vec::new(), Vec::new());
     while let Some(header) = RequestHeader::read(reader, &mut body)? {
         reply.clear();
         reply.resize(REPLY_HEADER, 0);
+        let Ok(running) = session.begin_request() else { return Ok(()) };
         let outcome = answer(session, &header, &body, &mut reply);
+        drop(running);
         if header.number == (FileRequest::Forget { node: 0, count: 0 }).number() {
             continue;
         }
@@ -126,6 +140,7 @@ fn answer_call(export: &Export, call: &IncomingCall<'_>) -> Result<CallAnswer, C
     let mut word = || u32::take(&mut fields).map_err(failed);
     let (low, high, uid, gid) = (word()?, word()?, word()?, word()?);
     let session = export.session(u64::from(low) | u64::from(high) << 32, call.peer()).map_err(failed)?;
+    let _running = session.begin_request().map_err(failed)?;
     let number = call.method().number();
     if number == FileRequest::WRITE {
         let fields: [u8; FileRequest::WRITE_HEADER] = args.array(CALL_HEADER)?;

@@ -22,7 +22,7 @@
 use rustix::io::Errno;
 
 /// The version that client and server must have in common (protocol N1).
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The most bytes of a file that one request reads or writes (protocol N2).
 pub const LARGEST_DATA: u32 = 1 << 20;
 /// The most bytes of a body: the data of a write and its other fields.
@@ -161,8 +161,8 @@ macro_rules! requests {
 }
 
 requests! {
-    /// Begins a session. The first request of a stream, and only there.
-    1 Hello { version: u32 }
+    /// Begins a session, after the end of the session `previous` if that is not 0 (protocol N1.2). The first request of a stream, and only there.
+    1 Hello { version: u32, previous: u64 }
     /// Finds an entry of a directory.
     2 Lookup { parent: u64, name: EntryName<'a> }
     /// Gives `count` mentions of a node back. Has no reply.
@@ -233,6 +233,8 @@ requests! {
 }
 
 impl FileRequest<'_> {
+    /// The number of [`FileRequest::Hello`].
+    pub const HELLO: u32 = 1;
     /// The number of [`FileRequest::Read`].
     pub const READ: u32 = 16;
     /// The number of [`FileRequest::Write`].
@@ -439,7 +441,7 @@ mod tests {
     fn samples() -> Vec<FileRequest<'static>> {
         let name = EntryName::new(b"name").unwrap();
         vec![
-            FileRequest::Hello { version: VERSION },
+            FileRequest::Hello { version: VERSION, previous: 7 },
             FileRequest::Lookup { parent: 1, name },
             FileRequest::Rename { parent: 1, name, new_parent: 7, new_name: name, flags: 2 },
             FileRequest::MakeSymlink { parent: 1, name, target: b"../x" },

@@ -203,6 +203,11 @@ impl Liar {
     }
 }
 
+/// A first session's first request.
+fn greeting(version: u32) -> Vec<u8> {
+    [bytes_of(&version), bytes_of(&0u64)].concat()
+}
+
 #[test]
 fn lying_client_gets_errors_or_its_end_and_disturbs_no_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -221,7 +226,7 @@ fn lying_client_gets_errors_or_its_end_and_disturbs_no_other() {
     };
     let greet = || {
         let mut client = connect();
-        client.send(1, &bytes_of(&VERSION));
+        client.send(1, &greeting(VERSION));
         assert_eq!(client.reply().unwrap().0, 0);
         client
     };
@@ -238,10 +243,18 @@ fn lying_client_gets_errors_or_its_end_and_disturbs_no_other() {
     client.send(2, &[0; 12]);
     assert!(client.reply().is_none());
     let mut client = connect();
-    client.send(1, &bytes_of(&99u32));
+    client.send(1, &greeting(99));
     assert_eq!(client.reply().unwrap().0, Errno::PROTONOSUPPORT.raw_os_error());
+    // Version 1 had no more than that.
+    let mut client = connect();
+    client.send(1, &bytes_of(&1u32));
+    assert_eq!(client.reply().unwrap().0, Errno::PROTONOSUPPORT.raw_os_error());
+    // A session that it never had.
+    let mut client = connect();
+    client.send(1, &[bytes_of(&VERSION), bytes_of(&u64::MAX)].concat());
+    assert_eq!(client.reply().unwrap().0, 0);
     let mut client = greet();
-    client.send(1, &bytes_of(&VERSION));
+    client.send(1, &greeting(VERSION));
     assert_eq!(client.reply().unwrap().0, Errno::BADMSG.raw_os_error());
     // Handles and nodes that it does not have, an unknown operation, a read of all memory.
     for (number, body, errno) in [

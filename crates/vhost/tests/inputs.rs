@@ -33,7 +33,7 @@ fn inputs(count: u64, length: usize) -> impl Iterator<Item = Vec<u8>> {
 #[test]
 fn random_disk_requests_are_judged_as_the_model_does() {
     let (mut refused, mut failed, mut unsupported, mut done) = (0, 0, 0, 0);
-    for input in inputs(4000, 200) {
+    for input in inputs(40000, 200) {
         let reached = disk_requests::run(&input);
         refused += reached.refused;
         failed += reached.failed;

@@ -7,12 +7,14 @@
 mod actor;
 mod data;
 mod directory;
+mod gate;
 mod locks;
 mod node;
 mod session;
 mod tables;
 
 pub use actor::Squash;
+pub use gate::RunningRequest;
 pub use session::ExportSession;
 pub use tables::SessionLimits;
 
@@ -24,6 +26,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// `S_IFMT`.
 pub(crate) const KIND: u32 = 0o170_000;
@@ -126,6 +129,24 @@ impl Export {
         if session.peer == Some(peer_key(peer)) { Ok(session) } else { Err(Errno::NOTCONN) }
     }
 
+    /// Ends the session that a client had before, so that the client can repeat there what has no reply. Returns once nothing of that session is
+    /// executed any more, or ever will be. A session that is not there has ended already.
+    ///
+    /// # Errors
+    /// `EBUSY` if a request of that session is still executed after ten seconds; `EACCES` if the session is another user's.
+    pub fn end_previous(&self, key: u64, peer: Option<&PeerInfo>) -> Result<(), Errno> {
+        let Some(session) = lock(&self.sessions).get(&key).cloned() else { return Ok(()) };
+        // The key is a secret of the client's. Its domain may have joined again meanwhile.
+        if user_of(session.peer) != user_of(peer.map(peer_key)) {
+            return Err(Errno::ACCESS);
+        }
+        if !session.gate.close(LONGEST_REQUEST) {
+            return Err(Errno::BUSY);
+        }
+        self.end(&session);
+        Ok(())
+    }
+
     /// Ends a session: closes its files and gives up its locks, once the requests under way are done.
     pub fn end(&self, session: &ExportSession) {
         lock(&self.sessions).remove(&session.key);
@@ -137,6 +158,9 @@ impl Export {
         lock(&self.sessions).len()
     }
 }
+
+/// How long the end of a session waits for the requests that are under way.
+const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 
 /// What tells one peer from another.
 type PeerKey = (u32, u64, Option<User>, bool);

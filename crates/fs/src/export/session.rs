@@ -1,9 +1,10 @@
 //! A session: the requests of one client, executed.
 
 use super::actor::{ClientActor, act_as};
+use super::gate::{RequestGate, RunningRequest};
 use super::tables::{ExportedNode, OpenHandle, Tables};
 use super::{ExportOptions, PeerKey, attributes, lock};
-use crate::wire::{FileRequest, LARGEST_DATA, VERSION, Welcome, bytes_of};
+use crate::wire::{FileRequest, LARGEST_DATA, Welcome, bytes_of};
 use partywall::User;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -18,6 +19,7 @@ pub struct ExportSession {
     pub(super) read_only: bool,
     has_calls: bool,
     pub(super) tables: Mutex<Tables>,
+    pub(super) gate: RequestGate,
 }
 
 impl fmt::Debug for ExportSession {
@@ -44,17 +46,15 @@ impl ExportSession {
             read_only: options.read_only,
             has_calls: options.has_calls && peer.is_some(),
             tables: Mutex::new(tables),
+            gate: RequestGate::default(),
         })
     }
 
     /// The answer to a client's first request.
     ///
     /// # Errors
-    /// `EPROTONOSUPPORT` for a client of another version.
-    pub fn welcome(&self, version: u32) -> Result<Vec<u8>, Errno> {
-        if version != VERSION {
-            return Err(Errno::PROTONOSUPPORT);
-        }
+    /// The system's, if the exported directory cannot be looked at.
+    pub fn welcome(&self) -> Result<Vec<u8>, Errno> {
         let root = self.node(crate::wire::ROOT)?;
         Ok(bytes_of(&Welcome {
             session: self.key,
@@ -62,6 +62,14 @@ impl ExportSession {
             has_calls: u32::from(self.has_calls),
             root: attributes(&root.path)?,
         }))
+    }
+
+    /// Lets a request be executed until what is returned is dropped.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if the session has ended: its client has begun another one, and may have repeated the request there.
+    pub fn begin_request(&self) -> Result<RunningRequest<'_>, Errno> {
+        self.gate.enter().ok_or(Errno::NOTCONN)
     }
 
     /// Closes everything.

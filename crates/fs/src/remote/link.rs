@@ -64,9 +64,14 @@ impl fmt::Debug for RemoteLink {
 }
 
 impl RemoteLink {
-    pub(crate) fn connect(address: &ServerAddress, timeout: Duration) -> Result<Self, FsError> {
+    /// Connects, after the server has ended the session of the `previous` link, so that nothing of that one is executed later.
+    pub(crate) fn connect(
+        address: &ServerAddress,
+        timeout: Duration,
+        previous: Option<&RemoteLink>,
+    ) -> Result<Self, FsError> {
         let frames = FrameLink::connect(address)?;
-        let hello = FileRequest::Hello { version: VERSION };
+        let hello = FileRequest::Hello { version: VERSION, previous: previous.map_or(0, |link| link.session) };
         let mut body = Vec::new();
         hello.put(&mut body);
         let welcome = frames.request(hello.number(), (0, 0), &body, &[], timeout).map_err(|failure| match failure {
@@ -74,6 +79,9 @@ impl RemoteLink {
                 "the server speaks another version of the protocol of files: install the same release on both sides"
                     .into(),
             ),
+            RequestFailure::Errno(Errno::BUSY) => {
+                FsError::Refused("the server still executes a request of the previous connection".into())
+            }
             RequestFailure::Errno(e) => {
                 FsError::System { call: "begin a session with the server".into(), source: e.into() }
             }
@@ -106,11 +114,6 @@ impl RemoteLink {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Whether the connection was given up because the server is slow: it may still execute what it was asked.
-    pub(crate) fn has_stalled(&self) -> bool {
-        self.frames.has_stalled.load(Ordering::Acquire)
-    }
-
     pub(crate) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.frames.end();
@@ -138,10 +141,6 @@ impl RemoteLink {
                 Err(RequestFailure::Ended { may_be_executed: false })
             }
             Err(failure @ (RequestFailure::Ended { .. } | RequestFailure::TimedOut)) => {
-                // Before the end, which other requests see.
-                if failure == RequestFailure::TimedOut {
-                    self.frames.has_stalled.store(true, Ordering::Release);
-                }
                 self.end();
                 Err(failure)
             }
@@ -227,8 +226,6 @@ struct FrameLink {
     turn: Condvar,
     next: AtomicU32,
     tcp: Option<TcpStream>,
-    /// The server did not read or answer in time.
-    has_stalled: AtomicBool,
 }
 
 #[derive(Default)]
@@ -274,18 +271,13 @@ impl FrameLink {
             turn: Condvar::new(),
             next: AtomicU32::new(1),
             tcp,
-            has_stalled: AtomicBool::new(false),
         })
     }
 
     fn send(&self, id: u32, number: u32, (uid, gid): (u32, u32), body: &[u8], data: &[u8]) -> io::Result<()> {
         let len = (body.len() + data.len()) as u32;
         let header = RequestHeader { len, id, number, uid, gid };
-        write_parts(&mut **lock(&self.writer), &[&header.bytes(), body, data]).inspect_err(|e| {
-            if is_timeout(e) {
-                self.has_stalled.store(true, Ordering::Release);
-            }
-        })
+        write_parts(&mut **lock(&self.writer), &[&header.bytes(), body, data])
     }
 
     fn end(&self) {
@@ -338,13 +330,8 @@ impl FrameLink {
                         let first = [first];
                         let mut rest = (&first[..]).chain(PatientReader(&mut **reader, deadline));
                         // What is left of a reply would be taken for the next one.
-                        let cut = |e: io::Error| {
-                            if !is_timeout(&e) {
-                                return e;
-                            }
-                            self.has_stalled.store(true, Ordering::Release);
-                            io::ErrorKind::ConnectionAborted.into()
-                        };
+                        let cut =
+                            |e: io::Error| if is_timeout(&e) { io::ErrorKind::ConnectionAborted.into() } else { e };
                         ReplyHeader::read(&mut rest, &mut bytes).map_err(cut)
                     }
                 })

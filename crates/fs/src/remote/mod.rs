@@ -124,7 +124,7 @@ impl Remote {
     /// # Errors
     /// [`FsError`] if there is no server, or if it refuses.
     pub fn connect(address: ServerAddress, options: RemoteOptions) -> Result<Self, FsError> {
-        let link = Arc::new(RemoteLink::connect(&address, options.timeout)?);
+        let link = Arc::new(RemoteLink::connect(&address, options.timeout, None)?);
         let welcome = link.welcome;
         Ok(Self {
             address,
@@ -171,9 +171,10 @@ impl Remote {
             let is_due = missed.looked.is_none_or(|looked| now.duration_since(looked) >= pause);
             if is_due && !missed.is_looked_for {
                 missed.is_looked_for = true;
+                let previous = Arc::clone(&state.link);
                 // An attempt can take long. Others wait for it no longer than the grace.
                 drop(state);
-                let outcome = RemoteLink::connect(&self.address, self.options.timeout);
+                let outcome = RemoteLink::connect(&self.address, self.options.timeout, Some(&previous));
                 state = lock(&self.state);
                 if let Some(missed) = &mut state.missed {
                     (missed.looked, missed.is_looked_for) = (Some(Instant::now()), false);
@@ -560,11 +561,9 @@ impl Remote {
                 }
                 Err(RequestFailure::Errno(e)) => return Err(e),
                 Err(RequestFailure::TimedOut) => return Err(Errno::IO),
-                // The same bytes at the same place can be written twice, but not appended. A server that is only slow could execute the first
-                // request after a later write to the same place.
-                Err(RequestFailure::Ended { may_be_executed: true }) if appends || link.has_stalled() => {
-                    return Err(Errno::IO);
-                }
+                // The same bytes at the same place can be written twice, but not appended. The next session begins after the end of this one, so
+                // the server cannot execute the first request after a later write to the same place.
+                Err(RequestFailure::Ended { may_be_executed: true }) if appends => return Err(Errno::IO),
                 Err(RequestFailure::Ended { .. }) => {}
             }
         }

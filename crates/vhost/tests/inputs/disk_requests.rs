@@ -213,9 +213,10 @@ pub(crate) fn run(input: &[u8]) -> Reached {
         // Sectors whose bytes need more than 64 bits, now and then.
         let high = high / 192 * high;
         let mut bytes = [0; 16];
-        bytes[0] = kind % 16;
-        bytes[3] = kind / 128;
-        bytes[8] = low;
+        // Few kinds are none, and sectors are often near the end of a small disk.
+        bytes[0] = if kind < 160 { [0, 1, 4, 8, 11, 13, 0, 1][usize::from(kind % 8)] } else { kind };
+        bytes[3] = kind / 250;
+        bytes[8] = if low < 192 { low % 24 } else { low };
         bytes[15] = high;
         // The same bytes as the range of a request.
         if flags & 0x80 != 0 {

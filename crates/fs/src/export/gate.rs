@@ -1,0 +1,68 @@
+//! The gate that each request of a session passes, and that its end closes.
+
+use super::lock;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Counts the requests that are executed.
+#[derive(Debug, Default)]
+pub(super) struct RequestGate {
+    state: Mutex<GateState>,
+    left: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    running: usize,
+    is_closed: bool,
+}
+
+/// A request that is executed. Its session does not end before this is dropped.
+#[derive(Debug)]
+pub struct RunningRequest<'a>(&'a RequestGate);
+
+impl RequestGate {
+    /// `None` if the gate is closed.
+    pub(super) fn enter(&self) -> Option<RunningRequest<'_>> {
+        let mut state = lock(&self.state);
+        if state.is_closed {
+            return None;
+        }
+        state.running += 1;
+        Some(RunningRequest(self))
+    }
+
+    /// Lets no further request in, and waits for those inside. `false` if some are still there after `longest`; the gate stays closed.
+    pub(super) fn close(&self, longest: Duration) -> bool {
+        let mut state = lock(&self.state);
+        state.is_closed = true;
+        let waited = self.left.wait_timeout_while(state, longest, |state| state.running > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.running == 0
+    }
+}
+
+impl Drop for RunningRequest<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).running -= 1;
+        self.0.left.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gate_that_is_closed_lets_nobody_in_and_waits_for_who_is_inside() {
+        let gate = RequestGate::default();
+        let running = gate.enter().unwrap();
+        assert!(!gate.close(Duration::from_millis(20)), "a request is still inside");
+        assert!(gate.enter().is_none());
+        std::thread::scope(|s| {
+            let closing = s.spawn(|| gate.close(Duration::from_secs(60)));
+            drop(running);
+            assert!(closing.join().unwrap());
+        });
+        assert!(gate.enter().is_none());
+    }
+}
