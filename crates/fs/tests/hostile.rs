@@ -187,6 +187,23 @@ fn random_requests_neither_crash_the_server_nor_leave_the_directory() {
     assert_eq!(session.counts(), (1, 0, 0), "an ended session has something open");
 }
 
+#[test]
+fn session_that_ends_during_a_request_is_there_until_the_request_is_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let export = Export::open(folder.path(), ExportOptions::default()).unwrap();
+    let session = export.begin(None).unwrap();
+    let running = session.begin_request().unwrap();
+    std::thread::scope(|s| {
+        let ending = s.spawn(|| export.end(&session));
+        common::eventually("the session does not end", || session.begin_request().is_err());
+        // The client's next session finds it, and waits.
+        assert_eq!(export.sessions(), 1);
+        drop(running);
+        ending.join().unwrap();
+    });
+    assert_eq!(export.sessions(), 0);
+}
+
 /// A client of frames that says what it wants.
 struct Liar(TcpStream);
 

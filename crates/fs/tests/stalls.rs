@@ -158,6 +158,7 @@ fn write_of_a_reset_connection_is_not_executed_after_a_later_write() {
     assert_eq!(remote.write((0, 0), handle, 0, b"later"), Ok(5));
     // The server has ended the old session. Its side of the connection may be closed already, so the write may fail.
     let _ = server.write_all(&write);
+    let _ = server.shutdown(Shutdown::Write);
     let _ = server.read_to_end(&mut Vec::new());
     assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"later");
 }

@@ -32,12 +32,19 @@ impl RequestGate {
         Some(RunningRequest(self))
     }
 
-    /// Lets no further request in, and waits for those inside. `false` if some are still there after `longest`; the gate stays closed.
-    pub(super) fn close(&self, longest: Duration) -> bool {
+    /// Lets no further request in, and waits for those inside, for `longest` at most. `false` if some are still there; the gate stays closed.
+    pub(super) fn close(&self, longest: Option<Duration>) -> bool {
         let mut state = lock(&self.state);
         state.is_closed = true;
-        let waited = self.left.wait_timeout_while(state, longest, |state| state.running > 0);
-        waited.unwrap_or_else(PoisonError::into_inner).0.running == 0
+        let is_waited_for = |state: &mut GateState| state.running > 0;
+        let state = match longest {
+            None => self.left.wait_while(state, is_waited_for).unwrap_or_else(PoisonError::into_inner),
+            Some(longest) => {
+                let waited = self.left.wait_timeout_while(state, longest, is_waited_for);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        state.running == 0
     }
 }
 
@@ -56,10 +63,10 @@ mod tests {
     fn gate_that_is_closed_lets_nobody_in_and_waits_for_who_is_inside() {
         let gate = RequestGate::default();
         let running = gate.enter().unwrap();
-        assert!(!gate.close(Duration::from_millis(20)), "a request is still inside");
+        assert!(!gate.close(Some(Duration::from_millis(20))), "a request is still inside");
         assert!(gate.enter().is_none());
         std::thread::scope(|s| {
-            let closing = s.spawn(|| gate.close(Duration::from_secs(60)));
+            let closing = s.spawn(|| gate.close(None));
             drop(running);
             assert!(closing.join().unwrap());
         });

@@ -140,15 +140,17 @@ impl Export {
         if user_of(session.peer) != user_of(peer.map(peer_key)) {
             return Err(Errno::ACCESS);
         }
-        if !session.gate.close(LONGEST_REQUEST) {
+        if !session.gate.close(Some(LONGEST_REQUEST)) {
             return Err(Errno::BUSY);
         }
         self.end(&session);
         Ok(())
     }
 
-    /// Ends a session: closes its files and gives up its locks, once the requests under way are done.
+    /// Ends a session: lets no further request in, waits for those under way, closes the session's files and gives up its locks.
     pub fn end(&self, session: &ExportSession) {
+        // The key stays until then, so that a next session waits as well.
+        session.gate.close(None);
         lock(&self.sessions).remove(&session.key);
         session.close();
     }

@@ -86,7 +86,7 @@ impl RemoteLink {
                 FsError::System { call: "begin a session with the server".into(), source: e.into() }
             }
             RequestFailure::Ended { .. } => {
-                FsError::Refused("the server has closed the connection: is it an export?".into())
+                FsError::Refused("the server has closed the connection: is it an export, of the same release?".into())
             }
             RequestFailure::TimedOut => FsError::Refused("the server does not answer".into()),
         })?;
