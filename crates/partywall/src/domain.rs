@@ -501,12 +501,16 @@ impl DomainInner {
         // Not under the lock: a channel that is dropped meanwhile must not wait for the broker.
         let claims: Vec<(EndId, Arc<ReclaimRequest>)> =
             lock(&self.channels).iter().map(|(end, claim)| (*end, Arc::clone(claim))).collect();
+        let mut reclaimed = Vec::with_capacity(claims.len());
         for (end, claim) in claims {
-            if let Err(e) = self.desk.request(&claim.message, &[claim.region.as_fd()]) {
+            match self.desk.request(&claim.message, &[claim.region.as_fd()]) {
+                Ok(_) => reclaimed.push(end),
                 // The channel itself does not depend on it.
-                tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel");
-                continue;
+                Err(e) => tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel"),
             }
+        }
+        // A channel may have 2048 regions, and each is a request that waits for its answer. No other channel waits for that.
+        for end in reclaimed {
             self.reclaim_regions(end);
         }
         tracing::info!(domain = self.name, "joined the broker again");

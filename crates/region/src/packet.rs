@@ -50,22 +50,44 @@ pub fn try_recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<ReceivedPacket
     recv_with(fd, buf, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
 }
 
-/// The same for a packet that brings no descriptor; one that brings any is left where it is, and is `None`. So nothing has to be closed that
-/// the sender made, however long that would take. Nobody else may receive from this socket meanwhile.
+/// The same for a packet that has bytes and brings no descriptor. Any other packet stays in the socket, as does the end of the connection,
+/// and the result is `None`. So the caller never closes a descriptor of the sender's, which could take any time.
+///
+/// No other process or thread may receive from this socket meanwhile: only then is the packet that was looked at the one that is taken.
 pub fn try_recv_without_descriptors(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Option<ReceivedPacket>> {
-    match retry(|| has_descriptors(fd, RecvFlags::DONTWAIT))? {
-        true => Ok(None),
-        false => try_recv(fd, buf).map(Some),
+    match retry(|| peek(fd, RecvFlags::DONTWAIT))? {
+        // No bytes may be the end, and behind what looks like the end there may be a packet (see `has_descriptors`).
+        Peeked { descriptors: true, .. } | Peeked { bytes: false, .. } => Ok(None),
+        Peeked { .. } => try_recv(fd, buf).map(Some),
     }
 }
 
 /// Whether descriptors come with the next packet, or on a stream with what comes next. They are not taken, so none has to be closed.
 pub(crate) fn has_descriptors(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<bool> {
+    let first = peek(&fd, how)?;
+    if first.descriptors || first.bytes {
+        return Ok(first.descriptors);
+    }
+    // The kernel looks for a packet first and for the end afterwards. A packet that was sent, and the sender's end shut down, between these
+    // two looks as if it were not there. After the end nothing can be sent, so the second look is right.
+    Ok(peek(&fd, how)?.descriptors)
+}
+
+/// What a look at the next packet shows.
+#[derive(Debug, Clone, Copy)]
+struct Peeked {
+    /// There are any. Without bytes it is an empty packet, or the end.
+    bytes: bool,
+    /// There are any.
+    descriptors: bool,
+}
+
+fn peek(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<Peeked> {
     let mut byte = [0; 1];
     let mut no_room = RecvAncillaryBuffer::new(&mut []);
     let seen = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut byte)], &mut no_room, how | RecvFlags::PEEK)?;
     // Ancillary data that found no room: nothing but descriptors comes on a socket whose options are as they were made.
-    Ok(seen.flags.contains(ReturnFlags::CTRUNC))
+    Ok(Peeked { bytes: seen.bytes > 0, descriptors: seen.flags.contains(ReturnFlags::CTRUNC) })
 }
 
 /// Whether `fd` is a `SOCK_SEQPACKET` UNIX socket, as links and sessions must be.
@@ -155,6 +177,45 @@ mod tests {
         assert_eq!(take().unwrap(), None);
         assert_eq!(take().unwrap(), None);
         assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap().fds.len(), 1, "it has stayed as it was");
+    }
+
+    #[test]
+    fn end_and_empty_packet_are_left_by_who_takes_no_descriptors() {
+        let (a, b) = pair().unwrap();
+        let take = || try_recv_without_descriptors(b.as_fd(), &mut [0; 8]).map(|taken| taken.is_some());
+        send(a.as_fd(), b"", &[]).unwrap();
+        assert!(!take().unwrap());
+        assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap().len, 0);
+        assert_eq!(take().unwrap_err().kind(), io::ErrorKind::WouldBlock, "the empty packet was there until now");
+        drop(a);
+        assert!(!take().unwrap());
+    }
+
+    /// The kernel reports the end although a packet is there, if it came and the sender left between its two looks.
+    #[test]
+    fn descriptor_that_races_with_the_end_is_never_taken() {
+        for round in 0..3000 {
+            let (a, b) = pair().unwrap();
+            let start = std::sync::Barrier::new(2);
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    start.wait();
+                    send(a.as_fd(), b"x", &[a.as_fd()]).unwrap();
+                    rustix::net::shutdown(&a, rustix::net::Shutdown::Write).unwrap();
+                });
+                start.wait();
+                let seen = loop {
+                    match has_descriptors(&b, RecvFlags::DONTWAIT) {
+                        Err(Errno::AGAIN) => {
+                            let taken = try_recv_without_descriptors(b.as_fd(), &mut [0; 8]);
+                            assert!(!matches!(taken, Ok(Some(_))), "round {round}");
+                        }
+                        other => break other,
+                    }
+                };
+                assert_eq!(seen, Ok(true), "round {round}");
+            });
+        }
     }
 
     #[test]

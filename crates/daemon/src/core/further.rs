@@ -37,6 +37,8 @@ pub(super) struct FurtherRegions {
     counted: BTreeMap<FurtherKey, FurtherRegion>,
     /// The greatest number that a region of this side has had.
     last: u32,
+    /// The end came by `Reclaim`, so it may have regions that this broker has not passed on.
+    reclaimed: bool,
 }
 
 /// Regions of one kind that a side takes at a time.
@@ -79,6 +81,11 @@ impl FurtherKey {
 }
 
 impl FurtherRegions {
+    /// Those of an end that came by `Reclaim`.
+    pub(super) fn of_reclaimed_end() -> Self {
+        Self { reclaimed: true, ..Self::default() }
+    }
+
     /// Those that count for the end.
     pub(super) fn keys(&self) -> impl Iterator<Item = FurtherKey> {
         self.counted.keys().copied()
@@ -215,8 +222,10 @@ impl<F: Descriptor> Core<F> {
             );
         }
         if other.further.counts(FurtherKey { own: false, number: region_number }) {
-            let reason = format!("the other side still has a region {region_number} (protocol F1.1)");
-            return refuse(Refusal::Protocol, reason);
+            // The reader may lie about it. So this is no error of the owner's, who can take a greater number.
+            let reason =
+                format!("the other side still has a region {region_number}; use a greater number (protocol F1.1)");
+            return refuse(Refusal::Quota, reason);
         }
         if end.further.owned() >= MOST_OWNED {
             let reason = format!("this side owns {MOST_OWNED} further regions of channel {number}: give one up first");
@@ -300,6 +309,11 @@ impl<F: Descriptor> Core<F> {
         }
         let end = channel.end(side);
         if !end.further.counts(key) {
+            if !key.own && !end.further.reclaimed {
+                let reason =
+                    format!("this broker made channel {number}, and has passed on no such region (protocol F6)");
+                return refuse(Refusal::Protocol, reason);
+            }
             located(RegionReference::with_ring(region.bytes))?;
             if region.bytes == 0 {
                 return refuse(Refusal::BadRegion, "a further region has content");

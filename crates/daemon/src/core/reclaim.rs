@@ -72,7 +72,7 @@ impl<F: Descriptor> Core<F> {
             ring_size: shape.region.ring_size,
             region,
             socket: None,
-            further: FurtherRegions::default(),
+            further: FurtherRegions::of_reclaimed_end(),
         };
         self.hold(number, side, domain_id, peer.pid, shape.region.ring_size);
         self.inboxes.insert((number, side), id);

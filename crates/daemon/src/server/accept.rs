@@ -32,9 +32,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// nobody is heard.
 pub(super) const ACCEPTED: usize = 64;
 
-/// Connections taken out of the kernel's queue per turn at all. Most of a flood's clients have left before, and then nobody is asked for: a
-/// client that connects behind them waits in the same queue.
-const TAKEN: usize = 4 * ACCEPTED;
+/// Connections of clients that have left already, taken out of the kernel's queue per turn beside the others: a client that connects behind
+/// them waits in the same queue. Each goes to the disposer, and a disposer takes as many.
+pub(super) const LEFT: usize = 64;
 
 /// Sessions begun per turn, however many users want one.
 const ADMITTED: usize = 16;
@@ -132,14 +132,17 @@ fn spare() -> io::Result<File> {
 impl Server {
     /// Takes connections out of the kernel's queue, which all users share, into the queues of their users.
     pub(super) fn accept(&mut self, door: Door) {
-        let mut asked = 0;
-        for _ in 0..TAKEN {
-            if asked == ACCEPTED {
+        let (mut asked, mut left) = (0, 0);
+        for _ in 0..ACCEPTED + LEFT {
+            if asked == ACCEPTED || left == LEFT {
                 return;
             }
             let Some(listener) = self.listener(door) else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) if is_hung_up(&socket) => self.readers.dispose(socket),
+                Ok(socket) if is_hung_up(&socket) => {
+                    left += 1;
+                    self.dispose_of_left(socket);
+                }
                 Ok(socket) => {
                     asked += 1;
                     self.arrive(door, socket);
@@ -168,6 +171,19 @@ impl Server {
         match door {
             Door::Host => Some(self.socket.as_fd()),
             Door::Containers => self.containers.as_ref().map(AsFd::as_fd),
+        }
+    }
+
+    /// Closes a connection whose client has left, at the expense of its user (protocol C16).
+    ///
+    /// Where the client ran is not looked up: that takes longer than all the rest. It counts as a process that has ended does, with the
+    /// programs of containers. Otherwise root of a container could use up the share of the host's root.
+    fn dispose_of_left(&mut self, socket: OwnedFd) {
+        let watch = Stopwatch::start();
+        let peer = getsockopt(&socket, PeerCredentials);
+        self.readers.dispose(socket);
+        if let Ok(peer) = peer {
+            self.charge(Account::of(User::Host(peer.uid()), Home::Unknown), watch.elapsed());
         }
     }
 

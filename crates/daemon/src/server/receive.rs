@@ -49,17 +49,16 @@ impl Server {
         }
     }
 
-    /// Takes the first packet of a session if it is there already and brings no descriptor (protocol C13.4). That is the `Join` of nearly every
-    /// client, whose answer then waits for no other process.
+    /// Takes the first packet of a session if it is there already, has bytes and brings no descriptor (protocol C13.4). That is the `Join` of
+    /// nearly every client, whose answer then waits for no other process. No reader has the session yet, so the packet that was looked at is
+    /// the one that is taken.
     pub(super) fn hear_first(&mut self, session: SessionId) {
         let Some(open) = self.sessions.get(&session) else { return };
         let mut buffer = std::mem::take(&mut self.incoming);
         let room = buffer.get_mut(..wire::MAX_PACKET).unwrap_or_default();
-        // The end is for the reader.
+        // The end is for the reader, as is whatever has no bytes.
         let first = packet::try_recv_without_descriptors(open.socket.as_fd(), room).ok().flatten();
-        if let Some(packet::ReceivedPacket { len, truncated, .. }) =
-            first.filter(|packet| packet.len > 0 || !has_ended(&open.socket))
-        {
+        if let Some(packet::ReceivedPacket { len, truncated, .. }) = first {
             let judged = Judged { len, truncated, came: 0, socket: None, sorts: Vec::new(), kept: Vec::new() };
             let event = understand(session, buffer.get(..len).unwrap_or_default(), judged, Vec::new());
             self.feed(event);

@@ -56,6 +56,11 @@ impl Shares {
         used_up
     }
 
+    #[cfg(test)]
+    pub(super) fn used_for_test(&self, account: Account) -> Duration {
+        self.used.get(&account).copied().unwrap_or_default()
+    }
+
     pub(super) fn is_used_up(&self, account: Account) -> bool {
         self.any_used_up && self.used.get(&account).is_some_and(|used| *used >= SHARE)
     }

@@ -345,15 +345,50 @@ fn first_packet_with_descriptors_is_left_to_reader() {
 #[test]
 fn connections_whose_clients_have_left_delay_no_new_session() {
     let mut bench = Bench::new();
-    for _ in 0..2 * accept::ACCEPTED {
+    for _ in 0..2 * accept::LEFT {
         let left = bench.connect();
         packet::try_send(left.as_fd(), &join(), &[]).unwrap();
     }
     let honest = bench.connect();
     packet::try_send(honest.as_fd(), &join(), &[]).unwrap();
-    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    for _ in 0..3 {
+        bench.server.turn(Some(Duration::ZERO)).unwrap();
+    }
     assert_eq!(bench.server.next_session, FIRST_SESSION + 1, "sessions were begun for nobody, or none for the client");
     assert!(packet::try_recv(honest.as_fd(), &mut [0; wire::MAX_PACKET]).is_ok());
+}
+
+#[test]
+fn connection_whose_client_has_left_is_charged_to_its_user() {
+    let mut bench = Bench::new();
+    for _ in 0..accept::LEFT + 1 {
+        drop(bench.connect());
+    }
+    bench.server.accept(accept::Door::Host);
+    let user = User::Host(rustix::process::geteuid().as_raw());
+    assert!(!bench.server.shares.used_for_test(Account::of(user, Home::Unknown)).is_zero());
+    assert!(bench.server.shares.used_for_test(Account::of(user, Home::Broker)).is_zero(), "it may be a container's");
+    let waiting = rustix::event::poll(
+        &mut [rustix::event::PollFd::new(&bench.server.socket, rustix::event::PollFlags::IN)],
+        Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }),
+    );
+    assert_eq!(waiting, Ok(1), "one more than a turn takes");
+}
+
+#[test]
+fn descriptor_is_closed_after_disposer_has_ended() {
+    let mut bench = Bench::new();
+    let (one, its_peer) = packet::pair().unwrap();
+    let (other, others_peer) = packet::pair().unwrap();
+    bench.server.readers.lose_disposer();
+    bench.server.readers.close(one);
+    bench.server.readers.keep_undisposed(other);
+    assert!(bench.server.readers.has_waste());
+    let begin = Instant::now();
+    while bench.server.readers.has_waste() || !judge::is_hung_up(&its_peer) || !judge::is_hung_up(&others_peer) {
+        bench.server.turn(Some(Duration::from_millis(100))).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(60), "a descriptor stays open");
+    }
 }
 
 #[test]

@@ -241,9 +241,22 @@ fn number_of_a_region_that_the_reader_still_has_is_refused() {
     reclaim_region(&mut w, db, (channel, TO), false, 5);
     take(&mut w, db, (channel, TO), 2, 1 << 20);
     let before = counted(&w, "db");
-    assert_eq!(refusal(add(&mut w, web, (channel, FROM), 5)), Some(Refusal::Protocol));
+    assert_eq!(refusal(add(&mut w, web, (channel, FROM), 5)), Some(Refusal::Quota), "no error of the owner's");
     assert_eq!(counted(&w, "db"), before);
     assert_eq!(add(&mut w, web, (channel, FROM), 6), Some(Message::Done {}), "the reader blocks no other number");
+}
+
+#[test]
+fn region_of_peer_is_reported_only_on_reclaimed_channel() {
+    let mut w = World::new();
+    let (web, db, channel) = channel_in(&mut w);
+    take(&mut w, db, (channel, TO), 2, 1 << 20);
+    let before = counted(&w, "db");
+    assert_eq!(refusal(reclaim_region(&mut w, db, (channel, TO), false, 5)), Some(Refusal::Protocol));
+    assert_eq!(counted(&w, "db"), before);
+    assert_eq!(add(&mut w, web, (channel, FROM), 5), Some(Message::Done {}), "the lie blocks no number");
+    assert_eq!(reclaim_region(&mut w, db, (channel, TO), false, 5), Some(Message::Done {}), "it has this one");
+    assert_eq!(counted(&w, "db"), before + SIZE, "and it counts once");
 }
 
 #[test]

@@ -124,6 +124,8 @@ pub(super) struct Readers {
     by_account: HashMap<Account, u32>,
     resting: HashMap<Account, Instant>,
     disposer: Disposer,
+    /// What no disposer took. It is tried again when the next disposer is made.
+    undisposed: Vec<OwnedFd>,
     next: u32,
     /// Dropped last: it kills the others.
     spawner: Spawner,
@@ -210,6 +212,21 @@ impl Readers {
         let numbers: Vec<u32> = self.readers.iter().filter(|(_, r)| !r.killed).map(|(number, _)| *number).collect();
         numbers.iter().for_each(|reader| self.order(*reader, ReaderOrder::Sync(number), None));
         numbers.len()
+    }
+
+    /// As if the disposer had ended, and no other could be made.
+    #[cfg(test)]
+    pub(super) fn lose_disposer(&mut self) {
+        let (socket, other) = packet::pair().unwrap();
+        drop(other);
+        self.spawner.kill(self.disposer.number);
+        self.disposer = Disposer { number: self.disposer.number, socket, holds: 0 };
+    }
+
+    /// As if no disposer had taken this.
+    #[cfg(test)]
+    pub(super) fn keep_undisposed(&mut self, fd: OwnedFd) {
+        self.undisposed.push(fd);
     }
 
     /// Waits until the reader of a user has something to say.
@@ -342,29 +359,49 @@ impl Readers {
 
     /// Closes a stranger's descriptor, not here. Other copies of it stay as they are.
     pub(super) fn close(&mut self, fd: OwnedFd) {
+        if let Err(fd) = self.pass_to_disposer(fd) {
+            // No descriptor is left to make another: it stays open for a while rather than holding everybody up.
+            if self.undisposed.is_empty() {
+                tracing::error!("descriptors of clients cannot be closed safely, and stay open until they can");
+            }
+            self.undisposed.push(fd);
+        }
+    }
+
+    fn pass_to_disposer(&mut self, fd: OwnedFd) -> Result<(), OwnedFd> {
         for _ in 0..2 {
             if self.disposer.holds < FULL && packet::try_send(self.disposer.socket.as_fd(), b"x", &[fd.as_fd()]).is_ok()
             {
                 self.disposer.holds += 1;
-                return;
+                return Ok(());
             }
-            self.empty_disposer();
+            // Full, or it has ended.
+            self.replace_disposer();
         }
-        // No descriptor is left to make another: it stays open rather than holding everybody up.
-        tracing::error!("a descriptor of a client cannot be closed safely, and stays open");
-        std::mem::forget(fd);
+        Err(fd)
     }
 
-    /// Whether the disposer has anything that should be closed some day.
+    /// Whether there is anything that should be closed some day.
     pub(super) fn has_waste(&self) -> bool {
-        self.disposer.holds > 0
+        self.disposer.holds > 0 || !self.undisposed.is_empty()
     }
 
-    /// Closes what was disposed of: the disposer is killed, and another made.
+    /// Closes what was disposed of, if there is any: the disposer is killed, and another made.
     pub(super) fn empty_disposer(&mut self) {
-        if self.disposer.holds == 0 {
-            return;
+        if self.disposer.holds > 0 {
+            self.replace_disposer();
         }
+        // At most as many as one disposer takes, so that a turn stays short.
+        for _ in 0..FULL {
+            let Some(fd) = self.undisposed.pop() else { break };
+            if let Err(fd) = self.pass_to_disposer(fd) {
+                self.undisposed.push(fd);
+                break;
+            }
+        }
+    }
+
+    fn replace_disposer(&mut self) {
         let number = self.number();
         let Ok((socket, theirs)) = packet::pair() else { return };
         self.spawner.spawn(number, Job::Dispose, vec![theirs]);
@@ -408,6 +445,7 @@ impl Spawned {
             by_account: HashMap::new(),
             resting: HashMap::new(),
             disposer: Disposer { number: 1, socket, holds: 0 },
+            undisposed: Vec::new(),
             next: 1,
             spawner,
         };
