@@ -55,7 +55,7 @@ pub enum VhostUserOptions {
 }
 
 /// A device that the machine has.
-struct PluggedDevice {
+struct PluggedVhostUser {
     /// Where QEMU has it.
     path: String,
     /// The name of its chardev, and of a card's netdev.
@@ -137,7 +137,7 @@ impl Machine {
     /// Takes a device out, which its guest has to release until `deadline`; `false` if there is none.
     pub fn unplug_vhost_user(&mut self, device: &VhostUserDevice, deadline: Instant) -> Result<bool, VmError> {
         let found = self.find_vhost_user(device)?;
-        if let Some(PluggedDevice { path, .. }) = &found {
+        if let Some(PluggedVhostUser { path, .. }) = &found {
             match self.qmp.delete_device(path) {
                 // The guest was asked before.
                 Err(e) if e.is_being_unplugged() => {}
@@ -155,7 +155,7 @@ impl Machine {
         Ok(found.is_some())
     }
 
-    fn find_vhost_user(&mut self, device: &VhostUserDevice) -> Result<Option<PluggedDevice>, VmError> {
+    fn find_vhost_user(&mut self, device: &VhostUserDevice) -> Result<Option<PluggedVhostUser>, VmError> {
         for folder in DEVICE_FOLDERS {
             for child in self.qmp.children(folder)? {
                 if !child.kind.contains(device.kind.driver()) {
@@ -165,7 +165,7 @@ impl Machine {
                 let back_end = self.qmp.property(&path, device.kind.back_end())?;
                 let Some(back_end) = back_end.as_str().filter(|name| !name.is_empty()) else { continue };
                 if self.is_on_socket(back_end, &device.socket)? {
-                    return Ok(Some(PluggedDevice { path, back_end: back_end.to_owned() }));
+                    return Ok(Some(PluggedVhostUser { path, back_end: back_end.to_owned() }));
                 }
             }
         }

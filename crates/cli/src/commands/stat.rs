@@ -15,7 +15,7 @@ use crate::args::{Global, exit_table};
 use crate::connections::{Gatherer, Scope};
 use crate::exit::{Code, CommandFailure, Context};
 use crate::{human, output, session};
-use devices::DeviceArgs;
+use devices::CountedDeviceArgs;
 use total::Adder;
 use view::{ChannelView, Stats};
 
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     metrics: Option<PathBuf>,
 
     #[command(flatten)]
-    devices: DeviceArgs,
+    devices: CountedDeviceArgs,
 
     /// Repeat at this interval in seconds (or with a unit, as in 500ms), and show rates
     #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration)]

@@ -81,7 +81,7 @@ pub(super) struct DeviceTotals {
 
 /// Which devices are asked.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct DeviceArgs {
+pub(crate) struct CountedDeviceArgs {
     /// With --total: folder of the switches (`partywall net`) whose ports are counted [default: that of `partywall net`]
     #[arg(long, value_name = "FOLDER", requires = "total")]
     net_folder: Option<PathBuf>,
@@ -91,7 +91,7 @@ pub(crate) struct DeviceArgs {
     disks: Vec<PathBuf>,
 }
 
-impl DeviceArgs {
+impl CountedDeviceArgs {
     fn folder(&self) -> Option<PathBuf> {
         self.net_folder.clone().or_else(|| match rustix::process::geteuid().is_root() {
             true => Some("/run/partywall/net".into()),
