@@ -10,16 +10,19 @@ use std::time::{Duration, Instant};
 const ENTRIES: u16 = 1024;
 /// How long a guest may take to release a device. A guest that is busy, or emulated, takes seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a back end may take to notice that a front end has gone.
+const GOODBYE: Duration = Duration::from_millis(400);
 
 /// Options for QEMU's command line.
-pub fn arguments(port: &str, socket: &Path) -> String {
+pub fn arguments(switch: &str, port: &str, socket: &Path) -> String {
+    let name = card(switch, port, socket).name;
     format!(
         "\
 -object memory-backend-memfd,id=ram,size=1G,share=on
 -machine memory-backend=ram -m 1G
--chardev socket,id=net-{port},path={},reconnect=1
--netdev vhost-user,id=net-{port},chardev=net-{port}
--device virtio-net-pci,netdev=net-{port},id=net-{port},rx_queue_size={ENTRIES},tx_queue_size={ENTRIES}
+-chardev socket,id={name},path={},reconnect=1
+-netdev vhost-user,id={name},chardev={name}
+-device virtio-net-pci,netdev={name},id={name},rx_queue_size={ENTRIES},tx_queue_size={ENTRIES}
 
 # Each machine needs its own Ethernet address: ,mac=52:54:00:... behind the device.
 # Without KVM, QEMU 7.2 needs also ,vectors=0 there.",
@@ -51,43 +54,54 @@ pub fn libvirt(socket: &Path) -> String {
     )
 }
 
-/// The card on a port, as QEMU names it.
-fn card(port: &str) -> VhostUserDevice {
-    VhostUserDevice { name: format!("net-{port}"), kind: VhostUserKind::Card }
+/// The card on a port, as QEMU names it. Switches in different folders may have the same name; their sockets differ.
+fn card(switch: &str, port: &str, socket: &Path) -> VhostUserDevice {
+    VhostUserDevice {
+        name: format!("partywall-net-{switch}-{port}"),
+        socket: socket.to_owned(),
+        kind: VhostUserKind::Card,
+    }
 }
 
 /// Plugs a card into a running machine, by its monitor; `false` if it has it already.
 ///
-/// `is_taken` tells whether another machine uses the port.
+/// `is_taken` tells whether a front end is connected to the port.
 pub fn plug(
     monitor: &Path,
-    port: &str,
+    (switch, port): (&str, &str),
     socket: &Path,
     mac: Option<MacAddress>,
-    is_taken: impl FnOnce() -> Result<bool, VhostError>,
+    is_taken: impl FnMut() -> Result<bool, VhostError>,
 ) -> Result<bool, VhostError> {
-    let mac = mac.map_or_else(|| mac_of(socket), |mac| mac.to_string());
+    let mac = mac.map_or_else(|| mac_of(socket, &machine_id()), |mac| mac.to_string());
     let options = VhostUserOptions::Card { mac, entries: ENTRIES };
-    plug_device(monitor, &card(port), socket, &options, is_taken)
+    plug_device(monitor, &card(switch, port, socket), &options, is_taken)
 }
 
-/// Plugs a device in that the machine does not have, unless another machine uses its back end.
+/// Plugs a device in that the machine does not have, unless its back end has a front end already.
+///
+/// A second front end is sent away, and QEMU would wait for the back end in its main loop: the machine would stand still. A machine whose
+/// guest has no driver yet counts as a front end as well.
 pub(crate) fn plug_device(
     monitor: &Path,
     device: &VhostUserDevice,
-    socket: &Path,
     options: &VhostUserOptions,
-    is_taken: impl FnOnce() -> Result<bool, VhostError>,
+    mut is_taken: impl FnMut() -> Result<bool, VhostError>,
 ) -> Result<bool, VhostError> {
     let refused = |e: VmError| VhostError::Refused(format!("cannot plug {} in: {e}", device.name));
     let mut machine = Machine::connect(monitor).map_err(refused)?;
     if machine.has_vhost_user(device).map_err(refused)? {
         return Ok(false);
     }
-    if is_taken()? {
-        return Err(VhostError::Refused(format!("another machine uses {}", socket.display())));
+    machine.remove_vhost_user_leftovers(device).map_err(refused)?;
+    let deadline = Instant::now() + GOODBYE;
+    while is_taken()? {
+        if Instant::now() >= deadline {
+            return Err(VhostError::Refused(format!("another machine uses {}", device.socket.display())));
+        }
+        std::thread::sleep(GOODBYE / 20);
     }
-    machine.plug_vhost_user(device, socket.to_owned(), options).map_err(refused)
+    machine.plug_vhost_user(device, options).map_err(refused)
 }
 
 /// Takes a device out, which the guest has to release in time; `false` if the machine does not have it.
@@ -98,17 +112,28 @@ pub(crate) fn unplug_device(monitor: &Path, device: &VhostUserDevice) -> Result<
 }
 
 /// Takes the card on a port out of a running machine; `false` if it has none.
-pub fn unplug(monitor: &Path, port: &str) -> Result<bool, VhostError> {
-    unplug_device(monitor, &card(port))
+pub fn unplug(monitor: &Path, (switch, port): (&str, &str), socket: &Path) -> Result<bool, VhostError> {
+    unplug_device(monitor, &card(switch, port, socket))
 }
 
 /// An Ethernet address for a port that has none. QEMU would give the same to the first card of each machine.
 ///
-/// It follows from the socket's path (FNV-1a), so that a card that is plugged in again has the same one.
-fn mac_of(socket: &Path) -> String {
-    let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
-    let [_, a, b, c] = socket.as_os_str().as_encoded_bytes().iter().fold(0x811c_9dc5, step).to_be_bytes();
+/// It follows from the socket's absolute path and from the host, so that a card that is plugged in again has the same one, and hosts that are
+/// bridged have different ones for the same path.
+fn mac_of(socket: &Path, host: &[u8]) -> String {
+    let [_, a, b, c] = hash([socket.as_os_str().as_encoded_bytes(), b"\0", host]).to_be_bytes();
     format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
+}
+
+/// What differs between hosts; nothing where the file is absent.
+fn machine_id() -> Vec<u8> {
+    std::fs::read("/etc/machine-id").unwrap_or_default()
+}
+
+/// FNV-1a: the same in each version of this program.
+pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
+    let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    parts.into_iter().flatten().fold(0x811c_9dc5, step)
 }
 
 #[cfg(test)]
@@ -117,9 +142,20 @@ mod tests {
 
     #[test]
     fn ports_without_address_get_different_ones_that_stay() {
-        let of = |path: &str| mac_of(Path::new(path));
+        let of = |path: &str| mac_of(Path::new(path), b"one\n");
         assert_eq!(of("/run/lan/a.port"), of("/run/lan/a.port"));
         assert!(of("/run/lan/a.port") != of("/run/lan/b.port") && of("/run/lan/a.port") != of("/run/wan/a.port"));
         assert!(of("/run/lan/a.port").parse::<MacAddress>().is_ok());
+        let path = Path::new("/run/lan/a.port");
+        assert!(mac_of(path, b"two\n") != of("/run/lan/a.port") && mac_of(path, b"") == mac_of(path, b""));
+    }
+
+    #[test]
+    fn cards_of_two_switches_on_ports_of_one_name_have_two_names() {
+        let of = |switch: &str| card(switch, "a", Path::new("/run/a.port")).name;
+        assert_eq!(of("lan"), "partywall-net-lan-a");
+        assert!(of("lan") != of("wan"));
+        let printed = arguments("lan", "a", Path::new("/run/lan/a.port"));
+        assert!(printed.contains("netdev=partywall-net-lan-a,id=partywall-net-lan-a,"), "{printed}");
     }
 }

@@ -104,6 +104,8 @@ pub struct PortReport {
     pub path: PathBuf,
     /// A driver uses it.
     pub connected: bool,
+    /// A front end is connected, also if no driver uses it yet: a second one is sent away.
+    pub occupied: bool,
     /// What has passed.
     pub counters: PortCounters,
 }

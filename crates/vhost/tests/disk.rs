@@ -7,10 +7,11 @@ mod disk_common;
 use disk_common::{
     DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, Random, UNSUPP, WRITE_ZEROES, bytes, range,
 };
-use partywall_vhost::disk::control::DiskControl;
+use partywall_vhost::disk::control::{DiskControl, DiskReport};
 use partywall_vhost::disk::driver::DiskDriverOptions;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::Duration;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 use vm_memory::Bytes;
 
 const FLUSH_BIT: u64 = 1 << 9;
@@ -236,4 +237,24 @@ fn second_back_end_of_a_disk_waits_for_the_first() {
     disk.handle.ask(DiskControl::Stop).unwrap();
     drop(driver);
     second.join().unwrap().unwrap();
+}
+
+#[test]
+fn disk_of_a_machine_without_driver_is_occupied() {
+    let disk = Disk::new(MIB, |_| {});
+    let state = || {
+        let shown = disk.handle.ask(DiskControl::Show).unwrap();
+        let report: DiskReport = serde_json::from_value(shown).unwrap();
+        (report.occupied, report.connected)
+    };
+    assert_eq!(state(), (false, false));
+    let front_end = UnixStream::connect(disk.socket()).unwrap();
+    for wanted in [true, false] {
+        let deadline = Instant::now() + HANG;
+        while state() != (wanted, false) {
+            assert!(Instant::now() < deadline, "{:?}", state());
+            std::thread::yield_now();
+        }
+        front_end.shutdown(std::net::Shutdown::Both).unwrap();
+    }
 }

@@ -9,7 +9,8 @@ use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
 use partywall_vhost::control::{ControlRequest, PortSpec};
 use partywall_vhost::driver::{DriverOptions, GuestDriver, mergeable_features, plain_features};
 use partywall_vhost::switch::MacAddress;
-use std::time::Duration;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 #[test]
 fn frames_of_all_sizes_arrive_as_they_were_sent() {
@@ -226,4 +227,26 @@ fn slow_receivers_together_hold_a_sender_up_as_one_does() {
     assert!(a.drain(HANG).unwrap());
     let held = world.counters("a").held;
     assert!((1..=4).contains(&held), "the sender has waited for {held} of 12 receivers");
+}
+
+#[test]
+fn port_of_a_machine_without_driver_is_occupied() {
+    let world = World::new();
+    let path = world.add(PortSpec::new("a"));
+    let state = || world.report().ports.first().map(|row| (row.occupied, row.connected)).unwrap();
+    let wait = |wanted| {
+        let deadline = Instant::now() + HANG;
+        while state() != wanted {
+            assert!(Instant::now() < deadline, "{:?}", state());
+            std::thread::yield_now();
+        }
+    };
+    assert_eq!(state(), (false, false));
+    // As QEMU while its guest is in the firmware: no ring runs.
+    let front_end = UnixStream::connect(&path).unwrap();
+    wait((true, false));
+    drop(front_end);
+    wait((false, false));
+    let _driver = GuestDriver::connect(&path, DriverOptions::default()).unwrap();
+    wait((true, true));
 }

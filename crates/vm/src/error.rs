@@ -74,13 +74,23 @@ pub enum VmError {
     },
     /// A vhost-user back end could not map its memory.
     #[error(
-        "the memory of machine {machine} ({memory}) is not shared; start it with -object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram"
+        "the memory of machine {machine} ({memory}) is not shared memory of a memory-backend-memfd, which alone the back end maps; start it with -object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram"
     )]
     NoSharedMemory {
         /// The machine's name.
         machine: String,
         /// QEMU's name for the memory.
         memory: String,
+    },
+    /// Something else of the machine has the name that the device's chardev would have.
+    #[error("machine {machine} has a chardev {name} on another socket, {socket}; remove it first", socket = socket.display())]
+    OtherSocket {
+        /// The machine's name.
+        machine: String,
+        /// The name of the chardev.
+        name: String,
+        /// Its socket.
+        socket: PathBuf,
     },
     /// Its PCI bus is full, or each PCI Express port has a device.
     #[error(

@@ -66,6 +66,11 @@ pub(crate) fn memory_name(id: WindowId, role: WindowRole) -> String {
     format!("{}-memory", device_name(id, role))
 }
 
+/// Whether memory of this name is a window's.
+pub(crate) fn is_memory(name: &str) -> bool {
+    name.strip_suffix("-memory").is_some_and(|device| parse_name(device).is_some())
+}
+
 /// What a device's name says; `None` for one that is not ours.
 pub(crate) fn parse_name(name: &str) -> Option<(WindowId, WindowRole)> {
     let (role, id) = name.strip_prefix("pw-")?.split_once('-')?;

@@ -15,7 +15,7 @@ use crate::args::{Global, exit_table};
 use crate::connections::{Gatherer, Scope};
 use crate::exit::{Code, CommandFailure, Context};
 use crate::{human, output, session};
-use devices::DeviceArgs;
+use devices::CountedDeviceArgs;
 use total::Adder;
 use view::{ChannelView, Stats};
 
@@ -39,7 +39,8 @@ are not counted here. `partywall top` shows both, and connections that are only 
 
 With --total, everything that you may see is added up: connections of programs under `partywall run` and channels by kind and transport, the \
 reasons for TCP, and bytes and doorbells. With --watch, these counts do not fall when connections end. --metrics writes them for Prometheus. \
-The ports of network switches and the named disks of virtual machines are counted as well, since their programs started.
+The ports of network switches and the named disks of virtual machines are counted as well. Their counts begin at 0 when a port is added, or \
+when the program of the switch or disk starts again. One that does not answer within a second is left out, and named.
 
 Examples:
   partywall stat --total                              totals of this host
@@ -66,7 +67,7 @@ pub(crate) struct Args {
     metrics: Option<PathBuf>,
 
     #[command(flatten)]
-    devices: DeviceArgs,
+    devices: CountedDeviceArgs,
 
     /// Repeat at this interval in seconds (or with a unit, as in 500ms), and show rates
     #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration)]

@@ -146,27 +146,26 @@ fn run(command: BlkCommand) -> Result<(), VhostError> {
         BlkCommand::Resize { at, size } => say(control::ask(&at.socket, &DiskControl::Resize { size })?),
         BlkCommand::Args { at, queues, libvirt } => {
             let socket = absolute(&at.socket)?;
-            say(if libvirt {
-                attach::libvirt(&socket, queues)
-            } else {
-                attach::arguments(&id_of(&socket)?, &socket, queues)
-            })
+            say(if libvirt { attach::libvirt(&socket, queues) } else { attach::arguments(&socket, queues) })
         }
         BlkCommand::Attach { at, qmp, queues } => {
             let socket = absolute(&at.socket)?;
-            let id = id_of(&socket)?;
             let report = || report(&control::ask(&socket, &DiskControl::Show)?);
             report()?;
-            let is_taken = || Ok(report()?.connected);
-            let plugged = attach::plug(&qmp, &id, &socket, queues, is_taken)?;
-            say(format_args!("disk-{id} is {}", if plugged { "plugged in" } else { "in place" }))
+            let is_taken = || Ok(report()?.occupied);
+            let plugged = attach::plug(&qmp, &socket, queues, is_taken)?;
+            say(format_args!(
+                "{} is {}",
+                printable(&socket.to_string_lossy()),
+                if plugged { "plugged in" } else { "in place" }
+            ))
         }
         BlkCommand::Detach { at, qmp } => {
             // Its back end may have ended.
-            let id = id_of(&at.socket)?;
-            match attach::unplug(&qmp, &id)? {
-                true => say(format_args!("disk-{id} is unplugged")),
-                false => Err(VhostError::Refused(format!("the machine has no disk called disk-{id}"))),
+            let socket = absolute(&at.socket)?;
+            match attach::unplug(&qmp, &socket)? {
+                true => say(format_args!("{} is unplugged", printable(&socket.to_string_lossy()))),
+                false => Err(VhostError::Refused(format!("the machine has no disk of {}", socket.display()))),
             }
         }
     }
@@ -175,13 +174,6 @@ fn run(command: BlkCommand) -> Result<(), VhostError> {
 /// QEMU may run in another folder.
 fn absolute(path: &Path) -> Result<PathBuf, VhostError> {
     std::path::absolute(path).map_err(VhostError::file_error("find", path))
-}
-
-/// The name of the disk in QEMU, made of the name of its socket.
-fn id_of(socket: &Path) -> Result<String, VhostError> {
-    let name = socket.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    partywall_vhost::control::check_name(&name)?;
-    Ok(name)
 }
 
 fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
@@ -255,7 +247,11 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         ">REFUSED",
         ">RECOVERED",
     ]);
-    let state = if report.connected { "up" } else { "no driver" };
+    let state = match (report.connected, report.occupied) {
+        (true, _) => "up",
+        (false, true) => "no driver",
+        (false, false) => "no machine",
+    };
     let numbers = [
         counters.reads,
         counters.read_bytes,

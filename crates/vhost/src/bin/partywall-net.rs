@@ -194,7 +194,9 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
                 .map(|folder| Path::new(&folder).join("partywall/net"))
                 .ok_or_else(|| VhostError::Refused("XDG_RUNTIME_DIR is not set; use --folder".into()))?,
         };
-        Ok(all.join(switch))
+        // QEMU may run in another folder.
+        let folder = all.join(switch);
+        std::path::absolute(&folder).map_err(VhostError::file_error("find", &folder))
     };
     match &cli.command {
         NetCommand::Run { switch, ports, taps, spin, hold, floods, age } => {
@@ -226,7 +228,7 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
         NetCommand::Args { switch, port, libvirt } => {
             control::check_name(port)?;
             let path = PortSpec::new(port).socket(&folder(switch)?);
-            say(if *libvirt { attach::libvirt(&path) } else { attach::arguments(port, &path) })
+            say(if *libvirt { attach::libvirt(&path) } else { attach::arguments(switch, port, &path) })
         }
         NetCommand::Attach { switch, port, qmp } => {
             let folder = folder(switch)?;
@@ -245,12 +247,13 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
                 }
                 None => drop(control::ask(&folder, &ControlRequest::Add { port: spec.clone() })?),
             }
-            let is_taken = || Ok(find()?.is_some_and(|row| row.connected));
-            let plugged = attach::plug(qmp, &port.port, &spec.socket(&folder), mac, is_taken).inspect_err(|_| {
-                if is_new {
-                    let _ = control::ask(&folder, &ControlRequest::Remove { name: port.port.clone() });
-                }
-            })?;
+            let is_taken = || Ok(find()?.is_some_and(|row| row.occupied));
+            let plugged =
+                attach::plug(qmp, (switch, &port.port), &spec.socket(&folder), mac, is_taken).inspect_err(|_| {
+                    if is_new {
+                        let _ = control::ask(&folder, &ControlRequest::Remove { name: port.port.clone() });
+                    }
+                })?;
             say(format_args!("{} is {}", printable(&port.port), if plugged { "plugged in" } else { "in place" }))
         }
         NetCommand::Detach { switch, port, qmp } => {
@@ -258,9 +261,10 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
             for name in [switch, port] {
                 control::check_name(name)?;
             }
-            match attach::unplug(qmp, port)? {
+            let socket = PortSpec::new(port).socket(&folder(switch)?);
+            match attach::unplug(qmp, (switch, port), &socket)? {
                 true => say(format_args!("{} is unplugged", printable(port))),
-                false => Err(VhostError::Refused(format!("the machine has no card on port {port}"))),
+                false => Err(VhostError::Refused(format!("the machine has no card on port {port} of {switch}"))),
             }
         }
     }
@@ -326,10 +330,11 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         table(&["PORT", "STATE", ">SENT", ">BYTES", ">RECEIVED", ">BYTES", ">NO BUFFERS", ">REFUSED", ">ERRORS"]);
     for row in report(value)?.ports {
         let c = row.counters;
-        let state = match (row.port.tap, row.connected) {
-            (true, _) => "uplink",
-            (false, true) => "up",
-            (false, false) => "no driver",
+        let state = match (row.port.tap, row.connected, row.occupied) {
+            (true, ..) => "uplink",
+            (false, true, _) => "up",
+            (false, false, true) => "no driver",
+            (false, false, false) => "no machine",
         };
         let refused = c.spoofed + c.flood_limited + c.malformed;
         let numbers = [c.sent, c.sent_bytes, c.received, c.received_bytes, c.no_buffers, refused, c.broken];

@@ -33,6 +33,8 @@ pub struct DiskReport {
     pub read_only: bool,
     /// A driver uses it.
     pub connected: bool,
+    /// A front end is connected, also if no driver uses it yet: a second one is sent away.
+    pub occupied: bool,
     /// The front end keeps the requests in flight, so that a killed back end can be followed by another.
     pub recovers: bool,
     /// Requests that are under way.

@@ -495,6 +495,7 @@ impl DiskEngine {
                     capacity: self.image.geometry(false).capacity,
                     read_only: self.options.read_only,
                     connected: self.session.as_ref().is_some_and(|s| s.rings().iter().any(|ring| ring.runs())),
+                    occupied: self.session.is_some(),
                     recovers: self.session.as_ref().is_some_and(FrontendSession::survives),
                     under_way: self.queue.busy() as u64,
                     counters: self.counters,

@@ -348,9 +348,13 @@ fn report(port: &EnginePort) -> PortReport {
         PortEnd::Card(card) => card.session.as_ref().is_some_and(|s| s.rings().iter().any(|ring| ring.runs())),
         PortEnd::Uplink { .. } => true,
     };
+    let occupied = match &port.end {
+        PortEnd::Card(card) => card.session.is_some(),
+        PortEnd::Uplink { .. } => true,
+    };
     let path = match &port.end {
         PortEnd::Card(card) => card.path().to_owned(),
         PortEnd::Uplink { .. } => PathBuf::from(&port.spec.name),
     };
-    PortReport { number: port.number.0, port: port.spec.clone(), path, connected, counters: port.counters }
+    PortReport { number: port.number.0, port: port.spec.clone(), path, connected, occupied, counters: port.counters }
 }

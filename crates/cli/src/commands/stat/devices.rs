@@ -1,13 +1,20 @@
 //! Counters of network switches (`partywall net`) and disks (`partywall blk`) for `partywall stat --total`. Their own programs read them.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::siblings;
+
+/// How long a switch or a disk may take to answer. They are all asked at once, so one that hangs does not delay the others.
+const LIMIT: Duration = Duration::from_secs(1);
 
 /// What `partywall net show --json` prints of one port, as far as it is shown here.
 #[derive(Debug, Deserialize)]
@@ -74,7 +81,7 @@ pub(super) struct DeviceTotals {
 
 /// Which devices are asked.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct DeviceArgs {
+pub(crate) struct CountedDeviceArgs {
     /// With --total: folder of the switches (`partywall net`) whose ports are counted [default: that of `partywall net`]
     #[arg(long, value_name = "FOLDER", requires = "total")]
     net_folder: Option<PathBuf>,
@@ -84,7 +91,7 @@ pub(crate) struct DeviceArgs {
     disks: Vec<PathBuf>,
 }
 
-impl DeviceArgs {
+impl CountedDeviceArgs {
     fn folder(&self) -> Option<PathBuf> {
         self.net_folder.clone().or_else(|| match rustix::process::geteuid().is_root() {
             true => Some("/run/partywall/net".into()),
@@ -95,23 +102,50 @@ impl DeviceArgs {
     /// Asks all of them. One that does not answer is a note, and takes nothing from the others.
     pub(super) fn look(&self, notes: &mut Vec<String>) -> DeviceTotals {
         let mut totals = DeviceTotals::default();
-        if let Some(folder) = self.folder() {
-            for name in switches(&folder) {
-                let words =
-                    ["show".as_ref(), name.as_ref(), "--json".as_ref(), "--folder".as_ref(), folder.as_os_str()];
-                match ask::<SwitchRows>("partywall-net", &words) {
-                    Ok(SwitchRows { ports }) => {
-                        let port =
-                            |row: PortRow| (row.port.name, PortTotals { connected: row.connected, ..row.counters });
-                        totals.network.insert(name, ports.into_iter().map(port).collect());
-                    }
-                    Err(why) => notes.push(format!("switch {name} is not counted: {why}")),
+        let folder = self.folder().unwrap_or_default();
+        let (of_switches, of_disks) = thread::scope(|scope| {
+            let of_switches: Vec<_> = switches(&folder)
+                .into_iter()
+                .map(|name| {
+                    let folder = &folder;
+                    scope.spawn(move || {
+                        let words = [
+                            "show".as_ref(),
+                            name.as_ref(),
+                            "--json".as_ref(),
+                            "--folder".as_ref(),
+                            folder.as_os_str(),
+                        ];
+                        let answer = ask::<SwitchRows>("partywall-net", &words);
+                        (name, answer)
+                    })
+                })
+                .collect();
+            let of_disks: Vec<_> = self
+                .disks
+                .iter()
+                .map(|socket| {
+                    scope.spawn(move || {
+                        let words = ["show".as_ref(), "--json".as_ref(), "--socket".as_ref(), socket.as_os_str()];
+                        (socket, ask::<DiskRow>("partywall-blk", &words))
+                    })
+                })
+                .collect();
+            let of_switches: Vec<_> = of_switches.into_iter().filter_map(|asked| asked.join().ok()).collect();
+            let of_disks: Vec<_> = of_disks.into_iter().filter_map(|asked| asked.join().ok()).collect();
+            (of_switches, of_disks)
+        });
+        for (name, answer) in of_switches {
+            match answer {
+                Ok(SwitchRows { ports }) => {
+                    let port = |row: PortRow| (row.port.name, PortTotals { connected: row.connected, ..row.counters });
+                    totals.network.insert(name, ports.into_iter().map(port).collect());
                 }
+                Err(why) => notes.push(format!("switch {name} is not counted: {why}")),
             }
         }
-        for socket in &self.disks {
-            let words = ["show".as_ref(), "--json".as_ref(), "--socket".as_ref(), socket.as_os_str()];
-            match ask::<DiskRow>("partywall-blk", &words) {
+        for (socket, answer) in of_disks {
+            match answer {
                 Ok(DiskRow { counters }) => drop(totals.disks.insert(socket.display().to_string(), counters)),
                 Err(why) => notes.push(format!("disk {} is not counted: {why}", socket.display())),
             }
@@ -134,12 +168,33 @@ fn switches(folder: &Path) -> Vec<String> {
 
 fn ask<A: serde::de::DeserializeOwned>(program: &str, words: &[&std::ffi::OsStr]) -> Result<A, String> {
     let program = siblings::find(program, "partywall-vhost").map_err(|e| e.to_string())?;
-    let output = Command::new(program).args(words).output().map_err(|e| e.to_string())?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
+    let (succeeded, stdout, stderr) = run(Command::new(program).args(words), LIMIT)?;
+    if !succeeded {
+        let said = String::from_utf8_lossy(&stderr);
         return Err(partywall_terminal::printable(said.lines().next().unwrap_or("it does not answer")).to_string());
     }
-    serde_json::from_slice(&output.stdout).map_err(|e| format!("its answer cannot be read: {e}"))
+    serde_json::from_slice(&stdout).map_err(|e| format!("its answer cannot be read: {e}"))
+}
+
+/// Runs a program that is to end by itself: whether it succeeded, and what it wrote. It is killed at the limit.
+fn run(command: &mut Command, limit: Duration) -> Result<(bool, Vec<u8>, Vec<u8>), String> {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|e| e.to_string())?;
+    let (done, written) = mpsc::channel();
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    thread::spawn(move || {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let read = stdout.map_or(Ok(0), |mut from| from.read_to_end(&mut out));
+        let read = read.and_then(|_| stderr.map_or(Ok(0), |mut from| from.read_to_end(&mut err)));
+        let _ = done.send(read.map(|_| (out, err)));
+    });
+    let read = written.recv_timeout(limit);
+    if read.is_err() {
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(|e| e.to_string())?;
+    let (out, err) = read.map_err(|_| format!("it has not answered within {limit:?}"))?.map_err(|e| e.to_string())?;
+    Ok((status.success(), out, err))
 }
 
 /// A family of metrics: name, type, help, and values by their labels.
@@ -270,6 +325,15 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn program_that_does_not_answer_is_killed_at_the_limit() {
+        let e = run(Command::new("sleep").arg("1000"), Duration::from_millis(50)).unwrap_err();
+        assert!(e.contains("has not answered within 50ms"), "{e}");
+        let (succeeded, out, err) =
+            run(Command::new("sh").args(["-c", "echo a; echo b >&2; exit 1"]), Duration::from_secs(60)).unwrap();
+        assert_eq!((succeeded, &out[..], &err[..]), (false, &b"a\n"[..], &b"b\n"[..]));
+    }
 
     #[test]
     fn counters_become_lines_and_metrics_with_their_labels() {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::devices::{DeviceArgs, DeviceTotals};
+use super::devices::{CountedDeviceArgs, DeviceTotals};
 use crate::connections::{ConnectionRow, Look};
 use crate::exit::{CommandFailure, Context};
 use crate::human;
@@ -98,7 +98,7 @@ impl Adder {
 
 impl Totals {
     /// Adds what network switches and disks have counted.
-    pub(super) fn add_devices(&mut self, devices: &DeviceArgs) {
+    pub(super) fn add_devices(&mut self, devices: &CountedDeviceArgs) {
         self.devices = devices.look(&mut self.notes);
     }
 
