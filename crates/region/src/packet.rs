@@ -57,8 +57,8 @@ pub fn try_recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<ReceivedPacket
 pub fn try_recv_without_descriptors(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Option<ReceivedPacket>> {
     match retry(|| peek(fd, RecvFlags::DONTWAIT))? {
         // No bytes may be the end, and behind what looks like the end there may be a packet (see `has_descriptors`).
-        Peeked { descriptors: true, .. } | Peeked { bytes: false, .. } => Ok(None),
-        Peeked { .. } => try_recv(fd, buf).map(Some),
+        PeekedPacket { descriptors: true, .. } | PeekedPacket { bytes: false, .. } => Ok(None),
+        PeekedPacket { .. } => try_recv(fd, buf).map(Some),
     }
 }
 
@@ -75,19 +75,19 @@ pub(crate) fn has_descriptors(fd: impl AsFd, how: RecvFlags) -> rustix::io::Resu
 
 /// What a look at the next packet shows.
 #[derive(Debug, Clone, Copy)]
-struct Peeked {
+struct PeekedPacket {
     /// There are any. Without bytes it is an empty packet, or the end.
     bytes: bool,
     /// There are any.
     descriptors: bool,
 }
 
-fn peek(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<Peeked> {
+fn peek(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<PeekedPacket> {
     let mut byte = [0; 1];
     let mut no_room = RecvAncillaryBuffer::new(&mut []);
     let seen = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut byte)], &mut no_room, how | RecvFlags::PEEK)?;
     // Ancillary data that found no room: nothing but descriptors comes on a socket whose options are as they were made.
-    Ok(Peeked { bytes: seen.bytes > 0, descriptors: seen.flags.contains(ReturnFlags::CTRUNC) })
+    Ok(PeekedPacket { bytes: seen.bytes > 0, descriptors: seen.flags.contains(ReturnFlags::CTRUNC) })
 }
 
 /// Whether `fd` is a `SOCK_SEQPACKET` UNIX socket, as links and sessions must be.
