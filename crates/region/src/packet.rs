@@ -90,6 +90,35 @@ fn peek(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<PeekedPacket> {
     Ok(PeekedPacket { bytes: seen.bytes > 0, descriptors: seen.flags.contains(ReturnFlags::CTRUNC) })
 }
 
+/// Whether the socket of a connection whose other end is closed holds nothing whose closing could wait: it throws away up to `most` packets
+/// that bring no descriptor, and leaves the others. `false` also if it cannot tell.
+///
+/// No other process or thread may receive from this socket meanwhile, and it must not be used for anything but closing afterwards.
+pub fn is_harmless_to_close(fd: BorrowedFd<'_>, most: usize) -> bool {
+    for _ in 0..=most {
+        match retry(|| peek(fd, RecvFlags::DONTWAIT)) {
+            Ok(PeekedPacket { descriptors: true, .. }) => return false,
+            Ok(PeekedPacket { bytes: true, .. }) => {
+                // The rest of a packet goes with its first byte.
+                if retry(|| rustix::net::recv(fd, &mut [0; 1], RecvFlags::DONTWAIT)).is_err() {
+                    return false;
+                }
+            }
+            // The end, or a packet of no bytes. Every packet brings the sender's credentials to a socket that wants them, the end does not:
+            // there is no room for them either.
+            Ok(_) => {
+                return rustix::net::sockopt::set_socket_passcred(fd, true).is_ok()
+                    && matches!(
+                        retry(|| peek(fd, RecvFlags::DONTWAIT)),
+                        Ok(PeekedPacket { bytes: false, descriptors: false })
+                    );
+            }
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
 /// Whether `fd` is a `SOCK_SEQPACKET` UNIX socket, as links and sessions must be.
 pub fn is_seqpacket(fd: impl AsFd) -> bool {
     rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
@@ -216,6 +245,38 @@ mod tests {
                 assert_eq!(seen, Ok(true), "round {round}");
             });
         }
+    }
+
+    #[test]
+    fn closed_connection_is_harmless_unless_descriptors_or_empty_packets_wait() {
+        let send = |packets: &[(&[u8], bool)]| {
+            let (left, right) = pair().unwrap();
+            for (bytes, brings) in packets {
+                let fds = [left.as_fd()];
+                send(left.as_fd(), bytes, if *brings { &fds } else { &[] }).unwrap();
+            }
+            right
+        };
+        let harmless = |packets: &[(&[u8], bool)]| is_harmless_to_close(send(packets).as_fd(), 2);
+        assert!(harmless(&[]));
+        assert!(harmless(&[(b"one", false), (b"two", false)]));
+        assert!(!harmless(&[(b"one", true)]));
+        assert!(!harmless(&[(b"one", false), (b"two", true)]));
+        assert!(!harmless(&[(b"", true)]));
+        assert!(!harmless(&[(b"", false)]), "behind it may be a descriptor");
+        assert!(!harmless(&[(b"", false), (b"one", true)]));
+        assert!(!harmless(&[(b"1", false), (b"2", false), (b"3", false)]), "there may be more");
+    }
+
+    #[test]
+    fn descriptor_of_closed_connection_stays_where_it_is() {
+        let (left, right) = pair().unwrap();
+        let (inside, outside) = pair().unwrap();
+        send(left.as_fd(), b"one", &[inside.as_fd()]).unwrap();
+        drop((left, inside));
+        assert!(!is_harmless_to_close(right.as_fd(), 2));
+        assert_eq!(recv(right.as_fd(), &mut [0; 8]).unwrap().fds.len(), 1);
+        drop(outside);
     }
 
     #[test]

@@ -191,6 +191,7 @@ impl Server {
         limits::raise();
         let socket = ServedSocket::serve(&config.socket, config.socket_mode, now())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        limits::make_table(&epoll);
         let control = ServerControl::new()?;
         epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
         let containers = ContainerSocket::serve(socket.path(), config.socket_mode, BACKLOG);

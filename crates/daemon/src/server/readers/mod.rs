@@ -45,6 +45,8 @@ const REST: Duration = Duration::from_secs(5);
 const MOST: usize = 256;
 /// Readers that are kept though they have no session.
 const MOST_IDLE: usize = 8;
+/// Orders that a reader is sent in a turn of the event loop: one that was slow has room for hundreds at once.
+const ORDERS: usize = 32;
 /// Descriptors that a disposer is given before it is replaced: less than its socket has room for.
 const FULL: usize = 64;
 
@@ -247,10 +249,11 @@ impl Readers {
         }
     }
 
-    /// Sends a reader what waits for it, as far as there is room.
+    /// Sends a reader what waits for it, as far as there is room and a turn of the event loop allows. Epoll tells when there is room for more.
     fn flush(&mut self, number: u32) {
         let Some(reader) = self.readers.get_mut(&number) else { return };
-        while let Some((order, with)) = reader.backlog.front() {
+        for _ in 0..ORDERS {
+            let Some((order, with)) = reader.backlog.front() else { break };
             let fds: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
             match packet::try_send(reader.socket.as_fd(), &order.encode(), &fds) {
                 Ok(()) => drop(reader.backlog.pop_front()),
