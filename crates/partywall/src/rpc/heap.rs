@@ -422,7 +422,7 @@ fn address_for(channel: u64, side: u8, attempt: u64, before: u64, align: u64) ->
     (addresses_for(channel, side, attempt) + 2 * before).next_multiple_of(align) + align
 }
 
-/// Whether a side of a channel may have a segment's content from `address` to `end`, behind a control page of `page` bytes (protocol K6.2).
+/// Whether a side of a channel may have a segment's content from `address` to `end`, behind a control page of `page` bytes (protocol K6.3).
 pub(super) fn may_have(channel: u64, side: u8, address: u64, end: u64, page: u64) -> bool {
     (0..ATTEMPTS).any(|attempt| {
         let begin = addresses_for(channel, side, attempt);
