@@ -161,7 +161,8 @@ ptrdiff_t pw_write(pw_stream *stream, const void *bytes, size_t size, int timeou
 /* Waits until `size` contiguous bytes of this side's ring are free, and lends them to be filled in place. Only pw_commit makes them visible
  * to the peer. The span contains bytes of its earlier use. It is lent until pw_commit, pw_shutdown, pw_close or another
  * pw_reserve. pw_write and pw_write_fd fail with PW_INVALID until then.
- * A ring that is too small grows. If pw_reserve fails with PW_FULL while pw_write_fd is not writable (POLLOUT), poll for POLLIN | POLLOUT.
+ * A ring that is too small grows, once the broker has passed the larger ring on. With `timeout_ms` 0, pw_reserve fails with PW_FULL until then,
+ * and pw_write_fd does not become readable for it: call again after a short time.
  * Fails with PW_TOO_LARGE, PW_FULL, PW_TIMED_OUT, PW_CLOSED, PW_DEAD, PW_CORRUPT, PW_NO_MEMORY. */
 int pw_reserve(pw_stream *stream, size_t size, int timeout_ms, void **span);
 
