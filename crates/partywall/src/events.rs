@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The events of a broker from one moment on: joins, connections, refusals and ends.
 ///
-/// Administrators get the events of all users, and other users those of their own programs. The broker keeps 1,024 events for a feed. A program
+/// Administrators get the events of all users, and other users those of the programs that they run. The broker keeps 1,024 events for a feed. A program
 /// that waits too rarely loses the oldest, and [`EventBatch::lost`] counts them. A feed ends with the broker: follow again to continue.
 ///
 /// ```

@@ -30,7 +30,7 @@ The demo takes these steps. It shows each command, so that you can repeat it by 
 if those are missing, a client and a server in Python
   8. boots two virtual machines (by `partywall-lab`: Debian's kernel, emulated where there is no KVM), carries the file \
 between them through shared memory and over TCP, measures round trips, and kills one of the two
-  9. removes all its files, namespaces and processes, even after an error or Ctrl-C, and checks that none is left
+  9. removes all its files, namespaces and processes, even after an error or Ctrl-C, and checks that nothing is left
 
 Examples:
   partywall demo                                      300 MiB, three rounds

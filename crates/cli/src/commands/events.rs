@@ -15,7 +15,7 @@ use line::{EventLine, EventName};
 
 const AFTER: &str = "\
 Each line is one event: a join, a connection, a refusal with the clause of the policy that decided, or an end. Administrators of the broker see \
-the events of all users, and those of machines and of the policy. Other users see the events of their own programs, and of programs that connect to these.
+the events of all users, and those of machines and of the policy. Other users see events of the programs that they run, and of programs that connect to these.
 
 Moves of connections between TCP and the ring (`moved`) are read from the memory of the programs themselves, once a second: of your own \
 programs, and as root of all. The move of a connection that ends within that second may be missed. With `--event` and without `moved`, the command does not read this memory.
