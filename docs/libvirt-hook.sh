@@ -1,17 +1,17 @@
 #!/bin/sh
-# A libvirt hook for machines that Partywall attends to. Install it as /etc/libvirt/hooks/qemu.d/partywall, executable, on each host.
+# A libvirt hook for machines that are attached to Partywall. Install it as /etc/libvirt/hooks/qemu.d/partywall, executable, on each host.
 #
 # libvirt calls it as: NAME OPERATION SUB-OPERATION EXTRA, with the machine's XML on its standard input.
 #
 #   started begin   the machine runs here, started or arrived by migration: attach it
-#   stopped end     it has ended here, or has left by migration: forget it
+#   stopped end     the machine has ended here, or has left by migration: detach it
 #
-# A hook cannot release the windows before a migration, because libvirt calls none at the source before it begins. So migrate by:
+# A hook cannot release the windows before a migration, because libvirt calls no hook at the source before the migration begins. So migrate by:
 #
 #   partywall vm detach NAME --for-migration &&
 #       { virsh migrate --live NAME URI || partywall vm attach NAME --resume; }
 #
-# What `partywall vm args NAME --libvirt` prints names the sockets that are used here.
+# The output of `partywall vm args NAME --libvirt` names the sockets that are used here.
 
 name=$1
 sockets=/var/lib/libvirt/qemu/domain-$name

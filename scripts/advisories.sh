@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `cargo deny check` where cargo-deny is installed: licences, sources, duplicates, and advisories against dependencies.
-# Nothing is fetched but the database of advisories. Where that cannot be had, or cargo-deny is missing, this says so and passes.
+# It downloads only the database of advisories. If the download fails, or cargo-deny is missing, the script prints that and passes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

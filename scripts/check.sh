@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The quick gate, meant to be run before every commit.
+# The quick gate: run it before each commit.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/steps.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# CPython's own tests of everything that has sockets, without the library and with it, to the last one: what ends differently is
-# listed. PARTYWALL_COMPAT=test_ssl runs one module.
+# Runs all of CPython's own tests that use sockets, without the library and with it, and lists the tests whose outcomes differ.
+# PARTYWALL_COMPAT=test_ssl runs one module.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

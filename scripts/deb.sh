@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes Debian packages of what `make build` built, in DEB_DIR (target/deb): `deb.sh`. With `deb.sh release` also an SBOM, checksums, and lintian's verdict.
-# Compiles nothing but the note for containers.
+# Makes Debian packages of the programs from `make build`, in DEB_DIR (target/deb): `deb.sh`. `deb.sh release` also makes an SBOM and checksums, and runs lintian.
+# Compiles only the note for containers.
 #
 # PRELOAD: the preloaded library, if not the one of `make build`. DEB_VERSION: in place of the version in debian/changelog, for tests.
 set -euo pipefail

@@ -2,7 +2,7 @@
 # Fuzzes each target for FUZZ_SECONDS (60), or only the targets that are named: `fuzz.sh wire`.
 #
 # Fuzzing needs a sanitizer and coverage, which rustc offers to nightly only; RUSTC_BOOTSTRAP lets the toolchain in use
-# offer them too, so that none has to be installed. What is found is kept in fuzz/corpus; what fails in fuzz/artifacts.
+# offer them too, so no nightly toolchain is needed. New inputs are kept in fuzz/corpus, failing ones in fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export RUSTC_BOOTSTRAP=1

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# The steps that look at the source without running it. Sourced by check.sh and test.sh, after steps.sh.
+# The steps that check the source without running the programs. Sourced by check.sh and test.sh, after steps.sh.
 
-# What is optional is checked too.
+# Optional features are checked too.
 readonly FEATURES=(--all-features)
 
 gate() {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what `make build` made, or removes it again: programs, the preloaded library, the library for C, man pages, completions, a sample policy, systemd
+# Installs the results of `make build`, or removes them again: programs, the preloaded library, the library for C, man pages, completions, a sample policy, systemd
 # units. PREFIX, DESTDIR; EXTRAS=yes adds the bench and the lab. For packagers: LIBDIR (lib), below PREFIX, for the library for C; KEEP_SYMBOLS=yes;
 # PRELOAD, the preloaded library in place of the one that `make build` made.
 #
 #   install.sh              installs
-#   install.sh uninstall    removes the same files, and nothing that others have put there
+#   install.sh uninstall    removes the same files, and no others
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Model-checks the ring, the wake-up, the channel, the tokens of groups and the records of calls: loom runs each test over every interleaving of its threads.
-# A build of its own, since `--cfg loom` replaces the atomics.
+# It is a separate build, because `--cfg loom` replaces the atomics.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests the packages as a system's administrator uses them: installed, used by services and containers, upgraded while programs run, and purged.
 #
-# It packages the programs of target/debug, which must be built. The system is this machine's, below an overlay in memory and in separate namespaces, so nothing
-# of it stays and no port is taken. Each of its tests is in scripts/packages/inside.sh.
+# It packages the programs of target/debug, which must be built. The tests run on this machine's system, with an overlay in memory and in separate namespaces. So
+# they leave no file behind and use no port of the host. The tests are in scripts/packages/inside.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the preloaded library for old C libraries. One that is linked here asks for the C library of here, and a program in a
-# container with an older one would not even start with it. And what runs in virtual machines, without any library.
+# Builds the preloaded library for old C libraries. A library that is linked here requires the C library of this machine, and a program in a
+# container with an older one would not start with it. Also builds the programs for virtual machines, which are static.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that `cargo publish` does for each crate, except the upload: its manifest is complete, its dependencies have versions, and its package holds its files.
-# Compiles nothing. Without a network, crates are packaged and not compared with the registry.
+# Makes the checks of `cargo publish` for each crate, without the upload: its manifest is complete, its dependencies have versions, and its package has all files.
+# Compiles nothing. Without a network, it packages the crates but does not compare them with the registry.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly SECONDS_FOR_THE_REGISTRY=90

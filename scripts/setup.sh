@@ -1,8 +1,16 @@
 #!/usr/bin/env bash
-# Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well, `setup.sh deny` for cargo-deny;
-# `setup.sh demo` installs what the demo shows, `setup.sh programs` what tests and benches run,
-# `setup.sh packages` what `make deb` packages with, `setup.sh machines` what a kernel for virtual machines is fetched with, `setup.sh portable` what brings other linkers.
-# Does nothing, and says nothing, when nothing is missing. What it may not or cannot install, it names with the command.
+# Installs missing programs:
+#
+#   setup.sh             for the build
+#   setup.sh fuzz        cargo-fuzz as well
+#   setup.sh deny        cargo-deny
+#   setup.sh demo        programs that the demo runs
+#   setup.sh programs    programs that tests and benches run
+#   setup.sh packages    programs that `make deb` uses
+#   setup.sh machines    programs that fetch a kernel for virtual machines
+#   setup.sh portable    other linkers
+#
+# If nothing is missing, it does and prints nothing. If it cannot or may not install a program, it prints the command for that.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

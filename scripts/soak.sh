@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Soaks for SOAK_SECONDS (60) each: random sizes, pauses and kills, with everything received checked against what was sent; peers that lie
-# in every word of their memory, also under AddressSanitizer; Node and Java beside the same over TCP; sockets.
+# Soak tests of SOAK_SECONDS (60) each: random sizes, pauses and kills, where all received bytes are compared with the sent ones; peers that store
+# false values in every word of their memory, also under AddressSanitizer; Node and Java, compared with the same over TCP; sockets.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"

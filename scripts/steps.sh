@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Runs steps one after another, and tells at the end how many passed. Sourced by check.sh and test.sh.
+# Runs steps one after another, and prints at the end how many passed. Sourced by check.sh and test.sh.
 #
-#   step "name" command ...     runs it with its output shown, and goes on whether or not it fails
+#   step "name" command ...     runs the command and shows its output; continues even if it fails
 #   summary                     the last line, `N passed, N failed`; fails if any step did
 #
-# A step that runs cargo's tests counts as many as there were; any other counts as one.
+# A step that runs cargo's tests counts each test; any other step counts as one.
 
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
 export TARGET_DIR

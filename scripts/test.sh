@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything: the gate, all tests, the models, a while of fuzzing, and the programs as a user runs them.
+# Runs everything: the gate, all tests, the models, a few seconds of fuzzing, and the programs as a user runs them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/steps.sh

@@ -1,4 +1,4 @@
-"""Asks a server on the port of its argument without pause until the file STOP is there, and checks each answer; `rounds` counts them."""
+"""Sends requests without pause to a server on the port of its argument until the file STOP exists. Checks each answer; the file `rounds` has their number."""
 
 import os
 import socket

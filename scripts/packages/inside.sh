@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests of scripts/packages.sh, in the throw-away system, one after another: each goes on where the one before it ended.
+# The tests of scripts/packages.sh, in the throw-away system, one after another. Each test continues from the state that the one before left.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 unset PARTYWALL_BROKER PARTYWALL_DOMAIN PARTYWALL_MOVES TMPDIR

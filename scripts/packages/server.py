@@ -1,4 +1,4 @@
-"""Sends back what arrives, on the port of its argument."""
+"""Echoes all received bytes, on the port of its argument."""
 
 import socket
 import sys

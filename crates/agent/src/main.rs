@@ -35,7 +35,7 @@ use serve::{Serving, ServingEnd};
 
 /// The exit code if another process serves the socket, as of `partywalld`.
 const IN_USE: u8 = 4;
-/// Between two attempts to open the port.
+/// Time between two attempts to open the port.
 const AGAIN: Duration = Duration::from_secs(1);
 
 const AFTER_HELP: &str = "\
@@ -50,11 +50,11 @@ The host attaches this machine with `partywall vm attach`; until then the socket
 All programs that can connect to the socket share the windows of this machine. Programs whose channels must be \
 hidden from one another belong in different machines.";
 
-/// Serves the programs of a virtual machine, through the broker of its host.
+/// Serves the programs of a virtual machine through the broker of its host.
 #[derive(Debug, Parser)]
 #[command(name = "partywall-agent", version, after_help = AFTER_HELP)]
 struct Arguments {
-    /// Socket to serve, where programs expect the broker; SOCKET.lock beside it is held while the agent runs
+    /// Socket to serve, where programs expect the broker; the agent locks SOCKET.lock while it runs
     #[arg(long, value_name = "PATH", env = environment::BROKER, default_value = "/run/partywall/broker.sock")]
     socket: PathBuf,
 
@@ -66,7 +66,7 @@ struct Arguments {
     #[arg(long, value_name = "NAME", default_value = PORT)]
     port: String,
 
-    /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
+    /// Log level on stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
     #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info")]
     log: String,
 }

@@ -6,16 +6,16 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::mechanism::Mechanism;
 
-/// Measures Partywall beside pipes, sockets, TCP, a bare ring and iceoryx2, all in one run on this machine.
+/// Compares Partywall with pipes, sockets, TCP, a bare ring and iceoryx2, all in one run on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "partywall-bench", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// What to measure.
+    /// The measurement.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What to measure.
+/// The measurements.
 #[derive(Debug, Clone, PartialEq, Subcommand)]
 pub(crate) enum Command {
     /// Time and rate of whole transfers, from 16 KB to 4 GB, by mechanism.
@@ -24,27 +24,27 @@ pub(crate) enum Command {
     Stream(Common),
     /// Round trips of 1 B to 64 KB: blocking, spinning, adaptive, lightly loaded, and by reference.
     Latency(Common),
-    /// Calls: a null call awake and asleep, and 1 MiB by reference, beside what the processor and the kernel allow.
+    /// Calls: a null call awake and asleep, and 1 MiB by reference, compared with the limits of the processor and the kernel.
     Rpc(Common),
     /// Processor time of both sides at fixed rates, and of an idle connection.
     Cpu(Common),
-    /// Many open channels: what they cost in throughput, memory, descriptors and idle time; connections per second.
+    /// Many open channels: their cost in throughput, memory, descriptors and idle time; connections per second.
     Channels(Common),
     /// The broker's answers to an honest client, alone, on busy processors, and while 40 hostile sessions flood it.
     ///
-    /// As root the hostile sessions are another user's, and p99 is to be at most 10 ms. About 4 minutes; with --quick --runs 1 fifteen seconds.
+    /// As root the hostile sessions are another user's, and the target for p99 is 10 ms. About 4 minutes; with --quick --runs 1 fifteen seconds.
     Broker(Common),
-    /// Which mechanism for which size on this machine: a table and one sentence.
+    /// The best mechanism for each message size on this machine: a table and one sentence.
     Advise(Common),
-    /// Real programs, unmodified, side by side without and with the library: redis, nginx, PostgreSQL, iperf3 and more.
+    /// Real programs, unmodified, without and with the library: redis, nginx, PostgreSQL, iperf3 and more.
     Apps(Common),
-    /// Remote and local peers mixed; what the library costs where it cannot help; message sizes; shared and separate processors.
+    /// Remote and local peers mixed; the cost of the library where it cannot help; message sizes; shared and separate processors.
     Residency(Common),
-    /// Two virtual machines: streams and round trips beside TCP over virtio-net, and what it takes to plug memory in.
+    /// Two virtual machines: streams and round trips, compared with TCP over virtio-net, and the time to plug memory in.
     ///
     /// Boots both (QEMU; as root TCP goes over tap and bridge). About 2 minutes a run; with --quick --runs 1 less than one in all.
     Vm(Common),
-    /// Disks for virtual machines, without a machine: `partywall blk` beside `qemu-storage-daemon`.
+    /// Disks for virtual machines, without a machine: `partywall blk` compared with `qemu-storage-daemon`.
     Blk {
         /// Shorter runs.
         #[arg(long)]
@@ -52,13 +52,13 @@ pub(crate) enum Command {
         /// Runs of each measurement; the table gives the median.
         #[arg(long, default_value_t = 5, value_parser = partywall_terminal::whole::<u32>(1..=1000))]
         runs: u32,
-        /// Where the disk's file is, while it runs [default: the folder for temporary files].
+        /// Folder of the disk's file during the measurement [default: the folder for temporary files].
         #[arg(long, value_name = "FOLDER")]
         folder: Option<PathBuf>,
     },
     /// Every ratio that Partywall promises, with its target and whether it is met.
     Ratios(Common),
-    /// All of the above but `compare`, `vm` and `blk`.
+    /// All of the above except `vm` and `blk`.
     All(Common),
     /// Two result files side by side, with a verdict that takes the range of the runs into account.
     Compare {
@@ -70,7 +70,7 @@ pub(crate) enum Command {
     /// A plain network program; started by the others.
     #[command(hide = true)]
     Flow {
-        /// What to do.
+        /// Its task.
         words: Vec<String>,
     },
     /// A measuring process; started by the others.
@@ -79,7 +79,7 @@ pub(crate) enum Command {
     /// A measuring process in a virtual machine; started by `vm`.
     #[command(hide = true)]
     Inside {
-        /// What to do.
+        /// Its task.
         words: Vec<String>,
     },
 }

@@ -1,4 +1,4 @@
-/* Sends its first argument to web:echo, and prints the answer. echo_server.c has how to build and run the two. */
+/* Sends its first argument to web:echo, and prints the answer. echo_server.c has the commands to build and run both. */
 #include <partywall.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Sends back whatever comes, one visitor after the other. The other end is echo_client.c.
+/* Echoes all bytes of one connection after the other. The other end is echo_client.c.
  *
  *     cc -Wall -o echo_server echo_server.c $(pkg-config --cflags --libs partywall)
  *     partywalld &        # the broker, one per host

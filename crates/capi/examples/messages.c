@@ -1,4 +1,4 @@
-/* Orders as messages: `messages serve` prints what comes, `messages send WORD...` sends each word as one message. */
+/* Orders as messages: `messages serve` prints each message, `messages send WORD...` sends each word as one message. */
 #include <partywall.h>
 #include <stdio.h>
 #include <string.h>

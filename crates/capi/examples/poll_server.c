@@ -1,4 +1,4 @@
-/* Echoes to several visitors at a time in one thread: poll(2) on descriptors, and calls that do not wait. */
+/* Echoes several connections at the same time in one thread: poll(2) on descriptors, and calls that do not wait. */
 #include <partywall.h>
 #include <poll.h>
 #include <stdio.h>

@@ -11,18 +11,18 @@
  *
  * POLLING. Call with 0 until the result is PW_EMPTY or PW_FULL. From then on the descriptor (pw_read_fd, pw_write_fd, pw_listener_fd, ...)
  * becomes READABLE (POLLIN, also for a writer) when the call is worth repeating. The library reads the descriptor; the program only polls
- * it. It may become readable without a reason: then the next call returns PW_EMPTY or PW_FULL again.
+ * it. The descriptor may become readable without a reason: then the next call returns PW_EMPTY or PW_FULL again.
  *
  * THREADS. A domain may be used by several threads at the same time. A listener is for one thread at a time. A stream and a message socket
- * are for one thread at a time in each direction: one thread may read while another one writes. Nothing else may use a handle while it is
- * closed. The library has one thread, partywall-keeper, which begins at the first pw_join or pw_pair with the signal mask of its creator. A
- * program whose signals have to arrive in a chosen thread blocks them before that call.
+ * are for one thread at a time in each direction: one thread may read while another one writes. No other thread may use a handle while it
+ * is closed. The library has one thread, partywall-keeper, which begins at the first pw_join or pw_pair with the signal mask of its creator.
+ * A program whose signals have to arrive in a chosen thread blocks them before that call.
  *
  * FORK. After a fork, every function that takes or makes a handle returns PW_FORKED in the child, if the parent had called pw_join or
  * pw_pair before. Functions that close do nothing there, so the parent's connections stay as they are. The child can call exec. A program
  * that forks workers forks them before its first pw_join.
  *
- * EXIT. A process that ends without closing a connection has died, for its peer: the peer reads what was written, and then gets PW_DEAD.
+ * EXIT. A process that ends without closing a connection has died, for its peer: the peer reads the written bytes, and then gets PW_DEAD.
  */
 #ifndef PARTYWALL_H
 #define PARTYWALL_H
@@ -37,11 +37,11 @@ extern "C" {
 /* Why a call failed. Later versions may add codes. */
 enum pw_code {
     PW_OK = 0,
-    PW_EMPTY = -1,      /* No data now, and the call was not to wait. */
-    PW_FULL = -2,       /* No space now, and the call was not to wait. */
+    PW_EMPTY = -1,      /* No data now, and the timeout is 0. */
+    PW_FULL = -2,       /* No space now, and the timeout is 0. */
     PW_TIMED_OUT = -3,  /* The time allowed has passed. */
     PW_CLOSED = -4,     /* The peer, or this side, has ended this direction. */
-    PW_DEAD = -5,       /* The peer has ended without closing. What it had written has been read. */
+    PW_DEAD = -5,       /* The peer has ended without closing. All bytes that it had written have been read. */
     PW_CORRUPT = -6,    /* The peer has broken the protocol. Only this connection is affected. */
     PW_ACCUSED = -7,    /* The peer reports that this side has broken the protocol. */
     PW_TOO_LARGE = -8,  /* More than the ring, the message or the buffer can hold. */
@@ -51,7 +51,7 @@ enum pw_code {
     PW_DENIED = -12,    /* The broker's policy does not allow it. */
     PW_IN_USE = -13,    /* Another program offers this service. */
     PW_REFUSED = -14,   /* The broker has refused for another reason, such as a full backlog. */
-    PW_NO_MEMORY = -15, /* No memory of the kind that was asked for. */
+    PW_NO_MEMORY = -15, /* No memory of the requested kind. */
     PW_SYSTEM = -16,    /* The system has refused something. */
     PW_FORKED = -17,    /* This process is the child of a fork: see FORK above. */
     PW_BUG = -18,       /* A bug in Partywall. */
@@ -62,7 +62,7 @@ enum pw_code {
 /* Waits until there is a result. */
 #define PW_FOREVER (-1)
 
-/* What pw_shutdown ends. */
+/* The directions that pw_shutdown ends. */
 #define PW_SHUT_READ 1
 #define PW_SHUT_WRITE 2
 #define PW_SHUT_BOTH 3
@@ -81,7 +81,7 @@ typedef struct pw_options {
     uint32_t size;          /* sizeof(pw_options) */
     int32_t spin_us;        /* The longest spin before a sleep, in microseconds. 0 sleeps at once; negative: the default, 100. */
     uint64_t ring_initial;  /* First size of this side's ring in bytes. 0: the default, 16 KiB. Sizes become powers of two, 4 KiB to 1 GiB. */
-    uint64_t ring_max;      /* Its largest size. 0: the default, 8 MiB. A ring of one fixed size has both the same. */
+    uint64_t ring_max;      /* Its largest size in bytes. 0: the default, 8 MiB. For a ring of a fixed size, set both to the same value. */
     uint64_t max_peer_ring; /* The most bytes of new rings to accept from the peer. 0: the default, 64 MiB. */
     uint16_t backlog;       /* Listening: connections that may wait for an accept, at most 128. 0: 128. */
     uint8_t one_way;        /* Connecting: not 0 if only this side writes. */
@@ -112,20 +112,20 @@ const char *pw_version(void);
 /* The text of a code. It never changes. */
 const char *pw_strerror(int code);
 
-/* What failed in this thread's last failed call, why, and what to do. Valid until the thread's next failure. */
+/* The text of this thread's last failure: what failed, why, and what to do. Valid until the thread's next failure. */
 const char *pw_last_error(void);
 
 /* ---- Domains ---- */
 
-/* Joins a domain. `name` NULL: $PARTYWALL_DOMAIN, or else the program's name and process id. `broker` NULL: $PARTYWALL_BROKER, or else where
- * a broker is by default. Waits for the broker's answer, at most ten seconds.
+/* Joins a domain. `name` NULL: $PARTYWALL_DOMAIN, or else the program's name and process id. `broker` NULL: $PARTYWALL_BROKER, or else the
+ * default socket. Waits for the broker's answer, at most ten seconds.
  * Fails with PW_NO_BROKER, PW_DENIED, PW_REFUSED, PW_INVALID. */
 int pw_join(const char *name, const char *broker, pw_domain **domain);
 
 /* The domain's name, which the broker may have extended inside a virtual machine. Valid until pw_leave. */
 const char *pw_domain_name(const pw_domain *domain);
 
-/* Leaves the domain. Its listeners and connections go on, and keep the membership until they are closed. NULL is ignored. */
+/* Leaves the domain. Its listeners and connections continue, and keep the membership until they are closed. NULL is ignored. */
 void pw_leave(pw_domain *domain);
 
 /* ---- Streams ---- */
@@ -143,43 +143,44 @@ int pw_listener_fd(const pw_listener *listener);
 /* Withdraws the service. Accepted connections stay. NULL is ignored. */
 void pw_listener_close(pw_listener *listener);
 
-/* Connects to "DOMAIN:SERVICE". Returns when the connection waits for the peer's accept; it can be written to at once.
+/* Connects to "DOMAIN:SERVICE". Returns when the connection waits for the peer's accept. The caller can write to it at once.
  * Fails with PW_NOT_FOUND, PW_DENIED, PW_REFUSED (the backlog is full), PW_NO_BROKER, PW_INVALID. */
 int pw_connect(const pw_domain *domain, const char *target, const pw_options *options, pw_stream **stream);
 
 /* Makes two streams of this process that are connected to each other, without a broker. */
 int pw_pair(const pw_options *options, pw_stream **a, pw_stream **b);
 
-/* Reads what there is, at most `size` bytes, and returns how many. Waits for the first byte only. Returns 0 at the end of the stream.
+/* Reads the available bytes, at most `size`, and returns how many. Waits for the first byte only. Returns 0 at the end of the stream.
  * Fails with PW_EMPTY, PW_TIMED_OUT, PW_DEAD, PW_CORRUPT. */
 ptrdiff_t pw_read(pw_stream *stream, void *buffer, size_t size, int timeout_ms);
 
-/* Writes `size` bytes and returns how many it has written. There are fewer if the call was not to wait for all, or if the connection or
- * the time ended in the middle: then the next call reports why. Fails with PW_FULL, PW_TIMED_OUT, PW_CLOSED, PW_DEAD, PW_CORRUPT. */
+/* Writes `size` bytes and returns how many it has written. The count is smaller if `timeout_ms` is 0, if the time ends,
+ * or if the connection ends; then the next call reports why. Fails with PW_FULL, PW_TIMED_OUT, PW_CLOSED, PW_DEAD, PW_CORRUPT. */
 ptrdiff_t pw_write(pw_stream *stream, const void *bytes, size_t size, int timeout_ms);
 
 /* Waits until `size` contiguous bytes of this side's ring are free, and lends them to be filled in place. Only pw_commit makes them visible
- * to the peer. The span begins with what an earlier use has left there. It is lent until pw_commit, pw_shutdown, pw_close or another
+ * to the peer. The span contains bytes of its earlier use. It is lent until pw_commit, pw_shutdown, pw_close or another
  * pw_reserve. pw_write and pw_write_fd fail with PW_INVALID until then.
- * A ring that is too small grows. If that call fails with PW_FULL while pw_write_fd is not writable (POLLOUT), poll for POLLIN | POLLOUT.
+ * A ring that is too small grows, once the broker has passed the larger ring on. With `timeout_ms` 0, pw_reserve fails with PW_FULL until then,
+ * and pw_write_fd does not become readable for it: call again after a short time.
  * Fails with PW_TOO_LARGE, PW_FULL, PW_TIMED_OUT, PW_CLOSED, PW_DEAD, PW_CORRUPT, PW_NO_MEMORY. */
 int pw_reserve(pw_stream *stream, size_t size, int timeout_ms, void **span);
 
-/* Commits the first `size` bytes of the reserved span: the peer can read them now. It takes the same time for any size. 0 gives the span up.
- * Fails with PW_INVALID if fewer bytes are reserved; then the span stays reserved. */
+/* Commits the first `size` bytes of the reserved span: the peer can read them now. It takes the same time for any size. `size` 0 gives
+ * the span up. Fails with PW_INVALID if fewer bytes are reserved; then the span stays reserved. */
 int pw_commit(pw_stream *stream, size_t size);
 
-/* Waits for at least `at_least` bytes, stores where they are in the peer's ring, and returns how many there are. They stay until pw_release
- * or pw_read takes them. There are fewer at the end of the stream and where the peer goes on in another ring. Returns 0 at the end, and
- * then the pointer may be NULL.
- * THE PEER CAN CHANGE THESE BYTES while they are looked at. Copy what the program decides by, and decide by the copy.
+/* Waits for at least `at_least` bytes, stores their address in the peer's ring, and returns how many there are. They stay until
+ * pw_release or pw_read takes them. There are fewer than `at_least` at the end of the stream, and where the peer continues
+ * in another ring. Returns 0 at the end, and then the pointer may be NULL.
+ * THE PEER CAN CHANGE THESE BYTES at any time. Copy bytes before basing a decision on them, and decide by the copy.
  * Fails with PW_EMPTY, PW_TIMED_OUT, PW_DEAD, PW_CORRUPT. */
 ptrdiff_t pw_peek(pw_stream *stream, size_t at_least, int timeout_ms, const void **span);
 
-/* Gives the first `size` bytes that the last pw_peek has shown back to the writer. Fails with PW_INVALID if it has shown fewer. */
+/* Releases the first `size` bytes of the last pw_peek to the writer. Fails with PW_INVALID if that pw_peek returned fewer. */
 int pw_release(pw_stream *stream, size_t size);
 
-/* Ends one direction or both: PW_SHUT_WRITE lets the peer read what was written, and then the end; PW_SHUT_READ makes the peer's writes
+/* Ends one direction or both: PW_SHUT_WRITE lets the peer read the written bytes, and then the end; PW_SHUT_READ makes the peer's writes
  * fail with PW_CLOSED. The thread that uses the direction calls it. */
 int pw_shutdown(pw_stream *stream, int how);
 
@@ -195,7 +196,7 @@ int pw_stream_peer(const pw_stream *stream, pw_peer *peer);
 /* Stores the channel's number, as `partywall list` shows it; 0 for a stream of pw_pair. */
 int pw_stream_channel(const pw_stream *stream, uint64_t *channel);
 
-/* Closes the stream in order: the peer reads what was written, and then the end. NULL is ignored. */
+/* Closes the stream in order: the peer reads the written bytes, and then the end. NULL is ignored. */
 void pw_close(pw_stream *stream);
 
 /* ---- Messages ---- */
@@ -220,14 +221,14 @@ int pw_message_connect(const pw_domain *domain, const char *target, const pw_opt
 int pw_send(pw_message_socket *socket, const void *message, size_t size, int timeout_ms);
 
 /* Receives one message and stores its length. Fails with PW_TOO_LARGE if it is longer than `size`: then the length is stored too, and the
- * message stays to be received into a larger buffer. Fails with PW_CLOSED once the peer has finished and all messages were received, and
+ * message can still be received into a larger buffer. Fails with PW_CLOSED once the peer has finished and all messages were received, and
  * with PW_EMPTY, PW_TIMED_OUT, PW_DEAD, PW_CORRUPT. */
 int pw_receive(pw_message_socket *socket, void *buffer, size_t size, size_t *length, int timeout_ms);
 
 /* The longest message that can be sent, in bytes. 0 if this side only receives. */
 size_t pw_longest_message(const pw_message_socket *socket);
 
-/* Ends the sending direction: the peer receives what was sent, and then PW_CLOSED. */
+/* Ends the sending direction: the peer receives all sent messages, and then PW_CLOSED. */
 int pw_finish(pw_message_socket *socket);
 
 /* The descriptor that is readable when pw_receive is worth repeating. Constant until pw_message_close. */

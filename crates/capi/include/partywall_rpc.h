@@ -1,11 +1,11 @@
-/* Partywall: calls that pass pointers. A function of another process is called without serialising what it works on.
+/* Partywall: calls that pass pointers. A program calls a function of another process without serialising the function's data.
  *
  * The guide is docs/rpc.md of the source tree; partywall_rpc(3) describes each function. RESULTS, TIME-OUTS and FORK are as in partywall.h.
  *
  * MEMORY. pw_rpc_realloc allocates from the client's heap, which the server reads in place and cannot write. Arguments that lie there are passed
  * by reference, whatever their size. Others are copied: into the call itself up to 40 bytes, into the heap beyond.
  *
- * TRUST. A function gets a copy of its arguments, and pw_rpc_at copies what a pointer leads to, after it has checked that all of it lies in the
+ * TRUST. A function gets a copy of its arguments, and pw_rpc_at copies the bytes at a pointer, after it has checked that all of them lie in the
  * caller's heap. So a client that lies gets an error, and nothing else happens. A method with the flag PW_RPC_TRUSTING gets pointers into
  * the client's heap instead: no copy is made, but the client can change the bytes at any time. Use it between programs that trust each other.
  *
@@ -30,7 +30,7 @@ typedef struct pw_rpc_request pw_rpc_request; /* A call, while its function runs
  * from 1 to INT_MAX - 1000. */
 typedef int (*pw_rpc_function)(pw_rpc_request *request, const void *args, size_t len, void *context);
 
-/* What pw_rpc_call returns if the function has failed with `code`, and the way back. */
+/* The result of pw_rpc_call if the function has failed with `code`, and the `code` of such a result. */
 #define PW_RPC_FAILED(code) (-1000 - (code))
 #define PW_RPC_CODE(result) ((int)(-1000 - (result)))
 
@@ -63,10 +63,10 @@ int pw_rpc_serve(const pw_domain *domain, const char *service, const pw_rpc_meth
 /* In a function: memory for a result of `len` bytes, to be filled before the function returns. NULL if there is none. */
 void *pw_rpc_result(pw_rpc_request *request, size_t len);
 
-/* In a function: `len` bytes at an address of the client's, until the function returns. NULL if they are not all in the client's heap. */
+/* In a function: `len` bytes at an address of the client, valid until the function returns. NULL if they are not all in the client's heap. */
 const void *pw_rpc_at(pw_rpc_request *request, const void *address, size_t len);
 
-/* Closes all connections, waits for functions that run, and frees the server. */
+/* Closes all connections, waits for running functions, and frees the server. */
 void pw_rpc_stop(pw_rpc_server *server);
 
 /* PW_RPC(double, power, double, base, double, exponent) declares the function

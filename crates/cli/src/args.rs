@@ -17,7 +17,7 @@ use crate::human;
 const LONG_ABOUT: &str = "\
 Partywall is memory-speed communication between processes, containers and virtual machines of one host.
 
-A domain joins the broker under a name, binds services, and connects to `DOMAIN:SERVICE` of others. The broker \
+A domain joins the broker under a name, binds services, and connects to `DOMAIN:SERVICE` of other domains. The broker \
 (`partywalld`) hands out memory and doorbells. It is not on the data path: bytes go through shared memory.";
 
 const AFTER: &str = "\
@@ -25,13 +25,13 @@ Examples:
   partywalld &                                        start a broker
   partywall --domain a cat -l greet                   in one terminal: wait for a visitor
   echo hello | partywall cat a:greet                  in another: say hello
-  partywall doctor                                    what this machine offers and lacks
-  partywall demo                                      a demonstration, beside TCP
+  partywall doctor                                    test this machine, and name remedies
+  partywall demo                                      a demonstration, compared with TCP
 
 Environment:
   PARTYWALL_BROKER    the broker's socket, as --broker
   PARTYWALL_DOMAIN    the name to join under, as --domain
-  RUST_LOG            what to log, in place of -v (as in RUST_LOG=partywall=debug)
+  RUST_LOG            a log filter that replaces -v (as in RUST_LOG=partywall=debug)
 
 Files:
   /run/partywall/broker.sock              the broker's socket, when it exists
@@ -48,7 +48,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What a help page ends with.
+/// The end of a help page: `before`, then the table of exit codes.
 pub(crate) fn exit_table(before: &str) -> String {
     match before {
         "" => crate::exit::TABLE.into(),
@@ -56,7 +56,7 @@ pub(crate) fn exit_table(before: &str) -> String {
     }
 }
 
-/// What every command that talks to a broker understands.
+/// The options of every command that talks to a broker.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// Socket of the broker [default: /run/partywall/broker.sock if it exists, else $XDG_RUNTIME_DIR/partywall/broker.sock]
@@ -112,7 +112,7 @@ pub(crate) enum Command {
 /// How a connection's own half of the channel is made.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ChannelArgs {
-    /// Size of this side's ring: a power of two from 4K to 1G, or auto to follow the use
+    /// Size of this side's ring: a power of two from 4K to 1G, or auto to adapt to the traffic
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
     pub(crate) ring: RingOption,
 
@@ -162,7 +162,7 @@ pub(crate) fn parse_name(text: &str) -> Result<String, String> {
     Name::new(text).map(|_| text.to_owned()).map_err(|e| e.to_string())
 }
 
-/// As a name; nothing stands for the default, so that an empty environment variable does.
+/// Reads a name. An empty text means the default, so that an empty environment variable does too.
 fn parse_domain(text: &str) -> Result<String, String> {
     if text.is_empty() { Ok(String::new()) } else { parse_name(text) }
 }
@@ -195,7 +195,7 @@ pub(crate) fn parse_target(text: &str, default: Option<&str>) -> Result<Target, 
 /// When to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum When {
-    /// On a terminal, unless what is typed and what arrives is shown there
+    /// On a terminal, unless input or received bytes are shown there
     Auto,
     /// Also into a file or pipe
     Always,

@@ -1,4 +1,4 @@
-//! How a command ends: one exit code per outcome, and an error that carries its code, its words and what to do next.
+//! How a command ends: one exit code per outcome, and an error that carries its code, its text and the remedy.
 
 use std::fmt;
 use std::io;
@@ -21,7 +21,7 @@ Exit codes:
   126 the program exists but cannot be executed
   127 there is no such program";
 
-/// The codes of `partywall run`: most are not its own.
+/// The codes of `partywall run`: most are those of the program that it runs.
 pub(crate) const RUN_TABLE: &str = "\
 Exit codes:
   the program's own, once it runs; before that:
@@ -34,19 +34,19 @@ Exit codes:
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Code {
-    /// The reader of standard output has seen enough. Nothing failed, and nothing more is to be said.
+    /// The reader of standard output has closed it. Nothing failed, and there is nothing to report.
     ReaderLeft = 0,
     /// A local failure.
     General = 1,
-    /// The command line makes no sense.
+    /// The command line is invalid.
     Usage = 2,
-    /// The broker said no.
+    /// The broker refused the request.
     Refused = 3,
-    /// The peer is gone without saying good-bye.
+    /// The peer ended without closing cleanly.
     Died = 4,
     /// The peer broke the protocol.
     Corrupt = 5,
-    /// Waited long enough.
+    /// A time limit has passed.
     TimedOut = 6,
     /// Nobody answers on the broker's socket (`EX_UNAVAILABLE` of sysexits.h).
     NoBroker = 69,

@@ -20,34 +20,34 @@ use crate::DaemonFailure;
 use crate::journal::{self, Journal};
 use crate::manual::ManualPage;
 
-/// Read if it exists, the broker runs as root, and no other is named.
+/// The policy file if the broker runs as root, this file exists, and the command line names no other.
 const SYSTEM_POLICY: &str = "/etc/partywall/partywalld.toml";
 
-/// Where the broker of the host serves, and where programs look first.
+/// The socket of the broker of the host, which programs try first.
 pub(crate) const HOST_SOCKET: &str = "/run/partywall/broker.sock";
 
 const AFTER_HELP: &str = "\
 Exit codes:
-  0  stopped by SIGTERM or SIGINT, or the policy is good
-  1  the system refused something the broker needs, such as its socket
+  0  stopped by SIGTERM or SIGINT, or the policy is valid
+  1  the system refused a resource that the broker needs, such as its socket
   2  wrong command line
-  3  the policy file cannot be read or is wrong
+  3  the policy file cannot be read or is invalid
   4  another broker serves the socket
 
 Signals:
-  SIGTERM, SIGINT  stop; open channels go on without the broker
-  SIGHUP           load the policy file again, or for the first time if it was made after the start; a wrong or missing one is
-                   reported, and the old policy kept
+  SIGTERM, SIGINT  stop; open channels continue without the broker
+  SIGHUP           load the policy file again, or for the first time if it was made after the start; an invalid or missing
+                   file is reported, and the old policy kept
 
 Files:
   /run/partywall/broker.sock              the socket, if run as root (mode 0666: the policy decides)
-  $XDG_RUNTIME_DIR/partywall/broker.sock  the socket, if run by another user (mode 0600); where the broker of the host is there too,
+  $XDG_RUNTIME_DIR/partywall/broker.sock  the socket, if run by another user (mode 0600); if the broker of the host also runs,
                                           programs need PARTYWALL_BROKER to find this one
-  /run/partywall/containers/broker.sock   a socket for containers, if the folder is there (partywall container setup); nobody is an administrator there
-  SOCKET.lock                             held by the broker that serves SOCKET; stays behind when it stops
+  /run/partywall/containers/broker.sock   a socket for containers, if the folder exists (partywall container setup); its clients are never administrators
+  SOCKET.lock                             locked by the broker that serves SOCKET; the file remains when the broker stops
   /etc/partywall/partywalld.toml          the policy, if run as root and the file exists; see partywalld.toml(5)
 
-Without a policy file, root and the user who runs the broker may do everything, and other users nothing.";
+Without a policy file, root and the user who runs the broker may do everything. Other users may do nothing.";
 
 /// The Partywall broker: names the domains on this host, decides who may connect to whom, and hands out memory and doorbells.
 ///
@@ -67,7 +67,7 @@ pub(crate) struct DaemonArguments {
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
-    /// Check the policy file, warn of each right that it gives to nobody, and exit
+    /// Check the policy file, warn about each right that it gives to nobody, and exit
     #[arg(long)]
     pub(crate) check_policy: bool,
 
@@ -87,16 +87,16 @@ pub(crate) struct DaemonArguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = parse_silence)]
     machine_silence: u64,
 
-    /// Serve metrics (OpenMetrics over HTTP) at this loopback address, such as 127.0.0.1:9464, or UNIX socket path [default: where
-    /// the policy file says, else nowhere]
+    /// Serve metrics (OpenMetrics over HTTP) at this loopback address, such as 127.0.0.1:9464, or UNIX socket path [default: the
+    /// address in the policy file, else none]
     #[arg(long, value_name = "ADDRESS", value_parser = str::parse::<MetricsAddress>)]
     metrics: Option<MetricsAddress>,
 
-    /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
+    /// Log level on stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
     #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info", value_parser = parse_filter)]
     log: String,
 
-    /// How to log: lines for people, or a JSON object on each line, with the fields by name
+    /// Format of the log: lines for people, or one JSON object on each line, with named fields
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }

@@ -1,4 +1,4 @@
-//! What the program prints about itself: manual pages and completions, from the same sources as `--help` and the sample policy.
+//! Manual pages and completions that the program prints, from the same sources as `--help` and the sample policy.
 
 use std::io;
 
@@ -47,7 +47,7 @@ pub(crate) fn completions(shell: Shell) -> Vec<u8> {
     script
 }
 
-/// The sample policy as a page: its comments are the text, its keys stand as they are written.
+/// The sample policy as a page: its comments become text, and its keys are printed unchanged.
 fn policy_page() -> Roff {
     let mut roff = Roff::new();
     roff.control("TH", ["partywalld.toml", "5"]);
@@ -56,9 +56,9 @@ fn policy_page() -> Roff {
     roff.text([bold("/etc/partywall/partywalld.toml"), roman(", or the file of "), bold("partywalld --policy")]);
     roff.control("SH", ["DESCRIPTION"]);
     roff.text([roman(
-        "The policy says who may join the broker under which name, who may connect to whom, how much each may have, and when \
+        "The policy decides which users may join as which domains, which domains may connect, the limits of each domain, and when \
          connections of unmodified programs move to shared memory. It is a TOML file. Without one, root and the user who runs the \
-         broker may do everything, and other users nothing. Below is the sample file, as partywalld --print-sample-policy prints it.",
+         broker may do everything. Other users may do nothing. Below is the sample file, as partywalld --print-sample-policy prints it.",
     )]);
     for block in SAMPLE_POLICY.split("\n\n") {
         let mut lines = block.lines().peekable();
@@ -88,7 +88,7 @@ fn policy_page() -> Roff {
     roff
 }
 
-/// Whether a line explains. A key, a table or an empty line does not, nor a key that is commented out.
+/// Whether a line is text. A key, a table and an empty line are not, and neither is a key that is commented out.
 fn is_text(line: &str) -> bool {
     line.strip_prefix("# ").is_some_and(|rest| {
         let first = rest.split([' ', '=']).next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Says what its arguments say, and prints the answer. `echo_server.rs` has how to run the two.
+//! Sends its arguments and prints the answer. `echo_server.rs` has the commands for both.
 
 use partywall::{Domain, Stream};
 use std::error::Error;

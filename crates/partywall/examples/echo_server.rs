@@ -1,4 +1,4 @@
-//! Sends back whatever comes, for every visitor. The other end is `echo_client.rs`.
+//! Echoes all bytes of each connection. The other end is `echo_client.rs`.
 //!
 //! ```console
 //! $ cargo run -p partywall-daemon &                       # the broker, one per host (or an installed `partywalld`)
@@ -6,7 +6,7 @@
 //! $ cargo run -p partywall --example echo_client          # in another
 //! ```
 //!
-//! Both find the broker where it is by default; `PARTYWALL_BROKER` names another socket.
+//! Both use the broker's default socket; `PARTYWALL_BROKER` names another one.
 
 use partywall::{Domain, Listener, Stream};
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! A table that one program writes and another reads where it is: a further region of their channel. The two programs can be on one
+//! A table that one program writes and another reads in place: a further region of their channel. The two programs can be on one
 //! host, in one virtual machine, or in two.
 //!
 //! ```console
@@ -6,7 +6,7 @@
 //! $ cargo run -p partywall --example shared_table -- read visitor shop:tables    # in another
 //! ```
 //!
-//! Both find the broker where it is by default; `PARTYWALL_BROKER` names another socket.
+//! Both use the broker's default socket; `PARTYWALL_BROKER` names another one.
 
 use partywall::{Domain, Stream};
 use std::error::Error;

@@ -45,9 +45,9 @@ use std::time::{Duration, Instant};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlowReader {
-    /// The publisher waits for it. One subscriber can hold up all.
+    /// The publisher waits for the subscriber. One subscriber can delay all others.
     Hold,
-    /// It is dropped once it is a whole ring behind, and told so ([`Error::Lagged`]).
+    /// The publisher drops a subscriber that is a whole ring behind. The subscriber gets [`Error::Lagged`].
     Drop,
 }
 
@@ -60,9 +60,9 @@ const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// Sends messages to every subscriber with one write.
 ///
-/// A subscriber gets the messages sent after it was admitted, which [`Publisher::send`] does on the way (at most every
-/// millisecond) and [`Publisher::admit`] at once. For one thread at a time. To drop it waits for a second at most, while the broker has not
-/// given the ring to a subscriber yet that was admitted just now.
+/// A subscriber gets the messages sent after it was admitted. [`Publisher::send`] admits subscribers at most every
+/// millisecond, and [`Publisher::admit`] at once. A publisher is for one thread at a time. Dropping it blocks for at most a second, if the
+/// broker has not yet passed the ring on to a subscriber that was just admitted.
 ///
 /// ```
 /// use partywall::{Domain, Options, Publisher, SlowReader, Subscriber};
@@ -142,7 +142,7 @@ impl Publisher {
         self.dropped
     }
 
-    /// What has been sent.
+    /// The counters of sent messages.
     pub fn counters(&self) -> Snapshot {
         self.ring.page().tx.counters.snapshot()
     }
@@ -175,15 +175,15 @@ impl Publisher {
         self.nonblocking = yes;
     }
 
-    /// With [`SlowReader::Hold`]: the longest that [`Publisher::send`] may wait; `None` for ever.
+    /// With [`SlowReader::Hold`]: the longest that [`Publisher::send`] may wait; `None`: no limit.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
         self.timeout = longest;
     }
 
-    /// Takes in the subscribers that are waiting, and drops those that have gone. Does not block.
+    /// Admits waiting subscribers, and drops those that have ended. Does not block.
     ///
     /// # Errors
-    /// [`Error::Memory`] or [`Error::System`] if this side cannot map one's region: that one is lost.
+    /// [`Error::Memory`] or [`Error::System`] if this side cannot map the region of a subscriber: that subscriber is lost.
     pub fn admit(&mut self) -> Result<()> {
         self.admitted = Instant::now();
         let acceptor = &self.acceptor;
@@ -198,7 +198,7 @@ impl Publisher {
         }
     }
 
-    /// Sends one message to all subscribers. Without any it is gone.
+    /// Sends one message to all subscribers. If there is none, the message is lost.
     ///
     /// # Errors
     /// [`Error::TooLarge`]; with [`SlowReader::Hold`] also [`Error::WouldBlock`] and [`Error::TimedOut`].
@@ -327,7 +327,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Receives what a publisher sends. For one thread at a time.
+/// Receives the messages of a publisher. For one thread at a time.
 ///
 /// ```
 /// use partywall::{Domain, Error, Options, Publisher, SlowReader, Subscriber};
@@ -391,11 +391,11 @@ impl Subscriber {
         }
     }
 
-    /// Receives one message into `buf`, replacing what was in it.
+    /// Receives one message into `buf`, replacing its content.
     ///
     /// # Errors
-    /// [`Error::Lagged`] if this subscriber was dropped for being slow; [`Error::Closed`] once the publisher has ended and all
-    /// was read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
+    /// [`Error::Lagged`] if this subscriber was dropped for being slow; [`Error::Closed`] when the publisher has ended and all
+    /// messages were read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
     pub fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
         let len = match next_len(&mut self.rx) {
             Ok(len) => len,
@@ -420,12 +420,12 @@ impl Subscriber {
         self.rx.waiter.nonblocking = yes;
     }
 
-    /// The longest that [`Subscriber::recv`] may wait; `None` for ever.
+    /// The longest that [`Subscriber::recv`] may wait; `None`: no limit.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
         self.rx.waiter.timeout = longest;
     }
 
-    /// What was received.
+    /// The counters of received messages.
     pub fn counters(&self) -> Snapshot {
         self.rx.counters()
     }

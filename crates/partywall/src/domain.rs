@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// Membership of a domain. Cheap to clone; ends with the last clone, listener and channel of it.
+/// Membership of a domain. It is cheap to clone, and ends when its last clone, listener and channel are dropped.
 ///
-/// Any number of processes of one user can be members of a domain. Thread-safe. Not for use in the child of a `fork`:
-/// its requests fail, and so does joining again. Fork before the first join, or call `exec` in the child.
+/// Any number of processes of one user can be members of a domain. Any thread may use it. In the child of a `fork` its
+/// requests fail, and so does joining again: fork before the first join, or call `exec` in the child.
 ///
 /// ```
 /// use partywall::Domain;
@@ -63,7 +63,7 @@ pub(crate) struct ChannelRegistration {
     end: EndId,
 }
 
-/// How to join.
+/// Options for joining a domain.
 ///
 /// ```
 /// use partywall::Domain;
@@ -161,12 +161,13 @@ impl Domain {
         Self::builder().name(name).join()
     }
 
-    /// Joins with choices.
+    /// Options for joining; [`DomainBuilder::join`] joins.
     pub fn builder() -> DomainBuilder {
         DomainBuilder::default()
     }
 
-    /// The first domain that this process joined and still is in; joins under the default name if there is none.
+    /// The first domain that this process has joined and not left. If there is none, joins under the default name, which blocks as
+    /// [`DomainBuilder::join`].
     ///
     /// # Errors
     /// As [`DomainBuilder::join`].
@@ -188,17 +189,17 @@ impl Domain {
         }
     }
 
-    /// The name that this process joined with.
+    /// The name of the domain. In a virtual machine the broker may have put the machine's name before it.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Its id, unique while it exists.
+    /// The domain's id, unique while the domain exists.
     pub fn id(&self) -> u32 {
         lock(&self.inner.identity).domain
     }
 
-    /// Its incarnation: greater each time that a domain of this name comes into being.
+    /// The domain's incarnation: greater each time that a domain of this name appears.
     pub fn epoch(&self) -> u64 {
         lock(&self.inner.identity).epoch
     }
@@ -208,7 +209,7 @@ impl Domain {
         &self.inner.path
     }
 
-    /// Domains that the broker knows of.
+    /// Domains that the policy lets this domain see. Blocks until the broker has answered.
     ///
     /// # Errors
     /// [`Error::System`] if the broker is gone; [`Error::Refused`] by policy.
@@ -223,7 +224,7 @@ impl Domain {
         )
     }
 
-    /// Services that can be connected to.
+    /// Services of these domains. Blocks until the broker has answered.
     ///
     /// # Errors
     /// As [`Domain::domains`].
@@ -249,7 +250,7 @@ impl Domain {
         )
     }
 
-    /// Channels that are open.
+    /// Open channels that this domain may see. Blocks until the broker has answered.
     ///
     /// # Errors
     /// As [`Domain::domains`].

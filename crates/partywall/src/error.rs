@@ -1,4 +1,4 @@
-//! What can go wrong, and whose fault it is.
+//! Errors of the library: what failed, and whose fault it is.
 
 use partywall_protocol::wire::Refusal;
 use partywall_region::RegionError;
@@ -21,10 +21,10 @@ use std::path::PathBuf;
 /// ```
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a call did not do what it was asked.
+/// The reason why a call failed.
 ///
-/// *Full* and *empty* show as [`Error::WouldBlock`] or [`Error::TimedOut`]; *closed*, *dead* and *corrupt* are
-/// different ends, and final: every later call on that half says the same.
+/// A full or an empty ring gives [`Error::WouldBlock`] or [`Error::TimedOut`]. *Closed*, *dead* and *corrupt* are
+/// different ends of a half, and final: every later call on that half returns the same error.
 ///
 /// ```
 /// use partywall::{Domain, Error, Refusal};
@@ -43,77 +43,77 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No broker listens where it was expected.
+    /// No broker listens at the path.
     #[error("no broker at {}: start `partywalld`, or name its socket with --broker or $PARTYWALL_BROKER ({source})", path.display())]
     BrokerAbsent {
-        /// Where it was looked for.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The broker said no.
+    /// The broker refused the request.
     #[error("refused ({code}): {reason}")]
     Refused {
-        /// Why, for programs.
+        /// The reason, for programs.
         code: Refusal,
-        /// Why, for people.
+        /// The reason, for people.
         reason: String,
     },
-    /// The broker answered with something that is no answer. A broker of another version, or not a broker.
+    /// The answer is not one of the protocol: the program at the socket is a broker of another version, or no broker.
     #[error("the broker's answer makes no sense: {0}")]
     BrokerConfused(String),
-    /// A non-blocking half had nothing to do at once.
+    /// A non-blocking call would have to wait.
     #[error("nothing to do now; try again when the descriptor is readable")]
     WouldBlock,
-    /// The time allowed went by. Nothing was lost; the call can be repeated.
+    /// The time limit has passed. No byte was lost, and the call can be repeated.
     #[error("timed out")]
     TimedOut,
-    /// The peer reads no more, or this half was shut down before.
+    /// The peer has ended this direction, or this half was shut down before.
     #[error("closed: {0}")]
     Closed(&'static str),
-    /// The peer went without closing. What it had committed has been read.
+    /// The peer ended without closing. All bytes that it had committed have been read.
     #[error("the peer died{}", if *attached { "" } else { " or went away before it accepted" })]
     Dead {
         /// Whether it had accepted the connection.
         attached: bool,
     },
-    /// The peer broke the protocol. This half has ended; other channels are not concerned.
+    /// The peer broke the protocol. This half has ended. Other channels are not affected.
     #[error("the peer broke the protocol: {0}")]
     Corrupt(Corrupt),
-    /// The peer says that this side broke the protocol, and has ended.
+    /// The peer reports that this side broke the protocol, and has ended.
     #[error("the peer says that this side broke the protocol, and has closed")]
     Accused,
     /// More than a ring or a message can hold.
     #[error("{asked} bytes asked for, at most {max} possible; {advice}")]
     TooLarge {
-        /// Bytes asked for.
+        /// Requested bytes.
         asked: u64,
-        /// The most there could be.
+        /// The most bytes that are possible.
         max: u64,
-        /// What to do about it.
+        /// The remedy.
         advice: &'static str,
     },
-    /// Not now: what was asked for is there, and others have it. A group's memory is free again when its readers have done.
+    /// The requested memory or tokens exist, but are in use. A group's memory is free again when its readers have released it.
     #[error("full: {0}")]
     Full(&'static str),
-    /// What a handle names is there no more.
+    /// The buffer or token of a handle has ended.
     #[error("gone: {0}")]
     Gone(&'static str),
     /// A broadcast subscriber was too slow: the publisher has dropped it (protocol B2).
     #[error("too slow: the publisher has overwritten what was not read yet")]
     Lagged,
-    /// The caller passed something that makes no sense.
+    /// An argument is invalid.
     #[error("invalid: {0}")]
     Invalid(String),
-    /// No memory of the kind asked for.
+    /// No memory of the requested kind.
     #[error(transparent)]
     Memory(RegionError),
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {doing}: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

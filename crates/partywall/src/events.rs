@@ -1,4 +1,4 @@
-//! Following what the broker decides (protocol C18).
+//! Following the broker's events (protocol C18).
 
 use crate::session::{BrokerSession, unexpected};
 use crate::{Domain, Error, Result};
@@ -7,10 +7,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// The events of a broker from one moment on: who joins, connects, is refused and leaves.
+/// The events of a broker from one moment on: joins, connections, refusals and ends.
 ///
-/// Administrators see everything, other users what their own programs do. The broker keeps 1,024 events for a feed; a program that waits too
-/// rarely loses the oldest, and [`EventBatch::lost`] counts them. A feed ends with the broker: follow again to go on.
+/// Administrators get the events of all users, and other users those of the programs that they run. The broker keeps 1,024 events for a feed. A program
+/// that waits too rarely loses the oldest, and [`EventBatch::lost`] counts them. A feed ends with the broker: follow again to continue.
 ///
 /// ```
 /// use partywall::{Domain, EventKind};
@@ -63,17 +63,17 @@ pub struct EventFeed {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventBatch {
-    /// Events that the broker has dropped before these, because this program did not take them in time.
+    /// The number of events that the broker dropped before these, because this program did not receive them in time.
     pub lost: u64,
-    /// The events; none if the time was over first.
+    /// The events; empty if the time limit passed first.
     pub events: Vec<EventRow>,
 }
 
 impl Domain {
-    /// Follows the events of the broker from now on, by a further session of this domain.
+    /// Follows the events of the broker from now on, by another session of this domain. Blocks until the broker has answered.
     ///
     /// # Errors
-    /// [`Error::Refused`] if too many follow; [`Error::System`] if the broker is gone.
+    /// [`Error::Refused`] if too many sessions follow; [`Error::System`] if the broker is gone.
     pub fn follow_events(&self) -> Result<EventFeed> {
         let mut session = self.session()?;
         match session.request(&Message::FollowEvents { after: 0 }, &[])? {
@@ -84,7 +84,7 @@ impl Domain {
 }
 
 impl EventFeed {
-    /// Waits for events, for as long as `timeout`. Without any, the batch is empty.
+    /// Waits for events, at most `timeout`. If there is none, the batch is empty.
     ///
     /// # Errors
     /// [`Error::System`] if the broker is gone; [`Error::Refused`] if it has ended the session.

@@ -17,10 +17,10 @@ use partywall_shm::state::TxState;
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-/// The further regions of a channel: memory of either side beside the rings, which the other side reads where it is.
+/// The further regions of a channel: memory of either side, in addition to the rings, which the other side reads in place.
 ///
-/// A region has a *kind*, a number on which the two programs agree. Nothing arrives unless this side takes its kind.
-/// The handle can be kept on another thread than the stream, and cloned. It does not keep the channel open.
+/// A region has a *kind*, a number on which the two programs agree. A region arrives only if this side accepts its kind ([`Regions::take`]).
+/// The handle can be cloned, and used on another thread than the stream. It does not keep the channel open.
 ///
 /// ```
 /// use partywall::{Options, Stream};
@@ -60,8 +60,8 @@ impl Regions {
         self.endpoint.upgrade().ok_or(ENDED)
     }
 
-    /// Takes regions of this kind from the peer from now on: at most `count` at a time, of `bytes` together. 0 takes none any more, and leaves
-    /// those that are there. A side takes at most 8 kinds. Blocks until the broker has answered, at most ten seconds.
+    /// Accepts regions of this kind from the peer from now on: at most `count` at a time, of `bytes` together. A `count` of 0 accepts no more;
+    /// present regions stay. A side accepts at most 8 kinds. Blocks until the broker has answered, at most ten seconds.
     ///
     /// # Errors
     /// [`Error::Refused`] if this side takes 8 kinds already, or the channel is a broadcast, which can have no further regions. [`Error::System`] if the broker is gone; [`Error::Closed`] if this side of the channel has ended.
@@ -85,8 +85,8 @@ impl Regions {
         }
     }
 
-    /// Makes a region of `size` bytes, all zeros, and has it passed on to the peer. When this returns, the peer's [`Regions::next`]
-    /// finds the region: also a peer that has read a byte which this side writes to the stream from now on. Blocks until the broker has answered, at most ten seconds.
+    /// Makes a region of `size` bytes, all zeros, which the broker passes on to the peer. When this returns, the peer's [`Regions::next`]
+    /// finds the region. So a peer that has read a byte which this side writes to the stream later finds it, too. Blocks until the broker has answered, at most ten seconds.
     ///
     /// # Errors
     /// [`Error::Refused`] with [`Refusal::KindMismatch`](crate::Refusal::KindMismatch) if the peer does not take this kind, and with [`Refusal::Quota`](crate::Refusal::Quota) if it takes no more of
@@ -107,12 +107,12 @@ impl Regions {
         Ok(ChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })
     }
 
-    /// The next region that the peer has added, in the order in which it added them; `None` if there is none now. In a virtual machine this
-    /// asks the broker whether one is under way, if none has arrived, and blocks until the answer has come, at most ten seconds.
+    /// The next region that the peer has added, in the order in which it added them; `None` if there is none now. If none has arrived in a virtual machine, this
+    /// asks the broker whether one is in transit, and blocks until the broker has answered, at most ten seconds.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is not what the broker vouched for; [`Error::Memory`] or [`Error::System`] if this process could not take or map
-    /// it. That region is lost then, and no other. In a virtual machine, [`Error::System`] also if the broker is gone. [`Error::Closed`] if this side of the channel has ended.
+    /// [`Error::Corrupt`] if it differs from the broker's description; [`Error::Memory`] or [`Error::System`] if this process could not receive or map
+    /// it. Only that region is lost. In a virtual machine, [`Error::System`] also if the broker is gone. [`Error::Closed`] if this side of the channel has ended.
     pub fn next(&self) -> Result<Option<PeerChannelRegion>> {
         let Some(arrived) = self.next_arrived()? else { return Ok(None) };
         let ArrivedRegion { number, kind, .. } = arrived;
@@ -194,9 +194,9 @@ fn pass_on(endpoint: &Endpoint, number: u32, kind: u32, base: u64, geometry: Geo
     }
 }
 
-/// A further region of this side: this process writes it, and the peer reads it where it is.
+/// A further region of this side: this process writes it, and the peer reads it in place.
 ///
-/// Dropping it gives the region up. The peer can still read what it has mapped, and sees that it was given up.
+/// Dropping it gives the region up. The peer's mapping stays valid, and the peer sees that the region was given up.
 ///
 /// ```
 /// # use partywall::{Options, Stream};
@@ -221,7 +221,7 @@ impl ChannelRegion {
         self.kind
     }
 
-    /// The number by which both sides know it: greater than that of every earlier region of this side.
+    /// The number that identifies it on both sides: greater than that of every earlier region of this side.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -231,7 +231,7 @@ impl ChannelRegion {
         self.region.geometry().ring_size()
     }
 
-    /// Its content. The peer reads at any time, so it may see half of what is being written: say by the stream what is complete.
+    /// Its content. The peer may read at any time and see half of a change: announce by the stream which bytes are complete.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let size = self.size();
         self.region.span(0, size).into_mut_slice()
@@ -247,9 +247,9 @@ impl Drop for ChannelRegion {
     }
 }
 
-/// A further region of the peer, mapped read-only. Its memory stays valid until this is dropped, whatever becomes of the peer.
+/// A further region of the peer, mapped read-only. Its memory stays valid until this is dropped, even if the peer ends.
 ///
-/// The peer can change the content at any time. So it is read by copies: check what was copied, and not what is there.
+/// The peer can change the content at any time. So it is read by copies: check the copy, and decide by the copy.
 ///
 /// ```
 /// # use partywall::{Options, Stream};
@@ -282,12 +282,12 @@ impl PeerChannelRegion {
         self.kind
     }
 
-    /// The number by which both sides know it: greater than that of every earlier region of the peer.
+    /// The number that identifies it on both sides: greater than that of every earlier region of the peer.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Bytes of its content, as verified when it came.
+    /// Bytes of its content, as verified when it arrived.
     pub fn size(&self) -> u64 {
         self.region.geometry().ring_size()
     }
@@ -306,8 +306,8 @@ impl PeerChannelRegion {
         Ok(())
     }
 
-    /// Gives the region up, and waits until the broker has heard it, at most ten seconds: when this returns, the peer can add another region
-    /// in its place. To drop the region gives it up as well, and does not wait.
+    /// Gives the region up, and waits until the broker has answered, at most ten seconds. When this returns, the peer can add another region
+    /// in its place. Dropping the region also gives it up, and does not wait.
     ///
     /// ```
     /// # use partywall::{Options, Stream};
@@ -322,7 +322,7 @@ impl PeerChannelRegion {
     /// ```
     ///
     /// # Errors
-    /// [`Error::System`] if the broker is gone. The region is given up all the same.
+    /// [`Error::System`] if the broker is gone. The region is given up nevertheless.
     pub fn give_up(self) -> Result<()> {
         let endpoint = self.endpoint.clone();
         drop(self);
@@ -335,7 +335,7 @@ impl PeerChannelRegion {
     /// Whether the peer has given the region up. A peer that died has not: the stream reports its death.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the peer's word is none that there is.
+    /// [`Error::Corrupt`] if the peer's state has no meaning.
     pub fn is_given_up(&self) -> Result<bool> {
         Ok(TxState::load(&self.region.page().tx.control.state)? != TxState::Open)
     }

@@ -24,8 +24,8 @@
 //! ```
 //!
 //! A channel is two rings of shared memory, one for each direction. Each side writes only its own memory and maps the
-//! other's read-only, which the kernel enforces; everything read from the other side is validated. The broker
-//! introduces the two and is not needed afterwards.
+//! other's read-only, which the kernel enforces. Everything read from the other side is validated. The broker
+//! connects the two sides, and is not needed for their bytes afterwards.
 
 mod arrivals;
 #[cfg(feature = "tokio")]
@@ -66,7 +66,7 @@ pub use group::{BadHandle, Buffer, Group, GroupBuilder, Handle, Lent, Shared};
 pub use machines::{MachineAttached, MachineSpec};
 pub use message::{MessageListener, MessageReceiver, MessageSender, MessageSocket};
 pub use options::{Options, RingSize};
-/// What the broker lists of groups: their members, and how much memory those have.
+/// A row of the broker's list of groups: a member, and its memory.
 ///
 /// ```
 /// use partywall::GroupRow;
@@ -94,7 +94,7 @@ pub use partywall_protocol::wire::GroupRow;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub use partywall_protocol::wire::Refusal;
-/// What the broker lists of domains, services and channels.
+/// Rows of the broker's lists of domains, services and channels.
 ///
 /// ```
 /// use partywall::{ChannelRow, Directions, Domain, DomainRow, Kind, ServiceRow};
@@ -118,7 +118,7 @@ pub use partywall_protocol::wire::Refusal;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub use partywall_protocol::wire::{ChannelRow, Directions, DomainRow, Kind, ServiceRow};
-/// What the broker reports of an event.
+/// An event of the broker.
 ///
 /// ```
 /// use partywall::{EventKind, EventRow, Refusal};
@@ -134,7 +134,7 @@ pub use partywall_protocol::wire::{ChannelRow, Directions, DomainRow, Kind, Serv
 /// # let _ = line;
 /// ```
 pub use partywall_protocol::wire::{EventKind, EventRow};
-/// As whom a program counts, and where it runs.
+/// The user that a program counts as, and the place where it runs.
 ///
 /// ```
 /// use partywall::{MachineId, Origin, User};
@@ -148,7 +148,7 @@ pub use partywall_protocol::wire::{EventKind, EventRow};
 /// assert_eq!(User::Machine(machine).uid(), None);
 /// ```
 pub use partywall_protocol::wire::{MachineId, Origin, User};
-/// What the broker lists of virtual machines.
+/// A row of the broker's list of virtual machines.
 ///
 /// ```
 /// use partywall::{MachineRow, Mobility, PluggedAs, RungBy};
@@ -168,7 +168,7 @@ pub use partywall_protocol::wire::{MachineId, Origin, User};
 /// # let _ = (advice, may_leave);
 /// ```
 pub use partywall_protocol::wire::{MachineRow, Mobility, PluggedAs, RungBy};
-/// What a half of a connection has counted.
+/// The counters of a half of a connection.
 ///
 /// ```
 /// use partywall::{Options, Snapshot, Stream};

@@ -1,4 +1,4 @@
-//! Virtual machines that the broker attends to (protocol G1): attaching, detaching, listing. For administrators.
+//! Virtual machines of the broker (protocol G1): attaching, detaching, listing. For administrators.
 
 use crate::session::unexpected;
 use crate::{Domain, Error, Result};
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// How long a machine may take to give up its windows: longer than the broker waits for its agent.
 const RELEASE: Duration = Duration::from_secs(75);
 
-/// A virtual machine that is to be attached.
+/// A virtual machine to attach.
 ///
 /// ```
 /// use partywall::MachineSpec;
@@ -20,9 +20,9 @@ const RELEASE: Duration = Duration::from_secs(75);
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct MachineSpec {
-    /// What its programs' domains are called, or begin with.
+    /// The machine's name. The names of its programs' domains equal it or begin with it and a dot.
     pub name: String,
-    /// The socket of its monitor (QMP). The broker talks to it only to plug windows in.
+    /// The socket of its monitor (QMP).
     pub monitor: PathBuf,
     /// The socket of its serial port `org.partywall.0`.
     pub port: PathBuf,
@@ -60,7 +60,7 @@ impl MachineSpec {
     }
 }
 
-/// What attaching a machine has done.
+/// The result of attaching a machine.
 ///
 /// ```no_run
 /// use partywall::{Domain, MachineSpec};
@@ -80,22 +80,22 @@ impl MachineSpec {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineAttached {
-    /// The number that the broker knows the machine by.
+    /// The broker's number of the machine.
     pub machine: u32,
     /// Windows that were plugged into it; 0 if all were there before.
     pub plugged: u32,
-    /// How long the host took for that.
+    /// The time that the host took for that.
     pub took: Duration,
-    /// As what it takes windows, and why; and what is still missing.
+    /// For people: the kind of its windows with the reason, and missing parts.
     pub remark: String,
 }
 
 impl Domain {
-    /// Has the broker attend to a virtual machine, whose programs then are separate sessions, and plugs windows into it towards
-    /// every other machine and the host. Doing so again does no harm.
+    /// Attaches a virtual machine to the broker. The broker plugs windows into it towards every other machine and the host, and serves its
+    /// programs as sessions. Attaching it again has no further effect. Blocks until the windows are plugged in.
     ///
     /// # Errors
-    /// [`Error::Refused`] says what is in the way: the policy, the monitor, what the machine was started with.
+    /// [`Error::Refused`] names the obstacle: the policy, the monitor, or the machine's options.
     pub fn attach_machine(&self, spec: &MachineSpec) -> Result<MachineAttached> {
         let message = Message::AddMachine {
             room: spec.room,
@@ -112,7 +112,7 @@ impl Domain {
         }
     }
 
-    /// Has the broker release a virtual machine: its sessions and channels end.
+    /// Detaches a virtual machine from the broker: its sessions and channels end.
     ///
     /// # Errors
     /// [`Error::Refused`] by policy, or if there is no such machine.
@@ -123,11 +123,11 @@ impl Domain {
         }
     }
 
-    /// Has a machine give up its windows, because it is to be migrated: its connections go back to TCP, its channels end, and its agent
-    /// removes the devices. The machine can then be migrated by QEMU, or taken back with [`Domain::resume_machine`].
+    /// Makes a machine give up its windows, before a migration: its connections go back to TCP, its channels end, and its agent
+    /// removes the devices. QEMU can then migrate the machine, or [`Domain::resume_machine`] takes it back. Blocks for at most 75 seconds.
     ///
     /// # Errors
-    /// [`Error::Refused`] says what prevents it, or which process in the machine still holds a window. The machine then gets no new
+    /// [`Error::Refused`] names the obstacle, or the process in the machine that still holds a window. The machine then gets no new
     /// connections through memory until it is released again, resumed or detached.
     pub fn release_machine(&self, name: &str) -> Result<()> {
         match self.request_within(RELEASE, &Message::ReleaseMachine { name: name.to_owned() })? {
@@ -136,10 +136,10 @@ impl Domain {
         }
     }
 
-    /// Lets a machine that was released for a migration have its windows again.
+    /// Gives a machine that was released for a migration its windows again.
     ///
     /// # Errors
-    /// [`Error::Refused`] if it was not released, has left its QEMU, or its monitor does not answer.
+    /// [`Error::Refused`] if the machine was not released, has left its QEMU, or its monitor does not answer.
     pub fn resume_machine(&self, name: &str) -> Result<MachineAttached> {
         match self.request(&Message::ResumeMachine { name: name.to_owned() }, &[])? {
             (Message::MachineAdded { machine, plugged, took_us, remark }, _) => {
@@ -149,7 +149,7 @@ impl Domain {
         }
     }
 
-    /// Virtual machines that the broker attends to.
+    /// The attached virtual machines.
     ///
     /// # Errors
     /// [`Error::Refused`] by policy.

@@ -57,7 +57,7 @@ impl MessageListener {
         self.acceptor.nonblocking = yes;
     }
 
-    /// The longest that [`MessageListener::accept`] may wait for a connection; `None` for ever.
+    /// The longest that [`MessageListener::accept`] may wait for a connection; `None`: no limit.
     ///
     /// ```
     /// use partywall::{Domain, Error, MessageListener, Options};
@@ -81,7 +81,7 @@ impl AsFd for MessageListener {
     }
 }
 
-/// A connection that carries messages. Each arrives whole and once, in order, or not at all.
+/// A connection that carries messages. Each message arrives whole, once and in order, or not at all.
 ///
 /// Closing, death and threads are as for a [`Stream`](crate::Stream).
 ///
@@ -211,7 +211,7 @@ impl MessageSocket {
         Self { sender: tx.map(|tx| MessageSender { tx }), receiver: rx.map(|rx| MessageReceiver { rx }) }
     }
 
-    /// The halves, to use independently, in two threads for instance. A one-way connection has only one.
+    /// The halves, for independent use, for instance in two threads. A one-way connection has only one.
     ///
     /// ```
     /// use partywall::{Domain, MessageListener, MessageSocket, Options};
@@ -249,7 +249,7 @@ impl MessageSocket {
         self.sender.as_ref().map_or(0, MessageSender::max_message)
     }
 
-    /// Sends one message; waits while the ring is full, and grows the ring for a message that needs it.
+    /// Sends one message. Waits while the ring is full, and grows the ring if the message requires it.
     ///
     /// # Errors
     /// [`Error::TooLarge`] over [`MessageSocket::max_message`]; nothing is sent then. [`Error::WouldBlock`],
@@ -258,7 +258,7 @@ impl MessageSocket {
         self.sender()?.send(message)
     }
 
-    /// Receives one message into `buf`, replacing what was in it.
+    /// Receives one message into `buf`, replacing its content.
     ///
     /// # Errors
     /// [`Error::Closed`] once the peer has finished and all messages were read; [`Error::WouldBlock`],
@@ -270,7 +270,7 @@ impl MessageSocket {
     /// Receives one message into a slice and returns its length.
     ///
     /// # Errors
-    /// As [`MessageSocket::recv`], and [`Error::TooLarge`] if it does not fit: it stays to be received with more room.
+    /// As [`MessageSocket::recv`], and [`Error::TooLarge`] if the message does not fit: it can still be received into a larger slice.
     ///
     /// ```
     /// use partywall::{Domain, Error, MessageListener, MessageSocket, Options};
@@ -324,7 +324,7 @@ impl MessageSocket {
         }
     }
 
-    /// The longest that a call may wait; `None` for ever.
+    /// The longest that a call may wait; `None`: no limit.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
         if let Some(sender) = &mut self.sender {
             sender.set_timeout(longest);
@@ -334,7 +334,7 @@ impl MessageSocket {
         }
     }
 
-    /// Says that no message follows.
+    /// Ends the sending direction: no message follows.
     ///
     /// ```
     /// use partywall::{Domain, Error, MessageListener, MessageSocket, Options};
@@ -445,12 +445,12 @@ impl MessageSender {
         self.tx.core.waiter.nonblocking = yes;
     }
 
-    /// The longest that a call may wait; `None` for ever.
+    /// The longest that a call may wait; `None`: no limit.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
         self.tx.core.waiter.timeout = longest;
     }
 
-    /// Says that no message follows. Dropping the half does so, too.
+    /// Ends the sending direction: no message follows. Dropping the half does so, too.
     pub fn finish(&mut self) {
         self.tx.core.finish();
     }
@@ -471,7 +471,7 @@ impl AsFd for MessageSender {
 }
 
 impl MessageReceiver {
-    /// Receives one message into `buf`, replacing what was in it.
+    /// Receives one message into `buf`, replacing its content.
     ///
     /// # Errors
     /// As [`MessageSocket::recv`].
@@ -503,7 +503,7 @@ impl MessageReceiver {
         self.rx.waiter.nonblocking = yes;
     }
 
-    /// The longest that a call may wait; `None` for ever.
+    /// The longest that a call may wait; `None`: no limit.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
         self.rx.waiter.timeout = longest;
     }

@@ -1,11 +1,11 @@
-//! How a connection or a listener is to be.
+//! Options of connections and listeners.
 
 use crate::{Error, Result};
 use partywall_region::wait::DEFAULT_SPIN;
 use partywall_shm::layout::{HUGE_PAGE, MAX_RING, MIN_RING};
 use std::time::Duration;
 
-/// Size of this side's ring, in bytes: what this side can have written and the peer not yet read.
+/// Size of this side's ring in bytes: the most bytes that this side can have written and the peer not yet read.
 ///
 /// ```
 /// use partywall::{Options, RingSize, Stream};
@@ -19,14 +19,14 @@ use std::time::Duration;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingSize {
-    /// Begins small and follows use: grows while bytes flow fast, shrinks when they trickle.
+    /// Adapts to the traffic: grows while bytes flow fast, and shrinks when they are few.
     Adaptive {
         /// Smallest size.
         initial: u64,
         /// Largest size.
         max: u64,
     },
-    /// Stays.
+    /// Keeps this size, in bytes.
     Fixed(u64),
 }
 
@@ -42,7 +42,7 @@ impl RingSize {
     }
 }
 
-/// Options of a connection or a listener. Both sides choose for themselves; nothing has to match.
+/// Options of a connection or a listener. Each side chooses its own, and they need not match.
 ///
 /// ```
 /// use partywall::{Options, RingSize, Stream};
@@ -66,16 +66,16 @@ impl RingSize {
 pub struct Options {
     /// Size of this side's ring. Sizes are rounded up to powers of two; 4 KiB to 1 GiB.
     pub ring: RingSize,
-    /// The longest time to spin before sleeping; zero sleeps at once. Within it, the spin adapts to what pays.
+    /// The longest time to spin before sleeping; zero sleeps at once. Up to that limit, the spin adapts to its success.
     pub spin: Duration,
-    /// Connecting: only this side writes, and no ring is reserved for the way back.
+    /// Connecting: only this side writes, and no ring is allocated for the other direction.
     pub one_way: bool,
-    /// Take the ring from huge pages, which the operator must have reserved; at least 2 MiB.
+    /// Take the ring from huge pages, which the operator must have reserved. The ring is then at least 2 MiB.
     pub huge_pages: bool,
-    /// Listening: connections that may wait to be accepted, 1 to 128; more is taken as 128.
+    /// Listening: connections that may wait to be accepted, 1 to 128; the nearest of these replaces any other number.
     pub backlog: u16,
-    /// The most bytes of rings that the peer may have sent and this side not yet begun to read. More is refused as corrupt. The
-    /// ring in use, and the one that the connection began with, stay mapped besides.
+    /// The most bytes of new rings that the peer may have sent and this side not yet begun to read. More is corrupt. The ring
+    /// in use, and the first ring of the connection, stay mapped in addition.
     pub max_peer_ring: u64,
 }
 

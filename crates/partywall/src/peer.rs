@@ -1,8 +1,8 @@
-//! Who is on the other side.
+//! The other side of a channel.
 
 use partywall_protocol::wire::{Origin, User};
 
-/// The other side of a channel, as the broker vouches for it.
+/// The other side of a channel, as the broker reports it.
 ///
 /// ```
 /// use partywall::{Domain, Origin};
@@ -27,15 +27,15 @@ pub struct PeerInfo {
     pub name: String,
     /// Id of its domain.
     pub domain_id: u32,
-    /// Its domain's epoch: a restarted domain has another.
+    /// Its domain's epoch: a domain that has ended and joined again has a greater one.
     pub epoch: u64,
-    /// As whom its process counts: its user on the host, as the kernel told the broker, or its virtual machine, by the port that the
-    /// machine has. `None` on the connecting side.
+    /// The user that its process counts as: its user on the host, as the kernel reported it to the broker, or its virtual machine, which the
+    /// port identifies. `None` on the connecting side.
     pub user: Option<User>,
     /// Its process at the time of connecting, by the number that it has on the host or in its machine. `None` on the connecting side.
     pub pid: Option<u32>,
-    /// Whether its user is known without doubt: `false` for a process in a container, where a uid may be that of another user, and root is
-    /// not the host's. `false` on the connecting side.
+    /// Whether its user is known without doubt. It is `false` for a process in a container, where a uid may mean another user, and root is
+    /// not the host's root. `false` on the connecting side.
     pub at_home: bool,
     /// The service that the channel was made for.
     pub service: String,
@@ -47,7 +47,7 @@ impl PeerInfo {
         self.user.map(User::origin)
     }
 
-    /// Its user, if it is known without doubt ([`Self::at_home`]). A server that grants rights by users asks for this.
+    /// Its user, if it is known without doubt ([`Self::at_home`]). A server that grants rights to users must use this, and not [`PeerInfo::uid`].
     pub fn certain_user(&self) -> Option<User> {
         self.user.filter(|_| self.at_home)
     }

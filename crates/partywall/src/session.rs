@@ -14,7 +14,7 @@ use std::time::Duration;
 /// How long an answer may take before the broker counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where the broker is expected: `$PARTYWALL_BROKER`, else `/run/partywall/broker.sock` if there is one, else
+/// The default path of the broker's socket: `$PARTYWALL_BROKER`, else `/run/partywall/broker.sock` if there is one, else
 /// `$XDG_RUNTIME_DIR/partywall/broker.sock`.
 ///
 /// ```

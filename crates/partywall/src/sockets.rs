@@ -1,4 +1,4 @@
-//! What the broker decides: the move rules (protocol T6), and what the policy would say of a request (C17).
+//! Decisions of the broker: the move rules (protocol T6), and the policy's decision on a request (C17).
 
 use crate::session::unexpected;
 use crate::{Domain, Result};
@@ -6,7 +6,7 @@ use partywall_protocol::wire::{Message, PolicyQuestion, Text, User};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// When the connections of unmodified programs go to a ring, and how that is made.
+/// The rules by which connections of unmodified programs move to a ring, and the properties of the ring.
 ///
 /// ```
 /// use partywall::Domain;
@@ -20,17 +20,17 @@ use std::time::Duration;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MoveRules {
-    /// An administrator has set them; otherwise they are those of the broker's policy file.
+    /// Whether an administrator has set them; otherwise they are those of the broker's policy file.
     pub live: bool,
-    /// Its clauses, separated by spaces, the first of them for all connections; of those that fit one, the last decides.
+    /// The clauses, separated by spaces. The first is for all connections. The last clause that matches a connection decides.
     pub clauses: String,
-    /// Bytes of the ring that each side brings.
+    /// Size of each side's ring in bytes.
     pub ring_size: u64,
     /// Longest time to spin.
     pub spin: Duration,
 }
 
-/// What [`Domain::set_move_rules`] changes.
+/// A change by [`Domain::set_move_rules`].
 ///
 /// ```
 /// use partywall::{Domain, MoveRulesChange};
@@ -53,11 +53,11 @@ pub struct MoveRules {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MoveRulesChange {
-    /// The clauses, which replace all that there are.
+    /// The clauses, which replace all present ones.
     pub clauses: String,
-    /// Bytes of the ring, if they are to change.
+    /// New size of the ring in bytes; `None` keeps the present size.
     pub ring_size: Option<u64>,
-    /// Longest time to spin, if it is to change. More than an hour is taken for an hour.
+    /// New longest time to spin; `None` keeps the present one. The maximum is an hour.
     pub spin: Option<Duration>,
 }
 
@@ -75,9 +75,9 @@ pub struct MoveRulesChange {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyUser {
-    /// Of the asking process itself.
+    /// The user of the asking process.
     Own,
-    /// Of a user of the host, for which only administrators can ask.
+    /// A user of the host. Only administrators may ask about another user.
     Host {
         /// The number of the user.
         uid: u32,
@@ -96,7 +96,7 @@ impl PolicyUser {
     }
 }
 
-/// What a user would ask the broker for.
+/// A request whose decision is asked for.
 ///
 /// ```
 /// use partywall::{Domain, PolicyRequest, PolicyUser};
@@ -131,7 +131,7 @@ pub enum PolicyRequest<'a> {
     },
 }
 
-/// What the policy would decide, and which clause of it.
+/// The policy's decision, and the clause that decides.
 ///
 /// ```
 /// use partywall::{Domain, PolicyRequest, PolicyUser};
@@ -150,13 +150,13 @@ pub enum PolicyRequest<'a> {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyDecision {
-    /// Whether the request would be allowed.
+    /// Whether the policy allows the request.
     pub allowed: bool,
     /// The clause that decides, or the default.
     pub grounds: String,
     /// The policy file. `None` without one, and in containers and virtual machines.
     pub file: Option<PathBuf>,
-    /// The line of the clause in it; `None` for a default.
+    /// The line of the clause in the file; `None` for a default.
     pub line: Option<u32>,
 }
 
@@ -164,7 +164,7 @@ pub struct PolicyDecision {
 const LONGEST_SPIN_US: u32 = 3_600_000_000;
 
 impl Domain {
-    /// The move rules that hold now.
+    /// The present move rules.
     ///
     /// # Errors
     /// [`Error::System`](crate::Error::System) if the broker is gone; [`Error::Refused`](crate::Error::Refused).
@@ -172,10 +172,10 @@ impl Domain {
         self.ask_move_rules(&Message::GetMoveRules {})
     }
 
-    /// Sets other move rules, until the broker reads its policy file again. Returns what holds now.
+    /// Sets other move rules, until the broker reads its policy file again. Returns the present rules.
     ///
     /// # Errors
-    /// [`Error::Refused`](crate::Error::Refused) if this is no administrator, or the rules make no sense.
+    /// [`Error::Refused`](crate::Error::Refused) if the caller is no administrator, or the rules are invalid.
     pub fn set_move_rules(&self, change: &MoveRulesChange) -> Result<MoveRules> {
         let spin_us = change
             .spin
@@ -188,10 +188,10 @@ impl Domain {
         })
     }
 
-    /// Goes back to the move rules of the broker's policy file. Returns what holds now.
+    /// Returns to the move rules of the broker's policy file. Returns the present rules.
     ///
     /// # Errors
-    /// [`Error::Refused`](crate::Error::Refused) if this is no administrator.
+    /// [`Error::Refused`](crate::Error::Refused) if the caller is no administrator.
     pub fn reset_move_rules(&self) -> Result<MoveRules> {
         self.ask_move_rules(&Message::SetMoveRules {
             reset: true,
@@ -201,10 +201,10 @@ impl Domain {
         })
     }
 
-    /// Asks what the policy would decide if `user` joined as `domain` and then made a request. Nothing changes by it.
+    /// The policy's decision if `user` joins as `domain` and then makes a request. Changes no state.
     ///
     /// # Errors
-    /// [`Error::Refused`](crate::Error::Refused) if this asks about another user and is no administrator.
+    /// [`Error::Refused`](crate::Error::Refused) if the question is about another user and the caller is no administrator.
     pub fn test_policy(&self, user: PolicyUser, domain: &str, request: PolicyRequest<'_>) -> Result<PolicyDecision> {
         let (question, to, service, to_user) = match request {
             PolicyRequest::Join => (PolicyQuestion::Join, "", "", PolicyUser::Own),

@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 
 /// Free bytes of this side's ring, to be filled in place and then committed. Dropping it commits nothing.
 ///
-/// It begins with whatever an earlier revolution of the ring left there.
+/// It contains bytes of an earlier revolution of the ring.
 ///
 /// ```
 /// use partywall::{Options, Stream};
@@ -32,8 +32,8 @@ pub struct Reserved<'a> {
 }
 
 impl Reserved<'_> {
-    /// Commits the first `n` bytes: the peer can read them now. No copy is made, so it takes as long for one byte as for a
-    /// million.
+    /// Commits the first `n` bytes: the peer can read them now. No copy is made, so the call takes the same time for
+    /// one byte as for a million.
     ///
     /// # Panics
     /// If `n` is more than was reserved.
@@ -63,10 +63,10 @@ impl fmt::Debug for Reserved<'_> {
     }
 }
 
-/// Committed bytes of the peer's, looked at in place. They stay until they are released.
+/// Committed bytes of the peer, in place. They stay until they are released.
 ///
-/// The peer owns this memory and, if it is malicious, can change it while you look: copy what you decide by into memory of
-/// your own first, and decide by the copy. There is deliberately no `&[u8]` of it.
+/// The peer owns this memory and, if it is malicious, can change it at any time. Copy bytes into private memory before you base
+/// a decision on them, and decide by the copy. There is deliberately no `&[u8]` of them.
 ///
 /// ```
 /// use partywall::{Options, Stream};
@@ -93,7 +93,7 @@ impl Peeked<'_> {
         self.rx.span(0, self.rx.available())
     }
 
-    /// How many bytes there are; 0 only at the end of the stream.
+    /// The number of bytes; 0 only at the end of the stream.
     pub fn len(&self) -> usize {
         self.rx.available() as usize
     }
@@ -108,8 +108,8 @@ impl Peeked<'_> {
         self.bytes().map_or(0, |bytes| bytes.slice(from, to.len()).copy_to(to))
     }
 
-    /// Where they are. Reading through this pointer races with the peer; [`Peeked::len`] bytes are contiguous there until
-    /// this value ends.
+    /// A pointer to them. Reading through it races with the peer. [`Peeked::len`] bytes are contiguous there until
+    /// this value is dropped.
     ///
     /// ```
     /// use partywall::{Options, Stream};
@@ -128,11 +128,11 @@ impl Peeked<'_> {
         self.bytes().map_or(std::ptr::null(), |bytes| bytes.as_ptr())
     }
 
-    /// Writes at most `max` bytes to a descriptor straight from the ring, and returns how many the kernel took. They are
-    /// not released by it.
+    /// Writes at most `max` bytes to a descriptor straight from the ring, and returns how many the kernel took. It does
+    /// not release them.
     ///
     /// # Errors
-    /// What `write` says.
+    /// The error of `write`.
     ///
     /// ```
     /// use partywall::{Options, Stream};
@@ -159,7 +159,7 @@ impl Peeked<'_> {
         }
     }
 
-    /// Gives the first `n` bytes back to the writer.
+    /// Releases the first `n` bytes to the writer.
     ///
     /// # Panics
     /// If `n` is more than [`Peeked::len`].

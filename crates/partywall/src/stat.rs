@@ -1,4 +1,4 @@
-//! Looking at the counters of live channels, in their regions.
+//! Reads the counters of live channels in their regions.
 
 use crate::session::unexpected;
 use crate::{Domain, Error, Result};
@@ -40,7 +40,7 @@ pub struct StatPage {
     socket: Option<OwnedFd>,
 }
 
-/// By which way the bytes of one side of a socket connection go now (protocol T).
+/// The present transports of one side of a socket connection (protocol T).
 ///
 /// ```
 /// use partywall::{Domain, StatPage};
@@ -63,13 +63,13 @@ pub struct StatPage {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketPaths {
-    /// What it sends goes through its ring; otherwise by TCP.
+    /// Whether this side sends through its ring; otherwise by TCP.
     pub sends_on_ring: bool,
-    /// What it receives came through the peer's ring last; otherwise by TCP.
+    /// Whether this side last received through the peer's ring; otherwise by TCP.
     pub receives_on_ring: bool,
-    /// How often the way of what it sends has changed.
+    /// How often the sending transport has changed.
     pub switches: u32,
-    /// It asks its peer to go back to TCP.
+    /// Whether this side requests that its peer goes back to TCP.
     pub wants_tcp: bool,
 }
 
@@ -79,22 +79,22 @@ impl StatPage {
         self.side == Side::Connecting
     }
 
-    /// What this side has written.
+    /// The counters of this side's writing half.
     pub fn written(&self) -> Snapshot {
         self.region.page().tx.counters.snapshot()
     }
 
-    /// What this side has read.
+    /// The counters of this side's reading half.
     pub fn read(&self) -> Snapshot {
         self.region.page().rx.counters.snapshot()
     }
 
-    /// Bytes of the ring that this side writes to at present, as it says; 0 if it does not write.
+    /// Size of this side's present ring in bytes, as this side reports it; 0 if it does not write.
     pub fn ring_size(&self) -> u64 {
         self.region.page().tx.control.ring_size.load(Ordering::Relaxed)
     }
 
-    /// By which way the bytes go, if this is a side of a socket connection.
+    /// The present transports, if this is a side of a socket connection.
     pub fn paths(&self) -> Option<SocketPaths> {
         let mut lines = [0; 128];
         let at = offset_of!(SocketPage, tx_path);
@@ -113,7 +113,7 @@ impl StatPage {
         })
     }
 
-    /// Bytes that this side ever committed and released.
+    /// All bytes that this side has committed, and all that it has released.
     pub fn cursors(&self) -> (u64, u64) {
         let page = self.region.page();
         (page.tx.cursor.tail.load(Ordering::Relaxed), page.rx.cursor.head.load(Ordering::Relaxed))
@@ -121,12 +121,12 @@ impl StatPage {
 }
 
 impl Domain {
-    /// Maps the control pages of a channel that can be seen from here (protocol C10): the connecting side's first. The accepting side has
-    /// none until it accepts, a side in a virtual machine has none on the host, and of a socket's connection only an administrator
-    /// sees the other user's.
+    /// Maps the control pages of a channel that this program may see (protocol C10), the connecting side's first. The accepting side has
+    /// none before it accepts. A side in a virtual machine has none on the host. For a connection of unmodified programs, only an
+    /// administrator gets the page of another user. Blocks until the broker has answered.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no such channel or it is not for this user to see.
+    /// [`Error::Refused`] if there is no such channel, or this user may not see it.
     pub fn inspect(&self, channel: u64) -> Result<Vec<StatPage>> {
         let (sides, fds) = match self.request(&Message::Inspect { channel }, &[])? {
             (Message::Regions { connecting, accepting }, fds) => {

@@ -1,8 +1,8 @@
-//! Cap'n Proto's RPC over streams of Partywall: what a project needs for it.
+//! Cap'n Proto's RPC over streams of Partywall: the three functions that a project needs.
 //!
 //! - [`connect`] gives the first object of the other side.
 //! - [`serve`] gives an object to the other side, for each connection that [`incoming`] brings.
-//! - [`Echo`] is an object to show both with. `src/bin/` has its server and its client.
+//! - [`Echo`] is an example object. `src/bin/` has its server and its client.
 //!
 //! Cap'n Proto's objects belong to one thread, so all of this runs in a `tokio::task::LocalSet`.
 

@@ -1,9 +1,9 @@
-//! gRPC over streams of Partywall, by tonic: what a project needs for it.
+//! gRPC over streams of Partywall, by tonic: the two functions that a project needs.
 //!
-//! - [`channel`] connects a client of tonic's.
-//! - [`incoming`] are the connections of a server of tonic's. Its handlers find the caller, as the broker vouches for it, in the request's
+//! - [`channel`] connects a client of tonic.
+//! - [`incoming`] has the connections for a server of tonic. Its handlers find the caller, as the broker reports it, in the request's
 //!   extensions ([`Caller`]).
-//! - [`Echo`] is a service to show both with: one call, and one stream of calls. `src/bin/` has its server and its client.
+//! - [`Echo`] is an example service: one call, and one stream of calls. `src/bin/` has its server and its client.
 
 use hyper_util::rt::TokioIo;
 use partywall::asynchronous::AsyncStream;

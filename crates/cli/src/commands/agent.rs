@@ -6,14 +6,14 @@ use std::process::Command;
 
 use crate::exit::{CommandFailure, Context};
 
-/// In a virtual machine: serve its programs, through the host's broker
+/// In a virtual machine: serve its programs through the broker of the host
 ///
 /// Executes the program `partywall-agent` from this program's folder, else from PATH, with all arguments unchanged.
 /// `partywall agent --help` shows its own help.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct Args {
-    /// Passed on to partywall-agent
+    /// Arguments for partywall-agent
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }

@@ -13,7 +13,7 @@ use crate::exit::{CommandFailure, Context};
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct Args {
-    /// Passed on to partywall-bench
+    /// Arguments for partywall-bench
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }

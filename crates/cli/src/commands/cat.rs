@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(value_name = "DOMAIN:SERVICE", add = clap_complete::ArgValueCompleter::new(crate::complete::services))]
     endpoint: String,
 
-    /// Offer the service and wait for a connection
+    /// Offer the service, and wait for a connection
     #[arg(short, long)]
     listen: bool,
 
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long)]
     recv_only: bool,
 
-    /// Allocate memory for one direction only: the connecting side sends, the listening side receives
+    /// Allocate memory for one direction only: the connecting side sends and the listening side receives
     #[arg(long)]
     one_way: bool,
 

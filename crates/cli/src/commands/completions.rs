@@ -7,8 +7,8 @@ use crate::exit::{CommandFailure, Context};
 use crate::{complete, output};
 
 const AFTER: &str = "\
-The script asks this program for each completion, so that it knows the services, domains, channels and machines of the broker that \
-PARTYWALL_BROKER names, or of the usual one.
+For each completion the script runs this program, which asks the broker for its services, domains, channels and machines. \
+PARTYWALL_BROKER names the broker's socket if it is not the default one.
 
 Examples:
   partywall completions bash > /etc/bash_completion.d/partywall
@@ -19,7 +19,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
-    /// Which shell
+    /// The shell
     shell: Shell,
 }
 

@@ -37,12 +37,12 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum ContainerAction {
-    /// Write the specification that podman, docker and Kubernetes read
+    /// Write the specification (CDI) for podman, docker and Kubernetes
     Setup {
         /// Folder of specifications
         #[arg(long, value_name = "DIR", default_value = FOLDER)]
         dir: PathBuf,
-        /// Print it, and write nothing
+        /// Print the specification, and write nothing
         #[arg(long)]
         print: bool,
     },

@@ -19,24 +19,24 @@ use programs::Programs;
 use world::World;
 
 const AFTER: &str = "\
-Its steps follow. Each command is shown, so that you can repeat it by hand:
+The demo takes these steps. It shows each command, so that you can repeat it by hand:
   1. makes a file: a tar stream of this machine's own files
   2. makes two network namespaces with a cable (veth) between them, when it is root and has `ip`
   3. starts a private broker
   4. carries the file from one domain to the other over Partywall and over TCP, in turns, and compares SHA-256 sums
   5. measures round trips over both
-  6. calls a function that reads a tree of a million nodes where the caller has built it
+  6. calls a function that reads a tree of a million nodes in the caller's memory
   7. runs unmodified programs, without and with `partywall run`: redis-server and redis-benchmark, or, \
 if those are missing, a client and a server in Python
   8. boots two virtual machines (by `partywall-lab`: Debian's kernel, emulated where there is no KVM), carries the file \
 between them through shared memory and over TCP, measures round trips, and kills one of the two
-  9. removes everything it has made, even after an error or Ctrl-C, and checks that nothing is left
+  9. removes all its files, namespaces and processes, even after an error or Ctrl-C, and checks that nothing is left
 
 Examples:
   partywall demo                                      300 MiB, three rounds
   partywall demo --quick                              32 MiB, one round: a few seconds, and half a minute for the machines
   partywall demo --no-vm                              without virtual machines
-  partywall demo --file big.iso                       a file of yours (it is only read)";
+  partywall demo --file big.iso                       your own file, which is only read";
 
 /// Demonstrate a file transfer and unmodified programs, over Partywall and over TCP
 #[derive(Debug, clap::Args)]
@@ -46,11 +46,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "file")]
     size: Option<u64>,
 
-    /// Carry this file instead of a generated one
+    /// Use this file instead of a generated one
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// A small file, one round, fewer pings
+    /// Use a small file, one round and fewer pings
     #[arg(long)]
     quick: bool,
 

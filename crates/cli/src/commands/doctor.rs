@@ -1,4 +1,4 @@
-//! `partywall doctor`: tests what this machine offers and lacks, and names remedies.
+//! `partywall doctor`: tests this machine, and reports missing requirements with remedies.
 
 mod broker;
 mod check;
@@ -21,10 +21,10 @@ use crate::output;
 use check::{Check, DoctorReport};
 
 const AFTER: &str = "\
-Every result comes from a test: for example, a memfd is made and sealed, and writing to it must fail. Nothing is changed. \
-On a host with attached virtual machines it also reports the problems of each; in such a machine, what the machine lacks. \
-With a command, it examines that program without running it, and reports whether `partywall run` can accelerate it, and if \
-not, why.
+Every result comes from a test: for example, doctor makes and seals a memfd, and writing to it must fail. It changes nothing. \
+On a host it also reports the problems of each attached virtual machine. In such a machine it reports the missing requirements. \
+With a command, it examines that program without running it, and reports whether `partywall run` can accelerate it, or the \
+reason why not.
 
   ok     works
   warn   works, but slower, smaller or without a feature; the next line names it and the remedy
@@ -43,7 +43,7 @@ Exit codes:
   2   wrong usage: unknown flag, value out of range
   127 there is no such program";
 
-/// Report what this machine offers and lacks, with remedies
+/// Test this machine, and report missing requirements with remedies
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {

@@ -23,8 +23,8 @@ use system_root::SystemRoot;
 use unit::ServiceUnit;
 
 const AFTER: &str = "\
-The service gets LD_PRELOAD by a drop-in, /etc/systemd/system/UNIT.d/50-partywall.conf, and nothing else changes. A service that runs \
-goes on as it is until it is restarted. `partywall disable` removes the drop-in.
+A drop-in, /etc/systemd/system/UNIT.d/50-partywall.conf, sets LD_PRELOAD for the service. Nothing else changes. A running service \
+is not affected until it is restarted. `partywall disable` removes the drop-in.
 
 Examples:
   partywall enable nginx.service && systemctl daemon-reload && systemctl restart nginx.service
@@ -34,11 +34,11 @@ Examples:
 
 Exit codes:
   0   the drop-in is written, or removed
-  1   a local failure, or the drop-in has been changed by somebody else
+  1   a local failure, or the drop-in was changed after `enable` wrote it
   2   wrong usage
   3   there is no such service, or it is not enabled";
 
-/// Have a systemd service run with the library, as `partywall run` would
+/// Make a systemd service run with the library, as under `partywall run`
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct EnableArgs {
@@ -46,7 +46,7 @@ pub(crate) struct EnableArgs {
     #[arg(long = "move", alias = "policy", value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
     moves: Vec<Clause>,
 
-    /// Folder of another system whose files are meant, such as that of an image
+    /// Root folder of the system to change, such as that of an image
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
 
@@ -55,11 +55,11 @@ pub(crate) struct EnableArgs {
     unit: String,
 }
 
-/// Take back what `enable` wrote for a service
+/// Remove the files that `enable` wrote for a service
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct DisableArgs {
-    /// Folder of another system whose files are meant
+    /// Root folder of the system to change
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
 

@@ -14,14 +14,14 @@ use crate::{human, output, session};
 use line::{EventLine, EventName};
 
 const AFTER: &str = "\
-Each line is one event: who joins, connects, is refused and by which clause of the policy, and what ends. Administrators of the broker see \
-the events of everybody, and those of machines and of the policy. Other users see what their own programs do, and who connects to them.
+Each line is one event: a join, a connection, a refusal with the clause of the policy that decided, or an end. Administrators of the broker see \
+the events of all users, and those of machines and of the policy. Other users see events of the programs that they run, and of programs that connect to these.
 
 Moves of connections between TCP and the ring (`moved`) are read from the memory of the programs themselves, once a second: of your own \
-programs, and as root of all. A connection that ends sooner may have moved unseen. `--event` without `moved` leaves these looks out.
+programs, and as root of all. The move of a connection that ends within that second may be missed. With `--event` and without `moved`, the command does not read this memory.
 
-The broker keeps 1024 events for each reader. A reader that is slower loses the oldest, and a line says how many. If the broker ends, the \
-command waits until there is one again. Events of the past are in the broker's log (`journalctl -u partywalld`).
+The broker keeps 1024 events for each reader. A reader that is slower loses the oldest, and a line shows their number. If the broker ends, the \
+command waits for the next one. Earlier events are in the broker's log (`journalctl -u partywalld`).
 
 Examples:
   partywall events
@@ -30,7 +30,7 @@ Examples:
   partywall events --filter web --for 1m
   partywall events --json | jq -r 'select(.refusal) | [.from, .to, .service, .rule] | @tsv'";
 
-/// Follow who joins, connects and is refused, as it happens
+/// Follow joins, connections and refusals as they happen
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "SECONDS", value_parser = human::parse_duration)]
     limit: Option<Duration>,
 
-    /// Print JSON, a line for each event
+    /// Print JSON, one line for each event
     #[arg(long)]
     json: bool,
 }

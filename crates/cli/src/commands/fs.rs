@@ -16,7 +16,7 @@ use crate::exit::{CommandFailure, Context};
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct Args {
-    /// Passed on to partywall-fs
+    /// Arguments for partywall-fs
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }

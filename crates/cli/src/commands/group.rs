@@ -37,7 +37,7 @@ pub(crate) struct Args {
 enum GroupCommand {
     /// Fill a buffer from standard input, print a handle for each reader, and wait until all readers are done
     Put {
-        /// The group
+        /// Name of the group
         #[arg(value_parser = parse_name)]
         group: String,
         /// Read this file in place of standard input
@@ -54,7 +54,7 @@ enum GroupCommand {
         /// The handle as printed by `put`: GROUP:HEX
         #[arg(value_parser = parse_handle)]
         handle: Named,
-        /// Do not release it before standard input ends
+        /// Do not release the buffer before standard input ends
         #[arg(long)]
         hold: bool,
     },

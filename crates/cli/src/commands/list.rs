@@ -12,7 +12,7 @@ use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
-The list has everything that the policy lets this domain see. `partywall stat` shows the traffic of channels.
+The list shows all entries that the policy lets this domain see. `partywall stat` shows the traffic of channels.
 
 Examples:
   partywall list
@@ -23,7 +23,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// What to show
+    /// The subject of the list
     #[arg(value_enum, default_value = "all")]
     what: ListSubject,
 

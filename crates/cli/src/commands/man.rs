@@ -17,7 +17,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
-    /// Where to write partywall.1 and a page for each command; without it the main page goes to standard output
+    /// Folder for partywall.1 and a page for each command; without it, the main page goes to standard output
     #[arg(value_name = "DIR")]
     directory: Option<PathBuf>,
 }

@@ -18,7 +18,7 @@ use crate::{human, session, words};
 const AFTER: &str = "\
 Without options, shows the present move rules. A change takes effect at once, for open connections too: connections that may \
 no longer use a ring return to TCP, in mid-stream. It lasts until the broker reads its policy file again (SIGHUP, restart). \
-Only administrators may change the rules. Who may join and connect is decided by the policy file (`partywall policy test`).
+Only administrators may change the rules. The policy file decides which programs may join and connect (`partywall policy test`).
 
 A rule is MODE@WHICH. MODE: now, never, after=CALLS, bytes=BYTES, after=CALLS,bytes=BYTES. WHICH: port=PORT (of the \
 listener), address=ADDRESS[/PREFIX] (of the peer), program=PATTERN. The last rule that matches decides.
@@ -28,7 +28,7 @@ Examples:
   partywall moves --mode now                          every connection, at once
   partywall moves --after-calls 16 --after-bytes 64K
   partywall moves --rule never@port=22 --rule now@program=redis-*
-  partywall moves --mode never --for 5s               as if the peers had moved to another host and back
+  partywall moves --mode never --for 5s               as if the peers moved to another host and back
   partywall moves --remove port=22
   partywall moves --reset                             back to the rules of the policy file";
 
@@ -36,7 +36,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// When connections move that no rule matches
+    /// Mode of connections that no rule matches
     #[arg(long, value_enum, conflicts_with_all = ["after_calls", "after_bytes"])]
     mode: Option<Mode>,
 
@@ -79,9 +79,9 @@ pub(crate) struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Mode {
-    /// As soon as both sides can; makes programs with many short connections several times slower
+    /// Move as soon as both sides can; makes programs with many short connections several times slower
     Now,
-    /// They stay on TCP
+    /// Stay on TCP
     Never,
 }
 
@@ -198,7 +198,7 @@ fn changed(args: &Args, mut clauses: Vec<Clause>) -> Result<Vec<Clause>, Command
 struct ShownMoves {
     /// An administrator has set it.
     live: bool,
-    /// When connections move that no rule matches.
+    /// Mode of connections that no rule matches.
     #[serde(rename = "move")]
     upgrade: String,
     rules: Vec<RuleShown>,

@@ -6,14 +6,14 @@ use std::process::Command;
 
 use crate::exit::{CommandFailure, Context};
 
-/// A network switch for virtual machines that have nothing of Partywall inside
+/// A network switch for virtual machines without Partywall inside
 ///
 /// Executes the program `partywall-net` from this program's folder, else from PATH, with all arguments unchanged.
 /// `partywall net --help` shows its own help.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct Args {
-    /// Passed on to partywall-net
+    /// Arguments for partywall-net
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }

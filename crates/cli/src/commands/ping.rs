@@ -56,7 +56,7 @@ pub(crate) struct Args {
     cpu: Option<usize>,
 }
 
-/// What is measured; the same for TCP.
+/// The options of the measurement, which are the same for TCP.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct MeasureArgs {
     /// Messages to send, 1 to 1000000000
@@ -71,7 +71,7 @@ pub(crate) struct MeasureArgs {
     #[arg(short, long, default_value = "64", value_name = "SIZE", value_parser = parse_message_size)]
     size: u32,
 
-    /// Time between messages: seconds, or with a unit as in 1ms; 0 sends the next once the answer has arrived
+    /// Time between messages: seconds, or with a unit as in 1ms; 0 sends the next message when the answer has arrived
     #[arg(short, long, default_value = "0", value_name = "DURATION", value_parser = human::parse_duration)]
     interval: Duration,
 

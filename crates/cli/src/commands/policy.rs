@@ -6,12 +6,12 @@ use crate::args::Global;
 use crate::exit::CommandFailure;
 
 const AFTER: &str = "\
-The policy is a file of the broker, partywalld.toml(5). `partywall moves` shows and sets when connections of programs under `run` move.
+The policy is the broker's file, partywalld.toml(5). `partywall moves` shows and sets when connections of programs under `run` move.
 
 Examples:
   partywall policy test --from web --to db:in         whether the policy lets web connect, and by which line";
 
-/// Ask what the broker's policy allows
+/// Ask the broker for decisions of its policy
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {

@@ -23,8 +23,8 @@ Addresses, ports and the program's view of its sockets stay the same. A connecti
 ends run like this, on one host with one broker, and returns to TCP where necessary. All other connections stay on TCP. \
 `partywall top` shows the transport of each connection, and the reason.
 
-The move rules say when a connection moves; the last one that matches decides. The default are the broker's \
-(`partywall moves`), whose `never` cannot be overridden:
+The move rules decide when a connection moves; the last one that matches applies. The default is the broker's rules \
+(`partywall moves`). Their `never` cannot be overridden:
   now                        at once; makes programs with many short connections several times slower
   after=16,bytes=64K         after 16 calls or 64 KiB, whichever is first; either may be omitted
   never                      stays on TCP
@@ -35,17 +35,17 @@ Examples:
   partywall run redis-server                          in one terminal
   partywall run redis-benchmark -t get                in another, or in another container
   partywall run --move now --move never@port=22 -- ssh host
-  partywall doctor -- nginx                           whether it would help";
+  partywall doctor -- nginx                           report whether `run` can accelerate nginx";
 
-/// Run an unmodified program with its connections in shared memory, if the peer is on this host and runs like this
+/// Run an unmodified program, with its connections in shared memory if the peer on this host runs in the same way
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = format!("{AFTER}\n\n{RUN_TABLE}"))]
 pub(crate) struct Args {
-    /// When its connections move to shared memory; repeatable [default: the broker's move rules]
+    /// When the program's connections move to shared memory; repeatable [default: the broker's move rules]
     #[arg(long = "move", alias = "policy", value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
     moves: Vec<Clause>,
 
-    /// Size of its rings: a power of two from 4K to 1G, or auto, the broker's choice
+    /// Size of the program's rings: a power of two from 4K to 1G, or auto, the broker's choice
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
     ring: RingOption,
 
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
     spin: Option<Duration>,
 
-    /// Suppress warnings about what keeps the program on TCP, a missing broker, and a move rule that slows it down
+    /// Suppress warnings about obstacles to acceleration, a missing broker, and a move rule that slows the program down
     #[arg(short, long)]
     quiet: bool,
 

@@ -26,21 +26,22 @@ two halves, one that writes and one that reads:
   BYTES     bytes committed or released
   CALLS     commits or releases; on a channel of messages, messages
   BELLS     doorbells rung because the other half slept
-  SAVED     doorbells not rung because it was awake
+  SAVED     doorbells not rung because the other half was awake
   SLEEPS    times this half slept
-  SPINS     waits that ended before it slept
+  SPINS     waits that ended before this half slept
   STALLS    times the ring was full (writing) or empty (reading)
   QUEUED    bytes written and not read yet
-  RING      size of the ring now; SWITCHES: how often it was replaced by one of another size
+  RING      present size of the ring
+  SWITCHES  replacements of the ring by one of another size
 
 A connection of an unmodified program (kind socket) also shows the present transport of each side, and the code of the \
 reason if that is not the ring. Bytes that went by TCP \
 are not counted here. `partywall top` shows both, and connections that are only on TCP.
 
-With --total, everything that you may see is added up: connections of programs under `partywall run` and channels by kind and transport, the \
-reasons for TCP, and bytes and doorbells. With --watch, these counts do not fall when connections end. --metrics writes them for Prometheus. \
+--total adds up all connections of programs under `partywall run` and all channels that you may see: by kind and transport, the \
+reasons for TCP, bytes and doorbells. With --watch, these counts do not fall when connections end. --metrics writes them for Prometheus. \
 The ports of network switches and the named disks of virtual machines are counted as well. Their counts begin at 0 when a port is added, or \
-when the program of the switch or disk starts again. One that does not answer within a second is left out, and named.
+when the program of the switch or disk starts again. A switch or disk that does not answer within a second is reported by name and not counted.
 
 Examples:
   partywall stat --total                              totals of this host
@@ -54,15 +55,15 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// Number of a channel, as `partywall list` shows it; by default, all that you may see
+    /// Number of a channel, as `partywall list` shows it [default: all channels that you may see]
     #[arg(value_parser = partywall_terminal::whole::<u64>(..), add = clap_complete::ArgValueCompleter::new(crate::complete::channels))]
     channel: Option<u64>,
 
-    /// Show totals of everything that you may see
+    /// Show totals of all connections and channels that you may see
     #[arg(long, conflicts_with = "channel")]
     total: bool,
 
-    /// With --total: write the totals as metrics for Prometheus to this file, each time again, instead of showing them
+    /// With --total: write the totals to this file as metrics for Prometheus, instead of showing them; --watch rewrites the file
     #[arg(long, value_name = "FILE", requires = "total", conflicts_with = "json")]
     metrics: Option<PathBuf>,
 

@@ -17,9 +17,9 @@ use crate::exit::{CommandFailure, Context};
 use crate::{output, session};
 
 const AFTER: &str = "\
-In the file: versions, `doctor`, `list`, `stat`, `top` and `policy` as JSON, the broker's policy file and the last lines of its log, limits, memory and \
-kernel of this machine, and which programs have loaded the library. Names of domains and services, users, addresses and ports are in it. \
-What connections carry is not, nor arguments and environments of programs.
+The file has: versions, `doctor`, `list`, `stat`, `top` and `policy` as JSON, the broker's policy file and the last lines of its log, limits, memory and \
+kernel of this machine, and the list of programs that have loaded the library. It also has names of domains and services, users, addresses and ports. \
+It has no payload of connections, and no arguments or environments of programs.
 
 Run it as root to see the connections of all users. Read it before you send it: tar tf, tar xf.
 
@@ -27,11 +27,11 @@ Examples:
   partywall sysdump
   partywall sysdump --output /tmp/report.tar";
 
-/// Collect what a bug report needs into one file, without what connections carry
+/// Collect the data for a bug report into one file, without payload of connections
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
-    /// The file; it must not exist [default: partywall-sysdump-TIME.tar in this folder]
+    /// File to write, which must not exist [default: partywall-sysdump-TIME.tar in this folder]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -15,18 +15,20 @@ use crate::{human, output};
 use choice::{RowOrder, TopChoice};
 
 const AFTER: &str = "\
-Shows the TCP connections of programs under `partywall run` and the channels of programs that use Partywall themselves. Of \
-a connection between two such programs there are two rows, one for each end. Datagrams that one UDP socket sends to another on a ring are \
+Shows the TCP connections of programs under `partywall run` and the channels of programs that use the library. A \
+connection between two such programs has two rows, one for each end. Datagrams from one UDP socket to another on a ring have \
 a row of kind udp. Datagrams that go through the kernel are not shown.
 
   WAY       present transport, ring or tcp; sent/received if they differ
   WHY       reason for not using the ring: its code, which docs/reasons.md explains, and a sentence
-  SENT, RECEIVED    bytes so far on both transports; RING: the share that went through rings
+  SENT, RECEIVED    bytes so far on both transports
+  RING      share of these bytes that went through rings
   SWITCHES  changes of the sending transport
-  RUNG      doorbells sent because the other side slept; SAVED: not sent because it was awake
+  RUNG      doorbells sent because the other side slept
+  SAVED     doorbells not sent because the other side was awake
 
-On a terminal it fills the screen, and charts the latest rates of all rows together, by rings and by TCP. The keys: q quits, \
-space pauses, arrows scroll, s changes the order, / filters. Otherwise it prints a table at each interval. A narrow terminal shows fewer columns, and the reason of the selected row in the last line. You see your own \
+On a terminal, top fills the screen and charts the latest total rates by rings and by TCP. The keys: q quits, \
+space pauses, arrows scroll, s changes the order, / filters. Without a terminal it prints a table at each interval. A narrow terminal shows fewer columns, and the reason of the selected row in the last line. You see only your own \
 programs; root sees all.
 
 Examples:
@@ -35,7 +37,7 @@ Examples:
   partywall top --sort program --filter nginx         the connections of one program
   partywall top --json --interval 1 | jq -c '.connections[] | select(.way != \"ring\") | [.program, .reason]'";
 
-/// Watch every connection: on the ring or on TCP, why, and how fast
+/// Watch every connection: its transport, the reason, and its rate
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
@@ -43,7 +45,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     interval: Duration,
 
-    /// Print one table, without rates, and end
+    /// Print one table without rates, and end
     #[arg(long)]
     once: bool,
 
@@ -59,7 +61,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "N", value_parser = partywall_terminal::whole::<u64>(1..))]
     count: Option<u64>,
 
-    /// Print JSON, a line for each interval
+    /// Print JSON, one line for each interval
     #[arg(long)]
     json: bool,
 }

@@ -18,17 +18,17 @@ use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
-An attached machine shares windows with every other and with the host. A window is memory that one of the two writes and the other \
-reads, plugged in while the machine runs. It is a memory device (virtio-pmem, nvdimm) if the machine was started with slots for \
+An attached machine shares windows with each other attached machine and with the host. A window is memory that one side writes and the other \
+side reads, plugged in while the machine runs. It is a memory device (virtio-pmem, nvdimm) if the machine was started with slots for \
 memory, otherwise a PCI device (ivshmem); `attach` reports the kind and the reason. QEMU drops writes of the reading side. In the \
 machine, `partywall agent` serves its programs. The names of their domains begin with the machine's name.
 
 Examples:
   partywall vm args a                                            options to start QEMU with
-  partywall vm attach a --qmp /run/a.qmp --port /run/a.port      attach it; repeating this is harmless
+  partywall vm attach a --qmp /run/a.qmp --port /run/a.port      attach it; may be repeated
   partywall vm attach a --net lan                                plug a card into it, on port a of the switch lan
   partywall vm attach a --disk /run/disk.sock                    plug a disk of `partywall blk` into it
-  partywall vm detach a --net lan                                and take the card out
+  partywall vm detach a --net lan                                and remove the card
   partywall vm list
   partywall vm migrate a --to tcp:otherhost:4444                 live, to a QEMU with -incoming there; connections go by TCP meanwhile
   partywall cat -l files                                         in machine a, with --domain a
@@ -46,36 +46,36 @@ pub(crate) struct Args {
 enum VmCommand {
     /// Attach a running QEMU
     Attach {
-        /// The machine's name; names of its programs' domains are this or begin with it
+        /// The machine's name; the names of its programs' domains equal it or begin with it and a dot
         #[arg(value_parser = parse_name)]
         name: String,
-        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
         #[arg(long, value_name = "SOCKET", required_unless_present_any = ["resume", "net", "disk"])]
         qmp: Option<PathBuf>,
-        /// The host's end of its serial port: the path of the chardev of org.partywall.0
+        /// The host's end of the machine's serial port: the path of the chardev of org.partywall.0
         #[arg(long, value_name = "SOCKET", required_unless_present_any = ["resume", "net", "disk"], conflicts_with = "device")]
         port: Option<PathBuf>,
-        /// Size of each of its windows, rounded up to a power of two, at least 8M; 4M of it hold no rings [default: 64M]
+        /// Size of each window of the machine, rounded up to a power of two, at least 8M; 4M of it hold no rings [default: 64M]
         #[arg(long, value_name = "SIZE", value_parser = partywall_terminal::size, conflicts_with = "device")]
         window: Option<u64>,
-        /// Plug in only devices that a live migration allows: all windows are virtio-pmem, and no doorbell device
+        /// Plug in only devices that a live migration allows: windows as virtio-pmem, and no doorbell device
         #[arg(long, conflicts_with = "device")]
         migratable: bool,
-        /// Let a machine stay that was released by `detach --for-migration`; it has the same windows again
+        /// Keep a machine that `detach --for-migration` has released; it gets the same windows again
         #[arg(long, conflicts_with_all = ["qmp", "port", "window", "migratable", "device"])]
         resume: bool,
         #[command(flatten)]
         device: device::DeviceArgs,
-        /// Ethernet address of the card, which alone the port may send from [default: that of the port, or one made from its name]
+        /// Ethernet address of the card; its port may send only from this address [default: that of the port, or one made from its name]
         #[arg(long, value_name = "ADDRESS", requires = "net")]
         mac: Option<String>,
     },
     /// Detach a machine; its channels end
     Detach {
-        /// Its name
+        /// The machine's name
         #[arg(value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::machines))]
         name: String,
-        /// Bring its connections back to TCP and have it remove its windows, so that QEMU can migrate it
+        /// Return the machine's connections to TCP and remove its windows, so that QEMU can migrate it
         #[arg(long, conflicts_with = "device")]
         for_migration: bool,
         #[command(flatten)]
@@ -86,17 +86,17 @@ enum VmCommand {
     },
     /// Migrate a machine live: release its windows, let QEMU migrate it, and take it back if that fails
     Migrate {
-        /// Its name
+        /// The machine's name
         #[arg(value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::machines))]
         name: String,
-        /// Where a QEMU with the same options and -incoming waits, as tcp:HOST:PORT or unix:PATH
+        /// Address of a waiting QEMU with the same options and -incoming, as tcp:HOST:PORT or unix:PATH
         #[arg(long, value_name = "URI")]
         to: String,
         /// Cancel the migration after this time, in seconds; the machine then stays
         #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
         limit: u64,
     },
-    /// Show the machines that are attached
+    /// Show the attached machines
     List {
         /// Print JSON
         #[arg(long)]
@@ -104,10 +104,10 @@ enum VmCommand {
     },
     /// Print the options for QEMU, or the XML for libvirt, of a machine that can be attached
     Args {
-        /// Its name
+        /// The machine's name
         #[arg(value_parser = parse_name)]
         name: String,
-        /// Folder for its sockets [default: /run/partywall; with --libvirt, /var/lib/libvirt/qemu/domain-NAME]
+        /// Folder for the machine's sockets [default: /run/partywall; with --libvirt, /var/lib/libvirt/qemu/domain-NAME]
         #[arg(long, value_name = "FOLDER")]
         sockets: Option<PathBuf>,
         /// Print XML for `virsh edit`, and the remaining steps

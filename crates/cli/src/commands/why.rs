@@ -11,19 +11,19 @@ use target::WantedConnection;
 use view::WhyAnswer;
 
 const AFTER: &str = "\
-Shows each end that this user may see: the transport of what it sends and of what it receives, the reason if that is not the ring, and \
-what would have to change. The last 8 moves of each direction between TCP and the ring follow, with their times and reasons. The codes of reasons are those of `partywall top`; docs/reasons.md lists them. Programs that were not started \
-under `partywall run` are found too.
+Shows each end that this user may see: the transports of its sent and received bytes, the reason if one is not the ring, and \
+the remedy. The last 8 moves of each direction between TCP and the ring follow, with their times and reasons. The codes of reasons are those of `partywall top`; docs/reasons.md lists them. The command also finds connections of programs that were not started \
+under `partywall run`.
 
 Examples:
   partywall why 127.0.0.1:6379                        connections from and to this address
   partywall why 127.0.0.1:6379 127.0.0.1:40112        both ends of one connection
   partywall why redis-server                          the connections of a program
   partywall why 4242                                  the connections of a process
-  partywall why 4242:7                                its descriptor 7
+  partywall why 4242:7                                descriptor 7 of that process
   partywall why --json :6379 | jq -r '.connections[].reason'";
 
-/// Show why a connection is on the ring or on TCP, and what would have to change
+/// Show why a connection is on the ring or on TCP, and the remedy
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {

@@ -1,4 +1,4 @@
-//! What a policy that can be read leaves nobody able to do: seldom what its author meant.
+//! Warnings about a valid policy: operations that it permits to nobody, and rules without effect. Its author seldom meant these.
 
 use toml::Spanned;
 

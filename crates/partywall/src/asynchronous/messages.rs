@@ -141,7 +141,7 @@ impl AsyncMessageSocket {
         Self::new(blocking(move || MessageSocket::connect_with(&domain, &target, &options)).await?)
     }
 
-    /// The halves, for two tasks. A one-way connection has only one.
+    /// The halves, for two tasks. A one-way connection has only one of them.
     pub fn into_halves(self) -> (Option<AsyncMessageSender>, Option<AsyncMessageReceiver>) {
         (self.sender, self.receiver)
     }
@@ -154,7 +154,7 @@ impl AsyncMessageSocket {
         self.sender.as_mut().ok_or(ONE_WAY)?.send(message).await
     }
 
-    /// Receives one message into `buf`, replacing what was in it. A call that is cancelled has received nothing.
+    /// Receives one message into `buf`, replacing its content. A call that is cancelled has received nothing.
     ///
     /// # Errors
     /// As [`MessageSocket::recv`].
@@ -162,7 +162,7 @@ impl AsyncMessageSocket {
         self.receiver.as_mut().ok_or(ONE_WAY)?.recv(buf).await
     }
 
-    /// Says that no message follows.
+    /// Ends the sending direction: no message follows.
     pub fn finish(&mut self) {
         if let Some(sender) = &mut self.sender {
             sender.finish();
@@ -179,7 +179,7 @@ impl AsyncMessageSender {
         drive(&mut self.fd, |half| half.send(message)).await
     }
 
-    /// Says that no message follows. Dropping the half does so, too.
+    /// Ends the sending direction: no message follows. Dropping the half does so, too.
     pub fn finish(&mut self) {
         self.fd.get_mut().finish();
     }
@@ -195,7 +195,7 @@ impl AsyncMessageReceiver {
     }
 }
 
-/// Receives what a publisher sends, driven by tokio.
+/// Receives the messages of a publisher, driven by tokio.
 ///
 /// ```
 /// use partywall::asynchronous::AsyncSubscriber;
@@ -252,7 +252,7 @@ impl AsyncSubscriber {
         Self::new(blocking(move || Subscriber::connect_with(&domain, &target, &options)).await?)
     }
 
-    /// Receives one message into `buf`, replacing what was in it. A call that is cancelled has received nothing.
+    /// Receives one message into `buf`, replacing its content. A call that is cancelled has received nothing.
     ///
     /// # Errors
     /// As [`Subscriber::recv`].

@@ -1,7 +1,7 @@
 //! Connecting and accepting without blocking the runtime's threads.
 //!
-//! A connection is made by the broker's answer to a request, and accepted by one. Both take microseconds, but a broker may be stopped, so the
-//! requests run on the runtime's threads for blocking calls.
+//! Connecting and accepting are requests to the broker. They take microseconds, but a broker may be stopped, so the requests run on the
+//! runtime's threads for blocking calls.
 
 use crate::{Domain, Error, Listener, MessageListener, Options, PeerInfo, Result, Stream};
 use std::io;
@@ -165,13 +165,13 @@ pub struct AsyncListener {
 }
 
 impl AsyncListener {
-    /// Takes over a listener. Its mode and timeout do not matter any more.
+    /// Takes over a listener. Its blocking mode and timeout have no effect any more.
     pub fn new(listener: Listener) -> Self {
         Self { turnstile: Turnstile::Waiting(listener) }
     }
 
     /// Waits for a connection, within a tokio runtime with I/O enabled. A call that is cancelled loses no connection. After a restart of the
-    /// broker it binds again by itself.
+    /// broker the listener binds again automatically.
     ///
     /// # Errors
     /// As [`Listener::accept`], and as [`AsyncStream::new`].
@@ -209,7 +209,7 @@ pub struct AsyncMessageListener {
 }
 
 impl AsyncMessageListener {
-    /// Takes over a listener. Its mode and timeout do not matter any more.
+    /// Takes over a listener. Its blocking mode and timeout have no effect any more.
     pub fn new(listener: MessageListener) -> Self {
         Self { turnstile: Turnstile::Waiting(listener) }
     }

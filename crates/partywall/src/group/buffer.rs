@@ -1,4 +1,4 @@
-//! Buffers of this member: written first, then lent, and back when nobody reads them any more.
+//! Buffers of this process: it writes them, lends them, and gets them back when the last reader has released them.
 
 use super::GroupInner;
 use crate::domain::lock;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Between two looks at what others say, at most.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Memory that this process writes and nobody reads yet. Its content at first is unspecified.
+/// Memory that this process writes and no other process reads yet. Its first content is unspecified.
 ///
 /// ```
 /// use partywall::{Domain, Group};
@@ -43,12 +43,12 @@ impl Buffer {
         Self { span, group: Arc::clone(group) }
     }
 
-    /// Where it is, in every member.
+    /// Its address, which is the same in every process of the group.
     pub fn address(&self) -> u64 {
         self.span.address()
     }
 
-    /// Writes no more, so that others may read.
+    /// Ends writing, so that others may read.
     pub fn lend(self) -> Lent {
         Lent { span: Arc::new(self.span), group: self.group }
     }
@@ -68,8 +68,8 @@ impl DerefMut for Buffer {
     }
 }
 
-/// A buffer that others may read. Dropping it does not take it from them: its memory is used again when the last token of it has
-/// come to its end.
+/// A buffer that others may read. Dropping it does not revoke it: its memory is reused when its last token has
+/// ended.
 ///
 /// ```
 /// use partywall::{Domain, Error, Group};
@@ -101,12 +101,12 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Where it is, in every member.
+    /// Its address, which is the same in every process of the group.
     pub fn address(&self) -> u64 {
         self.span.address()
     }
 
-    /// A handle with a new token, for one receiver; make another for each further one.
+    /// A handle with a new token, for one receiver. Each further receiver needs another handle.
     ///
     /// # Errors
     /// [`Error::Full`] if 512 tokens of this process are out.
@@ -123,16 +123,16 @@ impl Lent {
         Ok(Handle { owner: self.group.me, address, len, serial, place, hop: 0 })
     }
 
-    /// Whether nobody reads it any more, and nobody has a handle that he has not opened.
+    /// Whether no process reads it, and no handle of it is unopened.
     pub fn is_free(&self) -> bool {
         self.group.collect();
         !lock(&self.group.state).tokens.any_of(&self.span)
     }
 
-    /// Waits until it is free; at most so long.
+    /// Waits until it is free, at most `limit`.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]. A handle that got lost before it was opened is out for ever: see [`Lent::recall`].
+    /// [`Error::TimedOut`]. The token of a handle that was lost before it was opened does not end: see [`Lent::recall`].
     pub fn wait(&self, limit: Option<Duration>) -> Result<()> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut pause = Duration::from_micros(20);
@@ -147,16 +147,16 @@ impl Lent {
         Ok(())
     }
 
-    /// Makes void the handles that nobody has opened, as when the connection that they went by has broken. Who has opened one reads on.
+    /// Revokes all unopened handles, for instance after the connection that carried them has broken. Readers of opened handles continue.
     pub fn recall(&self) {
         lock(&self.group.state).tokens.recall(self.group.own.pages(), &self.span);
         self.group.collect();
     }
 
-    /// To be written again, if it is free.
+    /// Turns it into a buffer that can be written again, if it is free.
     ///
     /// # Errors
-    /// Itself if it is not.
+    /// Itself if it is not free.
     pub fn into_buffer(self) -> std::result::Result<Buffer, Self> {
         if !self.is_free() {
             return Err(self);

@@ -1,8 +1,8 @@
-//! Groups: buffers that all members read where they are, at the same addresses, in processes and virtual machines (protocol J).
+//! Groups: buffers that all members read in place, at the same addresses, in processes and virtual machines (protocol J).
 //!
-//! With each handle goes one token. A member that opens the handle has the token, until it drops what it opened or passes it on; one token
-//! is never in two hands. What somebody does with a token it says in its own memory, where the owner looks: no broker takes part, and
-//! nobody writes another's memory. If who has a token dies, the owner hears of that from the broker, and the token is back.
+//! Each handle has one token. A process that opens the handle holds the token until it drops the opened buffer or passes it on. A token has at
+//! most one holder. Each process records its use of tokens in its own memory, where the owner reads it: the broker takes no part, and
+//! no process writes another's memory. If the holder of a token dies, the broker reports that to the owner, and the token has ended.
 
 mod buffer;
 mod members;
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, TryLockError, Weak};
 use tokens::Tokens;
 
 pub use buffer::{Buffer, Lent};
-/// What a member gives another so that it can open a buffer: plain bytes, or a line of text.
+/// Names a buffer and a token, for the process that is to open the buffer: plain bytes, or a line of text.
 ///
 /// ```
 /// use partywall::{BadHandle, Handle};
@@ -37,7 +37,7 @@ pub use buffer::{Buffer, Lent};
 pub use partywall_shm::group::{BadHandle, Handle};
 pub use shared::Shared;
 
-/// Participation of this process in a group. Cheap to clone; ends with the last clone, buffer, and opened handle of it.
+/// Participation of this process in a group. It is cheap to clone, and ends when its last clone, buffer and opened handle are dropped.
 ///
 /// A process takes part in a group once, as the domain that it has joined as; in a virtual machine, as the machine.
 ///
@@ -71,7 +71,7 @@ pub struct Group {
     inner: Arc<GroupInner>,
 }
 
-/// How to take part.
+/// Options for taking part in a group.
 ///
 /// ```
 /// use partywall::{Domain, Group};
@@ -119,7 +119,7 @@ struct GroupState {
 }
 
 impl GroupBuilder {
-    /// Bytes for buffers of this process, out of what its member has. 0 is enough to read what others lend. Without it, a quarter.
+    /// Bytes for buffers of this process, out of the memory of its member. 0 is enough to read buffers of others. The default is a quarter.
     pub fn room(mut self, bytes: u64) -> Self {
         // All of them means a quarter on the wire, and nobody has them.
         self.room = bytes.min(u64::MAX - 1);
@@ -129,8 +129,8 @@ impl GroupBuilder {
     /// Takes part. Maps the windows of all members.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the domain (or machine) is no member, or its member has no room; [`Error::Memory`] if this process has
-    /// something else where the group's memory belongs.
+    /// [`Error::Refused`] if the domain (or machine) is no member, or its member has no room; [`Error::Memory`] if this process
+    /// uses the group's addresses already.
     pub fn join(self, domain: &Domain) -> Result<Group> {
         let rows: Vec<GroupRow> = domain.groups()?.into_iter().filter(|row| row.group == self.name).collect();
         // Administrators see groups that they are no members of; those the broker refuses.
@@ -238,7 +238,7 @@ impl Group {
         Self::builder(name).join(domain)
     }
 
-    /// Takes part with choices.
+    /// Options for taking part; [`GroupBuilder::join`] joins.
     pub fn builder(name: impl Into<String>) -> GroupBuilder {
         GroupBuilder { name: name.into(), room: u64::MAX }
     }
@@ -248,7 +248,7 @@ impl Group {
         &self.inner.name
     }
 
-    /// Makes a buffer of `len` bytes, which nobody else sees before it is lent. Takes whole pages of 4096 bytes.
+    /// Makes a buffer of `len` bytes, which no other process sees before it is lent. It occupies whole pages of 4096 bytes.
     ///
     /// # Errors
     /// [`Error::Full`] if not enough is free now; [`Error::TooLarge`] if it never can be.
@@ -269,16 +269,16 @@ impl Group {
         Ok(Buffer::new(span, &self.inner))
     }
 
-    /// Opens a buffer of another process's, to be read where it is. From now on this process has the token.
+    /// Opens a buffer of another process for reading in place. From now on this process holds the token.
     ///
     /// # Errors
-    /// [`Error::Gone`] if the token has come to its end, or the owner has; [`Error::Invalid`] if the handle makes no sense here.
+    /// [`Error::Gone`] if the token or its owner has ended; [`Error::Invalid`] if the handle is not valid in this group.
     pub fn open(&self, handle: &Handle) -> Result<Shared> {
         let map = self.inner.claim(handle, Claimed::Held)?;
         Ok(Shared::new(&self.inner, map, *handle))
     }
 
-    /// Gives a token back unread; it may be one of this process's own that has come home.
+    /// Gives a token back without reading; the token may be one of this process.
     ///
     /// # Errors
     /// As [`Group::open`].
@@ -286,21 +286,21 @@ impl Group {
         self.inner.claim(handle, Claimed::Released).map(drop)
     }
 
-    /// Bytes for buffers of this process that are free now, in all.
+    /// The sum of free bytes for buffers of this process.
     pub fn free(&self) -> u64 {
         self.inner.collect();
         self.inner.own.free()
     }
 
-    /// Whether the broker is gone: members no longer learn who comes and who dies. What is open stays readable; to go on, drop all
-    /// of the group and join it again.
+    /// Whether the broker is gone: members no longer learn of new and dead processes. Open buffers stay readable. To continue, drop
+    /// everything of the group and join it again.
     pub fn is_alone(&self) -> bool {
         self.inner.alone.load(Ordering::Relaxed)
     }
 }
 
 impl Domain {
-    /// The members of groups that are visible to this domain.
+    /// The members of groups that are visible to this domain. Blocks until the broker has answered.
     ///
     /// # Errors
     /// As [`Domain::domains`].

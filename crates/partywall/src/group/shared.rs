@@ -1,4 +1,4 @@
-//! Buffers of others, read where they are.
+//! Buffers of other processes, read in place.
 
 use super::GroupInner;
 use crate::{Error, Result};
@@ -8,9 +8,9 @@ use partywall_shm::group::{HOPS, Handle, TokenState};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// A buffer of another process's. Its owner does not use the memory again before this is dropped or passed on.
+/// A buffer of another process. Its owner does not reuse the memory before this is dropped or passed on.
 ///
-/// The owner could change it all the same: look at what was copied out, not at the memory twice.
+/// A hostile owner can change it nevertheless: copy bytes before basing a decision on them, and decide by the copy.
 ///
 /// ```
 /// use partywall::{Domain, Group, Handle};
@@ -84,40 +84,40 @@ impl Shared {
         Self { group: Arc::clone(group), map, handle, passed: false }
     }
 
-    /// How many bytes; never 0.
+    /// The number of bytes; never 0.
     #[expect(clippy::len_without_is_empty, reason = "a buffer has at least one byte")]
     pub fn len(&self) -> usize {
         self.bytes().len()
     }
 
-    /// Where it is: the same as in its owner.
+    /// Its address, which is the same in its owner.
     pub fn address(&self) -> u64 {
         self.handle.address
     }
 
-    /// Where it is, for system calls and foreign code that can read memory which its owner may change.
+    /// A pointer to it, for system calls and foreign code that can read memory which its owner may change.
     pub fn as_ptr(&self) -> *const u8 {
         self.bytes().as_ptr()
     }
 
-    /// Copies from byte `from` on as much as there is and fits. How much that was.
+    /// Copies bytes from byte `from` on, as many as there are and fit, and returns how many.
     pub fn copy_to(&self, from: usize, to: &mut [u8]) -> usize {
         self.bytes().slice(from, to.len()).copy_to(to)
     }
 
-    /// Writes from byte `from` on, at most `max` bytes, to a descriptor. How much that was.
+    /// Writes bytes from byte `from` on, at most `max`, to a descriptor, and returns how many. Blocks as the descriptor does.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of `write`.
     pub fn write_to(&self, fd: BorrowedFd<'_>, from: usize, max: usize) -> std::io::Result<usize> {
         partywall_region::write_racing(fd, self.bytes().slice(from, max))
     }
 
-    /// Reads no more, and makes of it a handle for the next. This process must take part until the next has opened it: if it ends
-    /// before, the owner takes the token for lost.
+    /// Ends reading, and makes a handle for the next reader. This process must take part until the next reader has opened the handle: if it ends
+    /// before, the token is lost.
     ///
     /// # Errors
-    /// [`Error::Invalid`] after 16383 times; it is then released.
+    /// [`Error::Invalid`] if the token was passed on 16383 times already; it is then released.
     pub fn pass(mut self) -> Result<Handle> {
         if self.handle.hop >= HOPS {
             return Err(Error::Invalid(format!("a handle is passed on at most {HOPS} times")));

@@ -1,4 +1,4 @@
-//! Calling.
+//! The client of a connection of calls.
 
 use super::channel_options;
 use super::driver::{ClientCore, SharedClient};
@@ -23,7 +23,7 @@ const ACCEPTANCE: Duration = Duration::from_secs(10);
 
 type CallResult<T> = std::result::Result<T, CallError>;
 
-/// How a client connects.
+/// Options for connecting a client.
 ///
 /// ```
 /// use partywall::rpc::{CallClient, HeapOptions, CallServer};
@@ -69,7 +69,7 @@ impl CallClientBuilder {
         self
     }
 
-    /// How this side's heap is made.
+    /// Options of this side's heap.
     #[must_use]
     pub fn heap(mut self, heap: HeapOptions) -> Self {
         self.heap = heap;
@@ -165,7 +165,7 @@ impl CallClient {
         CallClientBuilder::default().connect(&Domain::current()?, target)
     }
 
-    /// A client that is to be unlike others.
+    /// Options for connecting; [`CallClientBuilder::connect`] connects.
     pub fn builder() -> CallClientBuilder {
         CallClientBuilder::default()
     }
@@ -175,7 +175,7 @@ impl CallClient {
         &self.core.heap
     }
 
-    /// Who serves.
+    /// The server's side of the connection.
     pub fn peer(&self) -> &PeerInfo {
         &self.core.peer
     }
@@ -232,8 +232,8 @@ impl CallClient {
         }
     }
 
-    /// Begins a call and does not wait for its result. At most 512 calls of a connection are unanswered at a time; to begin another waits for
-    /// an answer.
+    /// Begins a call and does not wait for its result. At most 512 calls of a connection are unanswered at a time; beginning another one blocks until
+    /// an answer arrives.
     ///
     /// # Errors
     /// As [`CallClient::call`].
@@ -271,7 +271,7 @@ impl CallClient {
         Ok(Ongoing { core: Arc::clone(core), id, position, deadline, is_over: false })
     }
 
-    /// Calls a method whose result is not wanted. Returns once the call is in transit; nobody reports whether it went well.
+    /// Calls a method without a result. Returns when the call is in transit; no reply reports its success.
     ///
     /// ```
     /// use partywall::rpc::{CallClient, CallServer};
@@ -290,8 +290,8 @@ impl CallClient {
     /// ```
     ///
     /// # Errors
-    /// As [`CallClient::call`]; [`CallError::OutOfMemory`] for more than 40 bytes that are not in the heap, because nothing would tell when a copy
-    /// of them may be freed.
+    /// As [`CallClient::call`]; [`CallError::OutOfMemory`] for more than 40 bytes that are not in the heap, because no reply
+    /// would show when a copy of them may be freed.
     pub fn notify(&self, method: impl Into<Method>, arguments: &[u8]) -> CallResult<()> {
         self.notify_by(self.core.deadline(None), method.into(), arguments)
     }
@@ -328,7 +328,7 @@ impl CallClient {
         Ok(())
     }
 
-    /// `len` bytes at an address of the server's, which an earlier reply contained. The server must keep them until then.
+    /// `len` bytes at an address of the server that an earlier reply contained. The server must keep them until they are read.
     ///
     /// # Errors
     /// [`CallError::BadPointer`] unless all of them are in the server's heap.
@@ -337,7 +337,7 @@ impl CallClient {
     }
 }
 
-/// A call under way. Dropping it gives the call up: the server still executes it, and its result is dropped.
+/// A call in progress. Dropping it gives the call up: the server still executes it, and its result is dropped.
 ///
 /// ```
 /// # use partywall::rpc::{CallClient, CallServer};
@@ -373,7 +373,7 @@ impl Ongoing {
         Reply::new(outcome, &self.core)
     }
 
-    /// Waits for the result, but no longer than this. `None` if there is no result yet; the call is still under way then.
+    /// Waits for the result, but no longer than this. `None` if there is no result yet; the call is still in progress then.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};
@@ -419,7 +419,7 @@ impl Ongoing {
         }
     }
 
-    /// How long the result may still take from now on, whatever was said when the call began; `None`: any time.
+    /// The longest that the result may take from now on, in place of the limit from the beginning of the call; `None`: no limit.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};
@@ -467,7 +467,7 @@ impl Reply {
         }
     }
 
-    /// The bytes of the result. They are the server's to change once this reply is dropped.
+    /// The bytes of the result. The server may change them when this reply has been dropped.
     pub fn view(&self) -> &PeerView {
         &self.view
     }

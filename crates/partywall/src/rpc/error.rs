@@ -1,11 +1,11 @@
-//! How a call can fail, and whose fault it is.
+//! Errors of calls: what failed, and whose fault it is.
 
 use super::view::PeerView;
 use crate::Error;
 use partywall_shm::corrupt::Corrupt;
 use std::io;
 
-/// Why a call has no result.
+/// The reason why a call has no result.
 ///
 /// ```
 /// use partywall::rpc::{CallError, CallClient, CallServer};

@@ -1,8 +1,7 @@
 //! This side's heap of a connection: memory that this process writes and its peer reads in place.
 //!
-//! The books are kept by the crate `offset-allocator`, which has them in its own memory. Allocators that were looked at beside it (`talc`,
-//! `rlsf`) keep theirs in the memory that they hand out, where a bug of this process could make a peer see them, and where huge pages and
-//! locked memory would be spent on them.
+//! The crate `offset-allocator` keeps the free lists in private memory. Other allocators (`talc`, `rlsf`) keep them in the memory that they
+//! hand out. There a bug of this process could reveal them to a peer, and they would use up huge pages and locked memory.
 #![expect(unsafe_code, reason = "hands out parts of a segment's memory, which its books keep apart")]
 
 use crate::domain::lock;
@@ -31,7 +30,7 @@ const ATTEMPTS: u64 = 16;
 /// Addresses for one side of a channel: all segments of its heap, and the control pages before them.
 const SIDE_ADDRESSES: u64 = 4 << 30;
 
-/// How this side's heap of a connection is made.
+/// Options of this side's heap of a connection.
 ///
 /// ```
 /// use partywall::rpc::HeapOptions;
@@ -120,7 +119,7 @@ impl fmt::Debug for Heap {
     }
 }
 
-/// What a heap has and what of it is in use.
+/// The size of a heap and its use.
 ///
 /// ```
 /// # use partywall::rpc::{CallClient, CallServer};
@@ -138,13 +137,13 @@ impl fmt::Debug for Heap {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeapStats {
-    /// Segments that the heap is made of.
+    /// Segments of the heap.
     pub segments: usize,
-    /// Bytes of them.
+    /// Bytes of these segments.
     pub bytes: u64,
-    /// Blocks that are allocated.
+    /// Allocated blocks.
     pub blocks: usize,
-    /// Bytes that were asked for in these blocks.
+    /// Requested bytes of these blocks.
     pub bytes_used: u64,
 }
 
@@ -244,9 +243,9 @@ impl Heap {
         Self { memory: Arc::new(memory) }
     }
 
-    /// Allocates a block of `len` bytes. Its content is whatever an earlier block left there, or zeros.
+    /// Allocates a block of `len` bytes. Its content is that of an earlier block, or zeros.
     ///
-    /// The first block of a heap, and each that finds no room in it, takes a request to the broker.
+    /// The first block of a heap, and each block that finds no room, requires a request to the broker, and blocks until its answer.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if the heap may not grow that far; [`Error::Refused`] if the peer or a quota does not allow another segment;
@@ -281,7 +280,7 @@ impl Heap {
         Ok(Block { heap: Arc::clone(&self.memory), address, content, len })
     }
 
-    /// What the heap has, and what of it is in use.
+    /// The size of the heap, and its use.
     pub fn stats(&self) -> HeapStats {
         lock(&self.memory.books).stats
     }
@@ -291,8 +290,8 @@ impl Heap {
         self.memory.holds(bytes.as_ptr().addr() as u64, bytes.len() as u64)
     }
 
-    /// Gives a block back that was turned into an address by [`Block::into_raw`]. `false` if there is none at that address, or one that has
-    /// a [`Block`].
+    /// Frees a block that [`Block::into_raw`] turned into an address. Returns `false` if there is no block at that address, or if a [`Block`]
+    /// owns it.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};
@@ -422,7 +421,7 @@ fn address_for(channel: u64, side: u8, attempt: u64, before: u64, align: u64) ->
     (addresses_for(channel, side, attempt) + 2 * before).next_multiple_of(align) + align
 }
 
-/// Whether a side of a channel may have a segment's content from `address` to `end`, behind a control page of `page` bytes (protocol K6.2).
+/// Whether a side of a channel may have a segment's content from `address` to `end`, behind a control page of `page` bytes (protocol K6.3).
 pub(super) fn may_have(channel: u64, side: u8, address: u64, end: u64, page: u64) -> bool {
     (0..ATTEMPTS).any(|attempt| {
         let begin = addresses_for(channel, side, attempt);
@@ -453,7 +452,7 @@ impl Drop for HeapMemory {
     }
 }
 
-/// Memory of a [`Heap`], given back when it is dropped.
+/// Memory of a [`Heap`], which is freed when it is dropped.
 ///
 /// The peer may read it at any time after its address was passed in a call. A server may still read the arguments of a call that has timed
 /// out, so their block should be kept until a later call of the same connection has been answered.
@@ -470,12 +469,12 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Where the block is. The peer knows it by this address too.
+    /// The address of the block. The peer uses the same address in pointers to it.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The address of the block, which is not given back until [`Heap::free`].
+    /// The address of the block. The block stays allocated until [`Heap::free`].
     pub fn into_raw(self) -> *mut u8 {
         let content = self.content;
         if let Some(block) = lock(&self.heap.books).block(self.address) {
@@ -488,7 +487,7 @@ impl Block {
         content
     }
 
-    /// Changes the block's length: in place where it becomes shorter, by a copy to another block where it becomes longer.
+    /// Changes the block's length: in place if it becomes shorter, by a copy to another block if it becomes longer.
     ///
     /// # Errors
     /// As [`Heap::allocate`]; the block stays as it was.

@@ -1,4 +1,4 @@
-//! Calls that pass pointers: functions of another process, called without serialising what they work on (protocol K).
+//! Calls that pass pointers: functions of another process, called without serialising their data (protocol K).
 //!
 //! A call is a record of one cache line in a ring. Up to 40 bytes of arguments travel in it; larger ones stay where they are, in the caller's
 //! [`Heap`], and the server reads them there. Results come back the same way, in the server's heap.

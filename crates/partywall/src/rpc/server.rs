@@ -1,4 +1,4 @@
-//! Serving.
+//! The server of calls.
 
 use super::channel_options;
 use super::client::take_heap;
@@ -35,7 +35,7 @@ const FIRST_RECORD: Duration = Duration::from_secs(10);
 /// Between two attempts to accept while the broker is away.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a server offers, and what it grants its clients.
+/// The methods of a server, and the limits of its clients.
 #[derive(Default)]
 pub struct CallServerBuilder {
     methods: BTreeMap<u32, Box<Function>>,
@@ -78,7 +78,7 @@ impl fmt::Debug for CallServerBuilder {
 }
 
 impl CallServerBuilder {
-    /// Offers a function under a name. It runs on a thread of the client that calls it, so it may take its time.
+    /// Offers a function under a name. It runs on the thread of the calling client, so it may block.
     #[must_use]
     pub fn method<F>(self, name: &str, function: F) -> Self
     where
@@ -110,8 +110,8 @@ impl CallServerBuilder {
         self
     }
 
-    /// How the heap of each connection is made, from which results are allocated. The heaps for all clients of one domain have at most
-    /// [`HeapOptions::max`] bytes together, so a domain that holds on to results takes no memory from another.
+    /// Options of the heap of each connection, from which results are allocated. The heaps for all clients of one domain have at most
+    /// [`HeapOptions::max`] bytes together, so a domain that keeps results takes no memory from another.
     #[must_use]
     pub fn heap(mut self, heap: HeapOptions) -> Self {
         self.limits.heap = heap;
@@ -125,14 +125,14 @@ impl CallServerBuilder {
         self
     }
 
-    /// The most clients at a time. Others are turned away.
+    /// The most clients at a time. Further ones are refused.
     #[must_use]
     pub fn max_clients(mut self, clients: usize) -> Self {
         self.limits.max_clients = clients;
         self
     }
 
-    /// The most clients of one domain at a time, a quarter of all clients unless this is called. Others are turned away.
+    /// The most clients of one domain at a time, a quarter of all clients unless this is called. Further ones are refused.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};
@@ -249,17 +249,17 @@ impl fmt::Debug for ServerCore {
 }
 
 impl CallServer {
-    /// A server without methods, to which they are added.
+    /// A server without methods; add them to the result.
     pub fn builder() -> CallServerBuilder {
         CallServerBuilder::default()
     }
 
-    /// How many clients are connected.
+    /// The number of connected clients.
     pub fn clients(&self) -> usize {
         lock(&self.core.connections).open.len()
     }
 
-    /// Closes all connections and waits for the calls under way. Clients get [`CallError::Closed`].
+    /// Closes all connections and waits for the calls in progress. Clients get [`CallError::Closed`].
     pub fn stop(mut self) {
         self.end();
     }
@@ -546,12 +546,12 @@ impl IncomingCall<'_> {
         &self.args
     }
 
-    /// Which method is called.
+    /// The called method.
     pub fn method(&self) -> Method {
         Method::numbered(self.method)
     }
 
-    /// Who calls.
+    /// The calling side.
     pub fn peer(&self) -> &PeerInfo {
         &self.client.info
     }
@@ -576,10 +576,10 @@ impl IncomingCall<'_> {
         &self.client.heap
     }
 
-    /// `len` bytes at an address of the client's, in its heap.
+    /// `len` bytes at an address of the client, in its heap.
     ///
     /// # Errors
-    /// [`CallError::BadPointer`] unless all of them are in the client's heap, or if this call has followed as many pointers as it may
+    /// [`CallError::BadPointer`] unless all of them are in the client's heap, or if this call has followed the most pointers that are allowed
     /// ([`CallServerBuilder::max_follows`]).
     pub fn follow(&self, address: u64, len: u64) -> CallResult<PeerView> {
         let less = |left: u64| left.checked_sub(1);
@@ -588,7 +588,7 @@ impl IncomingCall<'_> {
         self.client.peer_heap.view(address, len).ok_or(CallError::BadPointer)
     }
 
-    /// The same call without a borrow, for a function that passes it on. Its arguments are the client's to change once the call is answered.
+    /// The same call without a borrow, for a function that passes it on. The client may change its arguments when the call is answered.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};

@@ -93,10 +93,10 @@ impl PeerHeap {
     }
 }
 
-/// Bytes of a call or a reply, as this side sees them. They are read by copies, and each byte that is read is checked to be the peer's to
-/// show: this is the *guarded* level of trust.
+/// Bytes of a call or a reply, as this side sees them. They are read by copies, and each read is checked to lie in the peer's heap:
+/// this is the *guarded* level of trust.
 ///
-/// The peer can change bytes in its heap while they are read. So decide by a copy, and not by a second look.
+/// The peer can change bytes in its heap while they are read. So decide by one copy, and do not read twice.
 ///
 /// ```
 /// # use partywall::rpc::{CallClient, CallServer};
@@ -133,7 +133,7 @@ impl PeerView {
         }
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match &self.bytes {
@@ -142,7 +142,7 @@ impl PeerView {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -175,7 +175,8 @@ impl PeerView {
         Ok(array)
     }
 
-    /// A copy of all bytes. The peer chooses how many; without memory for them the process ends. [`PeerView::try_to_vec`] fails instead.
+    /// A copy of all bytes. The peer chooses their number; if there is no memory for them, the process ends. [`PeerView::try_to_vec`] fails
+    /// instead.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut copy = vec![0; self.len()];
         // The view has as many bytes.
@@ -183,7 +184,7 @@ impl PeerView {
         copy
     }
 
-    /// A copy of all bytes, for a program that goes on if there is no memory for it.
+    /// A copy of all bytes, for a program that continues if there is no memory for them.
     ///
     /// # Errors
     /// [`CallError::OutOfMemory`].
@@ -207,7 +208,7 @@ impl PeerView {
     }
 
     /// The difference between this process's address of the bytes and the peer's: 0 where both map the peer's heap at the same address, so
-    /// that pointers in it can be followed as they are. Bytes that came in a record have no address: `None`.
+    /// that pointers in it can be followed as they are. Bytes that arrived in a record have no address: `None`.
     pub fn offset(&self) -> Option<i64> {
         match &self.bytes {
             ViewBytes::Inline(..) => None,
@@ -220,7 +221,7 @@ impl PeerView {
     /// The bytes in place: the *trusting* level of trust. No copy is made.
     ///
     /// # Safety
-    /// The peer leaves these bytes alone as long as the slice is used. Nothing makes it: a peer that is hostile, or has a bug, can change
+    /// The peer must not change these bytes while the slice is used. Nothing enforces this: a peer that is hostile, or has a bug, can change
     /// them at any time, and the behaviour of this process is then undefined. Use this only between programs that trust each other.
     ///
     /// ```

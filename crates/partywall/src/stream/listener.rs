@@ -42,13 +42,13 @@ impl Listener {
         Domain::current()?.bind(service)
     }
 
-    /// Waits for a connection. After a restart of the broker it binds again by itself.
+    /// Waits for a connection. After a restart of the broker the listener binds again automatically.
     ///
-    /// Connections that break the protocol are dropped and not seen here.
+    /// It drops connections that break the protocol, and waits for the next one.
     ///
     /// # Errors
     /// [`Error::WouldBlock`] on a non-blocking listener; [`Error::TimedOut`]; [`Error::Memory`] or [`Error::System`] if this side cannot make its
-    /// half: that connection is lost, and the next call takes the next.
+    /// half: that connection is lost, and the next call accepts the next one.
     pub fn accept(&mut self) -> Result<(Stream, PeerInfo)> {
         let (tx, rx, info) = self.acceptor.accept()?;
         Ok((Stream { read: rx.map(ReadHalf::new), write: tx.map(WriteHalf::new) }, info))
@@ -59,7 +59,7 @@ impl Listener {
         self.acceptor.nonblocking = yes;
     }
 
-    /// The longest that [`Listener::accept`] may wait for a connection; `None` for ever.
+    /// The longest that [`Listener::accept`] may wait for a connection; `None`: no limit.
     ///
     /// ```
     /// use partywall::{Domain, Error};
@@ -85,7 +85,7 @@ impl AsFd for Listener {
 }
 
 impl Domain {
-    /// Binds a service to accept streams for.
+    /// Binds a service and returns the listener that accepts its streams. Blocks until the broker has answered.
     ///
     /// # Errors
     /// [`Error::Refused`] if the name is invalid or taken, by policy, or by quota.
@@ -104,10 +104,10 @@ impl Domain {
         self.bind_with(service, &Options::default())
     }
 
-    /// Binds with options, which accepted streams will have.
+    /// Binds with options, which apply to accepted streams.
     ///
     /// # Errors
-    /// As [`Domain::bind`], and [`Error::Invalid`] for sizes that make no sense.
+    /// As [`Domain::bind`], and [`Error::Invalid`] for invalid sizes.
     ///
     /// ```
     /// use partywall::{Domain, Options, RingSize};
@@ -125,7 +125,7 @@ impl Domain {
         Ok(Listener { acceptor: Acceptor::bind(self, service, Kind::Stream, options)? })
     }
 
-    /// Connects to `DOMAIN:SERVICE`. Returns once the connection is in the listener's backlog: it can be written to at once.
+    /// Connects to `DOMAIN:SERVICE`. Returns when the connection is in the listener's backlog. The caller can write to it at once.
     ///
     /// # Errors
     /// [`Error::Refused`]: no such domain or service, backlog full, policy, quota.
@@ -152,7 +152,7 @@ impl Domain {
     /// Connects with options.
     ///
     /// # Errors
-    /// As [`Domain::connect`], and [`Error::Invalid`] for sizes that make no sense.
+    /// As [`Domain::connect`], and [`Error::Invalid`] for invalid sizes.
     ///
     /// ```
     /// use partywall::{Domain, Options};

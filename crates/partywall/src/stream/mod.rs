@@ -18,11 +18,11 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A connection: a [`ReadHalf`] and a [`WriteHalf`], of which a one-way connection has only one.
+/// A connection: a [`ReadHalf`] and a [`WriteHalf`]. A one-way connection has only one of them on each side.
 ///
-/// `Send`, so that it or its halves can be moved to other threads; each half is for one thread at a time. Dropping it
-/// closes it in order: what was written stays readable for the peer. A process that ends without dropping it (killed, or
-/// `exit`) is *dead* to the peer, which can still read what was written. The child of a `fork` must not use it.
+/// It is `Send`, so it or its halves can be moved to other threads. Each half is for one thread at a time. Dropping it
+/// closes it cleanly: the peer can still read the written bytes. A process that ends without dropping it (killed, or
+/// `exit`) is *dead* to the peer, which can still read the written bytes. The child of a `fork` must not use it.
 ///
 /// ```
 /// use partywall::{Options, Stream};
@@ -77,7 +77,7 @@ impl Stream {
         Ok((stream(a), stream(b)))
     }
 
-    /// Both halves, to use alternately.
+    /// Both halves, for alternate use.
     ///
     /// # Errors
     /// [`Error::Closed`] on a one-way connection.
@@ -106,7 +106,7 @@ impl Stream {
         }
     }
 
-    /// The halves, to use independently, in two threads for instance. A one-way connection has only one.
+    /// The halves, for independent use, for instance in two threads. A one-way connection has only one.
     ///
     /// ```
     /// use partywall::{Options, Stream};
@@ -154,7 +154,7 @@ impl Stream {
         self.write.as_mut().ok_or(ONE_WAY)
     }
 
-    /// Who is on the other side.
+    /// The other side of the connection.
     pub fn peer(&self) -> Option<&PeerInfo> {
         self.endpoint().map(|s| s.info())
     }
@@ -174,7 +174,7 @@ impl Stream {
         write.or_else(|| self.read.as_ref().map(|r| r.rx.endpoint()))
     }
 
-    /// Ends one direction or both. After `Write`, the peer reads what was written and then the end.
+    /// Ends one direction or both. After `Write`, the peer reads the written bytes and then the end.
     ///
     /// # Errors
     /// None at present; the result is as of `TcpStream::shutdown`.
@@ -212,7 +212,7 @@ impl Stream {
         }
     }
 
-    /// The longest that a read may wait; `None` for ever.
+    /// The longest that a read may wait; `None`: no limit.
     ///
     /// ```
     /// use partywall::{Options, RingSize, Stream};
@@ -234,7 +234,7 @@ impl Stream {
         }
     }
 
-    /// The longest that a write may wait; `None` for ever.
+    /// The longest that a write may wait; `None`: no limit.
     pub fn set_write_timeout(&mut self, longest: Option<Duration>) {
         if let Some(write) = &mut self.write {
             write.set_timeout(longest);

@@ -1,4 +1,4 @@
-//! What a stream is read by.
+//! The reading half of a stream.
 
 #[cfg(doc)]
 use crate::Error;
@@ -36,10 +36,10 @@ impl ReadHalf {
         Self { rx }
     }
 
-    /// Waits for at least one byte and shows what there is, in place. Empty at the end of the stream.
+    /// Waits for at least one byte, and returns the available bytes in place. The result is empty at the end of the stream.
     ///
     /// # Errors
-    /// [`Error::Dead`] once everything committed was read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Corrupt`].
+    /// [`Error::Dead`] when all committed bytes were read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Corrupt`].
     ///
     /// ```
     /// use partywall::{Options, Stream};
@@ -61,11 +61,11 @@ impl ReadHalf {
         self.peek_at_least(1)
     }
 
-    /// Waits for at least `n` bytes, at most the peer's ring.
+    /// Waits for at least `n` bytes; `n` is at most the size of the peer's ring.
     ///
     /// There are fewer at the end of the stream, and just before the peer changes to a ring of another size. If the peer
-    /// waits at the same time for room that only a release here makes, both wait for ever: `n` here and what the peer
-    /// reserves together should not exceed the ring.
+    /// waits at the same time for room that only a release here makes, both wait forever: `n` and the bytes that the peer
+    /// reserves should not exceed the ring together.
     ///
     /// # Errors
     /// As [`ReadHalf::peek`].
@@ -87,7 +87,7 @@ impl ReadHalf {
         Ok(Peeked { rx: &mut self.rx })
     }
 
-    /// Says that this side reads no more: the peer's writes fail with [`Error::Closed`].
+    /// Ends reading: the peer's writes fail with [`Error::Closed`]. Does not block.
     ///
     /// ```
     /// use partywall::{Options, Stream};
@@ -103,7 +103,7 @@ impl ReadHalf {
     }
 
     /// Whether calls return [`Error::WouldBlock`] instead of waiting. After that error, the descriptor becomes readable when
-    /// there is something to look at.
+    /// there are bytes, or the end of the connection.
     ///
     /// ```
     /// use partywall::{Error, Options, Stream};
@@ -124,7 +124,7 @@ impl ReadHalf {
         self.rx.waiter.nonblocking = yes;
     }
 
-    /// The longest that a call may wait; `None` for ever.
+    /// The longest that a call may wait; `None`: no limit.
     ///
     /// ```
     /// use partywall::{Error, Options, Stream};
@@ -140,7 +140,7 @@ impl ReadHalf {
         self.rx.waiter.timeout = longest;
     }
 
-    /// Bytes of the ring that is being read, 0 before the peer has accepted.
+    /// Size of the present ring of the peer in bytes; 0 before the peer has accepted.
     ///
     /// ```
     /// use partywall::{Options, RingSize, Stream};
@@ -157,7 +157,7 @@ impl ReadHalf {
         self.rx.capacity()
     }
 
-    /// What this half has done.
+    /// The counters of this half.
     pub fn counters(&self) -> Snapshot {
         self.rx.counters()
     }
@@ -186,7 +186,7 @@ impl ReadHalf {
         self.rx.is_hung_up()
     }
 
-    /// Who is on the other side.
+    /// The other side of the connection.
     ///
     /// ```
     /// use partywall::Domain;

@@ -1,4 +1,4 @@
-//! What a stream is written by.
+//! The writing half of a stream.
 
 #[cfg(doc)]
 use crate::Error;
@@ -36,14 +36,12 @@ impl WriteHalf {
         Self { tx }
     }
 
-    /// Waits until `n` contiguous bytes of the ring are free, and lends them to be filled in place. A ring that is too small
-    /// grows, if its options allow.
+    /// Waits until `n` contiguous bytes of the ring are free, and lends them to the caller, who fills them in place. A ring that
+    /// is too small grows if its options allow.
     ///
-    /// To grow it sends the new ring to the peer over the link. That can be full, of doorbells that a peer which does not
-    /// wait has not taken: after some hundred writes before it accepted, for instance. A non-blocking half then says
-    /// [`Error::WouldBlock`], and its descriptor becomes not readable but *writable* when the peer has taken them. So, after
-    /// that error for an `n` of more than [`WriteHalf::ring_size`], wait until the descriptor is readable; or, if it is not
-    /// writable now, until it is either.
+    /// The broker passes a larger ring on to the peer. A non-blocking half returns [`Error::WouldBlock`] until the broker has
+    /// answered, and the descriptor does not become readable when the answer arrives. So after that error for an `n` of more
+    /// than [`WriteHalf::ring_size`], call again after a short time, such as a millisecond, even if the descriptor is not readable.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if no ring of this half can hold `n` bytes; [`Error::Closed`], [`Error::Dead`],
@@ -73,8 +71,8 @@ impl WriteHalf {
         Ok(Reserved { bytes, core })
     }
 
-    /// A descriptor that hangs up (`POLLHUP`) when the peer's half is gone, whether in order or not, for a caller that waits for something
-    /// else and has nothing to write. Nothing is read from it, and it becomes readable as it pleases: poll it for no events at all.
+    /// A descriptor that hangs up (`POLLHUP`) when the peer's half is gone, whether it was closed or died. It is for a caller that waits for
+    /// another event and has nothing to write. Poll it for no events: it may become readable at any time, and the caller must not read it.
     ///
     /// ```
     /// use partywall::{Options, Stream};
@@ -92,15 +90,16 @@ impl WriteHalf {
         self.tx.core.waiter.link.life()
     }
 
-    /// Says that nothing follows: the peer reads what was written, and then the end.
+    /// Ends the stream: the peer reads the written bytes, and then the end. Does not block.
     pub fn finish(&mut self) {
         self.tx.core.finish();
     }
 
-    /// Goes back to the smallest ring, for a connection that is about to be quiet.
+    /// Returns to the smallest ring, for a connection that is about to be quiet. Waits at most 100 ms for the broker; a later call completes
+    /// the change. A ring in a window between machines keeps its size.
     ///
     /// # Errors
-    /// [`Error::Memory`] if not even that can be had.
+    /// [`Error::Memory`] if there is no memory for the smallest ring.
     ///
     /// ```
     /// use partywall::{Options, Stream};
@@ -119,7 +118,7 @@ impl WriteHalf {
     }
 
     /// Whether calls return [`Error::WouldBlock`] instead of waiting. After that error, the descriptor becomes readable when
-    /// there is room; [`WriteHalf::reserve`] has one more case.
+    /// there is room; see also [`WriteHalf::reserve`].
     ///
     /// ```
     /// use partywall::{Error, Options, RingSize, Stream};
@@ -141,7 +140,7 @@ impl WriteHalf {
         self.tx.core.waiter.nonblocking = yes;
     }
 
-    /// The longest that a call may wait; `None` for ever.
+    /// The longest that a call may wait; `None`: no limit.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
         self.tx.core.waiter.timeout = longest;
     }
@@ -151,12 +150,12 @@ impl WriteHalf {
         self.tx.core.capacity()
     }
 
-    /// What this half has done.
+    /// The counters of this half.
     pub fn counters(&self) -> Snapshot {
         self.tx.core.counters()
     }
 
-    /// Who is on the other side.
+    /// The other side of the connection.
     ///
     /// ```
     /// use partywall::Domain;
@@ -184,14 +183,14 @@ impl Write for WriteHalf {
         Ok(self.tx.write_vectored(bufs)?)
     }
 
-    /// Nothing to do: what `write` has accepted is committed.
+    /// Does nothing: bytes that `write` has accepted are committed.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
 impl AsFd for WriteHalf {
-    /// *Readable* when there is something to look at, such as new room: write until [`Error::WouldBlock`], then wait for it.
+    /// *Readable* when there may be new room, or the end of the connection: write until [`Error::WouldBlock`], then wait for it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.tx.core.waiter.link.as_fd()
     }

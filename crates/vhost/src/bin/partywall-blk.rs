@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const AFTER: &str = "\
-A disk of a virtual machine on this host: a raw file, or a block device. The machine needs a virtio driver and nothing of Partywall. \
+Serves a disk to a virtual machine on this host from a raw file or a block device. The machine needs only a virtio driver. \
 Data passes between the file and the machine's memory without a copy in this program.
 
 The machine's memory must be shared: -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram.
@@ -24,11 +24,11 @@ Examples:
   partywall blk serve /dev/vg/home --socket /run/home.sock --direct
   partywall blk args --socket /run/disk.sock                        options to start a machine with it
   partywall blk attach --socket /run/disk.sock --qmp /run/a.qmp     plug it into a running machine
-  partywall blk detach --socket /run/disk.sock --qmp /run/a.qmp     and take it out
+  partywall blk detach --socket /run/disk.sock --qmp /run/a.qmp     and remove it
   partywall blk resize --socket /run/disk.sock 20G                  make it larger while it is in use
   partywall blk show --socket /run/disk.sock";
 
-/// Disks for virtual machines that have nothing of Partywall inside
+/// Disks for virtual machines without Partywall inside
 #[derive(Debug, Parser)]
 #[command(name = "partywall blk", version, after_help = AFTER, arg_required_else_help = true)]
 struct Cli {
@@ -48,11 +48,11 @@ enum BlkCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Make a disk larger, or take over the new size of its device, while it is in use
+    /// Make a disk larger, or adopt the new size of its device, while it is in use
     Resize {
         #[command(flatten)]
         at: SocketArgs,
-        /// Bytes that the file is to have, with K, M, G or T (1024 each) [default: what the file or device has]
+        /// New size of the file in bytes, with K, M, G or T (powers of 1024) [default: the present size of the file or device]
         #[arg(value_parser = partywall_terminal::size)]
         size: Option<u64>,
     },
@@ -60,7 +60,7 @@ enum BlkCommand {
     Args {
         #[command(flatten)]
         at: SocketArgs,
-        /// Queues of the machine's disk; not more than it is served with
+        /// Queues of the machine's disk; at most as many as `serve` offers
         #[arg(long, default_value_t = 4)]
         queues: u16,
         /// Print XML for `virsh edit`
@@ -71,18 +71,18 @@ enum BlkCommand {
     Attach {
         #[command(flatten)]
         at: SocketArgs,
-        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
         #[arg(long, value_name = "SOCKET")]
         qmp: PathBuf,
-        /// Queues of the machine's disk; not more than it is served with
+        /// Queues of the machine's disk; at most as many as `serve` offers
         #[arg(long, default_value_t = 4)]
         queues: u16,
     },
-    /// Take the disk out of a running QEMU
+    /// Remove the disk from a running QEMU
     Detach {
         #[command(flatten)]
         at: SocketArgs,
-        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
         #[arg(long, value_name = "SOCKET")]
         qmp: PathBuf,
     },
@@ -101,16 +101,16 @@ struct ServeArgs {
     path: PathBuf,
     #[command(flatten)]
     at: SocketArgs,
-    /// The guest only reads
+    /// Let the guest only read
     #[arg(long)]
     read_only: bool,
     /// Bypass the host's page cache (O_DIRECT)
     #[arg(long)]
     direct: bool,
-    /// Each write is durable when it completes, and the guest need not flush
+    /// Make each write durable before it completes, so that the guest need not flush
     #[arg(long)]
     writethrough: bool,
-    /// Ignore what the guest discards, so that the file keeps its room
+    /// Ignore discards of the guest, so that the file keeps its allocated blocks
     #[arg(long)]
     no_discard: bool,
     /// Queues that the guest may use
@@ -119,16 +119,16 @@ struct ServeArgs {
     /// Serial number that the guest sees, at most 20 characters [default: the file's name]
     #[arg(long)]
     serial: Option<String>,
-    /// The user whose QEMU may connect [default: the own]
+    /// The user whose QEMU may connect [default: this user]
     #[arg(long, value_name = "USER", value_parser = partywall_vhost::user_number)]
     owner: Option<u32>,
-    /// Microseconds to look at the queues without finding anything before sleeping; 0 sleeps at once
+    /// Microseconds to poll empty queues before sleeping; 0 sleeps at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
     spin: u64,
     /// For tests: requests that fail, as read, write:2048-4095, flush, discard or write-zeroes; may be repeated
     #[arg(long, value_name = "KIND[:SECTORS]")]
     inject_error: Vec<FaultRule>,
-    /// For tests: milliseconds that each request takes at least
+    /// For tests: the least time of each request, in milliseconds
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
     inject_delay: u64,
 }

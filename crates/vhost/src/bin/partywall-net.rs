@@ -15,22 +15,22 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const AFTER: &str = "\
-A switch joins the network cards of virtual machines on this host, and tap devices. The machines need a virtio network card and \
-nothing of Partywall. A frame is copied once, from the sending machine's memory to the receiving machine's.
+A switch connects network cards of virtual machines on this host, and tap devices. The machines need only a virtio network \
+card. A frame is copied once, from the sending machine's memory to the receiving machine's.
 
 A machine's memory must be shared with the switch: -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram.
-Ports that were added are there again when the switch is started again, and machines reconnect by themselves.
+A restarted switch has its added ports again, and machines reconnect automatically.
 
 Examples:
   partywall net run lan --port a --port b --tap up0     a switch with two ports and an uplink, in the foreground
   partywall net args lan a                              options to start a machine with on port a
   partywall net add lan c --mac 52:54:00:00:00:0c --ip 10.0.0.12 --rate 100M
   partywall net attach lan c --qmp /run/c.qmp           plug a card into a running machine
-  partywall net detach lan c --qmp /run/c.qmp           and take it out
+  partywall net detach lan c --qmp /run/c.qmp           and remove it
   partywall net show lan
   partywall net remove lan c";
 
-/// A network switch for virtual machines that have nothing of Partywall inside
+/// A network switch for virtual machines without Partywall inside
 #[derive(Debug, Parser)]
 #[command(name = "partywall net", version, after_help = AFTER, arg_required_else_help = true)]
 struct Cli {
@@ -45,7 +45,7 @@ struct Cli {
 enum NetCommand {
     /// Run a switch in the foreground
     Run {
-        /// Its name
+        /// Name of the switch
         switch: String,
         /// A port for a machine's card; may be repeated
         #[arg(long = "port", value_name = "PORT")]
@@ -53,13 +53,13 @@ enum NetCommand {
         /// A tap device of the host as an uplink, made if it does not exist; may be repeated
         #[arg(long = "tap", value_name = "DEVICE")]
         taps: Vec<String>,
-        /// Microseconds to look at the queues without finding anything before sleeping; 0 sleeps at once
+        /// Microseconds to poll empty queues before sleeping; 0 sleeps at once
         #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
         spin: u64,
         /// Milliseconds that a frame waits for a machine without receive buffers; 0 drops it at once
         #[arg(long, value_name = "MILLISECONDS", default_value_t = 20)]
         hold: u64,
-        /// Frames a second that each port may send to all others; 0 is no limit
+        /// Frames a second that each port may flood to all others; 0 is no limit
         #[arg(long, value_name = "FRAMES", default_value_t = 2_000)]
         floods: u64,
         /// Seconds until the address of a silent machine is forgotten
@@ -112,17 +112,17 @@ enum NetCommand {
         switch: String,
         #[command(flatten)]
         port: PortArgs,
-        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
         #[arg(long, value_name = "SOCKET")]
         qmp: PathBuf,
     },
-    /// Take the card on a port out of a running QEMU; the switch keeps the port
+    /// Remove the card on a port from a running QEMU; the switch keeps the port
     Detach {
         /// The switch
         switch: String,
         /// The port
         port: String,
-        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
         #[arg(long, value_name = "SOCKET")]
         qmp: PathBuf,
     },
@@ -132,16 +132,16 @@ enum NetCommand {
 struct PortArgs {
     /// The port: the name of its socket, or of its tap device
     port: String,
-    /// It is a tap device of the host, made if it does not exist
+    /// The port is a tap device of the host, made if it does not exist
     #[arg(long)]
     tap: bool,
-    /// An Ethernet address that it may send from, and no other port; may be repeated [default: all]
+    /// An Ethernet address that only this port may send from; may be repeated [default: all]
     #[arg(long, value_name = "ADDRESS")]
     mac: Vec<MacAddress>,
-    /// An IP address that it may send from; may be repeated [default: all]
+    /// An IP address that the port may send from; may be repeated [default: all]
     #[arg(long, value_name = "ADDRESS")]
     ip: Vec<IpAddr>,
-    /// Bytes a second that it may send, with K, M or G [default: no limit]
+    /// Bytes a second that the port may send, with K, M or G [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
     rate: Option<u64>,
     /// The user whose QEMU may connect [default: the switch's own]

@@ -1,4 +1,4 @@
-//! Says its arguments to `web:capnp`, and prints the answer.
+//! Sends its arguments to `web:capnp`, and prints the answer.
 
 use partywall::Domain;
 use partywall::asynchronous::AsyncStream;

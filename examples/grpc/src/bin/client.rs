@@ -1,4 +1,4 @@
-//! Says its arguments to `web:grpc`, and prints the answer.
+//! Sends its arguments to `web:grpc`, and prints the answer.
 
 use partywall::Domain;
 use partywall_grpc::generated::echo_client::EchoClient;

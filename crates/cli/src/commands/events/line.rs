@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::connections::{Cause, ObservedMove};
 
-/// What happened. The words are stable.
+/// The kind of an event. The words are stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum EventName {
@@ -16,7 +16,7 @@ pub(super) enum EventName {
     Joined,
     /// A program that had joined has left
     Left,
-    /// A program may not join
+    /// A program was refused to join
     JoinRefused,
     /// A program has connected to a service
     Connected,
@@ -46,7 +46,7 @@ pub(super) enum EventName {
     Lost,
     /// The broker has ended
     BrokerGone,
-    /// There is a broker again
+    /// A broker runs again
     BrokerBack,
 }
 

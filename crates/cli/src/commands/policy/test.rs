@@ -13,17 +13,17 @@ use crate::program::worker;
 use crate::session;
 
 const AFTER: &str = "\
-Asks the broker, which answers with the clause that decides, and where it stands in the policy file. Nothing is changed, and \
-neither domain need exist. Only administrators may ask about other users than themselves.
+The broker answers with the deciding clause and its place in the policy file. The command changes nothing, and \
+neither domain needs to exist. Only administrators may ask about other users.
 
 Examples:
-  partywall policy test --from web                    may our user join as web?
+  partywall policy test --from web                    may this user join as web?
   partywall policy test --from web --user www-data    may www-data?
   partywall policy test --from web --to db:in --user www-data
   partywall policy test --sockets --from nginx-1 --to app:tcp-8000 --user www-data --to-user app
   partywall policy test --from web --to db:in --json";
 
-/// Report whether the policy would allow a request, and which clause of it decides
+/// Report whether the policy allows a request, and the clause that decides
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
@@ -31,11 +31,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DOMAIN", value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::domains))]
     from: String,
 
-    /// Service to connect to from there
+    /// Service to connect to from that domain
     #[arg(long, value_name = "DOMAIN:SERVICE", value_parser = parse_service, add = clap_complete::ArgValueCompleter::new(crate::complete::services))]
     to: Option<Target>,
 
-    /// Ask about this user, by name or number [default: our own]
+    /// Ask about this user, by name or number [default: the caller]
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 

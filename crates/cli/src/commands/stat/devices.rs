@@ -79,7 +79,7 @@ pub(super) struct DeviceTotals {
     pub(super) disks: BTreeMap<String, DiskTotals>,
 }
 
-/// Which devices are asked.
+/// The devices whose counters are added.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct CountedDeviceArgs {
     /// With --total: folder of the switches (`partywall net`) whose ports are counted [default: that of `partywall net`]

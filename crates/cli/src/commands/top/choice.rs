@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::connections::{ConnectionRow, DirectionCount, Gatherer, Look, Scope};
 
-/// What rows are ordered by.
+/// The order of rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum RowOrder {
     /// Bytes per second, most first

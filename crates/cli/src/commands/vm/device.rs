@@ -10,7 +10,7 @@ use crate::args::Global;
 use crate::exit::{CommandFailure, Context as _};
 use crate::{session, siblings};
 
-/// Which device.
+/// The device of a command.
 #[derive(Debug, clap::Args)]
 #[group(id = "device", multiple = true)]
 pub(super) struct DeviceArgs {

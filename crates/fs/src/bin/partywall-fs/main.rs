@@ -19,11 +19,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const AFTER: &str = "\
-A client sees the directory as a file system. On one host, the bytes of files are passed by reference in shared memory; between virtual \
-machines, and with --transport tcp, they are sent.
+A client sees the directory as a file system. On one host, the bytes of files are passed by reference in shared memory. Between virtual \
+machines, and with --transport tcp, they are copied into messages.
 
-A server that does not run as root does everything as its own user. A server of root does everything as the client's user, as the broker \
-vouches for it. A client of root names the user of each request, and root itself acts as nobody, except with --squash none.
+A server that does not run as root executes all requests as its own user. A server of root executes them as the client's user, as the \
+broker reports it. A client of root names the user of each request, where root becomes nobody, except with --squash none.
 
 Examples:
   partywall fs export /srv/data --as files:data         offer a directory, in the foreground
@@ -50,11 +50,11 @@ struct Cli {
 enum FsCommand {
     /// Offer a directory, in the foreground
     Export(ExportArgs),
-    /// Mount a directory that is offered, in the foreground until it is unmounted
+    /// Mount an exported directory, in the foreground until it is unmounted
     Mount(MountArgs),
-    /// Unmount a directory; files that are open stay usable until they are closed
+    /// Unmount a directory; open files stay usable until they are closed
     Unmount {
-        /// Where it is mounted
+        /// The mount point
         mountpoint: PathBuf,
     },
 }
@@ -66,25 +66,25 @@ struct ExportArgs {
     /// The domain to join as and the service to offer; the service NAME.calls is offered beside it
     #[arg(long = "as", value_name = "DOMAIN:SERVICE", default_value = "files:fs")]
     name: String,
-    /// Nobody may change anything
+    /// Export read-only
     #[arg(long)]
     read_only: bool,
-    /// Whom a server of root takes its clients for
+    /// Users as which a server of root executes requests
     #[arg(long, value_enum, default_value = "root")]
     squash: SquashArg,
     /// Serve TCP at this address instead of a service; there is no authentication
     #[arg(long, value_name = "ADDRESS:PORT")]
     tcp: Option<SocketAddr>,
-    /// Allow --tcp at an address that others can reach
+    /// Allow --tcp at an address that other hosts can reach
     #[arg(long, requires = "tcp")]
     insecure: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum SquashArg {
-    /// Everyone is nobody
+    /// All requests are executed as nobody
     All,
-    /// Root is nobody
+    /// Requests of root are executed as nobody
     Root,
     /// Each request names its user, and root is root
     None,
@@ -92,7 +92,7 @@ enum SquashArg {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TransportArg {
-    /// Calls by reference where the server is on the same machine, else a stream
+    /// Calls by reference if the server is on the same machine, else a stream
     Partywall,
     /// A stream of the library, without calls
     Stream,
@@ -106,19 +106,19 @@ struct MountArgs {
     target: String,
     /// An empty directory to mount it on
     mountpoint: PathBuf,
-    /// How requests travel
+    /// Transport of requests
     #[arg(long, value_enum, default_value = "partywall")]
     transport: TransportArg,
     /// Let other users use the mount, within the permissions of its files
     #[arg(long)]
     allow_other: bool,
-    /// Seconds that the kernel may use attributes and names without asking; 0 always asks
+    /// Seconds that the kernel may cache attributes and names; 0 always asks the server
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     cache: f64,
-    /// Seconds that one request may take, until it fails with EIO
+    /// Seconds after which a request fails with EIO
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
-    /// Seconds that requests wait for a server that has gone, until they fail with EIO
+    /// Seconds that requests wait for a server that has ended, before they fail with EIO
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     grace: u64,
     /// Threads that serve the kernel's requests
