@@ -227,7 +227,7 @@ impl Conn {
         match (self.stage(), upgrade) {
             (ConnStage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(Reason::MovesNever),
             (ConnStage::Attached, Upgrade::Never) => {}
-            (ConnStage::Attached, _) if self.reason() == Reason::MovesNever => self.allow_ring(),
+            (ConnStage::Attached, _) if self.reason() == Reason::MovesNever => self.allow_ring(Reason::MovesNever),
             (ConnStage::Attached, _) => self.reclaim_later(self.fd()),
             (ConnStage::Tcp, _) => {}
             (ConnStage::Attaching, _) => self.judge_later(),
