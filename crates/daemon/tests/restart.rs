@@ -184,6 +184,24 @@ fn kept(manager: &UnixDatagram, files: &mut BTreeMap<String, OwnedFd>) {
     }
 }
 
+/// A broker that gets descriptors from 3 on, with their names, as the manager passes them.
+fn broker_with_passed(stage: &Stage, manager: &Path, files: &BTreeMap<String, OwnedFd>) -> Broker {
+    let opened: Vec<String> = (3..)
+        .zip(files.values())
+        .map(|(n, file)| format!("{n}<>/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+        .collect();
+    let names: Vec<&str> = files.keys().map(String::as_str).collect();
+    let mut command = Command::new("bash");
+    let script = format!(
+        "export LISTEN_PID=$$ LISTEN_FDS={} LISTEN_FDNAMES={}; exec \"$0\" \"$@\" {}",
+        files.len(),
+        names.join(":"),
+        opened.join(" ")
+    );
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_partywalld")]);
+    Broker::by(command, stage.dir.path(), Some(manager))
+}
+
 /// As of a broker without capabilities, which may not look into QEMU's process.
 #[test]
 fn windows_that_the_service_manager_has_kept_are_used_again() {
@@ -199,19 +217,46 @@ fn windows_that_the_service_manager_has_kept_are_used_again() {
     broker.kill();
     stage.monitors[0].close_files();
     std::fs::write(stage.path("log"), "").unwrap();
-    // Descriptors 3 and 4, as the manager passes them.
-    let opened: Vec<String> = (3..)
-        .zip(files.values())
-        .map(|(n, file)| format!("{n}<>/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
-        .collect();
-    let mut command = Command::new("bash");
-    let script = format!("export LISTEN_PID=$$ LISTEN_FDS=2; exec \"$0\" \"$@\" {}", opened.join(" "));
-    command.args(["-c", &script, env!("CARGO_BIN_EXE_partywalld")]);
-    let _broker = Broker::by(command, stage.dir.path(), Some(&path));
+    let _broker = broker_with_passed(&stage, &path, &files);
     eventually("the machine is attended to again", || stage.log().contains("as it was with the last broker"));
     assert_eq!(stage.attach("a", 8 * MIB), 0, "{}", stage.log());
     assert_eq!(stage.monitors[0].plugged(), 2);
     assert_eq!(stage.client().ask(&Message::RemoveMachine { name: "a".into() }), Message::Done {});
     kept(&manager, &mut files);
     assert_eq!(files.len(), 0, "what is detached is kept no longer");
+}
+
+/// They were passed to each broker, which closed them, and the manager kept their memory for as long as there was a broker.
+#[test]
+fn stored_files_that_no_broker_uses_again_are_given_up() {
+    let stage = Stage::new();
+    let path = stage.path("manager");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    let mut files = BTreeMap::new();
+    let broker = Broker::by(Command::new(env!("CARGO_BIN_EXE_partywalld")), stage.dir.path(), Some(&path));
+    stage.attach("a", 8 * MIB);
+    stage.await_memory(&broker, 8 * MIB);
+    kept(&manager, &mut files);
+    assert_eq!(files.len(), 2);
+    broker.kill();
+    stage.monitors[0].close_files();
+    // Two windows that the machine has, and one of nobody, as a broker leaves it that is killed in the middle of a detachment.
+    let stray = files.values().next().unwrap().try_clone().unwrap();
+    files.insert("window-00000000000000000000000000000001".into(), stray);
+    std::fs::write(stage.path("log"), "").unwrap();
+    let broker = broker_with_passed(&stage, &path, &files);
+    eventually("the machine is attended to again", || stage.log().contains("as it was with the last broker"));
+    eventually("what nobody has is given up", || {
+        kept(&manager, &mut files);
+        !files.contains_key("window-00000000000000000000000000000001")
+    });
+    assert_eq!(files.len(), 2, "those of the machine are kept");
+    broker.kill();
+    // And with them all others, when nobody remembers the machine.
+    std::fs::remove_file(stage.path("broker.machines")).unwrap();
+    let _broker = broker_with_passed(&stage, &path, &files);
+    eventually("all are given up", || {
+        kept(&manager, &mut files);
+        files.is_empty()
+    });
 }

@@ -363,6 +363,41 @@ fn port_that_was_offered_and_reset_is_not_taken_for_its_next_owner() {
     drop(victim);
 }
 
+/// E listens, publishes its listener, and closes it by a bare system call. The broker lists it still when another program has the port.
+#[test]
+fn publication_that_has_outlived_its_socket_gives_its_owner_nothing() {
+    let _alone = alone();
+    let (_broker, mut evil, mut web) = world();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    publish(&mut evil, listener.as_fd(), &[]);
+    // It keeps a connection that has the port as well.
+    let kept = TcpStream::connect(at).unwrap();
+    let (kept_end, _) = listener.accept().unwrap();
+    drop(listener);
+    let next = socket_that_reuses(at);
+    let honest = TcpStream::connect(at).unwrap();
+    let (served, _) = next.accept().unwrap();
+    let (offered, mine) = offer(&mut web, &honest);
+    let Message::Bell { offer } = offered else { panic!("{offered:?}") };
+    for socket in [kept.as_fd(), kept_end.as_fd()] {
+        assert_eq!(code(&take(&mut evil, socket)), Refusal::NoSuchOffer);
+    }
+    // Nobody has taken the offer, and nobody is told that somebody has.
+    assert_eq!(code(&web.ask_with(&Message::Confirm { offer }, &[honest.as_fd()]).message), Refusal::NoSuchOffer);
+    assert!(mine.iter().all(|bell| !matches!(bell::hear(bell.as_fd()), Heard::Bell)));
+    drop(served);
+}
+
+/// A listener at an address at which connections of another one are left.
+fn socket_that_reuses(at: SocketAddr) -> TcpListener {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    rustix::net::bind(&socket, &at).unwrap();
+    rustix::net::listen(&socket, 8).unwrap();
+    socket.into()
+}
+
 #[test]
 fn socket_that_was_connected_anew_is_not_the_one_that_was_offered() {
     let _alone = alone();

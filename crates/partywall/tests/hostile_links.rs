@@ -5,13 +5,14 @@ mod common;
 
 use common::raw::{RING, RawPeer, YesBroker, offer, offer_told, say};
 use common::*;
-use partywall::{Error, Kind, MessageListener, Stream};
+use partywall::{Error, Kind, MessageListener, Publisher, SlowReader, Stream};
 use partywall_protocol::wire::{Message, RegionReference, Within};
-use partywall_region::{OwnRegion, RegionOptions, link, packet};
+use partywall_region::{Link, OwnRegion, RegionOptions, link, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread;
@@ -108,6 +109,87 @@ fn a_ring_that_never_comes_is_not_looked_for_for_ever() {
             stream.set_nonblocking(true);
             assert_fails!(stream.read(&mut [0; 10]), Error::Corrupt(_));
         });
+    }
+}
+
+/// A TCP socket that takes five minutes to close, and what keeps it so.
+fn lingering() -> (TcpStream, (TcpListener, TcpStream)) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    client.set_nonblocking(true).unwrap();
+    while (&client).write(&[0; 65536]).is_ok() {}
+    client.set_nonblocking(false).unwrap();
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(300))).unwrap();
+    (client, (listener, server))
+}
+
+/// Sends the other side a socket on each link. Whether the kernel takes it. Nobody but a receiver has to close it afterwards.
+fn send_lingering(peer: &RawPeer) -> (bool, (TcpListener, TcpStream)) {
+    let (socket, peers) = lingering();
+    let sent = peer.links.iter().all(|link| packet::try_send(link.as_fd(), &[0x42], &[socket.as_fd()]).is_ok());
+    // The last copy, if the kernel has refused it.
+    thread::spawn(move || drop(socket));
+    (sent, peers)
+}
+
+/// Whoever closes such a descriptor waits for the peer. With links on which it arrived, a publisher with a time-out of 100 ms took five seconds, and a
+/// server kept its other clients waiting as long.
+#[test]
+fn descriptor_whose_close_blocks_delays_no_call() {
+    let _guard = hang_guard();
+    // As the broker makes them, and as before Linux 6.16, where nobody can refuse descriptors.
+    for is_guarded in [true, false] {
+        let pair = || if is_guarded { link::pair() } else { packet::pair() }.unwrap();
+        let own = |ring| OwnRegion::create(&RegionOptions::endpoint(ring)).unwrap();
+        let broker = YesBroker::start();
+        let (mut listener, session) = broker.listener(&fixed(4096));
+        let (region, memory) = own(RING);
+        let mut peer = RawPeer::offer_by(&session, Kind::Stream, region, memory, [pair(), pair()]);
+        let (mut stream, _) = listener.accept().unwrap();
+        peer.take_memory(&broker);
+        stream.write_all(&[0; 4096]).unwrap();
+        let (is_taken, _peers) = send_lingering(&peer);
+        stream.set_read_timeout(Some(SHORT));
+        stream.set_write_timeout(Some(SHORT));
+        for _ in 0..2 {
+            if is_taken {
+                assert_fails!(stream.read(&mut [0; 10]), Error::Corrupt(_));
+                assert_fails!(stream.write(&[0; 10]), Error::Corrupt(_));
+            } else {
+                assert_fails!(stream.read(&mut [0; 10]), Error::TimedOut);
+                assert_fails!(stream.write(&[0; 10]), Error::TimedOut);
+            }
+        }
+        drop(stream);
+
+        let domain = broker.join("news");
+        let mut publisher = Publisher::bind(&domain, "feed", SlowReader::Hold, &fixed(4096)).unwrap();
+        let session = broker.next_bound();
+        let (region, memory) = own(0);
+        let (near, far) = pair();
+        let incoming = offer(&session, Kind::Broadcast, region.geometry(), &[memory.as_fd(), far.as_fd()]);
+        let link = Link::bells(near).unwrap();
+        eventually("the subscriber is admitted", || publisher.admit().is_ok() && publisher.subscribers() == 1);
+        let hostile = RawPeer {
+            region,
+            memory,
+            links: vec![link],
+            theirs: None,
+            connecting: true,
+            channel: incoming,
+            session: None,
+        };
+        let (_, _peers) = send_lingering(&hostile);
+        publisher.set_timeout(Some(SHORT));
+        // Its ring is full after four. Then the publisher waits for the subscriber, or finds that it has broken the protocol.
+        for _ in 0..6 {
+            match publisher.send(&[0; 992]) {
+                Ok(()) | Err(Error::TimedOut) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
+        drop(publisher);
     }
 }
 

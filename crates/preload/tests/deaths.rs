@@ -57,7 +57,7 @@ fn preload(socket: &Path) -> impl Fn(&mut Command) + Sync {
 
 #[test]
 fn dead_peer_looks_as_by_tcp_in_every_order_of_calls() {
-    let stride = std::env::var("PARTYWALL_DEATHS_STRIDE").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
+    let stride = std::env::var("PARTYWALL_DEATHS_STRIDE").ok().and_then(|text| text.parse().ok()).unwrap_or(7);
     let world = World::new();
     // Threads share the path, and not the world.
     let socket = world.socket();
@@ -85,9 +85,11 @@ fn dead_peer_looks_as_by_tcp_in_every_order_of_calls() {
 fn sender_asleep_when_its_peer_closes_is_reset_as_by_tcp() {
     let world = World::new();
     let socket = world.socket();
-    let plain = run(1, Some("close:S"), &|_| {}).0;
-    assert_eq!(plain.len(), 1);
-    for round in 0..20 {
-        assert_eq!(run(1, Some("close:S"), &preload(&socket)).0, plain, "round {round}");
+    for case in ["close:S", "reset:D"] {
+        let plain = run(1, Some(case), &|_| {}).0;
+        assert_eq!(plain.len(), 1);
+        for round in 0..20 {
+            assert_eq!(run(1, Some(case), &preload(&socket)).0, plain, "round {round} of {case}");
+        }
     }
 }

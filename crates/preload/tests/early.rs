@@ -15,13 +15,18 @@ use support::{
 const ON_RINGS: u64 = 5;
 
 fn talk(world: Option<&World>) -> String {
+    talk_in(world, &[])
+}
+
+/// The same with the functions of these names alone.
+fn talk_in(world: Option<&World>, functions: &[&str]) -> String {
     let folder = tempfile::Builder::new().prefix("partywall-early-").tempdir().unwrap();
     let stage = Stage { world, spaces: None, folder };
     let (port, address) = (free_port(), stage.address());
     let p = port.to_string();
     let mut running = stage.server(&python(), &[&script("echo_server.py"), address, &p]);
     stage.await_listener(&mut running, port);
-    let out = stage.client(&python(), &[&script("early_client.py"), address, &p]);
+    let out = stage.client(&python(), &[&[&*script("early_client.py"), address, &p], functions].concat());
     running.stop();
     out
 }
@@ -44,4 +49,16 @@ fn sockets_entered_before_connect_get_rings() {
         }
         assert!(most >= ON_RINGS, "policy {policy}: {most} connections sent by rings");
     }
+}
+
+/// Where no broker can say that the peer is none of ours, the bytes of a socket that is in a set count from before `connect`. Where it fails, that
+/// is undone.
+#[test]
+fn connect_that_fails_while_it_is_watched_is_as_by_tcp() {
+    let functions = ["by_refused_connect"];
+    let plain = talk_in(None, &functions);
+    let world = World::new();
+    assert_eq!(plain, talk_in(Some(&world), &functions), "with a broker");
+    world.kill_broker();
+    assert_eq!(plain, talk_in(Some(&world), &functions), "without one");
 }

@@ -105,3 +105,15 @@ fn connection_is_not_locked_by_a_jump_out_of_a_handler() {
     assert!(told.ends_with(" locked 0"), "{told}");
     assert!(jumper.wait().success());
 }
+
+/// The thread is in none of these calls any more, and the broker may read the socket's numbers.
+#[test]
+fn connection_gets_its_ring_after_jumps_out_of_waiting_calls() {
+    let world = World::new();
+    let port = free_port();
+    let mut sink = start(&world, "jump", &["sink", &port.to_string()]);
+    assert_eq!(line(&mut sink), "ready");
+    let mut jumper = start(&world, "jump", &["wait", &port.to_string()]);
+    assert_eq!(line(&mut jumper), "ring");
+    assert!(jumper.wait().success());
+}

@@ -72,9 +72,9 @@ fn path_of(socket: &Path) -> PathBuf {
     beside(socket, ".machines")
 }
 
-/// Whether an earlier broker of this socket had machines.
+/// Whether an earlier broker of this socket had machines, or has left files of windows with the service manager.
 pub(crate) fn is_there(socket: &Path) -> bool {
-    path_of(socket).symlink_metadata().is_ok()
+    path_of(socket).symlink_metadata().is_ok() || PassedFiles::are_there()
 }
 
 impl AttachmentFile {
@@ -90,7 +90,12 @@ impl AttachmentFile {
         let is_settled = remembered.machines.is_empty();
         let machines = remembered.machines.into_iter().map(|one| (one.name.clone(), one)).collect();
         let windows = remembered.windows.into_iter().map(|one| ((one.owner.clone(), one.peer.clone()), one)).collect();
-        Self { path, written: None, machines, windows, passed: PassedFiles::inherited(), is_settled }
+        let mut passed = PassedFiles::inherited();
+        if is_settled {
+            // No machine will ask for them.
+            passed.close();
+        }
+        Self { path, written: None, machines, windows, passed, is_settled }
     }
 
     /// The machines that the earlier broker had and that were not asked for since.
@@ -118,9 +123,10 @@ impl AttachmentFile {
         let record = self.windows.remove(&(owner.map(str::to_owned), peer.map(str::to_owned)))?;
         let id: WindowId = record.id.parse().ok()?;
         let found = find_again(&record, id, size, monitors);
-        if found.is_none() {
+        match found {
+            Some(_) => self.passed.use_again(id),
             // Nobody uses it again, and its memory is freed with the last descriptor.
-            store::give_up(id);
+            None => store::give_up(id),
         }
         found
     }

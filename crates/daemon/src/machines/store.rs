@@ -12,28 +12,51 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use partywall_protocol::window::WindowId;
 use partywall_region::packet;
 
+/// What the name of each file begins with.
+const PREFIX: &str = "window-";
+
 /// Hands a file to the service manager.
 pub(super) fn keep(id: WindowId, file: BorrowedFd<'_>) {
-    report(send(&format!("FDSTORE=1\nFDNAME=window-{id}\n"), &[file]));
+    report(send(&format!("FDSTORE=1\nFDNAME={PREFIX}{id}\n"), &[file]));
 }
 
 /// Has it close the file.
 pub(super) fn give_up(id: WindowId) {
-    report(send(&format!("FDSTOREREMOVE=1\nFDNAME=window-{id}\n"), &[]));
+    report(send(&format!("FDSTOREREMOVE=1\nFDNAME={PREFIX}{id}\n"), &[]));
 }
 
 /// The descriptors that it has passed to this process; nobody else uses them.
 #[derive(Debug, Default)]
-pub(super) struct PassedFiles(Vec<i32>);
+pub(super) struct PassedFiles {
+    descriptors: Vec<i32>,
+    /// Windows among them that were not used again yet.
+    unused: Vec<WindowId>,
+}
 
 impl PassedFiles {
-    pub(super) fn inherited() -> Self {
-        Self(sd_notify::listen_fds().map(Iterator::collect).unwrap_or_default())
+    pub(super) fn are_there() -> bool {
+        sd_notify::listen_fds().is_ok_and(|passed| passed.len() > 0)
     }
 
-    /// Closes them. The windows that are used again have separate descriptors.
+    pub(super) fn inherited() -> Self {
+        let descriptors: Vec<i32> = sd_notify::listen_fds().map(Iterator::collect).unwrap_or_default();
+        let names = std::env::var("LISTEN_FDNAMES").ok().filter(|_| !descriptors.is_empty()).unwrap_or_default();
+        let unused = names.split(':').filter_map(|name| name.strip_prefix(PREFIX)?.parse().ok()).collect();
+        Self { descriptors, unused }
+    }
+
+    /// This window is used again.
+    pub(super) fn use_again(&mut self, id: WindowId) {
+        self.unused.retain(|unused| *unused != id);
+    }
+
+    /// Closes them. The windows that are used again have separate descriptors. The service manager closes all others as well: it would keep
+    /// their memory for as long as it runs the broker, and pass it to each broker in vain.
     pub(super) fn close(&mut self) {
-        for passed in self.0.drain(..) {
+        for id in self.unused.drain(..) {
+            give_up(id);
+        }
+        for passed in self.descriptors.drain(..) {
             let _ = nix::unistd::close(passed);
         }
     }

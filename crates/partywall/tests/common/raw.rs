@@ -227,7 +227,17 @@ impl RawPeer {
 
     /// The same with this memory.
     pub(crate) fn offer_with(session: &OwnedFd, kind: Kind, region: OwnRegion, memory: OwnedFd) -> Self {
-        let ((forward, a), (reverse, b)) = (link::pair().unwrap(), link::pair().unwrap());
+        Self::offer_by(session, kind, region, memory, [link::pair().unwrap(), link::pair().unwrap()])
+    }
+
+    /// The same by these links: for each direction this side's end, and the other's.
+    pub(crate) fn offer_by(
+        session: &OwnedFd,
+        kind: Kind,
+        region: OwnRegion,
+        memory: OwnedFd,
+        [(forward, a), (reverse, b)]: [(OwnedFd, OwnedFd); 2],
+    ) -> Self {
         let channel = offer(session, kind, region.geometry(), &[memory.as_fd(), a.as_fd(), b.as_fd()]);
         let links = vec![Link::bells(forward).unwrap(), Link::bells(reverse).unwrap()];
         Self { region, memory, links, theirs: None, connecting: true, channel, session: None }
@@ -355,7 +365,7 @@ fn incoming(channel: u64, kind: Kind, region: RegionReference) -> Message {
         pid: 1,
         at_home: true,
         kind,
-        directions: Directions::BOTH,
+        directions: if kind == Kind::Broadcast { Directions::REVERSE } else { Directions::BOTH },
         region,
     }
 }

@@ -191,6 +191,15 @@ pub(crate) mod testing {
         take(unsafe { super::sendfile::splice(from, none, to, none, count, libc::SPLICE_F_NONBLOCK) })
     }
 
+    /// The events of one descriptor.
+    pub(crate) fn poll(fd: c_int, events: libc::c_short, milliseconds: c_int) -> Result<usize, Errno> {
+        let mut one = libc::pollfd { fd, events, revents: 0 };
+        // SAFETY: an array of one.
+        let found = take(unsafe { super::poll::poll(&raw mut one, 1, milliseconds) } as isize)?;
+        assert_eq!(found, usize::from(one.revents != 0));
+        Ok(one.revents.cast_unsigned().into())
+    }
+
     pub(crate) fn close(fd: c_int) {
         // SAFETY: a descriptor of the test.
         assert_eq!(unsafe { super::close::close(fd) }, 0);

@@ -1,6 +1,6 @@
 //! A connection that may get a ring: its bytes are counted while the kernel carries them.
 
-use super::{Conn, ConnStage, flags};
+use super::{Conn, ConnStage, KernelSleep, flags};
 use crate::table::{self};
 use crate::{arena, broker, local, process, sys, watched};
 use partywall_protocol::upgrade::Upgrade;
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 pub(crate) enum CandidateStep {
     /// Call the kernel, and say how that went.
     Kernel,
-    /// It has a ring.
+    /// It has a ring; or, below the signal handler that makes the call, this very thread is in the middle of a step towards one.
     Up,
 }
 
@@ -137,8 +137,9 @@ impl Conn {
     pub(crate) fn before_receiving(&'static self, fd: c_int) -> CandidateStep {
         self.follow_policy();
         if !self.is_up() {
+            super::end_abandoned();
             self.advance(fd);
-            if self.kernel_block_enter() {
+            if self.kernel_block_enter() == KernelSleep::Entered {
                 return CandidateStep::Kernel;
             }
         }
@@ -163,8 +164,9 @@ impl Conn {
     pub(crate) fn before_sending(&'static self, fd: c_int) -> CandidateStep {
         self.follow_policy();
         if !self.is_up() {
+            super::end_abandoned();
             self.advance(fd);
-            if self.kernel_block_enter() {
+            if self.kernel_block_enter() == KernelSleep::Entered {
                 return CandidateStep::Kernel;
             }
         }
@@ -227,7 +229,7 @@ impl Conn {
         match (self.stage(), upgrade) {
             (ConnStage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(Reason::MovesNever),
             (ConnStage::Attached, Upgrade::Never) => {}
-            (ConnStage::Attached, _) if self.reason() == Reason::MovesNever => self.allow_ring(),
+            (ConnStage::Attached, _) if self.reason() == Reason::MovesNever => self.allow_ring(Reason::MovesNever),
             (ConnStage::Attached, _) => self.reclaim_later(self.fd()),
             (ConnStage::Tcp, _) => {}
             (ConnStage::Attaching, _) => self.judge_later(),

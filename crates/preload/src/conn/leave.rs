@@ -112,16 +112,31 @@ impl Conn {
         }
     }
 
-    /// May have its ring back, unless nobody can ring any more.
-    pub(crate) fn allow_ring(&self) {
-        if self.has(flags::LINK_LOST) {
-            return;
+    /// May have its ring back, if this is the reason why it is on TCP.
+    pub(crate) fn allow_ring(&'static self, reason: Reason) {
+        // What asks for TCP says why before it says that. So a reason that has changed is somebody else's.
+        let (from, to) = (reason as u32, Reason::None as u32);
+        if !self.has(flags::LINK_LOST)
+            && self.reason.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.take_wish_back();
         }
+    }
+
+    /// Another thread may ask for TCP in the same words at any moment, because the bell is lost or for another reason. So that reason is looked for
+    /// once more, behind the last word: of the two threads, the later to change a word sees what the other wants.
+    pub(super) fn take_wish_back(&'static self) {
         self.set_flag(flags::WANT_TCP, false);
-        self.because(Reason::None);
         self.show(LineState::Up);
         if let Some(Pages { own, .. }) = self.pages() {
-            own.rx_path.flags.fetch_and(!path_flags::WANT_TCP, Ordering::AcqRel);
+            // A side that has said that it sends by TCP alone does not take that back ([`super::parting`]).
+            let allowed = |flags: u32| (flags & path_flags::TCP_ONLY == 0).then_some(flags & !path_flags::WANT_TCP);
+            let _ = own.rx_path.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, allowed);
+        }
+        if self.has(flags::LINK_LOST) {
+            self.ask_for_tcp(Reason::LinkLost, false);
+        } else if self.reason() != Reason::None {
+            self.ask_for_tcp(self.reason(), false);
         }
     }
 

@@ -4,6 +4,7 @@
 //! What is only this process' own, mappings and descriptors, is in [`crate::local`] under the same index.
 #![expect(unsafe_code, reason = "reaches the pages of regions that stay mapped")]
 
+mod abandoned;
 mod again;
 pub(crate) mod bell;
 mod bring_up;
@@ -27,6 +28,7 @@ mod tests;
 mod tx;
 mod waiters;
 
+pub(crate) use abandoned::end_abandoned;
 pub(crate) use candidate::CandidateStep;
 pub(crate) use cursor::Cursor;
 pub(crate) use options::{changes_stream, needs_tcp};
@@ -46,6 +48,7 @@ use partywall_shm::status::{LineState, Reason, Role};
 use partywall_shm::sync::{Own, Peer, load_acquire_u32};
 use partywall_shm::wake::{AWAKE, Fencing};
 use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -572,26 +575,41 @@ impl Conn {
         }
     }
 
-    /// A thread is about to sleep in the kernel on this connection, which has no ring yet. `false`: it has one by now, and the
-    /// thread must sleep as those do.
-    pub(crate) fn kernel_block_enter(&self) -> bool {
+    /// A thread is about to sleep in the kernel on this connection, which has no ring yet.
+    pub(crate) fn kernel_block_enter(&self) -> KernelSleep {
         loop {
             self.in_kernel.fetch_add(1, Ordering::SeqCst);
             let stage = self.stage();
             if matches!(stage, ConnStage::Candidate | ConnStage::Offered | ConnStage::Tcp) {
-                return true;
+                abandoned::note(self.index());
+                return KernelSleep::Entered;
             }
             self.in_kernel.fetch_sub(1, Ordering::SeqCst);
-            // If this very thread is attaching, below a signal handler, the call learns so further on.
-            if stage == ConnStage::Attached || self.settle() == ConnStage::Attaching {
-                return false;
+            if stage == ConnStage::Attached {
+                return KernelSleep::HasRing;
+            }
+            if self.settle() == ConnStage::Attaching {
+                return KernelSleep::OwnStep;
             }
         }
     }
 
     /// It is awake again.
     pub(crate) fn kernel_block_leave(&self) {
+        abandoned::take_back(self.index());
         self.in_kernel.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Why a call that was to go by the ring fails where there is none.
+    #[cold]
+    fn without_ring(&self, fd: c_int) -> Errno {
+        if self.is_of(fd) && self.stage() == ConnStage::Attaching {
+            // This very thread takes a step towards a ring, below a signal handler: the handler can neither wait for that nor use the socket,
+            // which the broker may have at this moment.
+            return Errno::AGAIN;
+        }
+        // Closed by another thread, and perhaps another connection's by now.
+        Errno::BADF
     }
 
     /// When a call that waits now is to give up.
@@ -606,6 +624,17 @@ impl Conn {
 /// Times in a row that a sleeper arms again because something has come between ([`Conn::is_armed`]). After that it sleeps for a moment: a peer
 /// that lies, and other threads that are busy, must not keep it awake.
 pub(crate) const ROUNDS: u32 = 4;
+
+/// Whether a thread may sleep in the kernel on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KernelSleep {
+    /// It may, and counts as one that does until [`Conn::kernel_block_leave`].
+    Entered,
+    /// The connection has a ring by now, and the thread must sleep as those do.
+    HasRing,
+    /// This very thread takes a step towards a ring, below a signal handler. That step goes on when the handler has returned.
+    OwnStep,
+}
 
 /// What stood when a sleeper had armed a connection.
 #[derive(Debug, Clone, Copy)]

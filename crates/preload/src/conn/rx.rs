@@ -54,6 +54,10 @@ enum SegmentLook {
     Nothing,
 }
 
+/// Segments that one look goes through. An honest peer changes the way now and then; one that does so whenever it is followed must not keep a
+/// call here beyond its time.
+const MOST_SEGMENTS: u32 = 16;
+
 /// The most entries of a list that are handed to the kernel at once.
 const NO_BUFFERS: [iovec; 16] = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
 
@@ -127,7 +131,7 @@ impl Conn {
 
     /// Takes what is there now, across the ends of segments.
     fn try_receive(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<BytesFound, Errno> {
-        let Some(pages) = self.pages() else { return Err(Errno::BADF) };
+        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
         let mut rx = self.rx.hold()?;
         self.may_receive(fd)?;
         if self.has(flags::LEFT) {
@@ -137,7 +141,7 @@ impl Conn {
             return self.peek(&mut rx, pages, fd, cursor);
         }
         let mut done = 0;
-        loop {
+        for _ in 0..MOST_SEGMENTS {
             let got = match rx.path.way() {
                 Way::Ring => self.receive_from_ring(&mut rx, pages, fd, cursor, message, done > 0),
                 Way::Tcp => self.receive_from_tcp(&mut rx, pages, fd, cursor, message),
@@ -162,6 +166,7 @@ impl Conn {
                 Err(error) => return Err(error),
             }
         }
+        Ok(if done > 0 { BytesFound::Bytes(done) } else { BytesFound::Nothing })
     }
 
     /// Copies what is there now, and leaves it there. With no room for any, says whether there is something.
@@ -175,7 +180,7 @@ impl Conn {
             let Some(place) = Cursor::of(&mut one) else { return Ok(BytesFound::Nothing) };
             place
         };
-        loop {
+        for _ in 0..MOST_SEGMENTS {
             let (mut from_ring, mut from_tcp) = (0, 0);
             // The first segment, and the one after it if that has begun; no more than one switch is ahead of us.
             let first = rx.path.way();
@@ -226,6 +231,7 @@ impl Conn {
                 SegmentLook::Nothing | SegmentLook::Bytes(_) | SegmentLook::Last(_) => return Ok(BytesFound::Nothing),
             }
         }
+        Ok(BytesFound::Nothing)
     }
 
     fn peek_at_ring(&self, rx: &mut ConnRx, pages: Pages, place: &mut Cursor<'_>) -> Result<usize, Errno> {
@@ -507,7 +513,7 @@ impl Conn {
         wanted: usize,
         write: &mut impl FnMut(*const u8, usize) -> Result<usize, Errno>,
     ) -> Result<BytesFound, Errno> {
-        let Some(pages) = self.pages() else { return Err(Errno::BADF) };
+        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
         {
             let mut rx = self.rx.hold()?;
             self.may_receive(fd)?;
@@ -547,8 +553,7 @@ impl Conn {
         if self.rx.is_broken() {
             return Err(self.fail_for_good("a process died while it was receiving"));
         }
-        // Closed by another thread, and perhaps another connection's by now.
-        if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(Errno::BADF) }
+        if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(self.without_ring(fd)) }
     }
 
     fn receive_from_tcp(

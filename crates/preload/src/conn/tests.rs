@@ -8,7 +8,7 @@ mod parting;
 mod switching;
 mod wishes;
 
-use super::{Conn, ConnStage, flags};
+use super::{Conn, ConnStage, KernelSleep, flags};
 use crate::broker::PolicyView;
 use crate::calls::testing::{ioctl_number, *};
 use crate::conn::candidate::CandidateStep;

@@ -119,7 +119,7 @@ impl Conn {
 
     /// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing.
     fn try_send(&'static self, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
-        let Some(pages) = self.pages() else { return Err(Errno::BADF) };
+        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
         let mut tx = self.tx.hold()?;
         self.may_send(fd)?;
         if cursor.left() == 0 {
@@ -156,8 +156,7 @@ impl Conn {
         if self.tx.is_broken() {
             return Err(self.fail_for_good("a process died while it was sending"));
         }
-        // Closed by another thread, and perhaps another connection's by now.
-        if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(Errno::BADF) }
+        if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(self.without_ring(fd)) }
     }
 
     /// Whether nobody reads the ring any more.
@@ -357,7 +356,7 @@ impl Conn {
         wanted: usize,
         read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let Some(pages) = self.pages() else { return Err(Errno::BADF) };
+        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
         let mut tx = self.tx.hold()?;
         self.may_send(fd)?;
         if self.choose_way(&mut tx, pages)? == Way::Tcp {
@@ -471,13 +470,17 @@ impl Conn {
         bell >= 0 && partywall_region::bell::try_ring(sys::borrow(bell), b'B').is_ok()
     }
 
-    /// Sleeps until this connection may be ready. The deadline is found out at the first sleep of a call.
+    /// Sleeps until this connection may be ready. The deadline is found out at the first sleep of a call, and looked at before each other one:
+    /// where a peer changes its words all the time, no sleep begins, and none would find that the time is over.
     pub(super) fn sleep(
         &'static self,
         interest: Interest,
         timeout: &std::sync::atomic::AtomicU64,
         deadline: &mut Option<Deadline>,
     ) -> Result<(), Errno> {
+        if deadline.flatten().is_some_and(|deadline| sys::now() >= deadline) {
+            return Err(Errno::AGAIN);
+        }
         let deadline = *deadline.get_or_insert_with(|| Self::deadline(timeout));
         match waiters().wait(self, interest, deadline) {
             WaitOutcome::Ready => Ok(()),

@@ -9,7 +9,7 @@ use super::budget::{Awake, Peers, SpinBudget};
 use super::mask::{self, ENDS, PRI, RDHUP};
 use super::thread;
 use super::waiter;
-use crate::conn::{Armed, Conn, heavy_fence};
+use crate::conn::{self, Armed, Conn, KernelSleep, heavy_fence};
 use crate::datagram::Poller;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
@@ -105,6 +105,7 @@ impl Poll<'_> {
             // Nobody will sleep and be told of an end that has come over the kernel's sockets.
             return Ok(self.ask_for_ends());
         }
+        conn::end_abandoned();
         let mut held = BlockedSignals::none();
         if (self.ups > 0 || self.has_hot_datagrams()) && self.stay_awake(&mut held, patience) {
             return Ok(self.look() + self.ask()?);
@@ -274,10 +275,12 @@ impl Poll<'_> {
             if place.up.is_none()
                 && let Some(conn) = Conn::of(one.fd)
             {
-                if !conn.kernel_block_enter() {
-                    return false;
+                match conn.kernel_block_enter() {
+                    KernelSleep::Entered => place.entered = Some(conn),
+                    KernelSleep::HasRing => return false,
+                    // Until the handler that asks has returned, the connection has no ring, and the kernel tells all of it.
+                    KernelSleep::OwnStep => {}
                 }
-                place.entered = Some(conn);
             }
         }
         true

@@ -30,6 +30,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -37,18 +38,29 @@
 enum { ROUNDS = 12, SOME = 100, LAST = 50 };
 
 /* How the mortal ends. */
-enum { KILLED, EXITS_AT_ONCE, EXITS, CLOSES, SHUTS_WRITING_THEN_KILLED, SHUTS_BOTH_THEN_KILLED, SHUTS_WRITING_THEN_CLOSES, DEATHS };
-static const char *const deaths[] = {"kill", "_exit", "exit", "close", "shut-wr+kill", "shut-rdwr+kill", "shut-wr+close"};
+enum {
+    KILLED, EXITS_AT_ONCE, EXITS, CLOSES, RESETS,
+    /* After a `shutdown`. */
+    SHUTS_WRITING_THEN_KILLED, SHUTS_READING_THEN_KILLED, SHUTS_BOTH_THEN_KILLED,
+    SHUTS_WRITING_THEN_CLOSES, SHUTS_READING_THEN_CLOSES, SHUTS_BOTH_THEN_CLOSES, SHUTS_WRITING_THEN_RESETS, DEATHS
+};
+/* "reset" is `close` with a time to linger of 0. */
+static const char *const deaths[] = {
+    "kill", "_exit", "exit", "close", "reset", "shut-wr+kill", "shut-rd+kill", "shut-rdwr+kill",
+    "shut-wr+close", "shut-rd+close", "shut-rdwr+close", "shut-wr+reset",
+};
 /* What of the survivor's bytes the mortal has not read. */
 enum { NOTHING, ALL_READ, BY_TCP, BY_RING, BY_BOTH, FULL, LEFTS };
 static const char *const lefts[] = {"nothing", "all-read", "tcp", "ring", "both", "full"};
 /*
  * The survivor's calls, in order: p poll for all, q poll for room, w poll for nothing, x select, r recv, s send, f sendfile, e SO_ERROR,
- * l epoll by level, t epoll by edge. A capital letter is the same call made before the death, so that it sleeps through it.
+ * l epoll by level, t epoll by edge; n recv and m send of a socket that does not block, b recv and d send that block, with a time-out.
+ * A capital letter is the same call made before the death, so that it sleeps through it.
  */
 static const char *const orders[] = {
     "prsprs", "psrpsr", "rpsrps", "rsprsp", "sprspr", "srpsrp", "epreps", "pepepr", "rerprs", "sesprs",
     "qwxqrs", "lprlsl", "tprsel", "Rpsrpe", "Pprspr", "Lprslr", "Spsrpe", "xrsxpq", "fprfpr", "pflfrp",
+    "bpdbpd", "dpbdpb", "npmnpm", "mpnmpn", "Bpdbpe", "Dpbdpe",
 };
 enum { ORDERS = sizeof orders / sizeof *orders };
 
@@ -118,20 +130,40 @@ static void mortal(const struct death_case *c, int control, bool accepts, bool a
     hear(control); /* It has ended its own direction, if it does. */
     if (asleep) pause_ms(30);
     switch (c->how) {
-    case SHUTS_WRITING_THEN_KILLED: case SHUTS_WRITING_THEN_CLOSES: shutdown(fd, SHUT_WR); break;
-    case SHUTS_BOTH_THEN_KILLED: shutdown(fd, SHUT_RDWR); break;
+    case SHUTS_WRITING_THEN_KILLED: case SHUTS_WRITING_THEN_CLOSES: case SHUTS_WRITING_THEN_RESETS: shutdown(fd, SHUT_WR); break;
+    case SHUTS_READING_THEN_KILLED: case SHUTS_READING_THEN_CLOSES: shutdown(fd, SHUT_RD); break;
+    case SHUTS_BOTH_THEN_KILLED: case SHUTS_BOTH_THEN_CLOSES: shutdown(fd, SHUT_RDWR); break;
     }
     if (c->how >= SHUTS_WRITING_THEN_KILLED) pause_ms(2);
     switch (c->how) {
     case EXITS_AT_ONCE: _exit(0);
     case EXITS: exit(0);
-    case CLOSES: case SHUTS_WRITING_THEN_CLOSES:
+    case RESETS: case SHUTS_WRITING_THEN_RESETS: {
+        struct linger none = {1, 0};
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    }
+    /* fall through */
+    case CLOSES: case SHUTS_WRITING_THEN_CLOSES: case SHUTS_READING_THEN_CLOSES: case SHUTS_BOTH_THEN_CLOSES:
         close(fd);
         tell(control);
         pause();
         _exit(0);
     default: raise(SIGKILL);
     }
+}
+
+/* Whether the mortal's process goes on after its end of the connection. */
+static bool lives_on(int how) {
+    switch (how) {
+    case CLOSES: case RESETS: case SHUTS_WRITING_THEN_CLOSES: case SHUTS_READING_THEN_CLOSES: case SHUTS_BOTH_THEN_CLOSES:
+    case SHUTS_WRITING_THEN_RESETS: return true;
+    default: return false;
+    }
+}
+
+static void set_timeout(int fd, int which, int ms) {
+    struct timeval t = {ms / 1000, ms % 1000 * 1000};
+    setsockopt(fd, SOL_SOCKET, which, &t, sizeof t);
 }
 
 static uint64_t sent_by_tcp(int fd) {
@@ -174,6 +206,21 @@ static void one_call(char call, int fd, const int *sets) {
         r = send(fd, "0123456789", 10, MSG_NOSIGNAL | (sleeps ? 0 : MSG_DONTWAIT));
         printf(" %c:%ld", call, r < 0 ? (long)-errno : r);
         break;
+    case 'n': case 'm':
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        r = (call | 32) == 'n' ? recv(fd, in, sizeof in, 0) : send(fd, "0123456789", 10, MSG_NOSIGNAL);
+        printf(" %c:%ld", call, r < 0 ? (long)-errno : r);
+        fcntl(fd, F_SETFL, 0);
+        break;
+    case 'b': case 'd': {
+        int which = (call | 32) == 'b' ? SO_RCVTIMEO : SO_SNDTIMEO;
+        /* One that sleeps through the death must not end before it. */
+        set_timeout(fd, which, sleeps ? 20000 : 30);
+        r = which == SO_RCVTIMEO ? recv(fd, in, sizeof in, 0) : send(fd, "0123456789", 10, MSG_NOSIGNAL);
+        printf(" %c:%ld", call, r < 0 ? (long)-errno : r);
+        set_timeout(fd, which, 0);
+        break;
+    }
     case 'f': {
         int file = memfd_create("file", MFD_CLOEXEC);
         off_t from = 0;
@@ -251,7 +298,7 @@ static bool survive(const struct death_case *c, int number) {
     bool by_ring = sent_by_tcp(fd) < sent;
     printf("%d %s left=%s last=%d own-end=%d %s:", number, deaths[c->how], lefts[c->left], c->last, c->own_end, accepts ? "accepted" : "connected");
     tell(control[0]);
-    bool lives = c->how == CLOSES || c->how == SHUTS_WRITING_THEN_CLOSES;
+    bool lives = lives_on(c->how);
     int status;
     if (!asleep) {
         if (lives) hear(control[0]);
@@ -291,7 +338,7 @@ int main(int count, char **values) {
                         char begin = orders[order][0];
                         /* What would not sleep, or for ever. */
                         if (begin < 'a' && (last || own_end)) continue;
-                        if (begin == 'S' && (left != FULL || how >= SHUTS_WRITING_THEN_KILLED)) continue;
+                        if ((begin == 'S' || begin == 'D') && (left != FULL || how >= SHUTS_WRITING_THEN_KILLED)) continue;
                         /* Bytes that fill the way are not all taken by TCP before its end follows them. */
                         if (left == FULL && own_end) continue;
                         number++;

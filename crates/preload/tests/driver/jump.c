@@ -3,9 +3,13 @@
 //   jump sink PORT    takes connections one after the other, and what comes by them
 //   jump out PORT     sends large buffers with a timer running; after each jump sends one more byte without it. Says how often that
 //                     went well, how often the connection had ended, and how often it was refused as if the socket were full
+//   jump wait PORT    jumps out of calls that wait in the kernel, on a connection that has no ring yet. Says whether it has got one afterwards
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
@@ -47,6 +51,35 @@ static int connect_again(void) {
     return fd;
 }
 
+// The bytes that TCP has carried of those that were sent.
+static long sent_by_tcp(int fd) {
+    struct tcp_info info = {0};
+    socklen_t size = sizeof info;
+    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size);
+    return (long)info.tcpi_bytes_sent;
+}
+
+static int wait_and_jump(void) {
+    volatile int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, (struct sockaddr *)&at, sizeof at)) return 3;
+    for (volatile int jumps = 0; jumps < 4; ++jumps) {
+        char byte;
+        struct pollfd one = {fd, POLLIN, 0};
+        if (sigsetjmp(back, 1) == 0) {
+            armed = 1;
+            set_timer(20000);
+            // Nothing ever comes.
+            if (jumps % 2) poll(&one, 1, -1); else recv(fd, &byte, 1, 0);
+            return 6;
+        }
+        set_timer(0);
+    }
+    for (int i = 0; i < 400; ++i, usleep(1000))
+        if (send(fd, "x", 1, 0) != 1) return 5;
+    puts(sent_by_tcp(fd) < 400 ? "ring" : "tcp");
+    return 0;
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return 2;
     at.sin_port = htons((uint16_t)atoi(argv[2]));
@@ -66,6 +99,7 @@ int main(int argc, char **argv) {
     }
     signal(SIGALRM, on_alarm);
     signal(SIGPIPE, SIG_IGN);
+    if (!strcmp(argv[1], "wait")) return wait_and_jump();
     volatile int fd = connect_again(), well = 0, ended = 0, locked = 0;
     for (volatile int jumps = 0; jumps < JUMPS;) {
         if (sigsetjmp(back, 1) == 0) {

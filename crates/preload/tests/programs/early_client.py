@@ -1,5 +1,5 @@
 """Talks to an echo on sockets that it enters into epoll sets before it connects them, and says what came back.
-Usage: early_client.py ADDRESS PORT"""
+Usage: early_client.py ADDRESS PORT [FUNCTION]"""
 import ctypes
 import errno
 import hashlib
@@ -208,5 +208,25 @@ def with_a_child_that_waits(seed):
     return f"the child ended with {status}; {back.decode()}"
 
 
-for seed, how in enumerate([by_selectors, by_edges, by_one_shots, by_exclusive, by_libevent, with_a_child_that_waits]):
+def by_refused_connect(seed):
+    """The first connect fails, and the second does not."""
+    talk, nobody = Talk(seed), socket.socket()
+    nobody.bind((ADDRESS[0], 0))
+    with select.epoll() as poll:
+        poll.register(talk.socket, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
+        talk.socket.setblocking(True)
+        refused = [errno.errorcode[talk.socket.connect_ex(nobody.getsockname())] for _ in range(2)]
+        told = [events for _, events in poll.poll(0)]
+        talk.socket.setblocking(False)
+        talk.connect()
+        while True:
+            events = poll.poll()
+            if connected(events[0][1]) and not talk.step():
+                return f"{refused} {told} {talk.result()}"
+
+
+ALL = [by_selectors, by_edges, by_one_shots, by_exclusive, by_libevent, with_a_child_that_waits, by_refused_connect]
+for seed, how in enumerate(ALL):
+    if sys.argv[3:] not in ([], [how.__name__]):
+        continue
     print(f"{how.__name__}: {how(seed)}", flush=True)

@@ -179,7 +179,7 @@ fn descriptor_closes_although_a_living_thread_keeps_a_step_towards_a_ring() {
 fn block_is_not_given_to_another_connection_while_a_thread_is_in_the_kernel_with_it() {
     let mut p = Pair::candidates(4096);
     let (a, index) = (p.conn_a(), p.conn_a().index());
-    assert!(a.kernel_block_enter());
+    assert_eq!(a.kernel_block_enter(), KernelSleep::Entered);
     close(p.a);
     p.a = -1;
     let gets_it = || {
@@ -229,4 +229,89 @@ fn step_towards_a_ring_begins_only_with_a_descriptor_of_the_connection() {
     // A thread that was about to, when another closed the number. It may be another connection's by now.
     a.offer(closed);
     assert_eq!((a.stage(), a.reason()), (ConnStage::Candidate, reason));
+}
+
+/// Makes a signal handler of this thread do something.
+fn in_a_handler(signal: c_int, handler: extern "C" fn(c_int)) {
+    #[expect(unsafe_code, reason = "a signal handler of this test")]
+    // SAFETY: nothing else here uses the signal, and what the handlers call is made for handlers.
+    unsafe {
+        libc::signal(signal, handler as *const () as libc::sighandler_t);
+        libc::raise(signal);
+    }
+}
+
+/// The broker may have the socket at that moment, and the handler cannot wait for the step of its own thread.
+#[test]
+fn calls_in_a_handler_above_a_step_are_refused_and_poll_asks_the_kernel() {
+    static CONNECTION: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
+    static ANSWERS: std::sync::Mutex<Vec<Result<usize, Errno>>> = std::sync::Mutex::new(Vec::new());
+    extern "C" fn handler(_: c_int) {
+        let fd = CONNECTION.load(Ordering::Relaxed);
+        let poll = |events| crate::calls::testing::poll(fd, events, 20);
+        let answers = [
+            recv(fd, 9, 0).map(|bytes| bytes.len()),
+            recv(fd, 9, libc::MSG_PEEK).map(|bytes| bytes.len()),
+            send(fd, b"x", libc::MSG_NOSIGNAL),
+            poll(libc::POLLIN),
+            poll(libc::POLLIN | libc::POLLOUT),
+        ];
+        ANSWERS.lock().unwrap().extend(answers);
+    }
+    let mut p = Pair::candidates(4096);
+    let (a, (_, peer, geometry)) = (p.conn_a(), ready_to_attach(&p));
+    CONNECTION.store(p.a, Ordering::Relaxed);
+    let (mut tx, mut rx) = (a.tx.hold().unwrap(), Some(a.rx.hold().unwrap()));
+    assert!(a.is_quiet());
+    in_a_handler(libc::SIGTTOU, handler);
+    // The first steps of both sides hold the sending direction alone.
+    drop(rx.take());
+    in_a_handler(libc::SIGTTOU, handler);
+    let refused = Err(Errno::AGAIN);
+    let once = [refused, refused, refused, Ok(0), Ok(libc::POLLOUT as usize)];
+    assert_eq!(*ANSWERS.lock().unwrap(), [once, once].concat());
+    let mut rx = a.rx.hold().unwrap();
+    a.attach(p.a, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
+    drop((tx, rx));
+    assert_eq!(send(p.a, b"x", 0), Ok(1));
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"x");
+    // Closed by another thread.
+    a.drop_descriptor(p.a);
+    let (mut byte, fd) = ([0u8], p.a);
+    let mut list = [libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 }];
+    let mut cursor = super::super::Cursor::of(&mut list).unwrap();
+    assert_eq!(a.receive(fd, &mut cursor, libc::MSG_DONTWAIT), Err(Errno::BADF));
+    close(fd);
+    p.a = -1;
+}
+
+#[test]
+fn call_that_a_handler_has_jumped_out_of_does_not_count_for_ever() {
+    static CONNECTION: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
+    static COUNTED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    extern "C" fn handler(_: c_int) {
+        let fd = CONNECTION.load(Ordering::Relaxed);
+        if let Some(conn) = Conn::of(fd) {
+            assert_eq!(conn.before_receiving(fd), CandidateStep::Kernel);
+            COUNTED.store(conn.in_kernel.load(Ordering::SeqCst), Ordering::Relaxed);
+            conn.received(-1, false);
+        }
+    }
+    let (p, other) = (Pair::candidates(4096), Pair::candidates(4096));
+    let counts = || [p.conn_a(), p.conn_b()].map(|conn| conn.in_kernel.load(Ordering::SeqCst));
+    CONNECTION.store(p.a, Ordering::Relaxed);
+    // As a `recv`, and then a `poll`, whose handler leaves by `longjmp`.
+    assert_eq!(p.conn_a().before_receiving(p.a), CandidateStep::Kernel);
+    in_a_handler(libc::SIGTTIN, handler);
+    assert_eq!((COUNTED.load(Ordering::Relaxed), counts()), (2, [1, 0]), "what the handler has interrupted goes on");
+    super::super::end_abandoned();
+    for conn in [p.conn_a(), p.conn_b(), p.conn_a()] {
+        assert_eq!(conn.kernel_block_enter(), KernelSleep::Entered);
+    }
+    assert_eq!(counts(), [2, 1]);
+    assert_eq!(other.conn_a().before_sending(other.a), CandidateStep::Kernel);
+    assert_eq!(counts(), [0, 0], "the next call of this thread ends them, of whatever connection it is");
+    assert!(other.conn_a().is_slept_on());
+    other.conn_a().sent(-1);
+    assert!(!other.conn_a().is_slept_on());
 }

@@ -184,3 +184,33 @@ fn a_peer_that_leaves_bytes_out_at_a_switch_is_reset() {
     pages.own.tx_path.switches.store(2, Ordering::Relaxed);
     assert_eq!(recv(p.b, 1, libc::MSG_DONTWAIT), Err(Errno::CONNRESET));
 }
+
+/// A peer that announces the next change of way whenever the last one was followed always has something to look at again.
+#[test]
+fn liar_that_switches_whenever_it_is_followed_keeps_no_call() {
+    let p = Pair::up(4096);
+    let (a, b) = (p.conn_a().pages().unwrap().own, p.conn_b().pages().unwrap().own);
+    timeout(p.a, libc::SO_RCVTIMEO, 30);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let longest = std::thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let seen = a.rx_path.seen.load(Ordering::Acquire);
+                b.tx_path.switches.store(seen.wrapping_add(1), Ordering::Release);
+            }
+        });
+        let passed = || a.control.rx.counters.switches.load(Ordering::Relaxed);
+        let mut longest = 0;
+        for flags in [libc::MSG_DONTWAIT, libc::MSG_DONTWAIT | libc::MSG_PEEK].repeat(2000) {
+            let before = passed();
+            assert_eq!(recv(p.a, 9, flags), Err(Errno::AGAIN));
+            longest = longest.max(passed() - before);
+        }
+        for _ in 0..3 {
+            assert_eq!(recv(p.a, 9, 0), Err(Errno::AGAIN), "the time is over");
+        }
+        stop.store(true, Ordering::Relaxed);
+        longest
+    });
+    assert!((1..=16).contains(&longest), "one call has followed {longest} changes");
+}

@@ -112,7 +112,7 @@ fn side_that_has_said_tcp_only_never_goes_back_to_its_ring() {
     let said = || a.pages().unwrap().own.rx_path.flags.load(Ordering::Relaxed);
     assert_eq!(said() & path_flags::TCP_ONLY, path_flags::TCP_ONLY);
     a.set_flag(flags::WANT_TCP, true);
-    a.allow_ring();
+    a.allow_ring(a.reason());
     assert_eq!(said() & path_flags::WANT_TCP, path_flags::WANT_TCP, "the peer would go up");
     a.set_flag(flags::WANT_TCP, false);
     for _ in 0..4 {
@@ -120,4 +120,34 @@ fn side_that_has_said_tcp_only_never_goes_back_to_its_ring() {
         assert_eq!(ways(a).0, Way::Tcp);
         assert_eq!(recv(p.b, 9, 0).unwrap(), b"x");
     }
+}
+
+/// A thread that lets the connection have its ring again, and another that asks for TCP meanwhile.
+#[test]
+fn wish_for_tcp_that_comes_while_the_ring_is_allowed_stands() {
+    for lost in [false, true] {
+        let p = Pair::up(4096);
+        let a = p.conn_a();
+        a.stay_on_tcp(Reason::MovesNever);
+        // It has found that reason, and this comes before it has taken the wish back.
+        if lost {
+            a.set_flag(flags::FAR, true);
+            a.link_has_hung_up();
+        } else {
+            a.stay_on_tcp(Reason::Option);
+        }
+        let reason = if lost { Reason::LinkLost } else { Reason::Option };
+        a.allow_ring(Reason::MovesNever);
+        let said = || a.pages().unwrap().own.rx_path.flags.load(Ordering::Relaxed) & path_flags::WANT_TCP != 0;
+        assert_eq!((a.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
+        // The same, one step later.
+        a.take_wish_back();
+        assert_eq!((a.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
+        send(p.a, b"x", 0).unwrap();
+        assert_eq!((ways(a).0, recv(p.b, 9, 0).unwrap()), (Way::Tcp, b"x".to_vec()));
+    }
+    let p = Pair::up(4096);
+    p.conn_a().stay_on_tcp(Reason::MovesNever);
+    p.conn_a().allow_ring(Reason::MovesNever);
+    assert!(p.is_on_ring(), "it may have its ring where nobody objects");
 }

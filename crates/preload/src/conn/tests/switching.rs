@@ -50,7 +50,7 @@ fn down_and_up_again_in_mid_stream() {
         }
         match round % 5 {
             1 => p.conn_b().stay_on_tcp(Reason::Told),
-            3 => p.conn_b().allow_ring(),
+            3 => p.conn_b().allow_ring(p.conn_b().reason()),
             _ => {}
         }
         while let Ok(bytes) = recv(p.b, (round as usize * 7) % 500 + 1, libc::MSG_DONTWAIT) {
@@ -85,7 +85,11 @@ fn two_threads_and_a_small_ring_under_constant_switching() {
         s.spawn(|| {
             for i in 0..200 {
                 std::thread::sleep(Duration::from_micros(300));
-                if i % 2 == 0 { p.conn_b().stay_on_tcp(Reason::Told) } else { p.conn_b().allow_ring() }
+                if i % 2 == 0 {
+                    p.conn_b().stay_on_tcp(Reason::Told)
+                } else {
+                    p.conn_b().allow_ring(p.conn_b().reason())
+                }
             }
         });
         let mut at = 0;
