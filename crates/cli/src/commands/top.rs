@@ -1,6 +1,7 @@
 //! `partywall top`: every live connection: on the ring or on TCP, why, and how fast.
 
 mod choice;
+mod devices;
 mod plain;
 mod screen;
 mod trend;
@@ -13,6 +14,7 @@ use crate::connections::{Gatherer, WIDE};
 use crate::exit::CommandFailure;
 use crate::{human, output};
 use choice::{RowOrder, TopChoice};
+use devices::ShownDeviceArgs;
 
 const AFTER: &str = "\
 Shows the TCP connections of programs under `partywall run` and the channels of programs that use Partywall themselves. Of \
@@ -25,6 +27,9 @@ a row of kind udp. Datagrams that go through the kernel are not shown.
   SWITCHES  changes of the sending transport
   RUNG      doorbells sent because the other side slept; SAVED: not sent because it was awake
 
+Below them are the ports of network switches (`partywall net`) of this user, and the disks (`partywall blk`) that --disk names, with what they have \
+carried so far.
+
 On a terminal it fills the screen, and charts the latest rates of all rows together, by rings and by TCP. The keys: q quits, \
 space pauses, arrows scroll, s changes the order, / filters. Otherwise it prints a table at each interval. A narrow terminal shows fewer columns, and the reason of the selected row in the last line. You see your own \
 programs; root sees all.
@@ -33,6 +38,7 @@ Examples:
   partywall top
   partywall top --once                                one table
   partywall top --sort program --filter nginx         the connections of one program
+  partywall top --disk /run/disk.sock                 a disk of a virtual machine as well
   partywall top --json --interval 1 | jq -c '.connections[] | select(.way != \"ring\") | [.program, .reason]'";
 
 /// Watch every connection: on the ring or on TCP, why, and how fast
@@ -62,6 +68,9 @@ pub(crate) struct Args {
     /// Print JSON, a line for each interval
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    devices: ShownDeviceArgs,
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
@@ -79,12 +88,12 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let choice = TopChoice { sort: args.sort, filter: args.filter.clone().unwrap_or_default() };
     let terminal = std::io::stdout().is_terminal();
     if looks.is_none() && !args.json && terminal {
-        return screen::run(&mut gatherer, args.interval, choice);
+        return screen::run(&mut gatherer, args.interval, choice, &args.devices);
     }
     let narrow = || terminal && ratatui::crossterm::terminal::size().is_ok_and(|(width, _)| width < WIDE);
     let mut done = 0;
     loop {
-        let look = choice.look(&mut gatherer);
+        let look = args.devices.look(choice.look(&mut gatherer));
         if args.json {
             output::print_json_line(&look)?;
         } else {
