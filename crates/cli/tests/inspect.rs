@@ -130,6 +130,13 @@ fn totals_count_ports_of_switches_and_named_disks() {
     let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let undocumented: Vec<&str> = families.filter(|family| !document.contains(&format!("| `{family}`"))).collect();
     assert!(undocumented.is_empty(), "{undocumented:?}");
+    let top = ["top", "--once", "--json", "--net-folder", folder, "--disk", socket];
+    let shown = json(&world.run("watcher", &top));
+    assert!(shown["network"]["lan"]["a"].is_object() && shown["disks"][socket].is_object(), "{shown}");
+    assert!(shown["connections"].is_array() && shown["notes"].is_array(), "{shown}");
+    let table = world.run("watcher", &["top", "--once", "--net-folder", folder, "--disk", socket]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("net lan/a") && table.contains(&format!("blk {socket}")), "{table}");
     // A disk that is not served is a note, and the rest is counted.
     let absent = world.path("absent").to_str().unwrap().to_owned();
     let totals = json(&world.run("watcher", &["stat", "--total", "--json", "--net-folder", folder, "--disk", &absent]));

@@ -67,3 +67,30 @@ fn libvirt_accepts_printed_xml() {
     let Some(validated) = run("virt-xml-validate", &[path.to_str().unwrap(), "domain"]) else { return };
     assert!(validated.status.success(), "{}{}", String::from_utf8_lossy(&validated.stdout), said(&validated));
 }
+
+/// What `partywall vm args` prints before its blank line, and behind it the line below a comment that begins so.
+fn printed_options(comment: &str) -> (String, String) {
+    let output = Guard::spawn(&mut partywall(&["vm", "args", "a", "--sockets", "/run/partywall"])).output();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (options, rest) = text.split_once("\n\n").unwrap();
+    let below = rest.lines().skip_while(|line| !line.starts_with(comment)).nth(1);
+    (options.to_owned(), below.unwrap_or_else(|| panic!("no line `{comment}` in {text}")).to_owned())
+}
+
+#[test]
+fn documented_qemu_options_are_the_printed_ones() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().parent().unwrap();
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+    let (options, without_kvm) = printed_options("# Without KVM");
+    assert!(without_kvm.starts_with("-accel tcg"), "{without_kvm}");
+
+    // The README's command takes the options up to the blank line, and has those for machines without KVM in its text.
+    let readme = read("README.md");
+    assert!(readme.contains("$(partywall vm args a | sed '/^$/,$d')"), "the README takes the printed options");
+    assert!(readme.contains(&format!("also {without_kvm}\n")), "the README lacks `{without_kvm}`");
+
+    let guide = read("docs/vm.md");
+    let lines: Vec<&str> = guide.lines().map(str::trim).collect();
+    let printed: Vec<&str> = options.lines().collect();
+    assert!(lines.windows(printed.len()).any(|some| some == printed), "docs/vm.md has other options than\n{options}");
+}

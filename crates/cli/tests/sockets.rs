@@ -208,6 +208,45 @@ fn policy_change_returns_connection_to_tcp_in_mid_stream() {
 }
 
 #[test]
+fn list_of_programs_holds_live_and_names_itself_as_reason() {
+    let Some(python) = python() else { return };
+    let executable = std::fs::canonicalize(&python).unwrap().display().to_string();
+    let policy = |lists: &str| {
+        let uid = rustix::process::geteuid().as_raw();
+        format!("administrators = [{uid}]\n[sockets]\nmove = 'after=4'\n{lists}\n")
+    };
+    let world = World::with_policy(Some(&policy("[programs]\nallow = ['no-such-program']")));
+    let (_server, mut client, port) = pair(&world, &python, true);
+    let row = |client: &mut Talker| {
+        client.ask(10);
+        of(&top(&world), client).cloned().unwrap_or_default()
+    };
+    let mut seen = Value::Null;
+    world.await_that("the connection stays on TCP", || {
+        seen = row(&mut client);
+        seen["reason"] == "program-not-listed"
+    });
+    assert_eq!((&seen["way"], seen["sent"]["ring"].as_u64()), (&"tcp".into(), Some(0)), "{seen}");
+    let why = world.run("watcher", &["why", &format!("127.0.0.1:{port}")]);
+    let text = String::from_utf8_lossy(&why.stdout).into_owned();
+    assert!(text.contains("program-not-listed: the policy's list") && text.contains("[programs]"), "{text}");
+    let tested = |world: &World| world.run("watcher", &["policy", "test", "--program", &executable]);
+    let refused = tested(&world);
+    assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+    assert!(String::from_utf8_lossy(&refused.stdout).contains("`allow` of [programs] does not list the program"));
+
+    world.set_policy(&policy(&format!("[programs]\nallow = ['{executable}']")));
+    world.await_that("it moves, since its program is listed", || row(&mut client)["way"] == "ring");
+    assert!(tested(&world).status.success());
+
+    // Back in mid-stream, where the client checks each answer.
+    world.set_policy(&policy("[programs]\ndeny = ['python*']"));
+    world.await_that("it is on TCP again", || row(&mut client)["way"] == "tcp");
+    world.set_policy(&policy(""));
+    world.await_that("without lists it moves", || row(&mut client)["way"] == "ring");
+}
+
+#[test]
 fn moves_to_the_ring_and_back_are_followed_with_their_reason() {
     let Some(python) = python() else { return };
     let world = World::new();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::event::EventfdFlags;
 
 use partywall_protocol::wire::Message;
+use partywall_region::relay::RelayLatency;
 
 use crate::core::{CoreReport, CoreStatus, MachineNews, SessionId};
 use crate::credentials::Credentials;
@@ -23,6 +24,7 @@ struct ControlInner {
     status: Mutex<CoreStatus>,
     reports: Mutex<Reports>,
     reported: Condvar,
+    relay_latency: Arc<RelayLatency>,
 }
 
 /// Where the server leaves the report that somebody waits for.
@@ -57,7 +59,14 @@ impl ServerControl {
     pub(crate) fn new() -> std::io::Result<Self> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (wishes, status) = (Mutex::default(), Mutex::default());
-        Ok(Self(Arc::new(ControlInner { bell, wishes, status, reports: Mutex::default(), reported: Condvar::new() })))
+        Ok(Self(Arc::new(ControlInner {
+            bell,
+            wishes,
+            status,
+            reports: Mutex::default(),
+            reported: Condvar::new(),
+            relay_latency: Arc::default(),
+        })))
     }
 
     /// Ends [`Server::run`](crate::Server::run) soon.
@@ -108,6 +117,11 @@ impl ServerControl {
     pub(crate) fn end_reports(&self) {
         lock(&self.0.reports).ended = true;
         self.0.reported.notify_one();
+    }
+
+    /// Where relays of virtual machines count how long bells take.
+    pub(crate) fn relay_latency(&self) -> &Arc<RelayLatency> {
+        &self.0.relay_latency
     }
 
     pub(crate) fn take_wishes(&self) -> Wishes {

@@ -130,7 +130,7 @@ mod tests {
             keys += 1;
         }
         assert!(keys > 25, "{keys}");
-        for table in ["[quota]", "[[join]]", "[[connect]]", "[sockets]", "[[machine]]", "[[group]]"] {
+        for table in ["[quota]", "[[join]]", "[[connect]]", "[sockets]", "[programs]", "[[machine]]", "[[group]]"] {
             assert!(page.lines().any(|line| line.starts_with(".SH") && line.contains(table)), "{table}:\n{page}");
         }
     }

@@ -82,6 +82,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
             "counter" => "_total",
             "info" => "_info",
             "gauge" => "",
+            "histogram" => ["_bucket", "_sum", "_count"].into_iter().find(|end| name.ends_with(end)).unwrap_or("_none"),
             other => panic!("type {other}: {line}"),
         };
         assert!(families.contains(family) && name == format!("{family}{suffix}"), "{family} {kind}: {line}");

@@ -30,11 +30,21 @@ fn unmodified_programs_in_guests_meet_by_memory() {
         .program(preload_library(), LIBRARY);
     let mut world = World::with("sockets", image);
     let [a, b] = world.boot_as(["a", "b"].map(|name| GuestOptions::new(name).memory(512).network(&network).unwrap()));
+    let said = doctor(&a);
+    for part in ["warn reachable: none on", "ok agent: runs as process", "warn windows: not found"] {
+        assert!(said.contains(part), "before the machine is attached, {part} is not in\n{said}");
+    }
     for guest in [&a, &b] {
         let said = world.attach(guest);
         assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), world.log());
     }
     world.wait_ready(2);
+    let said = doctor(&a);
+    for part in ["ok reachable: answers on", "ok agent: runs as process", "ok windows: 4 (2 to write, towards b, host)"]
+    {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+    assert!(!said.contains("warn"), "connections of the program would move, and doctor says\n{said}");
     serve(&a);
     for guest in [&a, &b] {
         guest.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=21 2>/dev/null; sha256sum < /tmp/file > /tmp/sum");
@@ -47,6 +57,15 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     agent_is_killed(&a, &b);
     broker_is_killed(&mut world, &a, &b);
     machine_is_killed(&a, b);
+}
+
+/// What `partywall doctor -- PROGRAM` says in a guest, a line for each check.
+fn doctor(guest: &Guest) -> String {
+    let said = guest.run(&["partywall", "doctor", "--json", "--", "redis-cli"]).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    let word = |check: &serde_json::Value, part: &str| check[part].as_str().unwrap_or_default().to_owned();
+    let line = |check| format!("{} {}: {}\n", word(check, "status"), word(check, "name"), word(check, "found"));
+    report["checks"].as_array().unwrap().iter().map(line).collect()
 }
 
 /// Starts redis in a guest.
@@ -155,6 +174,8 @@ fn both_sides_show_the_connection(world: &World, a: &Guest, b: &Guest) {
 fn agent_is_killed(a: &Guest, b: &Guest) {
     let log = while_busy(b, || {
         b.sh("kill -9 $(cat /tmp/agent.pid); sleep 1");
+        let said = doctor(b);
+        assert!(said.contains("warn agent: does not run") && said.contains("warn reachable: none on"), "{said}");
         b.start_agent();
         b.sh("while ! partywall list > /dev/null 2>&1; do sleep 0.2; done; sleep 1");
     });

@@ -129,6 +129,11 @@ pub enum PolicyRequest<'a> {
         /// The user of the accepting program.
         user: PolicyUser,
     },
+    /// That connections of an unmodified program move to a ring. This is no question about a domain.
+    Program {
+        /// Its executable: an absolute path, or a name.
+        path: &'a str,
+    },
 }
 
 /// The policy's decision, and the clause that decides.
@@ -210,7 +215,9 @@ impl Domain {
             PolicyRequest::Join => (PolicyQuestion::Join, "", "", PolicyUser::Own),
             PolicyRequest::Connect { to, service } => (PolicyQuestion::Connect, to, service, PolicyUser::Own),
             PolicyRequest::Sockets { to, service, user } => (PolicyQuestion::Sockets, to, service, user),
+            PolicyRequest::Program { .. } => (PolicyQuestion::Program, "", "", PolicyUser::Own),
         };
+        let domain = if let PolicyRequest::Program { path } = request { path } else { domain };
         let (own, user, gid) = user.fields();
         let (to_own, to_user, _) = to_user.fields();
         let (from, to, service) = (domain.into(), to.into(), service.into());

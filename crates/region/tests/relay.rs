@@ -6,7 +6,8 @@ use partywall_protocol::port::{Decoder, Frame, Item, greeting};
 use partywall_region::conformance::{self, Backend, ConformanceRegion, HANG};
 use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
-    DirectionWatch, Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, PortSide, Relay, VectorEvent,
+    BellDirection, DirectionWatch, Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, PortSide,
+    Relay, RelayLatency, VectorEvent,
 };
 use partywall_region::{Link, LinkEvent, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
@@ -263,6 +264,32 @@ fn a_guest_that_falls_silent_loses_its_links_and_can_come_again() {
     let two = link(&relay, 1);
     hostile.say(&Frame::Bell { link: 1 });
     assert!(matches!(next(&two), LinkEvent::Bell));
+}
+
+#[test]
+fn bells_are_counted_in_both_directions_once_they_are_delivered() {
+    let (port, b) = UnixStream::pair().unwrap();
+    let latency = std::sync::Arc::new(RelayLatency::default());
+    let (relay, notices) = Relay::start_measured(b.into(), PortSide::Host, None, latency.clone()).unwrap();
+    let mut hostile = Hostile { port, decoder: Decoder::default() };
+    hostile.port.write_all(&greeting(1)).unwrap();
+    up(&notices);
+    let one = link(&relay, 1);
+    let count = |direction| latency.buckets(direction).count();
+    assert_eq!((count(BellDirection::ToPort), count(BellDirection::FromPort)), (0, 0));
+    one.ring();
+    while hostile.hear() != (Frame::Bell { link: 1 }) {}
+    for _ in 0..3 {
+        hostile.say(&Frame::Bell { link: 1 });
+        assert!(matches!(next(&one), LinkEvent::Bell));
+    }
+    // Counted just after the delivery.
+    let deadline = Instant::now() + HANG;
+    while (count(BellDirection::ToPort), count(BellDirection::FromPort)) != (1, 3) {
+        assert!(Instant::now() < deadline, "{latency:?}");
+        std::thread::yield_now();
+    }
+    assert!(latency.buckets(BellDirection::FromPort).sum > 0.0);
 }
 
 #[test]

@@ -192,6 +192,8 @@ numbered! {
         Told = 16 "it was told to go back to TCP",
         /// The bell to another machine has hung up.
         LinkLost = 17 "the way to the peer's machine was lost",
+        /// A list of the policy leaves its program out.
+        ProgramNotListed = 18 "the policy's list of programs leaves its program out",
     }
 }
 
@@ -231,6 +233,7 @@ impl Reason {
             Self::NotTaken => "not-taken",
             Self::Told => "told",
             Self::LinkLost => "link-lost",
+            Self::ProgramNotListed => "program-not-listed",
         }
     }
 }
@@ -606,6 +609,6 @@ mod tests {
         for (number, reason) in Reason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, number);
         }
-        assert_eq!((LineState::from_number(6), Reason::from_number(18), Role::from_number(3)), (None, None, None));
+        assert_eq!((LineState::from_number(6), Reason::from_number(19), Role::from_number(3)), (None, None, None));
     }
 }

@@ -1,6 +1,6 @@
 //! `partywall stat`: the counters of live channels, read from their own memory.
 
-mod devices;
+pub(super) mod devices;
 mod total;
 mod view;
 

@@ -1,6 +1,7 @@
 //! `partywall top`: every live connection: on the ring or on TCP, why, and how fast.
 
 mod choice;
+mod devices;
 mod plain;
 mod screen;
 mod trend;
@@ -13,6 +14,7 @@ use crate::connections::{Gatherer, WIDE};
 use crate::exit::CommandFailure;
 use crate::{human, output};
 use choice::{RowOrder, TopChoice};
+use devices::ShownDeviceArgs;
 
 const AFTER: &str = "\
 Shows the TCP connections of programs under `partywall run` and the channels of programs that use the library. A \
@@ -27,6 +29,9 @@ a row of kind udp. Datagrams that go through the kernel are not shown.
   RUNG      doorbells sent because the other side slept
   SAVED     doorbells not sent because the other side was awake
 
+Below the connections are the ports of your network switches (`partywall net`), and the disks (`partywall blk`) that --disk names, with their \
+traffic so far.
+
 On a terminal, top fills the screen and charts the latest total rates by rings and by TCP. The keys: q quits, \
 space pauses, arrows scroll, s changes the order, / filters. Without a terminal it prints a table at each interval. A narrow terminal shows fewer columns, and the reason of the selected row in the last line. You see only your own \
 programs; root sees all.
@@ -35,6 +40,7 @@ Examples:
   partywall top
   partywall top --once                                one table
   partywall top --sort program --filter nginx         the connections of one program
+  partywall top --disk /run/disk.sock                 a disk of a virtual machine as well
   partywall top --json --interval 1 | jq -c '.connections[] | select(.way != \"ring\") | [.program, .reason]'";
 
 /// Watch every connection: its transport, the reason, and its rate
@@ -64,6 +70,9 @@ pub(crate) struct Args {
     /// Print JSON, one line for each interval
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    devices: ShownDeviceArgs,
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
@@ -81,12 +90,12 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let choice = TopChoice { sort: args.sort, filter: args.filter.clone().unwrap_or_default() };
     let terminal = std::io::stdout().is_terminal();
     if looks.is_none() && !args.json && terminal {
-        return screen::run(&mut gatherer, args.interval, choice);
+        return screen::run(&mut gatherer, args.interval, choice, &args.devices);
     }
     let narrow = || terminal && ratatui::crossterm::terminal::size().is_ok_and(|(width, _)| width < WIDE);
     let mut done = 0;
     loop {
-        let look = choice.look(&mut gatherer);
+        let look = args.devices.look(choice.look(&mut gatherer));
         if args.json {
             output::print_json_line(&look)?;
         } else {

@@ -166,6 +166,9 @@ fn library_remedy(reason: Reason) -> &'static str {
         Reason::LinkLost => {
             "nothing, if the broker or an agent was restarted: connections that are made from now on move; see `partywall vm list`"
         }
+        Reason::ProgramNotListed => {
+            "add the program to `allow` of [programs] in the broker's policy, or take it out of `deny`, and reload it; `partywall policy test --program` names the clause"
+        }
         Reason::Told => {
             "`partywall moves` shows what holds now; a connection that may move goes back to the ring by itself"
         }

@@ -193,7 +193,8 @@ fn socket_row(
     row.way = way;
     row.because(cause);
     // The side that accepts does not count up to anything: it waits for the other, which may never have heard of us.
-    if identity.state == LineState::Counting && identity.role == Role::Accepting && !peer_is_there {
+    let left_out = identity.reason == Reason::ProgramNotListed;
+    if identity.state == LineState::Counting && identity.role == Role::Accepting && !peer_is_there && !left_out {
         row.because(Some(Cause::PeerSilent));
     }
     // Last: where the policy does not let this side join, the other may do what it likes.

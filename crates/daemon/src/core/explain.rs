@@ -52,6 +52,14 @@ impl<F: Descriptor> Core<F> {
                 format!("{} is not an administrator, and only administrators may ask about other users", own.user),
             );
         }
+        if asked.question == PolicyQuestion::Program {
+            let known = self.program_of(id);
+            let [path, word, _] = &asked.names;
+            let path = if path.is_empty() { known.unwrap_or(word) } else { path };
+            let answer = self.decision(own, &self.policy.judge_program(path));
+            self.send(id, request, answer);
+            return Ok(());
+        }
         let peer = asked.of.credentials(own);
         let [from, to, service] = &asked.names;
         let from = self.qualified(peer, refuse::name(from)?)?;
@@ -68,18 +76,40 @@ impl<F: Descriptor> Core<F> {
                 _ => self.policy.judge_connect(peer, &from, &to, &service),
             };
         }
+        let answer = self.decision(own, &grounds);
+        self.send(id, request, answer);
+        Ok(())
+    }
+
+    /// The answer to a client.
+    fn decision(&self, client: Credentials, grounds: &Grounds<'_>) -> Message {
         // Where the file is, is no business of a container's or a virtual machine's.
-        let at_home = own.home == Home::Broker;
+        let at_home = client.home == Home::Broker;
         let file = self.policy.file().map(Path::display).map(|path| path.to_string());
-        let line = self.policy.line_of(&grounds).filter(|_| at_home).and_then(|line| u32::try_from(line).ok());
-        let answer = Message::PolicyDecides {
+        let line = self.policy.line_of(grounds).filter(|_| at_home).and_then(|line| u32::try_from(line).ok());
+        Message::PolicyDecides {
             allowed: grounds.allow(),
             line: line.unwrap_or(0),
             grounds: grounds.to_string(),
             file: file.filter(|_| at_home).unwrap_or_default(),
-        };
-        self.send(id, request, answer);
-        Ok(())
+        }
+    }
+
+    /// The executable of a session's program, where the broker could read it.
+    fn program_of(&self, id: SessionId) -> Option<&String> {
+        self.sessions.get(&id)?.program.as_ref()
+    }
+
+    /// Refuses a program that the policy's lists leave out, if the broker knows which program it is (protocol T6.1). A library that follows
+    /// the answer to its own question does not come here.
+    pub(super) fn may_move(&self, id: SessionId) -> Result<(), Refuse> {
+        let Some(program) = self.program_of(id) else { return Ok(()) };
+        let grounds = self.policy.judge_program(program);
+        if grounds.allow() {
+            Ok(())
+        } else {
+            refuse(Refusal::Denied, format!("{program} is not accelerated: {grounds}"))
+        }
     }
 
     /// Whether the policy lets this user join under a name, and why.

@@ -87,6 +87,8 @@ pub enum CoreEvent<F> {
         session: SessionId,
         /// Who it is, from the kernel (protocol C3).
         peer: Credentials,
+        /// The path of its executable, where the broker may read it.
+        program: Option<String>,
     },
     /// A packet that decoded.
     Message {
@@ -358,7 +360,7 @@ impl<F: Descriptor> Core<F> {
     pub fn handle(&mut self, now: u64, event: CoreEvent<F>) -> Vec<Action<F>> {
         self.now = now;
         match event {
-            CoreEvent::Opened { session, peer } => self.open(session, peer),
+            CoreEvent::Opened { session, peer, program } => self.open(session, peer, program),
             CoreEvent::Message { session, request, message, descriptors, socket } => {
                 self.message(session, request, message, descriptors, socket);
             }
@@ -562,24 +564,30 @@ impl<F: Descriptor> Core<F> {
             Message::Publish { addresses } => self.publish(id, request, &addresses.0, &socket()?),
             Message::Withdraw { key } => self.withdraw(id, request, key),
             Message::Offer { region } => {
-                let done = self.offer(id, request, region, socket()?, with);
+                let socket = socket()?;
+                let done = self.may_move(id).and_then(|()| self.offer(id, request, region, socket, with));
                 if done.is_err() {
                     self.give_place_back(id, region);
                 }
                 done
             }
             Message::Cancel { offer } => self.cancel(id, request, offer),
-            Message::Take { region } => self.take(id, request, region, socket()?, with),
+            Message::Take { region } => {
+                self.may_move(id)?;
+                self.take(id, request, region, socket()?, with)
+            }
             Message::Confirm { offer } => self.confirm(id, request, offer, socket()?),
             Message::Finish { offer } => self.finish(id, request, offer, socket()?),
             Message::ReclaimSocket { channel, side, region } => {
                 self.reclaim_socket(id, request, (channel, side), region, socket()?, with)
             }
             Message::OfferDatagrams { to_high, to_low, to_port, region } => {
+                self.may_move(id)?;
                 let to = at(to_high, to_low, to_port);
                 self.offer_datagrams(id, request, to, region, socket()?, with)
             }
             Message::TakeDatagrams { from_high, from_low, from_port } => {
+                self.may_move(id)?;
                 self.take_datagrams(id, request, at(from_high, from_low, from_port), socket()?, with)
             }
             Message::FetchReceiver { flow } => self.fetch_receiver(id, request, flow),

@@ -18,6 +18,8 @@ pub struct SessionId(pub u64);
 #[derive(Debug)]
 pub(super) struct SessionRecord {
     pub(super) peer: Credentials,
+    /// The path of its executable, where the broker may read it.
+    pub(super) program: Option<String>,
     /// `None` until it has joined.
     pub(super) domain: Option<DomainId>,
     pub(super) services: BTreeSet<ServiceKey>,
@@ -32,9 +34,10 @@ pub(super) struct SessionRecord {
 }
 
 impl SessionRecord {
-    fn new(peer: Credentials) -> Self {
+    fn new(peer: Credentials, program: Option<String>) -> Self {
         Self {
             peer,
+            program,
             domain: None,
             services: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -46,7 +49,7 @@ impl SessionRecord {
 }
 
 impl<F: Descriptor> Core<F> {
-    pub(super) fn open(&mut self, id: SessionId, peer: Credentials) {
+    pub(super) fn open(&mut self, id: SessionId, peer: Credentials, program: Option<String>) {
         let of_user = self.sessions_by_account.get(&peer.account()).copied().unwrap_or(0);
         let refused = if self.sessions.len() >= self.capacity.sessions {
             Some((Refusal::OutOfResources, "the broker has as many sessions as it has descriptors for".to_owned()))
@@ -70,7 +73,7 @@ impl<F: Descriptor> Core<F> {
         }
         self.tally.session();
         *self.sessions_by_account.entry(peer.account()).or_default() += 1;
-        self.sessions.insert(id, SessionRecord::new(peer));
+        self.sessions.insert(id, SessionRecord::new(peer, program));
     }
 
     fn may_join_something(&self, peer: Credentials) -> bool {

@@ -176,7 +176,7 @@ impl Attend {
     fn run(self) {
         loop {
             if let Ok(port) = UnixStream::connect(&self.socket)
-                && let Ok((relay, notices)) = Relay::start_with(port.into(), PortSide::Host, Some(self.beat))
+                && let Ok((relay, notices)) = self.start_relay(port)
             {
                 let mut open = Open::new(&self, relay);
                 let ended = open.serve(&notices);
@@ -198,6 +198,11 @@ impl Attend {
             }
             let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         }
+    }
+
+    fn start_relay(&self, port: UnixStream) -> io::Result<(Relay, Notices)> {
+        let latency = Arc::clone(self.control.relay_latency());
+        Relay::start_measured(port.into(), PortSide::Host, Some(self.beat), latency)
     }
 
     fn released(&self, failure: Option<String>) {

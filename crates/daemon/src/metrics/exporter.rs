@@ -135,7 +135,8 @@ impl MetricsServer {
     fn text(&mut self) -> Option<&str> {
         if self.latest.as_ref().is_none_or(|(made, _)| made.elapsed() >= FRESH) {
             let report = self.control.report(PATIENCE);
-            self.latest = Some((Instant::now(), report.and_then(|report| text::of(&report).ok())));
+            self.latest =
+                Some((Instant::now(), report.and_then(|report| text::of(&report, self.control.relay_latency()).ok())));
         }
         self.latest.as_ref()?.1.as_deref()
     }

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use partywall_protocol::wire::{Refusal, VERSION};
+use partywall_region::relay::{BellBuckets, BellDirection, RelayLatency};
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
@@ -15,7 +18,7 @@ use crate::core::{CoreReport, DecisionKey};
 type Labels = Vec<(&'static str, String)>;
 
 /// The whole answer.
-pub(super) fn of(report: &CoreReport) -> Result<String, fmt::Error> {
+pub(super) fn of(report: &CoreReport, relays: &RelayLatency) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("partywall");
     let info = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("protocol", VERSION.to_string())];
     registry.register("build", "The broker that serves this", Info::new(info));
@@ -68,9 +71,39 @@ pub(super) fn of(report: &CoreReport) -> Result<String, fmt::Error> {
     let help = "Connections and flows of unmodified programs that have got rings, since the start";
     registry.register("rings_made", help, ConstCounter::new(report.rings_made));
 
+    let help = "Time from the wake-up of a relay of a virtual machine until it has delivered a bell";
+    let directions = [("to-machine", BellDirection::ToPort), ("from-machine", BellDirection::FromPort)];
+    let bells = directions.map(|(name, direction)| (name, relays.buckets(direction)));
+    registry.register_with_unit("relay_bell", help, Unit::Seconds, BellHistograms(bells));
+
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
+}
+
+/// Histograms that were counted elsewhere, by direction.
+#[derive(Debug)]
+struct BellHistograms([(&'static str, BellBuckets); 2]);
+
+impl EncodeMetric for BellHistograms {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        for (direction, counted) in &self.0 {
+            // The encoder adds the buckets up, and spells the largest number as infinity.
+            let buckets = counted.buckets.map(|(end, count)| (end.min(f64::MAX), count));
+            let labels = [("direction", *direction)];
+            encoder.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
+                counted.sum,
+                counted.count(),
+                &buckets,
+                None,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
 }
 
 fn gauge(values: Vec<(Labels, u64)>) -> Family<Labels, Gauge> {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use partywall_protocol::wire::{Name, Origin};
 use toml::Spanned;
 
+use super::programs::ProgramGlob;
 use super::{ConnectRule, JoinRule, Policy};
 use crate::credentials::{Credentials, Home};
 
@@ -34,12 +35,22 @@ pub(crate) enum Grounds<'a> {
     NoConnectRule,
     /// Both programs are of one user.
     SameUser { stated: &'a Spanned<bool> },
+    /// No list says anything against the program.
+    AnyProgram,
+    /// A list of `[programs]` has the program.
+    ListedProgram { key: &'static str, glob: &'a Spanned<ProgramGlob>, allowed: bool },
+    /// The program is not on the list of those that are accelerated.
+    UnlistedProgram { allow: &'a Spanned<Vec<Spanned<ProgramGlob>>> },
 }
 
 impl Grounds<'_> {
     /// Whether they allow the request.
     pub(crate) fn allow(&self) -> bool {
-        !matches!(self, Self::NoJoinRule | Self::NoConnectRule)
+        match self {
+            Self::NoJoinRule | Self::NoConnectRule | Self::UnlistedProgram { .. } => false,
+            Self::ListedProgram { allowed, .. } => *allowed,
+            _ => true,
+        }
     }
 
     /// For programs.
@@ -54,6 +65,7 @@ impl Grounds<'_> {
             Self::ConnectRule { number, .. } => ("connect", Some(*number)),
             Self::NoConnectRule => ("no-connect-rule", None),
             Self::SameUser { .. } => ("same-user", None),
+            Self::AnyProgram | Self::ListedProgram { .. } | Self::UnlistedProgram { .. } => ("programs", None),
         };
         RuleCode { word, number }
     }
@@ -65,7 +77,10 @@ impl Grounds<'_> {
             Self::JoinRule { rule, .. } => rule.span(),
             Self::ConnectRule { rule, .. } => rule.span(),
             Self::SameUser { stated } => stated.span(),
-            Self::NameOfMachine
+            Self::ListedProgram { glob, .. } => glob.span(),
+            Self::UnlistedProgram { allow } => allow.span(),
+            Self::AnyProgram
+            | Self::NameOfMachine
             | Self::NoJoinRule
             | Self::SameDomain
             | Self::MachinesWithoutFile
@@ -101,6 +116,9 @@ impl fmt::Display for Grounds<'_> {
                 f.write_str("`same_user` of [sockets]: both are of one user")
             }
             Self::SameUser { .. } => f.write_str("default: `same_user` of [sockets], and both are of one user"),
+            Self::AnyProgram => f.write_str("default: no list of [programs] excludes the program"),
+            Self::ListedProgram { key, glob, .. } => write!(f, "`{key}` of [programs] lists \"{}\"", glob.get_ref()),
+            Self::UnlistedProgram { .. } => f.write_str("`allow` of [programs] does not list the program"),
         }
     }
 }

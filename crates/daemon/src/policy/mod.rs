@@ -29,6 +29,10 @@
 //! rules = ["never@port=22", "now@program=redis-*", "never@address=10.9.0.0/16"]
 //! same_user = true                     # the connections of one user to itself need no `connect` rule
 //!
+//! [programs]                           # which programs are accelerated, where the library is loaded into more than those
+//! allow = ["nginx", "/opt/*/bin/app"]  # names or absolute paths of executables; every program, if left out
+//! deny = ["redis-cli"]                 # not these
+//!
 //! [[machine]]                          # a virtual machine that is attached when the broker starts
 //! name = "vm-web"
 //! monitor = "/run/vm-web/qmp"          # -qmp unix:...,server=on,wait=off
@@ -58,6 +62,7 @@ mod group;
 mod machine;
 mod metrics;
 mod pattern;
+mod programs;
 mod quota;
 mod size;
 mod sockets;
@@ -82,6 +87,7 @@ pub use who::{HostGroup, HostUser};
 use crate::credentials::Credentials;
 use decision::PolicySource;
 use metrics::MetricsTable;
+use programs::ProgramLists;
 use quota::QuotaChange;
 
 /// What the operator allows.
@@ -107,6 +113,9 @@ pub struct Policy {
     /// When connections of unmodified programs go to a ring.
     #[serde(default)]
     sockets: SocketRules,
+    /// Which unmodified programs are accelerated; every one without it.
+    #[serde(default)]
+    programs: Option<ProgramLists>,
     /// Programs in virtual machines, which an administrator has attached, may connect to everything.
     #[serde(skip)]
     machines_meet: bool,
@@ -205,6 +214,7 @@ impl Policy {
             connect: Vec::new(),
             machines_meet: true,
             sockets: SocketRules::default(),
+            programs: None,
             machine: Vec::new(),
             group: Vec::new(),
             metrics: None,

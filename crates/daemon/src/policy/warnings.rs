@@ -44,6 +44,10 @@ impl Policy {
                 }
             }
         }
+        let allow = self.programs.as_ref().and_then(|lists| lists.allow.as_ref());
+        if allow.is_some_and(|allow| allow.get_ref().is_empty()) {
+            warnings.push("`allow` of [programs] is empty: no unmodified program is accelerated".to_owned());
+        }
         for machine in self.machine.iter().map(|machine| machine.name.as_str()) {
             let fits = |pattern: &NamePattern| {
                 pattern.may_fit_what_begins_with(machine)
@@ -130,6 +134,12 @@ mod tests {
         assert!(said.contains("rule 1") && said.contains("to = \"bd\""), "{said}");
         let admits_nobody = format!("{WEB}[[join]]\ndomain = 'db'\n[[connect]]\nfrom = 'web-1'\nto = 'db'\n");
         assert_eq!(warnings(&admits_nobody).len(), 2);
+    }
+
+    #[test]
+    fn empty_list_of_programs_is_warned_of() {
+        assert!(warning(&format!("{WEB}[programs]\nallow = []\n")).contains("no unmodified program"));
+        assert_eq!(warnings(&format!("{WEB}[programs]\nallow = ['nginx']\n")), [""; 0]);
     }
 
     #[test]

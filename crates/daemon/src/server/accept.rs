@@ -57,6 +57,8 @@ pub(super) struct Arrival {
     pub(super) socket: OwnedFd,
     pub(super) peer: UnixCredentials,
     pub(super) home: Home,
+    /// The path of its executable, where it may be read.
+    pub(super) program: Option<String>,
 }
 
 impl Arrival {
@@ -210,9 +212,9 @@ impl Server {
                 return self.readers.dispose(socket);
             }
         };
-        let home = home::peer_home(socket.as_fd(), peer.pid());
+        let (home, program) = home::peer(socket.as_fd(), peer.pid());
         let home = if door == Door::Containers { containers::home_of(home) } else { home };
-        let arrival = Arrival { socket, peer, home };
+        let arrival = Arrival { socket, peer, home, program };
         let account = arrival.account();
         if let Some(dropped) = self.arrivals.push(account, arrival) {
             let account = dropped.account();
@@ -243,14 +245,14 @@ impl Server {
 
     /// Begins a session, which the process of its user reads. A client that is refused gets an answer, too.
     fn admit(&mut self, arrival: Arrival) {
-        let Arrival { socket, peer, home } = arrival;
+        let Arrival { socket, peer, home, program } = arrival;
         if is_hung_up(&socket) {
             return self.readers.dispose(socket);
         }
         let session = self.next_session();
         let peer = credentials(peer, home, session);
         self.sessions.insert(session, SessionSocket { socket, read: ReadBy::Nobody });
-        self.feed(CoreEvent::Opened { session, peer });
+        self.feed(CoreEvent::Opened { session, peer, program });
         if !self.sessions.contains_key(&session) {
             return;
         }
@@ -288,7 +290,8 @@ impl Server {
         let data = EventData::new_u64(session.0);
         epoll::add(&self.epoll, &socket, data, EventFlags::IN | EventFlags::RDHUP)?;
         self.sessions.insert(session, SessionSocket { socket, read: ReadBy::EventLoop });
-        self.feed(CoreEvent::Opened { session, peer });
+        // What runs in a machine, the machine says.
+        self.feed(CoreEvent::Opened { session, peer, program: None });
         Ok(())
     }
 

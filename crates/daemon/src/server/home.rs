@@ -13,18 +13,26 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::credentials::Home;
 
-/// Where the process at the other end of a session ran when it connected. `pid` is its process by the kernel's word; 0 if it has none here.
-pub(super) fn peer_home(socket: BorrowedFd<'_>, pid: libc::pid_t) -> Home {
+/// Where the process at the other end of a session ran when it connected, and the path of its executable, where the broker may read that.
+/// `pid` is its process by the kernel's word; 0 if it has none here.
+pub(super) fn peer(socket: BorrowedFd<'_>, pid: libc::pid_t) -> (Home, Option<String>) {
     if pid <= 0 {
-        return Home::Unknown;
+        return (Home::Unknown, None);
     }
-    let home = process_home(&pid.to_string());
+    let process = pid.to_string();
+    let found = (process_home(&process), process_program(&process));
     // The number may be another process' by now. Kernels before 6.5 cannot tell.
     match getsockopt(&socket, PeerPidfd) {
-        Ok(process) if has_ended(process.as_fd()) => Home::Unknown,
-        Ok(_) | Err(nix::errno::Errno::ENOPROTOOPT) => home,
-        Err(_) => Home::Unknown,
+        Ok(process) if has_ended(process.as_fd()) => (Home::Unknown, None),
+        Ok(_) | Err(nix::errno::Errno::ENOPROTOOPT) => found,
+        Err(_) => (Home::Unknown, None),
     }
+}
+
+/// The path of a process' executable. One that was replaced, as by an upgrade, has the path that it had.
+fn process_program(pid: &str) -> Option<String> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?.into_os_string().into_string().ok()?;
+    Some(path.strip_suffix(" (deleted)").map(str::to_owned).unwrap_or(path))
 }
 
 fn has_ended(process: BorrowedFd<'_>) -> bool {
@@ -96,10 +104,26 @@ mod tests {
     fn process_of_the_same_namespaces_is_at_home() {
         let (one, _other) = UnixStream::pair().unwrap();
         let own = rustix::process::getpid().as_raw_nonzero().get();
-        assert_eq!(peer_home(one.as_fd(), own), Home::Broker);
-        assert_eq!(peer_home(one.as_fd(), 0), Home::Unknown);
+        assert_eq!(peer(one.as_fd(), own), (Home::Broker, process_program("self")));
+        assert_eq!(peer(one.as_fd(), 0), (Home::Unknown, None));
         assert_eq!(process_home("4194305"), Home::Unknown, "there is no such process");
         assert_eq!(words("self").unwrap(), words(&own.to_string()).unwrap());
+    }
+
+    #[test]
+    fn program_of_a_process_is_its_executable_even_when_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join("copy");
+        fs::copy("/bin/cat", &copy).unwrap();
+        let child = run(&[copy.to_str().unwrap()]);
+        let program = || process_program(&child.0.id().to_string());
+        let start = std::time::Instant::now();
+        while program().as_deref() != copy.to_str() {
+            assert!(start.elapsed().as_secs() < 60, "{:?}", program());
+        }
+        fs::remove_file(&copy).unwrap();
+        assert_eq!(program().as_deref(), copy.to_str());
+        assert_eq!(process_program("4194305"), None);
     }
 
     #[test]
@@ -123,12 +147,12 @@ mod tests {
         let mut client = run(&["python3", "-c", CONNECT, path.to_str().unwrap()]);
         let (session, _) = listener.accept().unwrap();
         let pid = client.0.id().cast_signed();
-        assert_eq!(peer_home(session.as_fd(), pid), Home::Broker);
+        assert_eq!(peer(session.as_fd(), pid).0, Home::Broker);
         client.0.kill().unwrap();
         client.0.wait().unwrap();
         // Our own number, as if it had been given again.
         let own = rustix::process::getpid().as_raw_nonzero().get();
-        assert_eq!(peer_home(session.as_fd(), own), Home::Unknown);
+        assert_eq!(peer(session.as_fd(), own), (Home::Unknown, None));
     }
 
     /// Connects, and keeps the connection until its input ends.

@@ -61,7 +61,7 @@ impl Bench {
 }
 
 fn arrival(socket: OwnedFd, peer: libc::ucred) -> accept::Arrival {
-    accept::Arrival { socket, peer: peer.into(), home: Home::Broker }
+    accept::Arrival { socket, peer: peer.into(), home: Home::Broker, program: None }
 }
 
 /// What a random client does with one packet in transit.

@@ -10,6 +10,7 @@
 mod addresses;
 pub(crate) mod claim;
 pub(crate) mod datagram;
+mod listed;
 mod listeners;
 mod memory;
 mod netns;
@@ -51,12 +52,26 @@ pub(crate) struct PolicyView {
     pub(crate) ring_size: u64,
     /// The longest spin of a wait, in microseconds.
     pub(crate) spin_us: u32,
+    /// Why it stays on TCP, if it does.
+    pub(crate) never: Reason,
 }
 
 impl PolicyView {
     /// Of a connection that no broker has judged.
-    pub(crate) const UNKNOWN: Self =
-        Self { upgrade: Upgrade::Never, ring_size: Terms::DEFAULT.ring_size, spin_us: Terms::DEFAULT.spin_us };
+    pub(crate) const UNKNOWN: Self = Self {
+        upgrade: Upgrade::Never,
+        ring_size: Terms::DEFAULT.ring_size,
+        spin_us: Terms::DEFAULT.spin_us,
+        never: Reason::MovesNever,
+    };
+
+    /// What a connection waits for that has no ring yet.
+    pub(crate) const fn waits_for(&self) -> Reason {
+        match self.upgrade {
+            Upgrade::Never => self.never,
+            Upgrade::Now | Upgrade::After { .. } => Reason::TooShort,
+        }
+    }
 
     /// Waits of this process last as long as this says.
     pub(crate) fn hold(&self) {
@@ -348,12 +363,15 @@ pub(crate) fn policy(port: u16, peer: IpAddr) -> PolicyView {
     let settings = settings::get();
     let question = PolicyCase { port, peer, program: &settings.program };
     let terms = memory::last().map_or(Terms::NEVER, |directory| directory.decide(&question));
-    let upgrade = match terms.upgrade {
-        Upgrade::Never => Upgrade::Never,
-        brokers => upgrade::decide(&settings.upgrade, port, peer).unwrap_or(brokers),
+    let (upgrade, never) = match terms.upgrade {
+        Upgrade::Never => (Upgrade::Never, Reason::MovesNever),
+        _ if terms.lists_programs && listed::is_left_out(directory().map(|_| policy_generation())) => {
+            (Upgrade::Never, Reason::ProgramNotListed)
+        }
+        brokers => (upgrade::decide(&settings.upgrade, port, peer).unwrap_or(brokers), Reason::MovesNever),
     };
     let ring_size = settings.ring_size.unwrap_or(terms.ring_size);
-    PolicyView { upgrade, ring_size, spin_us: settings.spin_us.unwrap_or(terms.spin_us) }
+    PolicyView { upgrade, ring_size, spin_us: settings.spin_us.unwrap_or(terms.spin_us), never }
 }
 
 /// Changes whenever the policy does.

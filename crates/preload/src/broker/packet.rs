@@ -9,7 +9,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 
-/// Bytes of the longest request that is sent.
+/// Bytes of the longest request that is sent. A `TestPolicy` has one text here, and is shorter.
 pub(super) const LONGEST_REQUEST: usize = MessageKind::longest_of(&[
     MessageKind::Join,
     MessageKind::Closed,
@@ -31,6 +31,7 @@ const LONGEST_ANSWER: usize = MessageKind::longest_of(&[
     MessageKind::Joined,
     MessageKind::Refused,
     MessageKind::Done,
+    MessageKind::PolicyDecides,
     MessageKind::DirectoryIs,
     MessageKind::Published,
     MessageKind::RoomIs,

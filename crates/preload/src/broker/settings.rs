@@ -2,8 +2,10 @@
 
 use crate::sys;
 use partywall_protocol::environment;
+use partywall_protocol::wire::MAX_STRING;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// Where the broker of the machine serves.
@@ -24,6 +26,8 @@ pub(super) struct Settings {
     pub(super) spin_us: Option<u32>,
     /// Name of the program: the last part of its path.
     pub(super) program: Vec<u8>,
+    /// Path of its executable; of one that is too long for a message, the last part.
+    pub(super) executable: String,
 }
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -55,6 +59,7 @@ fn read() -> Settings {
         ring_size: ring_size.filter(|size: &u64| size.is_power_of_two() && (4096..=1 << 30).contains(size)),
         spin_us: text(environment::SPIN_US).and_then(|value| value.parse().ok()),
         program: program(&std::fs::read("/proc/self/cmdline").unwrap_or_default()),
+        executable: executable(std::fs::read_link("/proc/self/exe").unwrap_or_default()),
     }
 }
 
@@ -62,6 +67,12 @@ fn program(command_line: &[u8]) -> Vec<u8> {
     let first = command_line.split(|byte| *byte == 0).next().unwrap_or_default();
     let name = first.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     if name.is_empty() { b"program".to_vec() } else { name.to_vec() }
+}
+
+fn executable(path: PathBuf) -> String {
+    let path = path.into_os_string().into_string().unwrap_or_else(|odd| odd.to_string_lossy().into_owned());
+    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+    if path.len() <= MAX_STRING { path.to_owned() } else { path.rsplit('/').next().unwrap_or_default().to_owned() }
 }
 
 /// The name of a domain that nobody has named: the program, and the process.

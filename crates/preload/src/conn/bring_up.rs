@@ -52,8 +52,8 @@ const GONE: u32 = 3;
 
 /// Whether a reason passes.
 const fn may_try_again(reason: Reason) -> bool {
-    use Reason::{BrokerAbsent, MovesNever, NoPeer, NotTaken, Resources, Shared};
-    matches!(reason, BrokerAbsent | Resources | NotTaken | NoPeer | MovesNever | Shared)
+    use Reason::{BrokerAbsent, MovesNever, NoPeer, NotTaken, ProgramNotListed, Resources, Shared};
+    matches!(reason, BrokerAbsent | Resources | NotTaken | NoPeer | MovesNever | ProgramNotListed | Shared)
 }
 
 impl Conn {
@@ -432,14 +432,14 @@ impl Conn {
 
     /// The policy says never by now. Should the peer have taken the offer already, its ring is attached all the same, and then left:
     /// the peer would have one that leads nowhere.
-    pub(super) fn take_offer_back(&self) {
+    pub(super) fn take_offer_back(&self, reason: Reason) {
         let Some(_held) = self.tx.try_hold() else {
             self.judge_later();
             return;
         };
         if self.stage() == ConnStage::Offered && broker::cancel_untaken(self.channel()) {
             self.channel.store(0, Ordering::Relaxed);
-            self.withdraw(Reason::MovesNever);
+            self.withdraw(reason);
             self.set_due(Upgrade::Never);
             self.set_stage(ConnStage::Candidate);
         }

@@ -77,7 +77,7 @@ impl Conn {
         let generation = mine.generation.load(Ordering::Relaxed).wrapping_add(1);
         mine.generation.store(generation, Ordering::Relaxed);
         // One that is never to have a ring is counted all the same: the policy may change.
-        conn.reason.store(waits_for(policy.upgrade) as u32, Ordering::Relaxed);
+        conn.reason.store(policy.waits_for() as u32, Ordering::Relaxed);
         conn.role.store(role as u32, Ordering::Relaxed);
         conn.flags.store(0, Ordering::Relaxed);
         for word in [&conn.cork, &conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.looks_for_answer] {
@@ -227,13 +227,15 @@ impl Conn {
         let policy = broker::policy(port, peer.ip());
         let upgrade = policy.upgrade;
         match (self.stage(), upgrade) {
-            (ConnStage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(Reason::MovesNever),
+            (ConnStage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(policy.never),
             (ConnStage::Attached, Upgrade::Never) => {}
-            (ConnStage::Attached, _) if self.reason() == Reason::MovesNever => self.allow_ring(Reason::MovesNever),
-            (ConnStage::Attached, _) => self.reclaim_later(self.fd()),
+            (ConnStage::Attached, _) => match self.reason() {
+                reason @ (Reason::MovesNever | Reason::ProgramNotListed) => self.allow_ring(reason),
+                _ => self.reclaim_later(self.fd()),
+            },
             (ConnStage::Tcp, _) => {}
             (ConnStage::Attaching, _) => self.judge_later(),
-            (ConnStage::Offered, Upgrade::Never) => self.take_offer_back(),
+            (ConnStage::Offered, Upgrade::Never) => self.take_offer_back(policy.never),
             (ConnStage::Offered, upgrade) => self.set_due(upgrade),
             (ConnStage::Candidate, upgrade) => {
                 // The thread that brings it up holds this direction, and reads the size of the ring.
@@ -243,7 +245,7 @@ impl Conn {
                 };
                 self.set_due(upgrade);
                 self.ring_size.store(policy.ring_size, Ordering::Relaxed);
-                self.show_wait(waits_for(upgrade));
+                self.show_wait(policy.waits_for());
             }
         }
     }
@@ -338,14 +340,6 @@ impl Conn {
             );
         }
         None
-    }
-}
-
-/// What a connection waits for that has no ring yet.
-const fn waits_for(upgrade: Upgrade) -> Reason {
-    match upgrade {
-        Upgrade::Never => Reason::MovesNever,
-        Upgrade::Now | Upgrade::After { .. } => Reason::TooShort,
     }
 }
 
@@ -447,7 +441,7 @@ mod tests {
         let own = near.local_addr().unwrap();
         let fd = near.into_raw_fd();
         let after = Upgrade::After { calls: 2, bytes: 0 };
-        let policy = PolicyView { upgrade: after, ring_size: 4096, spin_us: 0 };
+        let policy = PolicyView { upgrade: after, ring_size: 4096, spin_us: 0, ..PolicyView::UNKNOWN };
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
         let conn = Conn::adopt_under(policy, fd, Role::Connecting, unknown, listening).unwrap();
         for call in 0..3 {

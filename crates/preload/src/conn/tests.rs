@@ -39,7 +39,12 @@ impl Pair {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (b, _) = listener.accept().unwrap();
-        let policy = PolicyView { upgrade: Upgrade::After { calls: 0, bytes: 0 }, ring_size, spin_us: 20 };
+        let policy = PolicyView {
+            upgrade: Upgrade::After { calls: 0, bytes: 0 },
+            ring_size,
+            spin_us: 20,
+            ..PolicyView::UNKNOWN
+        };
         for (s, role) in [(&a, Role::Connecting), (&b, Role::Accepting)] {
             let (local, peer) = (s.local_addr().unwrap(), s.peer_addr().unwrap());
             Conn::adopt_under(policy, s.as_raw_fd(), role, local, peer).unwrap();
@@ -60,7 +65,12 @@ impl Pair {
         enter(a.as_raw_fd());
         rustix::net::connect(&a, &at).unwrap();
         let (b, _) = listener.accept().unwrap();
-        let policy = PolicyView { upgrade: Upgrade::After { calls: 0, bytes: 0 }, ring_size, spin_us: 20 };
+        let policy = PolicyView {
+            upgrade: Upgrade::After { calls: 0, bytes: 0 },
+            ring_size,
+            spin_us: 20,
+            ..PolicyView::UNKNOWN
+        };
         for (s, role) in [(&a, Role::Connecting), (&b, Role::Accepting)] {
             let (local, peer) = (s.local_addr().unwrap(), s.peer_addr().unwrap());
             Conn::adopt_under(policy, s.as_raw_fd(), role, local, peer).unwrap();

@@ -26,6 +26,8 @@ pub struct Terms {
     pub ring_size: u64,
     /// Longest time to spin in microseconds; 0 sleeps at once.
     pub spin_us: u32,
+    /// The policy lists programs: each asks the broker whether it may have rings (protocol T6.1).
+    pub lists_programs: bool,
 }
 
 impl Terms {
@@ -34,8 +36,12 @@ impl Terms {
 
     /// What holds unless an operator has said something else: late enough that who leaves before has lost nothing, and who
     /// leaves just after it a part of what it took to get there (measured in the README of `partywall-preload`).
-    pub const DEFAULT: Self =
-        Self { upgrade: Upgrade::After { calls: 128, bytes: 2 << 20 }, ring_size: 256 << 10, spin_us: 50 };
+    pub const DEFAULT: Self = Self {
+        upgrade: Upgrade::After { calls: 128, bytes: 2 << 20 },
+        ring_size: 256 << 10,
+        spin_us: 50,
+        lists_programs: false,
+    };
 }
 
 impl Default for Terms {
@@ -67,6 +73,8 @@ pub struct TermsLine<A: Access = Own> {
     ring_size: A::U64,
     spin_us: A::U64,
     rules: A::U64,
+    /// 1 if the policy lists programs; 0 if not, and in directories of brokers that know no such lists.
+    lists_programs: A::U64,
 }
 
 /// One rule.
@@ -99,6 +107,7 @@ impl TermsLine {
         self.bytes.store(bytes, Ordering::Relaxed);
         self.ring_size.store(terms.ring_size, Ordering::Relaxed);
         self.spin_us.store(terms.spin_us.into(), Ordering::Relaxed);
+        self.lists_programs.store(terms.lists_programs.into(), Ordering::Relaxed);
         let mut rules = 0;
         for (line, clause) in lines.iter().zip(clauses) {
             line.write(clause);
@@ -140,6 +149,7 @@ impl<A: Access> TermsLine<A> {
             upgrade: fitting.unwrap_or_else(|| upgrade_of(words)),
             ring_size: self.ring_size.load(Ordering::Relaxed),
             spin_us: u32::try_from(self.spin_us.load(Ordering::Relaxed)).unwrap_or(0),
+            lists_programs: self.lists_programs.load(Ordering::Relaxed) != 0,
         }
     }
 }

@@ -250,7 +250,8 @@ fn last_matching_clause_decides_with_its_terms() {
     let mut keeper = DirectoryKeeper::begin(&memory, 7);
     let reader = view(&memory);
     assert_eq!(reader.decide(&question(80, "10.0.0.1", "a")), Terms::NEVER, "before there is a policy");
-    let default = Terms { upgrade: Upgrade::After { calls: 3, bytes: 9 }, ring_size: 8192, spin_us: 11 };
+    let default =
+        Terms { upgrade: Upgrade::After { calls: 3, bytes: 9 }, ring_size: 8192, spin_us: 11, lists_programs: true };
     let clauses = ["now@address=10.0.0.0/8", "after=1@address=fd00::/8", "never@port=22", "never@program=backup*"];
     let clauses = clauses.map(|text| Clause::parse(text).unwrap());
     let before = reader.policy_generation();
@@ -277,7 +278,12 @@ fn a_policy_is_read_whole_while_it_changes() {
     let memory = directory();
     let mut keeper = DirectoryKeeper::begin(&memory, 7);
     let policies: Vec<_> = [1u64, 2]
-        .map(|n| Terms { upgrade: Upgrade::After { calls: n, bytes: n }, ring_size: n << 12, spin_us: n as u32 })
+        .map(|n| Terms {
+            upgrade: Upgrade::After { calls: n, bytes: n },
+            ring_size: n << 12,
+            spin_us: n as u32,
+            lists_programs: n % 2 == 0,
+        })
         .into();
     thread::scope(|scope| {
         let change = scope.spawn(|| {

@@ -99,6 +99,9 @@ numbered! {
         Connect = 1 "connect",
         /// To join as a domain and have a connection of an unmodified program on a ring.
         Sockets = 2 "sockets",
+        /// To move connections of an unmodified program to a ring: of the one whose executable `from` names, or if `from` is empty, of the
+        /// client itself, whose executable is `to` unless the broker knows better.
+        Program = 3 "program",
     }
 }
 

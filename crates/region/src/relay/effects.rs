@@ -49,6 +49,8 @@ pub(super) struct Surroundings {
     pub(super) locals: BTreeMap<u32, LocalLink>,
     pub(super) doorbells: Doorbells,
     pub(super) reports: NoticeSender,
+    /// Bells that were delivered since this was last looked at.
+    pub(super) rung: u64,
 }
 
 impl Surroundings {
@@ -58,7 +60,12 @@ impl Surroundings {
             match effect {
                 RelayEffect::Report(notice) => self.reports.report(notice),
                 RelayEffect::Close(link) => self.locals.remove(&link).into_iter().for_each(LocalLink::close),
-                RelayEffect::Ring(link) => self.locals.get(&link).into_iter().for_each(LocalLink::ring),
+                RelayEffect::Ring(link) => {
+                    if let Some(local) = self.locals.get(&link) {
+                        local.ring();
+                        self.rung += 1;
+                    }
+                }
                 RelayEffect::SayDropped(link) => {
                     self.locals.get(&link).into_iter().for_each(|local| local.link.say_dropped());
                 }

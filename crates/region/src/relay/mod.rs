@@ -17,6 +17,7 @@ mod core;
 mod doorbells;
 mod effects;
 mod judge;
+mod latency;
 mod local;
 mod notices;
 mod port;
@@ -37,6 +38,7 @@ use std::time::Duration;
 
 pub use self::core::LinkUse;
 pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells, VectorEvent};
+pub use latency::{BellBuckets, BellDirection, RelayLatency};
 pub use notices::Notices;
 pub use port::{PORT, find_port, open_port};
 pub use watch::DirectionWatch;
@@ -116,13 +118,24 @@ impl Relay {
 
     /// The same with a heartbeat, on the host.
     pub fn start_with(port: OwnedFd, side: PortSide, heartbeat: Option<Heartbeat>) -> io::Result<(Self, Notices)> {
+        Self::start_measured(port, side, heartbeat, Arc::default())
+    }
+
+    /// The same, and counts there how long bells take. Several relays may count in one place.
+    pub fn start_measured(
+        port: OwnedFd,
+        side: PortSide,
+        heartbeat: Option<Heartbeat>,
+        latency: Arc<RelayLatency>,
+    ) -> io::Result<(Self, Notices)> {
         rustix::io::ioctl_fionbio(&port, true)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
         let (wake, bell) = (event()?, event()?);
         let waiting = Arc::new(RelayBacklog::default());
         let (commands, incoming) = channel();
         let (reports, notices) = notices::channel(bell, Arc::clone(&wake));
-        let pump = Pump::new(port, side, heartbeat, Arc::clone(&wake), incoming, reports, Arc::clone(&waiting));
+        let (ringing, backlog) = (Arc::clone(&wake), Arc::clone(&waiting));
+        let pump = Pump::new(port, (side, heartbeat), ringing, incoming, reports, backlog, latency);
         let thread = std::thread::Builder::new().name("partywall-relay".into()).spawn(move || pump.run())?;
         Ok((Self { commands, wake, waiting, thread: Some(thread) }, notices))
     }

@@ -4,6 +4,7 @@ use super::core::{DoorbellSide, LinkUse, MemoryDelivery, RelayCore};
 use super::doorbells::Doorbells;
 use super::effects::{Surroundings, WindowMemory};
 use super::judge::{self, JudgedPacket, Judges};
+use super::latency::{BellDirection, RelayLatency};
 use super::local::LocalLink;
 use super::notices::NoticeSender;
 use super::{DirectionWatch, Heartbeat, Notice, PortSide, RelayBacklog};
@@ -55,6 +56,11 @@ pub(super) struct Pump {
     judges: Judges,
     /// How many packets were given to judges.
     judgements: u64,
+    latency: Arc<RelayLatency>,
+    /// When this turn began.
+    woken: Instant,
+    /// Bells that the port has not taken, and when the first of them was found.
+    for_port: Option<(Instant, u64)>,
 }
 
 /// Why the loop ends.
@@ -66,12 +72,12 @@ enum RelayEnd {
 impl Pump {
     pub(super) fn new(
         port: OwnedFd,
-        side: PortSide,
-        heartbeat: Option<Heartbeat>,
+        (side, heartbeat): (PortSide, Option<Heartbeat>),
         wake: Arc<OwnedFd>,
         commands: Receiver<RelayCommand>,
         reports: NoticeSender,
         waiting: Arc<RelayBacklog>,
+        latency: Arc<RelayLatency>,
     ) -> Self {
         Self {
             port,
@@ -82,7 +88,10 @@ impl Pump {
             waiting,
             piece: vec![0; PIECE].into(),
             core: RelayCore::new(side, heartbeat, random, Instant::now()),
-            surroundings: Surroundings { locals: BTreeMap::new(), doorbells: Doorbells::None, reports },
+            surroundings: Surroundings { locals: BTreeMap::new(), doorbells: Doorbells::None, reports, rung: 0 },
+            latency,
+            woken: Instant::now(),
+            for_port: None,
         }
     }
 
@@ -105,10 +114,15 @@ impl Pump {
 
     fn carry_out(&mut self) {
         self.surroundings.carry_out(&mut self.core);
+        let rung = std::mem::take(&mut self.surroundings.rung);
+        if rung > 0 {
+            self.latency.observe(BellDirection::FromPort, self.woken.elapsed(), rung);
+        }
     }
 
     fn turn(&mut self) -> Result<(), RelayEnd> {
         let ready = self.poll().map_err(|e| RelayEnd::Down(e.to_string()))?;
+        self.woken = Instant::now();
         if ready.commands {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
@@ -276,7 +290,12 @@ impl Pump {
         let more = (0..most).all(|_| self.read_packet(id, &mut rung));
         // One is as good as many, if it comes after the last of them: a half that heard an earlier one may be asleep again.
         if rung {
+            let before = self.core.output().len();
             self.core.ring(id);
+            // One that goes by a doorbell device is none of the port's.
+            if self.core.output().len() > before {
+                self.for_port.get_or_insert((self.woken, 0)).1 += 1;
+            }
             self.carry_out();
         }
         more
@@ -354,6 +373,11 @@ impl Pump {
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(RelayEnd::Down("the port was closed".into())),
                 Err(e) => return Err(RelayEnd::Down(e.to_string())),
             }
+        }
+        if self.core.output().is_empty()
+            && let Some((found, bells)) = self.for_port.take()
+        {
+            self.latency.observe(BellDirection::ToPort, found.elapsed(), bells);
         }
         self.waiting.buffered.store(self.core.waiting(), Ordering::Relaxed);
         Ok(())

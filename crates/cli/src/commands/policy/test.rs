@@ -21,6 +21,7 @@ Examples:
   partywall policy test --from web --user www-data    may www-data?
   partywall policy test --from web --to db:in --user www-data
   partywall policy test --sockets --from nginx-1 --to app:tcp-8000 --user www-data --to-user app
+  partywall policy test --program /usr/sbin/nginx     does [programs] let it move?
   partywall policy test --from web --to db:in --json";
 
 /// Report whether the policy allows a request, and the clause that decides
@@ -28,15 +29,15 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     /// Domain to join as
-    #[arg(long, value_name = "DOMAIN", value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::domains))]
-    from: String,
+    #[arg(long, value_name = "DOMAIN", value_parser = parse_name, required_unless_present = "program", add = clap_complete::ArgValueCompleter::new(crate::complete::domains))]
+    from: Option<String>,
 
     /// Service to connect to from that domain
-    #[arg(long, value_name = "DOMAIN:SERVICE", value_parser = parse_service, add = clap_complete::ArgValueCompleter::new(crate::complete::services))]
+    #[arg(long, value_name = "DOMAIN:SERVICE", requires = "from", value_parser = parse_service, add = clap_complete::ArgValueCompleter::new(crate::complete::services))]
     to: Option<Target>,
 
     /// Ask about this user, by name or number [default: the caller]
-    #[arg(long, value_name = "USER")]
+    #[arg(long, value_name = "USER", requires = "from")]
     user: Option<String>,
 
     /// Ask about a connection of unmodified programs, whose service is tcp-PORT
@@ -46,6 +47,10 @@ pub(crate) struct Args {
     /// User of the program that accepts the connection [default: the same user]
     #[arg(long, value_name = "USER", requires = "sockets")]
     to_user: Option<String>,
+
+    /// Ask whether connections of this unmodified program may move to a ring: a name, or the absolute path of an executable
+    #[arg(long, value_name = "PROGRAM", value_hint = clap::ValueHint::ExecutablePath)]
+    program: Option<String>,
 
     /// Print JSON
     #[arg(long)]
@@ -75,7 +80,10 @@ struct PolicyReport {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let (user, to_user) = users(args)?;
-    let domain = session::join_or_as(global, &args.from)?;
+    let domain = match &args.from {
+        Some(from) => session::join_or_as(global, from)?,
+        None => session::join(global)?,
+    };
     let mut report = PolicyReport { allowed: true, decisions: Vec::new() };
     let mut hint = None;
     for (user, joins, request) in requests(args, user, to_user) {
@@ -107,7 +115,12 @@ fn ask(
 
 /// What must be allowed, one after the other: as which user, in which domain, and what.
 fn requests(args: &Args, user: PolicyUser, to_user: PolicyUser) -> Vec<(PolicyUser, &str, PolicyRequest<'_>)> {
-    let mut all = vec![(user, args.from.as_str(), PolicyRequest::Join)];
+    let mut all = Vec::new();
+    if let Some(path) = args.program.as_deref() {
+        all.push((PolicyUser::Own, "", PolicyRequest::Program { path }));
+    }
+    let Some(from) = args.from.as_deref() else { return all };
+    all.push((user, from, PolicyRequest::Join));
     if let Some(Target { domain: to, service }) = &args.to {
         let request = if args.sockets {
             all.push((to_user, to, PolicyRequest::Join));
@@ -115,7 +128,7 @@ fn requests(args: &Args, user: PolicyUser, to_user: PolicyUser) -> Vec<(PolicyUs
         } else {
             PolicyRequest::Connect { to, service }
         };
-        all.push((user, &args.from, request));
+        all.push((user, from, request));
     }
     all
 }
@@ -125,6 +138,9 @@ fn rule(args: &Args, user: PolicyUser, joins: &str, request: PolicyRequest<'_>) 
     match (request, &args.to) {
         (PolicyRequest::Connect { .. } | PolicyRequest::Sockets { .. }, Some(to)) => {
             session::rule_to_connect(joins, to)
+        }
+        (PolicyRequest::Program { path }, _) => {
+            format!("list it in `allow` of [programs], or take it out of `deny`:\n[programs]\nallow = [\"{path}\"]")
         }
         _ => session::rule_to_join(joins, uid(user)),
     }
@@ -142,6 +158,7 @@ fn step(joins: &str, request: PolicyRequest<'_>, user: PolicyUser, decision: Pol
         PolicyRequest::Join => format!("user {} joins as {joins}", uid(user)),
         PolicyRequest::Connect { to, service } => format!("{joins} connects to {to}:{service}"),
         PolicyRequest::Sockets { to, service, .. } => format!("sockets of {joins} and {to}:{service} share a ring"),
+        PolicyRequest::Program { path } => format!("connections of {path} move"),
     };
     let PolicyDecision { allowed, grounds: clause, file, line } = decision;
     PolicyStep { request, allowed, clause, file, line }
@@ -211,9 +228,19 @@ mod tests {
         let all = requests(&sockets, web, db);
         assert_eq!(all[1], (db, "db", PolicyRequest::Join));
         assert_eq!(all[2], (web, "web", PolicyRequest::Sockets { to: "db", service: "tcp-1", user: db }));
-        for wrong in
-            ["", "--to db:in", "--from web --sockets", "--from web --to db:in --to-user 7", "--from web --to db"]
-        {
+        assert_eq!(
+            requests(&args("--program nginx").unwrap(), web, db),
+            [(PolicyUser::Own, "", PolicyRequest::Program { path: "nginx" })]
+        );
+        assert_eq!(asked("--program nginx --from web --to db:in"), 3);
+        for wrong in [
+            "",
+            "--to db:in",
+            "--program nginx --to db:in",
+            "--from web --sockets",
+            "--from web --to db:in --to-user 7",
+            "--from web --to db",
+        ] {
             assert!(args(wrong).is_err(), "{wrong}");
         }
     }

@@ -70,7 +70,7 @@ pub(super) struct DiskTotals {
 
 /// All that could be asked.
 #[derive(Debug, Default, Clone, Serialize)]
-pub(super) struct DeviceTotals {
+pub(crate) struct DeviceTotals {
     /// Ports by switch and name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) network: BTreeMap<String, BTreeMap<String, PortTotals>>,
@@ -154,6 +154,11 @@ impl CountedDeviceArgs {
     }
 }
 
+/// Asks all switches of a folder, or else of the usual one, and these disks, for another command than `stat`.
+pub(crate) fn look(folder: Option<&Path>, disks: &[PathBuf], notes: &mut Vec<String>) -> DeviceTotals {
+    CountedDeviceArgs { net_folder: folder.map(Path::to_owned), disks: disks.to_vec() }.look(notes)
+}
+
 /// Names of the switches that have run in this folder and have not ended in order.
 fn switches(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -201,8 +206,17 @@ fn run(command: &mut Command, limit: Duration) -> Result<(bool, Vec<u8>, Vec<u8>
 pub(super) type Family = (&'static str, &'static str, &'static str, Vec<(String, u64)>);
 
 impl DeviceTotals {
+    /// A switch with ports that have carried nothing.
+    #[cfg(test)]
+    pub(crate) fn for_test(switch: &str, ports: &[&str]) -> Self {
+        let none = r#"{"sent":0,"sent_bytes":0,"received":0,"received_bytes":0,"no_buffers":0,"unplugged":0,"spoofed":0,"flood_limited":0,"malformed":0}"#;
+        let port = |name: &&str| Some(((*name).to_owned(), serde_json::from_str(none).ok()?));
+        let network = [(switch.to_owned(), ports.iter().filter_map(port).collect())].into();
+        Self { network, ..Self::default() }
+    }
+
     /// Lines for people: a name and what is to be said of it.
-    pub(super) fn lines(&self) -> Vec<(String, String)> {
+    pub(crate) fn lines(&self) -> Vec<(String, String)> {
         let bytes = crate::human::bytes;
         let ports =
             self.network.iter().flat_map(|(switch, ports)| ports.iter().map(move |(port, of)| (switch, port, of)));

@@ -2,10 +2,12 @@
 
 use partywall_terminal::table;
 
-use crate::connections::{HEADINGS, Look, SHORT};
+use super::devices::TopLook;
+use crate::connections::{HEADINGS, SHORT};
 
 /// `narrow`: for a terminal that has no room for all columns.
-pub(super) fn text(look: &Look, narrow: bool) -> String {
+pub(super) fn text(top: &TopLook, narrow: bool) -> String {
+    let look = &top.look;
     let mut parts = Vec::new();
     if look.connections.is_empty() && look.left_out > 0 {
         parts.push(format!("no connection matches the filter; without it there are {}", look.left_out));
@@ -22,6 +24,7 @@ pub(super) fn text(look: &Look, narrow: bool) -> String {
         }
         parts.push(rows.to_string());
     }
+    parts.extend(top.device_lines());
     parts.extend(look.notes.iter().cloned());
     parts.join("\n")
 }
@@ -29,19 +32,23 @@ pub(super) fn text(look: &Look, narrow: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connections::{Cause, ConnectionRow};
+    use crate::connections::{Cause, ConnectionRow, Look};
+
+    fn shown(look: Look, narrow: bool) -> String {
+        text(&TopLook { look, ..TopLook::default() }, narrow)
+    }
 
     #[test]
     fn program_name_with_control_characters_is_escaped() {
         let row = ConnectionRow { program: "\x1b]0;x\x07evil\nforged".into(), ..ConnectionRow::default() };
-        let shown = text(&Look { connections: vec![row], left_out: 0, notes: Vec::new() }, false);
+        let shown = shown(Look { connections: vec![row], left_out: 0, notes: Vec::new() }, false);
         assert!(!shown.contains(['\x1b', '\x07']) && shown.lines().count() == 2, "{shown:?}");
     }
 
     #[test]
     fn rows_and_notes_are_shown() {
-        assert!(text(&Look::default(), false).contains("no program"));
-        let filtered = text(&Look { left_out: 3, ..Look::default() }, false);
+        assert!(shown(Look::default(), false).contains("no program"));
+        let filtered = shown(Look { left_out: 3, ..Look::default() }, false);
         assert!(filtered.contains("filter") && filtered.contains("there are 3"), "{filtered}");
         let row = ConnectionRow {
             program: "redis".into(),
@@ -51,6 +58,7 @@ mod tests {
             ..ConnectionRow::default()
         };
         let look = Look { connections: vec![row], left_out: 0, notes: vec!["no broker".into()] };
+        let look = TopLook { look, ..TopLook::default() };
         let shown = text(&look, false);
         assert!(shown.starts_with("PROGRAM") && shown.contains("because") && shown.ends_with("no broker"), "{shown}");
         let narrow = text(&look, true);

@@ -9,12 +9,13 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Alignment, Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Cell, Row, Table, TableState};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use super::choice::TopChoice;
+use super::devices::{ShownDeviceArgs, TopLook};
 use super::trend::{self, RateTrend};
-use crate::connections::{Gatherer, HEADINGS, Look, SHORT, WIDE};
+use crate::connections::{Gatherer, HEADINGS, SHORT, WIDE};
 use crate::exit::{CommandFailure, Context};
 use crate::human;
 
@@ -28,26 +29,38 @@ const WIDTHS: [u16; 13] = [16, 7, 26, 8, 10, 11, 10, 11, 5, 8, 8, 8, 9];
 /// The same on a narrow terminal: an IPv4 address with its port is whole.
 const SHORT_WIDTHS: [u16; 5] = [13, 7, 21, 8, 11];
 
-pub(super) fn run(gatherer: &mut Gatherer<'_>, interval: Duration, choice: TopChoice) -> Result<(), CommandFailure> {
+pub(super) fn run(
+    gatherer: &mut Gatherer<'_>,
+    interval: Duration,
+    choice: TopChoice,
+    devices: &ShownDeviceArgs,
+) -> Result<(), CommandFailure> {
     // A signal that ends us must leave the terminal restored.
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended)).context("cannot catch signals")?;
     }
     let mut terminal = ratatui::try_init().context("cannot use this terminal")?;
-    let result = watch(&mut terminal, gatherer, interval, choice, &ended);
+    let shown = Shown { choice, devices };
+    let result = watch(&mut terminal, gatherer, interval, shown, &ended);
     ratatui::restore();
     result
+}
+
+/// What the user wants to see.
+struct Shown<'a> {
+    choice: TopChoice,
+    devices: &'a ShownDeviceArgs,
 }
 
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     gatherer: &mut Gatherer<'_>,
     interval: Duration,
-    choice: TopChoice,
+    Shown { choice, devices }: Shown<'_>,
     ended: &AtomicBool,
 ) -> Result<(), CommandFailure> {
-    let look = choice.look(gatherer);
+    let look = devices.look(choice.look(gatherer));
     let trend = RateTrend::default();
     let mut view = View { look, choice, trend, typing: false, held: false, at: TableState::default() };
     let mut next = Instant::now() + interval;
@@ -60,7 +73,7 @@ fn watch(
                 After::Leave => return Ok(()),
                 After::Look => {
                     view.trend.clear();
-                    view.look(gatherer);
+                    view.look(gatherer, devices);
                 }
                 After::Stay => {}
             }
@@ -68,7 +81,7 @@ fn watch(
         if Instant::now() >= next {
             next = Instant::now() + interval;
             if !view.held {
-                view.look(gatherer);
+                view.look(gatherer, devices);
             }
         }
     }
@@ -85,7 +98,7 @@ enum After {
 
 #[derive(Debug)]
 struct View {
-    look: Look,
+    look: TopLook,
     choice: TopChoice,
     trend: RateTrend,
     /// Keys are letters of the filter.
@@ -95,9 +108,9 @@ struct View {
 }
 
 impl View {
-    fn look(&mut self, gatherer: &mut Gatherer<'_>) {
-        self.look = self.choice.look(gatherer);
-        self.trend.add(&self.look);
+    fn look(&mut self, gatherer: &mut Gatherer<'_>, devices: &ShownDeviceArgs) {
+        self.look = devices.look(self.choice.look(gatherer));
+        self.trend.add(&self.look.look);
     }
 
     fn handle(&mut self, event: &Event) -> After {
@@ -108,7 +121,7 @@ impl View {
         if self.typing {
             return self.type_filter(key.code);
         }
-        let last = self.look.connections.len().saturating_sub(1);
+        let last = self.look.look.connections.len().saturating_sub(1);
         let here = self.at.selected().unwrap_or(0);
         let to = |row: usize| Some(row.min(last));
         match key.code {
@@ -147,8 +160,9 @@ impl View {
 
     /// The last line: what is being typed, what is missing, the reason of the selected row, or the keys.
     fn foot(&self, narrow: bool) -> String {
-        let selected = self.look.connections.get(self.at.selected().unwrap_or(0)).filter(|row| !row.why.is_empty());
-        match (self.look.notes.as_slice(), selected) {
+        let selected =
+            self.look.look.connections.get(self.at.selected().unwrap_or(0)).filter(|row| !row.why.is_empty());
+        match (self.look.look.notes.as_slice(), selected) {
             _ if self.typing => format!("filter: {}_   (Enter keeps it, Esc removes it)", self.choice.filter),
             ([], Some(row)) if narrow => format!("{}: {}", row.program, row.why),
             ([], _) => "q leaves, space holds, arrows scroll, s sorts, / filters".to_owned(),
@@ -160,8 +174,19 @@ impl View {
         let narrow = frame.area().width < WIDE;
         // A terminal of few lines has them for rows.
         let trend = if frame.area().height >= LOW { trend::LINES } else { 0 };
-        let lengths = [Constraint::Length(1), Constraint::Length(trend), Constraint::Min(1), Constraint::Length(1)];
-        let [top, rates, middle, bottom] = Layout::vertical(lengths).areas(frame.area());
+        let devices = self.look.device_lines();
+        // They take at most a third of it.
+        let most = usize::from(frame.area().height / 3);
+        let below = u16::try_from(devices.len().min(most)).unwrap_or(0);
+        let lengths = [1, trend].map(Constraint::Length).into_iter().chain([Constraint::Min(1)]);
+        let lengths = lengths.chain([below, 1].map(Constraint::Length));
+        let [top, rates, middle, of_devices, bottom] = Layout::vertical(lengths).areas(frame.area());
+        let hidden = devices.len() - usize::from(below);
+        let mut lines: Vec<Line<'_>> = devices.into_iter().take(usize::from(below)).map(Line::from).collect();
+        if let (Some(last), 1..) = (lines.last_mut(), hidden) {
+            *last = Line::from(format!("and {} more switch ports and disks (`partywall stat --total`)", hidden + 1));
+        }
+        frame.render_widget(Paragraph::new(lines), of_devices);
         if trend > 0 {
             self.trend.draw(frame, rates);
         }
@@ -171,7 +196,7 @@ impl View {
         let widths = lengths.iter().copied().map(Constraint::Length).chain([Constraint::Min(least)]);
         let title = |heading: &&str| cell(heading, heading.trim_start_matches('>').to_owned());
         let heading = Row::new(headings.iter().map(title).collect::<Vec<_>>());
-        let rows = self.look.connections.iter().map(|row| {
+        let rows = self.look.look.connections.iter().map(|row| {
             let colour = if row.way == "ring" { Color::Green } else { Color::Yellow };
             let texts = if narrow { row.short_cells().to_vec() } else { row.cells().to_vec() };
             let cells = headings.iter().copied().zip(texts).map(|(heading, text)| match heading {
@@ -189,7 +214,7 @@ impl View {
     }
 
     fn title(&self) -> String {
-        let rows = &self.look.connections;
+        let rows = &self.look.look.connections;
         let on_ring = rows.iter().filter(|row| row.way == "ring").count();
         let rate: f64 = rows.iter().map(crate::connections::ConnectionRow::rate).sum();
         let held = if self.held { " (held)" } else { "" };
@@ -215,6 +240,8 @@ mod tests {
     use ratatui::crossterm::event::KeyEvent;
 
     use super::*;
+    use crate::commands::stat::devices::DeviceTotals;
+    use crate::connections::Look;
 
     fn key(code: KeyCode) -> Event {
         Event::Key(KeyEvent::new(code, KeyModifiers::NONE))
@@ -230,7 +257,7 @@ mod tests {
         };
         let connections = (0..rows).map(row).collect();
         View {
-            look: Look { connections, left_out: 0, notes: Vec::new() },
+            look: TopLook { look: Look { connections, left_out: 0, notes: Vec::new() }, ..TopLook::default() },
             choice: TopChoice::default(),
             trend: RateTrend::default(),
             typing: false,
@@ -259,8 +286,8 @@ mod tests {
         let rate =
             |n| crate::connections::DirectionCount { ring_rate: Some(n), tcp_rate: Some(0.0), ..Default::default() };
         for n in [1e6, 2e6] {
-            view.look.connections[0].sent = Some(rate(n));
-            view.trend.add(&view.look);
+            view.look.look.connections[0].sent = Some(rate(n));
+            view.trend.add(&view.look.look);
         }
         let mut terminal = Terminal::new(TestBackend::new(80, LOW)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
@@ -287,8 +314,8 @@ mod tests {
     #[test]
     fn terminal_of_80_columns_shows_way_and_whole_reason() {
         let mut view = view(2);
-        view.look.connections[0].why = "the program also uses raw system calls or io_uring on it".into();
-        view.look.connections[0].peer = "255.255.255.255:65535".into();
+        view.look.look.connections[0].why = "the program also uses raw system calls or io_uring on it".into();
+        view.look.look.connections[0].peer = "255.255.255.255:65535".into();
         let mut terminal = Terminal::new(TestBackend::new(80, 10)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
         let shown = terminal.backend().to_string();
@@ -316,6 +343,19 @@ mod tests {
         view.handle(&key(KeyCode::Esc));
         assert_eq!(view.choice.filter, "");
         assert_eq!(view.handle(&key(KeyCode::Char('q'))), After::Leave);
+    }
+
+    #[test]
+    fn switches_and_disks_are_below_the_connections() {
+        let mut view = view(2);
+        let device = DeviceTotals::for_test("lan", &["a", "b", "c", "d"]);
+        view.look.devices = device;
+        let shown = drawn(&mut view);
+        for words in ["program-1", "net lan/a  ", "net lan/b  ", "and 2 more switch ports"] {
+            assert!(shown.contains(words), "{words} is missing:\n{shown}");
+        }
+        let last = |words: &str| shown.lines().position(|line| line.contains(words)).unwrap();
+        assert!(last("program-1") < last("net lan/a") && last("net lan/a") < last("q leaves"), "{shown}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The directory, as far as the core has to do with it: handing it out, and the policy in it (protocol T1, T6).
 
-use partywall_protocol::directory::{DirectoryChange, Fingerprint};
+use partywall_protocol::directory::{DirectoryChange, Fingerprint, Terms};
 use partywall_protocol::wire::{EventKind, MachineId, Message, Origin, Refusal, Text};
 
 use super::publish::{Publication, PublishedEntry};
@@ -92,10 +92,16 @@ impl<F: Descriptor> Core<F> {
         self.live_policy.as_ref().unwrap_or_else(|| self.policy.sockets())
     }
 
+    /// What a directory says of the policy.
+    fn policy_change(&self) -> DirectoryChange {
+        let SocketRules { terms, clauses, .. } = self.sockets_policy();
+        let terms = Terms { lists_programs: self.policy.lists_programs(), ..*terms };
+        DirectoryChange::Policy { terms, clauses: clauses.clone() }
+    }
+
     /// Writes the move rules that hold into the directory.
     pub(in crate::core) fn publish_policy(&mut self) {
-        let policy = self.sockets_policy();
-        let change = DirectoryChange::Policy { terms: policy.terms, clauses: policy.clauses.clone() };
+        let change = self.policy_change();
         for machine in self.machines.with_directory() {
             self.actions.push(Action::MachineDirectory { machine, change: change.clone() });
         }
@@ -149,8 +155,7 @@ impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn begin_directory(&mut self, machine: MachineId) {
         let Some(window) = self.machines.begin_directory(machine) else { return };
         self.actions.push(Action::BeginDirectory { machine, window, base: DIRECTORY_BASE });
-        let policy = self.sockets_policy();
-        let mut changes = vec![DirectoryChange::Policy { terms: policy.terms, clauses: policy.clauses.clone() }];
+        let mut changes = vec![self.policy_change()];
         for publication in self.sockets.publications.values() {
             let visible = self.visible(machine.into(), publication);
             changes.extend(visible.changes(publication, &DirectoryChange::Address, &DirectoryChange::Listener));

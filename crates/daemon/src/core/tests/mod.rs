@@ -159,6 +159,8 @@ pub(super) struct World {
     pub(super) watched: BTreeMap<u64, [FlowSocket; 2]>,
     /// Sockets that the kernel does not find when it is asked.
     pub(super) gone: BTreeSet<u64>,
+    /// The executable of programs that open sessions from now on, as far as the broker may read it.
+    pub(super) program: Option<String>,
     token: Rc<()>,
     next_session: u64,
     next_request: u32,
@@ -196,6 +198,7 @@ impl World {
             ended: BTreeMap::new(),
             watched: BTreeMap::new(),
             gone: BTreeSet::new(),
+            program: None,
             token,
             next_session: 1,
             next_request: 1,
@@ -316,7 +319,8 @@ impl World {
     pub(super) fn open(&mut self, who: impl Who, pid: u32) -> u64 {
         let session = self.next_session;
         self.next_session += 1;
-        self.feed(CoreEvent::Opened { session: SessionId(session), peer: who.with(pid) });
+        let program = self.program.clone();
+        self.feed(CoreEvent::Opened { session: SessionId(session), peer: who.with(pid), program });
         session
     }
 

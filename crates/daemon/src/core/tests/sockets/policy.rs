@@ -1,5 +1,7 @@
 //! What the policy decides about rings of sockets.
 
+use partywall_protocol::wire::{PolicyQuestion, User};
+
 use super::*;
 
 #[test]
@@ -102,4 +104,73 @@ rules = ['never@port=22']
     w.perform(actions);
     assert_eq!(w.ask(user, Message::GetMoveRules {}), from_file);
     assert_eq!(w.terms.clone().unwrap().0.spin_us, 7);
+}
+
+const PROGRAMS: &str = "administrators = [1]\n[programs]\nallow = ['nginx', '/usr/bin/db']\n";
+
+/// What the broker says of a program that asks about itself.
+fn asked(w: &mut World, session: u64, word: &str) -> bool {
+    let question = Message::TestPolicy {
+        question: PolicyQuestion::Program,
+        own: true,
+        user: User::Host(0),
+        gid: u32::MAX,
+        to_own: true,
+        to_user: User::Host(0),
+        from: String::new(),
+        to: word.into(),
+        service: String::new(),
+    };
+    match w.ask(session, question) {
+        Message::PolicyDecides { allowed, .. } => allowed,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn program_that_is_not_listed_neither_offers_nor_takes() {
+    let mut w = World::with_policy(PROGRAMS);
+    w.program = Some("/usr/bin/curl".into());
+    let curl = w.join_as(1, "curl", 1);
+    w.program = Some("/usr/sbin/nginx".into());
+    let nginx = w.join_as(1, "nginx", 2);
+    w.program = Some("/usr/bin/db".into());
+    let db = w.join_as(1, "db", 3);
+    let offer = |w: &mut World, session| {
+        let with = vec![w.region(8192)];
+        w.say_of(session, Message::Offer { region: RegionReference::with_ring(8192) }, client(), with).unwrap()
+    };
+    assert_eq!(code(offer(&mut w, curl)), Refusal::Denied);
+    offered(&mut w, nginx, client());
+    assert_eq!(code(take(&mut w, curl, server())), Refusal::Denied);
+    assert!(is_offered(&w), "another program may take it");
+    met(&mut w, (nginx, client()), (db, server()));
+}
+
+#[test]
+fn broker_believes_what_it_reads_of_a_program_before_what_that_says() {
+    let mut w = World::with_policy(PROGRAMS);
+    w.program = Some("/usr/bin/curl".into());
+    let known = w.join_as(1, "curl", 1);
+    assert!(!asked(&mut w, known, "/usr/sbin/nginx"));
+    w.program = None;
+    let unknown = w.join_as(1, "other", 2);
+    assert!(asked(&mut w, unknown, "/usr/sbin/nginx") && !asked(&mut w, unknown, "/usr/bin/curl"));
+}
+
+#[test]
+fn directory_says_whether_programs_are_listed_and_follows_the_policy() {
+    let mut w = World::with_policy("administrators = [1]");
+    let directory = w.other();
+    let actions = w.core.set_directory(directory);
+    w.perform(actions);
+    let listed = |w: &World| w.terms.as_ref().unwrap().0.lists_programs;
+    assert!(!listed(&w));
+    let session = w.join_as(1, "curl", 1);
+    assert!(asked(&mut w, session, "/usr/bin/curl"));
+    for (policy, is_listed) in [(PROGRAMS, true), ("administrators = [1]", false)] {
+        let actions = w.core.set_policy(Arc::new(Policy::parse(policy).unwrap()));
+        w.perform(actions);
+        assert_eq!((listed(&w), asked(&mut w, session, "/usr/bin/curl")), (is_listed, !is_listed));
+    }
 }
