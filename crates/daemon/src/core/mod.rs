@@ -18,7 +18,6 @@
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
 //! - `view` answers `List` and `Inspect` (C10), and `explain` says what the policy would decide (C17);
 //! - `machine` knows virtual machines, and `window_places` hands out places in the windows between them (protocol G);
-//! - `machine` knows virtual machines, and hands out places in the windows between them (protocol G);
 //! - `events` tells those who follow what has happened (C18);
 //! - `report` counts what is done, for metrics;
 //! - `group` knows who takes part in which group, and hands out seats (protocol J);
@@ -32,7 +31,7 @@ mod events;
 mod explain;
 mod further;
 mod group;
-#[cfg(test)]
+#[cfg(any(test, feature = "invariants"))]
 mod invariants;
 mod join;
 mod log;
@@ -315,6 +314,9 @@ pub struct Core<F> {
     /// Seconds since 1970 at the event under way.
     now: u64,
     actions: Vec<Action<F>>,
+    /// All accounts are recomputed after each event.
+    #[cfg(any(test, feature = "invariants"))]
+    checked: bool,
 }
 
 /// Channel ids and epochs of one instance; the next instance begins above them.
@@ -351,12 +353,16 @@ impl<F: Descriptor> Core<F> {
             events: EventQueues::default(),
             now: 0,
             actions: Vec::new(),
+            #[cfg(any(test, feature = "invariants"))]
+            checked: cfg!(test),
         }
     }
 
     /// Takes in one event at `now` (seconds since 1970) and says what to do about it.
     pub fn handle(&mut self, now: u64, event: CoreEvent<F>) -> Vec<Action<F>> {
         self.now = now;
+        #[cfg(any(test, feature = "invariants"))]
+        let before = self.checked.then(|| self.accounts_before(&event));
         match event {
             CoreEvent::Opened { session, peer } => self.open(session, peer),
             CoreEvent::Message { session, request, message, descriptors, socket } => {
@@ -382,7 +388,18 @@ impl<F: Descriptor> Core<F> {
         }
         self.serve_followers();
         self.keep_books();
-        std::mem::take(&mut self.actions)
+        let actions = std::mem::take(&mut self.actions);
+        #[cfg(any(test, feature = "invariants"))]
+        if let Some(before) = before {
+            self.check_step(before, &actions);
+        }
+        actions
+    }
+
+    /// Has all accounts recomputed after each event from now on, and panics if one is wrong.
+    #[cfg(feature = "invariants")]
+    pub(crate) fn check_each_event(&mut self) {
+        self.checked = true;
     }
 
     /// Puts another policy in force. It judges every later request; a session that it would not let join is refused and ended.

@@ -410,6 +410,12 @@ impl Server {
         Ok(())
     }
 
+    /// Has the core recompute all accounts after each event.
+    #[cfg(feature = "invariants")]
+    pub(crate) fn check_each_event(&mut self) {
+        self.core.check_each_event();
+    }
+
     /// Gives an event to the core, and does what it says.
     fn feed(&mut self, event: CoreEvent<ClientDescriptor>) {
         let actions = self.core.handle(now(), event);
