@@ -1,6 +1,6 @@
 //! The control socket of a switch: ports come and go while frames flow. A request is a line of JSON, and so is its answer.
 
-use crate::engine::EngineHandle;
+use crate::handle::RequestHandle;
 use crate::switch::MacAddress;
 use crate::{PortCounters, VhostError, line};
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,9 @@ pub enum ControlRequest {
     Stop,
 }
 
+/// What a running engine is asked by.
+pub type EngineHandle = RequestHandle<ControlRequest>;
+
 /// One port of a switch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PortReport {
@@ -129,7 +132,7 @@ pub struct FoundSwitch {
     pub running: bool,
 }
 
-/// The folder of all switches of this user where none is named. `None` if the user has no folder for such files.
+/// The folder of all switches of this user, unless the command line names another. `None` if the user has no folder for such files.
 pub fn default_folder() -> Option<PathBuf> {
     match rustix::process::geteuid().is_root() {
         true => Some("/run/partywall/net".into()),
