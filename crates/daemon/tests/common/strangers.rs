@@ -307,10 +307,10 @@ impl Strangers {
     /// A message as clients send it.
     fn message(&self, input: &mut Input<'_>) -> Message {
         let (name, service) = (input.pick(&["a", "b", "x y"]).to_string(), input.pick(&["s", "t"]).to_string());
-        let kind = *input.pick(&Kind::ALL);
+        let kind = *input.pick(Kind::ALL);
         let directions = *input.pick(&[Directions::FORWARD, Directions::REVERSE, Directions::BOTH]);
         let region = RegionReference::with_ring(*input.pick(&[RING, RING * 2, 0, 1 << 40]));
-        let side = *input.pick(&Side::ALL);
+        let side = *input.pick(Side::ALL);
         let id = *input.pick(&self.ids);
         match input.byte().unwrap_or(0) % 23 {
             0 => Message::Join { version: wire::VERSION, name },
@@ -318,7 +318,7 @@ impl Strangers {
             2 | 3 => Message::Connect { target: name, service, kind, directions, region },
             4 => Message::Accepted { channel: id, start: 0, region },
             5 => Message::Closed { channel: id },
-            6 => Message::List { what: *input.pick(&What::ALL), after: id },
+            6 => Message::List { what: *input.pick(What::ALL), after: id },
             7 => Message::Inspect { channel: id },
             8 => Message::Reclaim { channel: id, side, peer: name, service, kind, directions, region },
             9 => Message::Directory {},
