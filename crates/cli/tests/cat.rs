@@ -7,7 +7,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::process::Stdio;
 
-use common::{Guard, World, noise, said};
+use common::random::noise;
+use common::{Guard, World, said};
 
 #[test]
 fn files_arrive_whole_both_ways_at_once() {

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Guard, World, noise, said};
+use common::random::noise;
+use common::{Guard, World, said};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 

@@ -109,7 +109,7 @@ fn totals_count_ports_of_switches_and_named_disks() {
     let (folder, disk, socket) = (world.path("net"), world.path("disk.raw"), world.path("disk.sock"));
     let [folder, disk, socket] = [&folder, &disk, &socket].map(|path| path.to_str().unwrap());
     std::fs::write(disk, [0; 4096]).unwrap();
-    let _switch = Guard::spawn(
+    let mut switch = Guard::spawn(
         world.partywall("x", &["net", "run", "lan", "--port", "a", "--folder", folder]).stdout(Stdio::null()),
     );
     let _disk = Guard::spawn(
@@ -144,4 +144,11 @@ fn totals_count_ports_of_switches_and_named_disks() {
         totals["notes"].to_string().contains("is not counted") && totals["network"]["lan"]["a"].is_object(),
         "{totals}"
     );
+    // A switch that was killed is found by the socket that it left.
+    let state = || json(&world.run("watcher", &["net", "list", "--json", "--folder", folder]));
+    assert_eq!((&state()[0]["name"], &state()[0]["running"]), (&"lan".into(), &true.into()));
+    switch.kill();
+    assert_eq!((&state()[0]["name"], &state()[0]["running"]), (&"lan".into(), &false.into()));
+    let totals = json(&world.run("watcher", &words));
+    assert!(totals["notes"].to_string().contains("switch lan is not counted"), "{totals}");
 }

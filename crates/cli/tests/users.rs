@@ -9,7 +9,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use common::{Guard, PARTYWALL, World, copy_program, make_executable, noise, said};
+use common::random::noise;
+use common::{Guard, PARTYWALL, World, copy_program, make_executable, said};
 
 /// A user with a rule, and one without. Neither has to exist.
 const GUEST: u32 = 65_001;

@@ -44,7 +44,18 @@ impl Broker {
     pub fn embedded() -> Result<Self, StartError> {
         let private = std::fs::Permissions::from_mode(0o700);
         let dir = tempfile::Builder::new().prefix("partywall-").permissions(private).tempdir()?;
-        Self::spawn(&Config::new(dir.path().join("broker.sock")), Some(dir))
+        Self::spawn(&Config::new(dir.path().join("broker.sock")), Some(dir), |_| ())
+    }
+
+    /// As [`embedded`](Self::embedded), and recomputes all accounts after each event. A wrong account ends the broker by a panic.
+    ///
+    /// # Errors
+    /// Those of [`embedded`](Self::embedded).
+    #[cfg(feature = "invariants")]
+    #[doc(hidden)]
+    pub fn embedded_with_checks() -> Result<Self, StartError> {
+        let dir = tempfile::tempdir()?;
+        Self::spawn(&Config::new(dir.path().join("broker.sock")), Some(dir), Server::check_each_event)
     }
 
     /// Starts a broker as told.
@@ -52,11 +63,12 @@ impl Broker {
     /// # Errors
     /// [`StartError`] says what is in the way.
     pub fn start(config: &Config) -> Result<Self, StartError> {
-        Self::spawn(config, None)
+        Self::spawn(config, None, |_| ())
     }
 
-    fn spawn(config: &Config, dir: Option<TempDir>) -> Result<Self, StartError> {
+    fn spawn(config: &Config, dir: Option<TempDir>, prepare: impl FnOnce(&mut Server)) -> Result<Self, StartError> {
         let mut server = Server::open(config)?;
+        prepare(&mut server);
         let (path, control, metrics_port) = (server.path().to_owned(), server.control(), server.metrics_port());
         let thread =
             std::thread::Builder::new().name("partywall-broker".to_owned()).spawn(move || server.run(|_| ()))?;

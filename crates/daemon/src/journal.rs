@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Every local user may send to the journal's socket, and so keep it full. An entry that finds no room is dropped, and the next one that
-//! finds room has their number: the event loop must not wait for the journal.
+//! finds room has their number: the event loop must not wait for the journal. The crate `tracing-journald` is not used because its `send` blocks on a
+//! full socket.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};

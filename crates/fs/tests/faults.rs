@@ -9,7 +9,8 @@
 
 mod common;
 
-use common::{Random, Way, eventually, world};
+use common::random::Random;
+use common::{Way, eventually, world};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

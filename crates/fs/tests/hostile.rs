@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::Random;
+use common::random::Random;
 use partywall_fs::export::{Export, ExportOptions, ExportSession};
 use partywall_fs::frame::{ReplyHeader, RequestHeader};
 use partywall_fs::serve::serve_tcp;

@@ -9,7 +9,8 @@
 
 mod common;
 
-use common::{Random, Way, eventually, world};
+use common::random::Random;
+use common::{Way, eventually, world};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 use std::collections::BTreeMap;

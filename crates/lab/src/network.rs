@@ -8,8 +8,7 @@
 //! when nobody lives to take them down. Who is not root has two guests whose QEMUs send each other frames.
 
 use crate::process::LabProcess;
-use crate::{LabError, scratch, tool};
-use std::fmt;
+use crate::{LabError, NetworkKind, scratch, tool};
 use std::fs::{File, read_link};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -22,28 +21,6 @@ use std::time::{Duration, Instant};
 const MOST: u8 = 253;
 /// The host's address on the bridge.
 const HOST: u8 = 254;
-
-/// How frames get from one guest to another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NetworkKind {
-    /// By tap devices on a bridge of the host's kernel, whose `vhost-net` moves them if `vhost`.
-    Bridge {
-        /// The host has `/dev/vhost-net`.
-        vhost: bool,
-    },
-    /// From QEMU to QEMU, by datagrams of UNIX sockets. There are two guests at most.
-    Sockets,
-}
-
-impl fmt::Display for NetworkKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bridge { vhost: false } => "virtio-net, tap and bridge",
-            Self::Bridge { vhost: true } => "virtio-net with vhost, tap and bridge",
-            Self::Sockets => "virtio-net, sockets between the QEMUs",
-        })
-    }
-}
 
 #[derive(Debug)]
 enum NetworkWires {

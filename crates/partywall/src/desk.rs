@@ -178,6 +178,20 @@ impl SessionDesk {
 
     /// The same of a request that takes longer than the broker itself: a virtual machine has to answer.
     pub(crate) fn request_within(&self, limit: Duration, message: &Message, fds: &[BorrowedFd<'_>]) -> Answer {
+        self.exchange(limit, message, fds).map(|(_, answer)| answer)
+    }
+
+    /// As [`Self::request`]. The ticket says which session has answered ([`Self::is_current`]).
+    pub(crate) fn request_with_ticket(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(Ticket, Message)> {
+        self.exchange(PATIENCE, message, fds).map(|(ticket, (answer, _))| (ticket, answer))
+    }
+
+    fn exchange(
+        &self,
+        limit: Duration,
+        message: &Message,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Ticket, (Message, Vec<OwnedFd>))> {
         let _turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + limit;
         let ticket = loop {
@@ -189,7 +203,7 @@ impl SessionDesk {
         };
         loop {
             if let Some(answer) = self.answer(ticket) {
-                return answer;
+                return answer.map(|answer| (ticket, answer));
             }
             if Instant::now() >= deadline {
                 self.state().answers.remove(&ticket.request);
@@ -228,6 +242,11 @@ impl SessionDesk {
         }
         state.answers.insert(request, None);
         Ok(Ticket { request, session: state.number })
+    }
+
+    /// Whether the session that a request was sent on is still in use: a broker that has come again knows nothing of it.
+    pub(crate) fn is_current(&self, ticket: Ticket) -> bool {
+        self.state().number == ticket.session
     }
 
     /// The answer to a request, if it has come; a refusal is an error, and so is the end of the session.

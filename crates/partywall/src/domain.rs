@@ -427,6 +427,20 @@ impl ChannelRegistration {
         self.domain.desk.request(message, fds).map(|(answer, _)| answer)
     }
 
+    /// Makes a request about the channel, and waits for its answer. The ticket says which session has answered.
+    pub(crate) fn request_with_ticket(
+        &self,
+        message: &Message,
+        fds: &[rustix::fd::BorrowedFd<'_>],
+    ) -> Result<(Ticket, Message)> {
+        self.domain.desk.request_with_ticket(message, fds)
+    }
+
+    /// Whether the broker of that session is the present one.
+    pub(crate) fn is_current(&self, ticket: Ticket) -> bool {
+        self.domain.desk.is_current(ticket)
+    }
+
     /// Sends a message about the channel that has no answer.
     pub(crate) fn tell(&self, message: Message) {
         self.domain.desk.tell(message);

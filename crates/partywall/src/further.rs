@@ -7,7 +7,8 @@
 //! The broker passes on only regions of a kind that the reader takes, and counts them for both sides.
 
 use crate::arrivals::{Allowance, ArrivedRegion, FurtherMail, HeldKey, take_message};
-use crate::domain::lock;
+use crate::desk::Ticket;
+use crate::domain::{ChannelRegistration, lock};
 use crate::endpoint::{Carrier, Endpoint};
 use crate::{Error, Result};
 use partywall_protocol::wire::{Located, Message, RegionReference, Side};
@@ -103,7 +104,10 @@ impl Regions {
         let options = RegionOptions { kind: RegionKind::Further, ..RegionOptions::endpoint(size) };
         let (region, base, memory) = endpoint.make_further(&options)?;
         let number = endpoint.next_region_number();
-        pass_on(&endpoint, number, kind, base, region.geometry(), memory)?;
+        pass_on(&endpoint, number, kind, base, region.geometry(), memory).inspect_err(|_| {
+            // A broker that ended before its answer may have passed the region on.
+            TxState::Finished.store(&region.page().tx.control.state);
+        })?;
         Ok(ChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })
     }
 
@@ -183,14 +187,35 @@ fn pass_on(endpoint: &Endpoint, number: u32, kind: u32, base: u64, geometry: Geo
         Carrier::Broker(registration) => {
             let (channel, side) = registration.end();
             let region = RegionReference::new(Located::from_base(base), geometry);
-            registration.request(&Message::AddRegion { channel, side, number, kind, region }, &[memory.as_fd()])?;
-            registration.further(|further| further.keep_own(number, kind, geometry.ring_size()));
+            let message = Message::AddRegion { channel, side, number, kind, region };
+            let (answered, _) = registration.request_with_ticket(&message, &[memory.as_fd()]).inspect_err(|e| {
+                // Without an answer, the broker may have counted the region. If it has not, this has no effect (protocol F5).
+                if !matches!(e, Error::Refused { .. }) {
+                    registration.tell(Message::DropRegion { channel, side, own: true, number });
+                }
+            })?;
+            note_own(registration, answered, number, kind, geometry.ring_size());
             Ok(())
         }
         Carrier::Pair(boxes, mine) => {
             lock(&boxes[1 - mine]).further.put(ArrivedRegion { number, kind, base, geometry, memory })
         }
         Carrier::None => Err(Error::Invalid("this channel has no further regions".into())),
+    }
+}
+
+/// Notes a region that the broker has passed on. If the broker has restarted since its answer, the thread that joined again may have
+/// reported this side's regions before the note, so this reports the region as well (protocol F6).
+fn note_own(registration: &ChannelRegistration, answered: Ticket, number: u32, kind: u32, bytes: u64) {
+    registration.further(|further| further.keep_own(number, kind, bytes));
+    if registration.is_current(answered) {
+        return;
+    }
+    let (channel, side) = registration.end();
+    let message = Message::ReclaimRegion { channel, side, own: true, number, kind, bytes };
+    // A broker that has not heard of the channel yet refuses this. It hears of the region after the channel then, by the note.
+    if let Err(e) = registration.request(&message, &[]) {
+        tracing::debug!(error = %e, "the new broker does not count a further region");
     }
 }
 
@@ -374,5 +399,72 @@ fn give_up(endpoint: &Endpoint, own: bool, number: u32) {
         }
         Carrier::Pair(boxes, mine) if !own => lock(&boxes[*mine]).further.forget(HeldKey { own, number }),
         Carrier::Pair(..) | Carrier::None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Domain, Refusal, Stream};
+    use partywall_daemon::{Broker, Config};
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    /// What the reader takes of the owner, and the other way round.
+    const KIND: u32 = 1;
+    const OF_READER: u32 = 2;
+    const SIZE: u64 = 4096;
+
+    fn joined(broker: &Path, name: &str) -> Domain {
+        Domain::builder().name(name).broker(broker).join().unwrap()
+    }
+
+    /// Waits until a new broker has heard of the channel from both sides, and of all regions of the owner: the owner reports what it takes
+    /// after them.
+    fn await_reports(owner: &Stream, reader: &Stream) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while reader.regions().take(KIND, 100, 1 << 20).is_err() || reader.regions().add(OF_READER, SIZE).is_err() {
+            assert!(Instant::now() < deadline, "the sides do not join again");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(owner.regions().next());
+    }
+
+    #[test]
+    fn region_counts_if_broker_restarts_before_its_answer_is_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::new(folder.path().join("broker.sock"));
+        let broker = Broker::start(&config).unwrap();
+        let (web, db) = (joined(&config.socket, "web"), joined(&config.socket, "db"));
+        let mut listener = db.bind("sql").unwrap();
+        let owner = web.connect("db:sql").unwrap();
+        let (reader, _) = listener.accept().unwrap();
+        reader.regions().take(KIND, 100, 1 << 20).unwrap();
+        owner.regions().take(OF_READER, 1, SIZE).unwrap();
+        let mut regions: Vec<_> = (0..7).map(|_| owner.regions().add(KIND, SIZE).unwrap()).collect();
+
+        // The steps of `add`, with a restart after the answer.
+        let endpoint = owner.regions().endpoint().unwrap();
+        let Carrier::Broker(registration) = endpoint.carrier() else { panic!("a channel of a broker") };
+        let options = RegionOptions { kind: RegionKind::Further, ..RegionOptions::endpoint(SIZE) };
+        let (region, base, memory) = endpoint.make_further(&options).unwrap();
+        let number = endpoint.next_region_number();
+        let ((channel, side), geometry) = (registration.end(), region.geometry());
+        let reference = RegionReference::new(Located::from_base(base), geometry);
+        let message = Message::AddRegion { channel, side, number, kind: KIND, region: reference };
+        let (answered, _) = registration.request_with_ticket(&message, &[memory.as_fd()]).unwrap();
+        drop(broker);
+        let _broker = Broker::start(&config).unwrap();
+        await_reports(&owner, &reader);
+        note_own(registration, answered, number, KIND, SIZE);
+        regions.push(ChannelRegion { region, kind: KIND, number, endpoint: Arc::downgrade(&endpoint) });
+
+        let ninth = owner.regions().add(KIND, SIZE);
+        assert!(matches!(ninth, Err(Error::Refused { code: Refusal::Quota, .. })), "{ninth:?}");
+        // It counts once: when it is given up there is room for one.
+        drop(regions.pop());
+        regions.push(owner.regions().add(KIND, SIZE).unwrap());
+        let tenth = owner.regions().add(KIND, SIZE);
+        assert!(matches!(tenth, Err(Error::Refused { code: Refusal::Quota, .. })), "{tenth:?}");
     }
 }

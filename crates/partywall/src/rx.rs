@@ -1,4 +1,7 @@
 //! The reading half of an endpoint: what is there, release, doorbell, the peer's change of ring, and every way it can end.
+//! `records` waits for records of calls.
+
+mod records;
 
 use crate::endpoint::{Endpoint, PeerEndpoint};
 use crate::keeper::HangUpWatch;
@@ -7,10 +10,9 @@ use crate::{Error, Result};
 use partywall_region::wait::publish_core;
 use partywall_region::{Link, LinkEvent, PeerRegion};
 use partywall_shm::bytes::PeerBytes;
-use partywall_shm::call::{CallLine, CallRecord, RECORD};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
-use partywall_shm::half::{Effect, Ending, Idle, ReadingHalf};
+use partywall_shm::half::{Ending, ReadingHalf};
 use partywall_shm::layout::{Geometry, RxHalf};
 use partywall_shm::state::RxState;
 use partywall_shm::wake::Fencing;
@@ -60,9 +62,6 @@ const MOST_RINGS: usize = 4;
 
 /// Packets that are looked through for a ring that must have been sent before: more than a link holds.
 const MOST_PACKETS: u32 = 1 << 14;
-
-/// Looks for a record before a wait begins in earnest, which reads the clock. A call takes about as long when both sides are awake.
-const LOOKS: u32 = 64;
 
 /// How much is copied at once for `BufRead`.
 const FRONT: usize = 8 << 10;
@@ -191,121 +190,6 @@ impl StreamRx {
                 Ok(n)
             }
             _ => self.wait_slow(want),
-        }
-    }
-
-    /// The next record of a call, waited for and released; `None` at the end of the stream (protocol K2).
-    #[inline]
-    pub(crate) fn next_record(&mut self) -> Result<Option<CallRecord>> {
-        if !self.spin_for_record(LOOKS, || true) {
-            match self.wait_for_record()? {
-                0 => return Ok(None),
-                n if n < RECORD => return Err(self.corrupt(Corrupt::BadRecord)),
-                _ => {}
-            }
-        }
-        let line = self.span(0, RECORD).and_then(CallLine::in_peer);
-        let Some(record) = line.map(|line| line.snapshot().record()) else {
-            return Err(self.corrupt(Corrupt::BadRecord));
-        };
-        self.release(RECORD);
-        record.map(Some).map_err(|what| self.corrupt(what))
-    }
-
-    /// Whether the record at the head of the present ring has been handed over by its stamp. Only its own line is looked at.
-    #[inline]
-    fn sees_stamp(&mut self) -> bool {
-        let Self { ring, half, .. } = self;
-        is_stamped(ring.as_ref(), half) && half.admit(RECORD)
-    }
-
-    /// Looks for a record some times, for as long as `may_go_on`. `true` if there is one, and then [`StreamRx::next_record`] does not wait.
-    ///
-    /// Does not look for long: no clock is read, and no other thing that happens to the connection is noticed.
-    #[inline]
-    pub(crate) fn spin_for_record(&mut self, looks: u32, may_go_on: impl Fn() -> bool) -> bool {
-        if self.half.available() >= RECORD {
-            return true;
-        }
-        if self.sees_stamp() {
-            return true;
-        }
-        if !self.waiter.spins() || self.shares_core() {
-            return false;
-        }
-        for _ in 0..looks {
-            std::hint::spin_loop();
-            if self.sees_stamp() {
-                return true;
-            }
-            if !may_go_on() {
-                return false;
-            }
-        }
-        false
-    }
-
-    /// Whether the peer has last been seen on the core that this thread is on: then it cannot get ahead while this thread spins.
-    #[inline]
-    fn shares_core(&self) -> bool {
-        let core = publish_core(&self.own().control.cpu);
-        let is_same =
-            |peer: &PeerEndpoint| core != 0 && peer.region.page().tx.control.cpu.load(Ordering::Relaxed) == core;
-        self.endpoint.peer().is_none_or(|peer| !self.endpoint.is_windowed() && is_same(peer))
-    }
-
-    /// Waits for a record. Spinning looks at the record's line alone: a look at the cursor would take that line from the writer each time.
-    fn wait_for_record(&mut self) -> Result<u64> {
-        let mut turn = self.waiter.begin();
-        let mut has_looked = self.ring.is_some();
-        loop {
-            if !std::mem::replace(&mut has_looked, false) {
-                let n = self.look(RECORD)?;
-                if n > 0 {
-                    self.half.awake(&self.endpoint.own().page().rx);
-                    return Ok(n);
-                }
-                if self.half.must_switch() && self.endpoint.is_windowed() && self.half.ended().is_none() {
-                    self.wait_for_ring(turn.deadline)?;
-                    continue;
-                }
-            }
-            let Self { endpoint, half, waiter, watch, hung_up, ring, .. } = self;
-            let own = &endpoint.own().page().rx;
-            let peer = endpoint.peer();
-            let writer = peer.map(|p| &p.region.page().tx);
-            let scene = WaitScene {
-                core: &own.control.cpu,
-                counters: &own.counters,
-                peer_core: writer.map(|writer| &writer.control.cpu),
-                elsewhere: endpoint.is_windowed(),
-                fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
-                nap: None,
-                watch,
-            };
-            let step = waiter.step(&mut turn, scene, |idle| {
-                if is_stamped(ring.as_ref(), half) && half.admit(RECORD) {
-                    half.awake(own);
-                    return Effect::Ready;
-                }
-                match idle {
-                    Idle::Spin => Effect::LookAgain,
-                    Idle::Sleep => half.next(own, writer, *hung_up, RECORD, idle),
-                }
-            });
-            match step {
-                Ok(WaitStep::Ready) if half.available() > 0 => return Ok(half.available()),
-                Ok(WaitStep::Ready) => {}
-                Ok(WaitStep::Event(event)) => self.handle(event)?,
-                Ok(WaitStep::Ended(Ending::Orderly | Ending::Here)) => return Ok(0),
-                Ok(WaitStep::Ended(ending)) => return Err(self.end(ending)),
-                Err(e) => {
-                    if matches!(e, Error::TimedOut) {
-                        half.awake(own);
-                    }
-                    return Err(e);
-                }
-            }
         }
     }
 
@@ -596,13 +480,6 @@ impl StreamRx {
     pub(crate) fn is_hung_up(&self) -> bool {
         self.hung_up || self.watch.has_hung_up()
     }
-}
-
-/// Whether the record at the head has been handed over by its stamp.
-#[inline]
-fn is_stamped(ring: Option<&PeerRegion>, half: &ReadingHalf) -> bool {
-    let line = ring.and_then(|ring| CallLine::in_peer(ring.span(half.head(), RECORD)));
-    line.is_some_and(|line| line.is_stamped(half.head()))
 }
 
 impl Drop for StreamRx {

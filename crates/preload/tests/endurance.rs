@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use support::{c, eventually, free_port, guard::Guard, switch::Switch, world::World};
+use support::{c, eventually, free_port, guard::Guard, random::Random, switch::Switch, world::World};
 
 fn load() -> &'static Path {
     static LOAD: OnceLock<std::path::PathBuf> = OnceLock::new();
@@ -101,13 +101,6 @@ fn times(usual: u64) -> u64 {
     usual * factor
 }
 
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 #[test]
 fn long_transfers_cross_hundreds_of_switches() {
     let world = World::new();
@@ -161,10 +154,10 @@ fn threads_that_bring_connections_up_at_once_do_not_get_in_each_others_way() {
 }
 
 /// Some clients, of which each ends or is killed; those that live on are all right.
-fn deaths(kill: impl Fn(&World, &mut u64, &mut Guard, &mut Vec<Guard>), all_may_go: bool) {
+fn deaths(kill: impl Fn(&World, &mut Random, &mut Guard, &mut Vec<Guard>), all_may_go: bool) {
     let world = World::new();
     let switch = Switch::new(&world);
-    let mut state = 0x1234_5678_9abc_def1;
+    let mut random = Random(0x1234_5678_9abc_def1);
     for round in 0..times(12) {
         let (mut server, port) = server(&world);
         let mut clients: Vec<Guard> = (0..4)
@@ -175,8 +168,8 @@ fn deaths(kill: impl Fn(&World, &mut u64, &mut Guard, &mut Vec<Guard>), all_may_
             })
             .collect();
         let flips = (round % 3 == 2).then(|| switch.flip_at_random(round + 1));
-        std::thread::sleep(Duration::from_micros(random(&mut state) % 200_000));
-        kill(&world, &mut state, &mut server, &mut clients);
+        std::thread::sleep(Duration::from_micros(random.below(200_000)));
+        kill(&world, &mut random, &mut server, &mut clients);
         for client in &mut clients {
             let end =
                 client.wait_for(Duration::from_secs(100)).unwrap_or_else(|| panic!("round {round}: a client hangs"));
@@ -196,8 +189,8 @@ fn clients_see_a_killed_server_as_over_tcp() {
 #[test]
 fn a_server_outlives_killed_clients() {
     deaths(
-        |_, state, server, clients| {
-            let victim = (random(state) % 4) as usize;
+        |_, random, server, clients| {
+            let victim = random.below(4) as usize;
             clients[victim].signal(Signal::KILL);
             assert!(server.ended().is_none(), "the server ended with a client");
         },
@@ -208,9 +201,9 @@ fn a_server_outlives_killed_clients() {
 #[test]
 fn nobody_notices_a_killed_broker() {
     deaths(
-        |world, state, _, _| {
+        |world, random, _, _| {
             world.kill_broker();
-            std::thread::sleep(Duration::from_micros(random(state) % 100_000));
+            std::thread::sleep(Duration::from_micros(random.below(100_000)));
             world.restart_broker();
         },
         false,

@@ -7,7 +7,7 @@ use crate::call_error;
 use crate::child;
 use crate::outcome::{exception, forked};
 use crate::peer::PyPeer;
-use crate::slot::Slot;
+use crate::slot::{self, Slot};
 use partywall::rpc::{CallClient, CallError, Method, Ongoing, Reply};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -36,9 +36,7 @@ impl MethodArgument {
 
 /// When a wait of `timeout` seconds is over; `None`: never.
 fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
-    let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
-    let timeout = timeout.map_err(|e| exception(py, "Invalid", &format!("a time-out in seconds: {e}")))?;
-    Ok(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
+    Ok(slot::timeout(py, timeout)?.and_then(|timeout| Instant::now().checked_add(timeout)))
 }
 
 /// What is left until then, and no longer than to the next look for a signal.

@@ -1,10 +1,10 @@
 //! Options of a connection or a listener, as keyword arguments.
 
+use crate::slot;
 use partywall::rpc::HeapOptions;
 use partywall::{Options, RingSize};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::time::Duration;
 
 /// `ring=`: one size for a ring that keeps it, or the first and the largest size.
 #[derive(FromPyObject)]
@@ -25,8 +25,8 @@ pub(crate) fn chosen(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Options> 
                 }
             }
             "spin" => {
-                let seconds = Duration::try_from_secs_f64(value.extract()?);
-                options.spin = seconds.map_err(|e| pyo3::exceptions::PyValueError::new_err(format!("spin: {e}")))?;
+                let spin = slot::duration("spin", value.extract()?);
+                options.spin = spin.map_err(pyo3::exceptions::PyValueError::new_err)?;
             }
             "one_way" => options.one_way = value.extract()?,
             "huge_pages" => options.huge_pages = value.extract()?,

@@ -182,6 +182,17 @@ impl<H> fmt::Debug for Slot<H> {
     }
 }
 
+/// A length of time that a program gives in seconds, and what it is called in an error.
+pub(crate) fn duration(what: &str, seconds: f64) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(seconds).map_err(|e| format!("{what}: {e}"))
+}
+
+/// A time-out that a program gives in seconds; `None` waits for ever.
+pub(crate) fn timeout(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    let timeout = seconds.map(|seconds| duration("a time-out in seconds", seconds)).transpose();
+    timeout.map_err(|text| outcome::exception(py, "Invalid", &text))
+}
+
 /// The time-out of an object, as `settimeout` of Python's sockets has it.
 #[derive(Debug)]
 pub(crate) struct Timeout(Mutex<Option<Duration>>);
@@ -197,9 +208,7 @@ impl Timeout {
 
     /// Sets seconds; `None` waits for ever.
     pub(crate) fn set(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<()> {
-        let timeout = seconds.map(Duration::try_from_secs_f64).transpose();
-        let timeout = timeout
-            .map_err(|e| outcome::raised(py, &Error::Invalid(format!("a time-out in seconds: {e}")), WaitsFor::Data))?;
+        let timeout = timeout(py, seconds)?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
         Ok(())
     }

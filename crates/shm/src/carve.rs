@@ -90,6 +90,11 @@ impl Carve {
         self.free.values().sum()
     }
 
+    /// Bytes that are taken, in all.
+    pub fn taken(&self) -> u64 {
+        self.taken.values().sum()
+    }
+
     /// Whether nothing is taken.
     pub fn is_unused(&self) -> bool {
         self.taken.is_empty()

@@ -3,11 +3,14 @@
 //! Proptest shrinks what fails and prints it; the printed bytes are an input of the fuzz target of the same driver, too.
 #![cfg(not(loom))]
 
+mod random;
+
 use partywall_shm::oracle::{Findings, Op, Setup, Tally, hunt_bytes, run, run_bytes};
 use partywall_shm::state::End;
 use partywall_shm::wake::Fencing;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use random::inputs;
 
 /// Interpreters are some hundred times slower.
 const CASES: u32 = if cfg!(miri) { 8 } else { 4000 };
@@ -30,28 +33,13 @@ proptest! {
     }
 }
 
-/// A generator of inputs whose only merit is to be the same each time.
-fn inputs(count: u64) -> impl Iterator<Item = Vec<u8>> {
-    let mut x = 0x2545_F491_4F6C_DD1D_u64;
-    (0..count).map(move |_| {
-        (0..200)
-            .map(|_| {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                (x >> 32) as u8
-            })
-            .collect()
-    })
-}
-
 /// Tests that reach nothing cannot fail.
 #[test]
 fn random_inputs_reach_every_feature() {
     let count = if cfg!(miri) { 200 } else { 20_000 };
     let (mut sum, mut found) = (Tally::default(), Findings::default());
     let (mut orderly, mut dead, mut neither) = (0, 0, 0);
-    for input in inputs(count) {
+    for input in inputs(0, count, 200..=200) {
         let tally = run_bytes(&input);
         sum.bytes += tally.bytes;
         sum.switches += tally.switches;

@@ -1,14 +1,24 @@
 //! A chain of descriptors, from its head on. Each descriptor is loaded once and checked at the load.
 
 use crate::VhostError;
-use crate::ring::{BufferPiece, LARGEST};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
+/// Entries of a queue at most.
+pub const LARGEST: u16 = 1024;
 /// Bytes of a descriptor.
 const DESCRIPTOR: u64 = 16;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
+
+/// A piece of the guest's memory that a descriptor names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferPiece {
+    /// Where it begins.
+    pub address: GuestAddress,
+    /// Its length.
+    pub length: usize,
+}
 
 /// The buffers of one chain: first those that the device reads, then those that it writes.
 #[derive(Debug, Default)]

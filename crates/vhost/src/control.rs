@@ -1,10 +1,11 @@
 //! The control socket of a switch: ports come and go while frames flow. A request is a line of JSON, and so is its answer.
 
-use crate::engine::EngineHandle;
+use crate::handle::RequestHandle;
 use crate::switch::MacAddress;
 use crate::{PortCounters, VhostError, line};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -93,6 +94,9 @@ pub enum ControlRequest {
     Stop,
 }
 
+/// What a running engine is asked by.
+pub type EngineHandle = RequestHandle<ControlRequest>;
+
 /// One port of a switch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PortReport {
@@ -115,6 +119,44 @@ pub struct PortReport {
 pub struct SwitchReport {
     /// In the order in which they were added.
     pub ports: Vec<PortReport>,
+}
+
+/// A switch that has run in a folder of switches and has not ended in order.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct FoundSwitch {
+    /// Its name.
+    pub name: String,
+    /// Its own folder.
+    pub folder: PathBuf,
+    /// A process listens at its control socket. A switch that was killed leaves the socket behind.
+    pub running: bool,
+}
+
+/// The folder of all switches of this user, unless the command line names another. `None` if the user has no folder for such files.
+pub fn default_folder() -> Option<PathBuf> {
+    match rustix::process::geteuid().is_root() {
+        true => Some("/run/partywall/net".into()),
+        false => Some(Path::new(&std::env::var_os("XDG_RUNTIME_DIR")?).join("partywall/net")),
+    }
+}
+
+/// Finds the switches in a folder of switches by their control sockets, in the order of their names.
+pub fn switches(all: &Path) -> Result<Vec<FoundSwitch>, VhostError> {
+    let entries = match std::fs::read_dir(all) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(VhostError::file("read", all))?,
+    };
+    let found = |name: String| {
+        check_name(&name).ok()?;
+        let folder = all.join(&name);
+        let at = socket(&folder);
+        let is_socket = at.symlink_metadata().is_ok_and(|there| there.file_type().is_socket());
+        is_socket.then(|| FoundSwitch { running: line::is_served(&at), name, folder })
+    };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut switches: Vec<FoundSwitch> = names.filter_map(found).collect();
+    switches.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Ok(switches)
 }
 
 /// Where a switch is asked.
@@ -183,6 +225,29 @@ mod tests {
             std::fs::write(folder.path().join("ports.json"), text).unwrap();
             assert!(saved(folder.path()).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn switches_are_found_by_their_control_sockets() {
+        let all = tempfile::tempdir().unwrap();
+        assert!(switches(&all.path().join("absent")).unwrap().is_empty());
+        let folder = |name: &str| {
+            let folder = all.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            folder
+        };
+        // The last switch was killed, which leaves its socket behind. The others are none: a folder that never ran, a file in place
+        // of a socket, a name that no switch can have.
+        let _serving = listen(&folder("b")).unwrap();
+        drop(listen(&folder("a")).unwrap());
+        folder("never-ran");
+        std::fs::write(socket(&folder("file")), "").unwrap();
+        let _other = listen(&folder("no name")).unwrap();
+        let found = switches(all.path()).unwrap();
+        let found: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.folder.as_path(), it.running)).collect();
+        assert_eq!(found, [("a", &*all.path().join("a"), false), ("b", &*all.path().join("b"), true)]);
+        let file = all.path().join("file").join("control");
+        assert!(switches(&file).is_err(), "a folder of switches that cannot be read");
     }
 
     #[test]

@@ -40,6 +40,18 @@ pub(crate) fn ask<R: Serialize>(path: &Path, request: &R) -> Answer {
     }
 }
 
+/// Whether a process listens at `path`. A socket that this user may not use counts as served: asking it says why it cannot be used.
+pub(crate) fn is_served(path: &Path) -> bool {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    // A process that takes no connections must not hold this one up.
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let connect = || {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+    };
+    !matches!(connect(), Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT))
+}
+
 /// Listens at `path`, for [`serve`].
 pub(crate) fn listen(path: &Path) -> Result<UnixListener, VhostError> {
     let _ = std::fs::remove_file(path);

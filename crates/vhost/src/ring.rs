@@ -4,7 +4,7 @@
 //! together, which its `add_used` cannot do.
 
 use crate::VhostError;
-use crate::chain::ChainBuffers;
+use crate::chain::{BufferPiece, ChainBuffers, LARGEST};
 use crate::inflight::{InflightQueue, InflightRegion};
 use crate::memory::MemoryTable;
 use crate::poller::{WatchSet, Watched};
@@ -16,18 +16,7 @@ use vhost::vhost_user::message::VhostUserVringAddr;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-/// Entries of a queue at most.
-pub const LARGEST: u16 = 1024;
 const NO_INTERRUPT: u16 = 1;
-
-/// A piece of the guest's memory that a descriptor names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BufferPiece {
-    /// Where it begins.
-    pub address: GuestAddress,
-    /// Its length.
-    pub length: usize,
-}
 
 /// A queue and its two doorbells.
 pub struct VirtioRing {

@@ -254,7 +254,7 @@ impl FrontendSession {
             return Err(VhostError::Protocol("it sends GET_INFLIGHT_FD, which was not offered".into()));
         }
         let wanted = request.body::<VhostUserInflight>()?;
-        let fits = usize::from(wanted.num_queues) <= self.rings.len() && wanted.queue_size <= crate::ring::LARGEST;
+        let fits = usize::from(wanted.num_queues) <= self.rings.len() && wanted.queue_size <= crate::chain::LARGEST;
         if wanted.num_queues == 0 || wanted.queue_size == 0 || !fits {
             return Err(VhostError::Protocol(
                 "it wants memory for requests in flight of queues that do not exist".into(),

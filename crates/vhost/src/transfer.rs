@@ -1,7 +1,8 @@
 //! The copy of a frame: out of a sender's buffers, into those of a receiver.
 
 use crate::VhostError;
-use crate::ring::{BufferPiece, VirtioRing, pieces};
+use crate::chain::{BufferPiece, LARGEST};
+use crate::ring::{VirtioRing, pieces};
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap};
 
 /// Where a frame's bytes are. What the switch has judged is in `head`, a private copy: the sender can change its buffers at any time.
@@ -71,7 +72,7 @@ pub(crate) enum Delivery {
 }
 
 /// Pieces of a receiver's buffers that one frame fills at most. Each chain has one or more.
-const MOST_PIECES: usize = crate::ring::LARGEST as usize;
+const MOST_PIECES: usize = LARGEST as usize;
 
 /// Buffers of a receiver, used again for each frame.
 #[derive(Debug, Default)]

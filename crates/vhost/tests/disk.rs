@@ -4,9 +4,8 @@
 
 mod disk_common;
 
-use disk_common::{
-    DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, Random, UNSUPP, WRITE_ZEROES, bytes, range,
-};
+use disk_common::random::{Random, noise};
+use disk_common::{DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, UNSUPP, WRITE_ZEROES, range};
 use partywall_vhost::disk::control::{DiskControl, DiskReport};
 use partywall_vhost::disk::driver::DiskDriverOptions;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -22,7 +21,7 @@ fn sectors_are_read_as_they_were_written_and_reach_the_file() {
     let mut driver = disk.driver();
     assert_eq!(driver.sectors().unwrap(), 8 * MIB / 512);
     for (seed, sector, length) in [(1, 0, 512), (2, 7, 4096), (3, 16_256, 65_536), (4, 16_383, 512)] {
-        let sent = bytes(seed, length);
+        let sent = noise(seed, length);
         assert_eq!(driver.run(OUT, sector, &sent, 0).unwrap().0, OK);
         assert_eq!(driver.run(IN, sector, &[], length as u32).unwrap(), (OK, sent.clone()));
         let mut stored = vec![0; length];
@@ -63,7 +62,7 @@ fn oracle(disk: &Disk, block: u64, rounds: u64) {
                 let kind = random.below(12);
                 let (kind, data) = match kind {
                     0..5 => (IN, vec![]),
-                    5..10 => (OUT, bytes(random.next(), length)),
+                    5..10 => (OUT, noise(random.next(), length)),
                     10 => (WRITE_ZEROES, range(sector, count as u32, random.below(2) as u32)),
                     _ => (FLUSH, vec![]),
                 };
@@ -119,7 +118,7 @@ fn random_requests_without_the_page_cache_agree_with_a_plain_file() {
     let mut driver = disk.driver();
     // Buffers and sectors that unbuffered access cannot take.
     for (seed, sector, skip) in [(1, 3, 0), (2, 8, 1), (3, 11, 511)] {
-        let sent = bytes(seed, 1536);
+        let sent = noise(seed, 1536);
         let place = driver.take_place(0).unwrap();
         let at = driver.data(0, place).0 + skip;
         driver.memory().write_slice(&sent, vm_memory::GuestAddress(at)).unwrap();
@@ -152,7 +151,7 @@ fn discarded_sectors_are_given_back_and_zeroes_are_read() {
     let disk = Disk::new(4 * MIB, |_| {});
     let mut driver = disk.driver();
     for sector in (0..8192).step_by(128) {
-        assert_eq!(driver.run(OUT, sector, &bytes(sector, 65_536), 0).unwrap().0, OK);
+        assert_eq!(driver.run(OUT, sector, &noise(sector, 65_536), 0).unwrap().0, OK);
     }
     assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK);
     let blocks = || std::fs::metadata(disk.image()).unwrap().blocks();
@@ -164,7 +163,7 @@ fn discarded_sectors_are_given_back_and_zeroes_are_read() {
     for sector in [0, 2048, 4096, 4224] {
         assert_eq!(driver.run(IN, sector, &[], 65_536).unwrap(), (OK, vec![0; 65_536]));
     }
-    assert_eq!(driver.run(IN, 4352, &[], 65_536).unwrap(), (OK, bytes(4352, 65_536)));
+    assert_eq!(driver.run(IN, 4352, &[], 65_536).unwrap(), (OK, noise(4352, 65_536)));
     let kept = Disk::new(MIB, |options| options.discard = false);
     assert_eq!(kept.driver().run(DISCARD, 0, &range(0, 8, 0), 0).unwrap().0, UNSUPP);
 }

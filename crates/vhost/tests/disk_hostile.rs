@@ -4,9 +4,8 @@
 
 mod disk_common;
 
-use disk_common::{
-    DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, Random, UNSUPP, WRITE_ZEROES, bytes, range,
-};
+use disk_common::random::{Random, noise};
+use disk_common::{DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, UNSUPP, WRITE_ZEROES, range};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,8 +24,8 @@ const SECTORS: u64 = MIB / 512;
 
 fn is_well(disk: &Disk) {
     let mut driver = connect(disk);
-    assert_eq!(driver.run(OUT, 0, &bytes(1, 4096), 0).unwrap().0, OK);
-    assert_eq!(driver.run(IN, 0, &[], 4096).unwrap(), (OK, bytes(1, 4096)));
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
+    assert_eq!(driver.run(IN, 0, &[], 4096).unwrap(), (OK, noise(1, 4096)));
 }
 
 /// Connects once the disk has noticed that the front end before has gone.
@@ -43,7 +42,7 @@ fn connect(disk: &Disk) -> DiskDriver {
 #[test]
 fn requests_that_cannot_be_are_failed_and_the_next_is_served() {
     let disk = Disk::new(MIB, |_| {});
-    std::fs::write(disk.image(), bytes(9, MIB as usize)).unwrap();
+    std::fs::write(disk.image(), noise(9, MIB as usize)).unwrap();
     let mut driver = disk.driver();
     // Its kind, sector, data and wanted bytes, and its status.
     type Impossible = (&'static str, u32, u64, Vec<u8>, u32, u8);
@@ -79,7 +78,7 @@ fn requests_that_cannot_be_are_failed_and_the_next_is_served() {
     }
     assert_eq!(disk.counters().refused, cases.len() as u64);
     assert_eq!(disk.counters().broken, 0);
-    assert!(std::fs::read(disk.image()).unwrap() == bytes(9, MIB as usize), "something was written");
+    assert!(std::fs::read(disk.image()).unwrap() == noise(9, MIB as usize), "something was written");
     assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK);
 }
 

@@ -5,7 +5,8 @@
 
 mod disk_common;
 
-use disk_common::{Disk, HANG, IN, MIB, OK, OUT, Random, bytes};
+use disk_common::random::{Random, noise};
+use disk_common::{Disk, HANG, IN, MIB, OK, OUT};
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
 use std::io::{BufRead, BufReader};
@@ -61,7 +62,7 @@ fn requests_in_flight_of_a_killed_back_end_are_done_by_the_next() {
     let mut driver = DiskDriver::connect(&socket, DiskDriverOptions::default()).unwrap();
     for n in 0..20_u64 {
         let place = driver.take_place(0).unwrap();
-        driver.memory().write_slice(&bytes(n, 4096), driver.data(0, place)).unwrap();
+        driver.memory().write_slice(&noise(n, 4096), driver.data(0, place)).unwrap();
         driver.offer(0, place, OUT, 8 * n, 4096, true).unwrap();
     }
     driver.kick(0).unwrap();
@@ -74,7 +75,7 @@ fn requests_in_flight_of_a_killed_back_end_are_done_by_the_next() {
     first.kill();
     for n in 20..25_u64 {
         let place = driver.take_place(0).unwrap();
-        driver.memory().write_slice(&bytes(n, 4096), driver.data(0, place)).unwrap();
+        driver.memory().write_slice(&noise(n, 4096), driver.data(0, place)).unwrap();
         driver.offer(0, place, OUT, 8 * n, 4096, true).unwrap();
     }
     let _second = BackEnd::start(folder.path(), &[]);
@@ -84,7 +85,7 @@ fn requests_in_flight_of_a_killed_back_end_are_done_by_the_next() {
     }
     assert_eq!(driver.reply(0).unwrap(), None, "a request was done twice");
     for n in 0..25 {
-        assert_eq!(driver.run(IN, 8 * n, &[], 4096).unwrap(), (OK, bytes(n, 4096)));
+        assert_eq!(driver.run(IN, 8 * n, &[], 4096).unwrap(), (OK, noise(n, 4096)));
     }
     let counters = report(folder.path()).counters;
     assert_eq!((counters.recovered, counters.writes), (20, 25));
@@ -115,7 +116,7 @@ fn back_ends_killed_under_load_lose_and_repeat_nothing() {
                     reads[slot] = random.below(3) == 0;
                     if !reads[slot] {
                         model[slot] += 1;
-                        let content = bytes(model[slot] * 64 + slot as u64, 1024);
+                        let content = noise(model[slot] * 64 + slot as u64, 1024);
                         driver.memory().write_slice(&content, driver.data(queue, place)).unwrap();
                     }
                     let kind = if reads[slot] { IN } else { OUT };
@@ -129,7 +130,7 @@ fn back_ends_killed_under_load_lose_and_repeat_nothing() {
                         let mut got = vec![0; 1024];
                         driver.memory().read_slice(&mut got, driver.data(queue, reply.place)).unwrap();
                         let wanted =
-                            if model[slot] == 0 { vec![0; 1024] } else { bytes(model[slot] * 64 + slot as u64, 1024) };
+                            if model[slot] == 0 { vec![0; 1024] } else { noise(model[slot] * 64 + slot as u64, 1024) };
                         assert!(got == wanted, "an old content of slot {slot}, after {kills} kills");
                     }
                     done += 1;
@@ -165,7 +166,7 @@ fn back_ends_killed_under_load_lose_and_repeat_nothing() {
     for (slot, version) in model.iter().enumerate().filter(|(_, version)| **version > 0) {
         let mut stored = vec![0; 1024];
         image.read_exact_at(&mut stored, slot as u64 * 8192).unwrap();
-        assert!(stored == bytes(version * 64 + slot as u64, 1024), "slot {slot}");
+        assert!(stored == noise(version * 64 + slot as u64, 1024), "slot {slot}");
     }
     println!("{done} requests, {recovered} of them recovered in the rounds that were counted");
 }
@@ -176,7 +177,7 @@ fn front_end_that_leaves_under_load_finds_its_requests_again() {
     let mut driver = disk.driver();
     for n in 0..8_u64 {
         let place = driver.take_place(0).unwrap();
-        driver.memory().write_slice(&bytes(n, 4096), driver.data(0, place)).unwrap();
+        driver.memory().write_slice(&noise(n, 4096), driver.data(0, place)).unwrap();
         driver.offer(0, place, OUT, 8 * n, 4096, true).unwrap();
     }
     driver.kick(0).unwrap();

@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
+#[path = "../../shm/tests/random/mod.rs"]
+mod random;
 
 use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
 use partywall_vhost::control::PortSpec;
 use partywall_vhost::driver::{DriverOptions, GuestDriver};
+use random::Random;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -122,6 +125,26 @@ fn descriptors_that_break_the_rules_end_their_own_queue() {
         next(&mut scene.b);
         scene.noticed(before, what);
     }
+}
+
+#[test]
+fn frame_without_ethernet_header_is_malformed_and_not_sent() {
+    let mut scene = Scene::new();
+    let mut bad = scene.bad();
+    for length in 0..14 {
+        assert!(bad.send(&frame(EVERYBODY, mac(9), 0)[..length]).unwrap());
+    }
+    let counters = scene.world.wait_counters("bad", |counters| counters.malformed + counters.sent >= 14);
+    assert_eq!((counters.malformed, counters.sent, counters.sent_bytes), (14, 0, 0), "{counters:?}");
+    assert!(bad.send(&frame(EVERYBODY, mac(9), 0)).unwrap());
+    assert_eq!(next(&mut scene.b), frame(EVERYBODY, mac(9), 0), "the shortest frame");
+    // A chain that is shorter than the header of the card.
+    let (memory, place) = (bad.memory().clone(), bad.transmit.place(0));
+    bad.transmit.describe(&memory, 0, place.0, 11, 0, 0).unwrap();
+    bad.transmit.offer(&memory, 0).unwrap();
+    bad.transmit.ring_always().unwrap();
+    scene.world.wait_counters("bad", |counters| counters.malformed == 15);
+    scene.others_are_well("after frames that are too short");
 }
 
 #[test]
@@ -311,13 +334,8 @@ fn wait_free(path: &Path) -> UnixStream {
 #[test]
 fn random_bytes_in_queues_harm_nobody_else() {
     let mut scene = Scene::new();
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut chance = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = || chance.next();
     for _ in 0..100 {
         let mut bad = scene.bad();
         let memory = bad.memory().clone();

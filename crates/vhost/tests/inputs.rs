@@ -13,27 +13,17 @@ mod bytes;
 mod common;
 #[path = "inputs/disk_requests.rs"]
 mod disk_requests;
+#[path = "../../shm/tests/random/mod.rs"]
+mod random;
 #[path = "inputs/switch_queues.rs"]
 mod switch_queues;
 
-fn inputs(count: u64, length: usize) -> impl Iterator<Item = Vec<u8>> {
-    let mut x = 0x2545_F491_4F6C_DD1D_u64;
-    (0..count).map(move |_| {
-        (0..length)
-            .map(|_| {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                (x >> 32) as u8
-            })
-            .collect()
-    })
-}
+use random::inputs;
 
 #[test]
 fn random_disk_requests_are_judged_as_the_model_does() {
     let (mut refused, mut failed, mut unsupported, mut done) = (0, 0, 0, 0);
-    for input in inputs(40000, 200) {
+    for input in inputs(0, 40000, 200..=200) {
         let reached = disk_requests::run(&input);
         refused += reached.refused;
         failed += reached.failed;
@@ -47,8 +37,19 @@ fn random_disk_requests_are_judged_as_the_model_does() {
 #[test]
 fn random_queues_of_a_guest_leave_other_ports_alone() {
     let mut scene = switch_queues::Scene::new();
-    for input in inputs(60, 300) {
+    for input in inputs(0, 60, 300..=300) {
         scene.run(&input);
     }
     assert!(scene.broken() > 0 && scene.arrived > 0, "{} {}", scene.broken(), scene.arrived);
+}
+
+#[test]
+fn frames_cut_in_their_ethernet_header_do_not_count_as_sent() {
+    let mut scene = switch_queues::Scene::new();
+    for length in 0..14 {
+        // A frame to everybody behind an empty header, cut to this length.
+        let (send, plain, everybody, body, keep) = (7, 1, 0, [0, 0, 0], 0);
+        scene.run(&[&[send, plain, everybody][..], &body, &[keep, 0, 1 + length, 0, 0]].concat());
+    }
+    assert!(scene.malformed() > 0);
 }

@@ -3,8 +3,11 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+mod collect;
+#[path = "../../../shm/tests/random/mod.rs"]
+pub(crate) mod random;
+
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -12,6 +15,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use collect::collect;
 use tempfile::TempDir;
 
 /// A guard against hangs; nothing here takes nearly as long.
@@ -89,16 +93,7 @@ impl Guard {
 
     /// Its end, with everything that it says on piped outputs.
     pub(crate) fn output(mut self) -> Output {
-        fn read(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
-            thread::spawn(move || {
-                let mut all = Vec::new();
-                if let Some(mut from) = from {
-                    from.read_to_end(&mut all).unwrap();
-                }
-                all
-            })
-        }
-        let (stdout, stderr) = (read(self.0.stdout.take()), read(self.0.stderr.take()));
+        let [stdout, stderr] = collect(&mut self.0);
         let status = self.wait();
         Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
     }
@@ -190,7 +185,7 @@ impl World {
     /// A file with bytes that are not like their neighbours.
     pub(crate) fn file(&self, name: &str, size: usize) -> PathBuf {
         let path = self.path(name);
-        std::fs::write(&path, noise(name.len() as u64, size)).unwrap();
+        std::fs::write(&path, random::noise(name.len() as u64, size)).unwrap();
         path
     }
 
@@ -230,20 +225,6 @@ pub(crate) fn partywall(arguments: &[&str]) -> Command {
     }
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
-}
-
-/// Reproducible bytes.
-pub(crate) fn noise(seed: u64, size: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(size + 8);
-    while bytes.len() < size {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(size);
-    bytes
 }
 
 /// What it said on standard error.

@@ -63,16 +63,16 @@ pub(super) fn own_memory(region: RegionReference) -> Result<Geometry, Refuse> {
 /// A request that is answered when something has been put into another session's socket.
 #[derive(Debug)]
 pub(super) struct Offering<F> {
-    channel: ChannelId,
+    pub(super) channel: ChannelId,
     /// The session that waits for the answer.
     session: SessionId,
     request: u32,
-    what: Offered<F>,
+    pub(super) what: Offered<F>,
 }
 
 /// What is in transit to another session.
 #[derive(Debug)]
-enum Offered<F> {
+pub(super) enum Offered<F> {
     /// `Incoming`, to the listener. The connecting side's link ends are kept for the answer.
     Connection { links: Vec<F>, ruling: Ruling },
     /// `Attached`, to the connecting side.

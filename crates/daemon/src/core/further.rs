@@ -91,6 +91,18 @@ impl FurtherRegions {
         self.counted.keys().copied()
     }
 
+    /// Those that count for the end, and the bytes of each.
+    #[cfg(any(test, feature = "invariants"))]
+    pub(super) fn bytes_by_key(&self) -> BTreeMap<FurtherKey, u64> {
+        self.counted.iter().map(|(key, region)| (*key, region.bytes)).collect()
+    }
+
+    /// The greatest number that a region of the end has had.
+    #[cfg(any(test, feature = "invariants"))]
+    pub(super) fn last(&self) -> u32 {
+        self.last
+    }
+
     /// Whether a region counts for the end.
     pub(super) fn counts(&self, key: FurtherKey) -> bool {
         self.counted.contains_key(&key)

@@ -194,7 +194,7 @@ impl<F> Groups<F> {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "invariants"))]
 impl<F: Descriptor> Core<F> {
     /// Panics if seats contradict sessions, each other, or what is free of a window.
     pub(super) fn check_groups(&self) {

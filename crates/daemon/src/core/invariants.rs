@@ -1,18 +1,161 @@
-//! What is true of the core between any two events. Tests ask after every one of them.
+//! What is true of the core between any two events, and what one event may change in the accounts of channels. Tests and fuzz targets
+//! ask after each event.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use partywall_protocol::directory::slot_of;
-use partywall_protocol::wire::Origin;
-use partywall_protocol::wire::Side;
+use partywall_protocol::wire::{Message, Side};
 
-use super::channel::{Channel, EndState};
-use super::further::MOST_OWNED;
+use super::channel::{Channel, ChannelId, EndState};
+use super::connect::{Offered, Offering};
+use super::further::{Addition, FurtherKey, MOST_OWNED};
 use super::service::MAX_WAITING;
 use super::socket::{Offer, Publication, Sockets};
-use super::{Core, Descriptor};
+use super::{Action, Core, CoreEvent, Descriptor, OfferDelivery, SessionId};
+
+/// What counted for each end of a channel before an event, and what the event may change of it.
+///
+/// A sum over ends cannot show a region that counts for too few or too many of them. So what each event may do to the ends is said here
+/// once more, from the message and its answer alone.
+#[derive(Debug)]
+pub(super) struct AccountsBefore {
+    ends: BTreeMap<(ChannelId, Side), EndAccount>,
+    due: DueChange,
+}
+
+/// What counts for one end of a channel.
+#[derive(Debug)]
+struct EndAccount {
+    state: EndState,
+    ring_size: u64,
+    /// Bytes of further regions.
+    regions: BTreeMap<FurtherKey, u64>,
+}
+
+/// What an event is to change of ends that stay whose they are.
+#[derive(Debug)]
+enum DueChange {
+    Nothing,
+    /// An end's ring has another size.
+    Ring {
+        at: (ChannelId, Side),
+        size: u64,
+    },
+    /// A further region counts for both ends.
+    Region(Addition),
+    /// A further region counts for one end, if this request is answered by `Done`.
+    Reclaimed {
+        session: SessionId,
+        request: u32,
+        at: (ChannelId, Side),
+        key: FurtherKey,
+        bytes: u64,
+    },
+    /// A further region no longer counts for one end.
+    Dropped {
+        at: (ChannelId, Side),
+        key: FurtherKey,
+    },
+}
+
+impl DueChange {
+    /// The change to one end.
+    fn apply<F>(&self, at: (ChannelId, Side), account: &mut EndAccount, actions: &[Action<F>]) {
+        match *self {
+            Self::Ring { at: of, size } if of == at => account.ring_size = size,
+            Self::Region(Addition { channel, side, number, region, .. }) if channel == at.0 => {
+                let before = account.regions.insert(FurtherKey { own: side == at.1, number }, region.ring_size);
+                assert_eq!(
+                    before, None,
+                    "region {number} of the {side} side of channel {channel} has been added twice"
+                );
+            }
+            Self::Reclaimed { session, request, at: of, key, bytes } if of == at => {
+                let is_done = |action: &Action<F>| {
+                    matches!(action, Action::Send { session: to, request: of, message: Message::Done {}, .. }
+                        if (*to, *of) == (session, request))
+                };
+                if actions.iter().any(is_done) {
+                    account.regions.entry(key).or_insert(bytes);
+                }
+            }
+            Self::Dropped { at: of, key } if of == at => drop(account.regions.remove(&key)),
+            _ => {}
+        }
+    }
+}
 
 impl<F: Descriptor> Core<F> {
+    /// The accounts of channels, and what this event is to change of them.
+    pub(super) fn accounts_before(&self, event: &CoreEvent<F>) -> AccountsBefore {
+        AccountsBefore { ends: self.end_accounts(), due: self.due_change(event) }
+    }
+
+    fn end_accounts(&self) -> BTreeMap<(ChannelId, Side), EndAccount> {
+        let of = |id: ChannelId, channel: &Channel<F>, side: Side| {
+            let end = channel.end(side);
+            let regions = end.further.bytes_by_key();
+            ((id, side), EndAccount { state: end.state, ring_size: end.ring_size, regions })
+        };
+        self.channels.iter().flat_map(|(id, c)| Side::ALL.iter().map(move |side| of(*id, c, *side))).collect()
+    }
+
+    fn due_change(&self, event: &CoreEvent<F>) -> DueChange {
+        let holds = |session: SessionId, channel: ChannelId, side: Side| {
+            self.member(session).zip(self.channels.get(&channel)).is_some_and(|((domain, _, peer), channel)| {
+                channel.end(side).state == EndState::Held { domain, pid: peer.pid }
+            })
+        };
+        match event {
+            CoreEvent::Offered { channel: id, delivery: OfferDelivery::Done } => match &self.offering {
+                Some(Offering { channel, what: Offered::Ring { side, size, .. }, .. }) if channel == id => {
+                    DueChange::Ring { at: (*id, *side), size: *size }
+                }
+                Some(Offering { channel, what: Offered::Further(addition), .. }) if channel == id => {
+                    DueChange::Region(*addition)
+                }
+                _ => DueChange::Nothing,
+            },
+            CoreEvent::Message {
+                session,
+                request,
+                message: Message::ReclaimRegion { channel, side, own, number, bytes, .. },
+                ..
+            } if holds(*session, *channel, *side) => {
+                let (at, key) = ((*channel, *side), FurtherKey { own: *own, number: *number });
+                DueChange::Reclaimed { session: *session, request: *request, at, key, bytes: *bytes }
+            }
+            CoreEvent::Message {
+                session,
+                message: Message::DropRegion { channel, side, own, number },
+                descriptors,
+                ..
+            } if descriptors.is_empty() && holds(*session, *channel, *side) => {
+                DueChange::Dropped { at: (*channel, *side), key: FurtherKey { own: *own, number: *number } }
+            }
+            _ => DueChange::Nothing,
+        }
+    }
+
+    /// Panics if an event has changed accounts of channels otherwise than it may, or if the tables contradict each other.
+    pub(super) fn check_step(&self, before: AccountsBefore, actions: &[Action<F>]) {
+        let AccountsBefore { mut ends, due } = before;
+        for (at, after) in self.end_accounts() {
+            match ends.remove(&at).filter(|account| account.state == after.state) {
+                Some(mut account) if matches!(after.state, EndState::Held { .. }) => {
+                    due.apply(at, &mut account, actions);
+                    let expected = (account.ring_size, account.regions);
+                    assert_eq!((after.ring_size, after.regions), expected, "what counts for {at:?} after {due:?}");
+                }
+                _ => assert!(after.regions.is_empty(), "{at:?} begins or ends with further regions"),
+            }
+        }
+        // What has been handed to a session is neither delivered nor refused yet.
+        if self.offering.is_none() {
+            self.check_invariants();
+        }
+    }
+
     /// Panics if the tables contradict each other.
     pub(crate) fn check_invariants(&self) {
         self.check_sessions();
@@ -21,6 +164,7 @@ impl<F: Descriptor> Core<F> {
         self.check_channels();
         self.check_sockets();
         self.check_groups();
+        self.check_windows();
         assert!(self.actions.is_empty() && self.offering.is_none());
     }
 
@@ -58,8 +202,9 @@ impl<F: Descriptor> Core<F> {
             let services = self.services.values().filter(|s| s.domain == *id).count();
             assert_eq!(domain.services as usize, services);
             let live = || self.channels.values().flat_map(|c| &c.ends).filter(|e| e.state.is_live() && e.domain == *id);
-            assert_eq!(domain.ends as usize, live().count());
-            assert_eq!(domain.ring_bytes, live().map(|e| e.ring_size + e.further.bytes()).sum::<u64>());
+            assert_eq!(domain.ends as usize, live().count(), "ends of {}", domain.name);
+            let bytes = live().map(|e| e.ring_size + e.further.bytes()).sum::<u64>();
+            assert_eq!(domain.ring_bytes, bytes, "bytes of rings and further regions of {}", domain.name);
             for (pid, process) in &domain.processes {
                 let sessions = members.clone().filter(|s| s.peer.pid == *pid).count();
                 assert_eq!(process.sessions as usize, sessions);
@@ -96,12 +241,17 @@ impl<F: Descriptor> Core<F> {
             assert_eq!(domain.offers as usize, offers.values().filter(|o| o.domain == *id).count());
         }
         assert_eq!(*entries, publications.values().map(Publication::entries).sum::<usize>());
-        for (machine, counts) in &self.sockets.machine_counts {
-            let of = |origin: Origin| origin == (*machine).into();
-            assert_eq!(counts.offers, offers.values().filter(|offer| of(offer.peer.origin())).count());
-            let published = publications.values().filter(|publication| of(publication.netns.origin));
-            assert_eq!(counts.entries, published.map(Publication::entries).sum::<usize>());
+        let mut of_machines = BTreeMap::<_, (usize, usize)>::new();
+        for machine in offers.values().filter_map(|offer| offer.peer.origin().machine()) {
+            of_machines.entry(machine).or_default().0 += 1;
         }
+        for publication in publications.values() {
+            let Some(machine) = publication.netns.origin.machine() else { continue };
+            of_machines.entry(machine).or_default().1 += publication.entries();
+        }
+        let counts = self.sockets.machine_counts.iter().map(|(machine, of)| (*machine, (of.offers, of.entries)));
+        let some = |(_, counts): &(_, (usize, usize))| *counts != (0, 0);
+        assert!(counts.filter(some).eq(of_machines.into_iter().filter(some)), "what counts for machines");
         assert!(*entries <= self.capacity.entries && offers.len() <= self.capacity.offers);
         let published: usize = self.sessions.values().map(|s| s.publications.len()).sum();
         assert_eq!(published, publications.len(), "every publication is of one session");
@@ -160,6 +310,8 @@ impl<F: Descriptor> Core<F> {
             for end in &channel.ends {
                 regions += usize::from(end.region.is_some());
                 assert!(end.further.owned() <= MOST_OWNED);
+                let own = end.further.keys().filter(|key| key.own).map(|key| key.number);
+                assert!(own.max() <= Some(end.further.last()), "a region has a greater number than the greatest");
                 match end.state {
                     EndState::Waiting { listener, service } => {
                         assert!(self.sessions[&listener].waiting.contains(id));

@@ -16,6 +16,8 @@ use partywall_shm::layout::PAGE;
 
 use super::channel::{ChannelId, EndState};
 use super::domain::DomainId;
+#[cfg(any(test, feature = "invariants"))]
+use super::further::FurtherKey;
 use super::machine::Machines;
 use super::refuse::{self, Refuse, refuse};
 use super::{Action, Core, Descriptor, SessionId};
@@ -469,5 +471,38 @@ impl<F: Descriptor> Core<F> {
         };
         let mut places = self.machines.windows.values().flat_map(|window| window.places.values());
         places.any(|place| is_its(place.holder)).then_some(pid)
+    }
+}
+
+#[cfg(any(test, feature = "invariants"))]
+impl<F: Descriptor> Core<F> {
+    /// Panics if the places of a window contradict its free room, or those who hold them.
+    pub(super) fn check_windows(&self) {
+        for ((owner, peer), window) in &self.machines.windows {
+            let of = format!("the window from {} to {}", self.machines.called(*owner), self.machines.called(*peer));
+            let mut end = 0;
+            for (base, place) in &window.places {
+                assert!(end <= *base && base + place.size <= window.allocated, "{of}: {base}: {place:?}");
+                end = base + place.size;
+                let there = match place.holder {
+                    Holder::Process { domain, pid } => {
+                        self.domains.get(&domain).is_some_and(|domain| domain.processes.contains_key(&pid))
+                    }
+                    Holder::Channel(id) => self.channels.contains_key(&id) || self.sockets.offers.contains_key(&id),
+                    Holder::Abandoned => true,
+                };
+                assert!(there, "{of}: {base}: {place:?} is held by nobody");
+                if let (Holder::Channel(id), PlaceContent::Further { side, number }) = (place.holder, place.content) {
+                    let key = FurtherKey { own: true, number };
+                    let counts = self.channels.get(&id).is_some_and(|channel| {
+                        channel.end(side).further.counts(key)
+                            || channel.end(side.other()).further.counts(key.seen_from_other_side())
+                    });
+                    assert!(counts, "{of}: {base}: {place:?} is a region that no side has");
+                }
+            }
+            let used: u64 = window.places.values().map(|place| place.size).sum();
+            assert_eq!(window.carve.taken(), used, "{of}");
+        }
     }
 }

@@ -14,6 +14,7 @@
 pub(crate) mod carried;
 mod groups;
 mod migration;
+mod plugging;
 mod port;
 pub(crate) mod state;
 mod store;
@@ -24,20 +25,21 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use partywall_protocol::window::WindowId;
-use partywall_protocol::wire::{MachineId, Message, Name, Origin, PluggedAs, Refusal, Text};
+use partywall_protocol::wire::{MachineId, Message, Name, Origin, Refusal, Text};
 use partywall_region::pmem::WindowTrace;
 use partywall_vm::ivshmem::Switchboard;
-use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowLayout, WindowRole};
+use partywall_vm::{Machine, VmError, WindowLayout, WindowRole};
 
 use crate::control::{Errand, ServerControl};
 use crate::core::{MachineNews, Order, SessionId};
 use crate::policy::MachineEntry;
 use crate::priority;
 pub(crate) use groups::GroupWindows;
-use port::{Announced, Announcement, Part, Port};
+use plugging::{Plugged, remark};
+use port::Port;
 use state::{AttachmentFile, AttachmentRecord, WindowRecord};
 use windows::Windows;
 
@@ -153,19 +155,6 @@ struct Work {
     /// Doorbell devices of machines that were detached, by their monitors: they stay in, and serve again.
     left: BTreeMap<String, Switchboard>,
     next: MachineId,
-}
-
-/// What was plugged in.
-#[derive(Debug, Default)]
-struct Plugged {
-    count: u32,
-    took: Duration,
-    /// As what; unknown where it could not be tried yet.
-    kind: Option<PlugKind>,
-    /// Windows of groups that it cannot have.
-    left_out: usize,
-    /// Windows that wait for its agent to greet.
-    later: usize,
 }
 
 impl Work {
@@ -421,160 +410,6 @@ impl Work {
         self.groups.close(machine);
         self.control.errand(Errand::News(MachineNews::Removed { machine }));
     }
-
-    /// Makes the windows between a new machine and each other, and the host, and those that it has in groups.
-    /// Those of the last broker are used again.
-    fn open_windows(&mut self, machine: MachineId, name: &Name, monitor: &str, room: u64) -> Result<(), String> {
-        let others = self
-            .machines
-            .iter()
-            .map(|(id, m)| ((Origin::Machine(*id), m.name.as_str()), m.room.min(room), Some(m.monitor.as_str())));
-        let this = (Origin::Machine(machine), name.as_str());
-        for (other, room, monitors) in others.chain([((Origin::Host, "host"), room, None)]) {
-            let monitors: Vec<&str> = monitors.into_iter().chain([monitor]).collect();
-            let size = windows::file_size(room).map_err(|e| e.to_string())?;
-            for (owner, peer) in [(this, other), (other, this)] {
-                let known = |side: (Origin, &'_ str)| side.0.machine().map(|_| side.1.to_owned());
-                let (owned_by, read_by) = (known(owner), known(peer));
-                let key = (owner.0, peer.0);
-                let (news, in_use) = match self.state.find((owned_by.as_deref(), read_by.as_deref()), size, &monitors) {
-                    Some((file, in_use)) => (self.windows.insert(key, file), in_use),
-                    None => (self.windows.open(owner, peer, room), Vec::new()),
-                };
-                self.control.errand(Errand::News(news.map_err(|e| e.to_string())?));
-                if !in_use.is_empty() {
-                    let (owner, peer) = key;
-                    self.control.errand(Errand::News(MachineNews::InUse { owner, peer, places: in_use }));
-                }
-            }
-        }
-        for news in self.groups.add(machine, name).map_err(|e| e.to_string())? {
-            self.control.errand(Errand::News(news));
-        }
-        Ok(())
-    }
-
-    /// Plugs in what is not there: as memory if the machine was started for that, as PCI devices otherwise.
-    ///
-    /// What it only reads, an nvdimm, a kernel that is starting never sees: an event tells it, which is lost as long as the driver
-    /// (`nfit`) is not there, and does not ask by itself. So that is plugged in once the agent is there.
-    fn plug(&self, machine: MachineId, greeted: bool) -> Result<Plugged, String> {
-        let start = Instant::now();
-        let mut plugged = Plugged::default();
-        let Some(attended) = self.machines.get(&machine) else { return Ok(plugged) };
-        if attended.migration != MigrationStep::None {
-            return Ok(plugged);
-        }
-        let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?.with_layout(attended.layout);
-        let facts = monitor.facts().map_err(|e| e.to_string())?;
-        let kind = if attended.layout == WindowLayout::Migratable { PlugKind::Memory } else { facts.kind() };
-        let plugged_as = if kind == PlugKind::Memory { PluggedAs::Memory } else { PluggedAs::Device };
-        self.control.errand(Errand::News(MachineNews::Plugged { machine, plugged_as }));
-        let socket = Path::new(&attended.socket);
-        let has_started = greeted
-            || kind != PlugKind::Memory
-            || attended.layout == WindowLayout::Migratable
-            || monitor.is_listening(socket).map_err(|e| e.to_string())?;
-        let mut plug = |window: &WindowDevice, role| {
-            if role == WindowRole::Peer && !has_started {
-                plugged.later += 1;
-                return Ok(());
-            }
-            let took = match kind {
-                PlugKind::Memory => monitor.plug(window, role).map(|there| there.took),
-                PlugKind::Device { .. } => monitor.plug_device(window, role).map(|there| there.took),
-            };
-            plugged.count += u32::from(took.map_err(|e| e.to_string())?.is_some());
-            Ok::<_, String>(())
-        };
-        for ((owner, _), window) in self.windows.of(machine) {
-            plug(&window, if owner == machine.into() { WindowRole::Owner } else { WindowRole::Peer })?;
-        }
-        let of_groups = self.groups.of(machine, &attended.name);
-        if kind == PlugKind::Memory && attended.layout == WindowLayout::Usual {
-            for (_, role, window) in of_groups {
-                plug(&window, role)?;
-            }
-        } else {
-            // Members map each other's whole, at the same addresses, and hold on to it: uncached that is of no use.
-            plugged.left_out = of_groups.len();
-        }
-        let by = monitor.migration_obstacle().unwrap_or_else(|e| Some(e.to_string()));
-        self.control.errand(Errand::News(MachineNews::Fixed { machine, by }));
-        Ok(Plugged { took: start.elapsed(), kind: Some(kind), ..plugged })
-    }
-
-    /// Gives the machine a doorbell device, if it has none of this broker's and can have one. Without it rings go by its port.
-    fn plug_doorbell(&mut self, machine: MachineId) {
-        let Some(attended) = self.machines.get_mut(&machine) else { return };
-        if attended.layout == WindowLayout::Migratable {
-            attended.doorbell =
-                Err("it was attached to be migratable, and a doorbell device does not survive a migration".to_owned());
-            return;
-        }
-        if attended.doorbell.is_err()
-            && let Some(left) = self.left.remove(&attended.monitor)
-        {
-            attended.doorbell = Ok(left);
-        }
-        let plugged = Machine::connect(&attended.monitor).and_then(|mut monitor| {
-            // Those of earlier brokers stay, and nobody is at their other end.
-            let there = monitor.doorbells()?;
-            if attended.doorbell.as_ref().is_ok_and(|doorbell| there.contains(&doorbell.id())) {
-                return Ok(());
-            }
-            attended.doorbell = Err("it was taken out".to_owned());
-            let (doorbell, socket) = Switchboard::new()?;
-            monitor.plug_doorbell(doorbell.id(), &socket)?;
-            attended.doorbell = Ok(doorbell);
-            Ok(())
-        });
-        let Err(error) = plugged else { return };
-        let why = match error {
-            VmError::Obstacle { obstacle, .. } => obstacle.to_string(),
-            error => error.to_string(),
-        };
-        tracing::info!(machine = %attended.name, why, "no doorbell device was plugged in");
-        // One that it has, it keeps, though its monitor may not answer now.
-        if attended.doorbell.is_err() {
-            attended.doorbell = Err(why);
-        }
-    }
-
-    /// Plugs in what is not there, and tells the guest what it has.
-    fn plug_and_tell(&mut self, machine: MachineId, greeted: bool) {
-        match self.plug(machine, greeted) {
-            Ok(_) => self.plug_doorbell(machine),
-            Err(why) => {
-                let name = self.machines.get(&machine).map(|m| m.name.as_str());
-                tracing::warn!(machine = name, why, "windows are not plugged in");
-            }
-        }
-        let Some(attended) = self.machines.get(&machine) else { return };
-        let Some(port) = attended.port.as_ref().filter(|_| attended.up && attended.migration == MigrationStep::None)
-        else {
-            return;
-        };
-        let name = |origin: Origin| {
-            let machine = origin.machine().and_then(|machine| self.machines.get(&machine));
-            machine.map_or("host", |machine| machine.name.as_str()).to_owned()
-        };
-        let pairs = self.windows.of(machine).into_iter().filter_map(|((owner, peer), window)| {
-            let own = owner == machine.into();
-            let memory = self.windows.reader((owner, peer))?;
-            let other = name(if own { peer } else { owner });
-            Some(Announcement { id: window.id, own, part: Part::Between(owner, peer), other, memory })
-        });
-        let of_groups =
-            if attended.layout == WindowLayout::Usual { self.groups.of(machine, &attended.name) } else { Vec::new() };
-        let groups = of_groups.into_iter().filter_map(|(of, role, window)| {
-            let memory = self.groups.reader(of)?;
-            let (own, other) = (role == WindowRole::Owner, self.groups.member(of));
-            Some(Announcement { id: window.id, own, part: Part::Group(of), other, memory })
-        });
-        let doorbell = attended.doorbell.as_ref().ok().cloned();
-        port.announce(Announced { windows: pairs.chain(groups).collect(), doorbell });
-    }
 }
 
 /// A machine that an administrator, or the operator's file, has named.
@@ -602,40 +437,6 @@ fn layout_in_words(layout: WindowLayout) -> &'static str {
 fn news(control: &ServerControl) -> impl Fn(MachineNews<OwnedFd>) + Send + Clone + use<> {
     let control = control.clone();
     move |news| control.errand(Errand::News(news))
-}
-
-/// For the administrator who has attached it: which kind its windows are and why, and what else an administrator should see.
-fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> String {
-    let mut said = match &plugged.kind {
-        None => String::new(),
-        Some(PlugKind::Memory) => {
-            "as memory devices, for which it was started with places (slots, maxmem, nvdimm)".to_owned()
-        }
-        Some(PlugKind::Device { because }) => format!(
-            "as PCI devices (ivshmem), which may be uncached in it and then slow (`partywall doctor` in it says so): {because}"
-        ),
-    };
-    let mut also = |what: &str| {
-        said.push_str(if said.is_empty() { "" } else { "\n" });
-        said.push_str(what);
-    };
-    if plugged.left_out > 0 {
-        also("it cannot take part in its groups, whose windows are memory devices only");
-    }
-    match by_port {
-        Some(why) if plugged.kind.is_some() => {
-            also(&format!("it is rung by its serial port, which is slower than interrupts would be: {why}"));
-        }
-        Some(_) => {}
-        None => also("it can be rung by interrupts (`partywall vm list` shows whether it is)"),
-    }
-    if plugged.later > 0 {
-        also(&format!("windows plugged in when its agent greets: {} more", plugged.later));
-    }
-    if !up {
-        also("its agent has not greeted yet (`partywall agent` in it); `partywall vm list` shows when it has");
-    }
-    said
 }
 
 /// Whether a machine can take windows of this size, in either role, and has this port.

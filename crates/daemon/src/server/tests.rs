@@ -1,9 +1,10 @@
 //! The event loop turned by hand, against sockets that say anything at all.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use partywall_protocol::wire::{Directions, Kind, RegionReference, Side, User, What};
-use partywall_region::{OwnRegion, RegionOptions};
+use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side, User, What};
+use partywall_region::{OwnRegion, RegionOptions, packet};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 

@@ -1,6 +1,9 @@
 //! A broker, an export and mounts of it, as processes; and random numbers that a seed repeats.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#[path = "../../../shm/tests/random/mod.rs"]
+pub(crate) mod random;
+
 use partywall_daemon::Broker;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -175,25 +178,5 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
         std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Xorshift.
-pub(crate) struct Random(pub u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
     }
 }

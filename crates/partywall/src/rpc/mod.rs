@@ -40,6 +40,7 @@ mod client;
 mod driver;
 mod error;
 mod heap;
+mod incoming;
 mod method;
 mod sender;
 mod server;
@@ -49,8 +50,9 @@ mod view;
 pub use client::{CallClient, CallClientBuilder, Ongoing, Reply};
 pub use error::CallError;
 pub use heap::{Block, Heap, HeapOptions, HeapStats};
+pub use incoming::{CallAnswer, IncomingCall};
 pub use method::Method;
-pub use server::{CallAnswer, CallServer, CallServerBuilder, IncomingCall};
+pub use server::{CallServer, CallServerBuilder};
 pub use view::PeerView;
 
 use crate::{Options, RingSize};

@@ -1,7 +1,6 @@
 //! Children that do not outlive their test.
 
 use std::{
-    io::Read,
     os::unix::process::CommandExt,
     process::{Child, Command, ExitStatus, Output},
     thread,
@@ -11,6 +10,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::LONGEST;
+use super::collect::collect;
 
 /// A child with its descendants: they are a process group, which ends with this value.
 pub(crate) struct Guard(pub(crate) Child);
@@ -47,16 +47,7 @@ impl Guard {
 
     /// Its end, with everything that it says on piped outputs.
     pub(crate) fn output(mut self) -> Output {
-        fn read(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
-            thread::spawn(move || {
-                let mut all = Vec::new();
-                if let Some(mut from) = from {
-                    from.read_to_end(&mut all).unwrap();
-                }
-                all
-            })
-        }
-        let (stdout, stderr) = (read(self.0.stdout.take()), read(self.0.stderr.take()));
+        let [stdout, stderr] = collect(&mut self.0);
         let status = self.wait();
         // What it left behind may hold the pipes open.
         self.signal_all(Signal::KILL);

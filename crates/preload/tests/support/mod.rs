@@ -4,8 +4,12 @@
 
 pub(crate) mod c;
 pub(crate) mod client;
+#[path = "../../../cli/tests/common/collect.rs"]
+mod collect;
 pub(crate) mod guard;
 pub(crate) mod netns;
+#[path = "../../../shm/tests/random/mod.rs"]
+pub(crate) mod random;
 pub(crate) mod stage;
 pub(crate) mod switch;
 pub(crate) mod world;
@@ -69,18 +73,4 @@ pub(crate) fn free_port() -> u16 {
         })
     };
     std::iter::repeat_with(port).take(20_000).find(|&port| free(port)).expect("a free port")
-}
-
-/// Reproducible bytes that are not like their neighbours.
-pub(crate) fn noise(seed: u64, size: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(size + 8);
-    while bytes.len() < size {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(size);
-    bytes
 }

@@ -16,6 +16,7 @@ use std::{
 
 use super::{
     client::{Client, look_at},
+    random::Random,
     world::World,
 };
 
@@ -194,11 +195,9 @@ impl Switch {
     pub(crate) fn flip_at_random(&self, seed: u64) -> Flipping {
         let flips = Arc::new(AtomicU64::new(0));
         let (mut policy, count) = (Policy::new(self.socket.clone()), Arc::clone(&flips));
-        let mut state = seed | 1;
+        let mut random = Random(seed | 1);
         let thread = Thread::repeat(move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
+            let state = random.next();
             let turn = count.fetch_add(1, Ordering::Relaxed);
             policy.turn(turn % 2 == 1);
             // Mostly in quick succession, now and then at leisure.

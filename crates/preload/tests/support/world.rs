@@ -109,7 +109,7 @@ impl World {
     /// A file with bytes that are not like their neighbours.
     pub(crate) fn file(&self, name: &str, size: usize) -> PathBuf {
         let path = self.path(name);
-        std::fs::write(&path, super::noise(name.len() as u64, size)).unwrap();
+        std::fs::write(&path, super::random::noise(name.len() as u64, size)).unwrap();
         path
     }
 

@@ -23,6 +23,7 @@
 //! Decoding allocates no more than a small multiple of the packet's own length, whatever the packet claims.
 
 pub(crate) mod codec;
+mod declare;
 mod descriptors;
 mod message;
 mod name;

@@ -142,7 +142,7 @@ macro_rules! row {
             }
             #[cfg(test)]
             fn spell(out: &mut String) {
-                $crate::wire::message::spell_fields(&[$((stringify!($field), <$type as Field>::spell),)*], out);
+                $crate::wire::declare::spell_fields(&[$((stringify!($field), <$type as Field>::spell),)*], out);
             }
         }
     };

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use partywall_terminal::{printable, table};
-use partywall_vhost::control::{self, ControlRequest, PortReport, PortSpec, SwitchReport};
+use partywall_vhost::control::{self, ControlRequest, FoundSwitch, PortReport, PortSpec, SwitchReport};
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
 use partywall_vhost::{VhostError, attach};
@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ Examples:
   partywall net add lan c --mac 52:54:00:00:00:0c --ip 10.0.0.12 --rate 100M
   partywall net attach lan c --qmp /run/c.qmp           plug a card into a running machine
   partywall net detach lan c --qmp /run/c.qmp           and remove it
+  partywall net list                                    the switches of this host
   partywall net show lan
   partywall net remove lan c";
 
@@ -79,6 +80,12 @@ enum NetCommand {
         switch: String,
         /// The port
         port: String,
+    },
+    /// Show the switches of this host
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Show the ports of a switch and their counters
     Show {
@@ -185,18 +192,15 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), VhostError> {
+    let all = || -> Result<PathBuf, VhostError> {
+        let all = cli.folder.clone().or_else(control::default_folder);
+        let all = all.ok_or_else(|| VhostError::Refused("XDG_RUNTIME_DIR is not set; use --folder".into()))?;
+        // QEMU may run in another folder.
+        std::path::absolute(&all).map_err(VhostError::file_error("find", &all))
+    };
     let folder = |switch: &str| -> Result<PathBuf, VhostError> {
         control::check_name(switch)?;
-        let all = match &cli.folder {
-            Some(folder) => folder.clone(),
-            None if rustix::process::geteuid().is_root() => "/run/partywall/net".into(),
-            None => std::env::var_os("XDG_RUNTIME_DIR")
-                .map(|folder| Path::new(&folder).join("partywall/net"))
-                .ok_or_else(|| VhostError::Refused("XDG_RUNTIME_DIR is not set; use --folder".into()))?,
-        };
-        // QEMU may run in another folder.
-        let folder = all.join(switch);
-        std::path::absolute(&folder).map_err(VhostError::file_error("find", &folder))
+        Ok(all()?.join(switch))
     };
     match &cli.command {
         NetCommand::Run { switch, ports, taps, spin, hold, floods, age } => {
@@ -216,6 +220,9 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
         NetCommand::Remove { switch, port } => {
             control::ask(&folder(switch)?, &ControlRequest::Remove { name: port.clone() }).map(drop)
         }
+        // A user without a folder for switches has no switches.
+        NetCommand::List { json } if cli.folder.is_none() && control::default_folder().is_none() => list(&[], *json),
+        NetCommand::List { json } => list(&control::switches(&all()?)?, *json),
         NetCommand::Show { switch, json } => show(&control::ask(&folder(switch)?, &ControlRequest::Show)?, *json),
         NetCommand::Table { switch, json } => {
             let folder = folder(switch)?;
@@ -320,6 +327,21 @@ fn serve(options: EngineOptions, specs: Vec<PortSpec>) -> Result<(), VhostError>
 
 fn report(value: &serde_json::Value) -> Result<SwitchReport, VhostError> {
     serde_json::from_value(value.clone()).map_err(|e| VhostError::Refused(format!("the switch answers otherwise: {e}")))
+}
+
+fn list(switches: &[FoundSwitch], json: bool) -> Result<(), VhostError> {
+    if json {
+        return say(serde_json::json!(switches));
+    }
+    if switches.is_empty() {
+        return say("no switch runs");
+    }
+    let mut shown = table(&["SWITCH", "STATE", "FOLDER"]);
+    for row in switches {
+        let state = if row.running { "running" } else { "killed" };
+        shown.add_row([&row.name, state, &*printable(&row.folder.to_string_lossy()).to_string()]);
+    }
+    say(shown)
 }
 
 fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {

@@ -10,7 +10,7 @@ use super::task::{AfterTask, DiskTask, TaskStep};
 use super::uring::{MOST_TASKS, TaskQueue};
 use super::{DiskCounters, DiskOptions};
 use crate::VhostError;
-use crate::chain::ChainBuffers;
+use crate::chain::{BufferPiece, ChainBuffers};
 use crate::handle::{Asked, RequestHandle};
 use crate::listener::FrontendListener;
 use crate::poller::{WatchSet, Watched};
@@ -55,7 +55,7 @@ pub struct DiskEngine {
     tasks: Vec<Option<DiskTask>>,
     free: Vec<usize>,
     buffers: ChainBuffers,
-    spare: Vec<Vec<crate::ring::BufferPiece>>,
+    spare: Vec<Vec<BufferPiece>>,
     poller: WatchSet,
     listener: FrontendListener,
     session: Option<FrontendSession>,
@@ -574,7 +574,7 @@ impl DiskEngine {
 }
 
 /// Copies bytes to the front of the pieces.
-fn put(pieces: &[crate::ring::BufferPiece], mut bytes: &[u8], memory: &GuestMemoryMmap) -> DiskStatus {
+fn put(pieces: &[BufferPiece], mut bytes: &[u8], memory: &GuestMemoryMmap) -> DiskStatus {
     for piece in pieces {
         let (now, later) = bytes.split_at(piece.length.min(bytes.len()));
         if memory.write_slice(now, GuestAddress(piece.address.0)).is_err() {

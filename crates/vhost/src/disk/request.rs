@@ -1,8 +1,7 @@
 //! What a driver asks a disk for: read from its chain once, and judged before anything is done.
 
 use crate::VhostError;
-use crate::chain::ChainBuffers;
-use crate::ring::BufferPiece;
+use crate::chain::{BufferPiece, ChainBuffers};
 use virtio_bindings::virtio_blk;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 

@@ -3,7 +3,7 @@
 use super::image::DiskImage;
 use super::request::{DiskOperation, DiskRequest, DiskStatus};
 use super::uring::FileTask;
-use crate::ring::BufferPiece;
+use crate::chain::BufferPiece;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use vm_memory::GuestAddress;

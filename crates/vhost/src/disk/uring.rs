@@ -4,7 +4,7 @@
 //! A task owns what the kernel uses for it: the guest's memory and the list of its pieces. A queue that is dropped waits for its tasks.
 
 use crate::VhostError;
-use crate::ring::BufferPiece;
+use crate::chain::BufferPiece;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -8,11 +8,11 @@ mod deliver;
 mod transmit;
 
 use crate::card::{self, Card, LISTENER, SOCKET, TAP, TOKEN_BITS};
-use crate::control::{ControlRequest, PortReport, PortSpec, SwitchReport};
+use crate::chain::BufferPiece;
+use crate::control::{ControlRequest, EngineHandle, PortReport, PortSpec, SwitchReport};
 use crate::handle::{Answer, Asked, RequestHandle};
 use crate::offload::{LONG, LONGEST};
 use crate::poller::{WatchSet, Watched};
-use crate::ring::BufferPiece;
 use crate::spin::{AdaptiveSpin, nanoseconds};
 use crate::switch::{PortNumber, SourceGuard, Switch, SwitchOptions, TokenBucket};
 use crate::tap::TapDevice;
@@ -73,9 +73,6 @@ struct EnginePort {
     rate: Option<TokenBucket>,
     end: PortEnd,
 }
-
-/// What a running engine is asked by.
-pub type EngineHandle = RequestHandle<ControlRequest>;
 
 /// A switch and its ports.
 #[derive(Debug)]

@@ -2,10 +2,10 @@
 
 use super::{Engine, EnginePort, PortEnd, SpentWork};
 use crate::card::{CardFormat, PAIRS, Parked};
-use crate::offload::{LONG, LONGEST, NetHeader, SHORT};
+use crate::offload::{LONG, NetHeader, SHORT};
 use crate::ring::pieces;
 use crate::spin::nanoseconds;
-use crate::switch::{DiscardReason, ETHERNET, FrameDecision, HEAD, PortNumber};
+use crate::switch::{DiscardReason, FrameDecision, HEAD, PortNumber};
 use crate::transfer::{FrameBytes, read};
 use std::sync::Arc;
 
@@ -101,7 +101,8 @@ impl Engine {
             let mut start = [0; LONG + HEAD];
             let wanted = (format.header + HEAD).min(total);
             let (frame, header) = match read(&memory, &scratch, 0, &mut start[..wanted]) {
-                Ok(got) if got == wanted && total >= format.header + ETHERNET && total <= format.header + LONGEST => {
+                // Whether the frame behind the header has a good length is judged with the header, below.
+                Ok(got) if got == wanted && total >= format.header => {
                     let length = total - format.header;
                     let head = &start[format.header..wanted];
                     let mut short = [0; SHORT];

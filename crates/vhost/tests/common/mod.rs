@@ -2,9 +2,9 @@
 
 use partywall_vhost::PortCounters;
 use partywall_vhost::VhostError;
-use partywall_vhost::control::{ControlRequest, PortSpec, SwitchReport};
+use partywall_vhost::control::{ControlRequest, EngineHandle, PortSpec, SwitchReport};
 use partywall_vhost::driver::{DriverOptions, GuestDriver};
-use partywall_vhost::engine::{Engine, EngineHandle, EngineOptions};
+use partywall_vhost::engine::{Engine, EngineOptions};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};

@@ -1,6 +1,9 @@
 //! A disk in this process, and a driver on it.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#[path = "../../../shm/tests/random/mod.rs"]
+pub(crate) mod random;
+
 use partywall_vhost::VhostError;
 use partywall_vhost::disk::control::{DiskControl, DiskReport};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
@@ -94,28 +97,7 @@ impl Drop for Disk {
     }
 }
 
-/// Bytes that differ from place to place and from seed to seed.
-pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    (0..length.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(length).collect()
-}
-
 /// A range to discard or to fill with zeroes.
 pub(crate) fn range(sector: u64, count: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat()
-}
-
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
 }

@@ -2,9 +2,9 @@
 //! bytes: the model walks descriptors byte by byte in a copy of the memory, and knows nothing of pieces.
 
 use super::bytes::Input;
+use partywall_vhost::chain::BufferPiece;
 use partywall_vhost::chain::ChainBuffers;
 use partywall_vhost::disk::request::{self, DiskGeometry, DiskOperation, DiskStatus, MOST_BYTES, MOST_RANGE, SECTOR};
-use partywall_vhost::ring::BufferPiece;
 use std::collections::BTreeSet;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 

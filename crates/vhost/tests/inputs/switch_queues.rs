@@ -4,6 +4,7 @@
 
 use super::bytes::Input;
 use super::common::{EVERYBODY, HANG, World, frame, mac};
+use partywall_vhost::PortCounters;
 use partywall_vhost::control::PortSpec;
 use partywall_vhost::driver::{DriverOptions, GuestDriver};
 use partywall_vhost::offload::{LONG, LONGEST};
@@ -25,6 +26,8 @@ pub(crate) struct Scene {
     b: GuestDriver,
     path: PathBuf,
     sent: u64,
+    /// The counters of the inputs' port after the last input.
+    bad: PortCounters,
     /// Frames of guests of inputs that have arrived.
     pub(crate) arrived: u64,
 }
@@ -40,7 +43,12 @@ impl Scene {
         };
         let (a, b) = (driver(1), driver(2));
         let path = world.add(PortSpec::new("bad"));
-        Self { world, a, b, path, sent: 0, arrived: 0 }
+        Self { world, a, b, path, sent: 0, bad: PortCounters::default(), arrived: 0 }
+    }
+
+    /// Frames of guests of inputs that were none, or whose header contradicted them.
+    pub(crate) fn malformed(&self) -> u64 {
+        self.world.counters("bad").malformed
     }
 
     /// Queues that the switch has stopped because their drivers broke the rules.
@@ -57,6 +65,11 @@ impl Scene {
         guest.transmit.ring_always().expect("a doorbell");
         guest.ring_receive().expect("a doorbell");
         self.honest_frame_passes();
+        let counters = self.world.counters("bad");
+        let (sent, bytes) = (counters.sent - self.bad.sent, counters.sent_bytes - self.bad.sent_bytes);
+        // The switch does not pass on a frame without an Ethernet header either, so only the counters show what let it through.
+        assert!(bytes >= 14 * sent, "{sent} frames of {bytes} bytes have counted as sent");
+        self.bad = counters;
     }
 
     fn step(&mut self, guest: &mut GuestDriver, input: &mut Input<'_>) {
@@ -96,6 +109,10 @@ impl Scene {
                     if let Some(byte) = sent.get_mut(at) {
                         *byte = input.byte();
                     }
+                }
+                // Some end within the Ethernet header, or in front of it.
+                if input.byte().is_multiple_of(8) {
+                    sent.truncate(LONG - 1 + usize::from(input.byte() % 16));
                 }
                 let id = input.word() % SOME;
                 let place = guest.transmit.place(id);

@@ -26,6 +26,7 @@ pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
         findings
             .push(Finding::new(DOCUMENT, "has no picture of modules (between `<!-- modules: begin -->` and `end`)"));
     }
+    findings.extend(without_picture(&pictures, files.iter().map(|file| file.path.as_str())));
     for picture in &pictures {
         let found = arrows::crate_arrows(&picture.krate, &files)?;
         findings.extend(judge(picture, &found));
@@ -33,6 +34,14 @@ pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
         notes.push(format!("{}: {} modules, {} arrows", picture.krate, found.modules.len(), arrows.len()));
     }
     Ok((findings, notes))
+}
+
+/// Libraries that the document has no picture of.
+fn without_picture<'a>(pictures: &[Picture], files: impl Iterator<Item = &'a str>) -> Vec<Finding> {
+    let library = |path: &'a str| path.strip_prefix("crates/")?.strip_suffix("/src/lib.rs");
+    let drawn = |krate: &&str| pictures.iter().any(|picture| picture.krate == *krate);
+    let missing = files.filter_map(library).filter(|krate| !drawn(krate));
+    missing.map(|krate| Finding::new(krate, format!("its modules have no picture in {DOCUMENT}"))).collect()
 }
 
 fn judge(picture: &Picture, found: &arrows::Found) -> Vec<Finding> {
@@ -89,6 +98,14 @@ mod tests {
         let modules = ["calls", "conn", "udp", "sys"].map(str::to_owned).into();
         let found = arrows::Found { modules, arrows: arrows.iter().map(arrow).collect() };
         judge(&picture(), &found).into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn library_without_picture_is_found() {
+        let files =
+            ["crates/one/src/lib.rs", "crates/two/src/lib.rs", "crates/cli/src/main.rs", "examples/a/src/lib.rs"];
+        let findings = without_picture(&[picture()], files.into_iter());
+        assert_eq!(findings.iter().map(|finding| finding.place.as_str()).collect::<Vec<_>>(), ["two"]);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! `partywall ping --plot`: the latency at each percentile as a picture (SVG) that needs nothing else.
 //!
 //! Both scales are logarithmic. Each step to the right is a tenth of the messages before it: 90 %, 99 %, 99.9 %.
+//!
+//! The crate `plotters` is not used because it draws text only in a font that the program has registered, so it needs a font of the
+//! system or inside of this program. Here the browser chooses the font.
 
 use std::fmt::Write as _;
 

@@ -1,38 +1,12 @@
 //! Counters of network switches (`partywall net`) and disks (`partywall blk`) for `partywall stat --total`. Their own programs read them.
 
+mod ask;
+
 use std::collections::BTreeMap;
-use std::io::Read as _;
-use std::os::unix::fs::FileTypeExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::thread;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::siblings;
-
-/// How long a switch or a disk may take to answer. They are all asked at once, so one that hangs does not delay the others.
-const LIMIT: Duration = Duration::from_secs(1);
-
-/// What `partywall net show --json` prints of one port, as far as it is shown here.
-#[derive(Debug, Deserialize)]
-struct PortRow {
-    port: PortName,
-    connected: bool,
-    counters: PortTotals,
-}
-
-#[derive(Debug, Deserialize)]
-struct PortName {
-    name: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct SwitchRows {
-    ports: Vec<PortRow>,
-}
+pub(crate) use ask::{CountedDeviceArgs, look};
 
 /// Counters of one port since it was added. The directions are the port's: `sent` went into the switch.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -48,11 +22,6 @@ pub(super) struct PortTotals {
     spoofed: u64,
     flood_limited: u64,
     malformed: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct DiskRow {
-    counters: DiskTotals,
 }
 
 /// Counters of one disk since its back end started.
@@ -77,129 +46,6 @@ pub(crate) struct DeviceTotals {
     /// Disks by their sockets.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) disks: BTreeMap<String, DiskTotals>,
-}
-
-/// The devices whose counters are added.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct CountedDeviceArgs {
-    /// With --total: folder of the switches (`partywall net`) whose ports are counted [default: that of `partywall net`]
-    #[arg(long, value_name = "FOLDER", requires = "total")]
-    net_folder: Option<PathBuf>,
-
-    /// With --total: also count the disk (`partywall blk`) at this socket; may be repeated
-    #[arg(long = "disk", value_name = "SOCKET", requires = "total")]
-    disks: Vec<PathBuf>,
-}
-
-impl CountedDeviceArgs {
-    fn folder(&self) -> Option<PathBuf> {
-        self.net_folder.clone().or_else(|| match rustix::process::geteuid().is_root() {
-            true => Some("/run/partywall/net".into()),
-            false => Some(Path::new(&std::env::var_os("XDG_RUNTIME_DIR")?).join("partywall/net")),
-        })
-    }
-
-    /// Asks all of them. One that does not answer is a note, and takes nothing from the others.
-    pub(super) fn look(&self, notes: &mut Vec<String>) -> DeviceTotals {
-        let mut totals = DeviceTotals::default();
-        let folder = self.folder().unwrap_or_default();
-        let (of_switches, of_disks) = thread::scope(|scope| {
-            let of_switches: Vec<_> = switches(&folder)
-                .into_iter()
-                .map(|name| {
-                    let folder = &folder;
-                    scope.spawn(move || {
-                        let words = [
-                            "show".as_ref(),
-                            name.as_ref(),
-                            "--json".as_ref(),
-                            "--folder".as_ref(),
-                            folder.as_os_str(),
-                        ];
-                        let answer = ask::<SwitchRows>("partywall-net", &words);
-                        (name, answer)
-                    })
-                })
-                .collect();
-            let of_disks: Vec<_> = self
-                .disks
-                .iter()
-                .map(|socket| {
-                    scope.spawn(move || {
-                        let words = ["show".as_ref(), "--json".as_ref(), "--socket".as_ref(), socket.as_os_str()];
-                        (socket, ask::<DiskRow>("partywall-blk", &words))
-                    })
-                })
-                .collect();
-            let of_switches: Vec<_> = of_switches.into_iter().filter_map(|asked| asked.join().ok()).collect();
-            let of_disks: Vec<_> = of_disks.into_iter().filter_map(|asked| asked.join().ok()).collect();
-            (of_switches, of_disks)
-        });
-        for (name, answer) in of_switches {
-            match answer {
-                Ok(SwitchRows { ports }) => {
-                    let port = |row: PortRow| (row.port.name, PortTotals { connected: row.connected, ..row.counters });
-                    totals.network.insert(name, ports.into_iter().map(port).collect());
-                }
-                Err(why) => notes.push(format!("switch {name} is not counted: {why}")),
-            }
-        }
-        for (socket, answer) in of_disks {
-            match answer {
-                Ok(DiskRow { counters }) => drop(totals.disks.insert(socket.display().to_string(), counters)),
-                Err(why) => notes.push(format!("disk {} is not counted: {why}", socket.display())),
-            }
-        }
-        totals
-    }
-}
-
-/// Asks all switches of a folder, or else of the usual one, and these disks, for another command than `stat`.
-pub(crate) fn look(folder: Option<&Path>, disks: &[PathBuf], notes: &mut Vec<String>) -> DeviceTotals {
-    CountedDeviceArgs { net_folder: folder.map(Path::to_owned), disks: disks.to_vec() }.look(notes)
-}
-
-/// Names of the switches that have run in this folder and have not ended in order.
-fn switches(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_switch = |path: &Path| path.join("control").symlink_metadata().is_ok_and(|at| at.file_type().is_socket());
-    let mut names: Vec<String> = entries
-        .filter(|entry| is_switch(&entry.path()))
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort_unstable();
-    names
-}
-
-fn ask<A: serde::de::DeserializeOwned>(program: &str, words: &[&std::ffi::OsStr]) -> Result<A, String> {
-    let program = siblings::find(program, "partywall-vhost").map_err(|e| e.to_string())?;
-    let (succeeded, stdout, stderr) = run(Command::new(program).args(words), LIMIT)?;
-    if !succeeded {
-        let said = String::from_utf8_lossy(&stderr);
-        return Err(partywall_terminal::printable(said.lines().next().unwrap_or("it does not answer")).to_string());
-    }
-    serde_json::from_slice(&stdout).map_err(|e| format!("its answer cannot be read: {e}"))
-}
-
-/// Runs a program that is to end by itself: whether it succeeded, and what it wrote. It is killed at the limit.
-fn run(command: &mut Command, limit: Duration) -> Result<(bool, Vec<u8>, Vec<u8>), String> {
-    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|e| e.to_string())?;
-    let (done, written) = mpsc::channel();
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    thread::spawn(move || {
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        let read = stdout.map_or(Ok(0), |mut from| from.read_to_end(&mut out));
-        let read = read.and_then(|_| stderr.map_or(Ok(0), |mut from| from.read_to_end(&mut err)));
-        let _ = done.send(read.map(|_| (out, err)));
-    });
-    let read = written.recv_timeout(limit);
-    if read.is_err() {
-        let _ = child.kill();
-    }
-    let status = child.wait().map_err(|e| e.to_string())?;
-    let (out, err) = read.map_err(|_| format!("it has not answered within {limit:?}"))?.map_err(|e| e.to_string())?;
-    Ok((status.success(), out, err))
 }
 
 /// A family of metrics: name, type, help, and values by their labels.
@@ -339,15 +185,6 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn program_that_does_not_answer_is_killed_at_the_limit() {
-        let e = run(Command::new("sleep").arg("1000"), Duration::from_millis(50)).unwrap_err();
-        assert!(e.contains("has not answered within 50ms"), "{e}");
-        let (succeeded, out, err) =
-            run(Command::new("sh").args(["-c", "echo a; echo b >&2; exit 1"]), Duration::from_secs(60)).unwrap();
-        assert_eq!((succeeded, &out[..], &err[..]), (false, &b"a\n"[..], &b"b\n"[..]));
-    }
 
     #[test]
     fn counters_become_lines_and_metrics_with_their_labels() {

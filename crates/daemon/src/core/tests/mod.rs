@@ -21,12 +21,12 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use partywall_protocol::directory::{Clause, Fingerprint, Terms, Transport, slot_of};
+use partywall_protocol::directory::{Clause, DirectoryChange, Fingerprint, Terms, Transport, slot_of};
 use partywall_protocol::wire::{Directions, Kind, MachineId, RegionReference};
 use partywall_shm::layout::Geometry;
 
 use super::*;
-use crate::credentials::Home;
+use crate::credentials::{Credentials, Home};
 
 pub(super) const INSTANCE: u64 = 5 << 32;
 /// Bytes that the owner of each region has written.

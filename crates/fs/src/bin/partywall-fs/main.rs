@@ -1,5 +1,6 @@
 //! `partywall-fs`: exports a directory, mounts one, unmounts it.
 
+mod convert;
 mod filesystem;
 mod locks;
 mod mount;

@@ -1,0 +1,185 @@
+//! What goes into the core, and what comes out of it.
+
+use partywall_protocol::directory::DirectoryChange;
+use partywall_protocol::wire::{MachineId, Message, Refusal, Side};
+
+use super::machine::Order;
+use super::session::SessionId;
+use super::socket::{FlowSocket, SocketFacts};
+use crate::credentials::Credentials;
+
+/// An event that the driver reports to the core.
+#[expect(clippy::large_enum_variant, reason = "most events are messages, and each is handled where it was made")]
+#[derive(Debug)]
+pub enum CoreEvent<F> {
+    /// Somebody connected to the broker's socket.
+    Opened {
+        /// The session from now on.
+        session: SessionId,
+        /// Who it is, from the kernel (protocol C3).
+        peer: Credentials,
+        /// The path of its executable, where the broker may read it.
+        program: Option<String>,
+    },
+    /// A packet that decoded.
+    Message {
+        /// Who sent it.
+        session: SessionId,
+        /// Its request number.
+        request: u32,
+        /// What it says.
+        message: Message,
+        /// What came with it, except a socket that it brings to be looked at ([`Message::brings_socket`]).
+        descriptors: Vec<F>,
+        /// What that socket is, or why it is not one. `None` if none came.
+        socket: Option<Result<SocketFacts, String>>,
+    },
+    /// A packet that did not decode, or lost some of its descriptors.
+    Malformed {
+        /// Who sent it.
+        session: SessionId,
+        /// Its request number, or 0.
+        request: u32,
+        /// Whose fault it was.
+        code: Refusal,
+        /// What was wrong with it.
+        reason: String,
+        /// Whether nothing that follows can be trusted (protocol C4).
+        fatal: bool,
+    },
+    /// What became of an [`Action::Offer`]. Must follow it before any other event.
+    Offered {
+        /// The channel offered.
+        channel: u64,
+        /// Whether the listener has it in its socket.
+        delivery: OfferDelivery,
+    },
+    /// The session's socket ended, or could not be written.
+    Closed {
+        /// The session that ended.
+        session: SessionId,
+        /// No process has the other end any more. Otherwise its program may live, and use memory that it was given.
+        by_program: bool,
+    },
+    /// The kernel has closed the UDP socket that has this number (`SO_COOKIE`).
+    SocketGone {
+        /// The cookie of the closed socket.
+        cookie: u64,
+    },
+    /// The socket of one side of a flow, of which [`Action::Watch`] told, no longer receives what is sent to its address.
+    FlowLost {
+        /// The flow that the socket belongs to.
+        flow: u64,
+        /// The side whose socket it was.
+        side: Side,
+    },
+    /// About a second has passed. Only needed while [`Core::wants_ticks`].
+    Tick,
+}
+
+/// What became of an offer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OfferDelivery {
+    /// It lies in the listener's socket.
+    Done,
+    /// The listener's socket has no room.
+    Full,
+    /// The listener's socket has ended; that it has closed is yet to be reported.
+    Gone,
+    /// The kernel would not carry it.
+    Failed(String),
+}
+
+/// What to do, in order. Descriptors in it are the event loop's to send and drop.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action<F> {
+    /// Answer a session. If that fails, the session is to be closed, and [`CoreEvent::Closed`] to be reported.
+    Send {
+        /// The session that receives the message.
+        session: SessionId,
+        /// The number of the request that it answers.
+        request: u32,
+        /// The message to send.
+        message: Message,
+        /// The descriptors that travel with the message.
+        descriptors: Vec<F>,
+    },
+    /// Put something that a session has not asked for into its socket, and report [`CoreEvent::Offered`]. A failure is that of the session
+    /// that asked for it.
+    Offer {
+        /// The session that receives the message.
+        session: SessionId,
+        /// The channel that it is about.
+        channel: u64,
+        /// What to say.
+        message: Message,
+        /// A region, and with a connection its link ends.
+        descriptors: Vec<F>,
+    },
+    /// Change the host's directory.
+    Directory(DirectoryChange),
+    /// Begin the directory of a machine, in its window from the host.
+    BeginDirectory {
+        /// Which machine.
+        machine: MachineId,
+        /// The window, writable.
+        window: F,
+        /// Where in it the directory begins.
+        base: u64,
+    },
+    /// Change the directory of a machine.
+    MachineDirectory {
+        /// Which machine.
+        machine: MachineId,
+        /// What changes.
+        change: DirectoryChange,
+    },
+    /// The machine has gone, and its directory with it.
+    EndDirectory {
+        /// Which machine.
+        machine: MachineId,
+    },
+    /// Note in a window's book that a place is in use from now on, or no longer (protocol V2.4). Before what is sent about it.
+    Book {
+        /// The window, writable.
+        window: F,
+        /// Where the place begins, from the header on.
+        base: u64,
+        /// The place's bytes.
+        size: u64,
+        /// Whether somebody has it.
+        in_use: bool,
+    },
+    /// Watch the sockets of a flow, sender's and receiver's: look at both before the next action, and report [`CoreEvent::FlowLost`] whenever
+    /// one no longer receives what is sent to its address.
+    Watch {
+        /// The flow to watch.
+        flow: u64,
+        /// The sockets of sender and receiver.
+        sockets: [FlowSocket; 2],
+    },
+    /// Watch them no longer.
+    Unwatch {
+        /// The flow that needs no watching any more.
+        flow: u64,
+    },
+    /// Ring a bell that [`Descriptor::make_bell`] has made.
+    Ring {
+        /// The end that rings.
+        bell: F,
+    },
+    /// Do something to a machine, and have [`Core::answer`] tell how it went.
+    Order {
+        /// The session that asks for it.
+        session: SessionId,
+        /// The number of the request.
+        request: u32,
+        /// What to do to the machine.
+        order: Order,
+    },
+    /// Close the socket of a session, which the core has forgotten already.
+    Close {
+        /// The session whose socket is to be closed.
+        session: SessionId,
+    },
+}

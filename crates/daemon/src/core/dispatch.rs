@@ -1,0 +1,225 @@
+//! A message of a client: which part of the core answers it, and what becomes of a refusal.
+
+use partywall_protocol::wire::{Message, Origin, Refusal};
+
+use super::events::AskedFor;
+use super::explain::{AskedUser, PolicyQuery};
+use super::machine::Order;
+use super::refuse::{self, Refuse, refuse};
+use super::session::SessionId;
+use super::socket::{SocketFacts, at};
+use super::{Core, Descriptor, connect, further, reclaim};
+
+impl<F: Descriptor> Core<F> {
+    pub(super) fn message(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        message: Message,
+        descriptors: Vec<F>,
+        socket: Option<Result<SocketFacts, String>>,
+    ) {
+        let Some(session) = self.sessions.get(&id) else {
+            // It was dismissed by an earlier packet of the same read.
+            return;
+        };
+        let joined = session.domain.is_some();
+        let name = message.name();
+        self.tally.request(name);
+        let wanted = (!self.events.is_idle()).then(|| AskedFor::of(&message)).flatten();
+        let came = descriptors.len() + usize::from(socket.is_some());
+        let answer = if message.fd_count() == came && message.brings_socket() == socket.is_some() {
+            self.dispatch(id, request, message, descriptors, socket)
+        } else {
+            let due = message.fd_count();
+            refuse(Refusal::Protocol, format!("{name} brings {due} descriptors, but {came} came"))
+        };
+        match answer {
+            Ok(()) => {}
+            Err(Refuse { code, reason, denied }) => {
+                tracing::debug!(session = id.0, request = name, %code, reason, "refused");
+                self.tally.refusal(name, code);
+                match denied {
+                    Some(denial) => self.note_denied(*denial),
+                    None => self.note_refused(id, wanted, code, &reason),
+                }
+                self.send(id, request, Message::Refused { code, reason });
+                // A session that failed to join may say nothing more (protocol C3).
+                if !joined {
+                    self.dismiss(id);
+                }
+            }
+        }
+    }
+
+    fn dispatch(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        message: Message,
+        with: Vec<F>,
+        socket: Option<Result<SocketFacts, String>>,
+    ) -> Result<(), Refuse> {
+        let origin = self.sessions.get(&id).map_or(Origin::Host, |session| session.peer.origin());
+        // There is one exactly if the message brings one.
+        let socket = || match socket {
+            // What an agent says of namespaces is about its own machine's.
+            Some(Ok(facts)) => Ok(SocketFacts { origin, trusted: facts.trusted && origin == Origin::Host, ..facts }),
+            Some(Err(reason)) => refuse(Refusal::BadSocket, reason),
+            None => refuse(Refusal::Protocol, "a socket is missing"),
+        };
+        match message {
+            Message::Join { version, name } => self.join(id, request, version, &name),
+            client if self.sessions.get(&id).is_none_or(|s| s.domain.is_none()) => {
+                refuse(Refusal::Protocol, format!("the first message of a session is Join, not {}", client.name()))
+            }
+            Message::Bind { service, kind, backlog } => self.bind(id, request, &service, kind, backlog),
+            Message::Connect { target, service, kind, directions, region } => {
+                let shape = connect::Shape { kind, directions, region };
+                let done = self.connect(id, request, &target, &service, shape, with);
+                if done.is_err() {
+                    self.give_place_back(id, region);
+                }
+                done
+            }
+            Message::Accepted { channel, start, region } => self.accepted(id, request, channel, start, region, with),
+            Message::Grow { channel, side, generation, region } => {
+                let growth = connect::Growth { channel, side, generation, region };
+                self.grow(id, request, growth, with)
+            }
+            Message::TakeRegions { channel, side, kind, count, bytes } => {
+                let allowance = further::TakenKind { count, bytes };
+                self.take_regions(id, request, (channel, side), kind, allowance)
+            }
+            Message::AddRegion { channel, side, number, kind, region } => {
+                let addition = further::Addition { channel, side, number, kind, region };
+                self.add_region(id, request, addition, with)
+            }
+            Message::ReclaimRegion { channel, side, own, number, kind, bytes } => {
+                let (key, region) = (further::FurtherKey { own, number }, further::FurtherRegion { kind, bytes });
+                self.reclaim_region(id, request, (channel, side), key, region)
+            }
+            Message::DropRegion { channel, side, own, number } => {
+                self.drop_region(id, (channel, side), further::FurtherKey { own, number })
+            }
+            Message::Closed { channel } => self.closed(id, channel),
+            Message::List { what, after } => self.list(id, request, what, after),
+            Message::Inspect { channel } => self.inspect(id, request, channel),
+            Message::Room { channel, size, peer } => self.room(id, request, channel, size, &peer),
+            Message::AddMachine { room, migratable, name, monitor, port } => {
+                let name = refuse::name(&name)?;
+                self.order(id, request, Order::Add { name, monitor, port, room, migratable })
+            }
+            Message::ReleaseMachine { name } => {
+                let name = refuse::name(&name)?;
+                self.order(id, request, Order::Release { name })
+            }
+            Message::ResumeMachine { name } => {
+                let name = refuse::name(&name)?;
+                self.order(id, request, Order::Resume { name })
+            }
+            Message::RemoveMachine { name } => {
+                let name = refuse::name(&name)?;
+                self.order(id, request, Order::Remove { name })
+            }
+            Message::ReclaimSocket { .. } | Message::OfferDatagrams { .. } | Message::TakeDatagrams { .. }
+                if self.is_in_machine(id) =>
+            {
+                let name = message.name();
+                refuse(Refusal::Machine, format!("{name} is for programs of the host"))
+            }
+            Message::JoinGroup { room, group, .. } => self.join_group(id, request, room, &group, with),
+            Message::FetchSeat { key } => self.fetch_seat(id, request, key),
+            Message::GroupWindow { member } => self.group_window(id, request, member),
+            Message::LetGo { key } => {
+                self.let_go(id, key);
+                Ok(())
+            }
+            Message::Ping {} => {
+                self.send(id, request, Message::Done {});
+                Ok(())
+            }
+            Message::Reclaim { channel, side, peer, service, kind, directions, region } => {
+                let shape = connect::Shape { kind, directions, region };
+                self.reclaim(id, request, reclaim::ChannelClaim { channel, side, peer, service, shape }, with)
+            }
+            Message::Directory {} => self.directory(id, request),
+            Message::Publish { addresses } => self.publish(id, request, &addresses.0, &socket()?),
+            Message::Withdraw { key } => self.withdraw(id, request, key),
+            Message::Offer { region } => {
+                let socket = socket()?;
+                let done = self.may_move(id).and_then(|()| self.offer(id, request, region, socket, with));
+                if done.is_err() {
+                    self.give_place_back(id, region);
+                }
+                done
+            }
+            Message::Cancel { offer } => self.cancel(id, request, offer),
+            Message::Take { region } => {
+                self.may_move(id)?;
+                self.take(id, request, region, socket()?, with)
+            }
+            Message::Confirm { offer } => self.confirm(id, request, offer, socket()?),
+            Message::Finish { offer } => self.finish(id, request, offer, socket()?),
+            Message::ReclaimSocket { channel, side, region } => {
+                self.reclaim_socket(id, request, (channel, side), region, socket()?, with)
+            }
+            Message::OfferDatagrams { to_high, to_low, to_port, region } => {
+                self.may_move(id)?;
+                let to = at(to_high, to_low, to_port);
+                self.offer_datagrams(id, request, to, region, socket()?, with)
+            }
+            Message::TakeDatagrams { from_high, from_low, from_port } => {
+                self.may_move(id)?;
+                self.take_datagrams(id, request, at(from_high, from_low, from_port), socket()?, with)
+            }
+            Message::FetchReceiver { flow } => self.fetch_receiver(id, request, flow),
+            Message::SetMoveRules { reset, clauses, ring_size, spin_us } => {
+                self.set_move_rules(id, request, reset, &clauses.0, ring_size, spin_us)
+            }
+            Message::GetMoveRules {} => {
+                self.get_move_rules(id, request);
+                Ok(())
+            }
+            Message::TestPolicy { question, own, user, gid, to_own, to_user, from, to, service } => {
+                let asked = |own, user, gid| if own { AskedUser::Own } else { AskedUser::Other { user, gid } };
+                let gid = (gid != u32::MAX).then_some(gid);
+                let (of, to_user) = (asked(own, user, gid), asked(to_own, to_user, None));
+                let asked = PolicyQuery { question, of, to: to_user, names: [from, to, service] };
+                self.test_policy(id, request, &asked)
+            }
+            Message::FollowEvents { after } => self.follow_events(id, request, after),
+            Message::Joined { .. }
+            | Message::DirectoryIs { .. }
+            | Message::Published { .. }
+            | Message::Offered { .. }
+            | Message::Bell { .. }
+            | Message::PeerIs { .. }
+            | Message::DatagramsTaken { .. }
+            | Message::Receiver {}
+            | Message::MoveRulesAre { .. }
+            | Message::PolicyDecides { .. }
+            | Message::Events { .. }
+            | Message::RoomIs { .. }
+            | Message::MachineAdded { .. }
+            | Message::Machines { .. }
+            | Message::GroupJoined { .. }
+            | Message::GroupWindowIs { .. }
+            | Message::SeatIs { .. }
+            | Message::Groups { .. }
+            | Message::Refused { .. }
+            | Message::Done {}
+            | Message::Connected { .. }
+            | Message::Incoming { .. }
+            | Message::Attached { .. }
+            | Message::Ring { .. }
+            | Message::RegionAdded { .. }
+            | Message::Domains { .. }
+            | Message::Services { .. }
+            | Message::Channels { .. }
+            | Message::Regions { .. } => {
+                refuse(Refusal::Protocol, format!("{} is a message of the broker, not of a client", message.name()))
+            }
+        }
+    }
+}

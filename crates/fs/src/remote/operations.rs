@@ -1,0 +1,321 @@
+//! The operations of a mounted file system, by node and by open file.
+
+use super::link::{RemoteLink, RequestFailure, body_of, write_fields};
+use super::{Caller, Remote, RemoteData, RemoteHandle};
+use crate::export::lock;
+use crate::wire::{
+    DirectoryEntry, EntryName, FileAttributes, FileEntry, FileField, FileLock, FileRequest, LARGEST_DATA, OpenedFile,
+    value_of,
+};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Remote {
+    /// A request that makes or finds an entry. Returns its node.
+    ///
+    /// # Errors
+    /// As all methods here: the server's errno; `EIO` without a server; `ESTALE` for what cannot be found again.
+    pub fn entry<'a>(
+        &self,
+        who: Caller,
+        parent: u64,
+        name: EntryName<'a>,
+        make: impl Fn(u64) -> FileRequest<'a>,
+    ) -> Result<(u64, FileAttributes), Errno> {
+        let (reply, epoch) = self.on_node(who, parent, make)?;
+        let entry: FileEntry = decode(reply)?;
+        Ok((self.mentioned(epoch, parent, name, &entry), entry.attributes))
+    }
+
+    /// Makes another name of a node.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn link_node(
+        &self,
+        who: Caller,
+        node: u64,
+        parent: u64,
+        name: EntryName<'_>,
+    ) -> Result<(u64, FileAttributes), Errno> {
+        let make = |[node, parent]: [u64; 2], _| FileRequest::MakeLink { node, parent, name };
+        let (reply, epoch) = self.execute(who, [node, parent], [0; 2], make)?;
+        let entry: FileEntry = decode(reply)?;
+        Ok((self.mentioned(epoch, parent, name, &entry), entry.attributes))
+    }
+
+    /// A request about one node, whose reply is bytes.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn bytes<'a>(&self, who: Caller, node: u64, make: impl Fn(u64) -> FileRequest<'a>) -> Result<Vec<u8>, Errno> {
+        self.on_node(who, node, make)?.0.into_vec()
+    }
+
+    /// A request about one node or an open file of it, if `handle` is not 0, whose reply is attributes.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn attributes<'a>(
+        &self,
+        who: Caller,
+        node: u64,
+        handle: u64,
+        make: impl Fn(u64, u64) -> FileRequest<'a>,
+    ) -> Result<FileAttributes, Errno> {
+        // An open file is enough, and may be all that is left of the node.
+        let nodes = if handle == 0 { [node, 0] } else { [0; 2] };
+        decode(self.execute(who, nodes, [handle, 0], |[node, _], [handle, _]| make(node, handle))?.0)
+    }
+
+    /// Removes a name.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn remove(&self, who: Caller, parent: u64, name: EntryName<'_>, is_directory: bool) -> Result<(), Errno> {
+        self.on_node(who, parent, |parent| match is_directory {
+            true => FileRequest::RemoveDirectory { parent, name },
+            false => FileRequest::Unlink { parent, name },
+        })?;
+        lock(&self.tree).removed(parent, name.bytes());
+        Ok(())
+    }
+
+    /// Renames an entry.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn rename(
+        &self,
+        who: Caller,
+        from: (u64, EntryName<'_>),
+        to: (u64, EntryName<'_>),
+        flags: u32,
+    ) -> Result<(), Errno> {
+        self.execute(who, [from.0, to.0], [0; 2], |[parent, new_parent], _| FileRequest::Rename {
+            parent,
+            name: from.1,
+            new_parent,
+            new_name: to.1,
+            flags,
+        })?;
+        let is_exchange = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
+        lock(&self.tree).renamed((from.0, from.1.bytes()), (to.0, to.1.bytes()), is_exchange);
+        Ok(())
+    }
+
+    fn keep(&self, number: u64, flags: u32, is_directory: bool, server: u64, epoch: u64) -> u64 {
+        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        let open = RemoteHandle { number, flags, is_directory, server, epoch, has_locks: false };
+        lock(&self.handles).insert(handle, open);
+        handle
+    }
+
+    /// Opens a file. Returns its handle, and whether the data that the kernel has of it is current.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn open(&self, who: Caller, node: u64, flags: u32) -> Result<(u64, bool), Errno> {
+        let (reply, epoch) = self.on_node(who, node, |node| FileRequest::Open { node, flags })?;
+        let opened: OpenedFile = decode(reply)?;
+        let is_current = lock(&self.tree).opened(node, &opened.attributes, opened.is_settled != 0);
+        Ok((self.keep(node, flags, false, opened.handle, epoch), is_current))
+    }
+
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn open_directory(&self, who: Caller, node: u64) -> Result<u64, Errno> {
+        let (reply, epoch) = self.on_node(who, node, |node| FileRequest::OpenDirectory { node })?;
+        let opened: OpenedFile = decode(reply)?;
+        Ok(self.keep(node, 0, true, opened.handle, epoch))
+    }
+
+    /// Makes and opens a file.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn create(
+        &self,
+        who: Caller,
+        parent: u64,
+        name: EntryName<'_>,
+        mode: u32,
+        flags: u32,
+    ) -> Result<(u64, FileAttributes, u64), Errno> {
+        let make = |parent| FileRequest::Create { parent, name, mode, flags };
+        let (reply, epoch) = self.on_node(who, parent, make)?;
+        let reply = reply.into_vec()?;
+        let mut rest = &reply[..];
+        let (entry, opened) = (FileEntry::take(&mut rest)?, OpenedFile::take(&mut rest)?);
+        let number = self.mentioned(epoch, parent, name, &entry);
+        Ok((number, opened.attributes, self.keep(number, flags, false, opened.handle, epoch)))
+    }
+
+    /// Closes an open file or directory.
+    pub fn release(&self, handle: u64, owner: u64) {
+        let Some(open) = lock(&self.handles).remove(&handle) else { return };
+        // One of an older connection was closed with it.
+        let Ok((link, epoch)) = self.present_link() else { return };
+        if open.epoch == epoch {
+            let request = FileRequest::Release { handle: open.server, owner };
+            let _ = link.request(request.number(), (0, 0), &body_of(&request), &[]);
+        }
+    }
+
+    /// The connection if there is one; it is not made again.
+    fn present_link(&self) -> Result<(Arc<RemoteLink>, u64), Errno> {
+        let state = lock(&self.state);
+        if state.link.has_ended() { Err(Errno::IO) } else { Ok((Arc::clone(&state.link), state.epoch)) }
+    }
+
+    /// Gives up the POSIX locks of an owner. Does not wait for a server that has gone, which has none of them any more.
+    pub fn flush(&self, handle: u64, owner: u64) {
+        let open = lock(&self.handles).get(&handle).copied().filter(|open| open.has_locks);
+        if let (Some(open), Ok((link, epoch))) = (open, self.present_link())
+            && open.epoch == epoch
+        {
+            let request = FileRequest::Flush { handle: open.server, owner };
+            let _ = link.request(request.number(), (0, 0), &body_of(&request), &[]);
+        }
+    }
+
+    /// A request about an open file, whose reply is bytes.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn on_file<'a>(
+        &self,
+        who: Caller,
+        handle: u64,
+        make: impl Fn(u64) -> FileRequest<'a>,
+    ) -> Result<RemoteData, Errno> {
+        Ok(self.execute(who, [0; 2], [handle, 0], |_, [handle, _]| make(handle))?.0)
+    }
+
+    /// Copies between two open files on the server.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn copy_range(&self, who: Caller, from: (u64, u64), to: (u64, u64), len: u64) -> Result<u64, Errno> {
+        let make = |_, [from_handle, to_handle]: [u64; 2]| FileRequest::CopyRange {
+            from: from_handle,
+            from_offset: from.1,
+            to: to_handle,
+            to_offset: to.1,
+            len,
+        };
+        decode(self.execute(who, [0; 2], [from.0, to.0], make)?.0)
+    }
+
+    /// Takes or gives up a lock, without waiting.
+    ///
+    /// # Errors
+    /// `EAGAIN` if another owner has a lock that conflicts; as [`Remote::entry`].
+    pub fn set_lock(&self, handle: u64, owner: u64, range: FileLock) -> Result<(), Errno> {
+        let FileLock { start, end, kind } = range;
+        // Before the answer, so that a lock that is taken is never one that nobody knows of.
+        if let Some(open) = lock(&self.handles).get_mut(&handle) {
+            open.has_locks = true;
+        }
+        self.on_file((0, 0), handle, |handle| FileRequest::SetLock { handle, owner, start, end, kind }).map(drop)
+    }
+
+    /// Writes to an open file. Returns how many bytes were written.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn write(&self, who: Caller, handle: u64, offset: u64, data: &[u8]) -> Result<u32, Errno> {
+        let appends = lock(&self.handles).get(&handle).is_some_and(|open| open.flags & OFlags::APPEND.bits() != 0);
+        let mut written = 0;
+        for part in data.chunks(LARGEST_DATA as usize) {
+            match self.write_part(who, handle, offset + written as u64, part, appends) {
+                Ok(n) => written += n as usize,
+                Err(_) if written > 0 => break,
+                Err(e) => return Err(e),
+            }
+            if written % LARGEST_DATA as usize != 0 {
+                break;
+            }
+        }
+        Ok(written as u32)
+    }
+
+    fn write_part(&self, who: Caller, handle: u64, offset: u64, data: &[u8], appends: bool) -> Result<u32, Errno> {
+        for _ in 0..5 {
+            let (link, epoch) = self.link()?;
+            let outcome = self
+                .reopen(&link, epoch, who, handle)
+                .and_then(|server| link.request(FileRequest::WRITE, who, &write_fields(server, offset), data));
+            match outcome {
+                Ok(reply) => {
+                    let written: u32 = decode(reply)?;
+                    return if written as usize <= data.len() { Ok(written) } else { Err(Errno::IO) };
+                }
+                Err(RequestFailure::Errno(e)) => return Err(e),
+                Err(RequestFailure::TimedOut) => return Err(Errno::IO),
+                // The same bytes at the same place can be written twice, but not appended. The next session begins after the end of this one, so
+                // the server cannot execute the first request after a later write to the same place.
+                Err(RequestFailure::Ended { may_be_executed: true }) if appends => return Err(Errno::IO),
+                Err(RequestFailure::Ended { .. }) => {}
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    /// Entries of a directory from a position on, each with its node's number, or 0 if the kernel is not told of it. `take` returns `false` when it
+    /// has no room for an entry, which then counts as not mentioned.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn read_directory(
+        &self,
+        who: Caller,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        len: u32,
+        mut take: impl FnMut(&DirectoryEntry<'_>, u64) -> bool,
+    ) -> Result<(), Errno> {
+        let make = |_, [handle, _]: [u64; 2]| FileRequest::ReadDirectory { handle, offset, len };
+        let (reply, epoch) = self.execute(who, [0; 2], [handle, 0], make)?;
+        let reply = reply.into_vec()?;
+        let (mut rest, mut is_full) = (&reply[..], false);
+        while !rest.is_empty() {
+            let entry = DirectoryEntry::take(&mut rest)?;
+            let number = match EntryName::new(entry.name) {
+                Ok(name) if entry.entry.node != 0 => self.mentioned(epoch, node, name, &entry.entry),
+                Ok(_) => 0,
+                Err(_) if matches!(entry.name, b"." | b"..") => 0,
+                // The server lies.
+                Err(_) => return Err(Errno::IO),
+            };
+            is_full = is_full || !take(&entry, number);
+            if is_full && number != 0 {
+                self.forget(number, 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel has forgotten a node.
+    pub fn forget(&self, node: u64, lookups: u64) {
+        let Ok((link, epoch)) = self.present_link() else {
+            lock(&self.tree).forget(node, lookups, u64::MAX);
+            return;
+        };
+        let forgotten = lock(&self.tree).forget(node, lookups, epoch);
+        if let Some((node, count)) = forgotten {
+            let request = FileRequest::Forget { node, count };
+            link.notify(request.number(), &body_of(&request));
+        }
+    }
+}
+
+/// Reads a reply. A server whose reply is none has broken the protocol.
+pub(super) fn decode<T: for<'a> FileField<'a>>(reply: RemoteData) -> Result<T, Errno> {
+    value_of(&reply.into_vec()?).map_err(|_| Errno::IO)
+}

@@ -1,0 +1,184 @@
+//! A call as the function that executes it sees it, and what the function answers.
+
+use super::error::CallError;
+use super::heap::{Block, Heap};
+use super::method::Method;
+use super::server::ServedClient;
+use super::view::PeerView;
+use crate::PeerInfo;
+use partywall_shm::call::CallBytes;
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type CallResult<T> = std::result::Result<T, CallError>;
+
+/// A call, as the function that executes it sees it.
+///
+/// ```
+/// use partywall::rpc::{CallError, CallClient, CallServer};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+/// // A list in the client's heap: each node is a value and the address of the next node.
+/// let _server = CallServer::builder().method("sum", |call| {
+///     let (mut next, mut sum) = (u64::from_le_bytes(call.args().array(0)?), 0);
+///     while next != 0 {
+///         let node = call.follow(next, 16)?;
+///         sum += u64::from_le_bytes(node.array(0)?);
+///         next = u64::from_le_bytes(node.array(8)?);
+///     }
+///     Ok(sum.to_le_bytes().into())
+/// }).bind(&web, "lists")?;
+///
+/// let client = CallClient::connect("web:lists")?;
+/// let (mut first, mut nodes) = (0u64, Vec::new());
+/// for value in 1..=10u64 {
+///     let mut node = client.heap().allocate(16)?;
+///     node[..8].copy_from_slice(&value.to_le_bytes());
+///     node[8..].copy_from_slice(&first.to_le_bytes());
+///     first = node.address();
+///     nodes.push(node);
+/// }
+/// let reply = client.call("sum", &first.to_le_bytes())?;
+/// assert_eq!(u64::from_le_bytes(reply.array(0)?), 55);
+///
+/// // A list that leads back to itself ends at the limit of pointers.
+/// nodes[0][8..].copy_from_slice(&first.to_le_bytes());
+/// assert!(matches!(client.call("sum", &first.to_le_bytes()), Err(CallError::BadPointer)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct IncomingCall<'a> {
+    pub(super) args: PeerView,
+    pub(super) client: Cow<'a, Arc<ServedClient>>,
+    pub(super) method: u32,
+    /// Pointers that may still be followed.
+    pub(super) follows: AtomicU64,
+}
+
+impl fmt::Debug for IncomingCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IncomingCall").field("method", &self.method).field("args", &self.args).finish_non_exhaustive()
+    }
+}
+
+impl IncomingCall<'_> {
+    /// The arguments.
+    pub fn args(&self) -> &PeerView {
+        &self.args
+    }
+
+    /// The called method.
+    pub fn method(&self) -> Method {
+        Method::numbered(self.method)
+    }
+
+    /// The calling side.
+    pub fn peer(&self) -> &PeerInfo {
+        &self.client.info
+    }
+
+    /// The heap of this connection, for results that the client is to read in place.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder().method("ones", |call| {
+    ///     let len = u32::from_le_bytes(call.args().array(0)?);
+    ///     let mut ones = call.heap().allocate(len as usize)?;
+    ///     ones.fill(1);
+    ///     Ok(ones.into())
+    /// }).bind(&web, "math")?;
+    /// let reply = CallClient::connect("web:math")?.call("ones", &1000u32.to_le_bytes())?;
+    /// assert_eq!(reply.to_vec(), [1; 1000]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn heap(&self) -> &Heap {
+        &self.client.heap
+    }
+
+    /// `len` bytes at an address of the client, in its heap.
+    ///
+    /// # Errors
+    /// [`CallError::BadPointer`] unless all of them are in the client's heap, or if this call has followed the most pointers that are allowed
+    /// ([`CallServerBuilder::max_follows`]).
+    pub fn follow(&self, address: u64, len: u64) -> CallResult<PeerView> {
+        let less = |left: u64| left.checked_sub(1);
+        let may_follow = self.follows.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        may_follow.map_err(|_| CallError::BadPointer)?;
+        self.client.peer_heap.view(address, len).ok_or(CallError::BadPointer)
+    }
+
+    /// The same call without a borrow, for a function that passes it on. The client may change its arguments when the call is answered.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder().method("len", |call| {
+    ///     let call = call.to_owned();
+    ///     let len = std::thread::spawn(move || call.args().len() as u64).join();
+    ///     Ok(len.unwrap_or(0).to_le_bytes().into())
+    /// }).bind(&web, "math")?;
+    /// let reply = CallClient::connect("web:math")?.call("len", b"abc")?;
+    /// assert_eq!(u64::from_le_bytes(reply.array(0)?), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn to_owned(&self) -> IncomingCall<'static> {
+        IncomingCall {
+            args: self.args.clone(),
+            client: Cow::Owned(Arc::clone(&self.client)),
+            method: self.method,
+            follows: AtomicU64::new(self.follows.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// The result of a call: bytes, or a [`Block`] that the client reads in place.
+///
+/// ```
+/// use partywall::rpc::CallAnswer;
+///
+/// let nothing: CallAnswer = ().into();
+/// let number: CallAnswer = 7u32.to_le_bytes().into();
+/// let bytes: CallAnswer = vec![0; 1000].into();
+/// # let _ = (nothing, number, bytes);
+/// ```
+#[derive(Debug)]
+pub struct CallAnswer {
+    pub(super) bytes: AnswerBytes,
+}
+
+#[derive(Debug)]
+pub(super) enum AnswerBytes {
+    Inline(CallBytes),
+    Copied(Vec<u8>),
+    Block(Block),
+}
+
+impl From<()> for CallAnswer {
+    fn from((): ()) -> Self {
+        Self { bytes: AnswerBytes::Inline(CallBytes::EMPTY) }
+    }
+}
+
+impl<const N: usize> From<[u8; N]> for CallAnswer {
+    fn from(bytes: [u8; N]) -> Self {
+        let inline = CallBytes::inline(&bytes).map(AnswerBytes::Inline);
+        Self { bytes: inline.unwrap_or_else(|| AnswerBytes::Copied(bytes.to_vec())) }
+    }
+}
+
+impl From<Vec<u8>> for CallAnswer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { bytes: AnswerBytes::Copied(bytes) }
+    }
+}
+
+impl From<Block> for CallAnswer {
+    fn from(block: Block) -> Self {
+        Self { bytes: AnswerBytes::Block(block) }
+    }
+}
