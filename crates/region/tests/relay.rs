@@ -6,8 +6,8 @@ use partywall_protocol::port::{Decoder, Frame, Item, greeting};
 use partywall_region::conformance::{self, Backend, ConformanceRegion, HANG};
 use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
-    BellDirection, RelayLatency,
-    DirectionWatch, Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, PortSide, Relay, VectorEvent,
+    BellDirection, DirectionWatch, Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, PortSide,
+    Relay, RelayLatency, VectorEvent,
 };
 use partywall_region::{Link, LinkEvent, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
