@@ -57,6 +57,7 @@ openssh-server            sshd
 openssh-client            ssh
 rsync                     rsync
 prometheus                prometheus
+chromium                  chromium
 zsh                       zsh
 fish                      fish
 valgrind                  valgrind

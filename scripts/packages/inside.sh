@@ -85,6 +85,9 @@ packages_install_on_a_system_without_partywall() {
     expect "protocol: control" partywalld --version
     expect "a good policy" partywalld --check-policy
     expect partywall getent group partywall
+    # What a policy is written from.
+    expect partywalld.toml.5 dpkg -L partywalld
+    expect '[[connect]]' partywalld --print-sample-policy
     expect libpartywall.so.0 ldconfig -p
     [ "$(stat -c %a:%U /run/partywall/containers)" = 755:root ] || fail "the folder for sockets has another mode or owner"
     systemd-analyze verify --man=no /lib/systemd/system/partywalld.service > /tmp/verify.log 2>&1 || fail "$(cat /tmp/verify.log)"
@@ -105,6 +108,8 @@ services_of_two_users_meet_once_policy_allows() {
     run_service web.service www-data /usr/bin/python3 /mnt/here/client.py 7432 "$state"
     goes_on "on TCP, refused"
     expect "does not let user 33 join as web" partywall top --once --json
+    expect "join-refused" partywall why :7432
+    refuse 3 "no [[join]] rule" partywall policy test --from web --user www-data
     ! rings 7432 || fail "the connection is on a ring although no rule allows it"
     cat > /etc/partywall/partywalld.toml << 'POLICY'
 [[join]]
@@ -124,6 +129,24 @@ POLICY
     kill -HUP "$broker"
     await "the policy is in force" partywall policy test --from web --to db:tcp-7432 --user www-data
     await "the connection moves to a ring" rings 7432
+    expect "[[connect]] rule 1" partywall policy test --from web --to db:tcp-7432 --user www-data
+    expect "/etc/partywall/partywalld.toml:" partywall policy test --from web --to db:tcp-7432 --user www-data
+}
+
+list_of_programs_holds_while_services_run() {
+    printf '\n[programs]\ndeny = ["python3*"]\n' >> /etc/partywall/partywalld.toml
+    expect "a good policy" partywalld --check-policy
+    kill -HUP "$broker"
+    await "the connection returns to TCP" eval 'partywall why :7432 | grep -q program-not-listed'
+    goes_on "on TCP, not listed"
+    ! rings 7432 || fail "the connection is on a ring although its program is denied"
+    refuse 3 '`deny` of [programs]' partywall policy test --program "$(realpath /usr/bin/python3)"
+    # The broker reads where to serve metrics when it starts: with the upgrade below.
+    sed -i '/^\[programs\]/,$d' /etc/partywall/partywalld.toml
+    printf '[metrics]\nlisten = "127.0.0.1:9464"\n' >> /etc/partywall/partywalld.toml
+    expect "a good policy" partywalld --check-policy
+    kill -HUP "$broker"
+    await "the connection is on a ring again" rings 7432
 }
 
 upgrade_of_broker_and_library_leaves_connections_alone() {
@@ -139,6 +162,15 @@ upgrade_of_broker_and_library_leaves_connections_alone() {
     start_broker
     await "the connection is listed by the new broker" rings 7432
     goes_on "after the upgrade of the broker"
+}
+
+metrics_graph_the_services() {
+    local page=/tmp/metrics totals=/tmp/totals.prom
+    python3 -c 'import sys, urllib.request as r; sys.stdout.write(r.urlopen("http://127.0.0.1:9464/metrics").read().decode())' > "$page"
+    grep -q '^partywall_channels{kind="tcp",state="open"} 1$' "$page" || fail "the metrics lack the connection: $(grep channels "$page")"
+    grep -q '^partywall_relay_bell_seconds_count' "$page" || fail "the metrics lack the relays' latency"
+    partywall stat --total --metrics "$totals" > /tmp/totals.txt
+    grep -q '^partywall_connections{kind="socket",way="ring"} 2$' "$totals" || fail "the totals lack the connection: $(cat "$totals")"
 }
 
 sysdump_has_no_payload_and_no_secrets() {
@@ -246,7 +278,9 @@ purge_leaves_nothing() {
 
 test_of packages_install_on_a_system_without_partywall
 test_of services_of_two_users_meet_once_policy_allows
+test_of list_of_programs_holds_while_services_run
 test_of upgrade_of_broker_and_library_leaves_connections_alone
+test_of metrics_graph_the_services
 test_of sysdump_has_no_payload_and_no_secrets
 test_of containers_use_partywall_by_one_flag
 test_of programs_of_musl_run_in_containers_and_report_tcp

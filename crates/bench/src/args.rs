@@ -96,6 +96,9 @@ pub(crate) struct Common {
     /// Write everything measured, run by run, to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Write all tables and pictures into this HTML file, which needs no other.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Draw the results, as SVG and PNG, into this folder.
     #[arg(long, value_name = "DIR")]
     pub(crate) plots: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! One run of the bench: what it needs while it runs, and the loop over everything to be measured.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     io::{IsTerminal, Write},
     time::Duration,
@@ -25,6 +26,7 @@ use crate::{
     report::{
         cell::{Cell, Key, Problem},
         host::Host,
+        html::HtmlReport,
         json::BenchReport,
         metric::Metric,
         plot::{self, Picture},
@@ -63,6 +65,8 @@ pub(crate) struct Bench {
     pairs: u64,
     /// Problems that have been reported.
     told: Vec<(Mechanism, String)>,
+    /// What was printed and drawn.
+    page: RefCell<HtmlReport>,
 }
 
 impl Bench {
@@ -84,6 +88,7 @@ impl Bench {
             scratch,
             pairs: 0,
             told: Vec::new(),
+            page: RefCell::default(),
         };
         bench.say(&format!("# {}", bench.host.line()))?;
         let Placement { active, passive } = placement;
@@ -113,6 +118,7 @@ impl Bench {
 
     /// Prints a paragraph to standard output.
     pub(crate) fn say(&self, text: &str) -> Result<()> {
+        self.page.borrow_mut().add_text(text);
         let mut out = std::io::stdout().lock();
         writeln!(out, "{text}").and_then(|()| out.flush()).during("writing to standard output")
     }
@@ -267,6 +273,10 @@ impl Bench {
 
     /// Draws pictures, if asked to.
     pub(crate) fn draw(&self, pictures: &BTreeMap<String, Picture>) -> Result<()> {
+        if self.common.html.is_some() {
+            let mut page = self.page.borrow_mut();
+            pictures.iter().try_for_each(|(stem, picture)| page.add_picture(stem, picture))?;
+        }
         let Some(folder) = &self.common.plots else { return Ok(()) };
         pictures.iter().try_for_each(|(stem, picture)| plot::draw(folder, stem, picture))
     }
@@ -278,6 +288,10 @@ impl Bench {
         let missed = verdicts.iter().filter(|verdict| verdict.met() == Some(false)).count();
         if let Some(path) = &self.common.json {
             BenchReport::new(self.host.clone(), self.placement, cells, verdicts).write(path)?;
+        }
+        if let Some(path) = &self.common.html {
+            let page = self.page.borrow().page("Partywall bench");
+            std::fs::write(path, page).during(format!("writing {}", path.display()))?;
         }
         if failed > 0 {
             eprintln!("partywall-bench: {failed} measurements failed");

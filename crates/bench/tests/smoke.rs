@@ -29,7 +29,10 @@ fn text(bytes: &[u8]) -> String {
 /// Runs a subcommand into a result file and pictures in `folder`.
 fn measure(command: &str, folder: &Path) -> Output {
     let json = folder.join(format!("{command}.json"));
-    let output = bench().args([command, "--smoke", "--json"]).arg(json).arg("--plots").arg(folder).output().unwrap();
+    let html = folder.join(format!("{command}.html"));
+    let mut bench = bench();
+    bench.args([command, "--smoke", "--json"]).arg(json).arg("--plots").arg(folder).arg("--html").arg(html);
+    let output = bench.output().unwrap();
     assert!(output.status.success(), "{command} failed: {}\n{}", text(&output.stdout), text(&output.stderr));
     output
 }
@@ -72,6 +75,15 @@ fn every_subcommand_measures_and_writes_its_results() {
         let png = fs::read(folder.path().join(format!("{picture}.png"))).unwrap();
         assert!(png.starts_with(b"\x89PNG"), "{picture}.png is not a picture");
     }
+    for (command, pictures) in [("ipc", 2), ("latency", 2), ("ratios", 0)] {
+        let page = fs::read_to_string(folder.path().join(format!("{command}.html"))).unwrap();
+        assert_eq!(page.matches("<figure").count(), pictures, "{command}.html");
+        assert!(page.contains("<h2>") && page.contains("<pre>"), "{command}.html has no tables");
+        // It needs no other file: the only address is the name of SVG's elements.
+        let addresses = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!["http", "src=", "href=", "url("].iter().any(|part| addresses.contains(part)), "{command}.html");
+    }
+    opens_in_a_browser(&folder.path().join("latency.html"));
     let [a, b] = ["ipc", "stream"].map(|name| folder.path().join(format!("{name}.json")));
     let output = bench().arg("compare").args([&a, &a]).output().unwrap();
     assert!(
@@ -81,6 +93,43 @@ fn every_subcommand_measures_and_writes_its_results() {
     );
     let output = bench().arg("compare").args([&a, &b]).output().unwrap();
     assert!(text(&output.stdout).contains("only in the first file"), "{}", text(&output.stdout));
+}
+
+/// A browser shows the page: its headings, and each picture as drawn, not as text.
+fn opens_in_a_browser(page: &Path) {
+    let is_there =
+        |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
+    let Some(browser) = ["chromium", "chromium-headless-shell", "google-chrome"].into_iter().find(is_there) else {
+        // Past the test's own capture, so that it is seen.
+        let said: &[u8] = b"NOT TESTED: no browser opens the HTML report of the bench: install chromium\n";
+        std::io::Write::write_all(&mut std::io::stderr(), said).unwrap();
+        return;
+    };
+    // Chromium's own check of the page, in its own words: a frame around it counts what the parser has made of the page.
+    let folder = page.parent().unwrap();
+    let frame = folder.join("frame.html");
+    let name = page.file_name().unwrap().to_str().unwrap();
+    let script = "onload = () => { const page = document.querySelector('iframe').contentDocument; \
+                  const drawn = [...page.querySelectorAll('figure > svg')].filter(svg => svg.getBBox().width > 500); \
+                  document.title = [page.title, page.querySelectorAll('h2').length > 0, drawn.length, \
+                  page.querySelectorAll('pre').length > 0].join('|'); }";
+    fs::write(&frame, format!("<iframe src=\"{name}\" width=1200 height=4000></iframe><script>{script}</script>"))
+        .unwrap();
+    let output = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--allow-file-access-from-files",
+            "--virtual-time-budget=20000",
+        ])
+        .arg(format!("--user-data-dir={}", folder.join("browser").display()))
+        .arg("--dump-dom")
+        .arg(&frame)
+        .output()
+        .unwrap();
+    let shown = text(&output.stdout);
+    assert!(shown.contains("Partywall bench|true|2|true"), "{browser} shows {shown}\n{}", text(&output.stderr));
 }
 
 /// Whatever of the programs and of the library is there is measured; what is not there is named.

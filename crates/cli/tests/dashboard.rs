@@ -13,6 +13,7 @@ use common::{Guard, LONGEST, World, library};
 use serde_json::Value;
 
 const DASHBOARD: &str = include_str!("../../../docs/grafana/partywall.json");
+const PICTURE: &str = include_str!("../../../docs/grafana/partywall.svg");
 const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
 
 /// The queries of all panels.
@@ -119,6 +120,16 @@ fn every_query_of_the_dashboard_is_answered_by_a_real_prometheus() {
     }
     let throughput = query(at, "partywall_bytes_total{way=\"ring\"}").unwrap();
     assert_eq!(throughput["data"]["result"][0]["value"][1], "5", "hello: {throughput}");
+}
+
+#[test]
+fn picture_in_docs_has_every_panel_of_the_dashboard() {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let titles = dashboard["panels"].as_array().unwrap().iter().map(|panel| panel["title"].as_str().unwrap());
+    let missing: Vec<&str> =
+        titles.filter(|title| !PICTURE.contains(&format!("class=\"title\">{title}</text>"))).collect();
+    assert!(missing.is_empty(), "make it again by scripts/dashboard.sh: {missing:?}");
+    assert!(DOCUMENT.contains("](grafana/partywall.svg)"));
 }
 
 #[test]

@@ -171,3 +171,18 @@ impl From<Error> for io::Error {
         Self::new(kind, e)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_says_what_display_says_so_that_main_prints_the_advice() {
+        let absent = Error::BrokerAbsent { path: "/run/broker.sock".into(), source: io::ErrorKind::NotFound.into() };
+        let refused = Error::Refused { code: Refusal::Denied, reason: "no [[join]] rule".into() };
+        for (error, words) in [(absent, "/run/broker.sock"), (refused, "no [[join]] rule")] {
+            let printed = format!("{error:?}");
+            assert!(printed == error.to_string() && printed.contains(words), "{printed}");
+        }
+    }
+}

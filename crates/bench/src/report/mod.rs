@@ -3,6 +3,7 @@
 pub(crate) mod cell;
 pub(crate) mod compare;
 pub(crate) mod host;
+pub(crate) mod html;
 pub(crate) mod json;
 pub(crate) mod metric;
 pub(crate) mod plot;

@@ -202,11 +202,7 @@ const NAMES: u32 = 215;
 
 /// Draws `picture` as `stem.svg` and `stem.png` in `folder`. Without data there is no picture.
 pub(crate) fn draw(folder: &Path, stem: &str, picture: &Picture) -> Result<()> {
-    static FONTS: Once = Once::new();
-    FONTS.call_once(|| {
-        // It fails only for a damaged font, which then shows as an error of the first text.
-        let _ = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
-    });
+    register_fonts();
     if picture.is_empty() {
         return Ok(());
     }
@@ -215,6 +211,27 @@ pub(crate) fn draw(folder: &Path, stem: &str, picture: &Picture) -> Result<()> {
     let fault = |e: String| BenchError::transport(&format!("drawing {stem}"), e);
     paint(&SVGBackend::new(&path("svg"), picture.size()).into_drawing_area(), picture).map_err(fault)?;
     paint(&BitMapBackend::new(&path("png"), picture.size()).into_drawing_area(), picture).map_err(fault)
+}
+
+/// The picture as SVG to stand in a page. Without data there is none.
+pub(crate) fn svg(stem: &str, picture: &Picture) -> Result<Option<String>> {
+    register_fonts();
+    if picture.is_empty() {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    let drawn = paint(&SVGBackend::with_string(&mut text, picture.size()).into_drawing_area(), picture);
+    drawn.map_err(|e| BenchError::transport(&format!("drawing {stem}"), e))?;
+    // A page has no XML declaration inside.
+    Ok(Some(text.split_once("<svg").map_or(String::new(), |(_, rest)| format!("<svg{rest}"))))
+}
+
+fn register_fonts() {
+    static FONTS: Once = Once::new();
+    FONTS.call_once(|| {
+        // It fails only for a damaged font, which then shows as an error of the first text.
+        let _ = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
+    });
 }
 
 fn paint<B: DrawingBackend>(area: &DrawingArea<B, Shift>, picture: &Picture) -> Result<(), String> {

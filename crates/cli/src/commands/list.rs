@@ -218,12 +218,24 @@ fn or_none(table: &partywall_terminal::Table, empty: bool, none: &str) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
+    use partywall::User;
 
     #[test]
     fn only_requested_tables_are_shown() {
         let nothing = Listing { services: Some(vec![]), ..Listing::default() };
         assert_eq!(nothing.to_text(), "no service is offered");
         assert_eq!(serde_json::to_string(&nothing).unwrap(), r#"{"services":[]}"#);
+    }
+
+    #[test]
+    fn user_of_a_machine_is_shown_as_its_machine() {
+        let row = |user| DomainRow { id: 1, epoch: 1, sessions: 1, channels: 0, user, pid: 7, name: "a.web".into() };
+        let machine = User::Machine(MachineId::MIN);
+        let listing =
+            Listing { domains: Some(vec![row(machine).into(), row(User::Host(33)).into()]), ..Listing::default() };
+        let text = listing.to_text();
+        assert!(text.contains("machine 1") && text.contains("33"), "{text}");
+        assert_eq!(DomainLine::from(row(machine)).uid, None, "it is no user of the host");
     }
 
     #[test]
