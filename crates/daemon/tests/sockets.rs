@@ -383,7 +383,7 @@ fn publication_that_has_outlived_its_socket_gives_its_owner_nothing() {
     for socket in [kept.as_fd(), kept_end.as_fd()] {
         assert_eq!(code(&take(&mut evil, socket)), Refusal::NoSuchOffer);
     }
-    // Nobody has taken the offer, and nobody is told that somebody has.
+    // Nobody has taken the offer, and no bell rings for it.
     assert_eq!(code(&web.ask_with(&Message::Confirm { offer }, &[honest.as_fd()]).message), Refusal::NoSuchOffer);
     assert!(mine.iter().all(|bell| !matches!(bell::hear(bell.as_fd()), Heard::Bell)));
     drop(served);

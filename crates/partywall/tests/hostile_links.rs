@@ -133,7 +133,7 @@ fn send_lingering(peer: &RawPeer) -> (bool, (TcpListener, TcpStream)) {
     (sent, peers)
 }
 
-/// Whoever closes such a descriptor waits for the peer. With links on which it arrived, a publisher with a time-out of 100 ms took five seconds, and a
+/// A process that closes such a descriptor waits for the peer. With links on which it arrived, a publisher with a time-out of 100 ms took five seconds, and a
 /// server kept its other clients waiting as long.
 #[test]
 fn descriptor_whose_close_blocks_delays_no_call() {

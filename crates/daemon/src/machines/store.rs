@@ -51,7 +51,7 @@ impl PassedFiles {
     }
 
     /// Closes them. The windows that are used again have separate descriptors. The service manager closes all others as well: it would keep
-    /// their memory for as long as it runs the broker, and pass it to each broker in vain.
+    /// their memory for as long as it runs the broker, and pass it to each broker.
     pub(super) fn close(&mut self) {
         for id in self.unused.drain(..) {
             give_up(id);

@@ -191,6 +191,17 @@ pub(crate) mod testing {
         take(unsafe { super::sendfile::splice(from, none, to, none, count, libc::SPLICE_F_NONBLOCK) })
     }
 
+    pub(crate) fn connect(fd: c_int, to: std::net::SocketAddrV4) -> Result<usize, Errno> {
+        // SAFETY: zeros are an address, of no family yet.
+        let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        address.sin_family = libc::AF_INET as libc::sa_family_t;
+        address.sin_port = to.port().to_be();
+        address.sin_addr.s_addr = u32::from(*to.ip()).to_be();
+        let len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+        // SAFETY: an address of that size.
+        take(unsafe { super::connect::connect(fd, (&raw const address).cast(), len) } as isize)
+    }
+
     /// The events of one descriptor.
     pub(crate) fn poll(fd: c_int, events: libc::c_short, milliseconds: c_int) -> Result<usize, Errno> {
         let mut one = libc::pollfd { fd, events, revents: 0 };

@@ -241,7 +241,7 @@ fn in_a_handler(signal: c_int, handler: extern "C" fn(c_int)) {
     }
 }
 
-/// The broker may have the socket at that moment, and the handler cannot wait for the step of its own thread.
+/// The broker may have the socket at that moment, and the handler cannot wait for the step that its thread takes.
 #[test]
 fn calls_in_a_handler_above_a_step_are_refused_and_poll_asks_the_kernel() {
     static CONNECTION: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);

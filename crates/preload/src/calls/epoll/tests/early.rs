@@ -1,7 +1,10 @@
 //! Sockets that are entered into sets before they are connected.
 
 use super::*;
+use crate::table::{self, Entry};
 use crate::{unconnected, watched};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, IntoRawFd};
 
 fn early(enter: impl FnOnce(c_int)) -> Pair {
     Pair::entered_early(64 << 10, enter)
@@ -261,4 +264,43 @@ fn bell_that_was_rung_before_does_not_hide_another_event() {
     rustix::io::write(&writer, b"x").unwrap();
     set.add(std::os::fd::AsRawFd::as_raw_fd(&reader), IN, 2);
     assert_eq!(set.wait_for(1, 0).unwrap(), [(IN, 2)]);
+}
+
+/// Where there is no broker, the connection begins before `connect`. Other tests of this process have a broker now and then, which says that the
+/// peer is none of ours.
+#[test]
+fn connect_that_fails_leaves_nothing_of_the_connection() {
+    let socket = || rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None);
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let std::net::SocketAddr::V4(at) = nobody.local_addr().unwrap() else { unreachable!() };
+    // Bound, and it does not listen.
+    drop(nobody);
+    let keeper = socket().unwrap();
+    rustix::net::bind(&keeper, &at).unwrap();
+    crate::conn::install(&crate::ready::WAITERS);
+    for _ in 0..500 {
+        let set = Set::new();
+        let fd = socket().unwrap().into_raw_fd();
+        // As the exported `socket` does.
+        crate::ready::renumbered(fd);
+        unconnected::made(fd, true);
+        set.add(fd, IN | OUT, 7);
+        assert_eq!(super::super::super::testing::connect(fd, at), Err(Errno::CONNREFUSED));
+        assert!(table::get(fd) == Entry::NONE, "it is no connection");
+        let had_begun = watched::was_watched(fd);
+        let there = TcpListener::bind("127.0.0.1:0").unwrap();
+        let std::net::SocketAddr::V4(open) = there.local_addr().unwrap() else { unreachable!() };
+        // It may be connected elsewhere, and the set tells what the kernel has.
+        assert_eq!(super::super::super::testing::connect(fd, open), Ok(0));
+        let (mut peer, _): (TcpStream, _) = there.accept().unwrap();
+        std::io::Write::write_all(&mut peer, b"x").unwrap();
+        assert_eq!(set.wait(), [(IN | OUT, 7)]);
+        assert!(peer.as_raw_fd() != fd);
+        close(fd);
+        if had_begun {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("there was a broker all the time");
 }
