@@ -35,8 +35,8 @@ const MOST: usize = 64;
 const SESSIONS: usize = 4;
 /// Far more descriptors than any message has.
 const MANY: usize = 60;
-/// How long anything may take that takes milliseconds on a machine that is not busy.
-const LONG: Duration = Duration::from_secs(8);
+/// How long anything may take that takes milliseconds on a machine that is not busy. A fuzzer gives an input ten seconds.
+const LONG: Duration = Duration::from_secs(if cfg!(fuzzing) { 8 } else { 120 });
 /// How late a flush of the FUSE file is answered. As many as a message can bring take far less than the broker's deadline.
 const LATE: Duration = Duration::from_millis(2);
 /// Bytes of the ring of a region that is as it should be.
