@@ -78,7 +78,6 @@ use session::SessionRecord;
 use socket::{Sockets, at};
 
 /// An event that the driver reports to the core.
-#[expect(clippy::large_enum_variant, reason = "most events are messages, and each is handled where it was made")]
 #[derive(Debug)]
 pub enum CoreEvent<F> {
     /// Somebody connected to the broker's socket.

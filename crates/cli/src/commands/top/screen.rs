@@ -41,14 +41,14 @@ pub(super) fn run(
         signal_hook::flag::register(signal, Arc::clone(&ended)).context("cannot catch signals")?;
     }
     let mut terminal = ratatui::try_init().context("cannot use this terminal")?;
-    let shown = Shown { choice, devices };
-    let result = watch(&mut terminal, gatherer, interval, shown, &ended);
+    let wanted = TopWishes { choice, devices };
+    let result = watch(&mut terminal, gatherer, interval, wanted, &ended);
     ratatui::restore();
     result
 }
 
 /// What the user wants to see.
-struct Shown<'a> {
+struct TopWishes<'a> {
     choice: TopChoice,
     devices: &'a ShownDeviceArgs,
 }
@@ -57,7 +57,7 @@ fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     gatherer: &mut Gatherer<'_>,
     interval: Duration,
-    Shown { choice, devices }: Shown<'_>,
+    TopWishes { choice, devices }: TopWishes<'_>,
     ended: &AtomicBool,
 ) -> Result<(), CommandFailure> {
     let look = devices.look(choice.look(gatherer));
