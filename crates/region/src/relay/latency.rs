@@ -90,7 +90,7 @@ mod tests {
         let counted = latency.buckets(BellDirection::ToPort);
         let full: Vec<_> = counted.buckets.into_iter().filter(|(_, count)| *count > 0).collect();
         assert_eq!(full, [(1e-5, 1), (2e-5, 2), (f64::INFINITY, 1)]);
-        assert_eq!((counted.count(), counted.sum), (4, 3600.000_032));
+        assert_eq!((counted.count(), counted.sum), (4, 3_600.000_032));
         assert_eq!(latency.buckets(BellDirection::FromPort).count(), 0);
     }
 }
