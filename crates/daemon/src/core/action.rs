@@ -72,7 +72,7 @@ pub enum CoreEvent<F> {
         /// The side whose socket it was.
         side: Side,
     },
-    /// About a second has passed. Only needed while [`Core::wants_ticks`].
+    /// About a second has passed. Only needed while [`Core::wants_ticks`](super::Core::wants_ticks).
     Tick,
 }
 
@@ -162,12 +162,12 @@ pub enum Action<F> {
         /// The flow that needs no watching any more.
         flow: u64,
     },
-    /// Ring a bell that [`Descriptor::make_bell`] has made.
+    /// Ring a bell that [`Descriptor::make_bell`](super::Descriptor::make_bell) has made.
     Ring {
         /// The end that rings.
         bell: F,
     },
-    /// Do something to a machine, and have [`Core::answer`] tell how it went.
+    /// Do something to a machine, and have [`Core::answer`](super::Core::answer) tell how it went.
     Order {
         /// The session that asks for it.
         session: SessionId,

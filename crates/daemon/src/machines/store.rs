@@ -8,6 +8,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use partywall_protocol::window::WindowId;
 use partywall_region::packet;
@@ -33,15 +34,21 @@ pub(super) struct PassedFiles {
     unused: Vec<WindowId>,
 }
 
+/// Whether a broker of this process has taken the passed descriptors. The environment goes on naming them, and after they are closed their
+/// numbers are those of other descriptors.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
 impl PassedFiles {
     pub(super) fn are_there() -> bool {
-        sd_notify::listen_fds().is_ok_and(|passed| passed.len() > 0)
+        !TAKEN.load(Ordering::Relaxed) && passed().next().is_some()
     }
 
+    /// Takes them, once in a process.
     pub(super) fn inherited() -> Self {
-        let descriptors: Vec<i32> = sd_notify::listen_fds().map(Iterator::collect).unwrap_or_default();
-        let names = std::env::var("LISTEN_FDNAMES").ok().filter(|_| !descriptors.is_empty()).unwrap_or_default();
-        let unused = names.split(':').filter_map(|name| name.strip_prefix(PREFIX)?.parse().ok()).collect();
+        if TAKEN.swap(true, Ordering::Relaxed) {
+            return Self::default();
+        }
+        let (descriptors, unused) = passed().unzip();
         Self { descriptors, unused }
     }
 
@@ -60,6 +67,15 @@ impl PassedFiles {
             let _ = nix::unistd::close(passed);
         }
     }
+}
+
+/// The files of windows among the passed descriptors. A program with a broker of its own may have been passed others, which are not ours to
+/// close.
+fn passed() -> impl Iterator<Item = (i32, WindowId)> {
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let names: Vec<String> = names.split(':').map(str::to_owned).collect();
+    let window = |(fd, name): (i32, String)| Some((fd, name.strip_prefix(PREFIX)?.parse().ok()?));
+    sd_notify::listen_fds().into_iter().flatten().zip(names).filter_map(window)
 }
 
 fn send(text: &str, files: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{UnixCredentials, getsockopt, sockopt::PeerCredentials};
@@ -145,7 +146,7 @@ impl Server {
     pub(super) fn accept(&mut self, door: Door) {
         let begun = Instant::now();
         let (mut asked, mut left) = (0, 0);
-        while asked < ACCEPTED && left < LEFT && begun.elapsed() < ACCEPTING {
+        while asked + left == 0 || (asked < ACCEPTED && left < LEFT && begun.elapsed() < ACCEPTING) {
             let Some(listener) = self.listener(door) else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) if is_hung_up(&socket) => {
@@ -191,7 +192,7 @@ impl Server {
     fn close_left(&mut self, socket: OwnedFd) {
         let watch = Stopwatch::start();
         let peer = getsockopt(&socket, PeerCredentials);
-        if packet::is_harmless_to_close(socket.as_fd(), PARTING) {
+        if closing_collects_nothing() && packet::is_harmless_to_close(socket.as_fd(), PARTING) {
             drop(socket);
         } else {
             self.readers.dispose(socket);
@@ -329,6 +330,18 @@ impl Server {
         self.gate.spare = spare().ok();
         turned
     }
+}
+
+/// Whether closing a UNIX socket leaves it to another thread of the kernel to collect unreachable sockets, of any user, which may linger: so it
+/// is from Linux 6.10 on.
+fn closing_collects_nothing() -> bool {
+    static NEW: OnceLock<bool> = OnceLock::new();
+    *NEW.get_or_init(|| {
+        let system = rustix::system::uname();
+        let mut numbers = system.release().to_str().unwrap_or_default().split(['.', '-', '+']);
+        let mut number = || numbers.next().and_then(|text| text.parse::<u32>().ok()).unwrap_or_default();
+        (number(), number()) >= (6, 10)
+    })
 }
 
 /// What became of an attempt to turn somebody away.

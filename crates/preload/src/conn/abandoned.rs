@@ -5,6 +5,9 @@
 //! what it enters. Where it begins another call and no frame of its stack was interrupted by a signal, what it had noted before was
 //! abandoned.
 //!
+//! A handler that changes to another stack of its thread (`swapcontext`) looks the same, though the call goes on later. Programs that switch
+//! stacks in handlers are not supported on connections that are in such a call.
+//!
 //! What cannot be noted or found out counts for ever, as it did: more than [`MOST`] connections in one `poll`, a jump between two
 //! instructions of this module, and a thread that ends without another call.
 

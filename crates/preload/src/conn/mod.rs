@@ -597,7 +597,8 @@ impl Conn {
     /// It is awake again.
     pub(crate) fn kernel_block_leave(&self) {
         abandoned::take_back(self.index());
-        self.in_kernel.fetch_sub(1, Ordering::SeqCst);
+        // Not below 0: what looked abandoned may come back after all, on another stack of the same thread.
+        let _ = self.in_kernel.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
     }
 
     /// Why a call that was to go by the ring fails where there is none.

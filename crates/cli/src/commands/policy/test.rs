@@ -140,7 +140,9 @@ fn rule(args: &Args, user: PolicyUser, joins: &str, request: PolicyRequest<'_>) 
             session::rule_to_connect(joins, to)
         }
         (PolicyRequest::Program { path }, _) => {
-            format!("list it in `allow` of [programs], or take it out of `deny`:\n[programs]\nallow = [\"{path}\"]")
+            format!(
+                "if a pattern of `deny` in [programs] matches it, narrow or remove that pattern; otherwise add to `allow`: \"{path}\""
+            )
         }
         _ => session::rule_to_join(joins, uid(user)),
     }

@@ -243,7 +243,10 @@ impl Readers {
         match self.readers.get_mut(&number) {
             Some(reader) if !reader.killed => {
                 reader.backlog.push_back((order, with));
-                self.flush(number);
+                // Otherwise epoll tells when there is room.
+                if reader.backlog.len() == 1 {
+                    self.flush(number);
+                }
             }
             _ => with.into_iter().for_each(|fd| self.dispose(fd)),
         }
