@@ -69,7 +69,7 @@ impl PassedFiles {
     }
 }
 
-/// The files of windows among the passed descriptors. A program with a broker of its own may have been passed others, which are not ours to
+/// The files of windows among the passed descriptors. A program that embeds a broker may have been passed others, which are not ours to
 /// close.
 fn passed() -> impl Iterator<Item = (i32, WindowId)> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
