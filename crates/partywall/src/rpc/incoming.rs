@@ -103,7 +103,7 @@ impl IncomingCall<'_> {
     ///
     /// # Errors
     /// [`CallError::BadPointer`] unless all of them are in the client's heap, or if this call has followed the most pointers that are allowed
-    /// ([`CallServerBuilder::max_follows`]).
+    /// ([`CallServerBuilder::max_follows`](super::CallServerBuilder::max_follows)).
     pub fn follow(&self, address: u64, len: u64) -> CallResult<PeerView> {
         let less = |left: u64| left.checked_sub(1);
         let may_follow = self.follows.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
