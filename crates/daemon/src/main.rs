@@ -84,11 +84,7 @@ fn run(arguments: &DaemonArguments) -> Result<(), DaemonFailure> {
         .map_err(StartError::from)?;
     let reporter = notify::Reporter::start(control).map_err(StartError::from)?;
     // Only this thread: the processes and threads that the server has made already stay as they are.
-    partywall_daemon::priority::raise();
-    if let Err(error) = partywall_daemon::priority::shorten_slices() {
-        tracing::debug!(%error, "the broker has slices of the usual length: while others keep all processors busy, answers come later");
-    }
-    let ended = server.run(|_| reporter.changed());
+    let ended = server.run_urgently(|_| reporter.changed());
     notify::stopping();
     drop(server);
     tracing::info!("stopped");

@@ -309,6 +309,10 @@ fn runtimes_that_run_for_long_get_the_answers_of_tcp() {
             }
             thread::sleep(Duration::from_millis(500));
         }
+        // A run that is cut off has reported this much.
+        if turn % 12 == 11 {
+            eprintln!("after {} s: {}", (turn + 1) * 5, carried(&seen));
+        }
         // Both of each, so that what is wrong is noticed at once.
         let running = pairs.iter_mut().flatten().enumerate().filter_map(|(at, pair)| {
             let place = if at % 2 == 0 { "over TCP" } else { "with the library" };
@@ -318,9 +322,7 @@ fn runtimes_that_run_for_long_get_the_answers_of_tcp() {
             break;
         }
     }
-    let bytes: u64 = seen.values().flatten().map(|side| side.0).sum();
-    let switches: u64 = seen.values().flatten().map(|side| u64::from(side.1)).sum();
-    eprintln!("{} channels were seen, with {bytes} bytes on rings and {switches} switches", seen.len());
+    eprintln!("{}", carried(&seen));
     for [plain, ours] in &pairs {
         let name = &ours.name;
         let lines = [plain.lines(), ours.lines()];
@@ -383,4 +385,11 @@ fn waits_in_a_ring_made_by_liburing_end() {
         let program = c::program("liburing", &["uring.c"], &["-DLIBURING", "-Wl,--no-as-needed", "-luring"]);
         ring_waits(&program, &[("first", "poll"), ("300", "poll"), ("300", "epoll"), ("first", "set")], 0);
     }
+}
+
+/// What the broker has shown of channels: bytes by ring and switches of each side.
+fn carried(seen: &HashMap<u64, Vec<(u64, u32)>>) -> String {
+    let bytes: u64 = seen.values().flatten().map(|side| side.0).sum();
+    let switches: u64 = seen.values().flatten().map(|side| u64::from(side.1)).sum();
+    format!("{} channels were seen, with {bytes} bytes on rings and {switches} switches", seen.len())
 }

@@ -21,6 +21,7 @@
 //! sessions by user in turn ([`turns`]).
 
 mod accept;
+mod allowance;
 mod containers;
 mod descriptor;
 mod home;
@@ -35,6 +36,7 @@ mod socket;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod urgency;
 mod watch;
 
 use std::collections::{BTreeMap, HashMap};
@@ -66,6 +68,7 @@ use readers::{MAX_REPORT, ReaderEvent, Readers};
 use shares::Shares;
 use socket::{BACKLOG, ServedSocket};
 use turns::Turns;
+use urgency::LoopUrgency;
 use watch::{FlowWatch, coarse_now};
 
 /// Packets handled of one user, and sessions begun for it, before the others get their turn.
@@ -145,6 +148,7 @@ pub struct Server {
     /// Connections that were accepted and are no sessions yet.
     arrivals: Turns<Account, Arrival>,
     shares: Shares,
+    urgency: LoopUrgency,
     core: Core<ClientDescriptor>,
     directory: Published,
     /// Those of machines, in their windows from the host.
@@ -206,6 +210,7 @@ impl Server {
             gate,
             arrivals: Turns::new(capacity.sessions.min(accept::MOST_ARRIVALS)),
             shares: Shares::new(Instant::now()),
+            urgency: LoopUrgency::default(),
             core,
             directory,
             machine_directories: BTreeMap::new(),
@@ -260,6 +265,15 @@ impl Server {
         self.control.clone()
     }
 
+    /// Serves as [`run`](Self::run) does, on the calling thread before all ordinary programs where the system permits that (protocol C16.6).
+    ///
+    /// # Errors
+    /// As `run`.
+    pub fn run_urgently(&mut self, observer: impl FnMut(CoreStatus)) -> io::Result<()> {
+        self.urgency = LoopUrgency::begin();
+        self.run(observer)
+    }
+
     /// Serves until [`ServerControl::stop`]. Tells `observer` whenever the numbers have changed.
     ///
     /// # Errors
@@ -292,6 +306,7 @@ impl Server {
             Err(rustix::io::Errno::INTR) => return Ok(()),
             Err(e) => return Err(e.into()),
         };
+        self.urgency.look();
         self.gate.reopen(self.epoll.as_fd(), listeners(&self.socket, self.containers.as_ref()));
         if self.shares.renew(Instant::now()) {
             self.readers.listen_to_all();
