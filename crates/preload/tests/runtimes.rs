@@ -311,7 +311,7 @@ fn runtimes_that_run_for_long_get_the_answers_of_tcp() {
         }
         // A run that is cut off has reported this much.
         if turn % 12 == 11 {
-            eprintln!("after {} s: {}", (turn + 1) * 5, carried(&seen));
+            eprintln!("after {} s: {}", (turn + 1) * 5, carried(&seen).0);
         }
         // Both of each, so that what is wrong is noticed at once.
         let running = pairs.iter_mut().flatten().enumerate().filter_map(|(at, pair)| {
@@ -322,7 +322,8 @@ fn runtimes_that_run_for_long_get_the_answers_of_tcp() {
             break;
         }
     }
-    eprintln!("{}", carried(&seen));
+    let (report, bytes) = carried(&seen);
+    eprintln!("{report}");
     for [plain, ours] in &pairs {
         let name = &ours.name;
         let lines = [plain.lines(), ours.lines()];
@@ -387,9 +388,9 @@ fn waits_in_a_ring_made_by_liburing_end() {
     }
 }
 
-/// What the broker has shown of channels: bytes by ring and switches of each side.
-fn carried(seen: &HashMap<u64, Vec<(u64, u32)>>) -> String {
+/// A report of the channels that the broker has shown, and the bytes that they have carried by ring.
+fn carried(seen: &HashMap<u64, Vec<(u64, u32)>>) -> (String, u64) {
     let bytes: u64 = seen.values().flatten().map(|side| side.0).sum();
     let switches: u64 = seen.values().flatten().map(|side| u64::from(side.1)).sum();
-    format!("{} channels were seen, with {bytes} bytes on rings and {switches} switches", seen.len())
+    (format!("{} channels were seen, with {bytes} bytes on rings and {switches} switches", seen.len()), bytes)
 }
