@@ -315,7 +315,8 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
         *remote = (0, 0);
     }
     let entry = socket.entry();
-    USED.fetch_max(u32::from(entry.index()) + 1, Ordering::Relaxed);
+    // EDGE sockets: releases that the place is in use; acquired in `all_ever`.
+    USED.fetch_max(u32::from(entry.index()) + 1, Ordering::Release);
     table::set(fd, entry);
 }
 
@@ -467,8 +468,14 @@ pub(crate) fn dropped(fd: c_int) {
 }
 
 fn all() -> impl Iterator<Item = &'static DatagramSocket> {
-    let used = (USED.load(Ordering::Acquire) as usize).min(SOCKETS);
-    TABLE[..used].iter().filter(|socket| socket.used.load(Ordering::Acquire) != 0)
+    // EDGE socket-place: acquires from `made`.
+    all_ever().filter(|socket| socket.used.load(Ordering::Acquire) != 0)
+}
+
+/// Those that are in use or have been.
+fn all_ever() -> impl Iterator<Item = &'static DatagramSocket> {
+    // EDGE sockets: acquires from `made`.
+    TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter()
 }
 
 /// Before a fork: parent and child will both receive what comes to a socket, which only the kernel can share out.
@@ -476,24 +483,28 @@ pub(crate) fn before_fork() {
     for socket in all() {
         socket.become_shared();
     }
-    for socket in TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter() {
-        // In a handler that has interrupted a holder, the child has to take things as they are.
-        let _ = (socket.rx.freeze(), socket.tx.freeze(), socket.remote.freeze());
+    for socket in all_ever() {
+        socket.rx.freeze();
+        socket.tx.freeze();
+        socket.remote.freeze();
     }
 }
 
 /// In the parent, or in the child.
 pub(crate) fn forked(child: bool) {
-    for socket in TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter() {
-        socket.rx.thaw();
-        socket.tx.thaw();
-        socket.remote.thaw();
+    for socket in all_ever() {
+        socket.rx.thaw(child);
+        socket.tx.thaw(child);
+        socket.remote.thaw(child);
         if child {
-            if let Some(mut rx) = socket.rx.hold() {
-                rx.forget();
+            // A call that the forking handler has interrupted goes on in the child, with what it holds. Then the socket stays on the kernel.
+            match socket.rx.hold() {
+                Some(mut rx) => rx.forget(),
+                None => socket.set(flags::KERNEL, true),
             }
-            if let Some(mut tx) = socket.tx.hold() {
-                tx.forget();
+            match socket.tx.hold() {
+                Some(mut tx) => tx.forget(),
+                None => socket.set(flags::KERNEL, true),
             }
             socket.inbound.store(0, Ordering::Relaxed);
             socket.sleepers.store(0, Ordering::Relaxed);

@@ -132,8 +132,6 @@ impl SetRegistration {
 
 static POOL: [SetRegistration; REGISTRATIONS] = [const { SetRegistration::new() }; REGISTRATIONS];
 static LOCK: Lock = Lock::new();
-/// Locked for the time of a fork.
-static FORKING: AtomicU32 = AtomicU32::new(0);
 /// The first free one, of those that were used before.
 static FREE: AtomicU32 = AtomicU32::new(0);
 /// The first that was never used. 0 stands for none.
@@ -189,21 +187,17 @@ pub(super) fn settle() {
 
 /// Lets no other thread be in the middle of something when a child gets its copy.
 pub(super) fn before_fork() {
-    FORKING.put(u32::from(LOCK.lock() != Taken::Recursive));
+    LOCK.freeze();
 }
 
 /// In the parent.
 pub(super) fn forked() {
-    if FORKING.get() != 0 {
-        FORKING.put(0);
-        LOCK.unlock();
-    }
+    LOCK.thaw();
 }
 
 /// In the child, whose other threads are no more.
 pub(super) fn after_fork() {
-    FORKING.put(0);
-    LOCK.unlock();
+    LOCK.thaw_in_child();
 }
 
 fn head(conn: &Conn) -> &'static AtomicU32 {

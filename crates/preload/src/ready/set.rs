@@ -39,8 +39,6 @@ pub(super) struct Set {
     forks: AtomicU32,
     /// Handed to somebody who knows nothing of us.
     pub(super) lost: AtomicU32,
-    /// Locked for the time of a fork.
-    forking: AtomicU32,
     /// One of its descriptors, plus 1.
     fd: AtomicU32,
     descriptors: AtomicU32,
@@ -78,7 +76,6 @@ impl Set {
             epoch: AtomicU32::new(0),
             forks: AtomicU32::new(0),
             lost: AtomicU32::new(0),
-            forking: AtomicU32::new(0),
             fd: AtomicU32::new(0),
             descriptors: AtomicU32::new(0),
             rings: AtomicU32::new(0),
@@ -161,31 +158,24 @@ pub(super) fn enter(fd: c_int) {
 
 /// Those that may be in use.
 fn all() -> impl Iterator<Item = &'static Set> {
-    let end = (NEXT.load(Ordering::Acquire) as usize).min(SETS);
-    TABLE[..end].iter().filter(|s| s.used.load(Ordering::Acquire) != 0)
+    TABLE[..(NEXT.load(Ordering::Relaxed) as usize).min(SETS)].iter()
 }
 
 /// Lets no other thread be in the middle of something when a child gets its copy.
 pub(super) fn before_fork() {
-    for set in all() {
-        // A handler that has interrupted a holder and forks: its child has to take things as they are.
-        set.forking.put(u32::from(set.lock.lock() != Taken::Recursive));
-    }
+    // Those too that end just now, under their lock.
+    all().for_each(|set| set.lock.freeze());
 }
 
 /// In the parent.
 pub(super) fn forked() {
-    for set in all().filter(|s| s.forking.get() != 0) {
-        set.forking.put(0);
-        set.lock.unlock();
-    }
+    all().for_each(|set| set.lock.thaw());
 }
 
 /// In the child, whose other threads are no more.
 pub(super) fn after_fork() {
     for set in all() {
-        set.forking.put(0);
-        set.lock.unlock();
+        set.lock.thaw_in_child();
         set.sleepers.put(0);
     }
 }
