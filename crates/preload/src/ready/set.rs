@@ -122,6 +122,7 @@ pub(super) fn enter(fd: c_int) {
     for _ in 0..SETS {
         let number = NEXT.fetch_add(1, Ordering::Relaxed) as usize % SETS;
         let set = &TABLE[number];
+        // EDGE set-place: acquires the place from `Set::leave_descriptor`, and releases it as taken.
         if set.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             continue;
         }
@@ -156,7 +157,7 @@ pub(super) fn enter(fd: c_int) {
     }
 }
 
-/// Those that may be in use.
+/// Those that have ever been in use.
 fn all() -> impl Iterator<Item = &'static Set> {
     TABLE[..(NEXT.load(Ordering::Relaxed) as usize).min(SETS)].iter()
 }
@@ -226,6 +227,7 @@ impl Set {
     /// Whether there is anything in it that the kernel does not tell of by itself.
     #[inline]
     pub(super) fn has_own_sources(&self) -> bool {
+        // EDGE set-rings: acquires from `Set::forget`, `Set::lower` and `Set::leave_to_stranger`.
         self.rings.load(Ordering::SeqCst) != 0 || !self.datagrams.is_empty()
     }
 
@@ -238,6 +240,7 @@ impl Set {
     /// One more descriptor of the same set.
     pub(super) fn add_descriptor(&self, to: c_int) {
         if table::fits(to) {
+            // EDGE set-descriptors: as in `Set::leave_descriptor`.
             self.descriptors.fetch_add(1, Ordering::AcqRel);
             table::set(to, Entry::new(DescriptorKind::Epoll, self.generation.get(), self.number() as u16));
         }
@@ -245,6 +248,7 @@ impl Set {
 
     /// A descriptor of it is about to be closed.
     pub(super) fn leave_descriptor(&self, fd: c_int) {
+        // EDGE set-descriptors: releases what this descriptor was used for; the last one acquires it from all others.
         if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             if self.fd() == fd {
                 let mine = Entry::new(DescriptorKind::Epoll, self.generation.get(), self.number() as u16);
@@ -259,6 +263,7 @@ impl Set {
         }
         self.discard_bell();
         self.fd.put(0);
+        // EDGE set-place: releases the place to `enter`.
         self.used.store(0, Ordering::Release);
     }
 
