@@ -7,7 +7,7 @@ readonly FEATURES=(--all-features)
 gate() {
     step "format" cargo fmt --all --check
     step "lints" cargo clippy --workspace --all-targets "${FEATURES[@]}" -- -D warnings
-    for check in layers unsafe licences links protocol english examples glossary; do
+    for check in layers unsafe edges licences links protocol english examples glossary; do
         step "$check" cargo xtask "$check"
     done
     step "advisories" scripts/advisories.sh

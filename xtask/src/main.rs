@@ -3,6 +3,7 @@
 //! Each check is a module with one function from the tree to a [`Report`]; the part that judges is separate from the
 //! part that reads, so that it is tested on small fixtures. `make check` runs them all.
 
+mod edges;
 mod english;
 mod error;
 mod examples;
@@ -38,6 +39,8 @@ enum Check {
     Layers,
     /// Every use of `unsafe` is opted into with a reason and says why it is sound.
     Unsafe,
+    /// Every release and acquire on shared memory names its edge, and every edge has both ends.
+    Edges,
     /// Every dependency has a licence that deny.toml allows.
     Licences,
     /// Everything that the documents link to and name exists.
@@ -59,6 +62,7 @@ impl Check {
         Ok(match self {
             Check::Layers => vec![layers::check(tree)?],
             Check::Unsafe => vec![unsafety::check(tree)?],
+            Check::Edges => vec![edges::check(tree)?],
             Check::Licences => vec![licences::check(tree)?],
             Check::Links => vec![links::check(tree)?],
             Check::Protocol => vec![protocol::check(tree)?],

@@ -14,12 +14,13 @@
 //! nothing lives, and from then on makes no connection in those that are left.
 #![expect(unsafe_code, reason = "maps shared anonymous memory and divides it into blocks")]
 
-use crate::lock::{Lock, Taken};
+mod blocks;
+
+use crate::lock::ThisThread;
 use crate::process;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// How many connections a process has at once, at most. More stay on TCP.
 pub(crate) const CONNECTIONS: usize = 1 << 16;
@@ -31,52 +32,24 @@ const _: () = assert!(BLOCK.is_multiple_of(ALIGNMENT) && PAGE.is_multiple_of(ALI
 /// Bytes of a page, and of the arena.
 const PAGE: usize = 4096;
 const BYTES: usize = (CONNECTIONS * BLOCK).next_multiple_of(PAGE);
-const PAGES: usize = BYTES / PAGE;
+const _: () = assert!(PAGE.is_multiple_of(BLOCK), "a block lies in one page");
+/// The blocks of this arena, as [`blocks::Blocks`] counts them.
+type ArenaBlocks = blocks::Blocks<CONNECTIONS, { PAGE / BLOCK }, { CONNECTIONS / 64 }, { (BYTES / PAGE).div_ceil(64) }>;
+const PAGES: usize = ArenaBlocks::PAGES;
+const _: () = assert!(PAGES * PAGE == BYTES);
 
 static BASE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
-/// How many blocks are in use, or have been.
-static USED: AtomicU32 = AtomicU32::new(0);
-/// Where the search for a free block goes on.
-static NEXT: AtomicU32 = AtomicU32::new(0);
-/// Blocks that this process uses.
-static TAKEN: Bits<{ CONNECTIONS / 64 }> = Bits::new();
-/// Pages that another process may write.
-static SHARED: Bits<{ PAGES.div_ceil(64) }> = Bits::new();
-/// Held while a block is chosen, and from before a fork until the pages have been replaced.
-static CHOOSING: Lock = Lock::new();
-/// Whether the thread that forks holds it. Written by that thread alone, under the lock.
-static FORKING: AtomicU32 = AtomicU32::new(0);
+/// Which of them are in use. Memory of this process alone.
+static BLOCKS: ArenaBlocks = ArenaBlocks::new();
 
-/// A set of numbers.
-struct Bits<const WORDS: usize>([AtomicU64; WORDS]);
+/// A block that was chosen for a new connection. To be kept until the connection is in the table: a fork in between would leave it in a page
+/// that the child may write too.
+pub(crate) struct NewBlock(blocks::ChosenBlock<'static, ThisThread>);
 
-impl<const WORDS: usize> Bits<WORDS> {
-    const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; WORDS])
-    }
-
-    fn has(&self, at: usize) -> bool {
-        self.0[at / 64].load(Ordering::Acquire) >> (at % 64) & 1 != 0
-    }
-
-    /// All numbers that are in it. Most words are empty.
-    fn all(&self) -> impl Iterator<Item = usize> {
-        let words = self.0.iter().map(|word| word.load(Ordering::Acquire)).enumerate().filter(|(_, word)| *word != 0);
-        words.flat_map(|(at, word)| (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| at * 64 + bit))
-    }
-
-    fn clear(&self) {
-        self.0.iter().for_each(|word| word.store(0, Ordering::Release));
-    }
-
-    /// Puts a number in or takes it out.
-    fn set(&self, at: usize, on: bool) {
-        let bit = 1 << (at % 64);
-        if on {
-            self.0[at / 64].fetch_or(bit, Ordering::AcqRel);
-        } else {
-            self.0[at / 64].fetch_and(!bit, Ordering::AcqRel);
-        }
+impl NewBlock {
+    /// Its number.
+    pub(crate) fn index(&self) -> u16 {
+        self.0.index()
     }
 }
 
@@ -84,6 +57,7 @@ impl<const WORDS: usize> Bits<WORDS> {
 /// left, and other threads and processes may write them. `None` while there is no arena.
 #[inline]
 pub(crate) fn get(index: u16) -> Option<NonNull<u8>> {
+    // EDGE arena: acquires from `prepare`.
     let base = NonNull::new(BASE.load(Ordering::Acquire))?;
     // SAFETY: the arena is never unmapped, only replaced by zeros where nothing lives, and has a block for every `u16`.
     Some(unsafe { base.add(usize::from(index) * BLOCK) })
@@ -98,6 +72,7 @@ pub(crate) fn index_of(block: *const u8) -> u16 {
 
 /// Makes the arena if there is none. Called also before a program that listens forks.
 pub(crate) fn prepare() -> bool {
+    // EDGE arena: as in `get`.
     if !BASE.load(Ordering::Acquire).is_null() {
         return true;
     }
@@ -107,6 +82,7 @@ pub(crate) fn prepare() -> bool {
         return false;
     };
     let (base, none) = (base.cast::<u8>(), ptr::null_mut());
+    // EDGE arena: releases the mapping to `get`; if another thread was first, acquires its.
     if BASE.compare_exchange(none, base, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: ours, and nobody has heard of it: another thread was first.
         let _ = unsafe { rustix::mm::munmap(base.cast(), BYTES) };
@@ -122,77 +98,49 @@ fn prot() -> ProtFlags {
 
 /// A block for a new connection, in pages that no other process has. Its bytes are as the last user left them, of which `is_vacant` says
 /// whether that user is through with them.
-pub(crate) fn allocate(is_vacant: impl Fn(u16) -> bool) -> Option<u16> {
+pub(crate) fn allocate(is_vacant: impl Fn(u16) -> bool) -> Option<NewBlock> {
     // First: a child by a bare system call is found out by this, and replaces its pages.
     let _ = process::owner();
-    if !prepare() || CHOOSING.lock() == Taken::Recursive {
+    if !prepare() {
         return None;
     }
-    let found = choose(is_vacant);
-    CHOOSING.unlock();
-    found
-}
-
-/// A free block, taken from here on.
-fn choose(is_vacant: impl Fn(u16) -> bool) -> Option<u16> {
-    let take = |index: usize| {
-        let free = !TAKEN.has(index) && pages_of(index).all(|page| !SHARED.has(page)) && is_vacant(index as u16);
-        if free {
-            TAKEN.set(index, true);
-        }
-        free.then_some(index as u16)
-    };
-    // Blocks that have been used once are used again, as long as some of them are free, so that few pages are touched.
-    let used = USED.load(Ordering::Relaxed).clamp(64, CONNECTIONS as u32);
-    for _ in 0..used.min(256) {
-        let index = (NEXT.fetch_add(1, Ordering::Relaxed) % used) as usize;
-        if let Some(found) = take(index) {
-            return Some(found);
-        }
-    }
-    let more = USED.fetch_max((used * 2).min(CONNECTIONS as u32), Ordering::Relaxed).max(used);
-    (more as usize..CONNECTIONS).take(256).find_map(take)
-}
-
-/// The pages that a block lies in.
-fn pages_of(index: usize) -> Range<usize> {
-    index * BLOCK / PAGE..((index + 1) * BLOCK).div_ceil(PAGE)
+    BLOCKS.choose(ThisThread, is_vacant).map(NewBlock)
 }
 
 /// This process uses the block no more.
 pub(crate) fn free(index: u16) {
-    TAKEN.set(usize::from(index), false);
+    BLOCKS.free(index);
 }
 
-/// Before a fork: from here until [`after_fork`] no block is chosen.
+/// Before a fork: from here until [`after_fork`] no block is chosen, and each that was is a connection in the table.
 pub(crate) fn before_fork() {
-    // A handler that has interrupted the choice forks at its own risk: what it chose last may be missed.
-    let holds = CHOOSING.lock() != Taken::Recursive;
-    FORKING.store(holds.into(), Ordering::Relaxed);
+    BLOCKS.before_fork(&ThisThread);
 }
 
-/// After a fork, in parent and child: the other one has the pages in which something lives, and no others.
+/// After a fork, in the parent: the child has the pages in which something lives, and no others.
 pub(crate) fn after_fork() {
     part();
-    if FORKING.swap(0, Ordering::Relaxed) != 0 {
-        CHOOSING.unlock();
-    }
+    BLOCKS.after_fork(&ThisThread);
+}
+
+/// After a fork, in the child.
+pub(crate) fn after_fork_in_child() {
+    part();
+    BLOCKS.after_fork_in_child(&ThisThread);
 }
 
 /// Replaces the pages in which nothing lives, and notes which others are shared.
 pub(crate) fn part() {
+    // EDGE arena: as in `get`.
     let base = BASE.load(Ordering::Acquire);
     if base.is_null() {
         return;
     }
-    SHARED.clear();
-    for index in TAKEN.all() {
-        pages_of(index).for_each(|page| SHARED.set(page, true));
-    }
+    BLOCKS.part();
     let mut from = 0;
     while from < PAGES {
-        let is_shared = SHARED.has(from);
-        let to = (from..PAGES).find(|page| SHARED.has(*page) != is_shared).unwrap_or(PAGES);
+        let is_shared = BLOCKS.is_shared(from);
+        let to = (from..PAGES).find(|page| BLOCKS.is_shared(*page) != is_shared).unwrap_or(PAGES);
         if !is_shared {
             let at = base.wrapping_add(from * PAGE).cast();
             let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
@@ -200,7 +148,7 @@ pub(crate) fn part() {
             // zeros, which is a block that is not in use.
             if unsafe { mmap_anonymous(at, (to - from) * PAGE, prot(), flags) }.is_err() {
                 // They stay shared, and are not used.
-                (from..to).for_each(|page| SHARED.set(page, true));
+                (from..to).for_each(|page| BLOCKS.share(page));
             }
         }
         from = to;
@@ -209,6 +157,7 @@ pub(crate) fn part() {
 
 #[cfg(test)]
 mod tests {
+    use super::blocks::Bits;
     use super::*;
 
     #[test]
@@ -227,9 +176,8 @@ mod tests {
     #[test]
     fn blocks_lie_in_the_pages_that_their_bytes_are_in() {
         for index in [0, 1, 5, CONNECTIONS - 1] {
-            let pages = pages_of(index);
-            assert!(pages.start * PAGE <= index * BLOCK && (index + 1) * BLOCK <= pages.end * PAGE);
-            assert!(pages.end <= PAGES && pages.len() <= BLOCK.div_ceil(PAGE) + 1);
+            let page = ArenaBlocks::page_of(index);
+            assert!(page * PAGE <= index * BLOCK && (index + 1) * BLOCK <= (page + 1) * PAGE && page < PAGES);
         }
     }
 }

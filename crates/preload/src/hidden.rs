@@ -81,6 +81,7 @@ fn room_above(limit: &Rlimit) -> Option<(u64, u64)> {
 fn move_above(fd: &OwnedFd) -> Option<OwnedFd> {
     let limit = getrlimit(Resource::Nofile);
     let (soft, top) = room_above(&limit)?;
+    // EDGE raised-limit: acquires from the store below, so that the limit asked for here is that of before or after.
     if RAISED.swap(true, Ordering::Acquire) {
         return None;
     }
@@ -93,6 +94,7 @@ fn move_above(fd: &OwnedFd) -> Option<OwnedFd> {
         // To lower it again is always allowed.
         let _ = setrlimit(Resource::Nofile, limit);
     }
+    // EDGE raised-limit: releases the lowered limit; acquired in the swap above.
     RAISED.store(false, Ordering::Release);
     moved
 }

@@ -23,6 +23,7 @@
 
 mod arena;
 mod broker;
+mod buffers;
 mod calls;
 mod conn;
 mod datagram;

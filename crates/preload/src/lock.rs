@@ -1,157 +1,136 @@
 //! A lock per direction of a connection, in memory that several processes share.
 //!
-//! It is held for the time of a copy, never while waiting. Its word is 0, or the number of the thread that holds it, with one
-//! bit for "someone sleeps on me". A holder that died is found out by asking the kernel for its number.
+//! It is held for the time of a copy, never while waiting. A holder that died is found out by asking the kernel for its number ([`word`] has
+//! the steps, and this module the kernel).
 //!
 //! A thread that finds itself as the holder is in a signal handler that interrupted the holder: waiting would be for ever, so the call
 //! fails. Or it was in such a handler and has left it by `longjmp`, and the call that held the lock will never go on. Then no frame of its
 //! stack was interrupted by a signal, and it inherits the lock from itself.
 
+pub(crate) mod word;
+
 use crate::sys;
 use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
+pub(crate) use word::Taken;
+use word::{LockHost, LockWord};
 
-const SLEEPER: u32 = 1 << 31;
 /// How long one sleeps at most before one asks whether the holder lives.
 const DOUBT: Duration = Duration::from_millis(20);
+
+/// This thread and this kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ThisThread;
+
+impl LockHost for ThisThread {
+    const SPINS: u32 = 200;
+
+    #[inline]
+    fn thread(&self) -> u32 {
+        sys::thread()
+    }
+
+    fn was_thread(&self, number: u32) -> bool {
+        sys::former_thread() == number
+    }
+
+    fn is_alive(&self, number: u32) -> bool {
+        sys::is_alive(number)
+    }
+
+    fn may_be_in_handler(&self) -> bool {
+        crate::frames::may_be_in_handler()
+    }
+
+    fn now(&self) -> Duration {
+        sys::now()
+    }
+
+    fn pause(&self) {
+        std::hint::spin_loop();
+    }
+
+    fn sleep(&self, word: &AtomicU32, expected: u32) {
+        let doubt = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(DOUBT.subsec_nanos()) };
+        // Not private: other processes wait here too.
+        let _ = futex::wait(word, futex::Flags::empty(), expected, Some(&doubt));
+    }
+
+    fn wake(&self, word: &AtomicU32) {
+        let _ = futex::wake(word, futex::Flags::empty(), 1);
+    }
+}
 
 /// A lock in memory that several processes share. The word is the holder's thread id; 0 while nobody holds it.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(crate) struct Lock(AtomicU32);
-
-/// How a lock was got, or not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
-    /// As it should be.
-    Free,
-    /// From a holder that died with it, or was abandoned by its thread: what it guards may be half done.
-    Inherited,
-    /// This thread holds it already, further down its stack.
-    Recursive,
-}
+pub(crate) struct Lock(LockWord);
 
 impl Lock {
     /// A free lock.
     pub(crate) const fn new() -> Self {
-        Self(AtomicU32::new(0))
+        Self(LockWord::new())
     }
 
     /// Takes it.
     #[inline]
     pub(crate) fn lock(&self) -> Taken {
-        let me = sys::thread();
-        match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Taken::Free,
-            Err(_) => self.lock_slowly(me, None).unwrap_or(Taken::Recursive),
-        }
+        self.0.lock(&ThisThread)
     }
 
     /// The same, with a limit to the wait. `None`: another thread that lives has held it throughout, and may have abandoned it.
     pub(crate) fn lock_within(&self, limit: Duration) -> Option<Taken> {
-        let me = sys::thread();
-        match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Some(Taken::Free),
-            Err(_) => self.lock_slowly(me, Some(sys::now() + limit)),
-        }
+        if self.try_lock() { Some(Taken::Free) } else { self.0.lock_until(&ThisThread, sys::now() + limit) }
     }
 
     /// Whether the calling thread has it.
     pub(crate) fn is_own(&self) -> bool {
-        self.0.load(Ordering::Relaxed) & !SLEEPER == sys::thread()
+        self.0.is_own(&ThisThread)
     }
 
     /// Whether nobody has it, or a thread that is dead.
     pub(crate) fn is_free(&self) -> bool {
-        let holder = self.0.load(Ordering::Acquire) & !SLEEPER;
-        holder == 0 || !sys::is_alive(holder)
+        self.0.is_free(&ThisThread)
     }
 
     /// Takes it away from a holder that is dead.
     pub(crate) fn release_dead(&self) {
-        let word = self.0.load(Ordering::Acquire);
-        if word & !SLEEPER != 0
-            && !sys::is_alive(word & !SLEEPER)
-            && self.0.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            && word & SLEEPER != 0
-        {
-            let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
-        }
+        self.0.release_dead(&ThisThread);
     }
 
     /// Takes it if nobody has it.
     #[inline]
     pub(crate) fn try_lock(&self) -> bool {
-        self.0.compare_exchange(0, sys::thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.0.try_lock(&ThisThread)
     }
 
-    #[cold]
-    fn lock_slowly(&self, me: u32, deadline: Option<Duration>) -> Option<Taken> {
-        for _ in 0..200 {
-            let word = self.0.load(Ordering::Relaxed);
-            if word & !SLEEPER == me {
-                return Some(Self::again());
-            }
-            if word == 0 && self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return Some(Taken::Free);
-            }
-            std::hint::spin_loop();
-        }
-        let mut suspect = 0;
-        loop {
-            let word = self.0.load(Ordering::Relaxed);
-            if word == 0 {
-                // Others may sleep still: the bit stays, at the price of one wake-up too many.
-                if self.0.compare_exchange(0, me | SLEEPER, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                    return Some(Taken::Free);
-                }
-                continue;
-            }
-            if word & !SLEEPER == me {
-                return Some(Self::again());
-            }
-            // Twice the same holder: long for a copy. It may be dead.
-            if word == suspect && !sys::is_alive(word & !SLEEPER) {
-                if self.0.compare_exchange(word, me | SLEEPER, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                    return Some(Taken::Inherited);
-                }
-                continue;
-            }
-            if deadline.is_some_and(|deadline| sys::now() >= deadline) {
-                return None;
-            }
-            if word & SLEEPER == 0
-                && self.0.compare_exchange(word, word | SLEEPER, Ordering::Relaxed, Ordering::Relaxed).is_err()
-            {
-                continue;
-            }
-            let word = word | SLEEPER;
-            let doubt = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(DOUBT.subsec_nanos()) };
-            // Woken, timed out, interrupted or too late: look again in any case. Not private: other processes wait here too.
-            let _ = futex::wait(&self.0, futex::Flags::empty(), word, Some(&doubt));
-            suspect = word;
-        }
-    }
-
-    /// This thread has it already.
-    #[cold]
-    fn again() -> Taken {
-        if crate::frames::may_be_in_handler() { Taken::Recursive } else { Taken::Inherited }
-    }
-
-    /// Gives it back.
+    /// Gives it back, if this thread holds it.
     #[inline]
     pub(crate) fn unlock(&self) {
-        if self.0.swap(0, Ordering::Release) & SLEEPER != 0 {
-            let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
-        }
+        self.0.unlock(&ThisThread);
+    }
+
+    /// [`LockWord::freeze`].
+    pub(crate) fn freeze(&self) {
+        self.0.freeze(&ThisThread);
+    }
+
+    /// [`LockWord::thaw`].
+    pub(crate) fn thaw(&self) {
+        self.0.thaw(&ThisThread);
+    }
+
+    /// [`LockWord::thaw_in_child`].
+    pub(crate) fn thaw_in_child(&self) {
+        self.0.thaw_in_child(&ThisThread);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     static HELD: Lock = Lock::new();
     static TAKEN: AtomicU32 = AtomicU32::new(0);
@@ -214,7 +193,7 @@ mod tests {
         let lock = Lock::new();
         // A thread that has ended is as dead as a process.
         let holder = std::thread::scope(|s| s.spawn(|| (lock.lock(), sys::thread()).1).join().unwrap());
-        assert_eq!(lock.0.load(Ordering::Relaxed), holder);
+        assert!(!lock.is_own() && holder != sys::thread());
         assert!(lock.is_free());
         lock.release_dead();
         assert_eq!(lock.lock(), Taken::Free);
@@ -224,5 +203,45 @@ mod tests {
         let _ = std::thread::scope(|s| s.spawn(|| lock.lock()).join().unwrap());
         assert_eq!(lock.lock(), Taken::Inherited);
         lock.unlock();
+    }
+
+    #[test]
+    fn unlock_without_the_lock_leaves_its_holder() {
+        let lock = Lock::new();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                assert_eq!(lock.lock(), Taken::Free);
+                // As a frame does whose copy in another process held the lock.
+                std::thread::scope(|s| s.spawn(|| lock.unlock()).join().unwrap());
+                assert!(lock.is_own());
+                lock.unlock();
+            });
+        });
+        assert!(lock.try_lock());
+    }
+
+    #[test]
+    fn freeze_below_a_holder_leaves_it_the_lock() {
+        static BELOW: Lock = Lock::new();
+        static KEPT: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn handler(_: libc::c_int) {
+            BELOW.freeze();
+            BELOW.thaw();
+            KEPT.store(1 + u32::from(BELOW.is_own()), Ordering::Relaxed);
+        }
+        assert_eq!(BELOW.lock(), Taken::Free);
+        #[expect(unsafe_code, reason = "a signal handler of this test")]
+        // SAFETY: the handler uses a lock and stores a number; nothing else here uses the signal.
+        unsafe {
+            libc::signal(libc::SIGURG, handler as *const () as libc::sighandler_t);
+            libc::raise(libc::SIGURG);
+        }
+        assert_eq!(KEPT.load(Ordering::Relaxed), 2);
+        BELOW.thaw_in_child();
+        assert!(BELOW.is_own(), "the frame below goes on in the child");
+        BELOW.unlock();
+        BELOW.freeze();
+        BELOW.thaw_in_child();
+        assert!(BELOW.try_lock(), "taken for the fork only");
     }
 }

@@ -17,6 +17,7 @@ fn find(name: &'static CStr, slot: &AtomicPtr<c_void>) -> *mut c_void {
     // SAFETY: a constant, NUL-terminated name. The C library's `dlsym` takes no lock that a signal handler's caller could
     // hold but the loader's own, which is recursive.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    // EDGE real: releases the function, of a library that the loader has just relocated; acquired by each call.
     slot.store(found, Ordering::Release);
     found
 }
@@ -75,6 +76,7 @@ macro_rules! real {
                     // SAFETY: the caller's arguments, passed on.
                     unsafe { self::$name($($argument),*) }
                 }
+                // EDGE real: acquires from `find`.
                 let found = SLOT.load(Ordering::Acquire);
                 if found.is_null() {
                     // SAFETY: as below.

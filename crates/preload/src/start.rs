@@ -48,6 +48,7 @@ extern "C" fn after_fork_in_parent() {
 
 extern "C" fn after_fork_in_child() {
     process::became_child();
+    crate::sys::became_child();
     crate::datagram::forked(true);
     crate::conn::fork::in_child();
     crate::broker::after_fork();

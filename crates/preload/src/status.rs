@@ -16,6 +16,7 @@ static MEMORY: AtomicI32 = AtomicI32::new(-1);
 
 /// Makes the memory. Without it nobody sees us, and nothing else changes.
 pub(crate) fn prepare() {
+    // EDGE status: acquires from the exchange below.
     if !BASE.load(Ordering::Acquire).is_null() {
         return;
     }
@@ -32,6 +33,7 @@ pub(crate) fn prepare() {
         return;
     };
     let base = base.cast::<u8>();
+    // EDGE status: releases the mapping to `line`; if another thread was first, acquires its.
     if BASE.compare_exchange(ptr::null_mut(), base, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: ours, and nobody has heard of it: another thread was first.
         let _ = unsafe { rustix::mm::munmap(base.cast(), len) };
@@ -44,6 +46,7 @@ pub(crate) fn prepare() {
 
 /// In a child: it numbers its connections by itself from here on, so it has its own lines.
 pub(crate) fn in_child() {
+    // EDGE status: as in `prepare`.
     let before = BASE.swap(ptr::null_mut(), Ordering::AcqRel);
     if before.is_null() {
         return;
@@ -67,6 +70,7 @@ fn header(base: *mut u8) -> &'static StatusHeader {
 /// The line of the connection in block `index` of the arena; `None` if it has none.
 #[inline]
 pub(crate) fn line(index: u16) -> Option<&'static StatusLine> {
+    // EDGE status: acquires from `prepare`.
     let base = BASE.load(Ordering::Acquire);
     let index = usize::from(index);
     // SAFETY: the mapping has `LINES` lines after its header, of atomics alone, and is never unmapped.
@@ -75,6 +79,7 @@ pub(crate) fn line(index: u16) -> Option<&'static StatusLine> {
 
 /// A connection begins.
 pub(crate) fn begin(index: u16, identity: &LineIdentity) {
+    // EDGE status: acquires from `prepare`.
     let base = BASE.load(Ordering::Acquire);
     match line(index) {
         Some(line) => {

@@ -52,11 +52,13 @@ pub(crate) fn has_ended(fd: c_int) -> bool {
     poll_now(fd, PollFlags::RDHUP.bits().into()) != 0
 }
 
+thread_local! {
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+    static FORMER_THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
 /// This thread, remembered.
 pub(crate) fn thread() -> u32 {
-    thread_local! {
-        static THREAD: Cell<u32> = const { Cell::new(0) };
-    }
     // A thread that is being destroyed has no thread-local memory any more, and asks.
     THREAD
         .try_with(|known| {
@@ -68,9 +70,22 @@ pub(crate) fn thread() -> u32 {
             }
             let asked = ask_thread();
             known.set(asked | (epoch & 0xff) << 24);
+            let _ = FORMER_THREAD.try_with(|former| former.set(value & 0xff_ffff));
             asked
         })
         .unwrap_or_else(|_| ask_thread())
+}
+
+/// The number under which this thread was remembered until it found out that it is in a child, which a bare system call has made; else 0.
+/// What it took under that number it still has to give back.
+pub(crate) fn former_thread() -> u32 {
+    FORMER_THREAD.try_with(Cell::get).unwrap_or(0)
+}
+
+/// This is the only thread of a child, from the first moment on.
+pub(crate) fn became_child() {
+    thread();
+    let _ = FORMER_THREAD.try_with(|former| former.set(0));
 }
 
 fn ask_thread() -> u32 {

@@ -10,16 +10,16 @@
 //!   +----------+---------------+----------------+
 //! ```
 
+mod words;
+
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU32, Ordering};
+use words::DescriptorWords;
 
 /// Descriptors from here on are never ours.
 pub(crate) const DESCRIPTORS: usize = 1 << 20;
 
 /// Untouched pages of it cost nothing.
-static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
-/// No descriptor at or above this was ever entered.
-static HIGHEST: AtomicU32 = AtomicU32::new(0);
+static TABLE: DescriptorWords<DESCRIPTORS> = DescriptorWords::new();
 
 /// What a descriptor is to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,25 +84,17 @@ impl Entry {
 #[inline]
 pub(crate) fn get(fd: c_int) -> Entry {
     // A negative number becomes a large one.
-    match TABLE.get(fd as usize) {
-        Some(word) => Entry(word.load(Ordering::Acquire)),
-        None => Entry::NONE,
-    }
+    Entry(TABLE.get(fd as usize))
 }
 
 /// Sets the entry of a descriptor and returns what it was. The entry of a descriptor beyond the table is lost: see [`fits`].
 pub(crate) fn set(fd: c_int, entry: Entry) -> Entry {
-    let Some(word) = usize::try_from(fd).ok().and_then(|fd| TABLE.get(fd)) else { return Entry::NONE };
-    if entry != Entry::NONE && HIGHEST.load(Ordering::Relaxed) <= fd as u32 {
-        HIGHEST.fetch_max(fd as u32 + 1, Ordering::AcqRel);
-    }
-    Entry(word.swap(entry.0, Ordering::AcqRel))
+    Entry(TABLE.set(fd as usize, entry.0))
 }
 
 /// Takes the entry out if it is still the one given.
 pub(crate) fn remove(fd: c_int, entry: Entry) -> bool {
-    let word = usize::try_from(fd).ok().and_then(|fd| TABLE.get(fd));
-    word.is_some_and(|w| w.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+    TABLE.remove(fd as usize, entry.0)
 }
 
 /// Whether the table has room for this descriptor.
@@ -112,12 +104,7 @@ pub(crate) fn fits(fd: c_int) -> bool {
 
 /// Every descriptor from `first` to `last` that has an entry.
 pub(crate) fn entries(first: u32, last: u32) -> impl Iterator<Item = (c_int, Entry)> {
-    let end = HIGHEST.load(Ordering::Acquire).min(last.saturating_add(1));
-    (first..end).filter_map(|fd| {
-        let fd = fd as c_int;
-        let entry = get(fd);
-        (entry != Entry::NONE).then_some((fd, entry))
-    })
+    TABLE.entries(first, last).map(|(fd, entry)| (fd as c_int, Entry(entry)))
 }
 
 #[cfg(test)]

@@ -94,6 +94,7 @@ impl Consumer {
     fn notice_switch<A: Access>(&mut self, peer: &TxHalf<A>, generation: u32) -> Result<u64, Corrupt> {
         let at = peer.control.switch_at.load(Ordering::Relaxed);
         // A tail loaded before the generation may be older than the switch; this one cannot be.
+        // EDGE tail (protocol R2): as in `Consumer::refresh`.
         let tail = load_acquire(&peer.cursor.tail);
         // Further by more than one if rings were replaced before anything was in them (protocol A4).
         let is_later = generation.wrapping_sub(self.generation) <= u32::MAX / 2;

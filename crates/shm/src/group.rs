@@ -101,16 +101,19 @@ const _: () =
 impl<A: Access> SeatPages<A> {
     /// Whether these are the pages of the seat with this number, ready to be read.
     pub fn is_of(&self, key: u64) -> bool {
+        // EDGE seat: acquires from `SeatPages::begin`.
         load_acquire(&self.magic) == MAGIC && self.key.load(Ordering::Relaxed) == key
     }
 
     /// The serial number of the token that is given out at a place, or 0.
     pub fn issued(&self, place: usize) -> u64 {
+        // EDGE token: acquires what lies in the buffer, from `SeatPages::issue`.
         self.issued.get(place).map_or(0, load_acquire)
     }
 
     /// What is said here of the token `serial` that the owner in `seat` has at `place`.
     pub fn claim_of(&self, seat: usize, place: usize, serial: u64) -> Option<TokenClaim> {
+        // EDGE claim: acquires from `SeatPages::say`; what was read of the buffer is read.
         let word = load_acquire(self.claims.get(seat)?.get(place)?);
         let state = match word & 3 {
             _ if word >> 16 != serial => return None,
@@ -148,12 +151,14 @@ impl SeatPages<Own> {
         let words = self.issued.iter().chain(self.claims.iter().flatten());
         words.for_each(|word| word.store(0, Ordering::Relaxed));
         self.key.store(key, Ordering::Relaxed);
+        // EDGE seat: releases the pages of the new seat; acquired in `SeatPages::is_of`.
         self.magic.store(MAGIC, Ordering::Release);
     }
 
     /// Gives a token out. What lies in the buffer is seen by a member that sees this.
     pub fn issue(&self, place: usize, serial: u64) {
         if let Some(word) = self.issued.get(place) {
+            // EDGE token: releases what lies in the buffer; acquired in `SeatPages::issued`.
             word.store(serial, Ordering::Release);
         }
     }
@@ -173,7 +178,7 @@ impl SeatPages<Own> {
             TokenState::Released => 3,
         };
         if let Some(word) = self.claims.get(seat).and_then(|of| of.get(place)) {
-            // What was read of the buffer was read before this.
+            // EDGE claim: what was read of the buffer was read before this; acquired in `SeatPages::claim_of`.
             word.store(serial << 16 | u64::from(claim.hop & HOPS) << 2 | state, Ordering::Release);
         }
         fence(Ordering::SeqCst);

@@ -58,7 +58,7 @@ impl HeldBack {
     #[inline]
     pub fn release<A: Access>(&mut self, own: &TxPath, peer: &RxHalf<A>, tail: u64, fencing: Fencing) -> bool {
         let Some(from) = self.from.take() else { return false };
-        // EDGE held: stored after the tail, and loaded after the reader has stored its wish and fenced.
+        // EDGE held (with the reader's heavy fence): stored after the tail, and loaded after the reader has stored its wish and fenced.
         own.held.store(0, Ordering::Release);
         fencing.light();
         must_ring(&peer.control.data_wanted, from, tail)

@@ -159,6 +159,7 @@ impl RegionHeader {
         self.flags.store(flags, Ordering::Relaxed);
         self.pid.store(pid, Ordering::Relaxed);
         self.epoch.store(epoch, Ordering::Relaxed);
+        // EDGE header: releases the fields of the header; acquired in `RegionHeader::check`.
         self.version.store(VERSION, Ordering::Release);
     }
 }
@@ -166,6 +167,7 @@ impl RegionHeader {
 impl<A: Access> RegionHeader<A> {
     /// Loads the header once and checks it against what was told over a trusted path (protocol M6); returns the flags.
     pub fn check(&self, kind: RegionKind, geometry: Geometry) -> Result<u32, crate::corrupt::Corrupt> {
+        // EDGE header: acquires from the peer's `RegionHeader::write`.
         let version = load_acquire_u32(&self.version);
         let told = (
             self.magic.load(Ordering::Relaxed),

@@ -96,6 +96,7 @@ impl Sender {
     /// Loads how far the peer has followed, and what it asks for.
     #[inline]
     pub fn ask<A: Access>(&mut self, peer: &RxPath<A>) -> Result<Leave, Corrupt> {
+        // EDGE seen: acquires from `Receiver::pass`.
         let seen = load_acquire_u32(&peer.seen);
         let flags = peer.flags.load(Ordering::Relaxed);
         // It may be where we are, or one behind; it never goes back.
@@ -128,6 +129,7 @@ impl Sender {
     ///
     /// The flag must have been seen before an acquire fence: what is loaded here is then the peer's last word.
     pub fn follow_out<A: Access>(&mut self, own: &TxPath, peer: &RxPath<A>, unread: u64) -> Result<bool, Corrupt> {
+        // EDGE seen: acquires from `Receiver::pass`.
         let seen = load_acquire_u32(&peer.seen);
         if seen != self.seen && seen != self.switches {
             return Err(Corrupt::BadSwitch);
@@ -139,6 +141,7 @@ impl Sender {
         // One more than a receiver would have to cope with; this one copes with none.
         self.switches = self.switches.wrapping_add(1);
         own.switched_at.store(self.total, Ordering::Relaxed);
+        // EDGE path: as in `Sender::switch`.
         own.switches.store(self.switches, Ordering::Release);
         Ok(true)
     }

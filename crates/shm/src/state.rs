@@ -43,6 +43,7 @@ pub enum RxState {
 impl TxState {
     /// Loads the peer's word once. Acquire: after *Finished*, the tail that is loaded next is the last.
     pub fn load(word: &impl Load<Value = u32>) -> Result<Self, Corrupt> {
+        // EDGE writer-state (protocol S3): acquires from `TxState::store`; the last byte is there.
         match load_acquire_u32(word) {
             0 => Ok(Self::Open),
             1 => Ok(Self::Finished),
@@ -51,8 +52,9 @@ impl TxState {
         }
     }
 
-    /// Says it. Release: a peer that sees it sees every byte committed before.
+    /// Stores the state in this side's own word. A peer that sees it sees every byte committed before.
     pub fn store(self, word: &AtomicU32) {
+        // EDGE writer-state (protocol S3): releases the tail; acquired in `TxState::load`.
         word.store(self as u32, Ordering::Release);
     }
 }
@@ -60,6 +62,7 @@ impl TxState {
 impl RxState {
     /// Loads the peer's word once.
     pub fn load(word: &impl Load<Value = u32>) -> Result<Self, Corrupt> {
+        // EDGE reader-state (protocol S4): acquires from `RxState::store`; the reader is done with the ring.
         match load_acquire_u32(word) {
             0 => Ok(Self::Open),
             1 => Ok(Self::Closed),
@@ -69,8 +72,9 @@ impl RxState {
         }
     }
 
-    /// Says it.
+    /// Stores the state in this side's own word. A peer that sees *closed* finds that this side reads no byte of the ring any more.
     pub fn store(self, word: &AtomicU32) {
+        // EDGE reader-state (protocol S4): releases our reads of the bytes; acquired in `RxState::load`.
         word.store(self as u32, Ordering::Release);
     }
 }

@@ -18,10 +18,10 @@
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::address::wide;
 use crate::numbered;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// What the memory is called: so it is found among the descriptors of a process.
 pub const MEMFD: &str = "partywall-status";
@@ -65,6 +65,7 @@ impl StatusHeader {
     pub fn init(&self, lines: u32) {
         self.version.store(VERSION, Ordering::Relaxed);
         self.lines.store(lines, Ordering::Relaxed);
+        // EDGE status-header (with a reader that copies the memory by system calls): releases the fields of the header.
         self.magic.store(MAGIC, Ordering::Release);
     }
 
@@ -125,6 +126,7 @@ impl DirectionStatus {
         let word = at_ms << 16 | u64::from(reason as u8) << 8 | u64::from(to_ring);
         // The number modulo MOVES.
         self.moves[(number % MOVES as u64) as usize].store(word, Ordering::Relaxed);
+        // EDGE moves (with a reader that copies the memory by system calls): releases the move.
         self.moved.store(number.wrapping_add(1), Ordering::Release);
     }
 }
@@ -264,12 +266,13 @@ impl StatusLine {
     pub fn set(&self, identity: Option<&LineIdentity>) {
         let before = self.sequence.load(Ordering::Relaxed) & !1;
         self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
-        // SYNC POINT: the odd number is seen no later than any word below (pairs with the second look in `read`).
+        // EDGE line (with the two copies that `read` compares): the odd number is seen no later than any word below.
         fence(Ordering::Release);
         match identity {
             None => self.kind.store(0, Ordering::Relaxed),
             Some(identity) => self.store(identity),
         }
+        // EDGE line (with the two copies that `read` compares): releases the words.
         self.sequence.store(before.wrapping_add(2), Ordering::Release);
     }
 

@@ -36,6 +36,7 @@ impl ListenerEntry {
 
     /// Its descriptor, if the slot is in use.
     pub(super) fn fd(&self) -> Option<c_int> {
+        // EDGE listener-entry: acquires from `add`.
         self.fd.load(Ordering::Acquire).checked_sub(1).map(u32::cast_signed)
     }
 
@@ -66,6 +67,7 @@ pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static ListenerEnt
     listener.cookie.store(cookie, Ordering::Relaxed);
     listener.process.store(crate::process::kernel_pid(), Ordering::Relaxed);
     listener.uses.fetch_add(1, Ordering::Relaxed);
+    // EDGE listener-entry: releases what the entry says; acquired in `ListenerEntry::fd`.
     listener.fd.store(fd.cast_unsigned() + 1, Ordering::Release);
     // It is a position among `LISTENERS`.
     USED.fetch_max(at as u32 + 1, Ordering::Relaxed);

@@ -19,6 +19,7 @@ static REVOCATION: Revocation = Revocation::new();
 /// The directory, while there is one.
 #[inline]
 pub(super) fn get() -> Option<&'static Directory<Peer>> {
+    // EDGE directory: acquires from `map`.
     if !REVOCATION.is_revoked() && VALID.load(Ordering::Acquire) { PLACE.get().copied() } else { None }
 }
 
@@ -45,11 +46,12 @@ pub(super) fn map(memory: &OwnedFd, base: u64, word: Option<&OwnedFd>) -> Result
     if let Some(word) = word {
         REVOCATION.attach(word.as_fd())?;
     }
+    // EDGE directory: releases the mapping; acquired in `get`.
     VALID.store(true, Ordering::Release);
     Ok(())
 }
 
 /// Its broker is gone.
 pub(super) fn forget() {
-    VALID.store(false, Ordering::Release);
+    VALID.store(false, Ordering::Relaxed);
 }

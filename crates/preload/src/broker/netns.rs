@@ -46,11 +46,12 @@ static PLACES: [KeyPlace; KEYS] = [const {
 
 /// The key for offers in a namespace, as this broker has told it.
 pub(super) fn key(cookie: u64, instance: u64) -> Option<OfferKey> {
+    // EDGE namespace-key: acquires the key from `learn_key`.
     let place = PLACES.iter().find(|place| cookie != 0 && place.cookie.load(Ordering::Acquire) == cookie)?;
     let [low, high] = &place.key;
     let key = OfferKey([low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]);
     let same = place.instance.load(Ordering::Relaxed) == instance;
-    // Pairs with the fence in `learn_key`: if any of that was another's, so is the cookie by now.
+    // EDGE namespace-reuse: acquires from the fence in `learn_key`. If any of that was another's, so is the cookie by now.
     fence(Ordering::Acquire);
     (same && place.cookie.load(Ordering::Relaxed) == cookie).then_some(key)
 }
@@ -63,10 +64,12 @@ pub(super) fn learn_key(cookie: u64, instance: u64, OfferKey([low, high]): Offer
     let has = |wanted: u64| PLACES.iter().find(|place| place.cookie.load(Ordering::Relaxed) == wanted);
     let place = has(cookie).or_else(|| has(0)).unwrap_or(&PLACES[cookie as usize % KEYS]);
     place.cookie.store(0, Ordering::Relaxed);
+    // EDGE namespace-reuse: what is stored from here on is seen no earlier than that the cookie is gone; acquired in `key`.
     fence(Ordering::Release);
     place.instance.store(instance, Ordering::Relaxed);
     place.key[0].store(low, Ordering::Relaxed);
     place.key[1].store(high, Ordering::Relaxed);
+    // EDGE namespace-key: releases the key; acquired in `key`.
     place.cookie.store(cookie, Ordering::Release);
 }
 

@@ -85,6 +85,7 @@ impl Turn {
         let mask = block_signals();
         let now = sys::now();
         let until = now + if patience == Urgency::Long { LIMIT } else { BRIEF };
+        // EDGE turn: acquires from the last turn.
         while state.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             if sys::now() >= until {
                 restore_signals(&mask);
@@ -459,6 +460,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        // EDGE turn: releases the session to the next turn; acquired in `Turn::take`.
         self.state.lock.store(0, Ordering::Release);
         restore_signals(&self.mask);
     }

@@ -43,6 +43,7 @@ static STATE: AtomicPtr<State> = AtomicPtr::new(ptr::null_mut());
 
 /// This process' state; `None` if the kernel has no such memory for us.
 pub(super) fn get() -> Option<&'static State> {
+    // EDGE broker-state: acquires from `make`.
     let known = STATE.load(Ordering::Acquire);
     // SAFETY: set once, below, to a mapping of this size and of atomics alone, that is never given back.
     unsafe { known.as_ref() }.or_else(make)
@@ -51,6 +52,7 @@ pub(super) fn get() -> Option<&'static State> {
 /// This process' state, if it has any yet.
 pub(super) fn peek() -> Option<&'static State> {
     // SAFETY: as in `get`.
+    // EDGE broker-state: as in `get`.
     unsafe { STATE.load(Ordering::Acquire).as_ref() }
 }
 
@@ -64,6 +66,7 @@ fn make() -> Option<&'static State> {
     let wiped = unsafe { madvise(memory, len, Advice::LinuxWipeOnFork) };
     let fresh = memory.cast::<State>();
     let settled = match wiped {
+        // EDGE broker-state: releases the mapping to `get`; if another thread was first, acquires its.
         Ok(()) => STATE.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).map(|_| fresh),
         Err(_) => Err(ptr::null_mut()),
     };

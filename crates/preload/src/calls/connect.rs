@@ -20,7 +20,10 @@ fn begin(fd: c_int, peer: SocketAddr) {
 
 /// Another thread may wait for this socket in a set, and send as soon as it is connected, before `connect` returns. So the connection
 /// begins before the call, and its bytes are counted from the first. Returns its entry if it has begun.
-fn begin_before(fd: c_int, address: *const sockaddr, len: socklen_t) -> Option<Entry> {
+///
+/// # Safety
+/// If `len` bytes at `address` can be read at all, they are the caller's, and do not change meanwhile.
+unsafe fn begin_before(fd: c_int, address: *const sockaddr, len: socklen_t) -> Option<Entry> {
     let len_fits = len as usize <= size_of::<sockaddr_storage>();
     if !ready::is_early(fd)
         || table::get(fd) != Entry::NONE
@@ -29,7 +32,7 @@ fn begin_before(fd: c_int, address: *const sockaddr, len: socklen_t) -> Option<E
     {
         return None;
     }
-    // SAFETY: the caller's address, of as many bytes as it says, which can be read.
+    // SAFETY: they can be read, and are the caller's.
     let given = unsafe { ProgramAddress::new(address, len) };
     begin(fd, given.read()?);
     let entry = table::get(fd);
@@ -41,7 +44,8 @@ export! {
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         // The process that accepts it must know by then where we are. (The address is not looked at before the kernel has.)
         broker::before_connect(fd);
-        let begun = begin_before(fd, address, len);
+        // SAFETY: the caller's address, for the time of this call.
+        let begun = unsafe { begin_before(fd, address, len) };
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::connect(fd, address, len) };
         let errno = sys::errno_number();

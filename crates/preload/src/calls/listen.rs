@@ -49,7 +49,9 @@ fn is_published_already(fd: c_int) -> bool {
 pub(super) fn closed(fd: c_int, entry: Entry) {
     table::remove(fd, entry);
     let Some(listener) = KEYS.get(usize::from(entry.index())) else { return };
+    // EDGE listener: releases what this descriptor was used for; the last one acquires it from all others.
     if listener.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
+        // EDGE listener: frees the place, for `publish`, which acquires it.
         broker::withdraw(listener.key.swap(0, Ordering::AcqRel));
     }
 }
@@ -58,6 +60,7 @@ pub(super) fn closed(fd: c_int, entry: Entry) {
 pub(super) fn copied(fd: c_int, copy: c_int, entry: Entry) {
     if entry.kind() == DescriptorKind::Listener && table::fits(copy) && table::get(fd) == entry {
         if let Some(listener) = KEYS.get(usize::from(entry.index())) {
+            // EDGE listener: as in `closed`.
             listener.descriptors.fetch_add(1, Ordering::AcqRel);
         }
         table::set(copy, entry);
@@ -82,8 +85,10 @@ fn publish(fd: c_int) {
     };
     let name = rustix::net::getsockname(sys::borrow(fd)).ok().and_then(|name| SocketAddr::try_from(name).ok());
     for (index, listener) in KEYS.iter().enumerate() {
+        // EDGE listener: acquires the place from `closed`.
         if listener.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             listener.port.store(name.map_or(0, |name| name.port().into()), Ordering::Relaxed);
+            // EDGE listener: releases the port to the thread that closes it last. Others get it by the table (`entry`).
             listener.descriptors.store(1, Ordering::Release);
             table::set(fd, Entry::new(DescriptorKind::Listener, 0, index as u16));
             // Before a server forks its workers: connections then survive the forks.

@@ -62,6 +62,7 @@ mod syscall;
 mod uring;
 mod write;
 
+use crate::buffers::CallerBuffers;
 use crate::conn::{CandidateStep, Conn, Cursor};
 use crate::sys;
 use libc::{c_int, iovec, ssize_t};
@@ -73,7 +74,7 @@ use rustix::io::Errno;
 fn receiving(
     conn: &'static Conn,
     fd: c_int,
-    list: &[iovec],
+    buffers: CallerBuffers<'_>,
     flags: c_int,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
@@ -87,11 +88,11 @@ fn receiving(
             got
         }
         CandidateStep::Up => {
-            if !list.iter().all(is_plausible) {
+            if !buffers.are_plausible() {
                 return sys::fail(Errno::FAULT);
             }
-            // SAFETY: the caller's buffers, valid by the contract of its call.
-            let Some(mut cursor) = (unsafe { Cursor::new(list) }) else { return sys::fail(Errno::INVAL) };
+            // SAFETY: valid by the contract of `CallerBuffers::new`.
+            let Some(mut cursor) = (unsafe { Cursor::new(buffers.list()) }) else { return sys::fail(Errno::INVAL) };
             sys::give(conn.receive(fd, &mut cursor, flags))
         }
     }
@@ -99,7 +100,13 @@ fn receiving(
 
 /// A sending call on a connection of ours.
 #[expect(unsafe_code, reason = "takes the caller's buffers")]
-fn sending(conn: &'static Conn, fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+fn sending(
+    conn: &'static Conn,
+    fd: c_int,
+    buffers: CallerBuffers<'_>,
+    flags: c_int,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
     if flags & libc::MSG_OOB != 0 {
         // Urgent bytes are not counted like others where they are received.
         conn.stay_on_tcp(Reason::Option);
@@ -114,35 +121,32 @@ fn sending(conn: &'static Conn, fd: c_int, list: &[iovec], flags: c_int, kernel:
             sent
         }
         CandidateStep::Up => {
-            if !list.iter().all(is_plausible) {
+            if !buffers.are_plausible() {
                 return sys::fail(Errno::FAULT);
             }
-            // SAFETY: the caller's buffers, valid by the contract of its call.
-            let Some(mut cursor) = (unsafe { Cursor::new(list) }) else { return sys::fail(Errno::INVAL) };
+            // SAFETY: valid by the contract of `CallerBuffers::new`.
+            let Some(mut cursor) = (unsafe { Cursor::new(buffers.list()) }) else { return sys::fail(Errno::INVAL) };
             sys::give(conn.send(fd, &mut cursor, flags))
         }
     }
 }
 
-/// Whether a buffer may be one: neither null nor near it, nor outside of what programs can have. Other addresses are followed, and
-/// a wrong one ends the program where the kernel would have said `EFAULT`.
-#[inline]
-fn is_plausible(one: &iovec) -> bool {
-    one.iov_len == 0 || (0x1000..1 << 56).contains(&one.iov_base.addr())
-}
-
 /// A list of buffers as the program gave it; `None` if it is none that the kernel would take.
 ///
 /// # Safety
-/// If the list can be read at all, it is the caller's for as long as the result is used, and does not change meanwhile.
+/// If the list can be read at all, it is the caller's for as long as the result is used, and does not change meanwhile. Its buffers are as
+/// [`CallerBuffers::new`] demands.
 #[expect(unsafe_code, reason = "makes a slice of the caller's list")]
-unsafe fn list_of<'a>(list: *const iovec, count: c_int) -> Option<&'a [iovec]> {
+unsafe fn list_of<'a>(list: *const iovec, count: c_int) -> Option<CallerBuffers<'a>> {
     let count = usize::try_from(count).ok().filter(|n| *n <= 1024)?;
     if count == 0 {
-        return Some(&[]);
+        return Some(CallerBuffers::NONE);
     }
-    // SAFETY: it can be read, and is the caller's.
-    (list.is_aligned() && sys::is_readable(list, count)).then(|| unsafe { std::slice::from_raw_parts(list, count) })
+    if !list.is_aligned() || !sys::is_readable(list, count) {
+        return None;
+    }
+    // SAFETY: it can be read, and is the caller's, as its buffers are.
+    Some(unsafe { CallerBuffers::new(std::slice::from_raw_parts(list, count)) })
 }
 
 /// The functions as tests call them: results instead of `errno`.

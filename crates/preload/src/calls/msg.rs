@@ -2,11 +2,12 @@
 #![expect(unsafe_code, reason = "C functions, and the caller's message headers")]
 
 use super::{receiving, sending};
+use crate::buffers::CallerBuffers;
 use crate::conn::Conn;
 use crate::datagram::{self, Wanted};
 use crate::sockaddr::ProgramAddress;
 use crate::{real, sys};
-use libc::{c_int, c_uint, iovec, mmsghdr, msghdr, ssize_t, timespec};
+use libc::{c_int, c_uint, mmsghdr, msghdr, ssize_t, timespec};
 use partywall_shm::status::Reason;
 use rustix::io::Errno;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use std::time::Duration;
 ///
 /// # Safety
 /// As of [`super::list_of`], of the list that the message names.
-unsafe fn buffers<'a>(message: &msghdr) -> Option<&'a [iovec]> {
+unsafe fn buffers<'a>(message: &msghdr) -> Option<CallerBuffers<'a>> {
     // SAFETY: by the caller's word.
     unsafe { super::list_of(message.msg_iov, c_int::try_from(message.msg_iovlen).ok()?) }
 }
@@ -164,9 +165,9 @@ export! {
             one.msg_len = sent.cast_unsigned() as c_uint;
             done += 1;
             // SAFETY: the caller's list, which was sent just now.
-            let list = unsafe { buffers(&one.msg_hdr) }.unwrap_or(&[]);
+            let list = unsafe { buffers(&one.msg_hdr) }.unwrap_or(CallerBuffers::NONE);
             // As in the kernel: the bytes of the next message must not come before the rest of this one.
-            if sent.cast_unsigned() < list.iter().map(|buffer| buffer.iov_len).sum() {
+            if sent.cast_unsigned() < list.len() {
                 break;
             }
         }
@@ -234,6 +235,7 @@ export! {
 mod tests {
     use super::*;
     use crate::conn::Pair;
+    use libc::iovec;
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
     use std::ptr;

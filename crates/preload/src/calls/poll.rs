@@ -38,7 +38,8 @@ export! {
         match unsafe { concerning(fds, count) } {
             // SAFETY: the caller's arguments, passed on.
             None => unsafe { real::poll(fds, count, timeout) },
-            Some(fds) => answer(ready::poll(fds, TimeLimit::from_millis(timeout), ptr::null())),
+            // SAFETY: no mask.
+            Some(fds) => answer(unsafe { ready::poll(fds, TimeLimit::from_millis(timeout), ptr::null()) }),
         }
     }
 
@@ -46,7 +47,8 @@ export! {
     fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
         // SAFETY: the caller's time, if it gives one, and its array.
         match unsafe { (TimeLimit::from_timespec(timeout.as_ref()), concerning(fds, count)) } {
-            (Some(patience), Some(fds)) => answer(ready::poll(fds, patience, mask)),
+            // SAFETY: the caller's mask, as the C library demands.
+            (Some(patience), Some(fds)) => answer(unsafe { ready::poll(fds, patience, mask) }),
             // SAFETY: the caller's arguments, passed on.
             _ => unsafe { real::ppoll(fds, count, timeout, mask) },
         }

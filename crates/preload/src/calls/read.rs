@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "C functions")]
 
 use super::{list_of, receiving};
+use crate::buffers::CallerBuffers;
 use crate::conn::Conn;
 use crate::datagram::{self, Wanted};
 use crate::real;
@@ -15,14 +16,17 @@ fn one(buf: *mut c_void, len: size_t) -> [iovec; 1] {
 export_for_descriptor! {
     /// `read`
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+        let list = one(buf, len);
+        // SAFETY: the caller's buffer, valid for writes of `len` bytes during this call, as the C library demands.
+        let buffers = unsafe { CallerBuffers::new(&list) };
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::read(fd, buf, len) };
         match Conn::of(fd) {
-            None if len > 0 => datagram::receiving(fd, &one(buf, len), 0, Wanted::NONE, kernel),
+            None if len > 0 => datagram::receiving(fd, buffers, 0, Wanted::NONE, kernel),
             None => kernel(),
             // To read nothing asks for nothing; to receive nothing does.
             Some(_) if len == 0 => kernel(),
-            Some(conn) => receiving(conn, fd, &one(buf, len), 0, kernel),
+            Some(conn) => receiving(conn, fd, buffers, 0, kernel),
         }
     }
 
@@ -30,21 +34,24 @@ export_for_descriptor! {
     fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::readv(fd, list, count) };
-        // SAFETY: the caller's list, for the time of this call.
+        // SAFETY: the caller's list and its buffers, for the time of this call.
         match (Conn::of(fd), unsafe { list_of(list, count) }) {
-            (Some(conn), Some(list)) if list.iter().any(|one| one.iov_len > 0) => receiving(conn, fd, list, 0, kernel),
-            (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::receiving(fd, list, 0, Wanted::NONE, kernel),
+            (Some(conn), Some(list)) if list.has_bytes() => receiving(conn, fd, list, 0, kernel),
+            (None, Some(list)) if list.has_bytes() => datagram::receiving(fd, list, 0, Wanted::NONE, kernel),
             _ => kernel(),
         }
     }
 
     /// `recv`
     fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+        let list = one(buf, len);
+        // SAFETY: the caller's buffer, valid for writes of `len` bytes during this call, as the C library demands.
+        let buffers = unsafe { CallerBuffers::new(&list) };
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::recv(fd, buf, len, flags) };
         match Conn::of(fd) {
-            None => datagram::receiving(fd, &one(buf, len), flags, Wanted::NONE, kernel),
-            Some(conn) => receiving(conn, fd, &one(buf, len), flags, kernel),
+            None => datagram::receiving(fd, buffers, flags, Wanted::NONE, kernel),
+            Some(conn) => receiving(conn, fd, buffers, flags, kernel),
         }
     }
 
@@ -57,14 +64,17 @@ export_for_descriptor! {
         from: *mut sockaddr,
         from_len: *mut socklen_t,
     ) -> ssize_t {
+        let list = one(buf, len);
+        // SAFETY: the caller's buffer, valid for writes of `len` bytes during this call, as the C library demands.
+        let buffers = unsafe { CallerBuffers::new(&list) };
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, from_len) };
         let Some(conn) = Conn::of(fd) else {
             // SAFETY: the caller's address and its length, valid by the contract of its call.
             let wanted = unsafe { Wanted::new(from, from_len) };
-            return datagram::receiving(fd, &one(buf, len), flags, wanted, kernel);
+            return datagram::receiving(fd, buffers, flags, wanted, kernel);
         };
-        let got = receiving(conn, fd, &one(buf, len), flags, kernel);
+        let got = receiving(conn, fd, buffers, flags, kernel);
         if got >= 0 && !from.is_null() && !from_len.is_null() && conn.is_up() {
             // A stream says nothing of where its bytes are from.
             // SAFETY: the caller's own word, of which the kernel would do the same.
@@ -86,13 +96,13 @@ export! {
     fn preadv2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::preadv2(fd, list, count, offset, flags) };
-        // SAFETY: the caller's list, for the time of this call.
+        // SAFETY: the caller's list and its buffers, for the time of this call.
         match (Conn::of(fd), unsafe { list_of(list, count) }) {
-            (Some(conn), Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
+            (Some(conn), Some(list)) if offset == -1 && list.has_bytes() => {
                 let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
                 receiving(conn, fd, list, wait, kernel)
             }
-            (None, Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
+            (None, Some(list)) if offset == -1 && list.has_bytes() => {
                 let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
                 datagram::receiving(fd, list, wait, Wanted::NONE, kernel)
             }

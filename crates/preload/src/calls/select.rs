@@ -80,7 +80,9 @@ impl Sets {
         bits
     }
 
-    fn select(&self, mut patience: TimeLimit, mask: *const sigset_t) -> Result<c_int, Errno> {
+    /// # Safety
+    /// `mask` is null, or valid for reads until the call ends.
+    unsafe fn select(&self, mut patience: TimeLimit, mask: *const sigset_t) -> Result<c_int, Errno> {
         // The time runs on from one turn of the loop to the next.
         let _ = patience.left();
         let all = (0..self.count.div_ceil(64)).map(|w| self.union(w).count_ones() as usize).sum();
@@ -99,7 +101,8 @@ impl Sets {
                 }
             }
             loop {
-                let found = ready::poll(fds, patience, mask)?;
+                // SAFETY: the mask by this function's contract.
+                let found = unsafe { ready::poll(fds, patience, mask) }?;
                 if fds.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
                     return Err(Errno::BADF);
                 }
@@ -146,7 +149,8 @@ export! {
         };
         let mut patience = limit.map_or(TimeLimit::ENDLESS, TimeLimit::of);
         let _ = patience.left();
-        let found = sets.select(patience, ptr::null());
+        // SAFETY: no mask.
+        let found = unsafe { sets.select(patience, ptr::null()) };
         if let (Some(time), Some(left)) = (time, patience.left()) {
             time.tv_sec = left.as_secs().cast_signed();
             time.tv_usec = i64::from(left.subsec_micros());
@@ -165,7 +169,8 @@ export! {
     ) -> c_int {
         // SAFETY: the caller's sets and time.
         match unsafe { (Sets::new(count, [r, w, e]), TimeLimit::from_timespec(timeout.as_ref())) } {
-            (Some(sets), Some(patience)) => answer(sets.select(patience, mask)),
+            // SAFETY: the caller's mask, as the C library demands.
+            (Some(sets), Some(patience)) => answer(unsafe { sets.select(patience, mask) }),
             // SAFETY: the caller's arguments, passed on.
             _ => unsafe { real::pselect(count, r, w, e, timeout, mask) },
         }

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "C functions")]
 
 use super::{list_of, sending};
+use crate::buffers::CallerBuffers;
 use crate::conn::Conn;
 use crate::datagram;
 use crate::real;
@@ -16,11 +17,14 @@ fn one(buf: *const c_void, len: size_t) -> [iovec; 1] {
 export_for_descriptor! {
     /// `write`
     fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+        let list = one(buf, len);
+        // SAFETY: the caller's buffer, valid for reads of `len` bytes during this call, as the C library demands.
+        let buffers = unsafe { CallerBuffers::new(&list) };
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::write(fd, buf, len) };
         match Conn::of(fd) {
-            None => datagram::sending(fd, &one(buf, len), 0, ProgramAddress::NONE, false, kernel),
-            Some(conn) => sending(conn, fd, &one(buf, len), 0, kernel),
+            None => datagram::sending(fd, buffers, 0, ProgramAddress::NONE, false, kernel),
+            Some(conn) => sending(conn, fd, buffers, 0, kernel),
         }
     }
 
@@ -28,21 +32,24 @@ export_for_descriptor! {
     fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::writev(fd, list, count) };
-        // SAFETY: the caller's list, for the time of this call.
+        // SAFETY: the caller's list and its buffers, for the time of this call.
         match (Conn::of(fd), unsafe { list_of(list, count) }) {
-            (Some(conn), Some(list)) if list.iter().any(|one| one.iov_len > 0) => sending(conn, fd, list, 0, kernel),
-            (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::sending(fd, list, 0, ProgramAddress::NONE, false, kernel),
+            (Some(conn), Some(list)) if list.has_bytes() => sending(conn, fd, list, 0, kernel),
+            (None, Some(list)) if list.has_bytes() => datagram::sending(fd, list, 0, ProgramAddress::NONE, false, kernel),
             _ => kernel(),
         }
     }
 
     /// `send`
     fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+        let list = one(buf, len);
+        // SAFETY: the caller's buffer, valid for reads of `len` bytes during this call, as the C library demands.
+        let buffers = unsafe { CallerBuffers::new(&list) };
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::send(fd, buf, len, flags) };
         match Conn::of(fd) {
-            None => datagram::sending(fd, &one(buf, len), flags, ProgramAddress::NONE, false, kernel),
-            Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
+            None => datagram::sending(fd, buffers, flags, ProgramAddress::NONE, false, kernel),
+            Some(conn) => sending(conn, fd, buffers, flags, kernel),
         }
     }
 
@@ -55,15 +62,18 @@ export_for_descriptor! {
         to: *const sockaddr,
         to_len: socklen_t,
     ) -> ssize_t {
+        let list = one(buf, len);
+        // SAFETY: the caller's buffer, valid for reads of `len` bytes during this call, as the C library demands.
+        let buffers = unsafe { CallerBuffers::new(&list) };
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::sendto(fd, buf, len, flags, to, to_len) };
         match Conn::of(fd) {
             None => {
                 // SAFETY: the caller's address, of as many bytes as it says, for the time of this call.
                 let to = unsafe { ProgramAddress::new(to, to_len) };
-                datagram::sending(fd, &one(buf, len), flags, to, false, kernel)
+                datagram::sending(fd, buffers, flags, to, false, kernel)
             }
-            Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
+            Some(conn) => sending(conn, fd, buffers, flags, kernel),
         }
     }
 }
@@ -73,9 +83,9 @@ export! {
     fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::pwritev2(fd, list, count, offset, flags) };
-        // SAFETY: the caller's list, for the time of this call.
+        // SAFETY: the caller's list and its buffers, for the time of this call.
         match (Conn::of(fd), unsafe { list_of(list, count) }) {
-            (Some(conn), Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
+            (Some(conn), Some(list)) if offset == -1 && list.has_bytes() => {
                 let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
                 sending(conn, fd, list, wait, kernel)
             }

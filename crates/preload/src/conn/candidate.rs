@@ -70,7 +70,9 @@ impl Conn {
     ) -> Option<&'static Self> {
         broker::claim::install(&super::reclaim::EACH);
         policy.hold();
-        let conn = Self::at(arena::allocate(Self::is_vacant)?)?;
+        // Kept until the table has the connection.
+        let block = arena::allocate(Self::is_vacant)?;
+        let conn = Self::at(block.index())?;
         conn.holders.own(process::owner());
         // Counted in memory of our own: the block may be in a page that has never been used.
         let mine = local::get(conn.index());
@@ -104,6 +106,7 @@ impl Conn {
         mine.descriptors.store(1, Ordering::Relaxed);
         mine.set_fd(fd);
         table::set(fd, conn.entry());
+        drop(block);
         Some(conn)
     }
 

@@ -54,7 +54,7 @@ pub(crate) fn in_parent() {
 
 /// After, in the child.
 pub(crate) fn in_child() {
-    arena::after_fork();
+    arena::after_fork_in_child();
     let me = process::kernel_pid();
     status::in_child();
     each(|conn| {

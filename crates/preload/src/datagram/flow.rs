@@ -39,6 +39,7 @@ impl FlowPlaces {
 
     /// A free one.
     pub(super) fn allocate() -> Option<&'static Self> {
+        // EDGE flow-place: acquires the place from `FlowPlaces::free`.
         TABLE.iter().find(|flow| flow.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 
@@ -54,6 +55,7 @@ impl FlowPlaces {
     pub(super) fn free(&self) {
         self.own.vacate();
         self.peer.vacate();
+        // EDGE flow-place: releases the place, whose berths are vacant; acquired in `FlowPlaces::allocate`.
         self.used.store(0, Ordering::Release);
     }
 

@@ -26,14 +26,14 @@ impl<T> SharedMutex<T> {
         (self.lock.lock() != Taken::Recursive).then(|| SharedMutexGuard(self))
     }
 
-    /// Takes the lock for the time of a fork; whether it did.
-    pub(super) fn freeze(&self) -> bool {
-        self.lock.lock() != Taken::Recursive
+    /// Takes the lock for the time of a fork. In a handler that has interrupted a holder the lock stays the holder's.
+    pub(super) fn freeze(&self) {
+        self.lock.freeze();
     }
 
-    /// Gives it back. In a child nobody else holds it.
-    pub(super) fn thaw(&self) {
-        self.lock.unlock();
+    /// Gives it back, in the parent or in the child.
+    pub(super) fn thaw(&self, child: bool) {
+        if child { self.lock.thaw_in_child() } else { self.lock.thaw() }
     }
 }
 

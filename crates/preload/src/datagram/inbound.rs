@@ -5,11 +5,12 @@ use super::flow::{FlowPlaces, proof_for_receiver};
 use super::guarded::SharedMutexGuard;
 use super::wait::has_something;
 use super::{DatagramSocket, flags};
+use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING, heavy_fence};
 use crate::log::log;
 use crate::sockaddr::ProgramAddress;
 use crate::{broker, real, sys};
-use libc::{c_int, iovec, msghdr, sockaddr_storage, socklen_t};
+use libc::{c_int, msghdr, sockaddr_storage, socklen_t};
 use partywall_protocol::directory::Proof;
 use partywall_region::wait::this_core;
 use partywall_shm::corrupt::Corrupt;
@@ -92,6 +93,7 @@ impl Inbound {
     /// renewed the proof for what lies in it.
     fn is_unsettled(&mut self) -> bool {
         let writing =
+            // EDGE sender-idle: as in `wait_until_idle`.
             self.flow.and_then(FlowPlaces::pages).is_some_and(|(_, peer)| load_acquire(&peer.tx_path.switched_at) != 0);
         self.unfinished = if writing { self.unfinished + 1 } else { 0 };
         writing || (self.unproved() > 0 && proof_for_receiver(self.channel) == Proof::Stale)
@@ -173,6 +175,7 @@ impl DatagramRx {
         for ring in self.in_use() {
             if let Some((own, _)) = ring.flow.and_then(FlowPlaces::pages) {
                 let flags = if open && !ring.closed { path_flags::WATCHING } else { 0 };
+                // EDGE ring-open: releases that the kernel's queue was read up to here; acquired in `DatagramSocket::send_by_ring`.
                 own.rx_path.flags.store(flags, Ordering::Release);
             }
         }
@@ -221,6 +224,7 @@ impl DatagramRx {
         let mut sent = [0; RINGS];
         for (sent, ring) in sent.iter_mut().zip(self.in_use()) {
             *sent =
+                // EDGE sent-by-kernel: acquires from `DatagramSocket::send_to`.
                 ring.flow.and_then(FlowPlaces::pages).map_or(0, |(_, peer)| load_acquire_u32(&peer.tx_path.switches));
         }
         sent
@@ -232,6 +236,7 @@ impl DatagramRx {
             if let Some((own, _)) = ring.flow.and_then(FlowPlaces::pages)
                 && own.rx_path.seen.load(Ordering::Relaxed) != *sent
             {
+                // EDGE received: the kernel's queue was read up to these before this is seen; acquired in `DatagramSocket::send_by_ring`.
                 own.rx_path.seen.store(*sent, Ordering::Release);
             }
         }
@@ -289,7 +294,7 @@ impl DatagramSocket {
     pub(super) fn try_receive(
         &self,
         fd: c_int,
-        list: &[iovec],
+        buffers: CallerBuffers<'_>,
         message: c_int,
         wanted: Wanted,
     ) -> Result<DatagramFound, Errno> {
@@ -298,13 +303,14 @@ impl DatagramSocket {
         if rx.turns >= TURNS && self.may_have_rings() {
             rx.turns = 0;
             rx.sweep();
+            // EDGE inbound: as in `DatagramSocket::longest_sleep`.
             self.inbound.store(rx.count(), Ordering::Release);
             // The kernel's queue first; but what its first sender has sent before by a ring comes before that.
             if let Some(from) = peek_source(fd)? {
                 let of = |ring: &mut Inbound| ring.is_from(from) && ring.waiting() > 0;
                 return match rx.in_use().iter_mut().position(of) {
-                    Some(at) => self.deliver(&mut rx, at, list, message, wanted),
-                    None => self.receive_from_kernel(rx, fd, list, message, wanted),
+                    Some(at) => self.deliver(&mut rx, at, buffers, message, wanted),
+                    None => self.receive_from_kernel(rx, fd, buffers, message, wanted),
                 };
             }
         }
@@ -313,18 +319,18 @@ impl DatagramSocket {
             let at = (rx.next + i) % count;
             if rx.rings[at].waiting() > 0 {
                 rx.next = at + usize::from(message & libc::MSG_PEEK == 0);
-                return self.deliver(&mut rx, at, list, message, wanted);
+                return self.deliver(&mut rx, at, buffers, message, wanted);
             }
         }
         rx.turns = 0;
-        self.receive_from_kernel(rx, fd, list, message, wanted)
+        self.receive_from_kernel(rx, fd, buffers, message, wanted)
     }
 
     fn deliver(
         &self,
         rx: &mut DatagramRx,
         at: usize,
-        list: &[iovec],
+        buffers: CallerBuffers<'_>,
         message: c_int,
         wanted: Wanted,
     ) -> Result<DatagramFound, Errno> {
@@ -335,14 +341,15 @@ impl DatagramSocket {
                 ring.half.end(&own.control.rx, Ending::Corrupt(Corrupt::BadRecord));
             }
             rx.remove(at);
+            // EDGE inbound: as in `DatagramSocket::longest_sleep`.
             self.inbound.store(rx.count(), Ordering::Release);
             return Ok(DatagramFound::Nothing);
         };
         #[expect(unsafe_code, reason = "takes the caller's buffers, and reads from the peer's ring")]
-        // SAFETY: the caller's buffers, valid by the contract of its call; the flow is in use as in `ring_head`.
+        // SAFETY: the buffers are valid by the contract of `CallerBuffers::new`; the flow is in use as in `ring_head`.
         let (cursor, span) = unsafe {
             let whole = record::footprint(len.into());
-            (Cursor::new(list), flow.peer.peer_span(ring.half.head(), whole))
+            (Cursor::new(buffers.list()), flow.peer.peer_span(ring.half.head(), whole))
         };
         let Some(mut cursor) = cursor else { return Err(Errno::INVAL) };
         let len = len as usize;
@@ -365,7 +372,7 @@ impl DatagramSocket {
         &self,
         mut rx: SharedMutexGuard<'_, DatagramRx>,
         fd: c_int,
-        list: &[iovec],
+        buffers: CallerBuffers<'_>,
         message: c_int,
         wanted: Wanted,
     ) -> Result<DatagramFound, Errno> {
@@ -375,10 +382,10 @@ impl DatagramSocket {
         let mut header: msghdr = zeroed();
         let (name, room) = named.unwrap_or(((&raw mut own).cast(), size_of::<sockaddr_storage>() as socklen_t));
         (header.msg_name, header.msg_namelen) = (name.cast(), room);
-        header.msg_iov = list.as_ptr().cast_mut();
-        header.msg_iovlen = list.len();
+        header.msg_iov = buffers.list().as_ptr().cast_mut();
+        header.msg_iovlen = buffers.list().len();
         #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
-        // SAFETY: a message of the caller's buffers, and of its address or ours.
+        // SAFETY: a message of buffers that are valid by the contract of `CallerBuffers::new`, and of the caller's address or ours.
         let got = sys::take(unsafe { real::recvmsg(fd, &raw mut header, message | libc::MSG_DONTWAIT) });
         match got {
             Err(Errno::AGAIN) => {
@@ -477,6 +484,7 @@ impl DatagramSocket {
             unfinished: 0,
         };
         rx.count += 1;
+        // EDGE inbound: as in `DatagramSocket::longest_sleep`.
         self.inbound.store(rx.count(), Ordering::Release);
         // Nobody of this socket sleeps, or it stays closed until that one has woken.
         let open = self.sleepers.load(Ordering::SeqCst) == 0;
@@ -505,6 +513,7 @@ impl DatagramSocket {
             return false;
         }
         rx.sweep();
+        // EDGE inbound: as in `DatagramSocket::longest_sleep`.
         self.inbound.store(rx.count(), Ordering::Release);
         true
     }
@@ -530,6 +539,7 @@ impl DatagramSocket {
 fn wait_until_idle(ring: &Inbound) {
     let Some((_, peer)) = ring.flow.and_then(FlowPlaces::pages) else { return };
     let mut looks = 0;
+    // EDGE sender-idle: acquires what the sender wrote to the ring, from `DatagramSocket::send_by_ring`.
     while load_acquire(&peer.tx_path.switched_at) != 0 {
         looks += 1;
         match looks {

@@ -27,13 +27,14 @@ mod wait;
 pub(crate) use address::Wanted;
 pub(crate) use wait::{Poller, concerns, entered_set};
 
+use crate::buffers::CallerBuffers;
 use crate::conn::Holders;
 use crate::sockaddr::ProgramAddress;
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{broker, sys};
 use guarded::SharedMutex;
 use inbound::DatagramRx;
-use libc::{c_int, iovec, socklen_t, ssize_t};
+use libc::{c_int, socklen_t, ssize_t};
 use outbound::DatagramTx;
 use partywall_protocol::upgrade::Upgrade;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -132,6 +133,7 @@ impl DatagramSocket {
     /// The socket of an entry, unless it was closed.
     fn from_entry(bits: u32) -> Option<&'static Self> {
         let socket = TABLE.get((bits & 0xffff) as usize)?;
+        // EDGE socket-place: acquires from `made`.
         (socket.used.load(Ordering::Acquire) != 0 && socket.entry().bits() == bits).then_some(socket)
     }
 
@@ -147,9 +149,9 @@ impl DatagramSocket {
 
     fn set(&self, flag: u32, on: bool) {
         if on {
-            self.flags.fetch_or(flag, Ordering::AcqRel);
+            self.flags.fetch_or(flag, Ordering::Relaxed);
         } else {
-            self.flags.fetch_and(!flag, Ordering::AcqRel);
+            self.flags.fetch_and(!flag, Ordering::Relaxed);
         }
     }
 
@@ -277,11 +279,13 @@ impl DatagramSocket {
             tx.forget();
         }
         self.inbound.store(0, Ordering::Relaxed);
+        // EDGE socket-place: releases the place to `made`.
         self.used.store(0, Ordering::Release);
     }
 
     /// Whether something lies in a ring.
     fn is_waiting(&self) -> bool {
+        // EDGE inbound: as in `DatagramSocket::receive`.
         self.inbound.load(Ordering::Acquire) != 0 && self.rx.hold().is_some_and(|mut rx| rx.is_waiting())
     }
 }
@@ -296,6 +300,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     }
     let used = USED.load(Ordering::Relaxed) as usize;
     let free =
+        // EDGE socket-place: acquires the place from `DatagramSocket::end`, and releases it as taken.
         |socket: &&DatagramSocket| socket.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(socket) = TABLE[..used].iter().find(free).or_else(|| TABLE[used..].iter().find(free)) else { return };
     socket.generation.fetch_add(1, Ordering::Relaxed);
@@ -315,7 +320,8 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
         *remote = (0, 0);
     }
     let entry = socket.entry();
-    USED.fetch_max(u32::from(entry.index()) + 1, Ordering::Relaxed);
+    // EDGE sockets: releases that the place is in use; acquired in `all_ever`.
+    USED.fetch_max(u32::from(entry.index()) + 1, Ordering::Release);
     table::set(fd, entry);
 }
 
@@ -329,7 +335,7 @@ pub(crate) fn is(fd: c_int) -> bool {
 #[inline]
 pub(crate) fn receiving(
     fd: c_int,
-    list: &[iovec],
+    buffers: CallerBuffers<'_>,
     message: c_int,
     wanted: Wanted,
     kernel: impl Fn() -> ssize_t,
@@ -337,7 +343,7 @@ pub(crate) fn receiving(
     match DatagramSocket::of(fd) {
         None => kernel(),
         Some(_) if wanted.lacks_length() => crate::errno::fail(rustix::io::Errno::FAULT),
-        Some(socket) => socket.receive(fd, list, message, wanted, kernel),
+        Some(socket) => socket.receive(fd, buffers, message, wanted, kernel),
     }
 }
 
@@ -345,7 +351,7 @@ pub(crate) fn receiving(
 #[inline]
 pub(crate) fn sending(
     fd: c_int,
-    list: &[iovec],
+    buffers: CallerBuffers<'_>,
     message: c_int,
     to: ProgramAddress,
     unusual: bool,
@@ -362,13 +368,14 @@ pub(crate) fn sending(
     socket.follow_policy(fd);
     let to = if to.is_none() { socket.remote() } else { to.read_unscoped() };
     match to.filter(|to| to.port() != 0 && !to.ip().is_unspecified() && !to.ip().is_multicast()) {
-        Some(to) => socket.send_to(fd, to, list, kernel),
+        Some(to) => socket.send_to(fd, to, buffers, kernel),
         None => kernel(),
     }
 }
 
 /// Whether calls with many messages are to be taken apart: some may go, or come, by rings.
 pub(crate) fn has_rings(fd: c_int) -> bool {
+    // EDGE inbound: as in `DatagramSocket::receive`.
     DatagramSocket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0 || socket.has_ring_out())
 }
 
@@ -435,6 +442,7 @@ pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
 
 /// Bytes of the next datagram if that lies in a ring, for `FIONREAD`.
 pub(crate) fn next_len(fd: c_int) -> Option<c_int> {
+    // EDGE inbound: as in `DatagramSocket::receive`.
     let socket = DatagramSocket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0)?;
     socket.rx.hold()?.next_len().map(u32::cast_signed)
 }
@@ -443,6 +451,7 @@ pub(crate) fn next_len(fd: c_int) -> Option<c_int> {
 pub(crate) fn copied(fd: c_int, copy: c_int) {
     if let Some(socket) = DatagramSocket::of(fd) {
         if copy > 2 && table::fits(copy) {
+            // EDGE socket-descriptors: as in `dropped`.
             socket.descriptors.fetch_add(1, Ordering::AcqRel);
             table::set(copy, socket.entry());
         } else {
@@ -458,6 +467,7 @@ pub(crate) fn dropped(fd: c_int) {
     if !table::remove(fd, entry) {
         return;
     }
+    // EDGE socket-descriptors: releases what this descriptor was used for; the last one acquires it from all others.
     if socket.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
         socket.end();
     } else if socket.fd.load(Ordering::Relaxed) == fd {
@@ -467,8 +477,14 @@ pub(crate) fn dropped(fd: c_int) {
 }
 
 fn all() -> impl Iterator<Item = &'static DatagramSocket> {
-    let used = (USED.load(Ordering::Acquire) as usize).min(SOCKETS);
-    TABLE[..used].iter().filter(|socket| socket.used.load(Ordering::Acquire) != 0)
+    // EDGE socket-place: acquires from `made`.
+    all_ever().filter(|socket| socket.used.load(Ordering::Acquire) != 0)
+}
+
+/// Those that are in use or have been.
+fn all_ever() -> impl Iterator<Item = &'static DatagramSocket> {
+    // EDGE sockets: acquires from `made`.
+    TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter()
 }
 
 /// Before a fork: parent and child will both receive what comes to a socket, which only the kernel can share out.
@@ -476,24 +492,28 @@ pub(crate) fn before_fork() {
     for socket in all() {
         socket.become_shared();
     }
-    for socket in TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter() {
-        // In a handler that has interrupted a holder, the child has to take things as they are.
-        let _ = (socket.rx.freeze(), socket.tx.freeze(), socket.remote.freeze());
+    for socket in all_ever() {
+        socket.rx.freeze();
+        socket.tx.freeze();
+        socket.remote.freeze();
     }
 }
 
 /// In the parent, or in the child.
 pub(crate) fn forked(child: bool) {
-    for socket in TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter() {
-        socket.rx.thaw();
-        socket.tx.thaw();
-        socket.remote.thaw();
+    for socket in all_ever() {
+        socket.rx.thaw(child);
+        socket.tx.thaw(child);
+        socket.remote.thaw(child);
         if child {
-            if let Some(mut rx) = socket.rx.hold() {
-                rx.forget();
+            // A call that the forking handler has interrupted goes on in the child, with what it holds. Then the socket stays on the kernel.
+            match socket.rx.hold() {
+                Some(mut rx) => rx.forget(),
+                None => socket.set(flags::KERNEL, true),
             }
-            if let Some(mut tx) = socket.tx.hold() {
-                tx.forget();
+            match socket.tx.hold() {
+                Some(mut tx) => tx.forget(),
+                None => socket.set(flags::KERNEL, true),
             }
             socket.inbound.store(0, Ordering::Relaxed);
             socket.sleepers.store(0, Ordering::Relaxed);

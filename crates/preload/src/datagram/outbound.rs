@@ -2,10 +2,11 @@
 
 use super::flow::{FlowPlaces, proof_for_sender};
 use super::{DatagramSocket, address, flags};
+use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING};
 use crate::log::log;
 use crate::{broker, real, sys};
-use libc::{c_int, iovec, ssize_t};
+use libc::{c_int, ssize_t};
 use partywall_protocol::directory::Proof;
 use partywall_region::wait::this_core;
 use partywall_shm::address::wide;
@@ -15,6 +16,7 @@ use partywall_shm::half::{Ending, WritingHalf};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
 use partywall_shm::record;
 use partywall_shm::status::Reason;
+use partywall_shm::sync::load_acquire_u32;
 use rustix::fd::AsFd;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -165,15 +167,15 @@ impl DatagramSocket {
         &'static self,
         fd: c_int,
         to: SocketAddr,
-        list: &[iovec],
+        buffers: CallerBuffers<'_>,
         kernel: impl FnOnce() -> ssize_t,
     ) -> ssize_t {
         let Some(mut tx) = self.tx.hold() else { return kernel() };
         let Some(at) = tx.find(to) else { return kernel() };
         let one = &mut tx.to[at];
-        let len = list.iter().fold(0usize, |sum, part| sum.saturating_add(part.iov_len));
+        let len = buffers.len();
         let sent = match one.stage {
-            FlowStage::Attached => self.send_by_ring(fd, one, list, len),
+            FlowStage::Attached => self.send_by_ring(fd, one, buffers, len),
             _ => {
                 one.calls += 1;
                 one.bytes += len as u64;
@@ -200,6 +202,7 @@ impl DatagramSocket {
                         && let Some((own, _)) = one.flow.and_then(FlowPlaces::pages)
                     {
                         one.by_kernel = one.by_kernel.wrapping_add(1);
+                        // EDGE sent-by-kernel: the datagram is in the receiver's queue before this is seen; acquired in `DatagramRx::sent`.
                         own.tx_path.switches.store(one.by_kernel, Ordering::Release);
                     }
                 }
@@ -209,7 +212,7 @@ impl DatagramSocket {
         }
     }
 
-    fn send_by_ring(&self, fd: c_int, one: &mut Outbound, list: &[iovec], len: usize) -> Sent {
+    fn send_by_ring(&self, fd: c_int, one: &mut Outbound, buffers: CallerBuffers<'_>, len: usize) -> Sent {
         let Some((own, peer)) = one.flow.and_then(FlowPlaces::pages) else { return Sent::Kernel };
         // Each datagram goes by a ring only while both sockets are those that the ring is for (protocol U11).
         match proof_for_sender(one.channel) {
@@ -228,8 +231,9 @@ impl DatagramSocket {
         if own.control.tx.control.cpu.load(Ordering::Relaxed) != core {
             own.control.tx.control.cpu.store(core, Ordering::Relaxed);
         }
-        if peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::WATCHING == 0
-            || peer.rx_path.seen.load(Ordering::Relaxed) != one.by_kernel
+        // EDGE ring-open, received: acquires what the receiver took from the kernel's queue before it opened the ring.
+        if load_acquire_u32(&peer.rx_path.flags) & path_flags::WATCHING == 0
+            || load_acquire_u32(&peer.rx_path.seen) != one.by_kernel
         {
             if !WritingHalf::is_read(Some(&peer.control.rx)) {
                 one.give_up();
@@ -244,14 +248,15 @@ impl DatagramSocket {
         // From here on the receiver waits for us before it sleeps (protocol U6).
         own.tx_path.switched_at.store(1, Ordering::Relaxed);
         FENCING.light();
-        let sent = self.write(one, list, len, footprint);
+        let sent = self.write(one, buffers, len, footprint);
+        // EDGE sender-idle: releases what was written to the ring; acquired in `wait_until_idle`.
         own.tx_path.switched_at.store(0, Ordering::Release);
         // Without room, the receiver's buffer is full: what it has no room for is dropped.
         sent.unwrap_or(Sent::Done(len))
     }
 
     /// `None`: no room.
-    fn write(&self, one: &mut Outbound, list: &[iovec], len: usize, footprint: u64) -> Option<Sent> {
+    fn write(&self, one: &mut Outbound, buffers: CallerBuffers<'_>, len: usize, footprint: u64) -> Option<Sent> {
         let flow = one.flow?;
         let (own, peer) = flow.pages()?;
         if peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::WATCHING == 0 {
@@ -294,9 +299,10 @@ impl DatagramSocket {
             one.unread = 0;
         }
         #[expect(unsafe_code, reason = "takes the caller's buffers, and writes our ring")]
-        // SAFETY: the caller's buffers, valid by the contract of its call. The ring is ours, and free from its tail on for
+        // SAFETY: the buffers are valid by the contract of `CallerBuffers::new`. The ring is ours, and free from its tail on for
         // this many bytes. It is used under this lock alone.
-        let (cursor, mut span) = unsafe { (Cursor::new(list), flow.own.own_span(one.half.tail(), footprint)) };
+        let (cursor, mut span) =
+            unsafe { (Cursor::new(buffers.list()), flow.own.own_span(one.half.tail(), footprint)) };
         let mut cursor = cursor?;
         // At most the ring's size.
         span.copy_from(0, &record::header(len as u32));
@@ -451,6 +457,7 @@ impl DatagramSocket {
         self.set(flags::RING_OUT, true);
         // What has gone by the kernel so far counts as one.
         one.by_kernel = 1;
+        // EDGE sent-by-kernel: as in `DatagramSocket::send_to`.
         own.tx_path.switches.store(1, Ordering::Release);
         log!("datagrams to {} go by a ring", one.to());
     }

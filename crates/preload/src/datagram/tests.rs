@@ -5,6 +5,7 @@ use super::flow::{FlowPlaces, proof_for_receiver};
 use super::*;
 use crate::broker::tests::alone::alone;
 use crate::broker::tests::broker as start_broker;
+use libc::iovec;
 use partywall_protocol::directory::Proof;
 use partywall_shm::record;
 use rustix::fd::{AsFd, AsRawFd};
@@ -77,7 +78,10 @@ impl Lying {
         // SAFETY: both live to the end of the function, and `name` has room for `name_len` bytes.
         let wanted = unsafe { Wanted::new(address, address_len) };
         let fd = self.receiver.as_raw_fd();
-        let got = receiving(fd, &list, message, wanted, || {
+        #[expect(unsafe_code, reason = "stands for the C library's caller")]
+        // SAFETY: a vector that lives to the end of the function.
+        let buffers = unsafe { CallerBuffers::new(&list) };
+        let got = receiving(fd, buffers, message, wanted, || {
             let (room, len) = (list[0].iov_base, list[0].iov_len);
             #[expect(unsafe_code, reason = "the C library's call")]
             // SAFETY: the buffers of this test.

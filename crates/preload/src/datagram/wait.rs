@@ -3,10 +3,11 @@
 use super::address::Wanted;
 use super::inbound::DatagramFound;
 use super::{DatagramSocket, flags};
+use crate::buffers::CallerBuffers;
 use crate::patience::{longest_spin, shorter};
 use crate::signals::BlockedSignals as SignalsHeld;
 use crate::{real, sys};
-use libc::{c_int, iovec, pollfd, ssize_t, timeval};
+use libc::{c_int, pollfd, ssize_t, timeval};
 use rustix::io::Errno;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -64,7 +65,7 @@ impl DatagramSocket {
     pub(super) fn receive(
         &'static self,
         fd: c_int,
-        list: &[iovec],
+        buffers: CallerBuffers<'_>,
         message: c_int,
         wanted: Wanted,
         kernel: impl Fn() -> ssize_t,
@@ -76,6 +77,7 @@ impl DatagramSocket {
         if self.has(flags::SHARED) {
             self.look_whether_shared(fd);
         }
+        // EDGE inbound: acquires from the thread that took or gave up a ring.
         if self.inbound.load(Ordering::Acquire) == 0 && !self.has_unread() {
             if !self.may_have_rings() {
                 return kernel();
@@ -83,6 +85,7 @@ impl DatagramSocket {
             // Should it get a ring by another thread meanwhile, that must stay closed.
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let got = self.receive_plainly(fd, message, wanted, kernel);
+            // EDGE inbound: as above.
             if self.inbound.load(Ordering::Acquire) == 0 {
                 self.sleepers.fetch_sub(1, Ordering::SeqCst);
             } else {
@@ -102,7 +105,7 @@ impl DatagramSocket {
         let mut until = None;
         let errno = sys::errno_number();
         loop {
-            match self.try_receive(fd, list, message, wanted) {
+            match self.try_receive(fd, buffers, message, wanted) {
                 Ok(DatagramFound::Datagram(n)) => {
                     // A look that found nothing does not concern the program.
                     sys::restore_errno(errno);
@@ -147,6 +150,7 @@ impl DatagramSocket {
 
     /// Whether a call that waits for it has to look at rings.
     fn concerns_waits(&self) -> bool {
+        // EDGE inbound: as in `DatagramSocket::receive`.
         self.inbound.load(Ordering::Acquire) != 0 || self.has_unread()
     }
 
@@ -154,6 +158,7 @@ impl DatagramSocket {
     fn longest_sleep(&self) -> Option<Duration> {
         let unsettled = self.rx.hold().is_some_and(|mut rx| {
             let unsettled = rx.is_unsettled();
+            // EDGE inbound: releases how many rings there are; acquired in `DatagramSocket::receive`.
             self.inbound.store(rx.count(), Ordering::Release);
             unsettled
         });
@@ -266,6 +271,7 @@ pub(crate) fn concerns(fd: c_int) -> bool {
 pub(crate) fn entered_set(fd: c_int) -> bool {
     let Some(socket) = DatagramSocket::of(fd) else { return false };
     // One that several processes hold may have rings again later.
+    // EDGE inbound: as in `DatagramSocket::receive`.
     !socket.has(flags::KERNEL) || socket.inbound.load(Ordering::Acquire) != 0
 }
 
@@ -296,11 +302,13 @@ impl Poller {
 
     /// If something lies in a ring, a number that changes with every datagram that comes.
     pub(crate) fn mark(self) -> Option<u64> {
+        // EDGE inbound: as in `DatagramSocket::receive`.
         if self.0.inbound.load(Ordering::Acquire) == 0 { None } else { self.0.rx.hold()?.mark() }
     }
 
     /// Whether its rings are in use.
     pub(crate) fn is_open(self) -> bool {
+        // EDGE inbound: as in `DatagramSocket::receive`.
         self.0.inbound.load(Ordering::Acquire) != 0 && self.0.rx.hold().is_some_and(|rx| rx.is_open())
     }
 

@@ -83,11 +83,12 @@ impl Datagrams {
     /// Whether there are any; to be asked without the lock.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
+        // EDGE set-datagrams: acquires from `Set::datagrams_changed`.
         self.count.load(Ordering::Acquire) == 0
     }
 
     pub(super) fn clear(&self) {
-        self.count.store(0, Ordering::Release);
+        self.count.store(0, Ordering::Relaxed);
     }
 
     fn places(&self) -> &[RegisteredSocket] {
@@ -101,6 +102,7 @@ impl Datagrams {
     fn remove(&self, at: usize) {
         let last = self.places().len() - 1;
         self.places[at].put(&self.places[last]);
+        // EDGE set-datagrams: releases the places that were moved.
         self.count.store(last as u32, Ordering::Release);
     }
 }
@@ -155,6 +157,7 @@ impl Set {
         place.data.put(data);
         place.told.put(UNTOLD);
         if known.is_none() {
+            // EDGE set-datagrams: releases the place; acquired in `Datagrams::is_empty`.
             sockets.count.store(at as u32 + 1, Ordering::Release);
         }
     }

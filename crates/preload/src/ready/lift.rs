@@ -58,6 +58,7 @@ impl Set {
         let r = reg::get(number);
         self.cool(number);
         if r.is(RING) {
+            // EDGE set-rings: releases that the kernel has the registration as the program made it; acquired in `Set::has_own_sources`.
             self.rings.fetch_sub(1, Ordering::Release);
         }
         self.all.remove(number);
@@ -189,6 +190,7 @@ impl Set {
             self.unlink(number);
             self.cool(number);
             r.lower(RING | HEARS_ROOM);
+            // EDGE set-rings: releases that the kernel has the registration as the program made it; acquired in `Set::has_own_sources`.
             self.rings.fetch_sub(1, Ordering::Release);
         }
     }
@@ -272,6 +274,7 @@ impl Set {
                 let _ = register(self.borrow(), r.fd.get(), r.data.get(), flags, &SetChange::Modify);
                 self.unlink(number);
                 r.lower(RING | HEARS_ROOM);
+                // EDGE set-rings: releases that the kernel has the registration as the program made it; acquired in `Set::has_own_sources`.
                 self.rings.fetch_sub(1, Ordering::Release);
             }
         }

@@ -76,10 +76,19 @@ const EMPTY: PolledDescriptor = PolledDescriptor {
 ///
 /// # Errors
 /// As `ppoll`.
-pub(crate) fn poll(fds: &mut [pollfd], mut patience: TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
+///
+/// # Safety
+/// `signals` is null, or valid for reads until the call ends.
+pub(crate) unsafe fn poll(
+    fds: &mut [pollfd],
+    mut patience: TimeLimit,
+    signals: *const sigset_t,
+) -> Result<usize, Errno> {
     scratch::with_memory(fds.len(), EMPTY, |places| {
         scratch::with_memory(fds.len() + 1, NO_FD, |array| {
-            Poll { fds, places, array, ups: 0, others: 0, arming: Arming::new() }.run(&mut patience, signals)
+            let mut poll = Poll { fds, places, array, ups: 0, others: 0, arming: Arming::new() };
+            // SAFETY: the mask by this function's contract.
+            unsafe { poll.run(&mut patience, signals) }
         })
     })
 }
@@ -95,7 +104,9 @@ struct Poll<'a> {
 }
 
 impl Poll<'_> {
-    fn run(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
+    /// # Safety
+    /// `signals` is null, or valid for reads until the call ends.
+    unsafe fn run(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
         self.classify();
         let found = self.look() + self.ask()?;
         if found > 0 {
@@ -118,7 +129,8 @@ impl Poll<'_> {
                 continue;
             }
             let since = sys::now();
-            let result = self.sleep(patience, held.mask(signals));
+            // SAFETY: the mask by this function's contract, or the one that `held` keeps.
+            let result = unsafe { self.sleep(patience, held.mask(signals)) };
             self.leave();
             self.open_datagrams(sys::now().saturating_sub(since));
             match result {
@@ -294,7 +306,9 @@ impl Poll<'_> {
         }
     }
 
-    fn sleep(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
+    /// # Safety
+    /// `signals` is null, or valid for reads until the call ends.
+    unsafe fn sleep(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
         let mut time = patience.left();
         let mut hidden = None;
         if self.ups > 0 {
@@ -327,7 +341,8 @@ impl Poll<'_> {
         let since = sys::now();
         let mut found = 0;
         if let (Some(set), 0) = (hidden, self.others) {
-            let (events, n) = waiter::sleep(set.fd, time, signals)?;
+            // SAFETY: the mask by this function's contract.
+            let (events, n) = unsafe { waiter::sleep(set.fd, time, signals) }?;
             self.note(&events[..n]);
         } else {
             self.fill();
@@ -335,7 +350,7 @@ impl Poll<'_> {
             self.array[n] = pollfd { fd: hidden.map_or(-1, |set| set.fd), events: libc::POLLIN, revents: 0 };
             let time = time.map(patience::timespec);
             let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-            // SAFETY: an array of `n + 1` entries; the mask is null or the caller's.
+            // SAFETY: an array of `n + 1` entries; the mask by this function's contract.
             if unsafe { real::ppoll(self.array.as_mut_ptr(), n as nfds_t + 1, time, signals) } < 0 {
                 return Err(sys::errno());
             }
@@ -343,7 +358,8 @@ impl Poll<'_> {
             if self.array[n].revents != 0
                 && let Some(set) = hidden
             {
-                let (events, n) = waiter::sleep(set.fd, Some(Duration::ZERO), ptr::null())?;
+                // SAFETY: no mask.
+                let (events, n) = unsafe { waiter::sleep(set.fd, Some(Duration::ZERO), ptr::null()) }?;
                 self.note(&events[..n]);
             }
         }

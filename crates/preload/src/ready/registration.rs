@@ -132,8 +132,6 @@ impl SetRegistration {
 
 static POOL: [SetRegistration; REGISTRATIONS] = [const { SetRegistration::new() }; REGISTRATIONS];
 static LOCK: Lock = Lock::new();
-/// Locked for the time of a fork.
-static FORKING: AtomicU32 = AtomicU32::new(0);
 /// The first free one, of those that were used before.
 static FREE: AtomicU32 = AtomicU32::new(0);
 /// The first that was never used. 0 stands for none.
@@ -189,21 +187,17 @@ pub(super) fn settle() {
 
 /// Lets no other thread be in the middle of something when a child gets its copy.
 pub(super) fn before_fork() {
-    FORKING.put(u32::from(LOCK.lock() != Taken::Recursive));
+    LOCK.freeze();
 }
 
 /// In the parent.
 pub(super) fn forked() {
-    if FORKING.get() != 0 {
-        FORKING.put(0);
-        LOCK.unlock();
-    }
+    LOCK.thaw();
 }
 
 /// In the child, whose other threads are no more.
 pub(super) fn after_fork() {
-    FORKING.put(0);
-    LOCK.unlock();
+    LOCK.thaw_in_child();
 }
 
 fn head(conn: &Conn) -> &'static AtomicU32 {
@@ -213,6 +207,7 @@ fn head(conn: &Conn) -> &'static AtomicU32 {
 /// The registration of a connection under this descriptor in this set, whose lock the caller holds; 0 if there is none.
 #[inline]
 pub(super) fn find(conn: &Conn, fd: c_int, set: u32) -> u32 {
+    // EDGE registration: acquires from `allocate` and `take_over`.
     let first = head(conn).load(Ordering::Acquire);
     if first == 0 {
         return 0;
@@ -243,6 +238,7 @@ fn chain_from(head: &AtomicU32) -> impl Iterator<Item = u32> + use<> {
 /// The first registration of a connection that meets a condition, and its set. Both may have changed once the caller has
 /// the lock of that set.
 pub(super) fn search(conn: &Conn, wanted: impl Fn(&SetRegistration) -> bool) -> Option<(u32, u32)> {
+    // EDGE registration: as in `find`.
     if head(conn).load(Ordering::Acquire) == 0 {
         return None;
     }
@@ -258,6 +254,7 @@ pub(super) fn allocate(conn: &Conn, fd: c_int, set: u32) -> Option<u32> {
     r.conn.put(u32::from(conn.index()) + 1);
     r.same_conn.put(head(conn).get());
     r.set.put(set + 1);
+    // EDGE registration: releases what the registration says; acquired in `find`.
     head(conn).store(number, Ordering::Release);
     Some(number)
 }
@@ -294,11 +291,13 @@ fn early_head(fd: c_int) -> Option<&'static AtomicU32> {
 /// Whether sets have a descriptor that is no connection yet.
 #[inline]
 pub(super) fn has_early(fd: c_int) -> bool {
+    // EDGE early-registration: acquires from `allocate_early`.
     early_head(fd).is_some_and(|head| head.load(Ordering::Acquire) != 0)
 }
 
 /// The early registration of a descriptor in this set, whose lock the caller holds; 0 if there is none.
 pub(super) fn find_early(fd: c_int, set: u32) -> u32 {
+    // EDGE early-registration: as in `has_early`.
     let Some(head) = early_head(fd).filter(|head| head.load(Ordering::Acquire) != 0) else { return 0 };
     let Some(_chains) = Chains::lock() else { return 0 };
     chain_from(head).find(|&n| get(n).set.get() == set + 1).unwrap_or(0)
@@ -327,6 +326,7 @@ pub(super) fn allocate_early(fd: c_int, set: u32) -> Option<u32> {
     r.conn.put(0);
     r.same_conn.put(head.get());
     r.set.put(set + 1);
+    // EDGE early-registration: releases what the registration says; acquired in `has_early`.
     head.store(number, Ordering::Release);
     Some(number)
 }
@@ -342,6 +342,7 @@ pub(super) fn take_over(number: u32, fd: c_int, set: u32, conn: &Conn) -> bool {
     let r = get(number);
     r.conn.put(u32::from(conn.index()) + 1);
     r.same_conn.put(head(conn).get());
+    // EDGE registration: releases what the registration says; acquired in `find`.
     head(conn).store(number, Ordering::Release);
     true
 }

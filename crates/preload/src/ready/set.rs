@@ -39,8 +39,6 @@ pub(super) struct Set {
     forks: AtomicU32,
     /// Handed to somebody who knows nothing of us.
     pub(super) lost: AtomicU32,
-    /// Locked for the time of a fork.
-    forking: AtomicU32,
     /// One of its descriptors, plus 1.
     fd: AtomicU32,
     descriptors: AtomicU32,
@@ -78,7 +76,6 @@ impl Set {
             epoch: AtomicU32::new(0),
             forks: AtomicU32::new(0),
             lost: AtomicU32::new(0),
-            forking: AtomicU32::new(0),
             fd: AtomicU32::new(0),
             descriptors: AtomicU32::new(0),
             rings: AtomicU32::new(0),
@@ -125,6 +122,7 @@ pub(super) fn enter(fd: c_int) {
     for _ in 0..SETS {
         let number = NEXT.fetch_add(1, Ordering::Relaxed) as usize % SETS;
         let set = &TABLE[number];
+        // EDGE set-place: acquires the place from `Set::leave_descriptor`, and releases it as taken.
         if set.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             continue;
         }
@@ -159,33 +157,26 @@ pub(super) fn enter(fd: c_int) {
     }
 }
 
-/// Those that may be in use.
+/// Those that have ever been in use.
 fn all() -> impl Iterator<Item = &'static Set> {
-    let end = (NEXT.load(Ordering::Acquire) as usize).min(SETS);
-    TABLE[..end].iter().filter(|s| s.used.load(Ordering::Acquire) != 0)
+    TABLE[..(NEXT.load(Ordering::Relaxed) as usize).min(SETS)].iter()
 }
 
 /// Lets no other thread be in the middle of something when a child gets its copy.
 pub(super) fn before_fork() {
-    for set in all() {
-        // A handler that has interrupted a holder and forks: its child has to take things as they are.
-        set.forking.put(u32::from(set.lock.lock() != Taken::Recursive));
-    }
+    // Those too that end just now, under their lock.
+    all().for_each(|set| set.lock.freeze());
 }
 
 /// In the parent.
 pub(super) fn forked() {
-    for set in all().filter(|s| s.forking.get() != 0) {
-        set.forking.put(0);
-        set.lock.unlock();
-    }
+    all().for_each(|set| set.lock.thaw());
 }
 
 /// In the child, whose other threads are no more.
 pub(super) fn after_fork() {
     for set in all() {
-        set.forking.put(0);
-        set.lock.unlock();
+        set.lock.thaw_in_child();
         set.sleepers.put(0);
     }
 }
@@ -236,6 +227,7 @@ impl Set {
     /// Whether there is anything in it that the kernel does not tell of by itself.
     #[inline]
     pub(super) fn has_own_sources(&self) -> bool {
+        // EDGE set-rings: acquires from `Set::forget`, `Set::lower` and `Set::leave_to_stranger`.
         self.rings.load(Ordering::SeqCst) != 0 || !self.datagrams.is_empty()
     }
 
@@ -248,6 +240,7 @@ impl Set {
     /// One more descriptor of the same set.
     pub(super) fn add_descriptor(&self, to: c_int) {
         if table::fits(to) {
+            // EDGE set-descriptors: as in `Set::leave_descriptor`.
             self.descriptors.fetch_add(1, Ordering::AcqRel);
             table::set(to, Entry::new(DescriptorKind::Epoll, self.generation.get(), self.number() as u16));
         }
@@ -255,6 +248,7 @@ impl Set {
 
     /// A descriptor of it is about to be closed.
     pub(super) fn leave_descriptor(&self, fd: c_int) {
+        // EDGE set-descriptors: releases what this descriptor was used for; the last one acquires it from all others.
         if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             if self.fd() == fd {
                 let mine = Entry::new(DescriptorKind::Epoll, self.generation.get(), self.number() as u16);
@@ -269,6 +263,7 @@ impl Set {
         }
         self.discard_bell();
         self.fd.put(0);
+        // EDGE set-place: releases the place to `enter`.
         self.used.store(0, Ordering::Release);
     }
 

@@ -99,6 +99,7 @@ fn make(epoch: u32, before: Option<(Hidden, u32)>) -> Option<Hidden> {
 }
 
 fn key() -> Option<libc::pthread_key_t> {
+    // EDGE thread-key: acquires from the exchange below.
     match KEY.load(Ordering::Acquire) {
         0 => {}
         key => return Some(key - 1),
@@ -108,6 +109,7 @@ fn key() -> Option<libc::pthread_key_t> {
     if unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } != 0 {
         return None;
     }
+    // EDGE thread-key: releases the key to other threads; if one of them was first, acquires its.
     match KEY.compare_exchange(0, key + 1, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(key),
         Err(first) => {

@@ -2,6 +2,7 @@
 //!
 //! It holds the sockets and links that the thread has waited for, edge-triggered and for as long as they live, so that a wait
 //! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`Conn::drain`]).
+#![expect(unsafe_code, reason = "the C library's sleep, at which threads can be cancelled")]
 
 use super::arming::{Arming, NAP, NextStep};
 use super::budget::{Awake, Peers, SpinBudget};
@@ -186,7 +187,8 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
         let since = sys::now();
         let slept = match around {
             Some(around) => sleep_among_signals(around, set.fd, time, &mut held),
-            None => sleep(set.fd, time, held.mask(ptr::null())),
+            // SAFETY: no mask, or the one that `held` keeps.
+            None => unsafe { sleep(set.fd, time, held.mask(ptr::null())) },
         };
         match slept {
             Err(Errno::INTR) => return WaitOutcome::Interrupted,
@@ -227,8 +229,10 @@ fn leave(event: &epoll_event, set: thread::Hidden) {
 }
 
 /// Sleeps in a hidden set.
-#[expect(unsafe_code, reason = "the C library's call, at which threads can be cancelled")]
-pub(super) fn sleep(
+///
+/// # Safety
+/// `mask` is null, or valid for reads until the call ends.
+pub(super) unsafe fn sleep(
     set: c_int,
     time: Option<Duration>,
     mask: *const sigset_t,
@@ -237,7 +241,7 @@ pub(super) fn sleep(
     let spec = time.map(patience::timespec);
     let spec = spec.as_ref().map_or(ptr::null(), ptr::from_ref);
     let len = events.len() as c_int;
-    // SAFETY: an array of `len` entries; the mask is null or valid.
+    // SAFETY: an array of `len` entries; the mask by this function's contract.
     let mut n = unsafe { real::epoll_pwait2(set, events.as_mut_ptr(), len, spec, mask) };
     if n < 0 && sys::errno() == Errno::NOSYS {
         // SAFETY: as above.
@@ -255,7 +259,8 @@ fn sleep_among_signals(
     held: &mut BlockedSignals,
 ) -> Result<([epoll_event; 8], usize), Errno> {
     held.hold();
-    match sleep(around, time, ptr::null()) {
+    // SAFETY: no mask.
+    match unsafe { sleep(around, time, ptr::null()) } {
         // With all signals held back that is a stop and its end.
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error),
@@ -264,7 +269,11 @@ fn sleep_among_signals(
     if any {
         held.release();
     }
-    if interrupts { Err(Errno::INTR) } else { sleep(set, Some(Duration::ZERO), ptr::null()) }
+    if interrupts {
+        return Err(Errno::INTR);
+    }
+    // SAFETY: no mask.
+    unsafe { sleep(set, Some(Duration::ZERO), ptr::null()) }
 }
 
 /// Out of descriptors: looks every now and then.

@@ -15,9 +15,9 @@
 //!                                     ---> Ended      report it
 //! ```
 //!
-//! A half that several threads or processes share is driven under a lock; who only asks whether it is ready looks through a
-//! [`ReaderView`] or [`WriterView`], without the lock, and arms, fences and looks again by it. A [`Broadcaster`] writes one ring for many
-//! readers, and follows each by a writer.
+//! A half that several threads or processes share is driven under a lock. A thread that only checks readiness uses a [`ReaderView`] or
+//! [`WriterView`], without the lock. It arms, fences and looks again through the view. A [`Broadcaster`] writes one ring for many readers, and
+//! follows each by a writer.
 //!
 //! All are `const` to create, so that they can lie in static memory, and know neither the mapping nor the doorbell. Loom models, the
 //! oracle and fuzz targets therefore drive the code that programs run.

@@ -34,6 +34,7 @@ impl ReadingHalf {
     /// The peer has attached: begins with its ring of `capacity` bytes, at byte `head` of the stream.
     pub fn start(&mut self, own: &RxHalf, capacity: u64, head: u64) {
         self.consumer = Consumer::new(capacity, head);
+        // EDGE head (protocol R3): nothing before this byte is read; acquired in `Producer::refresh`.
         own.cursor.head.store(head, Ordering::Release);
     }
 
@@ -148,7 +149,7 @@ impl ReadingHalf {
         is_first
     }
 
-    /// Not even what had been seen to be there is read.
+    /// Discards bytes that were already seen.
     fn discard(&mut self) {
         self.consumer = Consumer::new(self.consumer.capacity(), self.consumer.head());
     }

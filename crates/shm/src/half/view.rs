@@ -115,6 +115,7 @@ impl<A: Access> WriterView<'_, A> {
     #[inline]
     pub fn arm(&self, size: u64, room: u64) -> Awaited {
         let tail = self.own.cursor.tail.load(Ordering::Relaxed);
+        // EDGE head (protocol R3): as in `Producer::refresh`.
         if tail.wrapping_sub(load_acquire(&self.peer.cursor.head)) <= size - room {
             return Awaited::There { tail };
         }
@@ -125,10 +126,11 @@ impl<A: Access> WriterView<'_, A> {
     /// thread has made use of it. The sleeper then arms and looks once more.
     #[inline]
     pub fn is_armed(&self, awaited: Awaited) -> bool {
+        // EDGE head (protocol R3): as in `Producer::refresh`.
         let head = load_acquire(&self.peer.cursor.head);
         let now = self.own.cursor.tail.load(Ordering::Relaxed);
         match awaited {
-            // The look has seen it too, then. Who uses it up from here on, and is refused more, asks to be rung in its turn.
+            // The look has seen it too, then. A thread that uses up the room after this look, and is refused more, stores its own wish.
             Awaited::There { tail } => tail == now,
             // A head beyond the tail is a lie, and none that is worth staying awake for.
             Awaited::Wish(wish) => head <= wish || head > now,

@@ -2,15 +2,14 @@
 //!
 //! The honest half must never panic, never claim more than its ring, never leave its ring's memory, and must call *corrupt*
 //! exactly what the protocol forbids (R4, A3, S4, D2). What the adversary may legally say, it believes, and only the adversary
-//! is worse off. Values that change *between two loads of one operation* need threads: `tests/loom.rs` has them.
+//! is worse off. The honest half is the [`WritingHalf`] or [`ReadingHalf`] that programs run, with its wait and its end. Values that change *between two loads of one operation* need threads: `tests/loom.rs` has them.
 
 use super::memory::RingMemory;
 use super::model::byte;
 use super::take;
-use crate::consumer::Consumer;
 use crate::corrupt::Corrupt;
+use crate::half::{Effect, Ending, Idle, Need, ReadingHalf, WritingHalf};
 use crate::layout::{RxHalf, TxHalf};
-use crate::producer::Producer;
 use crate::record;
 use crate::state::{RxState, TxState};
 use crate::sync::Ordering;
@@ -74,6 +73,41 @@ pub enum Act {
     State,
     /// The victim reads a message.
     Record,
+    /// The victim takes one step of a wait.
+    Wait(HuntedWait),
+    /// The victim ends, if its last step of a wait said so.
+    End,
+}
+
+/// One step of a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HuntedWait {
+    /// Bytes, or room, that the victim waits for.
+    pub want: u8,
+    /// A producer waits for its next switch instead.
+    pub is_for_switch: bool,
+    /// The victim knows that the link has hung up.
+    pub hung_up: bool,
+    /// It would look again rather than sleep.
+    pub spins: bool,
+    /// If it has to fence, it takes the second look at once.
+    pub looks_twice: bool,
+}
+
+impl HuntedWait {
+    fn decode(byte: u8) -> Self {
+        Self {
+            want: byte & 15,
+            is_for_switch: byte & 15 == 15,
+            hung_up: byte & 16 != 0 && byte & 128 != 0,
+            spins: byte & 32 != 0,
+            looks_twice: byte & 64 != 0,
+        }
+    }
+
+    fn idle(self) -> Idle {
+        if self.spins { Idle::Spin } else { Idle::Sleep }
+    }
 }
 
 /// What a run found, so that a test can tell that it reached anything.
@@ -87,6 +121,10 @@ pub struct Findings {
     pub corrupt: u64,
     /// Times that it would have rung.
     pub bells: u64,
+    /// Steps of waits after which it would have slept.
+    pub sleeps: u64,
+    /// Times that it ended.
+    pub ends: u64,
 }
 
 impl Act {
@@ -110,8 +148,13 @@ impl Act {
             4 => Self::Move(take(input)?),
             5 => Self::Wish(take(input)?),
             6 => Self::Switch(tag >> 3),
-            _ if tag & 8 == 0 => Self::State,
-            _ => Self::Record,
+            _ => match tag >> 3 & 7 {
+                0 | 4 => Self::State,
+                1 | 5 => Self::Record,
+                // Endings are rare, or little would happen before them.
+                7 => Self::End,
+                _ => Self::Wait(HuntedWait::decode(take(input)?)),
+            },
         })
     }
 }
@@ -178,13 +221,65 @@ fn expect_cursor(now: u64, seen: u64, most: u64) -> Result<(), Corrupt> {
 struct ProducerHunt {
     own: TxHalf,
     peer: RxHalf,
-    producer: Producer,
+    half: WritingHalf,
     memory: RingMemory,
     /// The expectation: committed, believed released, and where the present ring begins.
     tail: u64,
     head: u64,
     base: u64,
+    expected: ExpectedWait,
     findings: Findings,
+}
+
+/// What is expected of a half's wait.
+#[derive(Debug, Default)]
+struct ExpectedWait {
+    /// The wish that it has stored; `None` while it is awake.
+    wish: Option<u64>,
+    /// What the last step of a wait has said, if that was an end.
+    said: Option<Ending>,
+    /// How it has ended.
+    ended: Option<Ending>,
+}
+
+impl ExpectedWait {
+    /// Protocol S4 and L4, said once more: what the peer's state and the link say. `last` is the first number that is no state.
+    fn judge(state: u32, accuses: u32, last: u32, hung_up: bool) -> Option<Ending> {
+        match state {
+            0 => hung_up.then_some(Ending::Dead { attached: true }),
+            _ if state >= last => Some(Ending::Corrupt(Corrupt::UnknownState)),
+            _ if state == accuses => Some(Ending::Accused),
+            _ => Some(Ending::Orderly),
+        }
+    }
+
+    /// Nothing was there: what follows from a wait for `until`.
+    fn idle(&mut self, until: u64, spins: bool) -> Effect {
+        if spins {
+            return Effect::LookAgain;
+        }
+        if self.wish == Some(until) {
+            return Effect::Sleep { until };
+        }
+        self.wish = Some(until);
+        Effect::Fence
+    }
+
+    /// Whether a step gave what was expected. Notes what it said.
+    fn is_met(&mut self, got: Effect, expected: Effect, findings: &mut Findings) -> bool {
+        // A wish for the very last number says *awake*, so that a half cannot tell whether it stands.
+        let is_last = |effect| matches!(effect, Effect::Fence | Effect::Sleep { .. }) && self.wish == Some(AWAKE);
+        let is_met = got == expected || is_last(got) && is_last(expected);
+        match got {
+            Effect::Ended(ending) => self.said = Some(ending),
+            Effect::Sleep { .. } => findings.sleeps += 1,
+            _ => {}
+        }
+        if matches!(got, Effect::Ready | Effect::Ended(_)) {
+            self.wish = None;
+        }
+        is_met
+    }
 }
 
 impl ProducerHunt {
@@ -192,11 +287,12 @@ impl ProducerHunt {
         Self {
             own: TxHalf::new(),
             peer: RxHalf::new(),
-            producer: Producer::new(capacity),
+            half: WritingHalf::new(capacity),
             memory: RingMemory::new(capacity),
             tail: 0,
             head: 0,
             base: 0,
+            expected: ExpectedWait::default(),
             findings: Findings::default(),
         }
     }
@@ -205,17 +301,21 @@ impl ProducerHunt {
         match act {
             Act::Poke(word, value) => self.poke(word, |_| value),
             Act::Nudge(word, by) => self.poke(word, |old| old.wrapping_add_signed(i64::from(by))),
+            Act::Wait(wait) => self.wait(wait),
+            // A half that has ended does nothing more.
+            _ if self.expected.ended.is_some() => {}
+            Act::End => self.end(),
             Act::Refresh => self.refresh(),
-            Act::Move(n) | Act::Wish(n) if self.producer.free() < u64::from(n) => {
-                if let Some(wish) = self.producer.wish(u64::from(n)) {
+            Act::Move(n) | Act::Wish(n) if self.half.free() < u64::from(n) => {
+                if let Some(wish) = self.half.wish(u64::from(n)) {
                     // Somewhere between what is released and what is committed, or nobody could ever pass it.
                     assert!(self.head.max(self.base) <= wish && wish < self.tail, "a wish for {wish} at {self:?}");
                 }
-                self.commit(self.producer.free());
+                self.commit(self.half.free());
             }
             Act::Move(n) => self.commit(u64::from(n)),
-            Act::Switch(size) if self.producer.may_switch() => {
-                self.producer.switch(&self.own, capacity(size));
+            Act::Switch(size) if self.half.may_switch() => {
+                self.half.switch(&self.own, capacity(size));
                 self.memory = RingMemory::new(capacity(size));
                 self.base = self.tail;
                 self.findings.switches += 1;
@@ -223,9 +323,60 @@ impl ProducerHunt {
             Act::State => self.note(RxState::load(&self.peer.control.state).err()),
             _ => {}
         }
-        let (free, capacity) = (self.producer.free(), self.producer.capacity());
+        let (free, capacity) = (self.half.free(), self.half.capacity());
         assert!(free <= capacity, "{free} free in a ring of {capacity}");
         assert_eq!(free, capacity - (self.tail - self.head.max(self.base)), "free, at {self:?}");
+        let wish = self.own.control.space_wanted.load(Ordering::Relaxed);
+        assert_eq!(wish, self.expected.wish.unwrap_or(AWAKE), "the wish that it shows, at {self:?}");
+    }
+
+    /// Protocol W1, R4, S4 and L4 for a wait, said once more.
+    fn expect_wait(&mut self, wait: HuntedWait) -> Effect {
+        if let Some(ending) = self.expected.ended {
+            return Effect::Ended(ending);
+        }
+        let head = self.peer.cursor.head.load(Ordering::Relaxed);
+        if let Err(what) = expect_cursor(head, self.head, self.tail) {
+            return Effect::Ended(Ending::Corrupt(what));
+        }
+        self.head = head;
+        let capacity = self.half.capacity();
+        let want = u64::from(wait.want).min(capacity);
+        let (is_there, until) = if wait.is_for_switch {
+            let is_first = self.findings.switches == 0;
+            (is_first || self.head > self.base || self.tail == self.base, self.base)
+        } else {
+            let unread = self.tail - self.head.max(self.base);
+            (unread + want <= capacity, (self.tail + want).wrapping_sub(capacity + 1))
+        };
+        if is_there {
+            return Effect::Ready;
+        }
+        match ExpectedWait::judge(self.peer.control.state.load(Ordering::Relaxed), 2, 4, wait.hung_up) {
+            Some(ending) => Effect::Ended(ending),
+            None => self.expected.idle(until, wait.spins),
+        }
+    }
+
+    fn wait(&mut self, wait: HuntedWait) {
+        let expected = self.expect_wait(wait);
+        let need = if wait.is_for_switch { Need::Switch } else { Need::Room(wait.want.into()) };
+        let got = self.half.next(&self.own, Some(&self.peer), wait.hung_up, need, wait.idle());
+        let is_met = self.expected.is_met(got, expected, &mut self.findings);
+        assert!(is_met, "{wait:?} gave {got:?}, not {expected:?}, at {self:?}");
+        if got == Effect::Fence && wait.looks_twice {
+            self.wait(HuntedWait { looks_twice: false, ..wait });
+        }
+    }
+
+    fn end(&mut self) {
+        let Some(ending) = self.expected.said else { return };
+        assert_eq!(self.half.end(&self.own, ending), ending);
+        let says = self.own.control.state.load(Ordering::Relaxed);
+        assert_eq!(says, if matches!(ending, Ending::Corrupt(_)) { 2 } else { 0 }, "what it says of {ending:?}");
+        assert_eq!(self.half.ended(), Some(ending));
+        self.expected.ended = Some(ending);
+        self.findings.ends += 1;
     }
 
     fn poke(&mut self, word: HostileWord, change: impl Fn(u64) -> u64) {
@@ -240,7 +391,7 @@ impl ProducerHunt {
     fn refresh(&mut self) {
         let head = self.peer.cursor.head.load(Ordering::Relaxed);
         let expected = expect_cursor(head, self.head, self.tail);
-        let got = self.producer.refresh(&self.peer);
+        let got = self.half.refresh(&self.peer);
         assert_eq!(got.map(|_| ()), expected, "head {head} at {self:?}");
         if expected.is_ok() {
             self.head = head;
@@ -252,13 +403,14 @@ impl ProducerHunt {
         let bytes: alloc::vec::Vec<u8> = (self.tail..self.tail + n).map(byte).collect();
         self.memory.write(self.tail, &bytes);
         let wish = self.peer.control.data_wanted.load(Ordering::Relaxed);
-        let rung = self.producer.commit(&self.own, Some(&self.peer), n, Fencing::Symmetric);
+        let rung = self.half.commit(&self.own, Some(&self.peer), n, Fencing::Symmetric);
         assert_eq!(
             rung,
             (self.tail..=self.tail + n).contains(&wish) && wish != AWAKE,
             "bell for {n} with wish {wish} at {self:?}"
         );
         self.tail += n;
+        self.expected.wish = None;
         assert_eq!(self.own.cursor.tail.load(Ordering::Relaxed), self.tail, "the tail that it shows");
         self.findings.bytes += n;
         self.findings.bells += u64::from(rung);
@@ -274,7 +426,7 @@ impl ProducerHunt {
 struct ConsumerHunt {
     own: RxHalf,
     peer: TxHalf,
-    consumer: Consumer,
+    half: ReadingHalf,
     memory: RingMemory,
     /// The expectation: released, believed committed, and where the present ring is believed to end.
     head: u64,
@@ -282,6 +434,7 @@ struct ConsumerHunt {
     generation: u32,
     /// The position and the newest generation of a switch that was believed.
     switch: Option<(u64, u32)>,
+    expected: ExpectedWait,
     findings: Findings,
 }
 
@@ -292,12 +445,13 @@ impl ConsumerHunt {
         Self {
             own: RxHalf::new(),
             peer,
-            consumer: Consumer::new(capacity, start),
+            half: ReadingHalf::new(capacity, start),
             memory: RingMemory::new(capacity),
             head: start,
             tail: start,
             generation: 0,
             switch: None,
+            expected: ExpectedWait::default(),
             findings: Findings::default(),
         }
     }
@@ -306,16 +460,20 @@ impl ConsumerHunt {
         match act {
             Act::Poke(word, value) => self.poke(word, |_| value),
             Act::Nudge(word, by) => self.poke(word, |old| old.wrapping_add_signed(i64::from(by))),
+            Act::Wait(wait) => self.wait(wait),
+            // A half whose peer broke the protocol reads nothing more.
+            _ if matches!(self.expected.ended, Some(Ending::Corrupt(_))) => {}
+            Act::End => self.end(),
             Act::Refresh => self.refresh(),
             Act::Move(n) => {
-                let n = u64::from(n).min(self.consumer.available());
+                let n = u64::from(n).min(self.half.available());
                 // The claim is within the ring, whatever the cursors are.
                 let _ = self.memory.read(self.head, n);
                 self.release(n);
             }
             Act::Wish(n) => self.wish(u64::from(n)),
-            Act::Switch(size) if self.consumer.must_switch() => {
-                self.consumer.switch(capacity(size));
+            Act::Switch(size) if self.half.must_switch() => {
+                self.half.switch(&self.own, capacity(size));
                 self.memory = RingMemory::new(capacity(size));
                 self.generation = self.generation.wrapping_add(1);
                 self.switch = self.switch.filter(|&(_, newest)| newest != self.generation);
@@ -330,11 +488,61 @@ impl ConsumerHunt {
             }
             Act::Record => self.record(),
         }
-        let (available, capacity) = (self.consumer.available(), self.consumer.capacity());
+        let (available, capacity) = (self.half.available(), self.half.capacity());
         assert!(available <= capacity, "{available} available in a ring of {capacity}");
         assert_eq!(available, self.tail - self.head, "available, at {self:?}");
         let due = self.switch.is_some_and(|(at, _)| at == self.head);
-        assert_eq!(self.consumer.must_switch(), due, "whether to take the next ring, at {self:?}");
+        assert_eq!(self.half.must_switch(), due, "whether to take the next ring, at {self:?}");
+        let wish = self.own.control.data_wanted.load(Ordering::Relaxed);
+        assert_eq!(wish, self.expected.wish.unwrap_or(AWAKE), "the wish that it shows, at {self:?}");
+    }
+
+    /// Protocol W1, R4, A3, S3, S4 and L4 for a wait, said once more.
+    fn expect_wait(&mut self, wait: HuntedWait) -> Effect {
+        if let Some(ending @ Ending::Corrupt(_)) = self.expected.ended {
+            return Effect::Ended(ending);
+        }
+        match self.expect_refresh() {
+            Err(what) => return Effect::Ended(Ending::Corrupt(what)),
+            Ok((tail, switch)) => (self.tail, self.switch) = (tail, switch),
+        }
+        let want = u64::from(wait.want).clamp(1, self.half.capacity());
+        let available = self.tail - self.head;
+        let goes_on = self.expected.ended.is_none();
+        if goes_on && (available >= want || self.switch.is_some()) {
+            return Effect::Ready;
+        }
+        let state = self.peer.control.state.load(Ordering::Relaxed);
+        match self.expected.ended.or_else(|| ExpectedWait::judge(state, 2, 3, wait.hung_up)) {
+            // What is there comes before the end.
+            Some(_) if available > 0 => Effect::Ready,
+            Some(ending) => Effect::Ended(ending),
+            None => self.expected.idle(self.head.saturating_add(want - 1), wait.spins),
+        }
+    }
+
+    fn wait(&mut self, wait: HuntedWait) {
+        let expected = self.expect_wait(wait);
+        let got = self.half.next(&self.own, Some(&self.peer), wait.hung_up, wait.want.into(), wait.idle());
+        let is_met = self.expected.is_met(got, expected, &mut self.findings);
+        assert!(is_met, "{wait:?} gave {got:?}, not {expected:?}, at {self:?}");
+        if got == Effect::Fence && wait.looks_twice {
+            self.wait(HuntedWait { looks_twice: false, ..wait });
+        }
+    }
+
+    fn end(&mut self) {
+        let Some(ending) = self.expected.said else { return };
+        assert_eq!(self.half.end(&self.own, ending), ending);
+        let says = self.own.control.state.load(Ordering::Relaxed);
+        let is_corrupt = matches!(ending, Ending::Corrupt(_));
+        assert_eq!(says, if is_corrupt { 2 } else { 0 }, "what it says of {ending:?}");
+        if is_corrupt {
+            // Not even what it had seen is read.
+            (self.tail, self.switch) = (self.head, None);
+        }
+        self.expected.ended = Some(ending);
+        self.findings.ends += 1;
     }
 
     fn poke(&mut self, word: HostileWord, change: impl Fn(u64) -> u64) {
@@ -367,7 +575,7 @@ impl ConsumerHunt {
         let tail = self.peer.cursor.tail.load(Ordering::Relaxed);
         let generation = self.peer.control.generation.load(Ordering::Relaxed);
         let at = self.peer.control.switch_at.load(Ordering::Relaxed);
-        let most = self.head.saturating_add(self.consumer.capacity());
+        let most = self.head.saturating_add(self.half.capacity());
         if generation == self.generation {
             return expect_cursor(tail, self.tail, most).map(|()| (tail, None));
         }
@@ -378,7 +586,7 @@ impl ConsumerHunt {
 
     fn refresh(&mut self) {
         let expected = self.expect_refresh();
-        let got = self.consumer.refresh(&self.peer);
+        let got = self.half.refresh(&self.peer);
         assert_eq!(got, expected.map(|(tail, _)| tail - self.head), "a refresh at {self:?}");
         if let Ok((tail, switch)) = expected {
             (self.tail, self.switch) = (tail, switch);
@@ -388,7 +596,7 @@ impl ConsumerHunt {
 
     fn release(&mut self, n: u64) {
         let wish = self.peer.control.space_wanted.load(Ordering::Relaxed);
-        let rung = self.consumer.release(&self.own, &self.peer, n, Fencing::Symmetric);
+        let rung = self.half.release(&self.own, &self.peer, n, Fencing::Symmetric);
         assert_eq!(
             rung,
             (self.head..=self.head + n).contains(&wish) && wish != AWAKE,
@@ -396,31 +604,32 @@ impl ConsumerHunt {
         );
         assert_eq!(must_ring(&self.peer.control.space_wanted, 0, u64::MAX), wish != u64::MAX, "bell for the end");
         self.head += n;
+        self.expected.wish = None;
         assert_eq!(self.own.cursor.head.load(Ordering::Relaxed), self.head, "the head that it shows");
         self.findings.bytes += n;
         self.findings.bells += u64::from(rung);
     }
 
     fn wish(&mut self, want: u64) {
-        if let Some(wish) = self.consumer.wish(want) {
+        if let Some(wish) = self.half.wish(want) {
             assert!(self.switch.is_none(), "a wish for more of a ring that ended, at {self:?}");
-            let most = self.head.saturating_add(self.consumer.capacity());
+            let most = self.head.saturating_add(self.half.capacity());
             assert!(self.tail <= wish && wish <= most, "a wish for {wish} at {self:?}");
         }
     }
 
     fn record(&mut self) {
-        if self.consumer.available() < record::HEADER {
+        if self.half.available() < record::HEADER {
             return;
         }
         let mut header = [0; 8];
         header.copy_from_slice(&self.memory.read(self.head, record::HEADER));
         // A channel may allow less than its ring could hold.
-        let longest = record::longest(self.consumer.capacity()) / 2;
-        match record::parse(header, self.consumer.available(), longest) {
+        let longest = record::longest(self.half.capacity()) / 2;
+        match record::parse(header, self.half.available(), longest) {
             Ok(length) => {
                 let taken = record::footprint(u64::from(length));
-                let fits = u64::from(length) <= longest && taken <= self.consumer.available();
+                let fits = u64::from(length) <= longest && taken <= self.half.available();
                 assert!(fits, "a message of {length} at {self:?}");
                 let _ = self.memory.read(self.head, taken);
                 self.release(taken);

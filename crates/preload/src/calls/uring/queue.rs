@@ -98,6 +98,7 @@ pub(super) fn begin(fd: c_int, params: &Params) -> bool {
     if params.flags & !READABLE != 0 || !params.entries.is_power_of_two() || !table::fits(fd) {
         return false;
     }
+    // EDGE uring-place: acquires the place from `end`, or from a `begin` that failed.
     let free = |queue: &&UringQueue| queue.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(queue) = QUEUES.iter().find(free) else { return false };
     let stride = if params.flags & WIDE != 0 { 128 } else { 64 };
@@ -122,6 +123,7 @@ pub(super) fn begin(fd: c_int, params: &Params) -> bool {
                 let _ = unsafe { munmap(map.cast(), len as usize) };
             }
         }
+        // EDGE uring-place: releases the place to `begin`.
         queue.used.store(0, Ordering::Release);
         return false;
     };
@@ -169,6 +171,7 @@ pub(super) fn end(entry: Entry) {
                 let _ = unsafe { munmap(map.load(Ordering::Relaxed).cast(), get(len) as usize) };
             }
         }
+        // EDGE uring-place: releases the place to `begin`.
         queue.used.store(0, Ordering::Release);
     }
     queue.lock.unlock();
@@ -190,6 +193,7 @@ pub(super) fn each(fd: c_int, submit: u32, look: impl Fn(Submitted)) -> bool {
         let at = |offset: u32| ring.wrapping_add(offset as usize).cast::<AtomicU32>();
         // SAFETY: words of the mapped queue, at the kernel's offsets, which `begin` has made the mapping long enough for.
         let (head, tail) = unsafe { (&*at(get(&queue.head)), &*at(get(&queue.tail))) };
+        // EDGE uring (with the kernel and the program): acquires the entries between the two.
         let (head, tail) = (head.load(Ordering::Acquire), tail.load(Ordering::Acquire));
         let stride = get(&queue.entries_len) / count;
         for position in 0..submit.min(tail.wrapping_sub(head)).min(count) {
