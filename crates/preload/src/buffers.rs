@@ -3,7 +3,7 @@
 
 use libc::iovec;
 
-/// The buffers that a program has given to a call. Whoever has this may use them as that call does: a sending call reads them, and a receiving
+/// The buffers that a program has given to a call. Code that has this may use them as that call does: a sending call reads them, and a receiving
 /// call writes them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallerBuffers<'a>(&'a [iovec]);

@@ -131,6 +131,7 @@ impl DirectionStatus {
     }
 }
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<StatusHeader>() == LINE && size_of::<StatusLine>() == LINE);
 
 numbered! {

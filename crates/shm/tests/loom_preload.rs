@@ -365,7 +365,7 @@ fn loom_entry_shows_what_it_stands_for() {
         };
         if table.0.get(2) == 7 {
             assert_eq!(table.1.write(), 2);
-            assert!(table.0.entries(0, u32::MAX).any(|entry| entry == (2, 7)), "whoever sees an entry finds it");
+            assert!(table.0.entries(0, u32::MAX).any(|entry| entry == (2, 7)), "a thread that sees an entry finds it");
         }
         maker.join().unwrap();
         other.join().unwrap();

@@ -2,7 +2,7 @@
 //!
 //! The word is 0, or the number of the thread that holds the lock, with one bit for "a thread sleeps until it is released" and one for
 //! "held over a fork". The kernel's part, which is to sleep, to wake and to know which thread lives, is a [`LockHost`], so that loom runs
-//! this code with a kernel of its own (`crates/shm/tests/loom_preload.rs`).
+//! this code with a model of the kernel (`crates/shm/tests/loom_preload.rs`).
 
 use partywall_shm::sync::{AtomicU32, Ordering};
 use std::time::Duration;
