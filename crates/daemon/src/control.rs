@@ -1,6 +1,7 @@
 //! The mailbox of a running server: what other threads ask of it (a stop, a new policy, an errand for virtual machines), and its status.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +43,18 @@ pub(crate) struct Wishes {
     /// Somebody waits in [`ServerControl::report`].
     pub(crate) report: bool,
     pub(crate) errands: Vec<Errand>,
+    /// Whose errands are counted: as often as there are errands of theirs.
+    counted: Vec<ErrandCount>,
+}
+
+/// How many errands of one thread the server has not taken. A thread with a stranger at its other end stops when there are many.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ErrandCount(Arc<AtomicUsize>);
+
+impl ErrandCount {
+    pub(crate) fn waiting(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// What the thread that attends to virtual machines has for the server.
@@ -87,6 +100,16 @@ impl ServerControl {
         self.ring();
     }
 
+    /// The same, counted until the server takes it.
+    pub(crate) fn errand_of(&self, source: &ErrandCount, errand: Errand) {
+        source.0.fetch_add(1, Ordering::Relaxed);
+        let mut wishes = lock(&self.0.wishes);
+        wishes.errands.push(errand);
+        wishes.counted.push(source.clone());
+        drop(wishes);
+        self.ring();
+    }
+
     /// How much there was of everything after the latest event.
     pub fn status(&self) -> CoreStatus {
         *lock(&self.0.status)
@@ -127,7 +150,11 @@ impl ServerControl {
     pub(crate) fn take_wishes(&self) -> Wishes {
         // Emptied before the wishes are taken: a wish that comes later rings again.
         let _ = rustix::io::read(&self.0.bell, &mut [0u8; 8]);
-        std::mem::take(&mut *lock(&self.0.wishes))
+        let mut wishes = std::mem::take(&mut *lock(&self.0.wishes));
+        for source in wishes.counted.drain(..) {
+            source.0.fetch_sub(1, Ordering::Relaxed);
+        }
+        wishes
     }
 
     fn ring(&self) {

@@ -183,6 +183,10 @@ impl Decoder {
             return Ok(None);
         }
         let rest = &self.buf[self.taken..];
+        // Perhaps a greeting, of which a part has come. No frame begins like this: it would be too long.
+        if self.searched == self.taken && rest.len() > 1 {
+            return Ok(None);
+        }
         let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
         let [l0, l1, kind, reserved, ..] = *header;
         let len = usize::from(u16::from_le_bytes([l0, l1]));
@@ -277,6 +281,20 @@ mod tests {
             let after = all(&mut decoder).unwrap();
             assert_eq!(after.len(), 1 + frames().len(), "cut at {cut}, after {}", before.len());
             assert_eq!(after[0], Item::Greeting(77));
+        }
+    }
+
+    #[test]
+    fn greeting_in_two_pieces_after_a_frame_is_heard() {
+        let bytes = stream();
+        for cut in 1..GREETING {
+            let mut decoder = Decoder::default();
+            decoder.push(&bytes);
+            assert_eq!(all(&mut decoder).unwrap().len(), 1 + frames().len());
+            decoder.push(&bytes[..cut]);
+            assert_eq!(all(&mut decoder), Ok(vec![]), "cut at {cut}");
+            decoder.push(&bytes[cut..]);
+            assert_eq!(all(&mut decoder).unwrap().len(), 1 + frames().len(), "cut at {cut}");
         }
     }
 

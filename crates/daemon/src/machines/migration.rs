@@ -38,7 +38,7 @@ impl Work {
             }
             _ => {}
         }
-        if !attended.up {
+        if !attended.has_greeted() {
             return Err(format!(
                 "the agent of {name} is not connected, so nobody in it can remove its windows; start `partywall agent` in it, or \
                  use `partywall vm detach {name}`, after which it stays with its devices and QEMU refuses to migrate some of them"
@@ -71,7 +71,7 @@ impl Work {
             None => {
                 tracing::info!(machine = %name, "the machine has given up its windows");
                 // Its sessions end with the port, and nobody holds its monitor.
-                (attended.port, attended.up) = (None, false);
+                attended.port = None;
                 Message::Done {}
             }
             Some(why) => {

@@ -18,12 +18,14 @@ mod plugging;
 mod port;
 pub(crate) mod state;
 mod store;
+mod tasks;
+#[cfg(test)]
+mod tests;
 mod windows;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,6 +43,7 @@ pub(crate) use groups::GroupWindows;
 use plugging::{Plugged, remark};
 use port::Port;
 use state::{AttachmentFile, AttachmentRecord, WindowRecord};
+use tasks::AttendantTasks;
 use windows::Windows;
 
 /// Bytes of each window, unless told otherwise.
@@ -60,7 +63,7 @@ pub(crate) enum Task {
     Remembered,
     /// The groups that machines are members of. Before anything else.
     Groups(GroupWindows),
-    /// Its agent has greeted.
+    /// Its agent has greeted, perhaps several times.
     Up { machine: MachineId },
     /// What has become of a machine that was to give up its windows: why it has not.
     Released { machine: MachineId, failure: Option<String> },
@@ -71,14 +74,14 @@ pub(crate) enum Task {
 /// The thread that attends to machines. Dropping it ends it, and every port.
 #[derive(Debug)]
 pub(crate) struct Attendant {
-    tasks: Sender<Task>,
+    tasks: AttendantTasks,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Attendant {
     /// Starts it, for the broker that serves `socket`. A guest that sends nothing for `silence` counts as hung.
     pub(crate) fn start(control: ServerControl, socket: &Path, silence: Duration) -> std::io::Result<Self> {
-        let (tasks, incoming) = channel();
+        let tasks = AttendantTasks::default();
         let (windows, machines) = (Windows::default(), BTreeMap::new());
         let groups = GroupWindows::default();
         let state = AttachmentFile::open(socket);
@@ -95,20 +98,23 @@ impl Attendant {
         };
         let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || {
             priority::lower();
-            work.run(&incoming)
+            work.run()
         })?;
         Ok(Self { tasks, thread: Some(thread) })
     }
 
-    pub(crate) fn tell(&self, task: Task) {
-        // It ends only with this.
-        let _ = self.tasks.send(task);
+    /// Has it do this.
+    ///
+    /// # Errors
+    /// It is one request more than may wait.
+    pub(crate) fn tell(&self, task: Task) -> std::io::Result<()> {
+        self.tasks.add(task)
     }
 }
 
 impl Drop for Attendant {
     fn drop(&mut self) {
-        self.tell(Task::Stop);
+        let _ = self.tell(Task::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -124,11 +130,17 @@ struct Attended {
     room: u64,
     /// `None` once it has given up its windows to be migrated.
     port: Option<Port>,
-    up: bool,
     layout: WindowLayout,
     migration: MigrationStep,
     /// What its guest is rung by, if it has such a device, and otherwise why not.
     doorbell: Result<Switchboard, String>,
+}
+
+impl Attended {
+    /// Whether its agent has greeted, since it was attached or has come back.
+    fn has_greeted(&self) -> bool {
+        self.port.as_ref().is_some_and(Port::has_greeted)
+    }
 }
 
 /// How far a machine has come with its move to another host.
@@ -146,7 +158,7 @@ enum MigrationStep {
 struct Work {
     control: ServerControl,
     silence: Duration,
-    tasks: Sender<Task>,
+    tasks: AttendantTasks,
     windows: Windows,
     groups: GroupWindows,
     /// What the next broker is to know, and what the last one knew.
@@ -158,9 +170,9 @@ struct Work {
 }
 
 impl Work {
-    fn run(mut self, tasks: &Receiver<Task>) {
-        while let Ok(task) = tasks.recv() {
-            match task {
+    fn run(mut self) {
+        loop {
+            match self.tasks.next() {
                 Task::Order { session, request, order } => {
                     let done = match order {
                         Order::Add { name, monitor, port, room, migratable } => {
@@ -189,11 +201,8 @@ impl Work {
                 }
                 Task::Remembered => self.attach_remembered(),
                 Task::Up { machine } => {
-                    if let Some(attended) = self.machines.get_mut(&machine) {
-                        attended.up = true;
-                        // It may have been started again, without what was plugged in.
-                        self.plug_and_tell(machine, true);
-                    }
+                    // It may have been started again, without what was plugged in.
+                    self.plug_and_tell(machine, true);
                 }
                 Task::Released { machine, failure } => {
                     self.released(machine, failure);
@@ -302,7 +311,6 @@ impl Work {
                     socket,
                     room,
                     port: Some(port),
-                    up: false,
                     layout,
                     migration: MigrationStep::None,
                     doorbell: Err(NOT_YET.to_owned()),
@@ -340,7 +348,7 @@ impl Work {
 
     fn added(&self, machine: MachineId, plugged: &Plugged) -> Message {
         let attended = self.machines.get(&machine);
-        let up = attended.is_some_and(|m| m.up);
+        let up = attended.is_some_and(Attended::has_greeted);
         let by_port = attended.and_then(|m| m.doorbell.as_ref().err()).map(String::as_str);
         let took_us = u64::try_from(plugged.took.as_micros()).unwrap_or(u64::MAX);
         let remark = Text(remark(plugged, by_port, up));

@@ -161,7 +161,8 @@ impl Work {
             }
         }
         let Some(attended) = self.machines.get(&machine) else { return };
-        let Some(port) = attended.port.as_ref().filter(|_| attended.up && attended.migration == MigrationStep::None)
+        let Some(port) =
+            attended.port.as_ref().filter(|port| port.has_greeted() && attended.migration == MigrationStep::None)
         else {
             return;
         };

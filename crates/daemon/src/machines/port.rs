@@ -3,12 +3,13 @@
 //! The program at the other end may be hostile. What it says is taken for this machine's and nobody else's; sessions, links and
 //! bytes that wait are bounded; what makes no sense ends the session that it was said in, or the port.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
 use super::carried;
-use crate::control::{Errand, ServerControl};
+use super::tasks::AttendantTasks;
+use crate::control::{Errand, ErrandCount, ServerControl};
 use crate::core::{MachineNews, Membership};
 use crate::credentials::Credentials;
 
@@ -35,6 +37,8 @@ const MOST_LINKS: usize = 4096;
 const BURST: usize = 16;
 /// While this many bytes wait for the port, sessions have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
+/// While this many of a port's errands wait for the event loop, its guest is not heard (protocol P5). Some bring a descriptor.
+const MOST_ERRANDS: usize = 64;
 /// Between two attempts to reach a port, and two looks at one that is full.
 const AGAIN: Duration = Duration::from_millis(300);
 const SOON: Duration = Duration::from_millis(5);
@@ -68,12 +72,43 @@ pub(super) enum Part {
     Group(Membership),
 }
 
-/// What a port's thread is to say to its guest.
-#[derive(Debug)]
-enum PortOrder {
-    Announce(Announced),
-    /// To give up its windows. The answer is a [`Task::Released`].
-    Release,
+/// What a port's thread is to say to its guest. However often it is said, only the latest counts.
+#[derive(Debug, Default)]
+struct PortOrders {
+    announce: Option<Announced>,
+    /// To give up its windows, after that. The answer is a [`Task::Released`].
+    release: bool,
+    /// The port is to end.
+    stop: bool,
+}
+
+/// What a port's thread shares with the attendant.
+#[derive(Debug, Default)]
+struct PortShared {
+    orders: Mutex<PortOrders>,
+    /// An agent has greeted since the port was started.
+    has_greeted: AtomicBool,
+}
+
+impl PortShared {
+    fn order(&self, change: impl FnOnce(&mut PortOrders)) {
+        // Each change of it is whole.
+        change(&mut self.orders.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The orders, which are none any more then, and whether some were left. A list of windows is left while the guest takes nothing, unless
+    /// the guest is to give them up: a newer list replaces it.
+    fn take(&self, is_full: bool) -> (PortOrders, bool) {
+        let (mut taken, mut left) = (PortOrders::default(), false);
+        self.order(|orders| {
+            if orders.stop || orders.release || !is_full {
+                std::mem::swap(orders, &mut taken);
+                orders.stop = taken.stop;
+            }
+            left = orders.announce.is_some();
+        });
+        (taken, left)
+    }
 }
 
 /// How long an agent may take to give up the windows: longer than it waits for its programs.
@@ -82,7 +117,7 @@ const RELEASE: Duration = Duration::from_secs(60);
 /// A port at work, on its own thread.
 #[derive(Debug)]
 pub(super) struct Port {
-    orders: Option<Sender<PortOrder>>,
+    shared: Arc<PortShared>,
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -94,10 +129,10 @@ impl Port {
         socket: &str,
         silence: Duration,
         control: ServerControl,
-        tasks: Sender<Task>,
+        tasks: AttendantTasks,
     ) -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (orders, incoming) = channel();
+        let shared = Arc::<PortShared>::default();
         let attend = Attend {
             machine,
             name: name.to_string(),
@@ -105,40 +140,40 @@ impl Port {
             beat: Heartbeat { every: silence / 4, limit: silence },
             control,
             tasks,
-            orders: incoming,
+            errands: ErrandCount::default(),
+            said: Cell::new(None),
+            shared: Arc::clone(&shared),
             bell: Arc::clone(&bell),
             nothing: std::fs::File::open("/dev/null")?.into(),
         };
         let thread = std::thread::Builder::new().name("machine-port".to_owned()).spawn(move || attend.run())?;
-        Ok(Self { orders: Some(orders), bell, thread: Some(thread) })
+        Ok(Self { shared, bell, thread: Some(thread) })
     }
 
     /// Tells the guest what it has.
     pub(super) fn announce(&self, announced: Announced) {
-        self.order(PortOrder::Announce(announced));
+        self.order(|orders| orders.announce = Some(announced));
     }
 
     /// Has the guest give up its windows.
     pub(super) fn release(&self) {
-        self.order(PortOrder::Release);
+        self.order(|orders| orders.release = true);
     }
 
-    fn order(&self, order: PortOrder) {
-        if let Some(sender) = &self.orders {
-            let _ = sender.send(order);
-        }
-        self.ring();
+    /// Whether an agent has greeted since this was started.
+    pub(super) fn has_greeted(&self) -> bool {
+        self.shared.has_greeted.load(Ordering::Relaxed)
     }
 
-    fn ring(&self) {
+    fn order(&self, change: impl FnOnce(&mut PortOrders)) {
+        self.shared.order(change);
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.orders = None;
-        self.ring();
+        self.order(|orders| orders.stop = true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -153,8 +188,12 @@ struct Attend {
     socket: String,
     beat: Heartbeat,
     control: ServerControl,
-    tasks: Sender<Task>,
-    orders: Receiver<PortOrder>,
+    tasks: AttendantTasks,
+    /// Its errands that the event loop has not taken.
+    errands: ErrandCount,
+    /// What the event loop was told last, if that still says all about this machine.
+    said: Cell<Option<bool>>,
+    shared: Arc<PortShared>,
     bell: Arc<OwnedFd>,
     /// What a descriptor that stays in the guest looks like here.
     nothing: OwnedFd,
@@ -188,13 +227,12 @@ impl Attend {
             }
             // A guest that is not there gets its windows when it is.
             let _ = wait(&[PollFd::new(&*self.bell, PollFlags::IN)], Some(AGAIN));
-            loop {
-                match self.orders.try_recv() {
-                    Ok(PortOrder::Announce(_)) => {}
-                    Ok(PortOrder::Release) => self.released(Some("its agent is not connected".to_owned())),
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return,
-                }
+            let (orders, _) = self.shared.take(false);
+            if orders.release {
+                self.released(Some("its agent is not connected".to_owned()));
+            }
+            if orders.stop {
+                return;
             }
             let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         }
@@ -206,11 +244,25 @@ impl Attend {
     }
 
     fn released(&self, failure: Option<String>) {
-        let _ = self.tasks.send(Task::Released { machine: self.machine, failure });
+        self.task(Task::Released { machine: self.machine, failure });
     }
 
+    fn task(&self, task: Task) {
+        // Only administrators' requests can be too many.
+        let _ = self.tasks.add(task);
+    }
+
+    fn errand(&self, errand: Errand) {
+        self.said.set(None);
+        self.control.errand_of(&self.errands, errand);
+    }
+
+    /// Says that there is an agent that sees no window yet, or none. An agent that greets without end is said once.
     fn say_up(&self, up: bool) {
-        self.control.errand(Errand::News(MachineNews::Up { machine: self.machine, up }));
+        if self.said.get() != Some(up) {
+            self.errand(Errand::News(MachineNews::Up { machine: self.machine, up }));
+            self.said.set(Some(up));
+        }
     }
 }
 
@@ -225,6 +277,8 @@ struct Open<'a> {
     connecting: BTreeMap<(u32, u32), Vec<u32>>,
     next_link: u32,
     windows: Vec<Announcement>,
+    /// Orders wait until the guest takes something.
+    orders_left: bool,
     /// The doorbell device that the guest has been told of, and whether it has said that it uses it.
     doorbell: Option<(Switchboard, bool)>,
     /// When the guest must have given up its windows, if it is to.
@@ -249,6 +303,7 @@ impl<'a> Open<'a> {
             connecting,
             next_link: 1,
             windows: Vec::new(),
+            orders_left: false,
             doorbell: None,
             release_by: None,
         }
@@ -264,7 +319,8 @@ impl<'a> Open<'a> {
                     fds.push(PollFd::new(notices, PollFlags::IN));
                     fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
                 }
-                wait(&fds, full.then_some(SOON).or(self.release_patience())).unwrap_or_default()
+                let looks_soon = full || self.orders_left;
+                wait(&fds, looks_soon.then_some(SOON).or(self.release_patience())).unwrap_or_default()
             };
             let sessions: Vec<u32> =
                 self.sessions.keys().copied().zip(ready.iter().skip(2)).filter_map(|(s, r)| r.then_some(s)).collect();
@@ -309,9 +365,9 @@ impl<'a> Open<'a> {
         }
     }
 
-    /// More waits for the port than may (protocol P5).
+    /// More waits for the port, or for the event loop, than may (protocol P5).
     fn is_full(&self) -> bool {
-        self.relay.waiting() > HIGH
+        self.relay.waiting() > HIGH || self.at.errands.waiting() >= MOST_ERRANDS
     }
 
     /// An agent has greeted: it knows nothing of sessions before.
@@ -322,7 +378,8 @@ impl<'a> Open<'a> {
         self.doorbell = None;
         self.say(&Say::Name { name: LastName(self.at.name.clone()) });
         self.at.say_up(true);
-        let _ = self.at.tasks.send(Task::Up { machine: self.at.machine });
+        self.at.shared.has_greeted.store(true, Ordering::Relaxed);
+        self.at.task(Task::Up { machine: self.at.machine });
     }
 
     fn release_patience(&self) -> Option<Duration> {
@@ -338,31 +395,32 @@ impl<'a> Open<'a> {
 
     fn hear_orders(&mut self) -> Result<(), Stop> {
         let _ = rustix::io::read(&self.at.bell, &mut [0; 8]);
-        loop {
-            match self.at.orders.try_recv() {
-                Ok(PortOrder::Release) => {
-                    self.release_by = Some(Instant::now() + RELEASE);
-                    self.say(&Say::Release {});
-                }
-                Ok(PortOrder::Announce(Announced { windows, doorbell })) => {
-                    self.announce_doorbell(doorbell);
-                    for window in &windows {
-                        // No region of a channel lies in a group's window, so no place is taken from it.
-                        if let (Part::Between(..), Ok(memory)) = (window.part, window.memory.try_clone()) {
-                            self.relay.window(window.id, memory);
-                        }
-                        let (id, peer) = (window.id, LastName(window.other.chars().take(64).collect()));
-                        self.say(&Say::Window { id, owner: window.own, peer });
-                    }
-                    for gone in self.windows.iter().filter(|old| windows.iter().all(|new| new.id != old.id)) {
-                        self.relay.forget(gone.id);
-                    }
-                    self.windows = windows;
-                }
-                Err(TryRecvError::Empty) => return Ok(()),
-                Err(TryRecvError::Disconnected) => return Err(Stop),
-            }
+        let (PortOrders { announce, release, stop }, left) = self.at.shared.take(self.is_full());
+        self.orders_left = left;
+        if let Some(announced) = announce {
+            self.announce(announced);
         }
+        if release {
+            self.release_by = Some(Instant::now() + RELEASE);
+            self.say(&Say::Release {});
+        }
+        if stop { Err(Stop) } else { Ok(()) }
+    }
+
+    fn announce(&mut self, Announced { windows, doorbell }: Announced) {
+        self.announce_doorbell(doorbell);
+        for window in &windows {
+            // No region of a channel lies in a group's window, so no place is taken from it.
+            if let (Part::Between(..), Ok(memory)) = (window.part, window.memory.try_clone()) {
+                self.relay.window(window.id, memory);
+            }
+            let (id, peer) = (window.id, LastName(window.other.chars().take(64).collect()));
+            self.say(&Say::Window { id, owner: window.own, peer });
+        }
+        for gone in self.windows.iter().filter(|old| windows.iter().all(|new| new.id != old.id)) {
+            self.relay.forget(gone.id);
+        }
+        self.windows = windows;
     }
 
     fn announce_doorbell(&mut self, doorbell: Option<Switchboard>) {
@@ -422,7 +480,7 @@ impl<'a> Open<'a> {
             Say::Seen { id, owner } => {
                 let machine = self.at.machine;
                 if let Some(window) = self.windows.iter().find(|w| w.id == id && w.own == owner) {
-                    self.at.control.errand(Errand::News(match window.part {
+                    self.at.errand(Errand::News(match window.part {
                         Part::Between(owner, peer) => MachineNews::Seen { machine, owner, peer },
                         Part::Group(of) => MachineNews::GroupSeen { machine, of },
                     }));
@@ -435,7 +493,7 @@ impl<'a> Open<'a> {
                     *seen = true;
                     self.relay.doorbells(Doorbells::Host(Box::new(doorbell.clone())));
                     let (machine, rung_by) = (self.at.machine, RungBy::Interrupts);
-                    self.at.control.errand(Errand::News(MachineNews::Rung { machine, rung_by }));
+                    self.at.errand(Errand::News(MachineNews::Rung { machine, rung_by }));
                 }
             }
             Say::Released { held } if self.release_by.is_some() => {
@@ -453,7 +511,7 @@ impl<'a> Open<'a> {
             return self.close(session);
         }
         let Ok((ours, theirs)) = packet::pair() else { return self.close(session) };
-        self.at.control.errand(Errand::Admit(theirs, Credentials::in_machine(self.at.machine, pid)));
+        self.at.errand(Errand::Admit(theirs, Credentials::in_machine(self.at.machine, pid)));
         self.sessions.insert(session, ours);
     }
 

@@ -418,8 +418,7 @@ impl Server {
             Some(attendant) => attendant,
             None => Attendant::start(self.control.clone(), self.socket.path(), self.silence)?,
         };
-        self.attendant.insert(attendant).tell(task);
-        Ok(())
+        self.attendant.insert(attendant).tell(task)
     }
 
     /// Has the core recompute all accounts after each event.

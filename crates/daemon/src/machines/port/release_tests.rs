@@ -8,7 +8,7 @@ use partywall_protocol::agent::LastReason;
 fn released(served: &Served) -> Option<String> {
     let start = Instant::now();
     loop {
-        match served.tasks.recv_timeout(HANG.saturating_sub(start.elapsed())).unwrap() {
+        match served.tasks.next_within(HANG.saturating_sub(start.elapsed())).unwrap() {
             Task::Released { failure, .. } => return failure,
             _ => continue,
         }

@@ -70,7 +70,7 @@ pub(super) struct Served {
     /// Where a QEMU would listen.
     pub(super) listener: UnixListener,
     control: ServerControl,
-    pub(super) tasks: Receiver<Task>,
+    pub(super) tasks: AttendantTasks,
     _folder: tempfile::TempDir,
 }
 
@@ -79,12 +79,12 @@ impl Served {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("port");
         let listener = UnixListener::bind(&path).unwrap();
-        let (sender, tasks) = channel();
+        let tasks = AttendantTasks::default();
         let name = Name::new("a").unwrap();
         let silence = Duration::from_secs(600);
         let control = ServerControl::new().unwrap();
         let path = path.to_str().unwrap();
-        let port = Port::start(MachineId::MIN, &name, path, silence, control.clone(), sender).unwrap();
+        let port = Port::start(MachineId::MIN, &name, path, silence, control.clone(), tasks.clone()).unwrap();
         Self { port, listener, control, tasks, _folder: folder }
     }
 
@@ -95,20 +95,47 @@ impl Served {
         guest
     }
 
+    /// Takes errands, as the event loop does, and keeps what they bring until this is dropped.
+    fn take_errands(&self) -> impl Drop + use<> {
+        struct Taking(Arc<AtomicBool>, Option<JoinHandle<Vec<Errand>>>);
+        impl Drop for Taking {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+                drop(self.1.take().map(JoinHandle::join));
+            }
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (control, stopped) = (self.control.clone(), Arc::clone(&stop));
+        let take = move || {
+            let mut taken = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                taken.extend(control.take_wishes().errands);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            taken
+        };
+        Taking(stop, Some(std::thread::spawn(take)))
+    }
+
     /// The broker's end of the first session that was opened.
     pub(super) fn admitted(&self) -> OwnedFd {
-        let start = Instant::now();
-        loop {
-            let errands = self.control.take_wishes().errands;
-            if let Some(socket) = errands.into_iter().find_map(|errand| match errand {
-                Errand::Admit(socket, _) => Some(socket),
-                _ => None,
-            }) {
-                return socket;
-            }
+        let opened = self.errands_until(|errand| matches!(errand, Errand::Admit(..)));
+        let socket = opened.into_iter().find_map(|errand| match errand {
+            Errand::Admit(socket, _) => Some(socket),
+            _ => None,
+        });
+        socket.unwrap()
+    }
+
+    /// All errands up to the turn in which there is such a one.
+    fn errands_until(&self, wanted: impl Fn(&Errand) -> bool) -> Vec<Errand> {
+        let (start, mut errands) = (Instant::now(), Vec::new());
+        while !errands.iter().any(&wanted) {
             assert!(start.elapsed() < HANG, "no session was opened");
             std::thread::sleep(Duration::from_millis(1));
+            errands.extend(self.control.take_wishes().errands);
         }
+        errands
     }
 }
 
@@ -186,6 +213,7 @@ fn request_number_that_is_used_again_frees_its_links() {
 #[test]
 fn guest_that_does_not_read_is_not_read_either() {
     let served = Served::start();
+    let _taking = served.take_errands();
     let mut guest = served.greet();
     // Each session beyond the most is answered. Nobody reads the answers, so at some point no more is taken.
     guest.stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -221,8 +249,9 @@ fn guest_that_does_not_read_is_not_read_either() {
 #[test]
 fn nonsense_closes_the_port_and_storms_are_bounded() {
     let served = Served::start();
+    let taking = served.take_errands();
     let mut guest = served.greet();
-    assert!(matches!(served.tasks.recv_timeout(HANG), Ok(Task::Up { machine: MachineId::MIN })));
+    assert!(matches!(served.tasks.next_within(HANG), Some(Task::Up { machine: MachineId::MIN })));
     guest.say(vec![99]);
     assert_eq!(guest.next_said(), None, "closed");
 
@@ -247,9 +276,90 @@ fn nonsense_closes_the_port_and_storms_are_bounded() {
             break;
         }
     }
-    // The broker ends a session (nobody serves here: its end is dropped with the errands).
     let start = Instant::now();
     drop(served);
+    drop(taking);
     assert!(start.elapsed() < HANG);
     assert_eq!(guest.next_said().map(drop).or(guest.next_said().map(drop)), None, "closed with the port");
+}
+
+/// A guest that reads all that the broker says, on a thread, until it has read this.
+fn reads_until(guest: &mut Guest, last: Item) -> std::thread::JoinHandle<()> {
+    let mut reader = Guest { stream: guest.stream.try_clone().unwrap(), decoder: Decoder::default() };
+    std::mem::swap(&mut reader.decoder, &mut guest.decoder);
+    std::thread::spawn(move || while reader.next().unwrap() != last {})
+}
+
+#[test]
+fn greetings_without_end_leave_a_handful_queued() {
+    const GREETINGS: u64 = 100_000;
+    let served = Served::start();
+    let mut guest = served.greet();
+    let reading = reads_until(&mut guest, Item::Greeting(GREETINGS));
+    let many: Vec<u8> = (1..=GREETINGS).flat_map(greeting).collect();
+    guest.stream.write_all(&many).unwrap();
+    reading.join().unwrap();
+    // The session is opened when everything before it was heard.
+    guest.say(Say::Open { session: 1, pid: 1 }.encode());
+    let errands = served.errands_until(|errand| matches!(errand, Errand::Admit(..))).len();
+    assert!(errands <= 4, "{errands} errands wait for the event loop");
+    assert_eq!(served.tasks.len(), 1, "one greeting waits");
+    assert!(matches!(served.tasks.next_within(HANG), Some(Task::Up { .. })));
+    // The next greeting is another.
+    guest.greet_again();
+    assert!(matches!(served.tasks.next_within(HANG), Some(Task::Up { .. })));
+    drop(served);
+}
+
+#[test]
+fn errands_of_a_port_that_wait_are_bounded_and_all_of_them_are_done() {
+    const OPENED: u32 = 20_000;
+    let served = Served::start();
+    let guest = served.greet();
+    let mut many = Vec::new();
+    for session in 0..OPENED {
+        Frame::Control { message: Say::Open { session, pid: 1 }.encode() }.encode(&mut many);
+        Frame::Control { message: Say::Close { session, by_program: false }.encode() }.encode(&mut many);
+    }
+    let mut stream = guest.stream.try_clone().unwrap();
+    let writing = std::thread::spawn(move || stream.write_all(&many).unwrap());
+    let (start, mut opened, mut most) = (Instant::now(), 0, 0);
+    while opened < OPENED {
+        assert!(start.elapsed() < 2 * HANG, "{opened} of {OPENED} sessions were opened");
+        std::thread::sleep(Duration::from_millis(1));
+        let errands = served.control.take_wishes().errands;
+        most = most.max(errands.len());
+        opened += errands.iter().filter(|errand| matches!(errand, Errand::Admit(..))).count() as u32;
+    }
+    assert!(most <= MOST_ERRANDS + 1, "{most} errands waited at once");
+    writing.join().unwrap();
+    drop(served);
+}
+
+/// What a guest is told of no windows.
+fn nothing_announced() -> Announced {
+    Announced { windows: Vec::new(), doorbell: None }
+}
+
+#[test]
+fn latest_list_of_windows_replaces_one_that_was_not_said() {
+    let shared = PortShared::default();
+    let announce = |windows| shared.order(|orders| orders.announce = Some(Announced { windows, doorbell: None }));
+    let memory = || std::fs::File::open("/dev/null").unwrap().into();
+    let numbered = |number: u8| format!("{number:032x}").parse::<WindowId>().unwrap();
+    for id in [numbered(1), numbered(2)] {
+        let part = Part::Between(Origin::Host, MachineId::MIN.into());
+        announce(vec![Announcement { id, own: false, part, other: "b".into(), memory: memory() }]);
+    }
+    // A guest that takes nothing is told nothing, unless it is to give up its windows.
+    let (taken, left) = shared.take(true);
+    assert!(taken.announce.is_none() && left);
+    let (taken, left) = shared.take(false);
+    let ids: Vec<_> = taken.announce.unwrap().windows.iter().map(|window| window.id).collect();
+    assert_eq!((ids, left), (vec![numbered(2)], false));
+    shared.order(|orders| orders.announce = Some(nothing_announced()));
+    shared.order(|orders| orders.release = true);
+    let (taken, left) = shared.take(true);
+    assert!(taken.announce.is_some() && taken.release && !left);
+    assert!(shared.take(false).0.announce.is_none());
 }

@@ -1,0 +1,89 @@
+//! The attendant with machines whose monitors and guests are played by the test.
+
+use super::*;
+use partywall_protocol::port::greeting;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// Longer is a hang.
+const HANG: Duration = Duration::from_secs(30);
+
+/// A monitor that takes this long to end each connection, without a word. Returns how many connections it has had.
+fn slow_monitor(path: &Path, takes: Duration) -> Arc<AtomicUsize> {
+    let listener = UnixListener::bind(path).unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    // It ends with the test.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            count.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(takes);
+            drop(stream);
+        }
+    });
+    asked
+}
+
+/// A guest that greets without end and reads all that it is sent, until this is set.
+fn greet_without_end(mut stream: UnixStream, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
+    let mut reading = stream.try_clone().unwrap();
+    std::thread::spawn(move || while reading.read(&mut [0; 65536]).is_ok_and(|read| read > 0) {});
+    std::thread::spawn(move || {
+        let many: Vec<u8> = (1..1000).flat_map(greeting).collect();
+        while !stop.load(Ordering::Relaxed) && stream.write_all(&many).is_ok() {}
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+    })
+}
+
+fn path(folder: &tempfile::TempDir, name: &str) -> String {
+    folder.path().join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn machine_is_attached_while_guest_of_another_greets_without_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = ServerControl::new().unwrap();
+    let attendant = Attendant::start(control.clone(), &folder.path().join("broker"), HANG * 10).unwrap();
+    let asked = slow_monitor(Path::new(&path(&folder, "a.monitor")), Duration::from_millis(200));
+    let listener = UnixListener::bind(path(&folder, "a.port")).unwrap();
+    let (monitor, port) = (path(&folder, "a.monitor"), path(&folder, "a.port"));
+    let entry = MachineEntry { name: "a".into(), monitor, port, room: 8 << 20, migratable: false };
+    attendant.tell(Task::Entry(entry)).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let guest = greet_without_end(listener.accept().unwrap().0, Arc::clone(&stop));
+    // The attendant has begun to serve greetings when the monitor is asked again.
+    let start = Instant::now();
+    let before = asked.load(Ordering::Relaxed);
+    while asked.load(Ordering::Relaxed) < before + 3 {
+        assert!(start.elapsed() < HANG, "no greeting was served");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Of the second machine the monitor is missing, which its request is told.
+    let (name, monitor, port) = (Name::new("b").unwrap(), path(&folder, "b.monitor"), path(&folder, "b.port"));
+    let order = Order::Add { name, monitor, port, room: 8 << 20, migratable: false };
+    attendant.tell(Task::Order { session: SessionId(7), request: 5, order }).unwrap();
+    let (start, mut errands) = (Instant::now(), 0);
+    let answer = loop {
+        let taken = control.take_wishes().errands;
+        errands += taken.len();
+        let answer = taken.into_iter().find_map(|errand| match errand {
+            Errand::Answer(session, request, answer) => Some((session, request, answer)),
+            _ => None,
+        });
+        if let Some(answer) = answer {
+            break answer;
+        }
+        assert!(start.elapsed() < HANG, "the request waits behind the greetings");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(matches!(answer, (SessionId(7), 5, Message::Refused { code: Refusal::Machine, .. })), "{answer:?}");
+    assert!(errands < 1000, "{errands} errands of a guest that only greets");
+    stop.store(true, Ordering::Relaxed);
+    guest.join().unwrap();
+    let start = Instant::now();
+    drop(attendant);
+    assert!(start.elapsed() < HANG);
+}
