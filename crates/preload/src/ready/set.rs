@@ -7,7 +7,7 @@
 
 use super::budget::SpinBudget;
 use super::datagrams::Datagrams;
-use super::inherit;
+use super::inherit::{self, SharedFlag};
 use super::list::{ALL, HOT, List};
 use super::word::AtomicWord;
 use crate::conn::Conn;
@@ -39,6 +39,8 @@ pub(super) struct Set {
     forks: AtomicU32,
     /// Handed to somebody who knows nothing of us.
     pub(super) lost: AtomicU32,
+    /// Where other processes say that they use it.
+    pub(super) shared: SharedFlag,
     /// Locked for the time of a fork.
     forking: AtomicU32,
     /// One of its descriptors, plus 1.
@@ -78,6 +80,7 @@ impl Set {
             epoch: AtomicU32::new(0),
             forks: AtomicU32::new(0),
             lost: AtomicU32::new(0),
+            shared: SharedFlag::new(),
             forking: AtomicU32::new(0),
             fd: AtomicU32::new(0),
             descriptors: AtomicU32::new(0),
@@ -170,6 +173,7 @@ pub(super) fn before_fork() {
     for set in all() {
         // A handler that has interrupted a holder and forks: its child has to take things as they are.
         set.forking.put(u32::from(set.lock.lock() != Taken::Recursive));
+        set.shared.expose();
     }
 }
 
