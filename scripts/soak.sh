@@ -24,3 +24,7 @@ cargo test --release -p partywall-preload --test runtimes runtimes_that_run -- -
 # Sockets: twenty times the switches, deaths and connections of the tests.
 PARTYWALL_ENDURANCE=${ENDURANCE:-20} cargo test --release -p partywall-preload --test endurance -- --nocapture
 PARTYWALL_FUZZ_SEEDS=${FUZZ_SEEDS:-1000} cargo test --release -p partywall-preload --test differential -- --nocapture
+# All cases of a peer's death; the tests run every seventh.
+PARTYWALL_DEATHS_STRIDE=1 cargo test --release -p partywall-preload --test deaths -- --nocapture
+# A child that scribbles over what it shares with its parent. Needs root.
+PARTYWALL_SCRIBBLE_ROUNDS=${SCRIBBLE_ROUNDS:-30} cargo test --release -p partywall-preload --test own child_of_another_user -- --nocapture

@@ -1,8 +1,10 @@
 //! What of a connection is this process' own: where its regions are mapped, and its descriptors.
 //!
 //! Beside the arena, by the same index. Private memory: `fork` copies it, with the mappings and descriptors that it tells of.
+#![expect(unsafe_code, reason = "frees locks whose holders stayed in the parent")]
 
 use crate::arena::CONNECTIONS;
+use crate::lock::Lock;
 use crate::{hidden, sys};
 use partywall_region::bell;
 use partywall_region::berth::Berth;
@@ -48,6 +50,17 @@ pub(crate) struct LocalState {
     memory: AtomicU32,
     /// The last broker, by number, that was told of a ring that it had not made.
     pub(crate) reclaimed: AtomicU64,
+    /// Whether another process may have the connection's block, since this one has forked or was forked while it lived.
+    exposed: AtomicU32,
+    /// The locks of the two directions among the threads of this process, while it is exposed.
+    pub(crate) sending: Lock,
+    pub(crate) receiving: Lock,
+    /// Number of the offer, or the channel; 0 if there is none. The broker acts on it, so no other process may write it.
+    pub(crate) channel: AtomicU64,
+    /// The peer's identity for bells ([`crate::conn::bell`]); 0 if it is not known. It decides which other connections are not rung.
+    pub(crate) neighbour: AtomicU64,
+    /// Bytes of the ring that is to be made.
+    pub(crate) planned_ring: AtomicU64,
     /// Bells, waits and switches, to look after the link now and then.
     pub(crate) bells: AtomicU32,
     /// What this process knows of bytes that the peer holds back.
@@ -68,10 +81,47 @@ impl LocalState {
             link: AtomicU32::new(0),
             memory: AtomicU32::new(0),
             reclaimed: AtomicU64::new(0),
+            exposed: AtomicU32::new(0),
+            sending: Lock::new(),
+            receiving: Lock::new(),
+            channel: AtomicU64::new(0),
+            neighbour: AtomicU64::new(0),
+            planned_ring: AtomicU64::new(0),
             bells: AtomicU32::new(0),
             held: HeldBytes::new(),
             own: Berth::new(),
             peer: Berth::new(),
+        }
+    }
+
+    /// For the next connection, whose block no other process has.
+    pub(crate) fn begin(&self) {
+        for word in [&self.channel, &self.neighbour] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.exposed.store(0, Ordering::Relaxed);
+    }
+
+    /// This process is about to fork. The directions are to be taken once after this, so that every thread that holds one holds the
+    /// private lock as well.
+    pub(crate) fn expose(&self) {
+        self.exposed.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether another process may write what this connection keeps in shared memory.
+    #[inline]
+    pub(crate) fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::Relaxed) != 0
+    }
+
+    /// In a child, whose other threads are no more: they held these locks in the parent.
+    pub(crate) fn in_child(&self) {
+        self.expose();
+        for lock in [&self.sending, &self.receiving] {
+            const { assert!(size_of::<Lock>() == size_of::<AtomicU32>()) };
+            // SAFETY: a lock is one atomic word, and only this thread uses this process' copy.
+            let word = unsafe { AtomicU32::from_ptr(std::ptr::from_ref(lock).cast_mut().cast()) };
+            word.store(0, Ordering::Relaxed);
         }
     }
 

@@ -45,9 +45,41 @@ fn child_of_another_user_cannot_reach_later_connections() {
     let world = World::new();
     let port = free_port();
     let _server = echo_server(&world, port);
-    let mut parent = start(&world, "scribble", &[&port.to_string(), "50"]);
+    let mut parent = start(&world, "scribble", &["later", &port.to_string(), "50"]);
     assert_eq!(line(&mut parent), "carried 50 of 50");
     assert!(parent.wait().success());
+}
+
+/// Parent and children say in shared memory which sets several of them use.
+#[test]
+fn child_of_another_user_cannot_take_later_sets_off_the_ring() {
+    if !rustix::process::geteuid().is_root() {
+        support::skipped("a child becomes another user only under root");
+        return;
+    }
+    let world = World::new();
+    let port = free_port();
+    let _server = echo_server(&world, port);
+    let mut parent = start(&world, "scribble", &["set", &port.to_string(), "200"]);
+    assert_eq!(line(&mut parent), "carried 200 of 200 by ring");
+    assert!(parent.wait().success());
+}
+
+/// It can make the calls on connections that lived through the fork fail, and can neither end its parent nor keep it.
+#[test]
+fn child_of_another_user_cannot_crash_its_parent() {
+    if !rustix::process::geteuid().is_root() {
+        support::skipped("a child becomes another user only under root");
+        return;
+    }
+    let world = World::new();
+    let port = free_port();
+    let _server = echo_server(&world, port);
+    let rounds = std::env::var("PARTYWALL_SCRIBBLE_ROUNDS").unwrap_or_else(|_| "8".to_owned());
+    let mut parent = start(&world, "scribble", &["inherited", &port.to_string(), &rounds]);
+    let (told, status) = (line(&mut parent), parent.wait());
+    assert_eq!(told, format!("survived {rounds} of {rounds} rounds, then carried 1"), "{status}");
+    assert!(status.success(), "{status}");
 }
 
 /// Its parent ends before the child first runs, or after.

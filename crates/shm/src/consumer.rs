@@ -4,6 +4,7 @@
 
 use crate::corrupt::Corrupt;
 use crate::layout::{RxHalf, TxHalf};
+use crate::producer::FURTHEST;
 use crate::sync::{Access, Load, Ordering, load_acquire, load_acquire_u32};
 use crate::wake::{Fencing, must_ring};
 
@@ -25,6 +26,19 @@ impl Consumer {
     /// A consumer of a ring of `capacity` bytes that starts at byte `head` of the stream (0, except for broadcast).
     pub const fn new(capacity: u64, head: u64) -> Self {
         Self { head, tail: head, capacity, generation: 0, switch: None }
+    }
+
+    /// A consumer of a ring that is never replaced, as [`Consumer::head`] and [`Consumer::tail`] described it before. `None` if no consumer of
+    /// such a ring says this: the two were kept in memory that others can write.
+    #[inline]
+    pub const fn resume(capacity: u64, head: u64, tail: u64) -> Option<Self> {
+        let is_valid = tail <= FURTHEST && head <= tail && tail - head <= capacity;
+        if is_valid { Some(Self { tail, ..Self::new(capacity, head) }) } else { None }
+    }
+
+    /// Up to where the present ring may be read, as far as is known.
+    pub const fn tail(&self) -> u64 {
+        self.tail
     }
 
     /// Bytes ever released.

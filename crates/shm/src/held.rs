@@ -29,6 +29,22 @@ impl HeldBack {
         Self { from: None }
     }
 
+    /// A sender that goes on where another left off, which has committed everything before `tail`. `None` if no sender says this: the first byte
+    /// that is held back was kept in memory that others can write.
+    #[inline]
+    pub const fn resume(from: Option<u64>, tail: u64) -> Option<Self> {
+        match from {
+            Some(from) if from > tail => None,
+            _ => Some(Self { from }),
+        }
+    }
+
+    /// The first byte that is held back, if any is.
+    #[inline]
+    pub const fn from(&self) -> Option<u64> {
+        self.from
+    }
+
     /// Whether bytes are held back.
     #[inline]
     pub const fn is_holding(&self) -> bool {

@@ -71,6 +71,18 @@ impl Sender {
         Self { total, switches: 0, seen: 0 }
     }
 
+    /// A sender that goes on where another left off. `None` if no sender says this: the three were kept in memory that others can write.
+    #[inline]
+    pub const fn resume(total: u64, switches: u32, seen: u32) -> Option<Self> {
+        // One switch is ahead of the peer at most, and two after [`Sender::follow_out`].
+        if switches.wrapping_sub(seen) <= 2 { Some(Self { total, switches, seen }) } else { None }
+    }
+
+    /// The peer's word for the switch that it has passed last, as it was loaded last.
+    pub const fn seen(&self) -> u32 {
+        self.seen
+    }
+
     /// Bytes ever sent.
     pub const fn total(&self) -> u64 {
         self.total
@@ -161,6 +173,20 @@ impl Receiver {
     /// A receiver on TCP that has received `total` bytes there.
     pub const fn new(total: u64) -> Self {
         Self { total, seen: 0, next: None }
+    }
+
+    /// A receiver that goes on where another left off. `None` if no receiver says this: the three were kept in memory that others can write.
+    #[inline]
+    pub const fn resume(total: u64, seen: u32, next: Option<u64>) -> Option<Self> {
+        match next {
+            Some(at) if at < total => None,
+            _ => Some(Self { total, seen, next }),
+        }
+    }
+
+    /// Where the next segment begins, once the sender has said so.
+    pub const fn next(&self) -> Option<u64> {
+        self.next
     }
 
     /// Bytes ever received.
@@ -338,6 +364,21 @@ mod tests {
         s.switch(&tx);
         rx.seen.store(0, Ordering::Relaxed);
         assert_eq!(s.ask(&rx), Err(Corrupt::BadSwitch), "it went back");
+    }
+
+    #[test]
+    fn kept_state_that_no_side_has_is_not_resumed() {
+        for (switches, seen, is_valid) in
+            [(0, 0, true), (1, 0, true), (1, u32::MAX, true), (3, 0, false), (0, 1, false)]
+        {
+            assert_eq!(Sender::resume(7, switches, seen).is_some(), is_valid, "{switches} {seen}");
+        }
+        for (next, is_valid) in [(None, true), (Some(7), true), (Some(u64::MAX), true), (Some(6), false)] {
+            assert_eq!(Receiver::resume(7, 3, next).is_some(), is_valid, "{next:?}");
+        }
+        let (sender, receiver) = (Sender::resume(7, 2, 1).unwrap(), Receiver::resume(7, 3, Some(9)).unwrap());
+        assert_eq!((sender.total(), sender.switches(), sender.seen()), (7, 2, 1));
+        assert_eq!((receiver.total(), receiver.seen(), receiver.next()), (7, 3, Some(9)));
     }
 
     #[test]

@@ -7,6 +7,9 @@ use crate::layout::{RxHalf, TxHalf};
 use crate::sync::{Access, Ordering, load_acquire};
 use crate::wake::{Fencing, must_ring};
 
+/// No stream comes this far, so that sums of a cursor and the size of a ring cannot overflow.
+pub(crate) const FURTHEST: u64 = 1 << 62;
+
 /// A producer's private state.
 ///
 /// ```text
@@ -38,6 +41,19 @@ impl Producer {
     /// A producer as one of many readers of a ring sees it: of that reader, which begins at byte `tail` of the stream and says 0 until then.
     pub const fn following(capacity: u64, tail: u64) -> Self {
         Self { tail, head: tail, base: tail, capacity, generation: 0, is_unbegun: tail != 0 }
+    }
+
+    /// A producer of a ring that is never replaced, as [`Producer::tail`] and [`Producer::head`] described it before. `None` if no producer of
+    /// such a ring says this: the two were kept in memory that others can write.
+    #[inline]
+    pub const fn resume(capacity: u64, tail: u64, head: u64) -> Option<Self> {
+        let is_valid = tail <= FURTHEST && head <= tail && tail - head <= capacity;
+        if is_valid { Some(Self { tail, head, ..Self::new(capacity) }) } else { None }
+    }
+
+    /// The peer's head as it was loaded last.
+    pub const fn head(&self) -> u64 {
+        self.head
     }
 
     /// Bytes ever committed.

@@ -61,13 +61,13 @@ impl Conn {
             (_, Some(process)) if process != 0 => mix(u64::from(process)) & !1,
             _ => 0,
         };
-        self.neighbour.store(who, Ordering::Relaxed);
+        self.local().neighbour.store(who, Ordering::Relaxed);
     }
 
     /// Rings the peer for what was committed just now, unless it hears of it anyway; whether it rang.
     pub(super) fn wake_reader(&self, pages: Pages) -> bool {
         let sleep = pages.peer.rx_path.sleep.load(Ordering::Relaxed);
-        let who = self.neighbour.load(Ordering::Relaxed);
+        let who = pages.local.neighbour.load(Ordering::Relaxed);
         if sleep == 0 || who == 0 {
             self.ring();
             return true;

@@ -131,7 +131,7 @@ impl Conn {
             broker::cancel(channel);
             return Err(Reason::Resources);
         }
-        self.channel.store(channel, Ordering::Relaxed);
+        self.local().channel.store(channel, Ordering::Relaxed);
         self.shown.store(WAITS, Ordering::Relaxed);
         self.looks_for_answer.store(0, Ordering::Relaxed);
         if let Some(region) = region {
@@ -161,7 +161,7 @@ impl Conn {
     }
 
     pub(super) fn make_region(&self) -> Result<(OwnedFd, Geometry), Reason> {
-        let size = self.ring_size.load(Ordering::Relaxed);
+        let size = self.local().planned_ring.load(Ordering::Relaxed);
         let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(size) };
         let geometry = Geometry::new(PAGE, size).map_err(|_| Reason::Resources)?;
         let region = self.local().own.create(&options).map_err(|_| Reason::Resources)?;
@@ -417,7 +417,7 @@ impl Conn {
     /// Gives back what an attempt has made, and stays on TCP.
     pub(super) fn withdraw(&self, reason: Reason) {
         log!("no ring for fd {}: {}", self.fd(), reason.words());
-        let channel = self.channel.swap(0, Ordering::Relaxed);
+        let channel = self.local().channel.swap(0, Ordering::Relaxed);
         if channel != 0 {
             broker::cancel(channel);
         }
@@ -438,7 +438,7 @@ impl Conn {
             return;
         };
         if self.stage() == ConnStage::Offered && broker::cancel_untaken(self.channel()) {
-            self.channel.store(0, Ordering::Relaxed);
+            self.local().channel.store(0, Ordering::Relaxed);
             self.withdraw(reason);
             self.set_due(Upgrade::Never);
             self.set_stage(ConnStage::Candidate);

@@ -78,6 +78,7 @@ impl Conn {
         let mine = local::get(conn.index());
         let generation = mine.generation.load(Ordering::Relaxed).wrapping_add(1);
         mine.generation.store(generation, Ordering::Relaxed);
+        mine.begin();
         // One that is never to have a ring is counted all the same: the policy may change.
         conn.reason.store(policy.waits_for() as u32, Ordering::Relaxed);
         conn.role.store(role as u32, Ordering::Relaxed);
@@ -88,14 +89,12 @@ impl Conn {
         for word in [&conn.calls, &conn.refusals, &conn.asked, &conn.shown] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in
-            [&conn.receive_timeout, &conn.send_timeout, &conn.channel, &conn.neighbour, &conn.looked_at, &conn.asked_at]
-        {
+        for word in [&conn.receive_timeout, &conn.send_timeout, &conn.looked_at, &conn.asked_at] {
             word.store(0, Ordering::Relaxed);
         }
         conn.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
         conn.set_due(policy.upgrade);
-        conn.ring_size.store(policy.ring_size, Ordering::Relaxed);
+        mine.planned_ring.store(policy.ring_size, Ordering::Relaxed);
         // One before the present, so that an offer that is there already is found.
         conn.offers_seen.store(broker::offer_generation().wrapping_sub(1), Ordering::Relaxed);
         conn.addresses.store(local, peer);
@@ -154,7 +153,7 @@ impl Conn {
     pub(crate) fn received(&self, result: isize, peeked: bool) {
         if result > 0 && !peeked {
             let n = result.cast_unsigned() as u64;
-            let total = self.rx.counted.fetch_add(n, Ordering::Relaxed) + n;
+            let total = self.rx.counted.fetch_add(n, Ordering::Relaxed).wrapping_add(n);
             if let Some(line) = self.line() {
                 line.rx.tcp.store(total, Ordering::Relaxed);
             }
@@ -181,7 +180,7 @@ impl Conn {
     pub(crate) fn sent(&self, result: isize) {
         if result > 0 {
             let n = result.cast_unsigned() as u64;
-            let total = self.tx.counted.fetch_add(n, Ordering::Relaxed) + n;
+            let total = self.tx.counted.fetch_add(n, Ordering::Relaxed).wrapping_add(n);
             if let Some(line) = self.line() {
                 line.tx.tcp.store(total, Ordering::Relaxed);
             }
@@ -247,7 +246,7 @@ impl Conn {
                     return;
                 };
                 self.set_due(upgrade);
-                self.ring_size.store(policy.ring_size, Ordering::Relaxed);
+                self.local().planned_ring.store(policy.ring_size, Ordering::Relaxed);
                 self.show_wait(policy.waits_for());
             }
         }
@@ -298,7 +297,7 @@ impl Conn {
         let calls = self.calls.load(Ordering::Relaxed).saturating_add(1);
         self.calls.store(calls, Ordering::Relaxed);
         let due = u64::from(calls) > self.due_calls.load(Ordering::Relaxed)
-            || self.tx.counted.load(Ordering::Relaxed) + self.rx.counted.load(Ordering::Relaxed)
+            || self.tx.counted.load(Ordering::Relaxed).wrapping_add(self.rx.counted.load(Ordering::Relaxed))
                 >= self.due_bytes.load(Ordering::Relaxed);
         match (stage, self.role()) {
             (ConnStage::Offered, _) => self.look_for_answer(fd),

@@ -4,6 +4,10 @@ use super::holders::UNBORN;
 use super::{Conn, ConnStage};
 use crate::{arena, process, status, sys, table};
 use partywall_shm::status::Reason;
+use std::time::Duration;
+
+/// How long a fork waits for a thread that copies out of a ring.
+const RECEIVER: Duration = Duration::from_millis(50);
 
 fn each(mut what: impl FnMut(&'static Conn)) {
     // A connection with several descriptors comes several times.
@@ -34,9 +38,12 @@ pub(crate) fn before() {
     arena::before_fork();
     let me = process::kernel_pid();
     each(|conn| {
+        conn.local().expose();
+        // Who receives just now does not hold the private lock. One that takes long is not waited for.
+        let _ = conn.rx.hold_within(RECEIVER);
         // Another thread may be attaching rings just now, which the child would not have: let it finish, or not begin.
         let held = conn.tx.hold();
-        if conn.stage() == ConnStage::Offered {
+        if held.is_ok() && conn.stage() == ConnStage::Offered {
             conn.withdraw(Reason::Shared);
             // Once only one of the two has it, it is worth another try.
             conn.put_off(Reason::Shared);
@@ -58,6 +65,7 @@ pub(crate) fn in_child() {
     let me = process::kernel_pid();
     status::in_child();
     each(|conn| {
+        conn.local().in_child();
         conn.holders.rename(process::forker() | UNBORN, me);
         conn.show_again();
     });
@@ -71,6 +79,7 @@ pub(crate) fn in_stray_child() {
     let me = process::kernel_pid();
     status::in_child();
     each(|conn| {
+        conn.local().in_child();
         conn.holders.add(me);
         conn.show_again();
     });

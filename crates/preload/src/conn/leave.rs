@@ -294,7 +294,8 @@ impl Conn {
             local.set_fd(-1);
             return;
         }
-        if is_last && matches!(self.stage(), ConnStage::Offered | ConnStage::Attaching) {
+        // Only where the direction is held: another process that has the block may have changed the stage since.
+        if is_last && held.is_some() && matches!(self.stage(), ConnStage::Offered | ConnStage::Attaching) {
             self.withdraw(Reason::None);
         }
         drop(held);
@@ -325,7 +326,7 @@ impl Conn {
         {
             self.say_end(fd, pages);
             self.set_stage(ConnStage::Tcp);
-            let channel = self.channel.swap(0, Ordering::Relaxed);
+            let channel = self.local().channel.swap(0, Ordering::Relaxed);
             if channel != 0 {
                 broker::closed(channel);
             }

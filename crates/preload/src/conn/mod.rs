@@ -151,21 +151,16 @@ pub(crate) struct Conn {
     /// The number of calls, or of bytes, at which it goes to a ring.
     due_calls: AtomicU64,
     due_bytes: AtomicU64,
-    ring_size: AtomicU64,
     /// How far the two ends have come in showing their sockets ([`bring_up`]).
     shown: AtomicU32,
     /// The policy that it was judged by last.
     policy_seen: AtomicU32,
     /// The last change of offers that was looked at.
     offers_seen: AtomicU64,
-    /// Number of the offer, or the channel.
-    channel: AtomicU64,
     /// When the kernel was asked last whether the peer is alive, in [`sys::ticks`].
     looked_at: AtomicU64,
     /// When it was asked last, by a reader whose ring was empty, whether the end has come.
     asked_at: AtomicU64,
-    /// Who is at the other end, as far as a bell goes ([`bell`]); 0 if that is not known.
-    neighbour: AtomicU64,
     addresses: candidate::AddressWords,
     tx: DirectionLock<tx::ConnTx>,
     rx: DirectionLock<rx::ConnRx>,
@@ -213,8 +208,8 @@ impl Conn {
     /// The connection in a block of the arena, or what the last one there has left; `None` while there is no arena.
     #[inline]
     pub(crate) fn at(index: u16) -> Option<&'static Self> {
-        const { assert!(size_of::<Self>() == arena::BLOCK && align_of::<Self>() <= arena::ALIGNMENT) };
-        // SAFETY: a block has the size and the alignment of a connection and stays mapped. A connection is valid in whatever state its
+        const { assert!(size_of::<Self>() <= arena::BLOCK && align_of::<Self>() <= arena::ALIGNMENT) };
+        // SAFETY: a block has room for a connection and its alignment, and stays mapped. A connection is valid in whatever state its
         // bytes are, zeros included: its words are atomics, and what is not is reached under its locks.
         arena::get(index).map(|block| unsafe { block.cast::<Self>().as_ref() })
     }
@@ -281,7 +276,7 @@ impl Conn {
 
     /// Number of its channel or offer; 0 if it has none.
     pub(crate) fn channel(&self) -> u64 {
-        self.channel.load(Ordering::Relaxed)
+        self.local().channel.load(Ordering::Relaxed)
     }
 
     /// Whether a ring is attached each way. Its bytes may go over TCP all the same.

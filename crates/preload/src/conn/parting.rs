@@ -78,7 +78,7 @@ impl Conn {
         self.show(LineState::Tcp);
         log!("fd {}: the rings are unmapped; the connection goes on by TCP", self.fd());
         drop((tx, rx));
-        let channel = self.channel.swap(0, Ordering::Relaxed);
+        let channel = self.local().channel.swap(0, Ordering::Relaxed);
         if channel != 0 {
             broker::closed(channel);
         }

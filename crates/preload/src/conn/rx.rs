@@ -1,7 +1,10 @@
 //! The receiving direction.
 
 use super::cursor::Cursor;
+use super::direction::{DirectionState, WORDS, optional};
 use super::{Conn, Interest, Pages, flags};
+use crate::local::LocalState;
+use crate::lock::Lock;
 use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
@@ -25,6 +28,34 @@ pub(super) struct ConnRx {
 impl ConnRx {
     pub(super) const fn new(capacity: u64, received: u64) -> Self {
         Self { half: ReadingHalf::new(capacity, 0), path: Receiver::new(received) }
+    }
+}
+
+impl DirectionState for ConnRx {
+    #[inline]
+    fn capacity(local: &LocalState) -> u64 {
+        local.peer.ring_size()
+    }
+
+    #[inline]
+    fn private(local: &LocalState) -> &Lock {
+        &local.receiving
+    }
+
+    #[inline]
+    fn words(&self) -> [u64; WORDS] {
+        let path = u64::from(self.path.seen());
+        [self.half.head(), self.half.tail(), self.path.total(), path, optional(self.path.next()), 0]
+    }
+
+    #[inline]
+    fn resume(capacity: u64, [head, tail, total, seen, next, _]: [u64; WORDS]) -> Option<Self> {
+        let half = ReadingHalf::resume(capacity, head, tail)?;
+        Some(Self { half, path: Receiver::resume(total, seen as u32, next.checked_sub(1))? })
+    }
+
+    fn empty(capacity: u64) -> Self {
+        Self::new(capacity, 0)
     }
 }
 
@@ -132,7 +163,12 @@ impl Conn {
     /// Takes what is there now, across the ends of segments.
     fn try_receive(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<BytesFound, Errno> {
         let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
-        let mut rx = self.rx.hold()?;
+        let mut rx = match self.rx.hold() {
+            Ok(rx) => rx,
+            // Another process keeps the direction.
+            Err(_) if !self.rx.is_held_by_this_thread() => return Ok(BytesFound::Nothing),
+            Err(error) => return Err(error),
+        };
         self.may_receive(fd)?;
         if self.has(flags::LEFT) {
             return self.receive_outside(fd, cursor, message);
@@ -474,7 +510,8 @@ impl Conn {
             return if self.has(flags::RESET_UNTOLD) { self.take_reset_error() } else { None };
         }
         let error = self.kernel_error.swap(0, Ordering::Relaxed).cast_signed();
-        (error != 0).then(|| Errno::from_raw_os_error(error))
+        // The word may be another process' after a fork.
+        (1..4096).contains(&error).then(|| Errno::from_raw_os_error(error))
     }
 
     /// An error that was kept, at the end of what the kernel has: it is returned before the end, except that of a peer that had ended in

@@ -4,6 +4,7 @@ mod attaching;
 mod ending;
 mod handover;
 mod held;
+mod hostile;
 mod parting;
 mod switching;
 mod wishes;

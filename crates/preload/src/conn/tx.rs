@@ -1,9 +1,12 @@
 //! The sending direction.
 
 use super::cursor::Cursor;
+use super::direction::{DirectionState, WORDS, optional};
 use super::held::most_held;
 use super::waiters::waiters;
 use super::{Conn, Deadline, Interest, Pages, RingReadiness, WaitOutcome, flags};
+use crate::local::LocalState;
+use crate::lock::Lock;
 use crate::{real, scratch, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
@@ -42,6 +45,40 @@ pub(super) struct ConnTx {
 impl ConnTx {
     pub(super) const fn new(capacity: u64, sent: u64) -> Self {
         Self { half: WritingHalf::new(capacity), path: Sender::new(sent), holder: HeldBack::new(), again: None }
+    }
+}
+
+impl DirectionState for ConnTx {
+    #[inline]
+    fn capacity(local: &LocalState) -> u64 {
+        local.own.ring_size()
+    }
+
+    #[inline]
+    fn private(local: &LocalState) -> &Lock {
+        &local.sending
+    }
+
+    #[inline]
+    fn words(&self) -> [u64; WORDS] {
+        let path = u64::from(self.path.seen()) << 32 | u64::from(self.path.switches());
+        let (held, again) = (optional(self.holder.from()), optional(self.again));
+        [self.half.tail(), self.half.head(), self.path.total(), path, held, again]
+    }
+
+    #[inline]
+    fn resume(capacity: u64, [tail, head, total, path, held, again]: [u64; WORDS]) -> Option<Self> {
+        let again = again.checked_sub(1);
+        if again.is_some_and(|from| from > tail || tail - from > capacity) {
+            return None;
+        }
+        let half = WritingHalf::resume(capacity, tail, head)?;
+        let path = Sender::resume(total, path as u32, (path >> 32) as u32)?;
+        Some(Self { half, path, holder: HeldBack::resume(held.checked_sub(1), tail)?, again })
+    }
+
+    fn empty(capacity: u64) -> Self {
+        Self::new(capacity, 0)
     }
 }
 
@@ -230,6 +267,10 @@ impl Conn {
             #[expect(unsafe_code, reason = "writes into our own ring")]
             let span = unsafe { local.own.own_span(tx.half.tail(), n) };
             let n = cursor.copy_into(span) as u64;
+            if n == 0 {
+                // The ring has gone though the direction is held: another process has changed what the connection keeps in shared memory.
+                return Err(self.fail_for_good("its ring was given up during a call"));
+            }
             self.commit(tx, pages, n, more || cursor.left() > 0 && tx.holder.is_holding());
             free -= n;
             done += n as usize;

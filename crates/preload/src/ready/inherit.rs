@@ -3,9 +3,9 @@
 //! A child that uses its parent's set knows neither what the parent has registered since, nor does the parent know what the
 //! child does. So the child says in shared memory that it is there, and both leave that set to the kernel: its connections go
 //! back to TCP, and none in it gets a ring any more. Most children never touch what they inherit.
-#![expect(unsafe_code, reason = "lays flags over shared anonymous memory")]
+#![expect(unsafe_code, reason = "maps a page that children share")]
 
-use super::set::{SETS, Set};
+use super::set::Set;
 use partywall_shm::status::Reason;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ptr;
@@ -14,30 +14,56 @@ use std::time::Duration;
 
 /// How long a parent sleeps at most before it looks whether a child has come to its set.
 const SLICE: Duration = Duration::from_millis(100);
+/// Bytes of a mapping.
+const PAGE: usize = 4096;
 
-static FLAGS: AtomicPtr<AtomicU8> = AtomicPtr::new(ptr::null_mut());
 /// Forks of this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-fn flag(set: &Set) -> Option<&'static AtomicU8> {
-    let base = FLAGS.load(Ordering::Acquire);
-    // SAFETY: there is a flag for each set, and they are never unmapped.
-    (!base.is_null()).then(|| unsafe { &*base.add(set.number() as usize % SETS) })
+/// Where the processes that have a set say that several of them use it: a page for each set that has lived through a `fork`. A child that has
+/// such a set can do with it as it likes anyway, and has no page of the sets that its parent makes later.
+#[derive(Debug)]
+pub(super) struct SharedFlag(AtomicPtr<AtomicU8>);
+
+impl SharedFlag {
+    pub(super) const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    fn get(&self) -> Option<&'static AtomicU8> {
+        // SAFETY: null, or a page of `map` that stays mapped.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// This process is about to fork, and the set lives.
+    pub(super) fn expose(&self) {
+        if self.0.load(Ordering::Acquire).is_null() {
+            self.0.store(map(ptr::null_mut()), Ordering::Release);
+        }
+    }
+
+    /// A new set. Another process may have the page of the one before it.
+    fn begin(&self) {
+        let page = self.0.load(Ordering::Acquire);
+        if !page.is_null() {
+            // At the same place, so that a thread that looks at the set before finds something still.
+            self.0.store(map(page), Ordering::Release);
+        }
+    }
 }
 
-/// Makes the flags, once, before a set can be inherited.
-pub(super) fn prepare() {
-    if !FLAGS.load(Ordering::Acquire).is_null() {
-        return;
-    }
+/// Maps a page of zeros that the next child shares, over the page `at` or, if that is null, at a place that the kernel chooses. Null if there
+/// is none to be had.
+fn map(at: *mut AtomicU8) -> *mut AtomicU8 {
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-    // SAFETY: new memory at an address that the kernel chooses.
-    let Ok(base) = (unsafe { mmap_anonymous(ptr::null_mut(), SETS, prot, flags) }) else { return };
-    let none = ptr::null_mut();
-    if FLAGS.compare_exchange(none, base.cast(), Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: ours, and nobody has heard of it: another thread was first.
-        let _ = unsafe { rustix::mm::munmap(base, SETS) };
-    }
+    let flags = if at.is_null() { flags } else { flags | MapFlags::FIXED };
+    // SAFETY: new memory at an address that the kernel chooses, or over a page that this function has mapped and of which only atomics are
+    // used.
+    unsafe { mmap_anonymous(at.cast(), PAGE, prot, flags) }.map_or(ptr::null_mut(), |page| page.cast())
+}
+
+fn flag(set: &Set) -> Option<&'static AtomicU8> {
+    set.shared.get()
 }
 
 /// This process has forked, as the parent.
@@ -52,9 +78,7 @@ pub(super) fn forks() -> u32 {
 
 /// A new set of that number.
 pub(super) fn begin(set: &Set) {
-    if let Some(flag) = flag(set) {
-        flag.store(0, Ordering::Relaxed);
-    }
+    set.shared.begin();
 }
 
 /// Whether several processes use it; without memory to say so in, every fork is taken for that.

@@ -155,7 +155,6 @@ pub(crate) fn duplicated(from: c_int, to: c_int) {
 /// The program has made an epoll set.
 pub(crate) fn made_set(fd: c_int) {
     if fd >= 0 {
-        inherit::prepare();
         set::enter(fd);
     }
 }

@@ -7,7 +7,7 @@
 
 use super::budget::SpinBudget;
 use super::datagrams::Datagrams;
-use super::inherit;
+use super::inherit::{self, SharedFlag};
 use super::list::{ALL, HOT, List};
 use super::word::AtomicWord;
 use crate::conn::Conn;
@@ -39,6 +39,8 @@ pub(super) struct Set {
     forks: AtomicU32,
     /// Handed to somebody who knows nothing of us.
     pub(super) lost: AtomicU32,
+    /// Where other processes say that they use it.
+    pub(super) shared: SharedFlag,
     /// One of its descriptors, plus 1.
     fd: AtomicU32,
     descriptors: AtomicU32,
@@ -76,6 +78,7 @@ impl Set {
             epoch: AtomicU32::new(0),
             forks: AtomicU32::new(0),
             lost: AtomicU32::new(0),
+            shared: SharedFlag::new(),
             fd: AtomicU32::new(0),
             descriptors: AtomicU32::new(0),
             rings: AtomicU32::new(0),
@@ -165,7 +168,10 @@ fn all() -> impl Iterator<Item = &'static Set> {
 /// Lets no other thread be in the middle of something when a child gets its copy.
 pub(super) fn before_fork() {
     // Those too that end just now, under their lock.
-    all().for_each(|set| set.lock.freeze());
+    for set in all() {
+        set.lock.freeze();
+        set.shared.expose();
+    }
 }
 
 /// In the parent.

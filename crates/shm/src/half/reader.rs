@@ -25,6 +25,15 @@ impl ReadingHalf {
         Self { consumer: Consumer::new(capacity, head), wish: Wish::new(), ended: None }
     }
 
+    /// A half that goes on where another left off, as [`Consumer::resume`]. It has not ended, and waits for nothing.
+    #[inline]
+    pub const fn resume(capacity: u64, head: u64, tail: u64) -> Option<Self> {
+        match Consumer::resume(capacity, head, tail) {
+            Some(consumer) => Some(Self { consumer, wish: Wish::new(), ended: None }),
+            None => None,
+        }
+    }
+
     /// Why this half has ended, if it has.
     #[inline]
     pub const fn ended(&self) -> Option<Ending> {

@@ -119,7 +119,8 @@ impl<A: Access> WriterView<'_, A> {
         if tail.wrapping_sub(load_acquire(&self.peer.cursor.head)) <= size - room {
             return Awaited::There { tail };
         }
-        Awaited::Wish(arm_shared(&self.own.control.space_wanted, (tail + room).saturating_sub(size + 1)))
+        // Saturating: of a socket that lived through a `fork`, the tail is memory that another process can write.
+        Awaited::Wish(arm_shared(&self.own.control.space_wanted, tail.saturating_add(room).saturating_sub(size + 1)))
     }
 
     /// After the fence and a look that found no news: whether nothing has come between that the sleeper would miss. If something has, another

@@ -34,6 +34,15 @@ impl WritingHalf {
         Self { producer: Producer::new(capacity), wish: Wish::new(), ended: None }
     }
 
+    /// A half that goes on where another left off, as [`Producer::resume`]. It has not ended, and waits for nothing.
+    #[inline]
+    pub const fn resume(capacity: u64, tail: u64, head: u64) -> Option<Self> {
+        match Producer::resume(capacity, tail, head) {
+            Some(producer) => Some(Self { producer, wish: Wish::new(), ended: None }),
+            None => None,
+        }
+    }
+
     /// A half that follows one reader of a ring that many read, as [`Producer::following`].
     pub(super) const fn following(capacity: u64, tail: u64) -> Self {
         Self { producer: Producer::following(capacity, tail), wish: Wish::new(), ended: None }
