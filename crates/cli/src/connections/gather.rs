@@ -85,7 +85,7 @@ impl<'a> Gatherer<'a> {
         };
         for socket in sockets.iter_mut().filter(lacks_session) {
             let asked = known.entry(socket.pid).or_insert_with(|| {
-                let (user, names) = processes::joins_as(socket, sessions.values().map(String::as_str))?;
+                let (user, names) = processes::joins_as(socket, &sessions)?;
                 let mut grounds = None;
                 for name in &names {
                     let decision = self.channels.may_join(user, name)?;

@@ -66,12 +66,9 @@ const GUESSES: usize = 32;
 
 /// As whom a process joins, and the names under which it may do so, as far as /proc and the broker's list say. `None` if that cannot be told.
 ///
-/// A process has one name, unless it has written over its environment, as servers do that set a title (nginx). It may then have the name of any domain, since
-/// the process that joined for it may have ended. `domains`: the names in the broker's list.
-pub(crate) fn joins_as<'a>(
-    socket: &ConnectedSocket,
-    mut domains: impl Iterator<Item = &'a str>,
-) -> Option<(PolicyUser, Vec<String>)> {
+/// A process has one name, unless it has written over its environment, as servers do that set a title (nginx). It may then have the name of a domain that a
+/// process of the same program has joined, or a process that has ended: servers that become daemons do both. `domains`: the broker's list, by process.
+pub(crate) fn joins_as(socket: &ConnectedSocket, domains: &HashMap<u32, String>) -> Option<(PolicyUser, Vec<String>)> {
     let process = Process::new(i32::try_from(socket.pid).ok()?).ok()?;
     let status = process.status().ok()?;
     let user = PolicyUser::Host { uid: status.euid, gid: Some(status.egid) };
@@ -81,8 +78,12 @@ pub(crate) fn joins_as<'a>(
     let mut names = vec![name];
     // The variable that has brought the library is there, if the others are.
     if socket.joined && !environment.contains_key(std::ffi::OsStr::new(PRELOAD)) {
-        names.extend(domains.by_ref().take(GUESSES).map(str::to_owned));
-        if domains.next().is_some() {
+        let may_be_its = |process: u32| {
+            let stat = i32::try_from(process).ok().and_then(|process| Process::new(process).ok()?.stat().ok());
+            stat.is_none_or(|stat| stat.comm == socket.program)
+        };
+        names.extend(domains.iter().filter(|(process, _)| may_be_its(**process)).map(|(_, name)| name.clone()));
+        if names.len() > GUESSES {
             return None;
         }
     }
