@@ -10,8 +10,9 @@ pub(crate) fn long() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let commit = COMMIT.filter(|commit| !commit.is_empty()).unwrap_or("unknown (not built by `make build`)");
         format!(
-            "{}\ncommit: {commit}\nprotocol: control {}, memory {}, directory {}, status {}\nfeatures: streams, messages, broadcast, groups, \
-             unmodified programs (TCP, UDP), virtual machines, containers (CDI), services (systemd)\nbuilt for: {}-linux, {}",
+            "{}\ncommit: {commit}\nprotocol: control {}, memory {}, directory {}, status {}\nfeatures: streams, messages, broadcast, groups, calls, \
+             unmodified programs (TCP, UDP), virtual machines, network switch (vhost-user), disks (vhost-user), file systems (FUSE), containers (CDI), services \
+             (systemd)\nbuilt for: {}-linux, {}",
             env!("CARGO_PKG_VERSION"),
             partywall_protocol::wire::VERSION,
             partywall_shm::layout::VERSION,

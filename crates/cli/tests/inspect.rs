@@ -35,6 +35,26 @@ fn ping_measures_round_trips_and_each_way() {
 }
 
 #[test]
+fn doctor_warns_of_move_rules_that_move_everything_at_once() {
+    let world = World::new();
+    let finding = |name: &str| {
+        let output = world.run("watcher", &["doctor", "--json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name}: {report}")).clone()
+    };
+    let before = finding("connections move");
+    assert_eq!(before["status"], "ok", "{before}");
+    assert!(world.run("watcher", &["moves", "--mode", "now"]).status.success());
+    let after = finding("connections move");
+    assert_eq!((after["status"].as_str(), after["found"].as_str()), (Some("warn"), Some("now")), "{after}");
+    assert!(after["remedy"].as_str().unwrap().contains("partywall moves --after-calls"), "{after}");
+    // The broker of this test runs with our rights.
+    let tracking = finding("connection tracking");
+    assert!(tracking["found"].as_str().unwrap().contains("track"), "{tracking}");
+}
+
+#[test]
 fn ping_to_other_service_does_not_hang() {
     let world = World::new();
     let mut other = world.partywall("b", &["cat", "-l", "cat"]);

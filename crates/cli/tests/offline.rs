@@ -47,6 +47,41 @@ fn doctor_compares_limits_with_requested_load() {
 }
 
 #[test]
+fn version_has_commit_protocols_and_every_kind_of_use() {
+    let text = String::from_utf8(run(&["--version"]).stdout).unwrap();
+    let line = |name: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+        found.unwrap_or_else(|| panic!("no line `{name}`: {text}")).to_owned()
+    };
+    // `make build` tells a release its commit; the build of the tests does not.
+    let commit = option_env!("PARTYWALL_COMMIT").unwrap_or("unknown");
+    assert!(line("commit").starts_with(commit), "{text}");
+    let protocols = line("protocol");
+    for protocol in ["control", "memory", "directory", "status"] {
+        assert!(protocols.contains(&format!("{protocol} ")), "{text}");
+    }
+    let features = line("features");
+    for feature in [
+        "streams",
+        "messages",
+        "broadcast",
+        "groups",
+        "calls",
+        "unmodified programs",
+        "virtual machines",
+        "switch",
+        "disks",
+        "file systems",
+        "containers",
+        "services",
+    ] {
+        assert!(features.contains(feature), "{feature} is missing: {text}");
+    }
+    let short = String::from_utf8(run(&["-V"]).stdout).unwrap();
+    assert_eq!(short, format!("partywall {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
 fn every_command_has_help_with_examples() {
     let text = String::from_utf8(run(&["--help"]).stdout).unwrap();
     for word in ["Examples:", "PARTYWALL_BROKER", "/run/partywall/broker.sock", "Exit codes:", "69"] {

@@ -108,7 +108,9 @@ fn long_version() -> &'static str {
         let commit = option_env!("PARTYWALL_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown");
         let (number, protocol) = (env!("CARGO_PKG_VERSION"), partywall_protocol::wire::VERSION);
         format!(
-            "{number}\ncommit: {commit}\nprotocol: control {protocol}, directory {}",
+            "{number}\ncommit: {commit}\nprotocol: control {protocol}, memory {}, directory {}\nfeatures: policy, groups, unmodified programs (TCP, UDP), \
+             containers, virtual machines (serial port, memory windows), metrics (OpenMetrics), journal, systemd (readiness, stored descriptors)",
+            partywall_shm::layout::VERSION,
             partywall_protocol::directory::VERSION
         )
     });
@@ -167,8 +169,8 @@ impl DaemonArguments {
     }
 
     /// Whether programs without a setting find the broker of the host instead of this one, which serves its user's default socket.
-    pub(crate) fn is_hidden_by(&self, host: &Path) -> bool {
-        self.socket.is_none() && !rustix::process::geteuid().is_root() && host.exists()
+    pub(crate) fn is_hidden_by(&self, host: &Path, is_root: bool) -> bool {
+        self.socket.is_none() && !is_root && host.exists()
     }
 
     pub(crate) fn config(&self) -> Result<Config, DaemonFailure> {
@@ -254,6 +256,35 @@ mod tests {
         }
         assert!(parse_filter("info,partywall_daemon=debug").is_ok());
         assert!(parse_filter("a=b=c").is_err());
+    }
+
+    #[test]
+    fn broker_of_a_user_is_hidden_by_that_of_the_host_unless_its_socket_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, absent) = (dir.path(), dir.path().join("absent"));
+        let named = DaemonArguments::try_parse_from(["partywalld", "--socket", "/run/user/1/own.sock"]).unwrap();
+        let unnamed = DaemonArguments::try_parse_from(["partywalld"]).unwrap();
+        // The environment of the tests may name a socket.
+        let unnamed = DaemonArguments { socket: None, ..unnamed };
+        assert!(unnamed.is_hidden_by(host, false));
+        assert!(!unnamed.is_hidden_by(&absent, false), "there is no other broker");
+        assert!(!unnamed.is_hidden_by(host, true), "it is the broker of the host");
+        assert!(!named.is_hidden_by(host, false), "programs need its name anyway");
+    }
+
+    #[test]
+    fn version_has_commit_protocols_and_features() {
+        let text = long_version();
+        let commit = option_env!("PARTYWALL_COMMIT").unwrap_or("unknown");
+        for part in [
+            env!("CARGO_PKG_VERSION"),
+            &format!("commit: {commit}"),
+            "protocol: control ",
+            "features: policy",
+            "metrics",
+        ] {
+            assert!(text.contains(part), "{part} is missing: {text}");
+        }
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn run(arguments: &DaemonArguments) -> Result<(), DaemonFailure> {
     if let Some(port) = server.metrics_port() {
         tracing::info!("metrics at http://{port}/metrics");
     }
-    if arguments.is_hidden_by(Path::new(cli::HOST_SOCKET)) {
+    if arguments.is_hidden_by(Path::new(cli::HOST_SOCKET), rustix::process::geteuid().is_root()) {
         tracing::warn!(
             "programs find the broker of the host first, at {}; for this one set PARTYWALL_BROKER={}",
             cli::HOST_SOCKET,

@@ -23,8 +23,17 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with_policy(None)
+    }
+
+    fn with_policy(policy: Option<&str>) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let config = Config::new(dir.path().join("b.sock")).metrics("127.0.0.1:0".parse().unwrap());
+        let mut config = Config::new(dir.path().join("b.sock")).metrics("127.0.0.1:0".parse().unwrap());
+        if let Some(policy) = policy {
+            let file = dir.path().join("policy.toml");
+            std::fs::write(&file, policy).unwrap();
+            config = config.policy_file(file);
+        }
         Self { broker: Broker::start(&config).unwrap(), dir }
     }
 
@@ -139,6 +148,42 @@ fn metrics_are_strict_openmetrics_and_count_what_happens() {
         let answer = ask(TcpStream::connect(world.port()).unwrap(), request);
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
     }
+}
+
+#[test]
+fn decisions_of_the_policy_are_counted_by_rule() {
+    let user = rustix::process::geteuid().as_raw();
+    let policy = format!(
+        "administrators = []\n[[join]]\ndomain = \"none\"\nusers = [4000000000]\n[[join]]\ndomain = \"*\"\nusers = [{user}]\n\
+         [[connect]]\nfrom = \"web\"\nto = \"db\"\nservice = \"in\"\n"
+    );
+    let world = World::with_policy(Some(&policy));
+    let path = world.broker.path();
+    let mut server = Client::join(path, "db");
+    server.bind("in", 4);
+    server.bind("other", 4);
+    let mut client = Client::join(path, "web");
+    client.open("db", "in");
+    let region = common::region(8192);
+    for _ in 0..2 {
+        let refused = client.ask_with(&common::connect("db", "other", 8192), &[region.as_fd()]).message;
+        assert!(matches!(refused, Message::Refused { .. }), "{refused:?}");
+    }
+    let samples = samples(&world.scrape());
+    for (request, decision, rule, count) in [
+        ("join", "allowed", "join-2", 2.0),
+        ("connect", "allowed", "connect-1", 1.0),
+        ("connect", "refused", "no-connect-rule", 2.0),
+    ] {
+        let series = format!(
+            "partywall_policy_decisions_total{{request=\"{request}\",decision=\"{decision}\",rule=\"{rule}\"}}"
+        );
+        assert_eq!(samples.get(&series), Some(&count), "{series}: {samples:#?}");
+    }
+    assert!(
+        !samples.keys().any(|series| series.contains("join-1")),
+        "a rule that decides nothing has no series: {samples:#?}"
+    );
 }
 
 #[test]

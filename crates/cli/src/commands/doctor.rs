@@ -10,6 +10,7 @@ mod machine;
 mod memory;
 mod probe;
 mod program;
+mod tracking;
 mod wakeups;
 mod worker;
 
@@ -93,6 +94,7 @@ fn machine_checks(global: &Global, channels: u64) -> Vec<Check> {
         .chain(isolation::checks())
         .chain(broker::checks(global))
         .chain(broker::when_connections_move(global))
+        .chain(tracking::check(global))
         .chain(virtual_machines(global))
         .collect()
 }

@@ -17,7 +17,7 @@ use crate::exit::{CommandFailure, Context};
 use crate::{output, session};
 
 const AFTER: &str = "\
-The file has: versions, `doctor`, `list`, `stat`, `top` and `policy` as JSON, the broker's policy file and the last lines of its log, limits, memory and \
+The file has: versions, `doctor`, `list`, `stat`, `top`, `moves` and `vm list` as JSON, the broker's policy file and the last lines of its log, limits, memory and \
 kernel of this machine, and the list of programs that have loaded the library. It also has names of domains and services, users, addresses and ports. \
 It has no payload of connections, and no arguments or environments of programs.
 

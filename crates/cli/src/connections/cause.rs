@@ -154,7 +154,8 @@ fn library_remedy(reason: Reason) -> &'static str {
             "the broker's log, or `partywall policy test --sockets`, names the rule or the quota that refused it"
         }
         Reason::Ambiguous => {
-            "avoid address translation between the two ends, or run the broker where it may read sequence numbers (as root)"
+            "let the broker read sequence numbers: give it CAP_NET_ADMIN (`systemctl edit partywalld`: [Service] CapabilityBoundingSet=CAP_NET_ADMIN), and \
+             restart it; address translation between the two ends keeps them on TCP in any case"
         }
         Reason::PeerOnTcp => "ask about the other end: `partywall why` with the connection's address has its reason",
         Reason::Resources => {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use partywall::{
     ChannelRow, Domain, Error, PolicyDecision, PolicyRequest, PolicyUser, Refusal, Snapshot, SocketPaths, StatPage,
+    User,
 };
 
 use crate::args::Global;
@@ -41,6 +42,13 @@ impl Channels {
     /// What the policy would say to a user who joins as `name`; `None` if it is not for us to ask, or there is no broker.
     pub(crate) fn may_join(&self, user: PolicyUser, name: &str) -> Option<PolicyDecision> {
         self.domain.as_ref()?.test_policy(user, name, PolicyRequest::Join).ok()
+    }
+
+    /// The names of the domains that the broker shows us, by the process of their first session; empty without a broker.
+    pub(crate) fn sessions(&self) -> HashMap<u32, String> {
+        let rows = self.domain.as_ref().and_then(|domain| domain.domains().ok()).unwrap_or_default();
+        let on_host = rows.into_iter().filter(|row| matches!(row.user, User::Host(_)));
+        on_host.map(|row| (row.pid, row.name)).collect()
     }
 
     fn ask(&mut self, global: &Global) -> Result<(), CommandFailure> {

@@ -78,11 +78,23 @@ impl<'a> Gatherer<'a> {
     /// Asks the broker about programs that have no session with it.
     fn ask_why(&self, sockets: &mut [ConnectedSocket]) {
         let mut known = HashMap::new();
-        for socket in sockets.iter_mut().filter(|socket| socket.lacks_broker()) {
+        let unsure = sockets.iter().any(ConnectedSocket::may_lack_session);
+        let sessions = if unsure { self.channels.sessions() } else { HashMap::new() };
+        let lacks_session = |socket: &&mut ConnectedSocket| {
+            socket.lacks_broker() || (socket.may_lack_session() && !sessions.contains_key(&socket.pid))
+        };
+        for socket in sockets.iter_mut().filter(lacks_session) {
             let asked = known.entry(socket.pid).or_insert_with(|| {
-                let (user, name) = processes::joins_as(socket)?;
-                let decision = self.channels.may_join(user, &name)?;
-                (!decision.allowed).then(|| refusal(user, &name, &decision.grounds))
+                let (user, names) = processes::joins_as(socket, &sessions)?;
+                let mut grounds = None;
+                for name in &names {
+                    let decision = self.channels.may_join(user, name)?;
+                    if decision.allowed {
+                        return None;
+                    }
+                    grounds.get_or_insert(decision.grounds);
+                }
+                Some(refusal(user, &names, &grounds?))
             });
             socket.refusal.clone_from(asked);
         }
@@ -107,12 +119,16 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-fn refusal(user: PolicyUser, name: &str, grounds: &str) -> String {
+fn refusal(user: PolicyUser, names: &[String], grounds: &str) -> String {
     let user = match user {
         PolicyUser::Host { uid, .. } => format!("user {uid}"),
         PolicyUser::Own => "its user".into(),
     };
-    format!("the broker's policy does not let {user} join as {name} ({grounds})")
+    match names {
+        [name] => format!("the broker's policy does not let {user} join as {name} ({grounds})"),
+        // Its name is not known, and none that it can have is admitted.
+        _ => format!("the broker's policy does not let {user} join ({grounds})"),
+    }
 }
 
 /// Whether a program here can join a broker.
@@ -341,14 +357,17 @@ mod tests {
             let why = socket_row(&alone, true, &Channels::default(), reachability).why;
             assert!(why.contains(words), "{why}");
         }
-        let refusal = refusal(PolicyUser::Host { uid: 33, gid: None }, "nginx-7", "default: no [[join]] rule");
+        let refusal =
+            refusal(PolicyUser::Host { uid: 33, gid: None }, &["nginx-7".into()], "default: no [[join]] rule");
         for refused in [&alone, &socket(LineState::Counting, Reason::BrokerAbsent)] {
             assert!(refused.lacks_broker());
             let refused = ConnectedSocket { refusal: Some(refusal.clone()), ..refused.clone() };
             let why = socket_row(&refused, true, &Channels::default(), REACHABLE).why;
             assert!(why.contains("does not let user 33 join as nginx-7 (default: no [[join]] rule)"), "{why}");
         }
-        assert!(!socket(LineState::Counting, Reason::TooShort).lacks_broker());
+        let counting = socket(LineState::Counting, Reason::TooShort);
+        assert!(!counting.lacks_broker() && counting.may_lack_session());
+        assert!(!socket(LineState::Up, Reason::None).may_lack_session(), "it has a ring, so it has a session");
         let absent = ConnectedSocket { loaded: false, ..silent };
         assert!(socket_row(&absent, true, &Channels::default(), REACHABLE).why.contains("partywall doctor"));
     }

@@ -18,7 +18,7 @@ use super::gather::Scope;
 use crate::reopen;
 use partywall::PolicyUser;
 use partywall_protocol::environment::{DOMAIN, LIBRARY, PRELOAD};
-use partywall_shm::status::{self, LineSnapshot, Reason};
+use partywall_shm::status::{self, LineSnapshot, LineState, Reason};
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDInfo, FDTarget, Process};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
@@ -52,16 +52,42 @@ impl ConnectedSocket {
         let seen_without = self.seen.as_ref().is_some_and(|seen| seen.identity.reason == Reason::BrokerAbsent);
         self.loaded && (!self.joined || seen_without)
     }
+
+    /// Whether its program may lack a session although it has the directory: the accepting worker of a server that has joined cannot look for an
+    /// offer without a session, and says only that it counts.
+    pub(crate) fn may_lack_session(&self) -> bool {
+        let counts = self.seen.as_ref().is_some_and(|seen| seen.identity.state == LineState::Counting);
+        self.loaded && self.joined && counts
+    }
 }
 
-/// As whom a process joins, and under which name, as far as /proc says.
-pub(crate) fn joins_as(socket: &ConnectedSocket) -> Option<(PolicyUser, String)> {
+/// Most domains that a process whose name is not known is compared with.
+const GUESSES: usize = 32;
+
+/// As whom a process joins, and the names under which it may do so, as far as /proc and the broker's list say. `None` if that cannot be told.
+///
+/// A process has one name, unless it has written over its environment, as servers do that set a title (nginx). It may then have the name of a domain that a
+/// process of the same program has joined, or a process that has ended: servers that become daemons do both. `domains`: the broker's list, by process.
+pub(crate) fn joins_as(socket: &ConnectedSocket, domains: &HashMap<u32, String>) -> Option<(PolicyUser, Vec<String>)> {
     let process = Process::new(i32::try_from(socket.pid).ok()?).ok()?;
     let status = process.status().ok()?;
+    let user = PolicyUser::Host { uid: status.euid, gid: Some(status.egid) };
     let environment = process.environ().unwrap_or_default();
     let chosen = environment.get(std::ffi::OsStr::new(DOMAIN)).map(|name| name.to_string_lossy().into_owned());
     let name = chosen.filter(|name| !name.is_empty()).unwrap_or_else(|| format!("{}-{}", socket.program, socket.pid));
-    Some((PolicyUser::Host { uid: status.euid, gid: Some(status.egid) }, name))
+    let mut names = vec![name];
+    // The variable that has brought the library is there, if the others are.
+    if socket.joined && !environment.contains_key(std::ffi::OsStr::new(PRELOAD)) {
+        let may_be_its = |process: u32| {
+            let stat = i32::try_from(process).ok().and_then(|process| Process::new(process).ok()?.stat().ok());
+            stat.is_none_or(|stat| stat.comm == socket.program)
+        };
+        names.extend(domains.iter().filter(|(process, _)| may_be_its(**process)).map(|(_, name)| name.clone()));
+        if names.len() > GUESSES {
+            return None;
+        }
+    }
+    Some((user, names))
 }
 
 /// All that there are in a scope, and how many processes may not be looked into.

@@ -1,6 +1,7 @@
 //! Servers that give root's rights up after their start: as whom their workers then run, and whether those may join the broker.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use partywall::{PolicyDecision, PolicyRequest, PolicyUser};
 
@@ -69,9 +70,8 @@ pub(crate) enum Standing {
 
 /// Asks the broker whether the workers of this program may join.
 pub(crate) fn standing(global: &Global, program: &Path, worker: &Worker) -> Standing {
-    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let Some((uid, gid)) = ids(&passwd, &worker.user) else {
-        return Standing::Unknown(format!("/etc/passwd has no user {}", worker.user));
+    let Some((uid, gid)) = ids(&worker.user) else {
+        return Standing::Unknown(format!("there is no user {}", worker.user));
     };
     let name = match global.domain.as_deref().filter(|name| !name.is_empty()) {
         Some(name) => name.to_owned(),
@@ -104,13 +104,28 @@ fn value(text: &str, key: &str) -> Option<String> {
     })
 }
 
-/// The number of a user, and of its group, from the text of /etc/passwd.
-pub(crate) fn ids(passwd: &str, user: &str) -> Option<(u32, u32)> {
-    passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let (name, uid, gid) = (fields.next()?, fields.nth(1)?, fields.next()?);
-        if name == user || uid == user { Some((uid.parse().ok()?, gid.parse().ok()?)) } else { None }
-    })
+/// The number of a user, and of its group, by a name or number. `None` if the system knows no such user.
+///
+/// `getent` asks all sources of the host's users (LDAP, SSSD, systemd's dynamic users), also for a static build of this program, whose C library
+/// could not. Where it is missing or fails, /etc/passwd is read.
+pub(crate) fn ids(user: &str) -> Option<(u32, u32)> {
+    let output =
+        Command::new("getent").args(["passwd", "--", user]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    // The line may have the name in another spelling than was asked for.
+    let found = output.ok().and_then(|output| numbers(String::from_utf8_lossy(&output.stdout).lines().next()?));
+    found.or_else(|| ids_in(&std::fs::read_to_string("/etc/passwd").ok()?, user))
+}
+
+/// User and group of a line in the format of /etc/passwd.
+fn numbers(line: &str) -> Option<(u32, u32)> {
+    let mut fields = line.split(':').skip(2);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
+/// As [`ids`], from the text of /etc/passwd.
+fn ids_in(passwd: &str, user: &str) -> Option<(u32, u32)> {
+    let is_user = |line: &&str| line.split(':').next() == Some(user) || line.split(':').nth(2) == Some(user);
+    passwd.lines().find(is_user).and_then(numbers)
 }
 
 #[cfg(test)]
@@ -134,9 +149,18 @@ mod tests {
     #[test]
     fn ids_are_found_by_name_and_by_number() {
         let passwd = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:34:www:/var/www:/bin/false\n";
-        assert_eq!(ids(passwd, "www-data"), Some((33, 34)));
-        assert_eq!(ids(passwd, "33"), Some((33, 34)));
-        assert_eq!(ids(passwd, "www"), None);
+        assert_eq!(ids_in(passwd, "www-data"), Some((33, 34)));
+        assert_eq!(ids_in(passwd, "33"), Some((33, 34)));
+        assert_eq!(ids_in(passwd, "www"), None);
+    }
+
+    #[test]
+    fn user_of_the_system_is_found_and_an_option_is_no_user() {
+        assert_eq!(ids("root"), Some((0, 0)));
+        assert_eq!(ids("0"), Some((0, 0)));
+        for absent in ["no-such-user-of-partywall", "--help", ""] {
+            assert_eq!(ids(absent), None, "{absent}");
+        }
     }
 
     #[test]

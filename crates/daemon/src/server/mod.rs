@@ -123,7 +123,8 @@ pub enum StartError {
     Groups(partywall_region::RegionError),
     /// Metrics cannot be served where they are wanted.
     #[error(
-        "cannot serve metrics at {address}: {source}; choose another address or path with --metrics, or in [metrics] of the policy"
+        "cannot serve metrics at {address}: {source}; choose another address or path with --metrics, or in [metrics] of the policy; \
+         a service needs a unit that permits a network (`systemctl edit partywalld`: PrivateNetwork=no, RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6)"
     )]
     Metrics {
         /// The address that metrics were to be served at.

@@ -10,7 +10,7 @@ pub(super) const KIND: &str = "partywall.dev/host";
 /// The device as engines name it.
 pub(super) const DEVICE: &str = "partywall.dev/host=all";
 
-/// The broker links its socket into this folder of the host.
+/// The folder of the host where the broker has a separate socket for containers: its clients are never administrators.
 pub(super) const SOCKET_FOLDER: &str = "/run/partywall/containers";
 
 /// Where the library's folder is in a container.
@@ -45,4 +45,75 @@ pub(super) fn of(library: &Path) -> Value {
             },
         }],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fields of an object in the JSON schema of CDI 0.3 (specs-go/config.go of its repository), and those that must be there.
+    struct SchemaObject {
+        fields: &'static [&'static str],
+        required: &'static [&'static str],
+    }
+
+    const SPECIFICATION: SchemaObject = SchemaObject {
+        fields: &["cdiVersion", "kind", "devices", "containerEdits"],
+        required: &["cdiVersion", "kind", "devices"],
+    };
+    const DEVICE_OBJECT: SchemaObject =
+        SchemaObject { fields: &["name", "containerEdits"], required: &["name", "containerEdits"] };
+    const EDITS: SchemaObject = SchemaObject { fields: &["env", "deviceNodes", "hooks", "mounts"], required: &[] };
+    const MOUNT: SchemaObject =
+        SchemaObject { fields: &["hostPath", "containerPath", "options"], required: &["hostPath", "containerPath"] };
+
+    fn assert_object(value: &Value, schema: &SchemaObject) {
+        let object = value.as_object().unwrap_or_else(|| panic!("{value} is no object"));
+        for key in object.keys() {
+            assert!(schema.fields.contains(&key.as_str()), "CDI has no field {key}: {value}");
+        }
+        for key in schema.required {
+            assert!(object.contains_key(*key), "CDI requires {key}: {value}");
+        }
+    }
+
+    fn strings(value: &Value) -> Vec<&str> {
+        value.as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn specification_has_the_fields_of_cdi_and_no_others() {
+        let all = of(Path::new("/usr/lib/partywall/container"));
+        assert_object(&all, &SPECIFICATION);
+        assert_eq!(all["cdiVersion"], "0.3.0");
+        // VENDOR/CLASS: letters, digits, and `-`, `_`, `.` between them.
+        let (vendor, class) = KIND.split_once('/').unwrap();
+        let is_word = |text: &str| {
+            let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            text.starts_with(|c: char| c.is_ascii_alphabetic())
+                && text.chars().all(inner)
+                && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+        };
+        assert!(is_word(vendor) && is_word(class), "{KIND}");
+        let devices = all["devices"].as_array().unwrap();
+        assert!(!devices.is_empty());
+        for device in devices {
+            assert_object(device, &DEVICE_OBJECT);
+            let name = device["name"].as_str().unwrap();
+            assert!(is_word(name), "{name}");
+            assert_eq!(DEVICE, format!("{KIND}={name}"));
+            let edits = &device["containerEdits"];
+            assert_object(edits, &EDITS);
+            for variable in strings(&edits["env"]) {
+                assert!(variable.split_once('=').is_some_and(|(name, _)| !name.is_empty()), "{variable}");
+            }
+            for mount in edits["mounts"].as_array().unwrap() {
+                assert_object(mount, &MOUNT);
+                for path in ["hostPath", "containerPath"] {
+                    assert!(mount[path].as_str().unwrap().starts_with('/'), "{mount}");
+                }
+                assert!(strings(&mount["options"]).contains(&"ro"), "{mount}");
+            }
+        }
+    }
 }

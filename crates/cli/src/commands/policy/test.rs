@@ -168,20 +168,20 @@ fn step(joins: &str, request: PolicyRequest<'_>, user: PolicyUser, decision: Pol
 
 /// The user who is asked about, and the one of the other side.
 fn users(args: &Args) -> Result<(PolicyUser, PolicyUser), CommandFailure> {
-    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let named = |name: &Option<String>| name.as_deref().map(|name| user(&passwd, name)).transpose();
+    let named = |name: &Option<String>| name.as_deref().map(|name| user(name, worker::ids(name))).transpose();
     let own = named(&args.user)?.unwrap_or(PolicyUser::Own);
     Ok((own, named(&args.to_user)?.unwrap_or(own)))
 }
 
-fn user(passwd: &str, name: &str) -> Result<PolicyUser, CommandFailure> {
-    match (worker::ids(passwd, name), name.parse()) {
+/// The user of a name or number, given the numbers that the system has for it.
+fn user(name: &str, found: Option<(u32, u32)>) -> Result<PolicyUser, CommandFailure> {
+    match (found, name.parse()) {
         // Everyone may ask about themselves, also by their own name.
         (Some((uid, _)), _) | (None, Ok(uid)) if uid == rustix::process::geteuid().as_raw() => Ok(PolicyUser::Own),
         (Some((uid, gid)), _) => Ok(PolicyUser::Host { uid, gid: Some(gid) }),
         (None, Ok(uid)) => Ok(PolicyUser::Host { uid, gid: None }),
         (None, Err(_)) => {
-            Err(CommandFailure::usage(format!("/etc/passwd has no user {name}")).hint("write the user's number"))
+            Err(CommandFailure::usage(format!("there is no user {name} on this host")).hint("write the user's number"))
         }
     }
 }
@@ -249,13 +249,12 @@ mod tests {
 
     #[test]
     fn user_is_found_by_name_or_is_a_number() {
-        let passwd = "www-data:x:33:34:www:/var/www:/bin/false\n";
-        assert_eq!(user(passwd, "www-data").unwrap(), PolicyUser::Host { uid: 33, gid: Some(34) });
-        assert_eq!(user(passwd, "5000").unwrap(), PolicyUser::Host { uid: 5000, gid: None });
+        assert_eq!(user("www-data", Some((33, 34))).unwrap(), PolicyUser::Host { uid: 33, gid: Some(34) });
+        assert_eq!(user("5000", None).unwrap(), PolicyUser::Host { uid: 5000, gid: None });
         let own = rustix::process::geteuid().as_raw();
-        assert_eq!(user(passwd, &own.to_string()).unwrap(), PolicyUser::Own);
-        assert_eq!(user(&format!("me:x:{own}:1:::\n"), "me").unwrap(), PolicyUser::Own);
-        assert!(user(passwd, "nobody-by-this-name").unwrap_err().to_string().contains("has no user"));
+        assert_eq!(user(&own.to_string(), None).unwrap(), PolicyUser::Own);
+        assert_eq!(user("me", Some((own, 1))).unwrap(), PolicyUser::Own);
+        assert!(user("nobody-by-this-name", None).unwrap_err().to_string().contains("no user"));
     }
 
     #[test]
