@@ -90,6 +90,16 @@ pub enum LabError {
         /// In its words.
         why: String,
     },
+    /// A stream between two guests did not do as expected.
+    #[error("stream {name}: {what}\n{said}")]
+    Stream {
+        /// The name of the stream.
+        name: String,
+        /// What went wrong.
+        what: String,
+        /// What its receiver and the library in it said.
+        said: String,
+    },
     /// A guest's monitor failed or refused a command.
     #[error("guest {guest}: {source}\n{serial}")]
     Monitor {

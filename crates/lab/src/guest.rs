@@ -298,6 +298,11 @@ impl Guest {
         qmp.execute(command, arguments).map_err(|e| self.monitor_failed(e))
     }
 
+    /// The events that its monitor has sent before the answer to the last command, each reported once.
+    pub(crate) fn take_monitor_events(&self) -> Vec<Value> {
+        self.qmp.lock().unwrap_or_else(PoisonError::into_inner).take_events()
+    }
+
     /// Stops its processor (`stop`).
     pub fn pause(&self) -> Result<(), LabError> {
         self.monitor_command("stop", json!({})).map(drop)

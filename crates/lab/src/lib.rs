@@ -22,6 +22,7 @@ mod guest;
 mod image;
 mod kernel;
 mod lab;
+pub mod migration;
 mod network;
 mod network_kind;
 mod playground;

@@ -112,7 +112,9 @@ impl Playground {
         progress("kernel and file system of the guests");
         let lab = Lab::new(&name, &image)?;
         let broker = start_broker(&folder, policy.as_deref())?;
-        progress(&format!("{} guests boot, {}, kernel {}", guests.len(), lab.accel(), lab.image().version));
+        if !guests.is_empty() {
+            progress(&format!("{} guests boot, {}, kernel {}", guests.len(), lab.accel(), lab.image().version));
+        }
         let guests = boot(&lab, &folder, guests)?;
         Ok(Self { guests, broker, lab, partywall, window_mib, folder, _own: own })
     }
@@ -158,11 +160,47 @@ impl Playground {
 
     /// Attaches a guest to the broker.
     pub fn attach(&self, guest: &Guest) -> Result<AttachReport, LabError> {
+        self.attach_with(guest, &[])
+    }
+
+    /// The same, so that the guest can be migrated.
+    pub(crate) fn attach_migratable(&self, guest: &Guest) -> Result<AttachReport, LabError> {
+        self.attach_with(guest, &["--migratable"])
+    }
+
+    fn attach_with(&self, guest: &Guest, options: &[&str]) -> Result<AttachReport, LabError> {
         let start = Instant::now();
         let mut command = self.partywall(["vm", "attach", guest.name(), "--window"]);
         command.arg(format!("{}M", self.window_mib)).arg("--qmp").arg(guest.monitor()).arg("--port");
-        let said = self.said(command.arg(self.port(guest)))?;
+        let said = self.said(command.arg(self.port(guest)).args(options))?;
         Ok(AttachReport { took: start.elapsed(), said })
+    }
+
+    /// Boots further guests, each with an agent, which belong to the caller.
+    pub(crate) fn boot_guests(&self, guests: Vec<GuestOptions>) -> Result<Vec<Guest>, LabError> {
+        boot(&self.lab, &self.folder, guests)
+    }
+
+    /// Starts a QEMU that waits at `uri` for `leaves` to be migrated into it. The agent of that guest runs already.
+    pub(crate) fn expect(&self, options: GuestOptions, uri: &str, leaves: &Guest) -> Result<Guest, LabError> {
+        let port = port(&self.folder, options.name());
+        // A guest that has left from here has had the socket's name.
+        let _ = std::fs::remove_file(&port);
+        self.lab.boot(options.serves_port(PORT, &port).incoming(uri, leaves)?)
+    }
+
+    /// Whether a machine can be migrated, in the words of `partywall vm list`.
+    pub(crate) fn mobility(&self, name: &str) -> Result<String, LabError> {
+        let said = self.said(&mut self.partywall(["vm", "list", "--json"]))?;
+        let rows: Value = serde_json::from_str(&said).unwrap_or_default();
+        let row = rows.as_array().and_then(|rows| rows.iter().find(|row| row["name"] == name));
+        let mobility = row.and_then(|row| row["mobility"].as_str());
+        mobility.map(str::to_owned).ok_or_else(|| self.refused(format!("it does not list {name}: {said}")))
+    }
+
+    /// The folder of its sockets.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Waits until every agent has connected and every window is seen by both its sides. Returns how long that took.
@@ -220,7 +258,7 @@ impl Playground {
         Err(self.refused(String::from_utf8_lossy(&output.stderr).trim_end().to_owned()))
     }
 
-    fn refused(&self, what: String) -> LabError {
+    pub(crate) fn refused(&self, what: String) -> LabError {
         failed(&self.folder, what)
     }
 }

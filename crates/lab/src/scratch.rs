@@ -1,8 +1,9 @@
 //! Folders for sockets, whose paths must be short. A process that was killed leaves its folder; the next one removes it.
 
 use crate::LabError;
+use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "partywall-lab-";
 
@@ -14,6 +15,14 @@ pub(crate) fn folder() -> Result<tempfile::TempDir, LabError> {
         .prefix(&format!("{PREFIX}{}-", std::process::id()))
         .tempdir_in(&parent)
         .map_err(LabError::file("create a folder in", &parent))
+}
+
+/// Those of this process that are there.
+pub(crate) fn own_folders(parent: &Path) -> Vec<PathBuf> {
+    let own = format!("{PREFIX}{}-", std::process::id());
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    let is_own = |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(&own));
+    entries.map(|entry| entry.path()).filter(is_own).collect()
 }
 
 /// Removes the folders of processes that are gone.

@@ -1,6 +1,9 @@
 //! Runs in a guest of the lab, and there runs commands and moves files for it.
+//!
+//! With arguments, it is an end of a stream: `partywall-lab-guest receive PORT`, `partywall-lab-guest send ADDRESS:PORT RATE STOP-FILE`.
 #![allow(clippy::print_stderr, reason = "its standard error is the guest's console")]
 
+use partywall_lab::migration::traffic;
 use partywall_lab::wire::{self, CommandFrame, FrameKind, FrameReader, MAX, WireItem};
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -9,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -47,12 +50,26 @@ enum Sink {
 }
 
 fn main() -> ExitCode {
-    match serve() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match do_as_told(&words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("partywall-lab-guest: {e}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn do_as_told(words: &[&str]) -> io::Result<()> {
+    let number = |_| io::Error::other("write a number");
+    match words {
+        [] => serve(),
+        ["receive", port] => traffic::receive(port.parse().map_err(number)?, &mut io::stdout().lock()),
+        ["send", to, rate, stop] => {
+            traffic::send(to, rate.parse().map_err(number)?, Path::new(stop), &mut io::stdout().lock())
+        }
+        _ => Err(io::Error::other("usage: [receive PORT | send ADDRESS:PORT RATE STOP-FILE]")),
     }
 }
 

@@ -129,6 +129,11 @@ impl Qmp {
         }
     }
 
+    /// The events that came during commands and that nobody has waited for. Each is returned once.
+    pub fn take_events(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.events)
+    }
+
     fn message(&mut self) -> io::Result<Value> {
         read_line(&mut self.stream, &mut self.partial)?;
         if !self.partial.ends_with('\n') {

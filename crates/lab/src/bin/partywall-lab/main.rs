@@ -1,6 +1,7 @@
 //! Virtual machines to play with: `partywall-lab up` boots two and attaches them to a broker, `partywall-lab shell a` is in one.
 
 mod demo;
+mod migrate;
 mod playground;
 mod shell;
 mod stop;
@@ -29,6 +30,8 @@ enum Command {
     },
     /// Carry a file between two machines, over Partywall and over TCP, and kill one of the two.
     Demo(demo::Args),
+    /// Migrate a machine to another host and back while it sends to its neighbour, and show the time line.
+    Migrate(migrate::Args),
     /// Open a shell in a machine; Ctrl-] leaves it.
     Shell {
         /// The name of the machine.
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
     let done = match LabArguments::parse().command {
         Command::Up { names, window } => playground::up(&names, window).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Shell { name } => shell::run(&name).map(|()| ExitCode::SUCCESS),
     };
     match done {
