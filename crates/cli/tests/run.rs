@@ -142,7 +142,7 @@ fn the_program_gets_the_environment_and_its_arguments() {
 }
 
 #[test]
-fn run_with_policy_now_warns_of_short_connections_unless_quiet() {
+fn run_with_move_now_warns_of_short_connections_unless_quiet() {
     let (world, installed) = (World::new(), Installed::new());
     for (options, warned) in [(&["--move", "now"][..], true), (&["--policy", "now", "-q"], false)] {
         let mut command = installed.command(&[&["run"], options, &["true"]].concat());

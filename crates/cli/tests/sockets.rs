@@ -399,7 +399,7 @@ fn top_shows_server_that_overwrote_its_environment() {
 }
 
 #[test]
-fn only_administrators_may_set_the_policy() {
+fn only_administrators_may_set_move_rules() {
     let world = World::new();
     let shown = json(&world.run("watcher", &["moves", "--json"]));
     assert_eq!((&shown["live"], shown["rules"].as_array().unwrap().len()), (&false.into(), 0));

@@ -31,6 +31,9 @@ impl Broker {
             Some(manager) => command.env("NOTIFY_SOCKET", manager),
             None => command.env_remove("NOTIFY_SOCKET"),
         };
+        if dir.join("policy").exists() {
+            command.arg("--policy").arg(dir.join("policy"));
+        }
         let child = command
             .arg("--socket")
             .arg(dir.join("broker"))
@@ -67,6 +70,36 @@ impl Stage {
         let dir = tempfile::tempdir().unwrap();
         let monitors = ["a", "b"].map(|name| Monitor::listen(&dir.path().join(format!("{name}.qmp"))));
         Self { dir, monitors }
+    }
+
+    /// The operator's file has a group of these machines and of the domain `web`.
+    fn with_group(machines: &str) -> Self {
+        let this = Self::new();
+        this.set_group(machines);
+        this
+    }
+
+    fn set_group(&self, machines: &str) {
+        let policy = format!("[[group]]\nname = 'pool'\nmachines = [{machines}]\ndomains = ['web']\nroom = '4M'\n");
+        std::fs::write(self.path("policy"), policy).unwrap();
+    }
+
+    /// A process takes part in the group. Where its seat is.
+    fn take_part(&self) -> (Client, u64) {
+        let mut web = Client::join(&self.path("broker"), "web");
+        match web.ask(&Message::JoinGroup { room: 4096, memory: false, group: "pool".into() }) {
+            Message::GroupJoined { base, .. } => (web, base),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Kills the broker, and waits until the next one attends to both machines.
+    fn restart(&self, broker: Broker) -> Broker {
+        broker.kill();
+        std::fs::write(self.path("log"), "").unwrap();
+        let broker = self.broker();
+        self.attached_again();
+        broker
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -139,6 +172,49 @@ fn restarts_of_the_broker_use_up_no_slots() {
         );
         assert_eq!(stage.plugged(), [4, 4]);
     }
+}
+
+#[test]
+fn restarts_of_the_broker_use_up_no_slots_for_groups() {
+    let stage = Stage::with_group("'a', 'b'");
+    let mut broker = stage.broker();
+    // Each has four windows with the other and the host, and three of the group.
+    assert_eq!((stage.attach("a", 8 * MIB), stage.attach("b", 8 * MIB)), (4, 7));
+    assert_eq!(stage.plugged(), [7, 7]);
+    stage.await_memory(&broker, 8 * MIB);
+    for restart in 1..=3 {
+        broker = stage.restart(broker);
+        let again = (stage.attach("a", 8 * MIB), stage.attach("b", 8 * MIB));
+        assert_eq!(again, (0, 0), "restart {restart}:\n{}", stage.log());
+        assert_eq!(stage.plugged(), [7, 7], "restart {restart}");
+    }
+    // A machine has every window of a group as a device, so one that is no member any more must not have those that are used from now on.
+    stage.set_group("'a'");
+    let _broker = stage.restart(broker);
+    assert_eq!((stage.attach("a", 8 * MIB), stage.attach("b", 8 * MIB)), (0, 0));
+    assert_eq!(stage.plugged(), [9, 7], "two new windows for the first: its own, and that of the domain");
+}
+
+/// Processes that took part with the last broker may still read and write there (protocol J10.1).
+#[test]
+fn seats_of_the_last_broker_are_given_to_no_other_process() {
+    let stage = Stage::with_group("'a', 'b'");
+    let broker = stage.broker();
+    stage.attach("a", 8 * MIB);
+    stage.attach("b", 8 * MIB);
+    stage.await_memory(&broker, 8 * MIB);
+    let (_first, kept) = stage.take_part();
+    let broker = stage.restart(broker);
+    let (second, other) = stage.take_part();
+    assert_ne!(other, kept);
+    // One that has left is not kept.
+    drop(second);
+    eventually("its place is free", || stage.take_part().1 == other);
+    let broker = stage.restart(broker);
+    let (_third, base) = stage.take_part();
+    assert_ne!(base, kept);
+    assert_eq!(stage.plugged(), [7, 7]);
+    drop(broker);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::{Domain, Error, Options, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use partywall_region::wait::publish_core;
 use partywall_region::{LinkEvent, OwnRegion, RegionOptions};
+use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
 use partywall_shm::half::{self, Effect, Idle, Need};
 use partywall_shm::layout::{TxHalf, flags};
@@ -49,6 +50,9 @@ pub enum SlowReader {
     Hold,
     /// The publisher drops a subscriber that is a whole ring behind. The subscriber gets [`Error::Lagged`].
     Drop,
+    /// The publisher overwrites what a subscriber has not read, without waiting. The subscriber continues at the newest message, and
+    /// [`Subscriber::lost`] counts the messages in between. A message has at most half of the ring.
+    Newest,
 }
 
 /// How often the publisher looks for new subscribers while it sends.
@@ -57,6 +61,11 @@ const ADMIT_EVERY: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_millis(1);
 /// The longest that a publisher which ends waits for the broker.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
+/// Bytes of the number at the start of each record of a publisher that overruns its subscribers (protocol B4.4).
+const NUMBER: u64 = 8;
+/// How many messages in a row may be overwritten while one call copies them. An honest publisher sends a message and begins another during
+/// each copy; a publisher that lies must not keep the call from returning.
+const MOST_COPIES: u32 = 64;
 
 /// Sends messages to every subscriber with one write.
 ///
@@ -95,6 +104,8 @@ pub struct Publisher {
     nonblocking: bool,
     timeout: Option<Duration>,
     dropped: u64,
+    /// The number of the next message (protocol B4.4).
+    number: u64,
 }
 
 impl Publisher {
@@ -107,7 +118,7 @@ impl Publisher {
         acceptor.nonblocking = true;
         let (_, ring_size) = options.ring_bounds(domain.max_ring())?;
         let region = RegionOptions {
-            flags: flags::BROADCAST,
+            flags: flags::BROADCAST | if slow == SlowReader::Newest { flags::OVERRUNS } else { 0 },
             huge_pages: options.huge_pages,
             epoch: domain.epoch(),
             ..RegionOptions::endpoint(ring_size)
@@ -124,12 +135,27 @@ impl Publisher {
             nonblocking: false,
             timeout: None,
             dropped: 0,
+            number: 0,
         })
     }
 
-    /// The longest message that can be sent, in bytes.
+    /// The longest message that can be sent, in bytes. With [`SlowReader::Newest`] it is about half of the ring, so that the newest message stays
+    /// whole while the next one is written.
     pub fn max_message(&self) -> usize {
-        record::longest(self.half.capacity()) as usize
+        (record::longest(self.largest()) - self.prefix()) as usize
+    }
+
+    /// Bytes of the largest record.
+    fn largest(&self) -> u64 {
+        match self.slow {
+            SlowReader::Newest => half::Broadcaster::largest_of_two(self.half.capacity()),
+            SlowReader::Hold | SlowReader::Drop => self.half.capacity(),
+        }
+    }
+
+    /// Bytes of a record between its header and the message.
+    fn prefix(&self) -> u64 {
+        if self.slow == SlowReader::Newest { NUMBER } else { 0 }
     }
 
     /// Subscribers at present.
@@ -206,8 +232,10 @@ impl Publisher {
         if self.admitted.elapsed() >= ADMIT_EVERY {
             self.admit()?;
         }
-        let footprint = record::footprint(message.len() as u64);
-        let (Ok(len), true) = (u32::try_from(message.len()), footprint <= self.half.capacity()) else {
+        let prefix = self.prefix();
+        let content = message.len() as u64 + prefix;
+        let footprint = record::footprint(content);
+        let (Ok(len), true) = (u32::try_from(content), footprint <= self.largest()) else {
             let max = self.max_message() as u64;
             let advice = "ask for a larger ring (Options::ring), or split it";
             return Err(Error::TooLarge { asked: message.len() as u64, max, advice });
@@ -216,7 +244,9 @@ impl Publisher {
         self.half.announce(&self.ring.page().tx, footprint);
         let mut span = self.ring.span(self.half.tail(), footprint);
         span.copy_from(0, &record::header(len));
-        span.copy_from(record::HEADER as usize, message);
+        span.copy_from(record::HEADER as usize, &self.number.to_le_bytes()[..prefix as usize]);
+        span.copy_from((record::HEADER + prefix) as usize, message);
+        self.number += 1;
         self.commit(footprint);
         Ok(())
     }
@@ -225,8 +255,11 @@ impl Publisher {
         let own = &self.ring.page().tx;
         let symmetric = self.subscribers.iter().any(|s| s.fencing == Fencing::Symmetric);
         self.half.commit(own, n, if symmetric { Fencing::Symmetric } else { Fencing::Asymmetric });
+        let overruns = self.slow == SlowReader::Newest;
         for s in &mut self.subscribers {
-            if s.half.follow(&s.region.page().rx, n) {
+            let reader = &s.region.page().rx;
+            let rings = if overruns { self.half.must_ring(reader, n) } else { s.half.follow(reader, n) };
+            if rings {
                 publish_core(&own.control.cpu);
                 s.waiter.link.ring();
                 add(&own.counters.bells_rung, 1);
@@ -239,6 +272,12 @@ impl Publisher {
 
     /// Makes sure that nobody who counts still needs the `n` bytes that are overwritten next.
     fn make_room(&mut self, n: u64) -> Result<()> {
+        if self.slow == SlowReader::Newest {
+            // Nobody counts. Subscribers that have left are let go when others are admitted.
+            let acceptor = &self.acceptor;
+            self.subscribers.retain_mut(|s| acceptor.is_answered(s).unwrap_or(false));
+            return Ok(());
+        }
         let mut turn = None;
         loop {
             let (own, acceptor) = (&self.ring.page().tx, &self.acceptor);
@@ -352,6 +391,9 @@ impl Drop for Publisher {
 #[derive(Debug)]
 pub struct Subscriber {
     rx: StreamRx,
+    lost: u64,
+    /// The number after that of the last message, and the byte of the stream behind it, once there was one (protocol B4.4).
+    after: Option<(u64, u64)>,
 }
 
 impl Subscriber {
@@ -386,25 +428,142 @@ impl Subscriber {
     /// ```
     pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
         match connect::open(domain, target, Kind::Broadcast, Directions::REVERSE, options)? {
-            (_, Some(rx)) => Ok(Self { rx: rx.for_broadcast() }),
+            (_, Some(rx)) => Ok(Self { rx: rx.for_broadcast(), lost: 0, after: None }),
             _ => Err(Error::BrokerConfused("a subscription without a reading half".into())),
         }
     }
 
-    /// Receives one message into `buf`, replacing its content.
+    /// Receives one message into `buf`, replacing its content. If the publisher has overwritten the next message
+    /// ([`SlowReader::Newest`]), this is the newest one.
     ///
     /// # Errors
-    /// [`Error::Lagged`] if this subscriber was dropped for being slow; [`Error::Closed`] when the publisher has ended and all
+    /// [`Error::Lagged`] if this subscriber was dropped for being slow, or, with [`SlowReader::Newest`], if one message after the other was
+    /// overwritten while it was copied: then a later call may succeed. [`Error::Closed`] when the publisher has ended and all
     /// messages were read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
     pub fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
-        let len = match next_len(&mut self.rx) {
-            Ok(len) => len,
-            // What looks like nonsense was perhaps being overwritten.
-            Err(Error::Corrupt(_) | Error::Dead { .. }) if self.rx.is_overwritten() || self.rx.is_dropped() => {
-                return Err(Error::Lagged);
+        self.wait()?;
+        if self.rx.may_be_overrun() { self.copy_numbered(buf, false) } else { self.copy_next(buf) }
+    }
+
+    /// Receives the newest message into `buf`, replacing its content, and passes over the messages before it. Waits if there is none.
+    ///
+    /// # Errors
+    /// As [`Subscriber::recv`].
+    ///
+    /// ```
+    /// use partywall::{Domain, Options, Publisher, RingSize, SlowReader, Subscriber};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let small = Options::default().ring(RingSize::Fixed(4096));
+    /// let mut thermometer = Publisher::bind(&web, "celsius", SlowReader::Newest, &small)?;
+    /// let mut reader = Subscriber::connect("web:celsius")?;
+    /// while thermometer.subscribers() == 0 {
+    ///     thermometer.admit()?;
+    /// }
+    /// let mut celsius = Vec::new();
+    /// thermometer.send(b"20.0")?;
+    /// reader.recv_newest(&mut celsius)?;
+    /// assert_eq!(celsius, b"20.0");
+    /// for sample in 1..=1000 {
+    ///     thermometer.send(format!("20.{sample}").as_bytes())?; // Never waits.
+    /// }
+    /// reader.recv_newest(&mut celsius)?;
+    /// assert_eq!(celsius, b"20.1000");
+    /// assert_eq!(reader.lost(), 999);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn recv_newest(&mut self, buf: &mut Vec<u8>) -> Result<()> {
+        self.wait()?;
+        if self.rx.may_be_overrun() {
+            return self.copy_numbered(buf, true);
+        }
+        // Never more than what is there now, so that a fast publisher cannot keep this call from returning.
+        let end = self.rx.head() + self.rx.available();
+        self.copy_next(buf)?;
+        while self.rx.head() < end {
+            self.copy_next(buf)?;
+            self.lost += 1;
+        }
+        Ok(())
+    }
+
+    /// Messages that this subscriber has not got, of those after the first message that it received: the publisher has overwritten them
+    /// ([`SlowReader::Newest`]), or [`Subscriber::recv_newest`] has passed over them.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Waits for a record, or for the end.
+    fn wait(&mut self) -> Result<()> {
+        self.rx.wait(record::HEADER).map(drop).map_err(|e| self.or_lagged(e))
+    }
+
+    /// What looks like nonsense was perhaps being overwritten.
+    fn or_lagged(&self, e: Error) -> Error {
+        match e {
+            Error::Corrupt(_) | Error::Dead { .. }
+                if !self.rx.may_be_overrun() && (self.rx.is_overwritten() || self.rx.is_dropped()) =>
+            {
+                Error::Lagged
             }
-            Err(e) => return Err(e),
-        };
+            e => e,
+        }
+    }
+
+    /// The next message of a publisher that overruns this subscriber (protocol B4), or the newest one.
+    fn copy_numbered(&mut self, buf: &mut Vec<u8>, newest: bool) -> Result<()> {
+        let rx = &mut self.rx;
+        let largest = half::Broadcaster::largest_of_two(rx.capacity());
+        for _ in 0..MOST_COPIES {
+            if newest {
+                rx.skip_to_newest()?;
+            }
+            let available = rx.wait(record::HEADER)?;
+            if available == 0 {
+                return Err(Error::Closed("the peer has finished"));
+            }
+            // Only now: the wait may have continued further on.
+            let from = rx.head();
+            let mut start = [0; (record::HEADER + NUMBER) as usize];
+            let copied = rx.span(0, start.len() as u64).map_or(0, |span| span.copy_to(&mut start));
+            let (header, number) = start.split_at(record::HEADER as usize);
+            let header = header.try_into().unwrap_or_default();
+            let number = number.try_into().map_or(0, u64::from_le_bytes);
+            let parsed = record::parse(header, available, record::longest(largest));
+            let content = parsed.map(u64::from).ok().filter(|len| copied == start.len() && *len >= NUMBER);
+            if let Some(len) = content {
+                buf.resize((len - NUMBER) as usize, 0);
+                if let Some(span) = rx.span(start.len() as u64, len - NUMBER) {
+                    span.copy_to(buf);
+                }
+            }
+            // Whatever was copied means nothing before this.
+            if rx.is_overwritten() {
+                buf.clear();
+                rx.resume()?;
+                continue;
+            }
+            let lost = match self.after {
+                None => Some(0),
+                Some((expected, behind)) => gap(number, expected, from.saturating_sub(behind)),
+            };
+            let (Some(len), Some(lost)) = (content, lost) else {
+                buf.clear();
+                return Err(rx.blame(Corrupt::BadRecord));
+            };
+            rx.release(record::footprint(len));
+            self.lost = self.lost.saturating_add(lost);
+            self.after = Some((number.saturating_add(1), rx.head()));
+            return Ok(());
+        }
+        buf.clear();
+        Err(Error::Lagged)
+    }
+
+    /// The next message of a publisher that waits for this subscriber or drops it.
+    fn copy_next(&mut self, buf: &mut Vec<u8>) -> Result<()> {
+        let len = next_len(&mut self.rx).map_err(|e| self.or_lagged(e))?;
         buf.resize(len, 0);
         copy(&self.rx, buf);
         if self.rx.is_overwritten() {
@@ -429,6 +588,14 @@ impl Subscriber {
     pub fn counters(&self) -> Snapshot {
         self.rx.counters()
     }
+}
+
+/// How many messages lie between one with this number and the expected one, with so many bytes between them. `None` if the publisher's numbers
+/// do not fit its positions (protocol B4.4).
+fn gap(number: u64, expected: u64, bytes: u64) -> Option<u64> {
+    let lost = number.checked_sub(expected)?;
+    let fits = lost <= bytes / record::footprint(NUMBER) && (lost == 0) == (bytes == 0);
+    fits.then_some(lost)
 }
 
 /// As [`AsFd`].

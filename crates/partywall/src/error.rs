@@ -99,7 +99,9 @@ pub enum Error {
     /// The buffer or token of a handle has ended.
     #[error("gone: {0}")]
     Gone(&'static str),
-    /// A broadcast subscriber was too slow: the publisher has dropped it (protocol B2).
+    /// A broadcast subscriber was too slow: the publisher has dropped it (protocol B2). With
+    /// [`SlowReader::Newest`](crate::SlowReader::Newest) the subscriber can go on: the publisher has overwritten each message of many attempts
+    /// while the subscriber copied it (protocol B4).
     #[error("too slow: the publisher has overwritten what was not read yet")]
     Lagged,
     /// An argument is invalid.

@@ -13,13 +13,12 @@ use partywall_shm::bytes::PeerBytes;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
 use partywall_shm::half::{Ending, ReadingHalf};
-use partywall_shm::layout::{Geometry, RxHalf};
+use partywall_shm::layout::{Geometry, RxHalf, flags};
 use partywall_shm::state::RxState;
 use partywall_shm::wake::Fencing;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// The largest piece that is copied before it is released: the writer can go on meanwhile.
@@ -113,6 +112,9 @@ impl StreamRx {
             && let Some(peer) = endpoint.peer()
         {
             half.start(&endpoint.own().page().rx, peer.region.geometry().ring_size(), peer.start);
+            if self.is_broadcast && peer.region.flags() & flags::OVERRUNS != 0 {
+                half.let_overrun();
+            }
             *ring = Some(peer.region.clone());
         }
     }
@@ -443,12 +445,29 @@ impl StreamRx {
 
     /// Whether a publisher may have overwritten bytes from our head on, up to this moment (protocol B3).
     pub(crate) fn is_overwritten(&self) -> bool {
-        // What was copied was copied before the load below.
-        fence(Ordering::SeqCst);
-        self.endpoint.peer().is_some_and(|peer| {
-            let intent = peer.region.page().tx.control.intent.load(Ordering::Relaxed);
-            intent.saturating_sub(self.half.head()) > self.half.capacity()
-        })
+        self.endpoint.peer().is_some_and(|peer| self.half.is_overwritten(&peer.region.page().tx))
+    }
+
+    /// Whether the publisher overruns this subscriber (protocol B4). Not known before the publisher's region has come.
+    pub(crate) fn may_be_overrun(&self) -> bool {
+        self.is_broadcast && self.endpoint.peer().is_some_and(|peer| peer.region.flags() & flags::OVERRUNS != 0)
+    }
+
+    /// Continues at the newest record, because the one at the head was overwritten (protocol B4.3).
+    pub(crate) fn resume(&mut self) -> Result<()> {
+        let Some(peer) = self.endpoint.peer() else { return Ok(()) };
+        self.half.resume(&peer.region.page().tx).map(drop).map_err(|what| self.corrupt(what))
+    }
+
+    /// Continues at the newest record if that is further than the head.
+    pub(crate) fn skip_to_newest(&mut self) -> Result<()> {
+        let Some(peer) = self.endpoint.peer() else { return Ok(()) };
+        self.half.skip_to_newest(&peer.region.page().tx).map(drop).map_err(|what| self.corrupt(what))
+    }
+
+    /// Bytes of the stream before the next one.
+    pub(crate) fn head(&self) -> u64 {
+        self.half.head()
     }
 
     /// Says that a record makes no sense (protocol D2), and ends this half.

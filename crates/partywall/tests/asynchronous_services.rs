@@ -130,6 +130,37 @@ async fn subscriber_waits_for_each_message_and_sees_the_end() {
 }
 
 #[tokio::test]
+async fn overrun_subscriber_gets_the_newest_and_is_woken_for_the_next() {
+    let _guard = hang_guard();
+    let broker = Broker::embedded().unwrap();
+    let web = join(&broker, "web");
+    let small = Options::default().ring(RingSize::Fixed(4096));
+    let mut ticker = Publisher::bind(&web, "ticks", SlowReader::Newest, &small).unwrap();
+    let mut reader = AsyncSubscriber::connect_with(&web, "web:ticks", &Options::default()).await.unwrap();
+    while ticker.subscribers() == 0 {
+        ticker.admit().unwrap();
+    }
+    let mut message = Vec::new();
+    for round in 0..200u32 {
+        let waiting = begin_and_cancel(1, reader.recv_newest(&mut message)).await;
+        assert!(waiting.is_none(), "{waiting:?}");
+        if round % 2 == 0 {
+            (0..500).for_each(|_| ticker.send(b"old").unwrap());
+            ticker.send(&round.to_le_bytes()).unwrap();
+            reader.recv_newest(&mut message).await.unwrap();
+        } else {
+            let (received, ()) = tokio::join!(reader.recv(&mut message), async {
+                tokio::task::yield_now().await;
+                ticker.send(&round.to_le_bytes()).unwrap();
+            });
+            received.unwrap();
+        }
+        assert_eq!(message, round.to_le_bytes());
+    }
+    assert_eq!(reader.lost(), 99 * 500, "those before the first message do not count");
+}
+
+#[tokio::test]
 async fn listener_accepts_again_after_a_restart_of_the_broker() {
     let _guard = hang_guard();
     let dir = tempfile::tempdir().unwrap();

@@ -5,12 +5,97 @@ mod common;
 
 use common::process::{Process, built};
 use common::*;
-use std::io::Read;
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 fn example(name: &str) -> PathBuf {
-    built(&format!("examples/{name}"), &["--package", "partywall", "--examples"])
+    built(&format!("examples/{name}"), &["--package", "partywall", "--examples", "--features", "tokio"])
+}
+
+/// An example with these arguments, for this broker.
+fn begin(name: &str, words: &[&str], broker: &Path) -> Command {
+    let mut command = Command::new(example(name));
+    command.args(words).env("PARTYWALL_BROKER", broker);
+    command
+}
+
+/// Starts the side of an example that waits for others. It is killed at the end.
+fn start(name: &str, words: &[&str], broker: &Path) -> Process {
+    Process::new(begin(name, words, broker).stdout(Stdio::null()).spawn().unwrap())
+}
+
+/// The output of the other side, once the first one is there.
+fn output(name: &str, words: &[&str], broker: &Path) -> String {
+    let mut said = None;
+    eventually("the other side is there", || {
+        let done = begin(name, words, broker).output().unwrap();
+        said = done.status.success().then(|| String::from_utf8(done.stdout).unwrap());
+        said.is_some()
+    });
+    said.unwrap()
+}
+
+#[test]
+fn messages_arrive_whole_and_are_answered() {
+    let _guard = hang_guard();
+    let broker = partywall_daemon::Broker::embedded().unwrap();
+    let _server = start("messages", &["serve"], broker.path());
+    let said = output("messages", &["order", "2", "apples"], broker.path());
+    assert_eq!(said, "2 words for visitor: 2, apples\n");
+}
+
+#[test]
+fn broadcast_example_takes_newer_and_newer_samples() {
+    let _guard = hang_guard();
+    let broker = partywall_daemon::Broker::embedded().unwrap();
+    let _publisher = start("broadcast", &["publish"], broker.path());
+    let said = output("broadcast", &["subscribe", "3"], broker.path());
+    let numbers: Vec<[u64; 2]> = said
+        .lines()
+        .map(|line| {
+            let (sample, lost) = line.strip_suffix(" left out").unwrap().split_once(", ").unwrap();
+            [sample.strip_prefix("sample ").unwrap(), lost].map(|number| number.parse().unwrap())
+        })
+        .collect();
+    let [[first, 0], .., [last, lost]] = numbers[..] else { panic!("{said}") };
+    assert_eq!((numbers.len(), lost + 3), (3, last - first + 1), "{said}");
+}
+
+#[test]
+fn call_example_sums_in_the_server() {
+    let _guard = hang_guard();
+    let broker = partywall_daemon::Broker::embedded().unwrap();
+    let _server = start("calls", &["serve"], broker.path());
+    assert_eq!(output("calls", &["sum", "1", "2", "39"], broker.path()), "42\n");
+}
+
+#[test]
+fn asynchronous_example_asks_all_at_once() {
+    let _guard = hang_guard();
+    let broker = partywall_daemon::Broker::embedded().unwrap();
+    let _server = start("asynchronous", &["serve"], broker.path());
+    assert_eq!(output("asynchronous", &["ask", "one", "two", "three"], broker.path()), "ONE\nTWO\nTHREE\n");
+}
+
+#[test]
+fn group_example_reads_the_lent_buffer_in_place() {
+    let _guard = hang_guard();
+    let dir = tempfile::tempdir().unwrap();
+    let policy = dir.path().join("policy.toml");
+    std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['maker', 'reader']\nroom = '16M'\n").unwrap();
+    let config = partywall_daemon::Config::new(dir.path().join("broker.sock")).policy_file(policy);
+    let broker = partywall_daemon::Broker::start(&config).unwrap();
+    let mut maker = begin("group", &["lend", "hello"], broker.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(maker.stdout.take().unwrap()).lines();
+    let mut maker = Process::new(maker);
+    let handle = lines.next().unwrap().unwrap();
+    let said = begin("group", &["read", &handle], broker.path()).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let (text, address) = (String::from_utf8(said.stdout).unwrap(), lines.next().unwrap().unwrap());
+    let address = address.strip_prefix("read; the buffer at ").and_then(|rest| rest.split_once(' ')).unwrap().0;
+    assert_eq!(text, format!("hello at {address}\n"));
+    assert!(maker.wait());
 }
 
 #[test]

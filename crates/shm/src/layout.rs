@@ -41,7 +41,7 @@ use crate::wake::Fencing;
 /// `PARTYWAL`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PARTYWAL");
 /// The layout that this code reads and writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of the control page, and the ring's offset without huge pages.
 pub const PAGE: u64 = 4096;
 /// The ring's offset with huge pages.
@@ -73,6 +73,8 @@ pub mod flags {
     pub const HUGE_PAGES: u32 = 2;
     /// The ring has many readers.
     pub const BROADCAST: u32 = 4;
+    /// The writer of a ring with many readers overruns the slow ones (protocol B4).
+    pub const OVERRUNS: u32 = 8;
 }
 
 impl Fencing {
@@ -210,6 +212,8 @@ pub struct TxControl<A: Access = Own> {
     pub cpu: A::U32,
     /// Bytes of the ring that the newest bytes are in, for people to read (protocol M7).
     pub ring_size: A::U64,
+    /// Where the newest record begins, in a ring with many readers. Stored after the tail behind that record (protocol B4).
+    pub newest: A::U64,
 }
 
 /// All lines of a producing half.
@@ -363,6 +367,7 @@ impl TxHalf {
                 intent: AtomicU64::new(0),
                 cpu: AtomicU32::new(0),
                 ring_size: AtomicU64::new(0),
+                newest: AtomicU64::new(0),
             },
             counters: Counters::new(),
         }
@@ -418,6 +423,7 @@ mod asserts {
     const _: () = assert!(offset_of!(TxControl, switch_at) == 16 && offset_of!(TxControl, intent) == 24);
     const _: () = assert!(offset_of!(TxControl, cpu) == 32 && offset_of!(RxControl, cpu) == 12);
     const _: () = assert!(offset_of!(TxControl, ring_size) == 40 && offset_of!(RxControl, state) == 8);
+    const _: () = assert!(offset_of!(TxControl, newest) == 48);
     const _: () = assert!(size_of::<TxHalf>() == 192 && size_of::<RxHalf>() == 192);
     const _: () = assert!(offset_of!(TxHalf, control) == 64 && offset_of!(TxHalf, counters) == 128);
     const _: () = assert!(offset_of!(ControlPage, tx) == 64 && offset_of!(ControlPage, rx) == 256);

@@ -454,6 +454,57 @@ fn loom_a_copy_that_was_overwritten_is_discarded() {
     });
 }
 
+/// B4: a reader that its publisher overruns takes only whole records, in order, never calls an honest publisher corrupt, and has the newest
+/// one in the end.
+#[test]
+fn loom_an_overrun_reader_keeps_the_newest_record() {
+    const CAPACITY: u64 = 2;
+    const RECORDS: u64 = 5;
+    check("overrun", Some(3), || {
+        let tx = Arc::new(TxHalf::new());
+        let ring: Arc<[AtomicU8; CAPACITY as usize]> = Arc::new([AtomicU8::new(0), AtomicU8::new(0)]);
+        let (its_tx, its_ring) = (tx.clone(), ring.clone());
+        let thread = thread::spawn(move || {
+            let mut publisher = half::Broadcaster::new(CAPACITY);
+            for at in 0..RECORDS {
+                publisher.announce(&its_tx, 1);
+                its_ring[(at % CAPACITY) as usize].store(byte(at), Ordering::Relaxed);
+                publisher.commit(&its_tx, 1, FENCING);
+            }
+        });
+        let (rx, mut reader) = (RxHalf::new(), Consumer::new(CAPACITY, 0).overrun());
+        let read = |reader: &mut Consumer| {
+            let from = reader.head();
+            if reader.refresh(&tx).expect("the publisher is honest") == 0 {
+                return None;
+            }
+            loop {
+                let at = reader.head();
+                let copy = ring[(at % CAPACITY) as usize].load(Ordering::Relaxed);
+                if !reader.is_overwritten(&tx) {
+                    expect_bytes(at, &[copy]);
+                    assert!(at >= from);
+                    reader.release(&rx, &tx, 1, FENCING);
+                    return Some(at);
+                }
+                reader.resume(&tx).expect("the publisher is honest");
+                assert!(reader.head() > at);
+            }
+        };
+        let mut last = None;
+        for _ in 0..2 {
+            last = read(&mut reader).or(last);
+        }
+        reader.skip_to_newest(&tx).expect("the publisher is honest");
+        thread.join().expect("the publisher ends");
+        while let Some(at) = read(&mut reader) {
+            assert!(last.is_none_or(|last| last < at));
+            last = Some(at);
+        }
+        assert_eq!(last, Some(RECORDS - 1));
+    });
+}
+
 /// R4, A3: an adversary changes its words between any two loads of one refresh. No claim exceeds the ring, none panics.
 #[test]
 fn loom_a_liar_in_the_middle_of_a_refresh() {

@@ -18,7 +18,7 @@ use partywall_shm::group::{CONTROL, MEMBERS, SEATS, address};
 use partywall_shm::layout::PAGE;
 
 use super::refuse::{Refuse, refuse};
-use super::{Core, Descriptor, SessionId};
+use super::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 use crate::policy::GroupEntry;
 
@@ -47,6 +47,11 @@ struct MemberWindow<F> {
     files: Option<WindowFiles<F>>,
     size: u64,
     carve: Carve,
+    /// Seats that the last broker gave out, where each begins and its bytes: processes that took part then may still use them. They are kept
+    /// until the window goes.
+    kept: Vec<(u64, u64)>,
+    /// Seats that were taken or have become free since the book was written: where, how many bytes, and whether somebody has it.
+    changes: Vec<(u64, u64, bool)>,
     /// From where it is seen; from the host it always is.
     seen: BTreeSet<Origin>,
 }
@@ -138,6 +143,7 @@ impl<F> GroupRecord<F> {
                 && let Some(window) = &mut member.window
             {
                 window.carve.give_back(seat.base);
+                window.changes.push((seat.base, seat.size, false));
             }
             stays
         });
@@ -165,7 +171,19 @@ impl<F> Groups<F> {
         if let Some(member) = self.member(of) {
             member.life = member.life.wrapping_add(1);
             let (carve, seen) = (Carve::new(PAGE, size), BTreeSet::from([Origin::Host]));
-            member.window = Some(MemberWindow { owner, files, size, carve, seen });
+            member.window =
+                Some(MemberWindow { owner, files, size, carve, kept: Vec::new(), changes: Vec::new(), seen });
+        }
+    }
+
+    /// Keeps seats of a window from everybody: processes that took part with the last broker may still use them (protocol J10.1).
+    pub(super) fn keep_seats(&mut self, of: Membership, seats: &[(u64, u64)]) {
+        if let Some(window) = self.member(of).and_then(|m| m.window.as_mut()) {
+            for &(base, size) in seats {
+                if window.carve.take_at(base, size) {
+                    window.kept.push((base, size));
+                }
+            }
         }
     }
 
@@ -216,6 +234,7 @@ impl<F: Descriptor> Core<F> {
                 let Some(window) = &member.window else { continue };
                 let seats = group.seats.values().filter(|seat| seat.member == m && seat.life == member.life);
                 let mut taken: Vec<(u64, u64)> = seats.map(|seat| (seat.base, seat.base + seat.size)).collect();
+                taken.extend(window.kept.iter().map(|(base, size)| (*base, base + size)));
                 taken.sort_unstable();
                 assert!(taken.windows(2).all(|two| two[0].1 <= two[1].0), "seats overlap");
                 let used: u64 = taken.iter().map(|(from, to)| to - from).sum();
@@ -226,6 +245,20 @@ impl<F: Descriptor> Core<F> {
 }
 
 impl<F: Descriptor> Core<F> {
+    /// Has the books of group windows written, where seats have changed hands.
+    pub(super) fn keep_books_of_groups(&mut self) {
+        let members = self.groups.all.iter_mut().flat_map(|group| &mut group.members);
+        for window in members.filter_map(|member| member.window.as_mut()) {
+            let changes = window.changes.drain(..);
+            // Seats with separate memory are in no file.
+            if let Some(files) = &window.files {
+                for (base, size, in_use) in changes {
+                    self.actions.push(Action::Book { window: files.memory.clone(), base, size, in_use });
+                }
+            }
+        }
+    }
+
     /// Says which groups there are. Their windows are yet to come.
     pub fn set_groups(&mut self, entries: &[GroupEntry]) {
         let member =
@@ -290,9 +323,16 @@ impl<F: Descriptor> Core<F> {
         }
         let Some((size, base)) = size.and_then(|size| Some((size, window.carve.take(size)?))) else {
             let left = window.carve.free();
-            let reason = format!("{me} has no {room} bytes for buffers in one piece in {name}; {left} are free");
+            let mut reason = format!("{me} has no {room} bytes for buffers in one piece in {name}; {left} are free");
+            let kept: u64 = window.kept.iter().map(|(_, size)| size).sum();
+            if kept > 0 {
+                reason.push_str(&format!("; {kept} bytes are kept for processes that took part with the last broker"));
+            }
             return refuse(Refusal::OutOfResources, reason);
         };
+        if window.files.is_some() {
+            window.changes.push((base, size, true));
+        }
         self.groups.next_key += 1;
         let seat =
             SeatRecord { key, member, life: *life, base, size, memory, session: Some(id), readers: BTreeSet::new() };

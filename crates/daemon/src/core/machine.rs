@@ -185,6 +185,8 @@ pub enum MachineNews<F> {
         reader: F,
         /// Bytes from its header to its end.
         size: u64,
+        /// Seats of the last broker that processes may still use: where each begins, from the header on, and its bytes.
+        in_use: Vec<(u64, u64)>,
     },
     /// A machine sees such a window.
     GroupSeen {
@@ -214,8 +216,8 @@ impl<F> MachineNews<F> {
             Self::Shortage { owner, peer, why } => MachineNews::Shortage { owner, peer, why },
             Self::Seen { machine, owner, peer } => MachineNews::Seen { machine, owner, peer },
             Self::GroupRoom { of, size } => MachineNews::GroupRoom { of, size },
-            Self::GroupWindow { of, owner, memory, reader, size } => {
-                MachineNews::GroupWindow { of, owner, memory: turn(memory), reader: turn(reader), size }
+            Self::GroupWindow { of, owner, memory, reader, size, in_use } => {
+                MachineNews::GroupWindow { of, owner, memory: turn(memory), reader: turn(reader), size, in_use }
             }
             Self::GroupSeen { machine, of } => MachineNews::GroupSeen { machine, of },
         }
@@ -441,8 +443,9 @@ impl<F: Descriptor> Core<F> {
                 }
             }
             MachineNews::GroupRoom { of, size } => self.groups.window(of, Origin::Host, None, size),
-            MachineNews::GroupWindow { of, owner, memory, reader, size } => {
+            MachineNews::GroupWindow { of, owner, memory, reader, size, in_use } => {
                 self.groups.window(of, owner, Some(WindowFiles { memory, reader }), size);
+                self.groups.keep_seats(of, &in_use);
             }
             MachineNews::GroupSeen { machine, of } => self.groups.seen(machine, of),
         }

@@ -308,6 +308,7 @@ impl<F> Machines<F> {
 impl<F: Descriptor> Core<F> {
     /// Has the books of windows written, where places have changed hands.
     pub(super) fn keep_books(&mut self) {
+        self.keep_books_of_groups();
         for window in self.machines.windows.values_mut() {
             for (base, size, in_use) in window.changes.drain(..) {
                 self.actions.push(Action::Book { window: window.memory.clone(), base, size, in_use });

@@ -208,7 +208,10 @@ impl Work {
                     self.released(machine, failure);
                     self.remember();
                 }
-                Task::Groups(groups) => self.groups = groups,
+                Task::Groups(groups) => {
+                    groups.ids().for_each(|id| self.state.use_again(id));
+                    self.groups = groups;
+                }
                 Task::Stop => return,
             }
         }
@@ -229,6 +232,7 @@ impl Work {
             }
         }
         self.state.settle();
+        self.groups.settle();
         self.remember();
     }
 
@@ -253,7 +257,7 @@ impl Work {
         let stays = |machine: &&Attended| machine.migration != MigrationStep::Migrating;
         let machines = self.machines.values().filter(stays).map(attachment).collect();
         let windows = self.windows.traces().into_iter().map(|(key, trace)| window(key, trace)).collect();
-        self.state.save(machines, windows);
+        self.state.save(machines, windows, self.groups.records());
     }
 
     fn add(&mut self, new: NewMachine, at_once: bool) -> Result<Message, String> {

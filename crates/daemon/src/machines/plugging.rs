@@ -58,9 +58,10 @@ impl Work {
                 }
             }
         }
-        for news in self.groups.add(machine, name).map_err(|e| e.to_string())? {
+        for news in self.groups.add(machine, name, monitor).map_err(|e| e.to_string())? {
             self.control.errand(Errand::News(news));
         }
+        self.groups.ids().for_each(|id| self.state.use_again(id));
         Ok(())
     }
 

@@ -1,5 +1,5 @@
 //! What the broker remembers of virtual machines, for the broker that runs after it: the machines that are attached, and the files of
-//! their windows.
+//! their windows and of the windows of their groups.
 //!
 //! ```text
 //!   broker.sock.machines   JSON, of this user alone, replaced as a whole; there while a machine is attached
@@ -46,11 +46,26 @@ pub(super) struct WindowRecord {
     pub(super) size: u64,
 }
 
+/// The file of the window of a member of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct GroupWindowRecord {
+    pub(super) group: String,
+    /// All members, each with whether it is a machine: they see the window.
+    pub(super) members: Vec<(String, bool)>,
+    /// Whose window it is, by its place among them.
+    pub(super) member: usize,
+    pub(super) id: String,
+    pub(super) inode: u64,
+    pub(super) size: u64,
+}
+
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Remembered {
+pub(super) struct Remembered {
     version: u32,
-    machines: Vec<AttachmentRecord>,
+    pub(super) machines: Vec<AttachmentRecord>,
     windows: Vec<WindowRecord>,
+    #[serde(default)]
+    pub(super) groups: Vec<GroupWindowRecord>,
 }
 
 /// The file, and what an earlier broker has written there.
@@ -72,6 +87,17 @@ fn path_of(socket: &Path) -> PathBuf {
     beside(socket, ".machines")
 }
 
+/// What the earlier broker of this socket has left. A file that makes no sense is as good as none.
+pub(super) fn remembered(socket: &Path) -> Remembered {
+    let path = path_of(socket);
+    read(&path).unwrap_or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
+            tracing::warn!(path = %path.display(), %error, "the machines of the last broker are forgotten: the file cannot be read");
+        }
+        Remembered::default()
+    })
+}
+
 /// Whether an earlier broker of this socket had machines, or has left files of windows with the service manager.
 pub(crate) fn is_there(socket: &Path) -> bool {
     path_of(socket).symlink_metadata().is_ok() || PassedFiles::are_there()
@@ -81,12 +107,7 @@ impl AttachmentFile {
     /// Reads what the earlier broker of this socket has left. A file that makes no sense is as good as none.
     pub(super) fn open(socket: &Path) -> Self {
         let path = path_of(socket);
-        let remembered = read(&path).unwrap_or_else(|error| {
-            if error.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(path = %path.display(), %error, "the machines of the last broker are forgotten: the file cannot be read");
-            }
-            Remembered::default()
-        });
+        let remembered = remembered(socket);
         let is_settled = remembered.machines.is_empty();
         let machines = remembered.machines.into_iter().map(|one| (one.name.clone(), one)).collect();
         let windows = remembered.windows.into_iter().map(|one| ((one.owner.clone(), one.peer.clone()), one)).collect();
@@ -122,13 +143,19 @@ impl AttachmentFile {
     ) -> Option<(WindowFile, Vec<(u64, u64)>)> {
         let record = self.windows.remove(&(owner.map(str::to_owned), peer.map(str::to_owned)))?;
         let id: WindowId = record.id.parse().ok()?;
-        let found = find_again(&record, id, size, monitors);
+        let trace = WindowTrace { id, inode: record.inode, size: record.size };
+        let found = find_again(trace, size, monitors);
         match found {
             Some(_) => self.passed.use_again(id),
             // Nobody uses it again, and its memory is freed with the last descriptor.
             None => store::give_up(id),
         }
         found
+    }
+
+    /// The window with this id, which the service manager may have kept, is used again.
+    pub(super) fn use_again(&mut self, id: WindowId) {
+        self.passed.use_again(id);
     }
 
     /// Every machine of the last broker has been looked for.
@@ -139,11 +166,16 @@ impl AttachmentFile {
 
     /// Remembers what there is now, if it has changed. Until the machines of the last broker have been looked for, the file says more than
     /// this broker knows.
-    pub(super) fn save(&mut self, machines: Vec<AttachmentRecord>, windows: Vec<WindowRecord>) {
+    pub(super) fn save(
+        &mut self,
+        machines: Vec<AttachmentRecord>,
+        windows: Vec<WindowRecord>,
+        groups: Vec<GroupWindowRecord>,
+    ) {
         if !self.is_settled {
             return;
         }
-        let now = Remembered { version: VERSION, machines, windows };
+        let now = Remembered { version: VERSION, machines, windows, groups };
         if self.written.as_ref() == Some(&now) {
             return;
         }
@@ -164,16 +196,11 @@ impl AttachmentFile {
 }
 
 /// The file of a window, if it has this size, a process behind one of these monitors or this process has it, and most of its places are free.
-fn find_again(
-    record: &WindowRecord,
-    id: WindowId,
-    size: u64,
-    monitors: &[&str],
-) -> Option<(WindowFile, Vec<(u64, u64)>)> {
-    if record.size != size {
+pub(super) fn find_again(trace: WindowTrace, size: u64, monitors: &[&str]) -> Option<(WindowFile, Vec<(u64, u64)>)> {
+    if trace.size != size {
         return None;
     }
-    let trace = WindowTrace { id, inode: record.inode, size };
+    let id = trace.id;
     let machines = monitors.iter().filter_map(|monitor| Machine::connect(monitor).ok()?.process().ok());
     // This process has what the service manager has kept.
     let file =
@@ -229,22 +256,28 @@ mod tests {
         WindowRecord { owner, peer, id: "00".repeat(16), inode: 7, size: 8 << 20 }
     }
 
+    fn group() -> GroupWindowRecord {
+        let members = vec![("a".to_owned(), true), ("web".to_owned(), false)];
+        GroupWindowRecord { group: "pool".into(), members, member: 0, id: "00".repeat(16), inode: 7, size: 8 << 20 }
+    }
+
     #[test]
     fn attachments_are_read_again_until_none_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("broker.sock");
         assert!(!is_there(&socket));
-        AttachmentFile::open(&socket).save(vec![machine("a")], vec![window(Some("a"), None)]);
+        AttachmentFile::open(&socket).save(vec![machine("a")], vec![window(Some("a"), None)], vec![group()]);
         assert_eq!(path_of(&socket).metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let mut file = AttachmentFile::open(&socket);
         assert_eq!(file.windows.len(), 1);
         assert_eq!(file.machines_left(), [machine("a")]);
-        file.save(Vec::new(), Vec::new());
+        assert_eq!(remembered(&socket).groups, [group()]);
+        file.save(Vec::new(), Vec::new(), Vec::new());
         assert!(is_there(&socket), "the machine has not been looked for yet");
         file.attached(&machine("a"));
         assert_eq!(file.machines_left(), []);
         file.settle();
-        file.save(Vec::new(), Vec::new());
+        file.save(Vec::new(), Vec::new(), Vec::new());
         assert!(!is_there(&socket));
     }
 
@@ -253,7 +286,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("broker.sock");
         let windows = vec![window(Some("a"), None), window(Some("b"), Some("a")), window(Some("b"), None)];
-        AttachmentFile::open(&socket).save(vec![machine("a"), machine("b")], windows);
+        AttachmentFile::open(&socket).save(vec![machine("a"), machine("b")], windows, Vec::new());
         let mut file = AttachmentFile::open(&socket);
         file.attached(&machine("a"));
         assert_eq!(file.windows.len(), 3);
@@ -262,8 +295,11 @@ mod tests {
         assert_eq!(file.windows.keys().collect::<Vec<_>>(), [&(Some("b".to_owned()), None)]);
         // The earlier broker had windows of a machine that was about to leave, and did not keep the machine itself.
         let migrating = socket.with_file_name("other.sock");
-        AttachmentFile::open(&migrating)
-            .save(vec![machine("b")], vec![window(Some("a"), None), window(Some("b"), None)]);
+        AttachmentFile::open(&migrating).save(
+            vec![machine("b")],
+            vec![window(Some("a"), None), window(Some("b"), None)],
+            Vec::new(),
+        );
         let mut file = AttachmentFile::open(&migrating);
         file.attached(&machine("a"));
         assert_eq!(file.windows.keys().collect::<Vec<_>>(), [&(Some("b".to_owned()), None)]);
@@ -274,7 +310,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("broker.sock");
         let path = path_of(&socket);
-        AttachmentFile::open(&socket).save(vec![machine("a")], Vec::new());
+        AttachmentFile::open(&socket).save(vec![machine("a")], Vec::new(), Vec::new());
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
         assert_eq!(AttachmentFile::open(&socket).machines_left(), []);
         for text in ["", "nonsense", r#"{"version":2,"machines":[],"windows":[]}"#] {

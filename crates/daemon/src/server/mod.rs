@@ -228,7 +228,7 @@ impl Server {
             silence: config.machine_silence,
             exporter: None,
         };
-        let (windows, news) = GroupWindows::open(&groups).map_err(StartError::Groups)?;
+        let (windows, news) = GroupWindows::open(&groups, &entries, this.socket.path()).map_err(StartError::Groups)?;
         this.core.set_groups(&groups);
         for news in news {
             this.core.machine_news(news.map(ClientDescriptor::from));

@@ -259,4 +259,41 @@ impl AsyncSubscriber {
     pub async fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
         drive(&mut self.fd, |subscriber| subscriber.recv(buf)).await
     }
+
+    /// Receives the newest message into `buf`, and passes over the messages before it. A call that is cancelled has received nothing.
+    ///
+    /// # Errors
+    /// As [`Subscriber::recv_newest`].
+    ///
+    /// ```
+    /// use partywall::asynchronous::AsyncSubscriber;
+    /// use partywall::{Domain, Options, Publisher, SlowReader};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let mut thermometer = Publisher::bind(&web, "celsius", SlowReader::Newest, &Options::default())?;
+    /// let mut reader = AsyncSubscriber::connect("web:celsius").await?;
+    /// while thermometer.subscribers() == 0 {
+    ///     thermometer.admit()?;
+    /// }
+    /// let mut celsius = Vec::new();
+    /// thermometer.send(b"20.0")?;
+    /// reader.recv_newest(&mut celsius).await?;
+    /// thermometer.send(b"20.1")?;
+    /// thermometer.send(b"20.2")?;
+    /// reader.recv_newest(&mut celsius).await?;
+    /// assert_eq!((&celsius[..], reader.lost()), (&b"20.2"[..], 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn recv_newest(&mut self, buf: &mut Vec<u8>) -> Result<()> {
+        drive(&mut self.fd, |subscriber| subscriber.recv_newest(buf)).await
+    }
+
+    /// As [`Subscriber::lost`].
+    pub fn lost(&self) -> u64 {
+        self.fd.get_ref().lost()
+    }
 }

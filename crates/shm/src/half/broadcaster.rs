@@ -2,12 +2,14 @@
 
 use super::WritingHalf;
 use crate::counters::add;
-use crate::layout::TxHalf;
-use crate::sync::{Ordering, fence};
-use crate::wake::Fencing;
+use crate::layout::{RxHalf, TxHalf};
+use crate::sync::{Access, Ordering, fence};
+use crate::wake::{Fencing, must_ring};
 
 /// The writing half of a ring with many readers: its one tail. Each reader is followed by a separate [`WritingHalf`], which knows how far that
 /// reader has come, waits for it and judges it.
+///
+/// A half that overruns its readers (protocol B4) follows none of them: it asks [`Broadcaster::must_ring`] for each.
 #[derive(Debug)]
 pub struct Broadcaster {
     tail: u64,
@@ -38,18 +40,34 @@ impl Broadcaster {
     /// Says that the next `n` bytes are about to be overwritten (protocol B3): a reader that was dropped may still be copying what is there.
     /// To be called before the first of them is written.
     pub fn announce(&self, own: &TxHalf, n: u64) {
-        own.control.intent.store(self.tail + n, Ordering::Relaxed);
+        // EDGE intent (protocol B4.2): releases the position of the newest record, so that a reader that is overwritten finds a newer one; acquired
+        // in `Consumer::is_overwritten`.
+        own.control.intent.store(self.tail + n, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
-    /// Commits `n` bytes that were written at the tail, for all readers: [`WritingHalf::follow`] then says of each whether to ring it. `fencing` is
-    /// the stronger of what was agreed on with them.
+    /// The largest record that a half with a ring of `capacity` bytes may commit if it overruns its readers. The newest record then stays whole
+    /// while the next one is written, so a reader always finds a whole one (protocol B4.1).
+    pub const fn largest_of_two(capacity: u64) -> u64 {
+        capacity / 2
+    }
+
+    /// Commits the record of `n` bytes that was written at the tail, for all readers: [`WritingHalf::follow`] then says of each whether to ring it.
+    /// `fencing` is the stronger of what was agreed on with them.
     pub fn commit(&mut self, own: &TxHalf, n: u64, fencing: Fencing) {
+        let from = self.tail;
         self.tail += n;
         // EDGE tail (protocol R2): releases the bytes written before; acquired in `Consumer::refresh`.
         own.cursor.tail.store(self.tail, Ordering::Release);
+        // EDGE newest (protocol B4.2): releases the tail; acquired in `Consumer::resume`.
+        own.control.newest.store(from, Ordering::Release);
         fencing.light();
         add(&own.counters.bytes, n);
+    }
+
+    /// `n` bytes were committed last. Returns whether this reader, which may be overrun, must be rung (protocol W3).
+    pub fn must_ring<A: Access>(&self, peer: &RxHalf<A>, n: u64) -> bool {
+        must_ring(&peer.control.data_wanted, self.tail - n, self.tail)
     }
 }
 
@@ -58,7 +76,6 @@ mod tests {
     use super::super::{Effect, Ending, Idle, Need, ReadingHalf};
     use super::*;
     use crate::corrupt::Corrupt;
-    use crate::layout::RxHalf;
 
     /// A ring of eight bytes in which five are committed, and a follower of a reader that begins after them.
     fn joined() -> (TxHalf, RxHalf, Broadcaster, WritingHalf) {

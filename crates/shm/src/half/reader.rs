@@ -47,6 +47,21 @@ impl ReadingHalf {
         own.cursor.head.store(head, Ordering::Release);
     }
 
+    /// The peer overruns this half (protocol B4). To be called before anything is read.
+    pub fn let_overrun(&mut self) {
+        self.consumer = Consumer::new(self.consumer.capacity(), self.consumer.head()).overrun();
+    }
+
+    /// [`Consumer::resume`].
+    pub fn resume<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {
+        self.consumer.resume(peer)
+    }
+
+    /// [`Consumer::skip_to_newest`].
+    pub fn skip_to_newest<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {
+        self.consumer.skip_to_newest(peer)
+    }
+
     /// [`Consumer::refresh`].
     #[inline]
     pub fn refresh<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {

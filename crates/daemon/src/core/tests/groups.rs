@@ -3,6 +3,7 @@
 use super::*;
 use partywall_protocol::wire::{GroupRow, What};
 use partywall_shm::group::{CONTROL, SEATS, address};
+use partywall_shm::layout::PAGE;
 
 const A: MachineId = MachineId::MIN;
 const B: MachineId = MachineId::new(2).unwrap();
@@ -22,7 +23,7 @@ fn news(w: &mut World, news: MachineNews<Fake>) {
 
 fn window(w: &mut World, member: usize, owner: Origin) {
     let (memory, reader) = (w.region(4096), w.other());
-    news(w, MachineNews::GroupWindow { of: of(member), owner, memory, reader, size: SIZE });
+    news(w, MachineNews::GroupWindow { of: of(member), owner, memory, reader, size: SIZE, in_use: Vec::new() });
 }
 
 /// Two machines that see all windows of `pool`, whose third member is `web` on the host.
@@ -290,4 +291,37 @@ fn memory_of_seat_goes_to_members_alone_and_is_kept_until_all_let_go() {
     w.end(db);
     w.sent.clear();
     assert_eq!(w.open_descriptors(), empty);
+}
+
+#[test]
+fn seats_are_in_the_book_while_somebody_may_use_them() {
+    let mut w = grouped();
+    let (a, key, base) = seated(&mut w, A, 1);
+    let web = w.join_as(1000, "web", 2);
+    let Message::GroupJoined { base: other, .. } = w.ask(web, take_part(0)) else { panic!("it is a member") };
+    let (first, second) = ((base, CONTROL + (1 << 20)), (other, CONTROL));
+    assert_eq!(w.booked, BTreeSet::from([first, second]));
+    w.end(a);
+    assert_eq!(w.booked, BTreeSet::from([first, second]), "the other may still read it");
+    w.say(web, Message::LetGo { key }, vec![]);
+    assert_eq!(w.booked, BTreeSet::from([second]));
+    w.end(web);
+    assert_eq!(w.booked, BTreeSet::new());
+}
+
+#[test]
+fn seats_of_the_last_broker_are_given_to_nobody() {
+    let mut w = grouped();
+    let (memory, reader, size) = (w.region(4096), w.other(), SIZE);
+    let in_use = vec![(PAGE, CONTROL), (SIZE - PAGE, 1 << 40), (u64::MAX - 8191, 8192)];
+    news(&mut w, MachineNews::GroupWindow { of: of(2), owner: Origin::Host, memory, reader, size, in_use });
+    let (_, _, base) = seated(&mut w, Origin::Host, 2);
+    assert_eq!(base, PAGE + CONTROL);
+    let session = w.join_as(1000, "web", 3);
+    let refused = w.say(session, take_part(SIZE), vec![]);
+    assert!(
+        matches!(&refused, Some(Message::Refused { reason, .. }) if reason.contains(&format!("{CONTROL} bytes are kept"))),
+        "{refused:?}"
+    );
+    w.core.check_groups();
 }
