@@ -1,4 +1,4 @@
-//! Streams, messages and broadcasts for tokio (feature `tokio`).
+//! Streams, messages, broadcasts and calls for tokio (feature `tokio`).
 //!
 //! ```
 //! use partywall::asynchronous::AsyncStream;
@@ -29,6 +29,9 @@ mod services;
 
 pub use messages::{AsyncMessageReceiver, AsyncMessageSender, AsyncMessageSocket, AsyncSubscriber};
 pub use services::{AsyncListener, AsyncMessageListener};
+
+pub use crate::rpc::tasks::{AsyncCallClient, AsyncCallServer, AsyncCallServerBuilder, AsyncOngoing};
+pub(crate) use services::{Accepting, Turnstile, blocking};
 
 use crate::{Error, ReadHalf, Result, Stream, WriteHalf};
 use std::io;
@@ -120,8 +123,8 @@ pub struct AsyncStream {
     write: AsyncWriteHalf,
 }
 
-fn register<T: AsRawFd>(half: T) -> Result<AsyncFd<T>> {
-    // SAFETY: only halves of connections are passed here, and `Readable`, which owns its descriptor. A half's descriptor is that of its link,
+pub(crate) fn register<T: AsRawFd>(half: T) -> Result<AsyncFd<T>> {
+    // SAFETY: only halves of connections are passed here, and `Readable` and `OwnedFd`, which own their descriptor. A half's descriptor is that of its link,
     // which is made with the half, never replaced, and closed when the half is dropped; the half is owned by the result and lent out by nobody.
     // A doorbell is always something to read, also for the half that writes.
     let registered = unsafe { AsyncFd::register_with_interest(half, Interest::READABLE) };

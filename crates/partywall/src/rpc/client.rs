@@ -10,10 +10,12 @@ use super::slots::ReceivedReply;
 use super::view::{PeerHeap, PeerView};
 use crate::connect;
 use crate::further::Regions;
+use crate::rx::StreamRx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::call::{CallRecord, RecordKind};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
+use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -103,6 +105,12 @@ impl CallClientBuilder {
     /// # Errors
     /// As [`Domain::connect`]; [`Error::TimedOut`] if the server does not accept; [`Error::Corrupt`] if the service is not one of calls.
     pub fn connect(&self, domain: &Domain, target: &str) -> Result<CallClient> {
+        let ClientParts { sender, rx, room_link, heap, peer_heap, timeout } = self.open(domain, target)?;
+        Ok(CallClient { core: Arc::new(ClientCore::new(sender, rx, room_link, heap, peer_heap, timeout)) })
+    }
+
+    /// Connects, and leaves to the caller how calls wait.
+    pub(super) fn open(&self, domain: &Domain, target: &str) -> Result<ClientParts> {
         let options = channel_options(&self.options);
         let (tx, rx) = connect::open(domain, target, Kind::Message, Directions::BOTH, &options)?;
         let (Some(tx), Some(mut rx)) = (tx, rx) else {
@@ -121,8 +129,24 @@ impl CallClientBuilder {
             None => return Err(Error::Closed("the server has closed the connection")),
         }
         let peer_heap = PeerHeap::new(regions, self.same_address);
-        Ok(CallClient { core: Arc::new(ClientCore::new(sender, rx, room_link, heap, peer_heap, self.timeout)) })
+        Ok(ClientParts { sender, rx, room_link, heap, peer_heap, timeout: self.timeout })
     }
+}
+
+/// A connection that the server has accepted.
+pub(super) struct ClientParts {
+    pub(super) sender: CallSender,
+    pub(super) rx: StreamRx,
+    pub(super) room_link: OwnedFd,
+    pub(super) heap: Heap,
+    pub(super) peer_heap: PeerHeap,
+    pub(super) timeout: Option<Duration>,
+}
+
+/// A client as its replies see it.
+pub(super) trait ReleasesBlocks: fmt::Debug + Send + Sync {
+    /// Gives a block of the server's back.
+    fn release(&self, address: u64);
 }
 
 /// Takes the peer's heap. A heap is for a peer on the same machine: between machines, calls carry their bytes in the record alone.
@@ -453,14 +477,23 @@ impl Drop for Ongoing {
 #[derive(Debug)]
 pub struct Reply {
     view: PeerView,
-    held: Option<(Arc<ClientCore>, u64)>,
+    held: Option<(Arc<dyn ReleasesBlocks>, u64)>,
 }
 
 impl Reply {
     #[inline]
     fn new(outcome: ReceivedReply, core: &SharedClient) -> CallResult<Self> {
+        Self::held_by(outcome, || Arc::clone(core))
+    }
+
+    /// A reply whose memory this client releases.
+    #[inline]
+    pub(super) fn held_by<R: ReleasesBlocks + 'static>(
+        outcome: ReceivedReply,
+        client: impl FnOnce() -> Arc<R>,
+    ) -> CallResult<Self> {
         let ReceivedReply { status, code, view, held } = outcome;
-        let reply = Self { view, held: held.map(|address| (Arc::clone(core), address)) };
+        let reply = Self { view, held: held.map(|address| (client() as Arc<dyn ReleasesBlocks>, address)) };
         match status.error(code, &reply) {
             None => Ok(reply),
             Some(error) => Err(error),

@@ -13,6 +13,7 @@
 //! ```
 //! A thread that finds no room in the ring waits without the lock as well: it makes attempts, and sleeps on the link between them.
 
+use super::client::ReleasesBlocks;
 use super::error::{CallError, CallStatus};
 use super::heap::{Block, Heap};
 use super::sender::CallSender;
@@ -79,9 +80,27 @@ pub(super) struct CallReceiver {
 }
 
 /// `None`: the record was about memory, and was no reply.
-type Received = Result<Option<(u32, ReceivedReply)>>;
+pub(super) type Received = Result<Option<(u32, ReceivedReply)>>;
 
 impl CallReceiver {
+    #[cfg(feature = "tokio")]
+    pub(super) fn new(rx: StreamRx, heap: PeerHeap) -> Self {
+        Self { rx, heap }
+    }
+
+    /// Receives one record if there is one; for a half that does not block.
+    #[cfg(feature = "tokio")]
+    pub(super) fn receive_now(&mut self) -> Received {
+        let record = self.rx.next_record()?.ok_or(Error::Closed("the server has closed the connection"))?;
+        self.judge(&record)
+    }
+
+    /// Ends the connection: the server broke the protocol.
+    #[cfg(feature = "tokio")]
+    pub(super) fn blame(&mut self, what: Corrupt) {
+        self.rx.blame(what);
+    }
+
     /// Receives one record, and waits for it at most until the deadline.
     fn receive(&mut self, deadline: Option<Instant>) -> Received {
         self.rx.waiter.timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -361,9 +380,10 @@ impl ClientCore {
             Some(_) => {}
         }
     }
+}
 
-    /// A reply that refers to the server's memory was dropped.
-    pub(super) fn release(&self, address: u64) {
+impl ReleasesBlocks for ClientCore {
+    fn release(&self, address: u64) {
         self.enter().release(address);
     }
 }

@@ -44,6 +44,9 @@ pub enum CallError {
     /// A pointer or an extent does not lie wholly in the heap of the side that sent it, or more pointers were followed than allowed.
     #[error("a pointer or length leads outside the sender's heap, or too many pointers were followed")]
     BadPointer,
+    /// The peer's bytes are no value of the type that was declared.
+    #[error("the peer's bytes are no value of the declared type: {0}; compare the declarations of both sides")]
+    BadValue(String),
     /// There is no memory for the arguments here, or for the result there.
     #[error("out of memory: {0}")]
     OutOfMemory(String),
@@ -84,7 +87,7 @@ fn seen_text(seen: bool) -> &'static str {
 /// The largest code of an application's error (protocol K5). C passes it on as `-1000 - code` in an `int`.
 const LARGEST_CODE: u32 = i32::MAX as u32 - 1000;
 /// The most bytes of an error's text (protocol K5).
-const MOST_TEXT: usize = 4096;
+pub(super) const MOST_TEXT: usize = 4096;
 
 /// Whether an application's error may have this code.
 fn is_code(code: u32) -> bool {
@@ -119,6 +122,7 @@ impl From<CallError> for io::Error {
             CallError::UnknownMethod => Kind::Unsupported,
             CallError::Refused(_) => Kind::ConnectionRefused,
             CallError::BadPointer => Kind::InvalidInput,
+            CallError::BadValue(_) => Kind::InvalidData,
             CallError::OutOfMemory(_) => Kind::OutOfMemory,
             CallError::TimedOut => Kind::TimedOut,
             CallError::Dead { .. } => Kind::ConnectionAborted,

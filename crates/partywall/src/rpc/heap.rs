@@ -280,6 +280,14 @@ impl Heap {
         Ok(Block { heap: Arc::clone(&self.memory), address, content, len })
     }
 
+    /// Allocates a block if the heap need not grow for it, which would block.
+    #[cfg(feature = "tokio")]
+    pub(super) fn allocate_without_growth(&self, len: usize) -> Option<Block> {
+        let room = (len.max(1) as u64).checked_next_multiple_of(GRANULE)?;
+        let (address, content) = HeapMemory::take_room(&mut lock(&self.memory.books), room, len as u64, 1)?;
+        Some(Block { heap: Arc::clone(&self.memory), address, content, len })
+    }
+
     /// The size of the heap, and its use.
     pub fn stats(&self) -> HeapStats {
         lock(&self.memory.books).stats
@@ -336,12 +344,8 @@ impl HeapMemory {
         let room = room.filter(|room| *room <= LARGEST_SEGMENT).ok_or_else(|| self.too_large(len))?;
         let mut books = lock(&self.books);
         loop {
-            for segment in &mut books.segments {
-                if let Some(taken) = segment.take(room, len, alignment) {
-                    books.stats.blocks += 1;
-                    books.stats.bytes_used += len;
-                    return Ok(taken);
-                }
+            if let Some(taken) = Self::take_room(&mut books, room, len, alignment) {
+                return Ok(taken);
             }
             let segment = self.segment_for(&books, room, len)?;
             books.stats.segments += 1;
@@ -349,6 +353,14 @@ impl HeapMemory {
             books.segments.push(segment);
             self.count.store(books.segments.len(), Ordering::Release);
         }
+    }
+
+    /// A place in a segment that there is.
+    fn take_room(books: &mut HeapBooks, room: u64, len: u64, alignment: u64) -> Option<(u64, *mut u8)> {
+        let taken = books.segments.iter_mut().find_map(|segment| segment.take(room, len, alignment))?;
+        books.stats.blocks += 1;
+        books.stats.bytes_used += len;
+        Some(taken)
     }
 
     fn too_large(&self, asked: u64) -> Error {

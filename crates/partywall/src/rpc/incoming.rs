@@ -158,6 +158,14 @@ pub(super) enum AnswerBytes {
     Block(Block),
 }
 
+impl CallAnswer {
+    /// Bytes that a record carries; `None` for more.
+    #[inline]
+    pub(super) fn inline(bytes: &[u8]) -> Option<Self> {
+        CallBytes::inline(bytes).map(|bytes| Self { bytes: AnswerBytes::Inline(bytes) })
+    }
+}
+
 impl From<()> for CallAnswer {
     fn from((): ()) -> Self {
         Self { bytes: AnswerBytes::Inline(CallBytes::EMPTY) }

@@ -45,6 +45,9 @@ mod method;
 mod sender;
 mod server;
 mod slots;
+#[cfg(feature = "tokio")]
+pub(crate) mod tasks;
+mod typed;
 mod view;
 
 pub use client::{CallClient, CallClientBuilder, Ongoing, Reply};
@@ -53,6 +56,9 @@ pub use heap::{Block, Heap, HeapOptions, HeapStats};
 pub use incoming::{CallAnswer, IncomingCall};
 pub use method::Method;
 pub use server::{CallServer, CallServerBuilder};
+pub use typed::{
+    Argument, Carried, Declared, FrameReader, FrameWriter, HeapSlice, Outcome, PeerSlice, PeerSliceIter, Plain,
+};
 pub use view::PeerView;
 
 use crate::{Options, RingSize};

@@ -34,7 +34,7 @@ type Function = dyn Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Syn
 /// The longest that a client may take to send its first record.
 const FIRST_RECORD: Duration = Duration::from_secs(10);
 /// Between two attempts to accept while the broker is away.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// The methods of a server, and the limits of its clients.
 #[derive(Default)]
@@ -45,16 +45,16 @@ pub struct CallServerBuilder {
 }
 
 #[derive(Debug, Clone)]
-struct Limits {
-    options: Options,
-    max_clients_of_domain: Option<usize>,
-    heap: HeapOptions,
-    max_peer_heap: u64,
-    max_clients: usize,
-    max_follows: u64,
-    same_address: bool,
+pub(super) struct Limits {
+    pub(super) options: Options,
+    pub(super) max_clients_of_domain: Option<usize>,
+    pub(super) heap: HeapOptions,
+    pub(super) max_peer_heap: u64,
+    pub(super) max_clients: usize,
+    pub(super) max_follows: u64,
+    pub(super) same_address: bool,
     /// The longest that a client may take to send its first record.
-    first_record: Duration,
+    pub(super) first_record: Duration,
 }
 
 impl Default for Limits {
@@ -166,6 +166,12 @@ impl CallServerBuilder {
     pub fn same_address(mut self, required: bool) -> Self {
         self.limits.same_address = required;
         self
+    }
+
+    /// The limits, if no methods were added.
+    #[cfg(feature = "tokio")]
+    pub(super) fn into_limits(self) -> Option<Limits> {
+        self.methods.is_empty().then_some(self.limits)
     }
 
     /// Binds a service of the domain and serves it on separate threads.
@@ -378,11 +384,11 @@ fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo,
     rx.waiter.timeout = None;
     let mut outcome = check_hello(&first);
     let peer_heap = PeerHeap::new(regions, core.limits.same_address);
-    let client = Arc::new(ServedClient { core: Arc::clone(core), info, heap, peer_heap });
-    let mut replies = ReplySide { sender, lent: HashMap::new() };
+    let client = Arc::new(ServedClient { info, heap, peer_heap });
+    let mut replies = ReplySide::new(sender);
     while outcome.is_ok() && !core.is_stopped.load(Ordering::Acquire) {
         outcome = match rx.next_record() {
-            Ok(Some(record)) => replies.take(&client, &record),
+            Ok(Some(record)) => take(core, &client, &mut replies, &record),
             Ok(None) => break,
             Err(e) => Err(e),
         };
@@ -400,29 +406,39 @@ fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo,
 
 /// What the calls of one client have in common.
 pub(super) struct ServedClient {
-    core: Arc<ServerCore>,
     pub(super) info: PeerInfo,
     pub(super) heap: Heap,
     pub(super) peer_heap: PeerHeap,
 }
 
 /// What goes to one client.
-struct ReplySide {
+pub(super) struct ReplySide {
     sender: CallSender,
     /// Results that the client reads in place, by address. They come back by a *release* record, or with the end of the connection.
     lent: HashMap<u64, Block>,
 }
 
-impl ServedClient {
-    #[inline]
-    fn execute(self: &Arc<Self>, record: &CallRecord) -> CallResult<CallAnswer> {
-        let function = self.core.methods.get(&record.method).ok_or(CallError::UnknownMethod)?;
-        let args = PeerView::from_record(record.bytes, &self.peer_heap).ok_or(CallError::BadPointer)?;
-        let follows = AtomicU64::new(self.core.limits.max_follows);
-        let call = IncomingCall { args, client: Cow::Borrowed(self), method: record.method, follows };
+/// Takes a client's record, and executes a call on this thread.
+#[inline]
+fn take(core: &ServerCore, client: &Arc<ServedClient>, replies: &mut ReplySide, record: &CallRecord) -> Result<()> {
+    let execute = || {
+        let function = core.methods.get(&record.method).ok_or(CallError::UnknownMethod)?;
+        let args = PeerView::from_record(record.bytes, &client.peer_heap).ok_or(CallError::BadPointer)?;
+        let follows = AtomicU64::new(core.limits.max_follows);
+        let call = IncomingCall { args, client: Cow::Borrowed(client), method: record.method, follows };
         catch_unwind(AssertUnwindSafe(|| function(&call))).unwrap_or(Err(CallError::Panicked))
+    };
+    match record.kind {
+        RecordKind::Call => replies.answer(client, record.id, execute()),
+        RecordKind::Notice => {
+            let _ = execute();
+            Ok(())
+        }
+        _ => replies.take(client, record),
     }
+}
 
+impl ServedClient {
     fn prepare(&self, answer: CallAnswer) -> CallResult<(CallBytes, Option<Block>)> {
         match answer.bytes {
             AnswerBytes::Inline(bytes) => Ok((bytes, None)),
@@ -440,17 +456,13 @@ impl ServedClient {
 }
 
 impl ReplySide {
-    #[inline]
-    fn take(&mut self, client: &Arc<ServedClient>, record: &CallRecord) -> Result<()> {
+    pub(super) fn new(sender: CallSender) -> Self {
+        Self { sender, lent: HashMap::new() }
+    }
+
+    /// Takes a record about memory. No other kind is left for a client to send.
+    pub(super) fn take(&mut self, client: &ServedClient, record: &CallRecord) -> Result<()> {
         match (record.kind, record.bytes) {
-            (RecordKind::Call, _) => {
-                let result = client.execute(record);
-                self.answer(client, record.id, result)
-            }
-            (RecordKind::Notice, _) => {
-                let _ = client.execute(record);
-                Ok(())
-            }
             (RecordKind::Release, CallBytes::Reference { address, .. }) => {
                 // To release what is not lent, or twice, is a lie (protocol K7).
                 self.lent.remove(&address).map(drop).ok_or(Error::Corrupt(Corrupt::BadRecord))
@@ -463,7 +475,7 @@ impl ReplySide {
     }
 
     #[inline]
-    fn answer(&mut self, client: &ServedClient, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
+    pub(super) fn answer(&mut self, client: &ServedClient, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
         let prepared = result.and_then(|answer| client.prepare(answer));
         let (status, code, (bytes, lent)) = match prepared {
             Ok(prepared) => (CallStatus::Done, 0, prepared),

@@ -88,6 +88,14 @@ impl Slots {
         index | slot.generation << INDEX_BITS
     }
 
+    /// Keeps the arguments of a call that has been sent until it is answered.
+    #[cfg(feature = "tokio")]
+    pub(super) fn keep(&mut self, id: u32, arguments: Option<Block>) {
+        if let Some(slot) = self.slot(id) {
+            slot.arguments = arguments;
+        }
+    }
+
     #[inline]
     fn slot(&mut self, id: u32) -> Option<&mut CallSlot> {
         let slot = self.slots.get_mut((id & ((1 << INDEX_BITS) - 1)) as usize)?;

@@ -8,7 +8,7 @@ use crate::further::Regions;
 use crate::{Error, Result};
 use partywall_region::RegionError;
 use partywall_region::segment::PeerSegment;
-use partywall_shm::call::{CallBytes, InlineBytes};
+use partywall_shm::call::{CallBytes, INLINE, InlineBytes};
 use partywall_shm::corrupt::Corrupt;
 use rustix::fd::AsFd;
 use std::fmt;
@@ -145,6 +145,23 @@ impl PeerView {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// A view of `len` of the bytes, from byte `at` on; `None` unless they are all there.
+    #[inline]
+    pub(super) fn part(&self, at: usize, len: usize) -> Option<Self> {
+        at.checked_add(len).filter(|end| *end <= self.len())?;
+        let bytes = match &self.bytes {
+            ViewBytes::Inline(bytes, _) => {
+                let mut part = [0; INLINE];
+                part[..len].copy_from_slice(&bytes.0[at..at + len]);
+                ViewBytes::Inline(InlineBytes(part), len as u64)
+            }
+            ViewBytes::Mapped { segment, at: from, .. } => {
+                ViewBytes::Mapped { segment: Arc::clone(segment), at: from + at as u64, len }
+            }
+        };
+        Some(Self { bytes })
     }
 
     /// Copies from byte `at` on, as many bytes as `to` has.

@@ -1,0 +1,303 @@
+//! What may be an argument or a result of a typed method.
+
+use super::frame::{FrameReader, FrameWriter};
+use super::slices::{HeapSlice, PeerSlice};
+use crate::rpc::client::Reply;
+use crate::rpc::error::CallError;
+use crate::rpc::incoming::CallAnswer;
+use zerocopy::{Immutable, IntoBytes, TryFromBytes};
+
+type CallResult<T> = Result<T, CallError>;
+
+/// Plain data: a type whose values are their bytes, without pointers and without padding. Its bytes travel as they are in memory.
+///
+/// The three traits of the crate `zerocopy` are derived, and check the type when it is compiled. Bytes of a peer's become a value only if
+/// they are one: a `bool` that is 2, or an `enum` without that variant, is [`CallError::BadValue`]. Numbers, `bool`, `char` and arrays of
+/// them are plain.
+///
+/// ```
+/// use partywall::rpc::Plain;
+/// use zerocopy::{Immutable, IntoBytes, TryFromBytes};
+///
+/// #[derive(Debug, Clone, Copy, PartialEq, TryFromBytes, IntoBytes, Immutable)]
+/// #[repr(u8)]
+/// enum Colour {
+///     Red = 1,
+///     Green = 2,
+/// }
+///
+/// #[derive(Debug, Clone, Copy, PartialEq, TryFromBytes, IntoBytes, Immutable)]
+/// #[repr(C)]
+/// struct Pixel {
+///     at: [u16; 2],
+///     colour: Colour,
+///     is_lit: bool,
+/// }
+///
+/// impl Plain for Colour {}
+/// impl Plain for Pixel {}
+/// ```
+pub trait Plain: TryFromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
+
+macro_rules! plain {
+    ($($type:ty)*) => {
+        $(impl Plain for $type {})*
+    };
+}
+plain!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64 bool char);
+impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// A value that travels by copy, as an argument or a result: plain data, options, pairs and triples of them, `Vec` and `String`.
+///
+/// ```
+/// use partywall::rpc::{Carried, FrameWriter};
+///
+/// let mut frame = FrameWriter::default();
+/// ("two".to_owned(), Some(2u16)).put(&mut frame);
+/// assert_eq!(frame.bytes().len(), 8 + 3 + 1 + 2);
+/// ```
+pub trait Carried: Sized {
+    /// Appends the value to a frame.
+    fn put(&self, frame: &mut FrameWriter);
+
+    /// Takes the value from a frame that a peer has made.
+    ///
+    /// # Errors
+    /// [`CallError::BadValue`] if the next bytes are no such value, [`CallError::BadPointer`], [`CallError::OutOfMemory`].
+    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self>;
+}
+
+impl<T: Plain> Carried for T {
+    #[inline]
+    fn put(&self, frame: &mut FrameWriter) {
+        frame.append(self.as_bytes());
+    }
+
+    #[inline]
+    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+        frame.plain()
+    }
+}
+
+impl Carried for () {
+    fn put(&self, _: &mut FrameWriter) {}
+
+    fn take(_: &mut FrameReader<'_>) -> CallResult<Self> {
+        Ok(())
+    }
+}
+
+impl<C: Carried> Carried for Option<C> {
+    fn put(&self, frame: &mut FrameWriter) {
+        self.is_some().put(frame);
+        if let Some(value) = self {
+            value.put(frame);
+        }
+    }
+
+    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+        if frame.is_present()? { C::take(frame).map(Some) } else { Ok(None) }
+    }
+}
+
+impl<A: Carried, B: Carried> Carried for (A, B) {
+    fn put(&self, frame: &mut FrameWriter) {
+        self.0.put(frame);
+        self.1.put(frame);
+    }
+
+    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+        Ok((A::take(frame)?, B::take(frame)?))
+    }
+}
+
+impl<A: Carried, B: Carried, C: Carried> Carried for (A, B, C) {
+    fn put(&self, frame: &mut FrameWriter) {
+        self.0.put(frame);
+        self.1.put(frame);
+        self.2.put(frame);
+    }
+
+    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+        Ok((A::take(frame)?, B::take(frame)?, C::take(frame)?))
+    }
+}
+
+impl<T: Plain> Carried for Vec<T> {
+    fn put(&self, frame: &mut FrameWriter) {
+        frame.append_elements(self);
+    }
+
+    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+        frame.elements()?.to_vec()
+    }
+}
+
+impl Carried for String {
+    fn put(&self, frame: &mut FrameWriter) {
+        frame.append_elements(self.as_bytes());
+    }
+
+    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+        let bytes = frame.elements()?.to_vec()?;
+        Self::from_utf8(bytes).map_err(|_| CallError::BadValue("a text that is no UTF-8".into()))
+    }
+}
+
+/// What a client passes as an argument: whatever is [`Carried`], `&str`, slices of plain data, and [`HeapSlice`]s, which are passed in place.
+///
+/// ```
+/// use partywall::rpc::{Argument, FrameWriter};
+///
+/// let mut frame = FrameWriter::default();
+/// "text".pass(&mut frame);
+/// [1u16, 2].as_slice().pass(&mut frame);
+/// assert_eq!(frame.bytes().len(), 8 + 4 + 8 + 4);
+/// ```
+pub trait Argument {
+    /// Appends the argument to a frame.
+    fn pass(&self, frame: &mut FrameWriter);
+}
+
+impl<C: Carried> Argument for C {
+    #[inline]
+    fn pass(&self, frame: &mut FrameWriter) {
+        self.put(frame);
+    }
+}
+
+impl<T: Plain> Argument for &[T] {
+    fn pass(&self, frame: &mut FrameWriter) {
+        frame.append_elements(self);
+    }
+}
+
+impl Argument for &str {
+    fn pass(&self, frame: &mut FrameWriter) {
+        frame.append_elements(self.as_bytes());
+    }
+}
+
+impl<T: Plain> Argument for &HeapSlice<T> {
+    fn pass(&self, frame: &mut FrameWriter) {
+        let elements: &[T] = self;
+        frame.append_reference(self.address(), size_of_val(elements));
+    }
+}
+
+/// What the server sees of an argument. It is implemented for functions of the declared type, because that type may contain a lifetime.
+///
+/// | declared | the client passes | the server sees |
+/// | --- | --- | --- |
+/// | plain data, `Option`, `Vec`, `String`, a pair | the value | the value, a copy |
+/// | `&[T]` | a slice, which is copied | a [`PeerSlice`] |
+/// | `&HeapSlice<T>` | a [`HeapSlice`], in place | a [`PeerSlice`] |
+/// | `&str` | a text | a `String` |
+///
+/// ```
+/// use partywall::rpc::{Declared, PeerSlice};
+///
+/// fn len(numbers: <fn(&[u64]) as Declared>::Seen) -> usize {
+///     let numbers: PeerSlice<u64> = numbers;
+///     numbers.len()
+/// }
+/// # let _ = len;
+/// ```
+pub trait Declared {
+    /// What the server sees.
+    type Seen: Send + 'static;
+
+    /// Takes the argument from a frame that a client has made.
+    ///
+    /// # Errors
+    /// As [`Carried::take`].
+    fn see(frame: &mut FrameReader<'_>) -> CallResult<Self::Seen>;
+}
+
+impl<C: Carried + Send + 'static> Declared for fn(C) {
+    type Seen = C;
+
+    #[inline]
+    fn see(frame: &mut FrameReader<'_>) -> CallResult<C> {
+        C::take(frame)
+    }
+}
+
+impl<T: Plain> Declared for fn(&[T]) {
+    type Seen = PeerSlice<T>;
+
+    fn see(frame: &mut FrameReader<'_>) -> CallResult<PeerSlice<T>> {
+        frame.elements()
+    }
+}
+
+impl<T: Plain> Declared for fn(&HeapSlice<T>) {
+    type Seen = PeerSlice<T>;
+
+    fn see(frame: &mut FrameReader<'_>) -> CallResult<PeerSlice<T>> {
+        frame.elements()
+    }
+}
+
+impl Declared for fn(&str) {
+    type Seen = String;
+
+    fn see(frame: &mut FrameReader<'_>) -> CallResult<String> {
+        String::take(frame)
+    }
+}
+
+/// The result of a typed method: whatever is [`Carried`], or a [`HeapSlice`] that the client reads in place as a [`PeerSlice`].
+///
+/// ```
+/// use partywall::rpc::{CallError, Outcome, Reply};
+///
+/// fn number(reply: Reply) -> Result<u64, CallError> {
+///     u64::receive(reply)
+/// }
+/// # let _ = number;
+/// ```
+pub trait Outcome: Sized {
+    /// What the client gets.
+    type Received;
+
+    /// The answer of the server.
+    fn give(self) -> CallAnswer;
+
+    /// Takes the result from the server's reply.
+    ///
+    /// # Errors
+    /// As [`Carried::take`].
+    fn receive(reply: Reply) -> CallResult<Self::Received>;
+}
+
+impl<C: Carried> Outcome for C {
+    type Received = C;
+
+    #[inline]
+    fn give(self) -> CallAnswer {
+        let mut frame = FrameWriter::default();
+        self.put(&mut frame);
+        match frame.as_inline().and_then(CallAnswer::inline) {
+            Some(answer) => answer,
+            None => frame.into_vec().into(),
+        }
+    }
+
+    #[inline]
+    fn receive(reply: Reply) -> CallResult<C> {
+        FrameReader::whole(&reply)
+    }
+}
+
+impl<T: Plain> Outcome for HeapSlice<T> {
+    type Received = PeerSlice<T>;
+
+    fn give(self) -> CallAnswer {
+        self.into_block().into()
+    }
+
+    fn receive(reply: Reply) -> CallResult<PeerSlice<T>> {
+        PeerSlice::of_reply(reply)
+    }
+}
