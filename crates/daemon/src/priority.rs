@@ -140,13 +140,11 @@ mod tests {
         let thread = std::thread::spawn(|| {
             // SAFETY: a question about the calling thread.
             let policy = || unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK;
-            if let Err(error) = enter_real_time() {
-                return Err(error);
-            }
+            enter_real_time()?;
             let inside = policy();
             let child = std::thread::spawn(is_ordinary).join();
             leave_real_time();
-            Ok((inside, child.is_ok_and(|ordinary| ordinary), policy()))
+            Ok::<_, io::Error>((inside, child.is_ok_and(|ordinary| ordinary), policy()))
         });
         match thread.join().unwrap() {
             Ok(seen) => assert_eq!(seen, (libc::SCHED_RR, true, libc::SCHED_OTHER)),

@@ -541,7 +541,7 @@ impl Subscriber {
             // Whatever was copied means nothing before this.
             if rx.is_overwritten() {
                 buf.clear();
-                rx.resume()?;
+                rx.recover()?;
                 continue;
             }
             let lost = match self.after {

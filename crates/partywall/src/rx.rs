@@ -454,9 +454,9 @@ impl StreamRx {
     }
 
     /// Continues at the newest record, because the one at the head was overwritten (protocol B4.3).
-    pub(crate) fn resume(&mut self) -> Result<()> {
+    pub(crate) fn recover(&mut self) -> Result<()> {
         let Some(peer) = self.endpoint.peer() else { return Ok(()) };
-        self.half.resume(&peer.region.page().tx).map(drop).map_err(|what| self.corrupt(what))
+        self.half.recover(&peer.region.page().tx).map(drop).map_err(|what| self.corrupt(what))
     }
 
     /// Continues at the newest record if that is further than the head.

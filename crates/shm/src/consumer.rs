@@ -95,7 +95,7 @@ impl Consumer {
             return Err(Corrupt::CursorWentBackwards);
         }
         if tail - self.head > self.capacity {
-            return if self.may_be_overrun { self.resume(peer) } else { Err(Corrupt::CursorOutOfRange) };
+            return if self.may_be_overrun { self.recover(peer) } else { Err(Corrupt::CursorOutOfRange) };
         }
         self.tail = tail;
         Ok(self.available())
@@ -114,7 +114,7 @@ impl Consumer {
     ///
     /// An honest producer has committed another record since, so the head always moves on.
     #[cold]
-    pub fn resume<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {
+    pub fn recover<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {
         let (newest, tail) = self.load_newest(peer)?;
         if newest <= self.head {
             return Err(Corrupt::CursorWentBackwards);
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(consumer.refresh(&peer), Ok(16));
         producer.announce(&peer, 4);
         assert!(consumer.is_overwritten(&peer), "4 to 20 are in the ring, and its first four are being written");
-        assert_eq!(consumer.resume(&peer), Ok(8));
+        assert_eq!(consumer.recover(&peer), Ok(8));
         assert_eq!(consumer.head(), 12);
         assert!(!consumer.is_overwritten(&peer));
     }
@@ -325,7 +325,7 @@ mod tests {
                 let step = match dice(3) {
                     0 => consumer.refresh(&peer),
                     1 => consumer.skip_to_newest(&peer),
-                    _ if overwritten => consumer.resume(&peer).inspect(|_| assert!(consumer.head() > head)),
+                    _ if overwritten => consumer.recover(&peer).inspect(|_| assert!(consumer.head() > head)),
                     _ => Ok(consumer.available()),
                 };
                 outcomes[usize::from(step.is_err())] += 1;

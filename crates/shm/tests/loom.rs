@@ -487,7 +487,7 @@ fn loom_an_overrun_reader_keeps_the_newest_record() {
                     reader.release(&rx, &tx, 1, FENCING);
                     return Some(at);
                 }
-                reader.resume(&tx).expect("the publisher is honest");
+                reader.recover(&tx).expect("the publisher is honest");
                 assert!(reader.head() > at);
             }
         };

@@ -52,9 +52,9 @@ impl ReadingHalf {
         self.consumer = Consumer::new(self.consumer.capacity(), self.consumer.head()).overrun();
     }
 
-    /// [`Consumer::resume`].
-    pub fn resume<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {
-        self.consumer.resume(peer)
+    /// [`Consumer::recover`].
+    pub fn recover<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {
+        self.consumer.recover(peer)
     }
 
     /// [`Consumer::skip_to_newest`].
