@@ -24,14 +24,13 @@
 //! ```
 #![expect(unsafe_code, reason = "tokio asks for a promise about descriptors")]
 
+mod calls;
 mod messages;
 mod services;
 
+pub use calls::{AsyncCallClient, AsyncCallServer, AsyncCallServerBuilder, AsyncOngoing};
 pub use messages::{AsyncMessageReceiver, AsyncMessageSender, AsyncMessageSocket, AsyncSubscriber};
 pub use services::{AsyncListener, AsyncMessageListener};
-
-pub use crate::rpc::tasks::{AsyncCallClient, AsyncCallServer, AsyncCallServerBuilder, AsyncOngoing};
-pub(crate) use services::{Accepting, Turnstile, blocking};
 
 use crate::{Error, ReadHalf, Result, Stream, WriteHalf};
 use std::io;
@@ -123,7 +122,7 @@ pub struct AsyncStream {
     write: AsyncWriteHalf,
 }
 
-pub(crate) fn register<T: AsRawFd>(half: T) -> Result<AsyncFd<T>> {
+fn register<T: AsRawFd>(half: T) -> Result<AsyncFd<T>> {
     // SAFETY: only halves of connections are passed here, and `Readable` and `OwnedFd`, which own their descriptor. A half's descriptor is that of its link,
     // which is made with the half, never replaced, and closed when the half is dropped; the half is owned by the result and lent out by nobody.
     // A doorbell is always something to read, also for the half that writes.

@@ -49,6 +49,8 @@ mod options;
 mod peer;
 pub mod rpc;
 mod rx;
+mod service;
+mod service_of_tasks;
 mod session;
 mod sockets;
 mod span;

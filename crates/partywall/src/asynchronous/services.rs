@@ -34,7 +34,7 @@ impl AsyncStream {
     }
 }
 
-pub(crate) async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     spawn_blocking(call).await.map_err(ended)?
 }
 
@@ -44,7 +44,7 @@ fn ended(error: tokio::task::JoinError) -> Error {
 }
 
 /// A listener whose connections can be waited for: what streams and messages have in common.
-pub(crate) trait Accepting: AsFd + Send + 'static {
+pub(super) trait Accepting: AsFd + Send + 'static {
     type Accepted: std::fmt::Debug + Send + 'static;
     fn accept_for(&mut self, longest: Duration) -> Result<Self::Accepted>;
 }
@@ -71,7 +71,7 @@ type Visit<L> = (L, Result<<L as Accepting>::Accepted>);
 
 /// Where the listener is.
 #[derive(Debug)]
-pub(crate) enum Turnstile<L: Accepting> {
+pub(super) enum Turnstile<L: Accepting> {
     /// Here, until its descriptor is readable.
     Waiting(L),
     /// With a thread that accepts. A call that is cancelled meanwhile leaves what it gets to the next one.
@@ -81,7 +81,7 @@ pub(crate) enum Turnstile<L: Accepting> {
 }
 
 impl<L: Accepting> Turnstile<L> {
-    pub(crate) async fn accept(&mut self) -> Result<L::Accepted> {
+    pub(super) async fn accept(&mut self) -> Result<L::Accepted> {
         loop {
             if let Self::Waiting(listener) = self {
                 // Another descriptor after each restart of the broker.

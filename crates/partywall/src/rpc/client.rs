@@ -110,7 +110,7 @@ impl CallClientBuilder {
     }
 
     /// Connects, and leaves to the caller how calls wait.
-    pub(super) fn open(&self, domain: &Domain, target: &str) -> Result<ClientParts> {
+    pub(crate) fn open(&self, domain: &Domain, target: &str) -> Result<ClientParts> {
         let options = channel_options(&self.options);
         let (tx, rx) = connect::open(domain, target, Kind::Message, Directions::BOTH, &options)?;
         let (Some(tx), Some(mut rx)) = (tx, rx) else {
@@ -134,23 +134,23 @@ impl CallClientBuilder {
 }
 
 /// A connection that the server has accepted.
-pub(super) struct ClientParts {
-    pub(super) sender: CallSender,
-    pub(super) rx: StreamRx,
-    pub(super) room_link: OwnedFd,
-    pub(super) heap: Heap,
-    pub(super) peer_heap: PeerHeap,
-    pub(super) timeout: Option<Duration>,
+pub(crate) struct ClientParts {
+    pub(crate) sender: CallSender,
+    pub(crate) rx: StreamRx,
+    pub(crate) room_link: OwnedFd,
+    pub(crate) heap: Heap,
+    pub(crate) peer_heap: PeerHeap,
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// A client as its replies see it.
-pub(super) trait ReleasesBlocks: fmt::Debug + Send + Sync {
+pub(crate) trait ReleasesBlocks: fmt::Debug + Send + Sync {
     /// Gives a block of the server's back.
     fn release(&self, address: u64);
 }
 
 /// Takes the peer's heap. A heap is for a peer on the same machine: between machines, calls carry their bytes in the record alone.
-pub(super) fn take_heap(regions: &Regions, bytes: u64) -> Result<()> {
+pub(crate) fn take_heap(regions: &Regions, bytes: u64) -> Result<()> {
     if regions.is_between_machines()? {
         return Ok(());
     }
@@ -488,7 +488,7 @@ impl Reply {
 
     /// A reply whose memory this client releases.
     #[inline]
-    pub(super) fn held_by<R: ReleasesBlocks + 'static>(
+    pub(crate) fn held_by<R: ReleasesBlocks + 'static>(
         outcome: ReceivedReply,
         client: impl FnOnce() -> Arc<R>,
     ) -> CallResult<Self> {

@@ -38,7 +38,7 @@ const LOOKS: u32 = 64;
 /// The longest sleep of a thread that waits for room before it makes another attempt.
 const ROOM_NAP: Duration = Duration::from_millis(100);
 
-pub(super) struct ClientCore {
+pub(crate) struct ClientCore {
     state: Mutex<ClientState>,
     /// Threads that wait for the lock of the state.
     contenders: AtomicU32,
@@ -48,17 +48,17 @@ pub(super) struct ClientCore {
     room: Condvar,
     /// The link of the ring that is written: readable when an attempt to write is worth repeating.
     room_link: OwnedFd,
-    pub(super) heap: Heap,
-    pub(super) peer_heap: PeerHeap,
-    pub(super) timeout: Option<Duration>,
-    pub(super) peer: PeerInfo,
+    pub(crate) heap: Heap,
+    pub(crate) peer_heap: PeerHeap,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) peer: PeerInfo,
 }
 
-pub(super) struct ClientState {
-    pub(super) sender: CallSender,
+pub(crate) struct ClientState {
+    pub(crate) sender: CallSender,
     /// `None` while a thread receives without the lock.
     receiver: Option<Box<CallReceiver>>,
-    pub(super) slots: Slots,
+    pub(crate) slots: Slots,
     /// Threads that wait until another thread has received.
     waiters: usize,
     /// Threads that wait for room, with the one that sleeps on the link.
@@ -74,30 +74,30 @@ impl fmt::Debug for ClientCore {
 
 /// What comes from the server.
 #[derive(Debug)]
-pub(super) struct CallReceiver {
+pub(crate) struct CallReceiver {
     rx: StreamRx,
     heap: PeerHeap,
 }
 
 /// `None`: the record was about memory, and was no reply.
-pub(super) type Received = Result<Option<(u32, ReceivedReply)>>;
+pub(crate) type Received = Result<Option<(u32, ReceivedReply)>>;
 
 impl CallReceiver {
     #[cfg(feature = "tokio")]
-    pub(super) fn new(rx: StreamRx, heap: PeerHeap) -> Self {
+    pub(crate) fn new(rx: StreamRx, heap: PeerHeap) -> Self {
         Self { rx, heap }
     }
 
     /// Receives one record if there is one; for a half that does not block.
     #[cfg(feature = "tokio")]
-    pub(super) fn receive_now(&mut self) -> Received {
+    pub(crate) fn receive_now(&mut self) -> Received {
         let record = self.rx.next_record()?.ok_or(Error::Closed("the server has closed the connection"))?;
         self.judge(&record)
     }
 
     /// Ends the connection: the server broke the protocol.
     #[cfg(feature = "tokio")]
-    pub(super) fn blame(&mut self, what: Corrupt) {
+    pub(crate) fn blame(&mut self, what: Corrupt) {
         self.rx.blame(what);
     }
 
@@ -130,7 +130,7 @@ impl CallReceiver {
 }
 
 impl ClientCore {
-    pub(super) fn new(
+    pub(crate) fn new(
         sender: CallSender,
         rx: StreamRx,
         room_link: OwnedFd,
@@ -157,7 +157,7 @@ impl ClientCore {
 
     /// Takes the lock. A thread that spins with it in its hand releases it for this one.
     #[inline]
-    pub(super) fn enter(&self) -> Held<'_> {
+    pub(crate) fn enter(&self) -> Held<'_> {
         match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
@@ -173,13 +173,13 @@ impl ClientCore {
         state
     }
 
-    pub(super) fn deadline(&self, longest: Option<Duration>) -> Option<Instant> {
+    pub(crate) fn deadline(&self, longest: Option<Duration>) -> Option<Instant> {
         longest.or(self.timeout).and_then(|longest| Instant::now().checked_add(longest))
     }
 
     /// Waits until `ready` finds something, receiving replies meanwhile, or letting another thread do so.
     #[inline]
-    pub(super) fn drive<'a, T>(
+    pub(crate) fn drive<'a, T>(
         &'a self,
         mut state: Held<'a>,
         deadline: Option<Instant>,
@@ -264,7 +264,7 @@ impl ClientCore {
 
     /// Begins a call: returns its id, and the byte of the stream where its record begins.
     #[inline]
-    pub(super) fn begin<'a>(
+    pub(crate) fn begin<'a>(
         &'a self,
         state: Held<'a>,
         deadline: Option<Instant>,
@@ -296,7 +296,7 @@ impl ClientCore {
 
     /// Waits for the answer to a call whose record begins at this byte of the stream.
     #[inline]
-    pub(super) fn finish<'a>(
+    pub(crate) fn finish<'a>(
         &'a self,
         state: Held<'a>,
         deadline: Option<Instant>,
@@ -310,7 +310,7 @@ impl ClientCore {
 
     /// Sends a record. A thread that waits for room does so without the lock, and no longer than until its deadline.
     #[inline]
-    pub(super) fn send<'a>(
+    pub(crate) fn send<'a>(
         &'a self,
         mut state: Held<'a>,
         record: &CallRecord,
@@ -372,7 +372,7 @@ impl ClientCore {
     }
 
     /// The caller of a call does not wait for its answer any more.
-    pub(super) fn give_up(&self, id: u32) {
+    pub(crate) fn give_up(&self, id: u32) {
         let mut state = self.enter();
         match state.slots.take_answer(id) {
             None => state.slots.abandon(id),
@@ -417,4 +417,4 @@ fn wait_on<'a>(condition: &Condvar, state: Held<'a>, deadline: Option<Instant>) 
 }
 
 /// What a reply keeps of its client.
-pub(super) type SharedClient = Arc<ClientCore>;
+pub(crate) type SharedClient = Arc<ClientCore>;

@@ -87,7 +87,7 @@ fn seen_text(seen: bool) -> &'static str {
 /// The largest code of an application's error (protocol K5). C passes it on as `-1000 - code` in an `int`.
 const LARGEST_CODE: u32 = i32::MAX as u32 - 1000;
 /// The most bytes of an error's text (protocol K5).
-pub(super) const MOST_TEXT: usize = 4096;
+pub(crate) const MOST_TEXT: usize = 4096;
 
 /// Whether an application's error may have this code.
 fn is_code(code: u32) -> bool {
@@ -137,7 +137,7 @@ impl From<CallError> for io::Error {
 /// How a reply says that a call went (protocol K5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub(super) enum CallStatus {
+pub(crate) enum CallStatus {
     Done = 0,
     UnknownMethod = 1,
     Refused = 2,
@@ -148,7 +148,7 @@ pub(super) enum CallStatus {
 }
 
 impl CallStatus {
-    pub(super) fn from_wire(status: u16) -> Option<Self> {
+    pub(crate) fn from_wire(status: u16) -> Option<Self> {
         let all = [
             Self::Done,
             Self::UnknownMethod,
@@ -162,12 +162,12 @@ impl CallStatus {
     }
 
     /// Whether a reply with this status may have this code.
-    pub(super) fn admits(self, code: u32) -> bool {
+    pub(crate) fn admits(self, code: u32) -> bool {
         self != Self::Application || is_code(code)
     }
 
     /// The error that a status stands for; `None` for a call that was done.
-    pub(super) fn error(self, code: u32, bytes: &PeerView) -> Option<CallError> {
+    pub(crate) fn error(self, code: u32, bytes: &PeerView) -> Option<CallError> {
         let text = || {
             // The server chooses the length.
             let mut text = vec![0; bytes.len().min(MOST_TEXT)];
@@ -188,7 +188,7 @@ impl CallStatus {
     }
 
     /// The status, code and text by which a server reports an error.
-    pub(super) fn from_error(error: CallError) -> (Self, u32, String) {
+    pub(crate) fn from_error(error: CallError) -> (Self, u32, String) {
         let (status, code, mut text) = Self::from_whole_error(error);
         text.truncate(text.floor_char_boundary(MOST_TEXT));
         (status, code, text)

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The kind of the further regions that heaps are made of (protocol K6).
-pub(super) const HEAP_KIND: u32 = u32::from_le_bytes(*b"heap");
+pub(crate) const HEAP_KIND: u32 = u32::from_le_bytes(*b"heap");
 /// Segments of one heap: as many as a side may have further regions of a channel (protocol F1.2).
-pub(super) const MOST_SEGMENTS: usize = 8;
+pub(crate) const MOST_SEGMENTS: usize = 8;
 /// The smallest block. Smaller ones would share a line with their neighbours.
 const GRANULE: u64 = 64;
 /// The largest alignment of a block.
@@ -110,7 +110,7 @@ impl HeapOptions {
 /// ```
 #[derive(Clone)]
 pub struct Heap {
-    pub(super) memory: Arc<HeapMemory>,
+    pub(crate) memory: Arc<HeapMemory>,
 }
 
 impl fmt::Debug for Heap {
@@ -149,7 +149,7 @@ pub struct HeapStats {
 
 /// Bytes that some heaps may have together.
 #[derive(Debug)]
-pub(super) struct HeapShare {
+pub(crate) struct HeapShare {
     left: AtomicU64,
 }
 
@@ -161,7 +161,7 @@ struct HeapPortion {
 }
 
 impl HeapShare {
-    pub(super) fn new(bytes: u64) -> Arc<Self> {
+    pub(crate) fn new(bytes: u64) -> Arc<Self> {
         Arc::new(Self { left: AtomicU64::new(bytes) })
     }
 
@@ -183,7 +183,7 @@ impl Drop for HeapPortion {
 }
 
 /// What blocks of one heap share.
-pub(super) struct HeapMemory {
+pub(crate) struct HeapMemory {
     regions: Regions,
     options: HeapOptions,
     share: Arc<HeapShare>,
@@ -225,20 +225,20 @@ impl HeapBooks {
 
 /// A segment, as it is announced to the peer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SegmentNotice {
-    pub(super) number: u32,
-    pub(super) address: u64,
-    pub(super) size: u64,
+pub(crate) struct SegmentNotice {
+    pub(crate) number: u32,
+    pub(crate) address: u64,
+    pub(crate) size: u64,
 }
 
 impl Heap {
-    pub(super) fn new(regions: Regions, options: HeapOptions) -> Self {
+    pub(crate) fn new(regions: Regions, options: HeapOptions) -> Self {
         let share = HeapShare::new(options.max);
         Self::within(regions, options, share)
     }
 
     /// A heap that has its segments out of a share, which other heaps may use as well.
-    pub(super) fn within(regions: Regions, options: HeapOptions, share: Arc<HeapShare>) -> Self {
+    pub(crate) fn within(regions: Regions, options: HeapOptions, share: Arc<HeapShare>) -> Self {
         let memory = HeapMemory { regions, options, share, books: Mutex::default(), count: AtomicUsize::new(0) };
         Self { memory: Arc::new(memory) }
     }
@@ -282,7 +282,7 @@ impl Heap {
 
     /// Allocates a block if the heap need not grow for it, which would block.
     #[cfg(feature = "tokio")]
-    pub(super) fn allocate_without_growth(&self, len: usize) -> Option<Block> {
+    pub(crate) fn allocate_without_growth(&self, len: usize) -> Option<Block> {
         let room = (len.max(1) as u64).checked_next_multiple_of(GRANULE)?;
         let (address, content) = HeapMemory::take_room(&mut lock(&self.memory.books), room, len as u64, 1)?;
         Some(Block { heap: Arc::clone(&self.memory), address, content, len })
@@ -294,7 +294,7 @@ impl Heap {
     }
 
     /// Whether all of these bytes are in blocks of this heap, so that a peer can read them in place.
-    pub(super) fn holds(&self, bytes: &[u8]) -> bool {
+    pub(crate) fn holds(&self, bytes: &[u8]) -> bool {
         self.memory.holds(bytes.as_ptr().addr() as u64, bytes.len() as u64)
     }
 
@@ -322,12 +322,12 @@ impl Heap {
 impl HeapMemory {
     /// How many segments there are.
     #[inline]
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
     /// The segments from the `from`th on.
-    pub(super) fn notices(&self, from: usize) -> Vec<SegmentNotice> {
+    pub(crate) fn notices(&self, from: usize) -> Vec<SegmentNotice> {
         let notice = |s: &HeapSegment| SegmentNotice { number: s.number, address: s.address, size: s.size };
         lock(&self.books).segments.iter().skip(from).map(notice).collect()
     }
@@ -434,7 +434,7 @@ fn address_for(channel: u64, side: u8, attempt: u64, before: u64, align: u64) ->
 }
 
 /// Whether a side of a channel may have a segment's content from `address` to `end`, behind a control page of `page` bytes (protocol K6.3).
-pub(super) fn may_have(channel: u64, side: u8, address: u64, end: u64, page: u64) -> bool {
+pub(crate) fn may_have(channel: u64, side: u8, address: u64, end: u64, page: u64) -> bool {
     (0..ATTEMPTS).any(|attempt| {
         let begin = addresses_for(channel, side, attempt);
         address >= begin + page && end <= begin + SIDE_ADDRESSES

@@ -50,11 +50,11 @@ type CallResult<T> = std::result::Result<T, CallError>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct IncomingCall<'a> {
-    pub(super) args: PeerView,
-    pub(super) client: Cow<'a, Arc<ServedClient>>,
-    pub(super) method: u32,
+    pub(crate) args: PeerView,
+    pub(crate) client: Cow<'a, Arc<ServedClient>>,
+    pub(crate) method: u32,
     /// Pointers that may still be followed.
-    pub(super) follows: AtomicU64,
+    pub(crate) follows: AtomicU64,
 }
 
 impl fmt::Debug for IncomingCall<'_> {
@@ -148,11 +148,11 @@ impl IncomingCall<'_> {
 /// ```
 #[derive(Debug)]
 pub struct CallAnswer {
-    pub(super) bytes: AnswerBytes,
+    pub(crate) bytes: AnswerBytes,
 }
 
 #[derive(Debug)]
-pub(super) enum AnswerBytes {
+pub(crate) enum AnswerBytes {
     Inline(CallBytes),
     Copied(Vec<u8>),
     Block(Block),
@@ -161,7 +161,7 @@ pub(super) enum AnswerBytes {
 impl CallAnswer {
     /// Bytes that a record carries; `None` for more.
     #[inline]
-    pub(super) fn inline(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn inline(bytes: &[u8]) -> Option<Self> {
         CallBytes::inline(bytes).map(|bytes| Self { bytes: AnswerBytes::Inline(bytes) })
     }
 }

@@ -36,19 +36,17 @@
 //! The memory of a peer is read at one of two levels of trust. A [`PeerView`] is guarded: it copies, and checks every extent.
 //! [`PeerView::trusting`] gives the bytes in place, to programs that trust their peer.
 
-mod client;
-mod driver;
-mod error;
-mod heap;
-mod incoming;
-mod method;
-mod sender;
-mod server;
-mod slots;
-#[cfg(feature = "tokio")]
-pub(crate) mod tasks;
+pub(crate) mod client;
+pub(crate) mod driver;
+pub(crate) mod error;
+pub(crate) mod heap;
+pub(crate) mod incoming;
+pub(crate) mod method;
+pub(crate) mod sender;
+pub(crate) mod server;
+pub(crate) mod slots;
 mod typed;
-mod view;
+pub(crate) mod view;
 
 pub use client::{CallClient, CallClientBuilder, Ongoing, Reply};
 pub use error::CallError;
@@ -57,7 +55,7 @@ pub use incoming::{CallAnswer, IncomingCall};
 pub use method::Method;
 pub use server::{CallServer, CallServerBuilder};
 pub use typed::{
-    Argument, Carried, Declared, FrameReader, FrameWriter, HeapSlice, Outcome, PeerSlice, PeerSliceIter, Plain,
+    Argument, Carried, Declared, HeapSlice, MethodResult, PeerSlice, PeerSliceIter, PlainData, ValueReader, ValueWriter,
 };
 pub use view::PeerView;
 
@@ -69,7 +67,7 @@ pub(crate) const WINDOW: usize = 512;
 const RECORDS: u64 = 1024;
 
 /// Options of the channel under a connection of calls. Its rings keep their size, which the window of calls is made for.
-fn channel_options(options: &Options) -> Options {
+pub(crate) fn channel_options(options: &Options) -> Options {
     let ring = RingSize::Fixed(RECORDS * partywall_shm::call::RECORD);
     Options { ring, one_way: false, ..options.clone() }
 }

@@ -20,14 +20,14 @@ fn hello() -> CallRecord {
 }
 
 /// Judges the first record of the peer.
-pub(super) fn check_hello(record: &CallRecord) -> Result<()> {
+pub(crate) fn check_hello(record: &CallRecord) -> Result<()> {
     if *record == hello() { Ok(()) } else { Err(Error::Corrupt(Corrupt::BadRecord)) }
 }
 
 /// Sends records, and before each what the peer must know of this side's heap to understand it.
 #[derive(Debug)]
-pub(super) struct CallSender {
-    pub(super) tx: StreamTx,
+pub(crate) struct CallSender {
+    pub(crate) tx: StreamTx,
     heap: Heap,
     /// Segments of the heap that the peer has been told of.
     announced: usize,
@@ -37,18 +37,18 @@ pub(super) struct CallSender {
 
 impl CallSender {
     /// A sender that does not wait for room: sending fails with [`Error::WouldBlock`] where there is none.
-    pub(super) fn new(mut tx: StreamTx, heap: Heap) -> Self {
+    pub(crate) fn new(mut tx: StreamTx, heap: Heap) -> Self {
         tx.core.waiter.nonblocking = true;
         Self { tx, heap, announced: 0, unreleased: Vec::new() }
     }
 
-    pub(super) fn hello(&mut self) -> Result<()> {
+    pub(crate) fn hello(&mut self) -> Result<()> {
         self.tx.put_record(&hello()).map(drop)
     }
 
     /// Sends a record, and returns the byte of the stream where it begins.
     #[inline]
-    pub(super) fn send(&mut self, record: &CallRecord) -> Result<u64> {
+    pub(crate) fn send(&mut self, record: &CallRecord) -> Result<u64> {
         if self.announced < self.heap.memory.count() || !self.unreleased.is_empty() {
             self.send_owed()?;
         }
@@ -70,7 +70,7 @@ impl CallSender {
     }
 
     /// Gives a block of the peer's back. Where there is no room now, or unless it `may_send`, the record goes before the next one.
-    pub(super) fn release(&mut self, address: u64, may_send: bool) {
+    pub(crate) fn release(&mut self, address: u64, may_send: bool) {
         // An error that is not the lack of room ends the connection, and its end gives all blocks back.
         if !may_send || matches!(self.tx.put_record(&release_of(address)), Err(Error::WouldBlock)) {
             self.unreleased.push(address);
@@ -84,7 +84,7 @@ fn release_of(address: u64) -> CallRecord {
 
 /// How the bytes of a call or a reply are sent: in the record, where they are in the heap, or in a block that they are copied to.
 #[inline]
-pub(super) fn prepare(heap: &Heap, bytes: &[u8]) -> Result<(CallBytes, Option<Block>)> {
+pub(crate) fn prepare(heap: &Heap, bytes: &[u8]) -> Result<(CallBytes, Option<Block>)> {
     if let Some(inline) = CallBytes::inline(bytes) {
         return Ok((inline, None));
     }

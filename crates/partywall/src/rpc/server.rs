@@ -34,7 +34,7 @@ type Function = dyn Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Syn
 /// The longest that a client may take to send its first record.
 const FIRST_RECORD: Duration = Duration::from_secs(10);
 /// Between two attempts to accept while the broker is away.
-pub(super) const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// The methods of a server, and the limits of its clients.
 #[derive(Default)]
@@ -45,16 +45,16 @@ pub struct CallServerBuilder {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Limits {
-    pub(super) options: Options,
-    pub(super) max_clients_of_domain: Option<usize>,
-    pub(super) heap: HeapOptions,
-    pub(super) max_peer_heap: u64,
-    pub(super) max_clients: usize,
-    pub(super) max_follows: u64,
-    pub(super) same_address: bool,
+pub(crate) struct Limits {
+    pub(crate) options: Options,
+    pub(crate) max_clients_of_domain: Option<usize>,
+    pub(crate) heap: HeapOptions,
+    pub(crate) max_peer_heap: u64,
+    pub(crate) max_clients: usize,
+    pub(crate) max_follows: u64,
+    pub(crate) same_address: bool,
     /// The longest that a client may take to send its first record.
-    pub(super) first_record: Duration,
+    pub(crate) first_record: Duration,
 }
 
 impl Default for Limits {
@@ -170,7 +170,7 @@ impl CallServerBuilder {
 
     /// The limits, if no methods were added.
     #[cfg(feature = "tokio")]
-    pub(super) fn into_limits(self) -> Option<Limits> {
+    pub(crate) fn into_limits(self) -> Option<Limits> {
         self.methods.is_empty().then_some(self.limits)
     }
 
@@ -405,14 +405,14 @@ fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo,
 }
 
 /// What the calls of one client have in common.
-pub(super) struct ServedClient {
-    pub(super) info: PeerInfo,
-    pub(super) heap: Heap,
-    pub(super) peer_heap: PeerHeap,
+pub(crate) struct ServedClient {
+    pub(crate) info: PeerInfo,
+    pub(crate) heap: Heap,
+    pub(crate) peer_heap: PeerHeap,
 }
 
 /// What goes to one client.
-pub(super) struct ReplySide {
+pub(crate) struct ReplySide {
     sender: CallSender,
     /// Results that the client reads in place, by address. They come back by a *release* record, or with the end of the connection.
     lent: HashMap<u64, Block>,
@@ -456,12 +456,12 @@ impl ServedClient {
 }
 
 impl ReplySide {
-    pub(super) fn new(sender: CallSender) -> Self {
+    pub(crate) fn new(sender: CallSender) -> Self {
         Self { sender, lent: HashMap::new() }
     }
 
     /// Takes a record about memory. No other kind is left for a client to send.
-    pub(super) fn take(&mut self, client: &ServedClient, record: &CallRecord) -> Result<()> {
+    pub(crate) fn take(&mut self, client: &ServedClient, record: &CallRecord) -> Result<()> {
         match (record.kind, record.bytes) {
             (RecordKind::Release, CallBytes::Reference { address, .. }) => {
                 // To release what is not lent, or twice, is a lie (protocol K7).
@@ -475,7 +475,7 @@ impl ReplySide {
     }
 
     #[inline]
-    pub(super) fn answer(&mut self, client: &ServedClient, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
+    pub(crate) fn answer(&mut self, client: &ServedClient, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
         let prepared = result.and_then(|answer| client.prepare(answer));
         let (status, code, (bytes, lent)) = match prepared {
             Ok(prepared) => (CallStatus::Done, 0, prepared),

@@ -8,13 +8,13 @@ use partywall_shm::corrupt::Corrupt;
 
 /// The calls of a connection.
 #[derive(Default)]
-pub(super) struct Slots {
+pub(crate) struct Slots {
     slots: Vec<CallSlot>,
     free: Vec<u32>,
     /// Calls that the server has not answered.
-    pub(super) unanswered: usize,
+    pub(crate) unanswered: usize,
     /// Why nothing more will be received, once that is so.
-    pub(super) ended: Option<ConnectionEnd>,
+    pub(crate) ended: Option<ConnectionEnd>,
 }
 
 struct CallSlot {
@@ -33,17 +33,17 @@ enum SlotState {
 }
 
 /// A reply that has been received.
-pub(super) struct ReceivedReply {
-    pub(super) status: CallStatus,
-    pub(super) code: u32,
-    pub(super) view: PeerView,
+pub(crate) struct ReceivedReply {
+    pub(crate) status: CallStatus,
+    pub(crate) code: u32,
+    pub(crate) view: PeerView,
     /// The peer's block that is to be released.
-    pub(super) held: Option<u64>,
+    pub(crate) held: Option<u64>,
 }
 
 /// Why nothing more will be received.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum ConnectionEnd {
+pub(crate) enum ConnectionEnd {
     Closed,
     Dead,
     Corrupt(Corrupt),
@@ -51,7 +51,7 @@ pub(super) enum ConnectionEnd {
 }
 
 impl ConnectionEnd {
-    pub(super) fn from_error(error: &Error) -> Self {
+    pub(crate) fn from_error(error: &Error) -> Self {
         match error {
             Error::Closed(_) => Self::Closed,
             Error::Dead { .. } => Self::Dead,
@@ -60,7 +60,7 @@ impl ConnectionEnd {
         }
     }
 
-    pub(super) fn error(self) -> CallError {
+    pub(crate) fn error(self) -> CallError {
         match self {
             Self::Closed => CallError::Closed { seen: false },
             Self::Dead => CallError::Dead { seen: false },
@@ -77,7 +77,7 @@ const INDEX_BITS: u32 = 20;
 
 impl Slots {
     #[inline]
-    pub(super) fn open(&mut self, arguments: Option<Block>) -> u32 {
+    pub(crate) fn open(&mut self, arguments: Option<Block>) -> u32 {
         self.unanswered += 1;
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(CallSlot { generation: 0, state: SlotState::Free, arguments: None });
@@ -90,7 +90,7 @@ impl Slots {
 
     /// Keeps the arguments of a call that has been sent until it is answered.
     #[cfg(feature = "tokio")]
-    pub(super) fn keep(&mut self, id: u32, arguments: Option<Block>) {
+    pub(crate) fn keep(&mut self, id: u32, arguments: Option<Block>) {
         if let Some(slot) = self.slot(id) {
             slot.arguments = arguments;
         }
@@ -114,7 +114,7 @@ impl Slots {
 
     /// Files a reply. Returns the peer's block if no thread waits for it any more; fails if the server answers what was not asked.
     #[inline]
-    pub(super) fn deliver(&mut self, id: u32, outcome: ReceivedReply) -> Result<Option<u64>, Corrupt> {
+    pub(crate) fn deliver(&mut self, id: u32, outcome: ReceivedReply) -> Result<Option<u64>, Corrupt> {
         let slot = self.slot(id).ok_or(Corrupt::BadRecord)?;
         match slot.state {
             SlotState::Waiting => {
@@ -133,7 +133,7 @@ impl Slots {
     }
 
     #[inline]
-    pub(super) fn take_answer(&mut self, id: u32) -> Option<ReceivedReply> {
+    pub(crate) fn take_answer(&mut self, id: u32) -> Option<ReceivedReply> {
         let slot = self.slot(id)?;
         if !matches!(slot.state, SlotState::Answered(_)) {
             return None;
@@ -144,7 +144,7 @@ impl Slots {
     }
 
     /// A call could not be sent. Returns the peer's block if the server has answered all the same: a server that lies answers first.
-    pub(super) fn withdraw(&mut self, id: u32) -> Option<u64> {
+    pub(crate) fn withdraw(&mut self, id: u32) -> Option<u64> {
         let (is_waiting, held) = match &self.slot(id)?.state {
             SlotState::Answered(outcome) => (false, outcome.held),
             state => (matches!(state, SlotState::Waiting), None),
@@ -155,7 +155,7 @@ impl Slots {
     }
 
     /// The caller of an unanswered call has gone.
-    pub(super) fn abandon(&mut self, id: u32) {
+    pub(crate) fn abandon(&mut self, id: u32) {
         let has_ended = self.ended.is_some();
         match self.slot(id) {
             Some(slot) if matches!(slot.state, SlotState::Waiting) && !has_ended => slot.state = SlotState::Abandoned,

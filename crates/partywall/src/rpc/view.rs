@@ -32,19 +32,19 @@ impl Drop for MappedSegment {
 
 /// The peer's heap: all segments of it that the peer has announced.
 #[derive(Debug, Clone)]
-pub(super) struct PeerHeap {
+pub(crate) struct PeerHeap {
     regions: Regions,
     same_address: bool,
     segments: Arc<Mutex<Vec<Arc<MappedSegment>>>>,
 }
 
 impl PeerHeap {
-    pub(super) fn new(regions: Regions, same_address: bool) -> Self {
+    pub(crate) fn new(regions: Regions, same_address: bool) -> Self {
         Self { regions, same_address, segments: Arc::default() }
     }
 
     /// The peer has announced a segment (protocol K6.2). The broker has passed it on before.
-    pub(super) fn admit(&self, number: u32, address: u64, size: u64) -> Result<()> {
+    pub(crate) fn admit(&self, number: u32, address: u64, size: u64) -> Result<()> {
         let mut segments = lock(&self.segments);
         let end = address.checked_add(size).ok_or(Corrupt::BadRegion)?;
         let overlaps = |s: &Arc<MappedSegment>| s.address < end && address < s.address + s.memory.size();
@@ -83,7 +83,7 @@ impl PeerHeap {
     }
 
     /// `len` bytes that the peer has at `address`; `None` unless all of them are in one segment of its heap.
-    pub(super) fn view(&self, address: u64, len: u64) -> Option<PeerView> {
+    pub(crate) fn view(&self, address: u64, len: u64) -> Option<PeerView> {
         let segments = lock(&self.segments);
         let segment = segments.iter().find(|s| address >= s.address && address - s.address <= s.memory.size())?;
         let at = address - segment.address;
@@ -126,7 +126,7 @@ enum ViewBytes {
 impl PeerView {
     /// The bytes of a record; `None` if they are not all in the peer's heap.
     #[inline]
-    pub(super) fn from_record(bytes: CallBytes, heap: &PeerHeap) -> Option<Self> {
+    pub(crate) fn from_record(bytes: CallBytes, heap: &PeerHeap) -> Option<Self> {
         match bytes {
             CallBytes::Inline(bytes, len) => Some(Self { bytes: ViewBytes::Inline(bytes, len) }),
             CallBytes::Reference { address, len } => heap.view(address, len),
@@ -149,7 +149,7 @@ impl PeerView {
 
     /// A view of `len` of the bytes, from byte `at` on; `None` unless they are all there.
     #[inline]
-    pub(super) fn part(&self, at: usize, len: usize) -> Option<Self> {
+    pub(crate) fn part(&self, at: usize, len: usize) -> Option<Self> {
         at.checked_add(len).filter(|end| *end <= self.len())?;
         let bytes = match &self.bytes {
             ViewBytes::Inline(bytes, _) => {

@@ -1,6 +1,6 @@
 //! What may be an argument or a result of a typed method.
 
-use super::frame::{FrameReader, FrameWriter};
+use super::frame::{ValueReader, ValueWriter};
 use super::slices::{HeapSlice, PeerSlice};
 use crate::rpc::client::Reply;
 use crate::rpc::error::CallError;
@@ -9,14 +9,14 @@ use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 
 type CallResult<T> = Result<T, CallError>;
 
-/// Plain data: a type whose values are their bytes, without pointers and without padding. Its bytes travel as they are in memory.
+/// PlainData data: a type whose values are their bytes, without pointers and without padding. Its bytes travel as they are in memory.
 ///
 /// The three traits of the crate `zerocopy` are derived, and check the type when it is compiled. Bytes of a peer's become a value only if
 /// they are one: a `bool` that is 2, or an `enum` without that variant, is [`CallError::BadValue`]. Numbers, `bool`, `char` and arrays of
 /// them are plain.
 ///
 /// ```
-/// use partywall::rpc::Plain;
+/// use partywall::rpc::PlainData;
 /// use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 ///
 /// #[derive(Debug, Clone, Copy, PartialEq, TryFromBytes, IntoBytes, Immutable)]
@@ -34,111 +34,111 @@ type CallResult<T> = Result<T, CallError>;
 ///     is_lit: bool,
 /// }
 ///
-/// impl Plain for Colour {}
-/// impl Plain for Pixel {}
+/// impl PlainData for Colour {}
+/// impl PlainData for Pixel {}
 /// ```
-pub trait Plain: TryFromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
+pub trait PlainData: TryFromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
 
 macro_rules! plain {
     ($($type:ty)*) => {
-        $(impl Plain for $type {})*
+        $(impl PlainData for $type {})*
     };
 }
 plain!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64 bool char);
-impl<T: Plain, const N: usize> Plain for [T; N] {}
+impl<T: PlainData, const N: usize> PlainData for [T; N] {}
 
 /// A value that travels by copy, as an argument or a result: plain data, options, pairs and triples of them, `Vec` and `String`.
 ///
 /// ```
-/// use partywall::rpc::{Carried, FrameWriter};
+/// use partywall::rpc::{Carried, ValueWriter};
 ///
-/// let mut frame = FrameWriter::default();
+/// let mut frame = ValueWriter::default();
 /// ("two".to_owned(), Some(2u16)).put(&mut frame);
 /// assert_eq!(frame.bytes().len(), 8 + 3 + 1 + 2);
 /// ```
 pub trait Carried: Sized {
     /// Appends the value to a frame.
-    fn put(&self, frame: &mut FrameWriter);
+    fn put(&self, frame: &mut ValueWriter);
 
     /// Takes the value from a frame that a peer has made.
     ///
     /// # Errors
     /// [`CallError::BadValue`] if the next bytes are no such value, [`CallError::BadPointer`], [`CallError::OutOfMemory`].
-    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self>;
+    fn take(frame: &mut ValueReader<'_>) -> CallResult<Self>;
 }
 
-impl<T: Plain> Carried for T {
+impl<T: PlainData> Carried for T {
     #[inline]
-    fn put(&self, frame: &mut FrameWriter) {
+    fn put(&self, frame: &mut ValueWriter) {
         frame.append(self.as_bytes());
     }
 
     #[inline]
-    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+    fn take(frame: &mut ValueReader<'_>) -> CallResult<Self> {
         frame.plain()
     }
 }
 
 impl Carried for () {
-    fn put(&self, _: &mut FrameWriter) {}
+    fn put(&self, _: &mut ValueWriter) {}
 
-    fn take(_: &mut FrameReader<'_>) -> CallResult<Self> {
+    fn take(_: &mut ValueReader<'_>) -> CallResult<Self> {
         Ok(())
     }
 }
 
 impl<C: Carried> Carried for Option<C> {
-    fn put(&self, frame: &mut FrameWriter) {
+    fn put(&self, frame: &mut ValueWriter) {
         self.is_some().put(frame);
         if let Some(value) = self {
             value.put(frame);
         }
     }
 
-    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+    fn take(frame: &mut ValueReader<'_>) -> CallResult<Self> {
         if frame.is_present()? { C::take(frame).map(Some) } else { Ok(None) }
     }
 }
 
 impl<A: Carried, B: Carried> Carried for (A, B) {
-    fn put(&self, frame: &mut FrameWriter) {
+    fn put(&self, frame: &mut ValueWriter) {
         self.0.put(frame);
         self.1.put(frame);
     }
 
-    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+    fn take(frame: &mut ValueReader<'_>) -> CallResult<Self> {
         Ok((A::take(frame)?, B::take(frame)?))
     }
 }
 
 impl<A: Carried, B: Carried, C: Carried> Carried for (A, B, C) {
-    fn put(&self, frame: &mut FrameWriter) {
+    fn put(&self, frame: &mut ValueWriter) {
         self.0.put(frame);
         self.1.put(frame);
         self.2.put(frame);
     }
 
-    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+    fn take(frame: &mut ValueReader<'_>) -> CallResult<Self> {
         Ok((A::take(frame)?, B::take(frame)?, C::take(frame)?))
     }
 }
 
-impl<T: Plain> Carried for Vec<T> {
-    fn put(&self, frame: &mut FrameWriter) {
+impl<T: PlainData> Carried for Vec<T> {
+    fn put(&self, frame: &mut ValueWriter) {
         frame.append_elements(self);
     }
 
-    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+    fn take(frame: &mut ValueReader<'_>) -> CallResult<Self> {
         frame.elements()?.to_vec()
     }
 }
 
 impl Carried for String {
-    fn put(&self, frame: &mut FrameWriter) {
+    fn put(&self, frame: &mut ValueWriter) {
         frame.append_elements(self.as_bytes());
     }
 
-    fn take(frame: &mut FrameReader<'_>) -> CallResult<Self> {
+    fn take(frame: &mut ValueReader<'_>) -> CallResult<Self> {
         let bytes = frame.elements()?.to_vec()?;
         Self::from_utf8(bytes).map_err(|_| CallError::BadValue("a text that is no UTF-8".into()))
     }
@@ -147,39 +147,39 @@ impl Carried for String {
 /// What a client passes as an argument: whatever is [`Carried`], `&str`, slices of plain data, and [`HeapSlice`]s, which are passed in place.
 ///
 /// ```
-/// use partywall::rpc::{Argument, FrameWriter};
+/// use partywall::rpc::{Argument, ValueWriter};
 ///
-/// let mut frame = FrameWriter::default();
+/// let mut frame = ValueWriter::default();
 /// "text".pass(&mut frame);
 /// [1u16, 2].as_slice().pass(&mut frame);
 /// assert_eq!(frame.bytes().len(), 8 + 4 + 8 + 4);
 /// ```
 pub trait Argument {
     /// Appends the argument to a frame.
-    fn pass(&self, frame: &mut FrameWriter);
+    fn pass(&self, frame: &mut ValueWriter);
 }
 
 impl<C: Carried> Argument for C {
     #[inline]
-    fn pass(&self, frame: &mut FrameWriter) {
+    fn pass(&self, frame: &mut ValueWriter) {
         self.put(frame);
     }
 }
 
-impl<T: Plain> Argument for &[T] {
-    fn pass(&self, frame: &mut FrameWriter) {
+impl<T: PlainData> Argument for &[T] {
+    fn pass(&self, frame: &mut ValueWriter) {
         frame.append_elements(self);
     }
 }
 
 impl Argument for &str {
-    fn pass(&self, frame: &mut FrameWriter) {
+    fn pass(&self, frame: &mut ValueWriter) {
         frame.append_elements(self.as_bytes());
     }
 }
 
-impl<T: Plain> Argument for &HeapSlice<T> {
-    fn pass(&self, frame: &mut FrameWriter) {
+impl<T: PlainData> Argument for &HeapSlice<T> {
+    fn pass(&self, frame: &mut ValueWriter) {
         let elements: &[T] = self;
         frame.append_reference(self.address(), size_of_val(elements));
     }
@@ -211,30 +211,30 @@ pub trait Declared {
     ///
     /// # Errors
     /// As [`Carried::take`].
-    fn see(frame: &mut FrameReader<'_>) -> CallResult<Self::Seen>;
+    fn see(frame: &mut ValueReader<'_>) -> CallResult<Self::Seen>;
 }
 
 impl<C: Carried + Send + 'static> Declared for fn(C) {
     type Seen = C;
 
     #[inline]
-    fn see(frame: &mut FrameReader<'_>) -> CallResult<C> {
+    fn see(frame: &mut ValueReader<'_>) -> CallResult<C> {
         C::take(frame)
     }
 }
 
-impl<T: Plain> Declared for fn(&[T]) {
+impl<T: PlainData> Declared for fn(&[T]) {
     type Seen = PeerSlice<T>;
 
-    fn see(frame: &mut FrameReader<'_>) -> CallResult<PeerSlice<T>> {
+    fn see(frame: &mut ValueReader<'_>) -> CallResult<PeerSlice<T>> {
         frame.elements()
     }
 }
 
-impl<T: Plain> Declared for fn(&HeapSlice<T>) {
+impl<T: PlainData> Declared for fn(&HeapSlice<T>) {
     type Seen = PeerSlice<T>;
 
-    fn see(frame: &mut FrameReader<'_>) -> CallResult<PeerSlice<T>> {
+    fn see(frame: &mut ValueReader<'_>) -> CallResult<PeerSlice<T>> {
         frame.elements()
     }
 }
@@ -242,7 +242,7 @@ impl<T: Plain> Declared for fn(&HeapSlice<T>) {
 impl Declared for fn(&str) {
     type Seen = String;
 
-    fn see(frame: &mut FrameReader<'_>) -> CallResult<String> {
+    fn see(frame: &mut ValueReader<'_>) -> CallResult<String> {
         String::take(frame)
     }
 }
@@ -250,14 +250,14 @@ impl Declared for fn(&str) {
 /// The result of a typed method: whatever is [`Carried`], or a [`HeapSlice`] that the client reads in place as a [`PeerSlice`].
 ///
 /// ```
-/// use partywall::rpc::{CallError, Outcome, Reply};
+/// use partywall::rpc::{CallError, MethodResult, Reply};
 ///
 /// fn number(reply: Reply) -> Result<u64, CallError> {
 ///     u64::receive(reply)
 /// }
 /// # let _ = number;
 /// ```
-pub trait Outcome: Sized {
+pub trait MethodResult: Sized {
     /// What the client gets.
     type Received;
 
@@ -271,12 +271,12 @@ pub trait Outcome: Sized {
     fn receive(reply: Reply) -> CallResult<Self::Received>;
 }
 
-impl<C: Carried> Outcome for C {
+impl<C: Carried> MethodResult for C {
     type Received = C;
 
     #[inline]
     fn give(self) -> CallAnswer {
-        let mut frame = FrameWriter::default();
+        let mut frame = ValueWriter::default();
         self.put(&mut frame);
         match frame.as_inline().and_then(CallAnswer::inline) {
             Some(answer) => answer,
@@ -286,11 +286,11 @@ impl<C: Carried> Outcome for C {
 
     #[inline]
     fn receive(reply: Reply) -> CallResult<C> {
-        FrameReader::whole(&reply)
+        ValueReader::whole(&reply)
     }
 }
 
-impl<T: Plain> Outcome for HeapSlice<T> {
+impl<T: PlainData> MethodResult for HeapSlice<T> {
     type Received = PeerSlice<T>;
 
     fn give(self) -> CallAnswer {

@@ -1,7 +1,7 @@
 //! The bytes of a typed call: one value after the other, without padding.
 
 use super::slices::PeerSlice;
-use super::{Carried, Plain};
+use super::{Carried, PlainData};
 use crate::rpc::error::CallError;
 use crate::rpc::incoming::IncomingCall;
 use crate::rpc::view::PeerView;
@@ -16,28 +16,28 @@ const SMALL: usize = 128;
 /// Collects the values of a typed call or result. Up to 40 bytes need no memory.
 ///
 /// ```
-/// use partywall::rpc::{Carried, FrameWriter};
+/// use partywall::rpc::{Carried, ValueWriter};
 ///
-/// let mut frame = FrameWriter::default();
+/// let mut frame = ValueWriter::default();
 /// 7u32.put(&mut frame);
 /// Some(true).put(&mut frame);
 /// assert_eq!(frame.bytes(), [7, 0, 0, 0, 1, 1]);
 /// ```
 #[derive(Debug)]
-pub struct FrameWriter {
+pub struct ValueWriter {
     short: [u8; INLINE],
     len: usize,
     /// All bytes, once there are more than a record carries.
     long: Vec<u8>,
 }
 
-impl Default for FrameWriter {
+impl Default for ValueWriter {
     fn default() -> Self {
         Self { short: [0; INLINE], len: 0, long: Vec::new() }
     }
 }
 
-impl FrameWriter {
+impl ValueWriter {
     /// Appends bytes.
     #[inline]
     pub(super) fn append(&mut self, bytes: &[u8]) {
@@ -54,7 +54,7 @@ impl FrameWriter {
     }
 
     /// Appends elements behind a word with their bytes. The lowest bit of that word says that an address follows, and not the elements.
-    pub(super) fn append_elements<T: Plain>(&mut self, elements: &[T]) {
+    pub(super) fn append_elements<T: PlainData>(&mut self, elements: &[T]) {
         let bytes = elements.as_bytes();
         self.append(&((bytes.len() as u64) << 1).to_le_bytes());
         self.append(bytes);
@@ -87,10 +87,10 @@ impl FrameWriter {
 /// # use partywall::rpc::{CallClient, CallServer};
 /// # let broker = partywall_daemon::Broker::embedded()?;
 /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
-/// use partywall::rpc::{Carried, FrameReader};
+/// use partywall::rpc::{Carried, ValueReader};
 ///
 /// let _server = CallServer::builder().method("not", |call| {
-///     let mut frame = FrameReader::of_call(call);
+///     let mut frame = ValueReader::of_call(call);
 ///     let (value, times) = (bool::take(&mut frame)?, u32::take(&mut frame)?);
 ///     frame.finish()?;
 ///     Ok([u8::from(value ^ (times % 2 == 1))].into())
@@ -103,14 +103,14 @@ impl FrameWriter {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct FrameReader<'a> {
+pub struct ValueReader<'a> {
     view: &'a PeerView,
     at: usize,
     /// The call whose pointers are followed; `None` for a result, which contains no pointers.
     call: Option<&'a IncomingCall<'a>>,
 }
 
-impl<'a> FrameReader<'a> {
+impl<'a> ValueReader<'a> {
     /// Reads the arguments of a call.
     pub fn of_call(call: &'a IncomingCall<'_>) -> Self {
         Self { view: call.args(), at: 0, call: Some(call) }
@@ -123,10 +123,10 @@ impl<'a> FrameReader<'a> {
     /// # let broker = partywall_daemon::Broker::embedded()?;
     /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
     /// # let _server = CallServer::builder().method("echo", |call| Ok(call.args().to_vec().into())).bind(&web, "math")?;
-    /// use partywall::rpc::{Carried, FrameReader};
+    /// use partywall::rpc::{Carried, ValueReader};
     ///
     /// let reply = CallClient::connect("web:math")?.call("echo", &[1, 7, 0])?;
-    /// assert_eq!(Option::<u16>::take(&mut FrameReader::of_result(&reply))?, Some(7));
+    /// assert_eq!(Option::<u16>::take(&mut ValueReader::of_result(&reply))?, Some(7));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn of_result(view: &'a PeerView) -> Self {
@@ -158,7 +158,7 @@ impl<'a> FrameReader<'a> {
 
     /// The next value: a copy of its bytes, which is judged.
     #[inline]
-    pub(super) fn plain<T: Plain>(&mut self) -> CallResult<T> {
+    pub(super) fn plain<T: PlainData>(&mut self) -> CallResult<T> {
         let mut small = [0; SMALL];
         let mut large = Vec::new();
         let bytes = match small.get_mut(..size_of::<T>()) {
@@ -178,7 +178,7 @@ impl<'a> FrameReader<'a> {
     }
 
     /// The elements that follow, or to which a pointer leads.
-    pub(super) fn elements<T: Plain>(&mut self) -> CallResult<PeerSlice<T>> {
+    pub(super) fn elements<T: PlainData>(&mut self) -> CallResult<PeerSlice<T>> {
         let word = u64::from_le_bytes(self.next()?);
         let (len, is_reference) = (word >> 1, word & 1 == 1);
         let view = match self.call {
@@ -206,7 +206,7 @@ impl<'a> FrameReader<'a> {
 
 /// The value that these bytes are, of which this process has the only copy.
 #[inline]
-pub(super) fn judge<T: Plain>(bytes: &[u8]) -> CallResult<T> {
+pub(super) fn judge<T: PlainData>(bytes: &[u8]) -> CallResult<T> {
     T::try_read_from_bytes(bytes)
         .map_err(|_| CallError::BadValue(format!("no value of type `{}`", std::any::type_name::<T>())))
 }

@@ -5,9 +5,8 @@
 
 mod carried;
 mod frame;
-mod macros;
 mod slices;
 
-pub use carried::{Argument, Carried, Declared, Outcome, Plain};
-pub use frame::{FrameReader, FrameWriter};
+pub use carried::{Argument, Carried, Declared, MethodResult, PlainData};
+pub use frame::{ValueReader, ValueWriter};
 pub use slices::{HeapSlice, PeerSlice, PeerSliceIter};

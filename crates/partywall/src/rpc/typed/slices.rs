@@ -1,7 +1,7 @@
 //! Slices of plain data: in this side's heap, and in the peer's.
 #![expect(unsafe_code, reason = "a block of the heap is seen as the elements that were stored in it")]
 
-use super::Plain;
+use super::PlainData;
 use super::frame::judge;
 use crate::rpc::client::Reply;
 use crate::rpc::error::CallError;
@@ -61,7 +61,7 @@ pub struct HeapSlice<T> {
     elements: PhantomData<T>,
 }
 
-impl<T: Plain> HeapSlice<T> {
+impl<T: PlainData> HeapSlice<T> {
     const FITS: () = assert!(align_of::<T>() <= BLOCK_ALIGNMENT && size_of::<T>() > 0, "an element of this type");
 
     /// A copy of elements.
@@ -111,7 +111,7 @@ impl<T: Plain> HeapSlice<T> {
     }
 }
 
-impl<T: Plain> Deref for HeapSlice<T> {
+impl<T: PlainData> Deref for HeapSlice<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -123,7 +123,7 @@ impl<T: Plain> Deref for HeapSlice<T> {
     }
 }
 
-impl<T: Plain> DerefMut for HeapSlice<T> {
+impl<T: PlainData> DerefMut for HeapSlice<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let bytes: &mut [u8] = &mut self.block;
         // SAFETY: as above, and `&mut self` makes this the only reference. An element has no padding (`IntoBytes`), so the bytes stay
@@ -163,7 +163,7 @@ pub struct PeerSlice<T> {
     elements: PhantomData<T>,
 }
 
-impl<T: Plain> PeerSlice<T> {
+impl<T: PlainData> PeerSlice<T> {
     pub(super) fn of_view(view: PeerView) -> CallResult<Self> {
         const { assert!(size_of::<T>() > 0, "an element of this type") };
         if !view.len().is_multiple_of(size_of::<T>()) {
@@ -202,7 +202,7 @@ impl<T: Plain> PeerSlice<T> {
     pub fn get(&self, index: usize) -> CallResult<T> {
         let at = index.checked_mul(size_of::<T>()).ok_or(CallError::BadPointer)?;
         let part = self.view.part(at, size_of::<T>()).ok_or(CallError::BadPointer)?;
-        super::FrameReader::whole(&part)
+        super::ValueReader::whole(&part)
     }
 
     /// The elements one after the other. They are copied by pieces of 4 KiB.
@@ -289,7 +289,7 @@ impl<T: Plain> PeerSlice<T> {
     }
 }
 
-impl<'a, T: Plain> IntoIterator for &'a PeerSlice<T> {
+impl<'a, T: PlainData> IntoIterator for &'a PeerSlice<T> {
     type Item = CallResult<T>;
     type IntoIter = PeerSliceIter<'a, T>;
 
@@ -324,7 +324,7 @@ pub struct PeerSliceIter<'a, T> {
     at: usize,
 }
 
-impl<T: Plain> Iterator for PeerSliceIter<'_, T> {
+impl<T: PlainData> Iterator for PeerSliceIter<'_, T> {
     type Item = CallResult<T>;
 
     #[inline]

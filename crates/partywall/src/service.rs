@@ -2,12 +2,12 @@
 
 /// Declares a service: a trait that a server implements, and a client with a function for each method.
 ///
-/// The types of arguments and results are those of [`Declared`](crate::rpc::Declared) and [`Outcome`](crate::rpc::Outcome). The server's
+/// The types of arguments and results are those of [`Declared`](crate::rpc::Declared) and [`MethodResult`](crate::rpc::MethodResult). The server's
 /// methods get the call, and what they see of each argument, and return a `Result` with [`CallError`](crate::rpc::CallError). An
-/// application's own error becomes one by [`CallError::application`](crate::rpc::CallError::application), or by `?` and a `From` of its own.
+/// application's own error becomes one by [`CallError::application`](crate::rpc::CallError::application), or by `?` and a `From` for it.
 ///
 /// ```
-/// use partywall::rpc::{CallClient, CallError, CallServer, IncomingCall, PeerSlice, Plain};
+/// use partywall::rpc::{CallClient, CallError, CallServer, IncomingCall, PeerSlice, PlainData};
 /// use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 ///
 /// #[derive(Debug, Clone, Copy, PartialEq, TryFromBytes, IntoBytes, Immutable)]
@@ -16,7 +16,7 @@
 ///     shelf: u32,
 ///     number: u32,
 /// }
-/// impl Plain for Book {}
+/// impl PlainData for Book {}
 ///
 /// partywall::service! {
 ///     /// A library, as seen from another process.
@@ -92,10 +92,10 @@ macro_rules! service {
                         concat!(stringify!($service), ".", stringify!($method)),
                         move |call| {
                             #[allow(unused_mut, reason = "a method without arguments reads none")]
-                            let mut frame = $crate::rpc::FrameReader::of_call(call);
+                            let mut frame = $crate::rpc::ValueReader::of_call(call);
                             $(let $arg = <fn($type) as $crate::rpc::Declared>::see(&mut frame)?;)*
                             frame.finish()?;
-                            Self::$method(&this, call, $($arg),*).map($crate::rpc::Outcome::give)
+                            Self::$method(&this, call, $($arg),*).map($crate::rpc::MethodResult::give)
                         },
                     );
                 )*
@@ -109,7 +109,7 @@ macro_rules! service {
             $($method($($arg: $type),*) -> ($crate::service!(@result $($result)?)), $(#[$method_meta])*;)*
         );
 
-        $crate::__service_of_tasks! {
+        $crate::service_of_tasks! {
             ($(#[$meta])*) $vis $service ($($tasks)?) $client
             $(fn $method($($arg: $type),*) -> ($crate::service!(@result $($result)?)), ($(#[$method_meta])*);)*
         }
@@ -156,110 +156,19 @@ macro_rules! service {
                 $vis fn $method(
                     &self,
                     $($arg: $type),*
-                ) -> ::std::result::Result<<$result as $crate::rpc::Outcome>::Received, $crate::rpc::CallError> {
+                ) -> ::std::result::Result<<$result as $crate::rpc::MethodResult>::Received, $crate::rpc::CallError> {
                     const METHOD: $crate::rpc::Method =
                         $crate::rpc::Method::named(concat!(stringify!($service), ".", stringify!($method)));
                     #[allow(unused_mut, reason = "a method without arguments passes none")]
-                    let mut frame = $crate::rpc::FrameWriter::default();
+                    let mut frame = $crate::rpc::ValueWriter::default();
                     $($crate::rpc::Argument::pass(&$arg, &mut frame);)*
                     let reply = match self.longest {
                         ::std::option::Option::Some(longest) => self.calls.call_within(longest, METHOD, frame.bytes())?,
                         ::std::option::Option::None => self.calls.call(METHOD, frame.bytes())?,
                     };
-                    <$result as $crate::rpc::Outcome>::receive(reply)
+                    <$result as $crate::rpc::MethodResult>::receive(reply)
                 }
             )*
         }
     };
-}
-
-/// The part of [`service!`](crate::service) for tokio.
-#[cfg(feature = "tokio")]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __service_of_tasks {
-    (
-        ($(#[$meta:meta])*) $vis:vis $service:ident ($($tasks:ident)?) $client:ident
-        $(fn $method:ident($($arg:ident: $type:ty),*) -> ($result:ty), ($(#[$method_meta:meta])*);)*
-    ) => {
-        #[allow(dead_code, reason = "a program uses a part of a client")]
-        impl $client<$crate::asynchronous::AsyncCallClient> {
-            $(
-                $(#[$method_meta])*
-                $vis async fn $method(
-                    &self,
-                    $($arg: $type),*
-                ) -> ::std::result::Result<<$result as $crate::rpc::Outcome>::Received, $crate::rpc::CallError> {
-                    const METHOD: $crate::rpc::Method =
-                        $crate::rpc::Method::named(concat!(stringify!($service), ".", stringify!($method)));
-                    #[allow(unused_mut, reason = "a method without arguments passes none")]
-                    let mut frame = $crate::rpc::FrameWriter::default();
-                    $($crate::rpc::Argument::pass(&$arg, &mut frame);)*
-                    let reply = match self.longest {
-                        ::std::option::Option::Some(longest) => {
-                            self.calls.call_within(longest, METHOD, frame.bytes()).await?
-                        }
-                        ::std::option::Option::None => self.calls.call(METHOD, frame.bytes()).await?,
-                    };
-                    <$result as $crate::rpc::Outcome>::receive(reply)
-                }
-            )*
-        }
-
-        $crate::__service_of_tasks! {
-            @tasks ($($tasks)?) ($(#[$meta])*) $vis $service
-            $(fn $method($($arg: $type),*) -> ($result), ($(#[$method_meta])*);)*
-        }
-    };
-    (@tasks () $($rest:tt)*) => {};
-    (
-        @tasks ($tasks:ident) ($(#[$meta:meta])*) $vis:vis $service:ident
-        $(fn $method:ident($($arg:ident: $type:ty),*) -> ($result:ty), ($(#[$method_meta:meta])*);)*
-    ) => {
-        $(#[$meta])*
-        $vis trait $tasks: Send + Sync + 'static {
-            $(
-                $(#[$method_meta])*
-                fn $method(
-                    &self,
-                    call: $crate::rpc::IncomingCall<'static>,
-                    $($arg: <fn($type) as $crate::rpc::Declared>::Seen,)*
-                ) -> impl ::std::future::Future<Output = ::std::result::Result<$result, $crate::rpc::CallError>> + Send;
-            )*
-
-            /// Adds the methods of this service to a server.
-            fn add_to(self, builder: $crate::asynchronous::AsyncCallServerBuilder)
-                -> $crate::asynchronous::AsyncCallServerBuilder
-            where
-                Self: Sized,
-            {
-                let service = ::std::sync::Arc::new(self);
-                $(
-                    let this = ::std::sync::Arc::clone(&service);
-                    let builder = builder.method(
-                        concat!(stringify!($service), ".", stringify!($method)),
-                        move |call| {
-                            let this = ::std::sync::Arc::clone(&this);
-                            async move {
-                                #[allow(unused_mut, reason = "a method without arguments reads none")]
-                                let mut frame = $crate::rpc::FrameReader::of_call(&call);
-                                $(let $arg = <fn($type) as $crate::rpc::Declared>::see(&mut frame)?;)*
-                                frame.finish()?;
-                                Self::$method(&this, call, $($arg),*).await.map($crate::rpc::Outcome::give)
-                            }
-                        },
-                    );
-                )*
-                builder
-            }
-        }
-    };
-}
-
-/// Without tokio there is no such part.
-#[cfg(not(feature = "tokio"))]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __service_of_tasks {
-    ($($any:tt)*) => {};
 }

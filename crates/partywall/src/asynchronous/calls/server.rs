@@ -1,7 +1,8 @@
 //! The server of calls, driven by tokio: one task for each client, and one for each call under way.
 
 use super::make_room;
-use crate::asynchronous::{Accepting, Turnstile, blocking, register};
+use crate::asynchronous::register;
+use crate::asynchronous::services::{Accepting, Turnstile, blocking};
 use crate::domain::lock;
 use crate::further::Regions;
 use crate::listener::Acceptor;
@@ -233,7 +234,7 @@ struct TaskServerCore {
     methods: BTreeMap<u32, Box<TaskFunction>>,
     limits: Limits,
     at_once: usize,
-    clients: Mutex<Clients>,
+    clients: Mutex<TaskClients>,
 }
 
 impl fmt::Debug for TaskServerCore {
@@ -244,7 +245,7 @@ impl fmt::Debug for TaskServerCore {
 
 /// The domains of the connected clients, and what the clients of each share.
 #[derive(Debug, Default)]
-struct Clients {
+struct TaskClients {
     next: u64,
     open: HashMap<u64, (u32, Arc<HeapShare>)>,
 }
@@ -345,12 +346,12 @@ impl Drop for ClientPlace {
 }
 
 /// The records of one client.
-struct Inbox {
+struct ClientRecords {
     rx: StreamRx,
     arrivals: AsyncFd<OwnedFd>,
 }
 
-impl Inbox {
+impl ClientRecords {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<CallRecord>>> {
         loop {
             match self.rx.next_record() {
@@ -363,7 +364,7 @@ impl Inbox {
     }
 }
 
-impl Inbox {
+impl ClientRecords {
     /// Ready once the client has gone. Records may be there all the same.
     fn poll_hang_up(&self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
@@ -398,7 +399,7 @@ async fn serve(
     });
     let (sender, rx, client) = opened.await?;
     let link = rx.waiter.link.as_fd().try_clone_to_owned().map_err(|e| Error::system("keep a link", e))?;
-    let mut inbox = Inbox { rx, arrivals: register(link)? };
+    let mut inbox = ClientRecords { rx, arrivals: register(link)? };
     // Until then the client takes a place of `max_clients` for nothing.
     let first = tokio::time::timeout(core.limits.first_record, poll_fn(|cx| inbox.poll_next(cx)));
     let Some(first) = first.await.map_err(|_| Error::TimedOut)?? else { return Ok(()) };
@@ -414,7 +415,7 @@ async fn serve(
 }
 
 /// What the task of a client does next.
-enum NextStep {
+enum ServeStep {
     Take(CallRecord),
     /// The client has gone while as many of its calls as may be are executed.
     Leave,
@@ -423,7 +424,7 @@ enum NextStep {
 
 async fn serve_calls(
     core: &Arc<TaskServerCore>,
-    inbox: &mut Inbox,
+    inbox: &mut ClientRecords,
     client: &Arc<ServedClient>,
     replies: &Arc<Mutex<ReplySide>>,
 ) -> Result<()> {
@@ -439,13 +440,13 @@ async fn serve_calls(
             }
             while let Poll::Ready(Some(_)) = notices.poll_join_next(cx) {}
             if calls.len() + notices.len() < core.at_once {
-                return inbox.poll_next(cx).map_ok(|record| record.map_or(NextStep::End, NextStep::Take));
+                return inbox.poll_next(cx).map_ok(|record| record.map_or(ServeStep::End, ServeStep::Take));
             }
             // The end of a call wakes this task, and so does that of the client.
-            if has_left { Poll::Pending } else { inbox.poll_hang_up(cx).map(|()| Ok(NextStep::Leave)) }
+            if has_left { Poll::Pending } else { inbox.poll_hang_up(cx).map(|()| Ok(ServeStep::Leave)) }
         });
         match next.await {
-            Ok(NextStep::Take(record)) if record.kind == RecordKind::Call => {
+            Ok(ServeStep::Take(record)) if record.kind == RecordKind::Call => {
                 // There is nobody to answer any more.
                 if has_left {
                     continue;
@@ -458,20 +459,20 @@ async fn serve_calls(
                     lock(&replies).answer(&client, record.id, result)
                 });
             }
-            Ok(NextStep::Take(record)) if record.kind == RecordKind::Notice => {
+            Ok(ServeStep::Take(record)) if record.kind == RecordKind::Notice => {
                 let (core, client) = (Arc::clone(core), Arc::clone(client));
                 notices.spawn(async move { execute(&core, &client, &record).await.map(drop) });
             }
-            Ok(NextStep::Take(record)) => {
+            Ok(ServeStep::Take(record)) => {
                 if let Err(e) = lock(replies).take(client, &record) {
                     break Err(e);
                 }
             }
-            Ok(NextStep::Leave) => {
+            Ok(ServeStep::Leave) => {
                 has_left = true;
                 calls.abort_all();
             }
-            Ok(NextStep::End) => break Ok(()),
+            Ok(ServeStep::End) => break Ok(()),
             Err(e) => break Err(e),
         }
     };

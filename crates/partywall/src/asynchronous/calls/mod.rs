@@ -8,9 +8,9 @@ mod server;
 pub use client::{AsyncCallClient, AsyncOngoing};
 pub use server::{AsyncCallServer, AsyncCallServerBuilder};
 
-use super::heap::Heap;
 use crate::Result;
-use crate::asynchronous::blocking;
+use crate::asynchronous::services::blocking;
+use crate::rpc::Heap;
 use partywall_shm::call::INLINE;
 
 /// Sees to it that this heap has memory for a copy of some bytes. A heap that has to grow asks the broker, which a thread for blocking
