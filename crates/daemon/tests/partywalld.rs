@@ -512,7 +512,8 @@ fn event_loop_and_readers_of_calm_users_go_before_ordinary_programs() {
     let mut client = Client::join(&path, "a");
     let nice = |process: u32| getpriority_process(Pid::from_raw(process as i32)).unwrap();
     assert_eq!(nice(daemon.child.id()), -20);
-    let may_run_in_real_time = Command::new("chrt").args(["--rr", "1", "true"]).status().is_ok_and(|status| status.success());
+    let may_run_in_real_time =
+        Command::new("chrt").args(["--rr", "1", "true"]).status().is_ok_and(|status| status.success());
     if may_run_in_real_time {
         assert_eq!(policy(daemon.child.id()), ROUND_ROBIN);
     } else {

@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn record_that_is_overwritten_is_left_for_a_newer_one() {
-        let (mut consumer, peer, mut producer) = overrun_after(&[4, 8, 8]);
+        let (mut consumer, peer, producer) = overrun_after(&[4, 8, 8]);
         assert_eq!(consumer.refresh(&peer), Ok(16));
         producer.announce(&peer, 4);
         assert!(consumer.is_overwritten(&peer), "4 to 20 are in the ring, and its first four are being written");

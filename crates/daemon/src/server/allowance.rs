@@ -57,8 +57,11 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-    const LIMITS: AllowanceLimits =
-        AllowanceLimits { period: Duration::from_millis(100), allowance: Duration::from_millis(5), rest: Duration::from_secs(1) };
+    const LIMITS: AllowanceLimits = AllowanceLimits {
+        period: Duration::from_millis(100),
+        allowance: Duration::from_millis(5),
+        rest: Duration::from_secs(1),
+    };
 
     #[test]
     fn thread_that_uses_little_is_raised_once_and_stays() {
