@@ -19,6 +19,8 @@ use support::{
 
 /// Cases that run beside each other: most of their time they wait.
 const BESIDE: u32 = 4;
+/// Every so many cases run with the tests. With a smaller stride more processes run, each as long.
+const USUAL: u32 = 7;
 
 fn driver() -> &'static Path {
     static DRIVER: OnceLock<PathBuf> = OnceLock::new();
@@ -27,19 +29,23 @@ fn driver() -> &'static Path {
 
 /// Runs every `stride`th case, and gives a line for each, and how many of them went by rings.
 fn run(stride: u32, only: Option<&str>, with: &(dyn Fn(&mut Command) + Sync)) -> (Vec<String>, u32) {
+    let step = stride.max(USUAL) * BESIDE;
     let part = |first: u32| {
         let mut command = Command::new(driver());
-        command.args([(stride * BESIDE).to_string(), first.to_string()]).args(only).env_remove(environment::PRELOAD);
+        command.args([step.to_string(), first.to_string()]).args(only).env_remove(environment::PRELOAD);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         with(&mut command);
         let output = support::guard::Guard::spawn(&mut command).output();
         assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
+    let firsts: Vec<u32> = (0..if only.is_some() { 1 } else { step }).step_by(stride as usize).collect();
     let parts: Vec<String> = thread::scope(|scope| {
-        let parts = if only.is_some() { 1 } else { BESIDE };
-        let threads: Vec<_> = (0..parts).map(|i| scope.spawn(move || part(i * stride))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let part = &part;
+        let some = |firsts: Vec<u32>| scope.spawn(move || firsts.into_iter().map(part).collect::<Vec<_>>());
+        let size = firsts.len().div_ceil(BESIDE as usize);
+        let threads: Vec<_> = firsts.chunks(size).map(|firsts| some(firsts.to_vec())).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     let lines = parts.iter().flat_map(|part| part.lines());
     let (sums, cases): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with('#'));
@@ -57,7 +63,7 @@ fn preload(socket: &Path) -> impl Fn(&mut Command) + Sync {
 
 #[test]
 fn dead_peer_looks_as_by_tcp_in_every_order_of_calls() {
-    let stride = std::env::var("PARTYWALL_DEATHS_STRIDE").ok().and_then(|text| text.parse().ok()).unwrap_or(7);
+    let stride = std::env::var("PARTYWALL_DEATHS_STRIDE").ok().and_then(|text| text.parse().ok()).unwrap_or(USUAL);
     let world = World::new();
     // Threads share the path, and not the world.
     let socket = world.socket();

@@ -63,9 +63,7 @@ impl EnteredConns {
             if let Some(index) = place.swap(0, Ordering::Relaxed).checked_sub(1)
                 && let Some(conn) = Conn::at(index as u16)
             {
-                // Not below 0: a child of `fork` has a copy of what its parent's thread noted, and the count of both.
-                let less = |count: u32| count.checked_sub(1);
-                let _ = conn.in_kernel.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+                conn.kernel.leave();
             }
         }
         self.count.store(0, Ordering::Relaxed);

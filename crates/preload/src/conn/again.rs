@@ -42,12 +42,14 @@ impl Conn {
         }
         let unread = pages.reading().unread(u64::MAX) > 0;
         let ended = !pages.reading().is_written();
+        // EDGE path: as in `Receiver::refresh`; the tail that was loaded before is older, so what it showed is still in the ring.
         let went_on = Way::after(load_acquire_u32(&peer.tx_path.switches)) == Way::Tcp;
         if unread && (ended || went_on || self.has(flags::PEER_GONE)) {
             return false;
         }
-        self.set_flag(flags::LEFT, true);
+        self.ring_path.set_flag(flags::LEFT, true);
         // Releases the last head. Both at once: a peer that went to TCP first could not send anything again.
+        // EDGE left (protocol T13.3): releases the last head; acquired by the fence in the peer's `Conn::send_again`.
         own.rx_path.flags.fetch_or(path_flags::LEFT | path_flags::WANT_TCP, Ordering::AcqRel);
         true
     }
@@ -71,6 +73,7 @@ impl Conn {
             Some(from) => from,
             None => {
                 // Pairs with the release in `leave_ring`: its head is final.
+                // EDGE left (protocol T13.3): acquires from the peer's `Conn::leave_ring`, whose flag was seen before.
                 fence(Ordering::Acquire);
                 let free = tx.half.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
                 let unread = tx.half.capacity() - free;
@@ -98,15 +101,15 @@ impl Conn {
                     tx.again = Some(from);
                     if error != Errno::AGAIN {
                         // The kernel has ended it, and says so itself from here on.
-                        self.set_flag(flags::SENT_AGAIN, true);
-                        self.note_kernel(EventFlags::HUP.bits());
+                        self.ring_path.set_flag(flags::SENT_AGAIN, true);
+                        self.kernel.note(EventFlags::HUP.bits());
                     }
                     return Err(error);
                 }
             }
         }
         tx.again = Some(from);
-        self.set_flag(flags::SENT_AGAIN, true);
+        self.ring_path.set_flag(flags::SENT_AGAIN, true);
         Ok(())
     }
 

@@ -53,7 +53,7 @@ const fn mix(n: u64) -> u64 {
 impl Conn {
     /// Notes who is at the other end: the process that listens there; or, if it came to us, the process that the broker says it is.
     pub(super) fn note_neighbour(&self, process: Option<u32>) {
-        let (_, peer): (_, SocketAddr) = self.addresses();
+        let (_, peer): (_, SocketAddr) = self.identity.addresses();
         let bits = partywall_shm::address::wide(peer.ip());
         let at = mix(mix(bits as u64) ^ (bits >> 64) as u64) ^ u64::from(peer.port());
         let who = match (self.role(), process) {

@@ -31,18 +31,13 @@ use partywall_region::RegionOptions;
 use partywall_region::bell::{self, Heard};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
 use partywall_shm::status::{Reason, Role};
+use partywall_shm::sync::load_acquire_u32;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 /// Larger rings of a peer than this are not mapped.
 const MAX_PEER_RING: u64 = 64 << 20;
-/// Looks for an answer on each call, so often; after that on every sixteenth.
-const EAGER: u32 = 64;
-
-/// Calls until the next attempt when another thread was in the way.
-const SOON: u64 = 16;
-
 /// How far the two ends have come: it is the other's turn; ours, the broker has rung; the connecting side has confirmed, and waits for
 /// the peer to watch its ring; there is nobody any more.
 const WAITS: u32 = 0;
@@ -65,18 +60,18 @@ impl Conn {
             return;
         }
         if !self.is_quiet() {
-            self.go_on_as(ConnStage::Candidate);
+            self.ring_path.set_stage(ConnStage::Candidate);
             return;
         }
         match self.make_offer(fd) {
             Ok(()) => {
-                self.because(Reason::NotTaken);
+                self.ring_path.because(Reason::NotTaken);
                 self.set_stage(ConnStage::Offered);
                 log!("offered fd {fd}");
             }
             Err(reason) => {
                 self.local().own.vacate();
-                self.go_on_as(ConnStage::Candidate);
+                self.ring_path.set_stage(ConnStage::Candidate);
                 self.put_off(reason);
             }
         }
@@ -109,12 +104,12 @@ impl Conn {
             &mut dyn FnMut(u64, BorrowedFd<'_>) -> Result<(), Reason>,
         ) -> Result<BegunHandshake, Reason>,
     ) -> Result<(), Reason> {
-        self.set_flag(flags::FAR, false);
+        self.ring_path.set_flag(flags::FAR, false);
         let (region, geometry) = self.make_region()?;
         let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(geometry.ring_size()) };
         let mut move_to = |base: u64, window: BorrowedFd<'_>| {
             self.local().own.create_in(window, base, &options).map_err(|_| Reason::Resources)?;
-            self.set_flag(flags::FAR, true);
+            self.ring_path.set_flag(flags::FAR, true);
             Ok(())
         };
         let BegunHandshake { number, bell } = show(geometry, region.as_fd(), &mut move_to)?;
@@ -123,8 +118,7 @@ impl Conn {
         self.enter_handshake(number, bell, kept)
     }
 
-    /// The broker has an offer or a take of ours, by this number.
-    /// The memory of a region is kept for a later broker.
+    /// The broker has an offer or a take of ours, by this number. The memory of the region is kept, to be shown to a later broker.
     fn enter_handshake(&self, channel: u64, bell: OwnedFd, region: Option<OwnedFd>) -> Result<(), Reason> {
         let local = self.local();
         if !local.keep_bell(bell) {
@@ -132,8 +126,8 @@ impl Conn {
             return Err(Reason::Resources);
         }
         self.local().channel.store(channel, Ordering::Relaxed);
-        self.shown.store(WAITS, Ordering::Relaxed);
-        self.looks_for_answer.store(0, Ordering::Relaxed);
+        self.ring_path.shown.store(WAITS, Ordering::Relaxed);
+        self.moves.looks_for_answer.store(0, Ordering::Relaxed);
         if let Some(region) = region {
             local.keep_memory(region);
         }
@@ -142,7 +136,7 @@ impl Conn {
 
     /// Whether the broker may have the socket for a moment.
     fn may_be_handed_over(&self, fd: c_int) -> Result<(), Reason> {
-        if self.holders.has_others(process::kernel_pid()) {
+        if self.identity.holders.has_others(process::kernel_pid()) {
             return Err(Reason::Shared);
         }
         if !hidden::are_plenty(sys::borrow(fd)) {
@@ -172,38 +166,23 @@ impl Conn {
     pub(super) fn put_off(&self, reason: Reason) {
         if reason == Reason::BrokerAbsent && broker::directory().is_some() {
             // It is there, but another thread speaks to it just now, or the socket did not hold still.
-            self.try_again_soon();
+            self.moves.try_again_soon();
             return;
         }
         log!("no ring for fd {}: {}", self.fd(), reason.words());
-        self.because(reason);
+        self.ring_path.because(reason);
         if may_try_again(reason) {
-            // Ten times as many calls until the next attempt.
-            let calls = u64::from(self.calls.load(Ordering::Relaxed)).max(100);
-            self.due_calls.store(calls * 10, Ordering::Relaxed);
-            self.due_bytes.store(u64::MAX, Ordering::Relaxed);
+            self.moves.try_again_later();
             self.set_stage(ConnStage::Candidate);
         } else {
             self.set_stage(ConnStage::Tcp);
         }
     }
 
-    fn try_again_soon(&self) {
-        let calls = u64::from(self.calls.load(Ordering::Relaxed));
-        self.due_calls.store(calls + SOON, Ordering::Relaxed);
-        self.due_bytes.store(u64::MAX, Ordering::Relaxed);
-    }
-
-    pub(super) fn because(&self, reason: Reason) {
-        self.reason.store(reason as u32, Ordering::Relaxed);
-    }
-
     /// The further steps of both sides: is it our turn?
     #[inline]
     pub(super) fn look_for_answer(&'static self, fd: c_int) {
-        let looks = self.looks_for_answer.load(Ordering::Relaxed).saturating_add(1);
-        self.looks_for_answer.store(looks, Ordering::Relaxed);
-        if looks < EAGER || looks.is_multiple_of(16) {
+        if self.moves.is_to_look() {
             self.look_at_bell(fd);
         }
     }
@@ -216,10 +195,10 @@ impl Conn {
         }
         // Before the bell is taken: it comes once.
         if !self.is_quiet() || !self.is_our_turn() {
-            self.go_on_as(ConnStage::Offered);
+            self.ring_path.set_stage(ConnStage::Offered);
             return;
         }
-        let result = match (self.shown.load(Ordering::Relaxed), self.role()) {
+        let result = match (self.ring_path.shown.load(Ordering::Relaxed), self.role()) {
             (GONE, _) => Err(Reason::NotTaken),
             (CONFIRMED, _) => self.begin(fd, &mut tx, &mut rx),
             (_, Role::Accepting) => self.finish(fd, &mut tx, &mut rx),
@@ -228,7 +207,7 @@ impl Conn {
         let Err(reason) = result else { return };
         if reason == Reason::BrokerAbsent && broker::directory().is_some() {
             // Another thread speaks to it just now.
-            self.go_on_as(ConnStage::Offered);
+            self.ring_path.set_stage(ConnStage::Offered);
             return;
         }
         self.withdraw(reason);
@@ -242,9 +221,10 @@ impl Conn {
 
     /// Whether there is something to be done: the broker has rung, or the peer watches its ring, or is gone.
     fn is_our_turn(&self) -> bool {
-        let shown = self.shown.load(Ordering::Relaxed);
+        let shown = self.ring_path.shown.load(Ordering::Relaxed);
         let watches = || {
-            let flags = |p: Pages| p.peer.rx_path.flags.load(Ordering::Acquire);
+            // EDGE watching (protocol T7): acquires from the peer's `Conn::watch`; its region is set up.
+            let flags = |p: Pages| load_acquire_u32(&p.peer.rx_path.flags);
             self.pages().is_some_and(|p| flags(p) & path_flags::WATCHING != 0)
         };
         if shown == HEARD || shown == CONFIRMED && watches() {
@@ -256,8 +236,8 @@ impl Conn {
             Heard::Nothing => return false,
             // Confirmed, it waits for the peer's memory to say so.
             Heard::Bell if shown == CONFIRMED => return false,
-            Heard::Bell => self.shown.store(HEARD, Ordering::Relaxed),
-            Heard::Gone => self.shown.store(GONE, Ordering::Relaxed),
+            Heard::Bell => self.ring_path.shown.store(HEARD, Ordering::Relaxed),
+            Heard::Gone => self.ring_path.shown.store(GONE, Ordering::Relaxed),
         }
         true
     }
@@ -267,9 +247,9 @@ impl Conn {
         self.may_be_handed_over(fd)?;
         let peer = broker::confirm(fd, self.channel())?;
         self.map_peer(peer.region.as_fd(), peer.place)?;
-        self.shown.store(CONFIRMED, Ordering::Relaxed);
-        self.looks_for_answer.store(0, Ordering::Relaxed);
-        self.go_on_as(ConnStage::Offered);
+        self.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
+        self.moves.looks_for_answer.store(0, Ordering::Relaxed);
+        self.ring_path.set_stage(ConnStage::Offered);
         Ok(())
     }
 
@@ -285,8 +265,8 @@ impl Conn {
     #[cold]
     pub(super) fn look_for_offer(&'static self, fd: c_int, generation: u64) {
         self.know_own_address(fd);
-        let (local, peer) = self.addresses();
-        self.offers_seen.store(generation, Ordering::Relaxed);
+        let (local, peer) = self.identity.addresses();
+        self.moves.offers_seen.store(generation, Ordering::Relaxed);
         if !broker::knows_offer(fd, local, peer) {
             return;
         }
@@ -295,14 +275,14 @@ impl Conn {
             return;
         }
         if !self.is_quiet() {
-            self.go_on_as(ConnStage::Candidate);
+            self.ring_path.set_stage(ConnStage::Candidate);
             // To be looked at again on the next call.
-            self.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
+            self.moves.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
             return;
         }
         match self.take(fd) {
             Ok(()) => {
-                self.because(Reason::NotTaken);
+                self.ring_path.because(Reason::NotTaken);
                 self.set_stage(ConnStage::Offered);
             }
             Err(reason) => {
@@ -312,8 +292,8 @@ impl Conn {
                 }
                 if matches!(reason, Reason::BrokerAbsent | Reason::Shared) {
                     // The offer stands, and nobody will make another.
-                    self.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
-                    self.try_again_soon();
+                    self.moves.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
+                    self.moves.try_again_soon();
                 }
             }
         }
@@ -334,18 +314,13 @@ impl Conn {
     /// A thread that closes the descriptor takes it out of the table before it takes the direction. So a step that begins now ends before
     /// that thread looks at the stage, and none begins later.
     fn may_step(&self, fd: c_int, from: ConnStage) -> bool {
-        self.stage() == from && self.is_of(fd)
+        self.ring_path.stage() == from && self.is_of(fd)
     }
 
     /// No other thread is in the kernel with this connection, and none gets there until the stage is set again.
     pub(super) fn is_quiet(&self) -> bool {
-        self.go_on_as(ConnStage::Attaching);
-        self.in_kernel.load(Ordering::SeqCst) == 0
-    }
-
-    /// Nothing is shown of it: it is in the middle of a step, or stays what it was.
-    fn go_on_as(&self, stage: ConnStage) {
-        self.stage.store(stage as u32, Ordering::SeqCst);
+        self.ring_path.set_stage(ConnStage::Attaching);
+        self.kernel.is_quiet()
     }
 
     pub(super) fn attach(
@@ -387,18 +362,18 @@ impl Conn {
         *rx = ConnRx::new(local.peer.ring_size(), self.rx.counted.load(Ordering::Relaxed));
         self.learn_options(fd);
         if !self.has(flags::WANT_TCP) {
-            self.because(Reason::None);
+            self.ring_path.because(Reason::None);
         }
         // It may have changed since the offer.
-        self.judge_later();
-        self.kernel_said.store(0, Ordering::Relaxed);
-        self.looks_for_answer.store(0, Ordering::Relaxed);
+        self.moves.judge_later();
+        self.kernel.said.store(0, Ordering::Relaxed);
+        self.moves.looks_for_answer.store(0, Ordering::Relaxed);
         self.set_stage(ConnStage::Attached);
         // A thread that waits for several descriptors learns of the link before the first byte can come by the ring.
         let all_are_told = waiters().brought_up(self);
         if !all_are_told || self.has(flags::WANT_TCP) {
             // Then none comes by the ring.
-            let reason = if all_are_told { self.reason() } else { Reason::Shared };
+            let reason = if all_are_told { self.ring_path.reason() } else { Reason::Shared };
             self.ask_for_tcp(reason, false);
             return Ok(());
         }
@@ -410,6 +385,8 @@ impl Conn {
     /// Lets the peer use its ring.
     pub(super) fn watch(&self) {
         if let Some(pages) = self.pages() {
+            // EDGE watching (protocol T7): releases the region and its wishes; acquired in the peer's `Conn::is_our_turn`, and in
+            // `Sender::ask`.
             pages.own.rx_path.flags.fetch_or(path_flags::WATCHING, Ordering::Release);
         }
     }
@@ -426,7 +403,7 @@ impl Conn {
         local.discard_memory();
         local.own.vacate();
         local.peer.vacate();
-        self.because(reason);
+        self.ring_path.because(reason);
         self.set_stage(ConnStage::Tcp);
     }
 
@@ -434,13 +411,13 @@ impl Conn {
     /// the peer would have one that leads nowhere.
     pub(super) fn take_offer_back(&self, reason: Reason) {
         let Some(_held) = self.tx.try_hold() else {
-            self.judge_later();
+            self.moves.judge_later();
             return;
         };
-        if self.stage() == ConnStage::Offered && broker::cancel_untaken(self.channel()) {
+        if self.ring_path.stage() == ConnStage::Offered && broker::cancel_untaken(self.channel()) {
             self.local().channel.store(0, Ordering::Relaxed);
             self.withdraw(reason);
-            self.set_due(Upgrade::Never);
+            self.moves.set_due(Upgrade::Never);
             self.set_stage(ConnStage::Candidate);
         }
     }
@@ -449,7 +426,7 @@ impl Conn {
     #[cfg(test)]
     pub(super) fn be_confirmed(&self, region: BorrowedFd<'_>, geometry: Geometry) {
         self.map_peer(region, (Located::OwnMemory, geometry)).unwrap();
-        self.shown.store(CONFIRMED, Ordering::Relaxed);
+        self.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
         self.set_stage(ConnStage::Offered);
     }
 }

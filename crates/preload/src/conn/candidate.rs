@@ -4,11 +4,10 @@ use super::{Conn, ConnStage, KernelSleep, flags};
 use crate::table::{self};
 use crate::{arena, broker, local, process, sys, watched};
 use partywall_protocol::upgrade::Upgrade;
-use partywall_shm::address::wide;
 use partywall_shm::status::{Reason, Role};
 use rustix::io::Errno;
 use std::ffi::c_int;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 /// How a call of a candidate goes on.
@@ -39,10 +38,10 @@ impl Conn {
             return None;
         }
         let conn = Self::adopt_under(broker::PolicyView::UNKNOWN, fd, role, local, peer)?;
-        conn.set_flag(flags::UNKNOWN_PEER, true);
-        conn.because(Reason::BrokerAbsent);
+        conn.ring_path.set_flag(flags::UNKNOWN_PEER, true);
+        conn.ring_path.because(Reason::BrokerAbsent);
         conn.set_stage(ConnStage::Candidate);
-        conn.judge_later();
+        conn.moves.judge_later();
         Some(conn)
     }
 
@@ -73,34 +72,21 @@ impl Conn {
         // Kept until the table has the connection.
         let block = arena::allocate(Self::is_vacant)?;
         let conn = Self::at(block.index())?;
-        conn.holders.own(process::owner());
+        conn.identity.holders.own(process::owner());
         // Counted in memory of our own: the block may be in a page that has never been used.
         let mine = local::get(conn.index());
         let generation = mine.generation.load(Ordering::Relaxed).wrapping_add(1);
         mine.generation.store(generation, Ordering::Relaxed);
         mine.begin();
         // One that is never to have a ring is counted all the same: the policy may change.
-        conn.reason.store(policy.waits_for() as u32, Ordering::Relaxed);
-        conn.role.store(role as u32, Ordering::Relaxed);
-        conn.flags.store(0, Ordering::Relaxed);
-        for word in [&conn.cork, &conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.looks_for_answer] {
-            word.store(0, Ordering::Relaxed);
-        }
-        for word in [&conn.calls, &conn.refusals, &conn.asked, &conn.shown] {
-            word.store(0, Ordering::Relaxed);
-        }
-        for word in [&conn.receive_timeout, &conn.send_timeout, &conn.looked_at, &conn.asked_at] {
-            word.store(0, Ordering::Relaxed);
-        }
-        conn.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
-        conn.set_due(policy.upgrade);
+        conn.ring_path.begin(role, policy.waits_for());
+        conn.kernel.begin();
+        conn.moves.begin(policy.upgrade);
         mine.planned_ring.store(policy.ring_size, Ordering::Relaxed);
-        // One before the present, so that an offer that is there already is found.
-        conn.offers_seen.store(broker::offer_generation().wrapping_sub(1), Ordering::Relaxed);
-        conn.addresses.store(local, peer);
+        conn.identity.addresses.store(local, peer);
         conn.tx.reset();
         conn.rx.reset();
-        conn.stage.store(ConnStage::Candidate as u32, Ordering::SeqCst);
+        conn.ring_path.set_stage(ConnStage::Candidate);
         conn.begin_line(fd);
         mine.descriptors.store(1, Ordering::Relaxed);
         mine.set_fd(fd);
@@ -112,24 +98,18 @@ impl Conn {
     /// Whether nobody is left in a block whose connection was closed. A thread that still sleeps in the kernel with that connection, or holds
     /// a direction of it, does to the block what it would have done to the connection.
     fn is_vacant(index: u16) -> bool {
-        let is_left =
-            |conn: &Self| conn.in_kernel.load(Ordering::SeqCst) == 0 && conn.tx.is_free() && conn.rx.is_free();
+        let is_left = |conn: &Self| conn.kernel.is_quiet() && conn.tx.is_free() && conn.rx.is_free();
         Self::at(index).is_some_and(is_left)
-    }
-
-    /// The addresses of both ends; of our own, only the port, or nothing, until it was asked for.
-    pub(crate) fn addresses(&self) -> (SocketAddr, SocketAddr) {
-        self.addresses.load()
     }
 
     /// Asks for our own address, if nobody has yet.
     pub(super) fn know_own_address(&self, fd: c_int) {
-        let (local, peer) = self.addresses();
+        let (local, peer) = self.identity.addresses();
         if local.ip().is_unspecified()
             && let Ok(name) = rustix::net::getsockname(sys::borrow(fd))
             && let Ok(local) = SocketAddr::try_from(name)
         {
-            self.addresses.store(local, peer);
+            self.identity.addresses.store(local, peer);
         }
     }
 
@@ -188,27 +168,10 @@ impl Conn {
         self.kernel_block_leave();
     }
 
-    /// The next call asks the policy.
-    pub(super) fn judge_later(&self) {
-        self.policy_seen.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Sets the number of calls or bytes from which on it is worth a ring.
-    pub(super) fn set_due(&self, upgrade: Upgrade) {
-        let or_never = |count: u64| if count == 0 { u64::MAX } else { count };
-        let (calls, bytes) = match upgrade {
-            Upgrade::Now => (0, 0),
-            Upgrade::Never => (u64::MAX, u64::MAX),
-            Upgrade::After { calls, bytes } => (or_never(calls), or_never(bytes)),
-        };
-        self.due_calls.store(calls, Ordering::Relaxed);
-        self.due_bytes.store(bytes, Ordering::Relaxed);
-    }
-
     /// A policy that has changed holds from the next call on.
     #[inline]
     fn follow_policy(&'static self) {
-        if broker::policy_generation() != self.policy_seen.load(Ordering::Relaxed) {
+        if !self.moves.has_seen_policy() {
             self.judge_again();
         }
     }
@@ -223,29 +186,29 @@ impl Conn {
         if self.has(flags::UNKNOWN_PEER) && !self.knows_peer_by_now() {
             return;
         }
-        self.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
-        let (local, peer) = self.addresses();
+        self.moves.note_policy();
+        let (local, peer) = self.identity.addresses();
         let port = if self.role() == Role::Connecting { peer.port() } else { local.port() };
         let policy = broker::policy(port, peer.ip());
         let upgrade = policy.upgrade;
-        match (self.stage(), upgrade) {
+        match (self.ring_path.stage(), upgrade) {
             (ConnStage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(policy.never),
             (ConnStage::Attached, Upgrade::Never) => {}
-            (ConnStage::Attached, _) => match self.reason() {
+            (ConnStage::Attached, _) => match self.ring_path.reason() {
                 reason @ (Reason::MovesNever | Reason::ProgramNotListed) => self.allow_ring(reason),
                 _ => self.reclaim_later(self.fd()),
             },
             (ConnStage::Tcp, _) => {}
-            (ConnStage::Attaching, _) => self.judge_later(),
+            (ConnStage::Attaching, _) => self.moves.judge_later(),
             (ConnStage::Offered, Upgrade::Never) => self.take_offer_back(policy.never),
-            (ConnStage::Offered, upgrade) => self.set_due(upgrade),
+            (ConnStage::Offered, upgrade) => self.moves.set_due(upgrade),
             (ConnStage::Candidate, upgrade) => {
                 // The thread that brings it up holds this direction, and reads the size of the ring.
                 let Some(_held) = self.tx.try_hold() else {
-                    self.judge_later();
+                    self.moves.judge_later();
                     return;
                 };
-                self.set_due(upgrade);
+                self.moves.set_due(upgrade);
                 self.local().planned_ring.store(policy.ring_size, Ordering::Relaxed);
                 self.show_wait(policy.waits_for());
             }
@@ -254,8 +217,8 @@ impl Conn {
 
     /// Shows what a candidate waits for. The sending direction is held.
     fn show_wait(&self, reason: Reason) {
-        if self.stage() == ConnStage::Candidate && self.reason() != reason {
-            self.because(reason);
+        if self.ring_path.stage() == ConnStage::Candidate && self.ring_path.reason() != reason {
+            self.ring_path.because(reason);
             self.set_stage(ConnStage::Candidate);
         }
     }
@@ -264,12 +227,12 @@ impl Conn {
     /// none yet, the broker's directory is looked at again whenever it has changed: the listener may be published later than the client asks.
     fn knows_peer_by_now(&'static self) -> bool {
         // Who has accepted needs no more than an offer.
-        if self.role() == Role::Connecting && self.stage() == ConnStage::Candidate {
+        if self.role() == Role::Connecting && self.ring_path.stage() == ConnStage::Candidate {
             let generation = broker::listener_generation();
-            if generation == self.offers_seen.swap(generation, Ordering::Relaxed) {
+            if generation == self.moves.offers_seen.swap(generation, Ordering::Relaxed) {
                 return false;
             }
-            let (fd, peer) = (self.fd(), self.addresses().1);
+            let (fd, peer) = (self.fd(), self.identity.addresses().1);
             // A server's parent that has made no call since the broker came has not published its listener, while a child that has taken over
             // the connection has published its address.
             if !broker::knows_listener(fd, peer) && !broker::knows_resident(fd, peer) {
@@ -279,8 +242,8 @@ impl Conn {
                 return false;
             }
         }
-        self.set_flag(flags::UNKNOWN_PEER, false);
-        let (local, peer) = self.addresses();
+        self.ring_path.set_flag(flags::UNKNOWN_PEER, false);
+        let (local, peer) = self.identity.addresses();
         let port = if self.role() == Role::Connecting { peer.port() } else { local.port() };
         broker::policy(port, peer.ip()).hold();
         true
@@ -289,16 +252,14 @@ impl Conn {
     /// Counts a call, and takes the next step towards a ring if it is time to.
     #[inline]
     fn advance(&'static self, fd: c_int) {
-        let stage = self.stage();
+        let stage = self.ring_path.stage();
         if stage == ConnStage::Tcp {
             return;
         }
-        // Not exact when threads race, and need not be.
-        let calls = self.calls.load(Ordering::Relaxed).saturating_add(1);
-        self.calls.store(calls, Ordering::Relaxed);
-        let due = u64::from(calls) > self.due_calls.load(Ordering::Relaxed)
-            || self.tx.counted.load(Ordering::Relaxed).wrapping_add(self.rx.counted.load(Ordering::Relaxed))
-                >= self.due_bytes.load(Ordering::Relaxed);
+        let calls = self.moves.count_call();
+        let due = self
+            .moves
+            .is_due(self.tx.counted.load(Ordering::Relaxed).wrapping_add(self.rx.counted.load(Ordering::Relaxed)));
         match (stage, self.role()) {
             (ConnStage::Offered, _) => self.look_for_answer(fd),
             // Another thread takes this step.
@@ -307,7 +268,7 @@ impl Conn {
             _ if !due => {}
             (_, Role::Accepting) => {
                 let generation = broker::offer_generation();
-                if generation != self.offers_seen.load(Ordering::Relaxed) {
+                if generation != self.moves.offers_seen.load(Ordering::Relaxed) {
                     self.look_for_offer(fd, generation);
                 } else if calls.is_multiple_of(NOW_AND_THEN) {
                     // The broker may be another one by now, whose directory is another.
@@ -397,37 +358,6 @@ fn info(fd: rustix::fd::BorrowedFd<'_>) -> Result<KernelCounts, Errno> {
     }
 }
 
-/// Addresses as words, in memory that several processes read.
-#[derive(Debug)]
-pub(super) struct AddressWords {
-    words: [std::sync::atomic::AtomicU64; 5],
-}
-
-impl AddressWords {
-    fn store(&self, local: SocketAddr, peer: SocketAddr) {
-        let [l, p] = [local, peer].map(|a| wide(a.ip()));
-        let four = u64::from(local.is_ipv4());
-        let last = u64::from(local.port()) | u64::from(peer.port()) << 16 | four << 32;
-        for (word, value) in self.words.iter().zip([l as u64, (l >> 64) as u64, p as u64, (p >> 64) as u64, last]) {
-            word.store(value, Ordering::Relaxed);
-        }
-    }
-
-    fn load(&self) -> (SocketAddr, SocketAddr) {
-        let word = |i: usize| self.words[i].load(Ordering::Relaxed);
-        let last = word(4);
-        let address = |at: usize, port: u64| {
-            let wide = std::net::Ipv6Addr::from(u128::from(word(at)) | u128::from(word(at + 1)) << 64);
-            let ip = match wide.to_ipv4_mapped() {
-                Some(narrow) if last >> 32 != 0 => IpAddr::V4(narrow),
-                _ => IpAddr::V6(wide),
-            };
-            SocketAddr::new(ip, (port & 0xffff) as u16)
-        };
-        (address(0, last), address(2, last >> 16))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -447,12 +377,12 @@ mod tests {
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
         let conn = Conn::adopt_under(policy, fd, Role::Connecting, unknown, listening).unwrap();
         for call in 0..3 {
-            assert_eq!(conn.addresses(), (unknown, listening), "after {call} calls");
+            assert_eq!(conn.identity.addresses(), (unknown, listening), "after {call} calls");
             assert_eq!(conn.before_sending(fd), CandidateStep::Kernel);
             conn.sent(-1);
         }
         // There is no broker here, or it refuses: the question was asked before it was.
-        assert_eq!(conn.addresses(), (own, listening));
+        assert_eq!(conn.identity.addresses(), (own, listening));
         crate::calls::testing::close(fd);
     }
 }

@@ -50,9 +50,9 @@ impl Conn {
     #[inline]
     pub(super) fn look_for_death_rarely(&'static self) -> bool {
         let now = sys::ticks();
-        let is_due = now.wrapping_sub(self.looked_at.load(Ordering::Relaxed)) >= RARELY;
+        let is_due = now.wrapping_sub(self.moves.looked_at.load(Ordering::Relaxed)) >= RARELY;
         if is_due {
-            self.looked_at.store(now, Ordering::Relaxed);
+            self.moves.looked_at.store(now, Ordering::Relaxed);
             self.look_for_death();
         }
         is_due
@@ -77,7 +77,7 @@ impl Conn {
         if poll(&mut both, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() {
             // A descriptor that another thread has closed (NVAL) is no news of the peer.
             let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-            self.note_kernel((both[0].revents() & ends).bits().into());
+            self.kernel.note((both[0].revents() & ends).bits().into());
             if both[1].revents().intersects(ends) {
                 self.link_has_hung_up();
             }
@@ -92,12 +92,12 @@ impl Conn {
         // Of a peer that has ended one direction the other lives.
         let has_ended = self.pages().is_some_and(|pages| !pages.reading().is_written() && !pages.writing().is_read());
         if !self.has(flags::FAR) || has_ended || !self.is_up() {
-            self.set_flag(flags::PEER_GONE, true);
+            self.ring_path.set_flag(flags::PEER_GONE, true);
             return;
         }
         // The bell stays where it is: each set that has it learns once that it has hung up, and looks for itself from then on.
         if !self.has(flags::LINK_LOST) {
-            self.set_flag(flags::LINK_LOST, true);
+            self.ring_path.set_flag(flags::LINK_LOST, true);
             log!("fd {}: the way to the peer's machine was lost; back to TCP", self.fd());
             // Nothing of ours may be under way that the kernel would find to be lost with the peer's machine.
             options::keep_alive(self.fd());
@@ -162,31 +162,17 @@ impl Conn {
         let kind = if tx == TxState::Open { 0 } else { flags::RESET_IS_PIPE };
         let verdict = flags::RESET | flags::RESET_UNTOLD | kind;
         // Once: the error is not to be reported a second time.
-        let _ = self.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+        // EDGE reset: releases the verdict with its kind; acquired in `RingPath::take_reset_error`.
+        let _ = self.ring_path.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (old & flags::RESET == 0).then_some(old | verdict)
         });
         true
     }
 
-    /// Takes the error of the verdict; it is reported once.
-    #[cold]
-    pub(super) fn take_reset_error(&self) -> Option<Errno> {
-        let before = self.flags.fetch_and(!flags::RESET_UNTOLD, Ordering::AcqRel);
-        if before & flags::RESET_UNTOLD == 0 {
-            return None;
-        }
-        Some(self.reset_error())
-    }
-
-    /// The error of the verdict.
-    pub(super) fn reset_error(&self) -> Errno {
-        if self.has(flags::RESET_IS_PIPE) { Errno::PIPE } else { Errno::CONNRESET }
-    }
-
     /// The kernel has reported an error that ends the connection: no verdict of ours is to follow, and report it again.
     pub(crate) fn note_error(&self, error: Errno) {
         if !matches!(error, Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::FAULT | Errno::INVAL | Errno::NOBUFS) {
-            self.set_flag(flags::ERROR_SEEN, true);
+            self.ring_path.set_flag(flags::ERROR_SEEN, true);
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Both lie in a block of the arena, where a child that was forked while the connection lived can store anything at any moment, also after it
 //! has given up rights that its parent keeps. So what the lock guards lies there as plain words. A thread that takes the lock checks the
-//! words once and works with a private copy. When it gives the lock back, it stores what has changed. What cannot be, marks the direction as
-//! broken: the connection is reset.
+//! words once and works with a private copy. When it gives the lock back, it stores what has changed. Words that no direction can have mark it
+//! as broken: the connection is reset.
 //!
 //! Such a child can also give away the lock. So in a process that has forked, the threads exclude each other from the mappings by a second
 //! lock, which is in private memory ([`LocalState`]).
@@ -31,13 +31,13 @@ pub(crate) trait DirectionState: Sized {
     /// The lock that this process has for the direction.
     fn private(local: &LocalState) -> &Lock;
 
-    /// What is to be kept of it. All zeros is [`DirectionState::resume`]d whatever the capacity.
+    /// The words to keep. All zeros are valid whatever the capacity.
     fn words(&self) -> [u64; WORDS];
 
-    /// What has these words; `None` if nothing has.
+    /// The state that has these words; `None` if there is none.
     fn resume(capacity: u64, words: [u64; WORDS]) -> Option<Self>;
 
-    /// What has not carried anything.
+    /// The state of a direction that has carried nothing.
     fn empty(capacity: u64) -> Self;
 }
 
@@ -45,7 +45,7 @@ pub(crate) trait DirectionState: Sized {
 #[repr(C, align(64))]
 pub(crate) struct DirectionLock<T> {
     lock: Lock,
-    /// A holder died while it held the lock, or what the lock guards cannot be.
+    /// A holder died while it held the lock, or the words that the lock guards are invalid.
     broken: AtomicU32,
     /// Bytes that have gone this way, while no ring is attached.
     pub(crate) counted: AtomicU64,
@@ -99,7 +99,7 @@ impl<T: DirectionState> DirectionLock<T> {
     #[cold]
     fn hold_exposed(&self, local: &'static LocalState, limit: Duration) -> Result<DirectionGuard<'_, T>, Errno> {
         let private = T::private(local);
-        // First the private one: its word is true, and tells who this thread waits for.
+        // The private one first: no other process can change its word.
         for lock in [private, &self.lock] {
             match lock.lock_within(limit) {
                 Some(Taken::Free) => {}
@@ -138,13 +138,13 @@ impl<T: DirectionState> DirectionLock<T> {
         let capacity = T::capacity(local);
         // Each is loaded once, and checked together with the others: from here on, nobody else's stores count.
         let words = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
-        let state = T::resume(capacity, words).unwrap_or_else(|| self.cannot_be(capacity));
+        let state = T::resume(capacity, words).unwrap_or_else(|| self.refuse_words(capacity));
         DirectionGuard { direction: self, private, has_changed: false, state }
     }
 
     #[cold]
-    fn cannot_be(&self, capacity: u64) -> T {
-        // Without a ring it is what a connection has left there that was closed.
+    fn refuse_words(&self, capacity: u64) -> T {
+        // Without a ring, a closed connection has left the words there.
         if capacity != 0 {
             self.mark_broken();
         }
@@ -168,7 +168,7 @@ impl<T: DirectionState> DirectionLock<T> {
         self.lock.is_free() && T::private(self.local()).is_free()
     }
 
-    /// Whether a holder has died in the middle of something, or another process has stored what cannot be.
+    /// Whether a holder has died in the middle of something, or another process has stored invalid words.
     #[inline]
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed) != 0

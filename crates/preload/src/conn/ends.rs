@@ -12,12 +12,15 @@ static ENDED: AtomicU32 = AtomicU32::new(0);
 
 /// The kernel has ended a connection, or a direction of one, for the program.
 pub(crate) fn note() {
+    // EDGE ended (protocol T17): the kernel's end comes before the count; acquired in `show`, and carried to the peer by the tail (EDGE
+    // tail).
     ENDED.fetch_add(1, Ordering::Release);
 }
 
 /// Says so in a ring in which bytes are about to be committed. The sending direction is held.
 #[inline]
 pub(super) fn show(own: &TxPath) {
+    // EDGE ended (protocol T17): acquires from `note`.
     let ended = ENDED.load(Ordering::Acquire);
     if own.ends.load(Ordering::Relaxed) != ended {
         own.ends.store(ended, Ordering::Relaxed);

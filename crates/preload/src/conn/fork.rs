@@ -39,16 +39,16 @@ pub(crate) fn before() {
     let me = process::kernel_pid();
     each(|conn| {
         conn.local().expose();
-        // Who receives just now does not hold the private lock. One that takes long is not waited for.
+        // A thread that receives just now does not hold the private lock yet. The fork does not wait long for it.
         let _ = conn.rx.hold_within(RECEIVER);
         // Another thread may be attaching rings just now, which the child would not have: let it finish, or not begin.
         let held = conn.tx.hold();
-        if held.is_ok() && conn.stage() == ConnStage::Offered {
+        if held.is_ok() && conn.ring_path.stage() == ConnStage::Offered {
             conn.withdraw(Reason::Shared);
             // Once only one of the two has it, it is worth another try.
             conn.put_off(Reason::Shared);
         }
-        conn.holders.add(me | UNBORN);
+        conn.identity.holders.add(me | UNBORN);
         drop(held);
     });
 }
@@ -66,7 +66,7 @@ pub(crate) fn in_child() {
     status::in_child();
     each(|conn| {
         conn.local().in_child();
-        conn.holders.rename(process::forker() | UNBORN, me);
+        conn.identity.holders.rename(process::forker() | UNBORN, me);
         conn.show_again();
     });
 }
@@ -80,7 +80,7 @@ pub(crate) fn in_stray_child() {
     status::in_child();
     each(|conn| {
         conn.local().in_child();
-        conn.holders.add(me);
+        conn.identity.holders.add(me);
         conn.show_again();
     });
 }

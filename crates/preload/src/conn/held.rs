@@ -69,7 +69,7 @@ impl Conn {
 
     /// The same after it has set or cleared `TCP_CORK`.
     pub(super) fn release_unless_corked(&self, fd: c_int) {
-        if !self.is_corked() {
+        if !self.kernel.is_corked() {
             self.release_now(fd);
         }
     }
@@ -132,6 +132,7 @@ impl Conn {
         let local = &pages.local.held;
         let visible = held::visible(tail, word, local.passed.load(Ordering::Relaxed));
         // A sender that has left the ring or has ended holds nothing back.
+        // EDGE path: as in `Receiver::refresh`.
         let has_left = Way::after(load_acquire_u32(&pages.peer.tx_path.switches)) == Way::Tcp;
         if visible == tail || has_left || pages.has_said_end() || self.has(flags::PEER_GONE | flags::LEFT) {
             return tail;
@@ -139,8 +140,10 @@ impl Conn {
         let now = u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX);
         // A hold that begins later than the last one. A sender that lies cannot begin again: what is read is behind it (protocol T16.6).
         let from = visible.max(pages.own.control.rx.cursor.head.load(Ordering::Relaxed)).saturating_add(1);
+        // EDGE hold: acquires from the thread that noted this hold, whose time is in `since`.
         if local.from.load(Ordering::Acquire) < from {
             local.since.store(now, Ordering::Relaxed);
+            // EDGE hold: releases `since`; acquired above, by another thread that looks.
             local.from.store(from, Ordering::Release);
             return visible;
         }
@@ -149,6 +152,7 @@ impl Conn {
         }
         // For what is held back from here on, the time begins again.
         local.since.store(now, Ordering::Relaxed);
+        // EDGE hold: as above.
         local.from.store(tail.saturating_add(1), Ordering::Release);
         self.pass_held_to(tail);
         tail

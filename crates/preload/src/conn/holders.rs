@@ -18,18 +18,21 @@ impl Holders {
             place.store(0, Ordering::Relaxed);
         }
         self.crowded.store(0, Ordering::Relaxed);
+        // EDGE holder: releases the places, which were cleared; acquired by each search of them.
         self.places[0].store(me, Ordering::Release);
     }
 
     /// One more process, which need not exist yet. A process that has ended leaves its place to others.
     pub(crate) fn add(&self, process: u32) {
         let take = |place: &AtomicU32, from| {
+            // EDGE holder: acquires the place from the one that left it, and releases it as taken.
             place.compare_exchange(from, process, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         if self.places.iter().any(|place| take(place, 0)) {
             return;
         }
         for place in &self.places {
+            // EDGE holder: acquires from the process that entered itself.
             let holder = place.load(Ordering::Acquire);
             if !lives(holder) && take(place, holder) {
                 return;
@@ -41,6 +44,7 @@ impl Holders {
     /// Replaces the mark of a child that was not born yet by its number.
     pub(crate) fn rename(&self, from: u32, to: u32) {
         for place in &self.places {
+            // EDGE holder: acquires the parent's mark, and releases the child's number.
             if place.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 return;
             }
@@ -49,6 +53,7 @@ impl Holders {
 
     /// More hold it than are known, permanently.
     pub(crate) fn crowd(&self) {
+        // EDGE crowded: releases what was done before the connection was passed on. It is a flag alone, so who asks needs no more.
         self.crowded.store(1, Ordering::Release);
     }
 
@@ -57,6 +62,7 @@ impl Holders {
         // One's own place is freed last, so that nobody takes the block before this is decided.
         let others = self.has_others(process);
         for place in &self.places {
+            // EDGE holder: releases what this process did with the connection; acquired in `Holders::has_others`.
             if place.compare_exchange(process, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 break;
             }
@@ -67,6 +73,7 @@ impl Holders {
     /// Whether a living process other than this one holds it.
     pub(crate) fn has_others(&self, process: u32) -> bool {
         self.crowded.load(Ordering::Relaxed) != 0
+            // EDGE holder: acquires from processes that have left: what they did with the connection is over.
             || self.places.iter().map(|p| p.load(Ordering::Acquire)).any(|p| p != process && lives(p))
     }
 }

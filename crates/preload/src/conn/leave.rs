@@ -34,8 +34,8 @@ impl Conn {
     #[cold]
     pub(super) fn fail_for_good(&self, why: &str) -> Errno {
         log!("fd {}: reset: {why}", self.fd());
-        self.set_flag(flags::BROKEN, true);
-        self.because(Reason::Corrupt);
+        self.ring_path.set_flag(flags::BROKEN, true);
+        self.ring_path.because(Reason::Corrupt);
         let fd = self.fd();
         if fd >= 0 {
             reset_on_close(fd);
@@ -50,14 +50,14 @@ impl Conn {
         // The thread that brings it up holds this direction: another thread must not be in the middle of it, or it would be up on the other
         // side and not on ours.
         let held = self.tx.hold();
-        match self.stage() {
+        match self.ring_path.stage() {
             ConnStage::Candidate | ConnStage::Offered if held.is_err() => {
                 // This very thread is about to take a step, below a signal handler, and finds this at the end.
-                self.because(reason);
-                self.set_flag(flags::WANT_TCP, true);
+                self.ring_path.because(reason);
+                self.ring_path.set_flag(flags::WANT_TCP, true);
             }
             ConnStage::Candidate => {
-                self.because(reason);
+                self.ring_path.because(reason);
                 self.set_stage(ConnStage::Tcp);
             }
             ConnStage::Offered => self.withdraw(reason),
@@ -70,8 +70,8 @@ impl Conn {
             ConnStage::Attaching if held.is_ok() => self.withdraw(reason),
             // This very thread takes it, below a signal handler, and finds this at the end.
             ConnStage::Attaching => {
-                self.because(reason);
-                self.set_flag(flags::WANT_TCP, true);
+                self.ring_path.because(reason);
+                self.ring_path.set_flag(flags::WANT_TCP, true);
             }
         }
     }
@@ -80,12 +80,12 @@ impl Conn {
     /// handler.
     pub(super) fn settle(&self) -> ConnStage {
         loop {
-            let stage = self.stage();
+            let stage = self.ring_path.stage();
             if stage != ConnStage::Attaching {
                 return stage;
             }
             let Ok(_held) = self.tx.hold() else { return stage };
-            if self.stage() == ConnStage::Attaching {
+            if self.ring_path.stage() == ConnStage::Attaching {
                 // The thread that took the step has died, or left it by `longjmp` from a signal handler.
                 self.withdraw(Reason::NotTaken);
             }
@@ -99,15 +99,17 @@ impl Conn {
     /// The thread that attaches the ring calls this itself, and [`Conn::stay_on_tcp`] is for others: that takes the sending direction,
     /// and a thread that takes what it holds is believed to have abandoned it. The connection would be reset.
     pub(super) fn ask_for_tcp(&'static self, reason: Reason, is_urgent: bool) {
-        self.because(reason);
-        self.set_flag(flags::WANT_TCP, true);
+        self.ring_path.because(reason);
+        self.ring_path.set_flag(flags::WANT_TCP, true);
         self.show(LineState::Down);
         let Some(Pages { own, peer, .. }) = self.pages() else { return };
+        // EDGE want-tcp: releases the reason; the peer needs no more than the flag.
         own.rx_path.flags.fetch_or(path_flags::WANT_TCP, Ordering::AcqRel);
         self.follow();
         // Never 0, which stands for none.
+        // EDGE path: as in `Receiver::refresh`.
         let segment = load_acquire_u32(&peer.tx_path.switches) | 1 << 31;
-        if self.asked.swap(segment, Ordering::Relaxed) != segment || is_urgent {
+        if self.ring_path.asked.swap(segment, Ordering::Relaxed) != segment || is_urgent {
             self.ring();
         }
     }
@@ -117,7 +119,7 @@ impl Conn {
         // What asks for TCP says why before it says that. So a reason that has changed is somebody else's.
         let (from, to) = (reason as u32, Reason::None as u32);
         if !self.has(flags::LINK_LOST)
-            && self.reason.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && self.ring_path.reason.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
             self.take_wish_back();
         }
@@ -126,17 +128,18 @@ impl Conn {
     /// Another thread may ask for TCP in the same words at any moment, because the bell is lost or for another reason. So that reason is looked for
     /// once more, behind the last word: of the two threads, the later to change a word sees what the other wants.
     pub(super) fn take_wish_back(&'static self) {
-        self.set_flag(flags::WANT_TCP, false);
+        self.ring_path.set_flag(flags::WANT_TCP, false);
         self.show(LineState::Up);
         if let Some(Pages { own, .. }) = self.pages() {
             // A side that has said that it sends by TCP alone does not take that back ([`super::parting`]).
             let allowed = |flags: u32| (flags & path_flags::TCP_ONLY == 0).then_some(flags & !path_flags::WANT_TCP);
+            // EDGE want-tcp: in one order with the other threads that ask for TCP, since each changes the same word.
             let _ = own.rx_path.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, allowed);
         }
         if self.has(flags::LINK_LOST) {
             self.ask_for_tcp(Reason::LinkLost, false);
-        } else if self.reason() != Reason::None {
-            self.ask_for_tcp(self.reason(), false);
+        } else if self.ring_path.reason() != Reason::None {
+            self.ask_for_tcp(self.ring_path.reason(), false);
         }
     }
 
@@ -146,18 +149,20 @@ impl Conn {
         let sends = Way::after(own.tx_path.switches.load(Ordering::Relaxed));
         let reads = Way::after(own.rx_path.seen.load(Ordering::Relaxed));
         // What the peer sends may have left the ring already, with nothing of it unread.
+        // EDGE path: as in `Receiver::refresh`; the tail that is loaded next holds all that the peer sent before it left the ring.
         let announced = load_acquire_u32(&peer.tx_path.switches);
         if self.has(flags::LEFT) {
             // Once the peer has followed us, it sends what we have left there before anything else.
             return sends == Way::Tcp && Way::after(announced) == Way::Tcp && !self.owes();
         }
+        // EDGE tail (protocol R2): as in `Consumer::refresh`.
         let drained = load_acquire(&peer.control.tx.cursor.tail) == own.control.rx.cursor.head.load(Ordering::Relaxed);
         sends == Way::Tcp && !self.owes() && drained && (reads == Way::Tcp || Way::after(announced) == Way::Tcp)
     }
 
     /// Whether no byte goes by a ring any more, nor will: those who wait for it may ask the kernel alone.
     pub(crate) fn is_tcp_for_good(&self) -> bool {
-        match self.stage() {
+        match self.ring_path.stage() {
             ConnStage::Tcp => true,
             ConnStage::Attached => {
                 let may_be_mapped = self.has(flags::LINK_LOST) && !self.has(flags::PARTED);
@@ -172,7 +177,7 @@ impl Conn {
     /// unread in a ring the peer sends once more (see `again`), unless other processes hold the connection, who can read it, and
     /// most likely nobody else will. Where the peer cannot, the connection is reset rather than garbled.
     pub(crate) fn bring_down(&'static self, reason: Reason) {
-        let shared = self.holders.has_others(process::kernel_pid());
+        let shared = self.identity.holders.has_others(process::kernel_pid());
         self.begin_down(reason, shared);
         super::heavy_fence();
         self.end_down(reason, sys::now(), shared);
@@ -186,7 +191,7 @@ impl Conn {
                 self.leave_ring();
             }
             self.ask_for_tcp(reason, true);
-            self.give_cork(self.fd());
+            self.kernel.give_cork(self.fd());
         } else {
             self.stay_on_tcp(reason);
         }
@@ -194,7 +199,7 @@ impl Conn {
 
     /// The second half: waits until it is done, since `begin`. `shared`: others go on with it whatever becomes of it here.
     pub(crate) fn end_down(&'static self, reason: Reason, begin: Duration, shared: bool) {
-        if self.stage() != ConnStage::Attached {
+        if self.ring_path.stage() != ConnStage::Attached {
             return;
         }
         let mut nap = Duration::from_micros(20);
@@ -243,7 +248,9 @@ impl Conn {
     /// still be under way.
     fn is_idle(&self) -> bool {
         let Some(Pages { own, peer, .. }) = self.pages() else { return true };
+        // EDGE tail (protocol R2): as in `Consumer::refresh`.
         let unread = load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
+        // EDGE path: as in `Receiver::refresh`.
         let announced = load_acquire_u32(&peer.tx_path.switches) != own.rx_path.seen.load(Ordering::Relaxed);
         self.sends_by_tcp() && !unread && (!announced || self.has(flags::LEFT))
     }
@@ -251,6 +258,7 @@ impl Conn {
     /// Nothing lies in the ring that we read, or the peer has sent it once more.
     fn is_drained(&self) -> bool {
         self.pages().is_none_or(|Pages { own, peer, .. }| {
+            // EDGE tail, path: as above.
             load_acquire(&peer.control.tx.cursor.tail) == own.control.rx.cursor.head.load(Ordering::Relaxed)
                 || self.has(flags::LEFT) && Way::after(load_acquire_u32(&peer.tx_path.switches)) == Way::Tcp
         })
@@ -262,6 +270,7 @@ impl Conn {
             self.bring_down(Reason::RawCalls);
             return;
         }
+        // EDGE descriptors: counted before the table has the copy; the last to close it acquires what all did with theirs.
         self.local().descriptors.fetch_add(1, Ordering::AcqRel);
         table::set(fd, self.entry());
     }
@@ -277,6 +286,7 @@ impl Conn {
         // No step begins any more with this descriptor ([`Conn::may_step`]).
         let held = (!self.is_up()).then(|| self.tx.hold_within(STEP));
         let local = self.local();
+        // EDGE descriptors: releases what was done with this one; the last acquires it.
         if local.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             if local.fd() == fd {
                 let other = table::entries(0, u32::MAX).find(|(_, e)| *e == entry);
@@ -285,22 +295,22 @@ impl Conn {
             return;
         }
         let me = crate::process::owner();
-        let is_last = !self.holders.has_others(me);
+        let is_last = !self.identity.holders.has_others(me);
         if matches!(held, Some(Err(_))) {
             // This is a signal handler above the step, or a thread has abandoned the step by `longjmp`. What the step leaves stays with the
             // block, which no other connection gets.
-            self.set_flag(flags::WANT_TCP, true);
+            self.ring_path.set_flag(flags::WANT_TCP, true);
             waiters().gone(self);
             local.set_fd(-1);
             return;
         }
         // Only where the direction is held: another process that has the block may have changed the stage since.
-        if is_last && held.is_some() && matches!(self.stage(), ConnStage::Offered | ConnStage::Attaching) {
+        if is_last && held.is_some() && matches!(self.ring_path.stage(), ConnStage::Offered | ConnStage::Attaching) {
             self.withdraw(Reason::None);
         }
         drop(held);
         waiters().gone(self);
-        if self.stage() == ConnStage::Attached {
+        if self.ring_path.stage() == ConnStage::Attached {
             if is_last {
                 self.send_again_before_the_end(fd);
             }
@@ -310,9 +320,9 @@ impl Conn {
         if is_last {
             self.end_line();
         } else {
-            self.show(self.state_of(self.stage()));
+            self.show(self.ring_path.state_of(self.ring_path.stage()));
         }
-        self.holders.leave(me);
+        self.identity.holders.leave(me);
         arena::free(self.index());
     }
 
@@ -366,15 +376,15 @@ impl Conn {
 
     /// The program's `shutdown`. To be called before the kernel's for writing.
     pub(crate) fn shut(&'static self, how: c_int) {
-        let before = self.flags.load(Ordering::Relaxed);
+        let before = self.ring_path.flags.load(Ordering::Relaxed);
         if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-            self.set_flag(flags::READ_SHUT, true);
+            self.ring_path.set_flag(flags::READ_SHUT, true);
         }
         if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
             self.send_again_before_the_end(self.fd());
             // Under the lock: after it no byte follows in the ring, and the kernel's end comes after the last one.
             let held = self.tx.hold();
-            self.set_flag(flags::WRITE_SHUT, true);
+            self.ring_path.set_flag(flags::WRITE_SHUT, true);
             if self.is_up()
                 && let Some(Pages { own, .. }) = self.pages()
             {
@@ -390,12 +400,12 @@ impl Conn {
             // What comes from here on the kernel answers with a reset: the peer is to send it there.
             RxState::Closed.store(&own.control.rx.control.state);
         }
-        if self.is_candidate() {
+        if self.ring_path.is_candidate() {
             // A connection that is being ended is not worth it any more.
             self.stay_on_tcp(Reason::TooShort);
         }
         // Once for each direction: bells that tell nothing new would fill the link.
-        if self.is_up() && self.flags.load(Ordering::Relaxed) != before {
+        if self.is_up() && self.ring_path.flags.load(Ordering::Relaxed) != before {
             self.ring();
         }
     }

@@ -33,7 +33,7 @@ impl Conn {
     pub(super) fn may_part_soon(&self) -> bool {
         !self.has(flags::PARTED)
             && !self.is_shared()
-            && self.looks_for_answer.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+            && self.moves.looks_for_answer.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
     }
 
     #[cold]
@@ -43,7 +43,7 @@ impl Conn {
         }
         let (Some(mut tx), Some(mut rx)) = (self.tx.try_hold(), self.rx.try_hold()) else { return };
         // Another process has separate mappings, and would find the state of this one beside them. A fork in another thread holds the sending direction while it enters the child, so it comes before or after this.
-        if self.holders.has_others(process::kernel_pid()) {
+        if self.identity.holders.has_others(process::kernel_pid()) {
             return;
         }
         let Some(pages) = self.pages().filter(|_| self.is_up()) else { return };
@@ -56,7 +56,9 @@ impl Conn {
             return;
         }
         // `LINK_LOST` stays, so this direction does not go up any more. Releases the last switch.
+        // EDGE tcp-only (protocol T15.7): releases the last switch and the last byte; acquired below, in the peer.
         own.rx_path.flags.fetch_or(path_flags::TCP_ONLY | path_flags::WANT_TCP, Ordering::AcqRel);
+        // EDGE tcp-only (protocol T15.7): acquires the peer's last switch and byte from the store above, in the peer.
         if load_acquire_u32(&peer.rx_path.flags) & path_flags::TCP_ONLY == 0 {
             return;
         }
@@ -72,7 +74,7 @@ impl Conn {
         (*tx, *rx) = (ConnTx::new(0, sent), ConnRx::new(0, received));
         self.tx.counted.store(sent, Ordering::Relaxed);
         self.rx.counted.store(received, Ordering::Relaxed);
-        self.set_flag(flags::PARTED, true);
+        self.ring_path.set_flag(flags::PARTED, true);
         local.own.vacate();
         local.peer.vacate();
         self.show(LineState::Tcp);

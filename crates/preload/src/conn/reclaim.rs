@@ -22,7 +22,8 @@ impl Conn {
         // As long as this is held, nobody closes what is sent.
         let _held = self.tx.try_hold()?;
         let local = self.local();
-        let Some(memory) = local.memory().filter(|_| self.stage() == ConnStage::Attached && self.is_older_than(broker))
+        let Some(memory) =
+            local.memory().filter(|_| self.ring_path.stage() == ConnStage::Attached && self.is_older_than(broker))
         else {
             return Some(None);
         };
@@ -46,7 +47,7 @@ impl Conn {
     pub(super) fn reclaim_later(&'static self, fd: c_int) {
         let number = broker::directory().map_or(0, |directory| directory.instance());
         if self.is_older_than(number) && !broker::reclaim(|tell| self.reclaim(fd, number, tell).is_some()) {
-            self.judge_later();
+            self.moves.judge_later();
         }
     }
 }

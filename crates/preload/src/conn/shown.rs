@@ -42,7 +42,7 @@ impl Conn {
 
     /// Why a direction has moved: this side's reason if this side wants TCP, and otherwise the peer.
     fn reason_of_move(&self, way: Way) -> Reason {
-        match (way, self.reason()) {
+        match (way, self.ring_path.reason()) {
             (Way::Ring, _) => Reason::None,
             (Way::Tcp, Reason::None) if self.has(flags::WANT_TCP) => Reason::Told,
             (Way::Tcp, reason) if self.has(flags::WANT_TCP) => reason,
@@ -58,8 +58,8 @@ impl Conn {
     }
 
     fn identity(&self, fd: c_int, state: LineState) -> LineIdentity {
-        let (local, remote) = self.addresses();
-        let reason = if state == LineState::Up { Reason::None } else { self.reason() };
+        let (local, remote) = self.identity.addresses();
+        let reason = if state == LineState::Up { Reason::None } else { self.ring_path.reason() };
         let (role, channel) = (self.role(), self.channel());
         LineIdentity { state, reason, role, pid: process::owner(), fd: fd.cast_unsigned(), local, remote, channel }
     }

@@ -7,7 +7,7 @@ use super::waiters::waiters;
 use super::{Conn, Deadline, Interest, Pages, RingReadiness, WaitOutcome, flags};
 use crate::local::LocalState;
 use crate::lock::Lock;
-use crate::{real, scratch, sys};
+use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
 use partywall_shm::half::WritingHalf;
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// What the kernel says when nothing can be sent any more.
 pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
 /// A large write is committed in pieces, so that the reader starts early.
-const PIECE: u64 = 64 << 10;
+pub(super) const PIECE: u64 = 64 << 10;
 /// The most entries of a list that are handed to the kernel at once.
 const ENTRIES: usize = 16;
 
@@ -121,7 +121,7 @@ impl Conn {
                 }
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
-            match self.sleep(Interest::OUT, &self.send_timeout, &mut deadline) {
+            match self.sleep(Interest::OUT, &self.kernel.send_timeout, &mut deadline) {
                 Ok(()) => {}
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
@@ -133,7 +133,7 @@ impl Conn {
     /// next, whether he sleeps now or later. Returns whether that has come by now.
     #[cold]
     pub(super) fn refuse(&self) -> bool {
-        self.refusals.fetch_add(1, Ordering::Relaxed);
+        self.moves.refusals.fetch_add(1, Ordering::Relaxed);
         // Who begins to hear by edges from here on sees that a call was refused.
         super::heavy_fence();
         if !self.is_up() || !self.has(flags::HEARS_EDGES) {
@@ -167,7 +167,7 @@ impl Conn {
             return self.take_from_kernel(kernel_send(fd, &mut [], 0));
         }
         match self.choose_way(&mut tx, pages) {
-            Ok(Way::Ring) => self.send_on_ring(&mut tx, pages, cursor, more != 0 || self.is_corked()),
+            Ok(Way::Ring) => self.send_on_ring(&mut tx, pages, cursor, more != 0 || self.kernel.is_corked()),
             Ok(Way::Tcp) => self.send_on_tcp(&mut tx, fd, cursor, more),
             Err(error) => Err(error),
         }
@@ -175,7 +175,7 @@ impl Conn {
 
     /// What forbids to send at all, whatever the way. The direction is held.
     #[inline]
-    fn may_send(&'static self, fd: c_int) -> Result<(), Errno> {
+    pub(super) fn may_send(&'static self, fd: c_int) -> Result<(), Errno> {
         if self.look_for_death_rarely() || self.has(flags::PEER_GONE) {
             self.look_for_reset();
         }
@@ -199,7 +199,7 @@ impl Conn {
     /// Whether nobody reads the ring any more.
     #[inline]
     fn is_over(&self, pages: Pages) -> bool {
-        self.kernel_said.load(Ordering::Relaxed) & ENDS != 0 || !pages.writing().is_read() || self.has(flags::PEER_GONE)
+        self.kernel.said() & ENDS != 0 || !pages.writing().is_read() || self.has(flags::PEER_GONE)
     }
 
     /// By which way the next byte goes; switches if it is time to.
@@ -219,18 +219,18 @@ impl Conn {
                 return Err(self.take_error().unwrap_or(ended));
             }
             // The kernel knows what to say of it, now and from now on.
-            self.give_cork(self.fd());
+            self.kernel.give_cork(self.fd());
             return Ok(Way::Tcp);
         }
         match tx.path.way() {
             Way::Tcp if leave.may_go_up() && !ours => {
                 tx.path.switch(&own.tx_path);
-                self.push_tcp(self.fd());
+                self.kernel.push_tcp(self.fd());
             }
             Way::Ring if (leave.wants_tcp || ours) && leave.may_switch => {
                 self.release_held(tx, pages);
                 tx.path.switch(&own.tx_path);
-                self.give_cork(self.fd());
+                self.kernel.give_cork(self.fd());
             }
             way => return Ok(way),
         }
@@ -283,7 +283,7 @@ impl Conn {
 
     /// Publishes `n` bytes that were written at the tail. `more`: the program has said that others follow.
     #[inline]
-    fn commit(&self, tx: &mut ConnTx, pages: Pages, n: u64, more: bool) {
+    pub(super) fn commit(&self, tx: &mut ConnTx, pages: Pages, n: u64, more: bool) {
         let Pages { own, peer, .. } = pages;
         if more {
             tx.holder.hold(&own.tx_path, tx.half.tail());
@@ -335,131 +335,6 @@ impl Conn {
         }
     }
 
-    /// Sends what `read` puts into the ring, at most `wanted` bytes; by way of a buffer where the way is TCP.
-    ///
-    /// `read` is given room and returns how much of it it has filled: 0 ends.
-    pub(crate) fn send_from(
-        &'static self,
-        fd: c_int,
-        wanted: usize,
-        dont_wait: bool,
-        mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<usize, Errno> {
-        self.part_if_lost();
-        let (mut done, mut refused) = (0, 0);
-        let mut deadline = None;
-        while done < wanted {
-            let mut is_source_empty = false;
-            let result = self.try_send_from(fd, wanted - done, &mut |room| {
-                let result = read(room);
-                is_source_empty = result == Err(Errno::AGAIN);
-                result
-            });
-            match result {
-                Ok(0) => break,
-                Ok(n) => {
-                    done += n;
-                    refused = 0;
-                    continue;
-                }
-                Err(Errno::AGAIN) => {}
-                Err(error) if done > 0 => {
-                    self.put_error_back(error);
-                    break;
-                }
-                Err(error) => {
-                    if error == Errno::PIPE {
-                        raise_sigpipe();
-                    }
-                    return Err(error);
-                }
-            }
-            if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
-                refused += 1;
-                // What the source has none of is no want of room.
-                if !is_source_empty && self.refuse() && refused < super::ROUNDS {
-                    continue;
-                }
-                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
-            }
-            match self.sleep(Interest::OUT, &self.send_timeout, &mut deadline) {
-                Ok(()) => {}
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
-    }
-
-    fn try_send_from(
-        &'static self,
-        fd: c_int,
-        wanted: usize,
-        read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<usize, Errno> {
-        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
-        let mut tx = self.tx.hold()?;
-        self.may_send(fd)?;
-        if self.choose_way(&mut tx, pages)? == Way::Tcp {
-            return self.send_on_tcp_from(&mut tx, fd, wanted, read);
-        }
-        let mut free = tx.half.free();
-        if free < (wanted as u64).min(PIECE) {
-            free = tx.half.refresh(&pages.peer.control.rx).map_err(|e| self.corrupt(e))?;
-        }
-        if free == 0 {
-            add(&pages.own.control.tx.counters.stalls, 1);
-            // There is no room for what follows.
-            self.release_held(&mut tx, pages);
-            return Err(Errno::AGAIN);
-        }
-        let n = free.min(wanted as u64).min(PIECE.min(tx.half.capacity() / 4));
-        // SAFETY: as in `send_on_ring`.
-        #[expect(unsafe_code, reason = "writes into our own ring")]
-        let span = unsafe { pages.local.own.own_span(tx.half.tail(), n) };
-        let n = read(span.into_mut_slice())?;
-        if n > 0 {
-            self.commit(&mut tx, pages, n as u64, self.is_corked());
-            add(&pages.own.control.tx.counters.messages, 1);
-        }
-        Ok(n)
-    }
-
-    /// The socket's own buffer takes less than it is given at times, and what was read from a pipe cannot be put back: so only
-    /// as much is read as the kernel says it has room for.
-    fn send_on_tcp_from(
-        &self,
-        tx: &mut ConnTx,
-        fd: c_int,
-        wanted: usize,
-        read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<usize, Errno> {
-        if let Some(error) = self.take_error() {
-            return Err(error);
-        }
-        let mut one = [rustix::event::PollFd::from_borrowed_fd(sys::borrow(fd), rustix::event::PollFlags::OUT)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if rustix::event::poll(&mut one, Some(&now))? == 0 {
-            return Err(Errno::AGAIN);
-        }
-        // As much at once as the kernel would take in one step: it may be the last thing that can be sent.
-        scratch::with_memory(wanted.min(PIECE as usize), 0u8, |buffer| {
-            let n = read(buffer)?;
-            let mut rest = &mut buffer[..n];
-            while !rest.is_empty() {
-                let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
-                match self.send_to_kernel(tx, fd, &mut list, 0) {
-                    Ok(sent) => rest = &mut rest[sent..],
-                    Err(Errno::AGAIN) => {
-                        let _ = rustix::event::poll(&mut one, None);
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(n)
-        })
-    }
-
     /// Hands it to the kernel, without waiting there. The direction is held, so that bytes keep their order.
     fn send_on_tcp(&self, tx: &mut ConnTx, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
         let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; ENTRIES];
@@ -486,7 +361,13 @@ impl Conn {
 
     /// One call of the kernel, with its bytes counted. An error that it reports is noted: it has been taken out of the socket, and without
     /// the note [`Conn::look_for_reset`] would take what is left for an end that nobody was told of.
-    fn send_to_kernel(&self, tx: &mut ConnTx, fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
+    pub(super) fn send_to_kernel(
+        &self,
+        tx: &mut ConnTx,
+        fd: c_int,
+        list: &mut [iovec],
+        more: c_int,
+    ) -> Result<usize, Errno> {
         let answer = self.take_from_kernel(kernel_send(fd, list, more));
         match answer {
             Ok(n) => {
@@ -494,7 +375,7 @@ impl Conn {
                 self.show_sent(tx);
             }
             Err(Errno::AGAIN) => {}
-            Err(_) => self.note_kernel(EventFlags::HUP.bits()),
+            Err(_) => self.kernel.note(EventFlags::HUP.bits()),
         }
         answer
     }

@@ -117,7 +117,7 @@ fn connection_that_cannot_have_a_ring_after_all_stays_usable() {
     assert_eq!(send(p.b, b"and back", 0), Ok(8));
     assert_eq!(recv(p.a, 9, 0).unwrap(), b"and back");
     assert_eq!((ways(p.conn_a()).0, ways(p.conn_b()).0), (Way::Tcp, Way::Tcp));
-    assert_eq!(p.conn_a().reason(), Reason::Shared);
+    assert_eq!(p.conn_a().ring_path.reason(), Reason::Shared);
 }
 
 #[test]
@@ -145,11 +145,14 @@ fn step_towards_a_ring_that_was_abandoned_leaves_the_connection_on_tcp() {
             assert!(a.is_quiet());
         });
     });
-    assert_eq!((a.stage(), a.is_candidate(), a.is_tcp_for_good()), (ConnStage::Attaching, true, false));
+    assert_eq!(
+        (a.ring_path.stage(), a.ring_path.is_candidate(), a.is_tcp_for_good()),
+        (ConnStage::Attaching, true, false)
+    );
     // Before, this thread waited for that one for ever.
     assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"by tcp");
-    assert_eq!((a.stage(), files.in_use()), (ConnStage::Tcp, (0, 0)));
+    assert_eq!((a.ring_path.stage(), files.in_use()), (ConnStage::Tcp, (0, 0)));
 }
 
 #[test]
@@ -189,7 +192,7 @@ fn block_is_not_given_to_another_connection_while_a_thread_is_in_the_kernel_with
     // Blocks are used in turn, and 64 are in use from the beginning.
     assert!(!(0..200).any(|_| gets_it()));
     a.kernel_block_leave();
-    assert_eq!(a.in_kernel.load(Ordering::SeqCst), 0);
+    assert_eq!(a.kernel.in_kernel.load(Ordering::SeqCst), 0);
 }
 
 #[test]
@@ -211,10 +214,13 @@ fn connection_that_must_stay_on_tcp_while_it_is_attached_does() {
         libc::signal(libc::SIGURG, handler as *const () as libc::sighandler_t);
         libc::raise(libc::SIGURG);
     }
-    assert_eq!(a.stage(), ConnStage::Attaching, "the thread below the handler goes on");
+    assert_eq!(a.ring_path.stage(), ConnStage::Attaching, "the thread below the handler goes on");
     a.attach(p.a, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
     drop((tx, rx));
-    assert_eq!((a.stage(), a.reason(), a.has(flags::WANT_TCP)), (ConnStage::Attached, Reason::Option, true));
+    assert_eq!(
+        (a.ring_path.stage(), a.ring_path.reason(), a.has(flags::WANT_TCP)),
+        (ConnStage::Attached, Reason::Option, true)
+    );
     assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
     assert_eq!((ways(a).0, recv(p.b, 9, 0).unwrap()), (Way::Tcp, b"by tcp".to_vec()));
 }
@@ -224,11 +230,11 @@ fn step_towards_a_ring_begins_only_with_a_descriptor_of_the_connection() {
     let mut p = Pair::candidates(4096);
     let (a, closed) = (p.conn_a(), p.a);
     p.a = dup(closed);
-    let reason = a.reason();
+    let reason = a.ring_path.reason();
     close(closed);
     // A thread that was about to, when another closed the number. It may be another connection's by now.
     a.offer(closed);
-    assert_eq!((a.stage(), a.reason()), (ConnStage::Candidate, reason));
+    assert_eq!((a.ring_path.stage(), a.ring_path.reason()), (ConnStage::Candidate, reason));
 }
 
 /// Makes a signal handler of this thread do something.
@@ -293,12 +299,12 @@ fn call_that_a_handler_has_jumped_out_of_does_not_count_for_ever() {
         let fd = CONNECTION.load(Ordering::Relaxed);
         if let Some(conn) = Conn::of(fd) {
             assert_eq!(conn.before_receiving(fd), CandidateStep::Kernel);
-            COUNTED.store(conn.in_kernel.load(Ordering::SeqCst), Ordering::Relaxed);
+            COUNTED.store(conn.kernel.in_kernel.load(Ordering::SeqCst), Ordering::Relaxed);
             conn.received(-1, false);
         }
     }
     let (p, other) = (Pair::candidates(4096), Pair::candidates(4096));
-    let counts = || [p.conn_a(), p.conn_b()].map(|conn| conn.in_kernel.load(Ordering::SeqCst));
+    let counts = || [p.conn_a(), p.conn_b()].map(|conn| conn.kernel.in_kernel.load(Ordering::SeqCst));
     CONNECTION.store(p.a, Ordering::Relaxed);
     // As a `recv`, and then a `poll`, whose handler leaves by `longjmp`.
     assert_eq!(p.conn_a().before_receiving(p.a), CandidateStep::Kernel);

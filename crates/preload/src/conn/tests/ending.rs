@@ -126,7 +126,7 @@ fn a_peer_that_lies_about_its_switches_is_reset() {
     pages.own.tx_path.switches.store(77, Ordering::Relaxed);
     assert_eq!(recv(p.b, 1, libc::MSG_DONTWAIT), Err(Errno::CONNRESET));
     assert_eq!(send(p.b, b"x", libc::MSG_NOSIGNAL), Err(Errno::CONNRESET));
-    assert_eq!(p.conn_b().reason(), Reason::Corrupt);
+    assert_eq!(p.conn_b().ring_path.reason(), Reason::Corrupt);
 }
 
 #[test]
@@ -151,9 +151,9 @@ fn unknown_state_of_the_reader_resets_the_first_send() {
     assert_eq!(send(p.a, b"to the ring", 0), Ok(11));
     p.conn_b().pages().unwrap().own.control.rx.control.state.store(9, Ordering::Relaxed);
     // The rare question whether the peer is alive is not due: the sender sees the word when it chooses between ring and TCP.
-    p.conn_a().looked_at.store(sys::ticks(), Ordering::Relaxed);
+    p.conn_a().moves.looked_at.store(sys::ticks(), Ordering::Relaxed);
     assert_eq!(send(p.a, b"more", libc::MSG_NOSIGNAL), Err(Errno::CONNRESET), "and not an end in order");
-    assert_eq!(p.conn_a().reason(), Reason::Corrupt);
+    assert_eq!(p.conn_a().ring_path.reason(), Reason::Corrupt);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn half_closed_reader_does_not_take_its_peer_for_dead() {
 impl Conn {
     /// Whether a thread sleeps in the kernel on it.
     pub(crate) fn is_slept_on(&self) -> bool {
-        self.in_kernel.load(Ordering::SeqCst) != 0
+        self.kernel.in_kernel.load(Ordering::SeqCst) != 0
     }
 }
 

@@ -117,5 +117,5 @@ fn a_connection_that_lingers_is_not_handed_over() {
     let p = Pair::candidates(4096);
     crate::conn::leave::reset_on_close(p.a);
     p.conn_a().offer(p.a);
-    assert_eq!((p.conn_a().stage(), p.conn_a().reason()), (ConnStage::Tcp, Reason::Option));
+    assert_eq!((p.conn_a().ring_path.stage(), p.conn_a().ring_path.reason()), (ConnStage::Tcp, Reason::Option));
 }

@@ -127,7 +127,7 @@ fn way_to_tcp_and_back_keeps_held_bytes_in_order() {
     send(p.a, b"two ", 0).unwrap();
     assert_eq!(ways(p.conn_a()).0, Way::Tcp);
     assert_eq!(recv(p.b, 8, libc::MSG_WAITALL).unwrap(), b"one two ");
-    p.conn_a().allow_ring(p.conn_a().reason());
+    p.conn_a().allow_ring(p.conn_a().ring_path.reason());
     send(p.a, b"three ", 0).unwrap();
     assert_eq!(ways(p.conn_a()).0, Way::Ring);
     assert_eq!(recv(p.b, 6, libc::MSG_WAITALL).unwrap(), b"three ");

@@ -5,7 +5,7 @@ use super::*;
 /// As if a relay between the two machines had ended.
 fn lose_bell(p: &Pair) {
     for conn in [p.conn_a(), p.conn_b()] {
-        conn.set_flag(flags::FAR, true);
+        conn.ring_path.set_flag(flags::FAR, true);
     }
     let _ = rustix::net::shutdown(sys::borrow(p.conn_a().link()), rustix::net::Shutdown::Both);
     // Each side notices when it makes a call.
@@ -107,14 +107,14 @@ fn side_that_has_said_tcp_only_never_goes_back_to_its_ring() {
     let p = Pair::up(4096);
     let a = p.conn_a();
     // Another thread has noticed the lost bell, and has not asked for TCP yet.
-    a.set_flag(flags::LINK_LOST, true);
+    a.ring_path.set_flag(flags::LINK_LOST, true);
     assert_eq!(recv(p.a, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
     let said = || a.pages().unwrap().own.rx_path.flags.load(Ordering::Relaxed);
     assert_eq!(said() & path_flags::TCP_ONLY, path_flags::TCP_ONLY);
-    a.set_flag(flags::WANT_TCP, true);
-    a.allow_ring(a.reason());
+    a.ring_path.set_flag(flags::WANT_TCP, true);
+    a.allow_ring(a.ring_path.reason());
     assert_eq!(said() & path_flags::WANT_TCP, path_flags::WANT_TCP, "the peer would go up");
-    a.set_flag(flags::WANT_TCP, false);
+    a.ring_path.set_flag(flags::WANT_TCP, false);
     for _ in 0..4 {
         send(p.a, b"x", 0).unwrap();
         assert_eq!(ways(a).0, Way::Tcp);
@@ -131,7 +131,7 @@ fn wish_for_tcp_that_comes_while_the_ring_is_allowed_stands() {
         a.stay_on_tcp(Reason::MovesNever);
         // It has found that reason, and this comes before it has taken the wish back.
         if lost {
-            a.set_flag(flags::FAR, true);
+            a.ring_path.set_flag(flags::FAR, true);
             a.link_has_hung_up();
         } else {
             a.stay_on_tcp(Reason::Option);
@@ -139,10 +139,10 @@ fn wish_for_tcp_that_comes_while_the_ring_is_allowed_stands() {
         let reason = if lost { Reason::LinkLost } else { Reason::Option };
         a.allow_ring(Reason::MovesNever);
         let said = || a.pages().unwrap().own.rx_path.flags.load(Ordering::Relaxed) & path_flags::WANT_TCP != 0;
-        assert_eq!((a.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
+        assert_eq!((a.ring_path.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
         // The same, one step later.
         a.take_wish_back();
-        assert_eq!((a.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
+        assert_eq!((a.ring_path.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
         send(p.a, b"x", 0).unwrap();
         assert_eq!((ways(a).0, recv(p.b, 9, 0).unwrap()), (Way::Tcp, b"x".to_vec()));
     }

@@ -50,7 +50,7 @@ fn down_and_up_again_in_mid_stream() {
         }
         match round % 5 {
             1 => p.conn_b().stay_on_tcp(Reason::Told),
-            3 => p.conn_b().allow_ring(p.conn_b().reason()),
+            3 => p.conn_b().allow_ring(p.conn_b().ring_path.reason()),
             _ => {}
         }
         while let Ok(bytes) = recv(p.b, (round as usize * 7) % 500 + 1, libc::MSG_DONTWAIT) {
@@ -88,7 +88,7 @@ fn two_threads_and_a_small_ring_under_constant_switching() {
                 if i % 2 == 0 {
                     p.conn_b().stay_on_tcp(Reason::Told)
                 } else {
-                    p.conn_b().allow_ring(p.conn_b().reason())
+                    p.conn_b().allow_ring(p.conn_b().ring_path.reason())
                 }
             }
         });
@@ -186,7 +186,7 @@ fn a_peer_that_does_not_watch_is_left_on_tcp() {
     send(p.a, b"by tcp", 0).unwrap();
     assert_eq!(ways(p.conn_a()).0, Way::Tcp);
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"by tcp");
-    assert_eq!(p.conn_a().stage(), ConnStage::Attached);
+    assert_eq!(p.conn_a().ring_path.stage(), ConnStage::Attached);
 }
 
 #[test]
@@ -209,5 +209,5 @@ fn urgent_bytes_go_by_tcp_and_the_rest_after_them_too() {
     assert_eq!(send(p.a, b"after", 0), Ok(5));
     assert_eq!(recv(p.b, 100, 0).unwrap(), b"after");
     assert_eq!(ways(p.conn_a()).0, Way::Tcp);
-    assert_eq!(p.conn_a().reason(), Reason::Option);
+    assert_eq!(p.conn_a().ring_path.reason(), Reason::Option);
 }

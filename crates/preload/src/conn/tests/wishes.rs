@@ -84,7 +84,7 @@ fn a_policy_that_changes_to_and_fro_does_not_fill_a_link() {
     let before = bells(p.conn_b());
     for _ in 0..500 {
         p.conn_a().stay_on_tcp(Reason::Told);
-        p.conn_a().allow_ring(p.conn_a().reason());
+        p.conn_a().allow_ring(p.conn_a().ring_path.reason());
     }
     assert!(bells(p.conn_b()) <= before + 4, "{} bells", bells(p.conn_b()));
 }

@@ -1,0 +1,114 @@
+//! Wishes: what a sleeper stores so that the peer rings, and whether the peer will.
+
+use super::waiters::Interest;
+use super::{Conn, Pages, flags, tx};
+use partywall_shm::half::Awaited;
+use partywall_shm::wake::AWAKE;
+use std::sync::atomic::Ordering;
+
+/// Times in a row that a sleeper arms again because something has come between ([`Conn::is_armed`]). After that it sleeps for a moment: a peer
+/// that lies, and other threads that are busy, must not keep it awake.
+pub(crate) const ROUNDS: u32 = 4;
+
+impl Conn {
+    /// Says in our region what we wait for, so that the peer rings. It is not taken back: the wish may be another thread's too,
+    /// and one that has come true or is given up costs the peer one ring at most.
+    ///
+    /// To be followed by [`super::heavy_fence`], once for any number of connections, and another look; and if that finds nothing, by
+    /// [`Conn::is_armed`].
+    pub(crate) fn arm(&self, want: Interest) -> Armed {
+        self.arm_for(want, 0)
+    }
+
+    /// The same for a sleep that ends by one bell of any of those that are armed for it, if it has a number ([`super::bell::sleep_number`]):
+    /// the thread that is woken looks at all of them, and nobody else sleeps on any.
+    pub(crate) fn arm_for(&self, want: Interest, sleep: u64) -> Armed {
+        let mut armed = Armed::NOTHING;
+        if !self.is_up() {
+            // In an epoll set already, where it waits for its ring: what lies at the place of its region is another connection's past.
+            return armed;
+        }
+        let Some(pages) = self.pages() else { return armed };
+        let Pages { own, local, .. } = pages;
+        if want.has(Interest::IN) {
+            // A peer that does not see this yet has stored its bytes before our fence, and they are found by the look that follows.
+            if own.rx_path.sleep.load(Ordering::Relaxed) != sleep {
+                own.rx_path.sleep.store(sleep, Ordering::Relaxed);
+            }
+            // Rung for any byte beyond what is there: some may lie there unread, too few for `SO_RCVLOWAT` or told already to
+            // who wants to hear of new ones only.
+            armed.data = pages.reading().arm_from(self.visible_tail(pages));
+        }
+        if want.has(Interest::OUT) {
+            let size = local.own.ring_size();
+            // Rung when enough is free to be worth a wake-up.
+            armed.room = Some(pages.writing().arm(size, tx::enough(size)));
+        }
+        armed
+    }
+
+    /// From now on an edge-triggered waiter is told of room. To be followed by the fence, and a look.
+    pub(crate) fn hear_edges(&self) {
+        if !self.has(flags::HEARS_EDGES) {
+            self.ring_path.set_flag(flags::HEARS_EDGES, true);
+        }
+    }
+
+    /// Whether the peer will ring for what was armed. To be asked after the fence and a look that has found nothing. If the peer will not,
+    /// something came in between that was not enough, or that another thread took. The sleeper then arms and looks once more, at most
+    /// [`ROUNDS`] times.
+    pub(crate) fn is_armed(&self, armed: Armed) -> bool {
+        let Some(pages) = self.pages().filter(|_| self.is_up()) else { return true };
+        if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {
+            // Nobody can ring: as long as bytes may come by the ring or leave it, and until it is unmapped, the sleeper looks.
+            self.part_if_lost();
+            if !self.is_on_tcp() || self.may_part_soon() {
+                return false;
+            }
+        }
+        (armed.data == AWAKE || pages.reading().is_armed(armed.data))
+            && armed.room.is_none_or(|awaited| pages.writing().is_armed(awaited))
+    }
+}
+
+/// What stood when a sleeper had armed a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Armed {
+    /// The wish for data; [`AWAKE`] if it waits for none.
+    data: u64,
+    /// What of room; `None` if it waits for none.
+    room: Option<Awaited>,
+}
+
+impl Armed {
+    /// The same for an edge-triggered waiter. It drops a wish for room that was already free: a sender that is refused room arms for it itself
+    /// ([`Conn::refuse`]).
+    pub(crate) fn by_edges(self) -> Self {
+        Self { room: self.room.filter(|awaited| !matches!(awaited, Awaited::There { .. })), ..self }
+    }
+
+    /// Waits for neither data nor room.
+    pub(crate) const NOTHING: Self = Self { data: AWAKE, room: None };
+    /// Set in the word of a tail at which there was room. No cursor reaches this bit.
+    const THERE: u64 = 1 << 63;
+
+    /// Both in two words, as a registration keeps them.
+    pub(crate) fn to_words(self) -> [u64; 2] {
+        let room = match self.room {
+            None => AWAKE,
+            Some(Awaited::There { tail }) => Self::THERE | tail,
+            Some(Awaited::Wish(wish)) => wish,
+        };
+        [self.data, room]
+    }
+
+    /// The inverse of [`Armed::to_words`].
+    pub(crate) fn from_words([data, room]: [u64; 2]) -> Self {
+        let room = match room {
+            AWAKE => None,
+            there if there & Self::THERE != 0 => Some(Awaited::There { tail: there & !Self::THERE }),
+            wish => Some(Awaited::Wish(wish)),
+        };
+        Self { data, room }
+    }
+}

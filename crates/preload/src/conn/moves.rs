@@ -1,0 +1,111 @@
+//! When a connection is worth a step: calls that are counted, and what was looked at last.
+
+use crate::broker;
+use partywall_protocol::upgrade::Upgrade;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Calls until the next attempt when another thread was in the way.
+const SOON: u64 = 16;
+/// Looks for an answer on each call, so often; after that on every sixteenth.
+const EAGER: u32 = 64;
+
+/// Counts, and numbers of what was seen last. None is exact where threads race, and none need be: each says when to look, not what is found.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct MoveCounters {
+    /// Sending calls that were refused, wholly or in part, for want of room.
+    pub(super) refusals: AtomicU32,
+    /// Calls that carried bytes.
+    calls: AtomicU32,
+    /// Looks for the peer's answer since the last step towards a ring ([`super::bring_up`]).
+    pub(super) looks_for_answer: AtomicU32,
+    /// The policy that the connection was judged by last.
+    policy_seen: AtomicU32,
+    /// The number of calls, or of bytes, at which the connection goes to a ring.
+    due_calls: AtomicU64,
+    due_bytes: AtomicU64,
+    /// The last change of offers that was looked at.
+    pub(super) offers_seen: AtomicU64,
+    /// When the kernel was asked last whether the peer is alive, in [`crate::sys::ticks`].
+    pub(super) looked_at: AtomicU64,
+    /// When it was asked last, by a reader whose ring was empty, whether the end has come.
+    pub(super) asked_at: AtomicU64,
+}
+
+impl MoveCounters {
+    /// For a new connection, under a given policy.
+    pub(super) fn begin(&self, upgrade: Upgrade) {
+        for word in [&self.refusals, &self.calls, &self.looks_for_answer] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.looked_at.store(0, Ordering::Relaxed);
+        self.asked_at.store(0, Ordering::Relaxed);
+        self.note_policy();
+        self.set_due(upgrade);
+        // One before the present, so that an offer that is there already is found.
+        self.offers_seen.store(broker::offer_generation().wrapping_sub(1), Ordering::Relaxed);
+    }
+
+    /// The next call asks the policy.
+    pub(super) fn judge_later(&self) {
+        self.policy_seen.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Sets the number of calls or bytes from which on it is worth a ring.
+    pub(super) fn set_due(&self, upgrade: Upgrade) {
+        let or_never = |count: u64| if count == 0 { u64::MAX } else { count };
+        let (calls, bytes) = match upgrade {
+            Upgrade::Now => (0, 0),
+            Upgrade::Never => (u64::MAX, u64::MAX),
+            Upgrade::After { calls, bytes } => (or_never(calls), or_never(bytes)),
+        };
+        self.due_calls.store(calls, Ordering::Relaxed);
+        self.due_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether the policy is the one that the connection was judged by.
+    #[inline]
+    pub(super) fn has_seen_policy(&self) -> bool {
+        broker::policy_generation() == self.policy_seen.load(Ordering::Relaxed)
+    }
+
+    /// The connection is judged by the present policy.
+    pub(super) fn note_policy(&self) {
+        self.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
+    }
+
+    /// Counts a call, and returns how many there have been.
+    pub(super) fn count_call(&self) -> u32 {
+        let calls = self.calls.load(Ordering::Relaxed).saturating_add(1);
+        self.calls.store(calls, Ordering::Relaxed);
+        calls
+    }
+
+    /// Whether a step towards a ring is due after this many bytes.
+    pub(super) fn is_due(&self, bytes: u64) -> bool {
+        u64::from(self.calls.load(Ordering::Relaxed)) > self.due_calls.load(Ordering::Relaxed)
+            || bytes >= self.due_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The next attempt comes after a few calls.
+    pub(super) fn try_again_soon(&self) {
+        self.try_again_after(u64::from(self.calls.load(Ordering::Relaxed)) + SOON);
+    }
+
+    /// The next attempt comes after ten times as many calls.
+    pub(super) fn try_again_later(&self) {
+        self.try_again_after(u64::from(self.calls.load(Ordering::Relaxed)).max(100) * 10);
+    }
+
+    fn try_again_after(&self, calls: u64) {
+        self.due_calls.store(calls, Ordering::Relaxed);
+        self.due_bytes.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Whether a call of a connection that waits for an answer looks for it.
+    pub(super) fn is_to_look(&self) -> bool {
+        let looks = self.looks_for_answer.load(Ordering::Relaxed).saturating_add(1);
+        self.looks_for_answer.store(looks, Ordering::Relaxed);
+        looks < EAGER || looks.is_multiple_of(16)
+    }
+}

@@ -1,0 +1,197 @@
+//! Bytes between a connection and a file or a pipe (`sendfile`, `splice`), without a copy where they are in a ring.
+
+use super::cursor::Cursor;
+use super::rx::BytesFound;
+use super::tx::{ConnTx, PIECE, raise_sigpipe};
+use super::{Conn, Interest, flags};
+use crate::{scratch, sys};
+use libc::{c_int, iovec};
+use partywall_shm::counters::add;
+use partywall_shm::path::Way;
+use rustix::io::Errno;
+
+impl Conn {
+    /// Sends what `read` puts into the ring, at most `wanted` bytes; by way of a buffer where the way is TCP.
+    ///
+    /// `read` is given room and returns how much of it it has filled: 0 ends.
+    pub(crate) fn send_from(
+        &'static self,
+        fd: c_int,
+        wanted: usize,
+        dont_wait: bool,
+        mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        self.part_if_lost();
+        let (mut done, mut refused) = (0, 0);
+        let mut deadline = None;
+        while done < wanted {
+            let mut is_source_empty = false;
+            let result = self.try_send_from(fd, wanted - done, &mut |room| {
+                let result = read(room);
+                is_source_empty = result == Err(Errno::AGAIN);
+                result
+            });
+            match result {
+                Ok(0) => break,
+                Ok(n) => {
+                    done += n;
+                    refused = 0;
+                    continue;
+                }
+                Err(Errno::AGAIN) => {}
+                Err(error) if done > 0 => {
+                    self.put_error_back(error);
+                    break;
+                }
+                Err(error) => {
+                    if error == Errno::PIPE {
+                        raise_sigpipe();
+                    }
+                    return Err(error);
+                }
+            }
+            if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
+                refused += 1;
+                // What the source has none of is no want of room.
+                if !is_source_empty && self.refuse() && refused < super::ROUNDS {
+                    continue;
+                }
+                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+            }
+            match self.sleep(Interest::OUT, &self.kernel.send_timeout, &mut deadline) {
+                Ok(()) => {}
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn try_send_from(
+        &'static self,
+        fd: c_int,
+        wanted: usize,
+        read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
+        let mut tx = self.tx.hold()?;
+        self.may_send(fd)?;
+        if self.choose_way(&mut tx, pages)? == Way::Tcp {
+            return self.send_on_tcp_from(&mut tx, fd, wanted, read);
+        }
+        let mut free = tx.half.free();
+        if free < (wanted as u64).min(PIECE) {
+            free = tx.half.refresh(&pages.peer.control.rx).map_err(|e| self.corrupt(e))?;
+        }
+        if free == 0 {
+            add(&pages.own.control.tx.counters.stalls, 1);
+            // There is no room for what follows.
+            self.release_held(&mut tx, pages);
+            return Err(Errno::AGAIN);
+        }
+        let n = free.min(wanted as u64).min(PIECE.min(tx.half.capacity() / 4));
+        // SAFETY: as in `send_on_ring`.
+        #[expect(unsafe_code, reason = "writes into our own ring")]
+        let span = unsafe { pages.local.own.own_span(tx.half.tail(), n) };
+        let n = read(span.into_mut_slice())?;
+        if n > 0 {
+            self.commit(&mut tx, pages, n as u64, self.kernel.is_corked());
+            add(&pages.own.control.tx.counters.messages, 1);
+        }
+        Ok(n)
+    }
+
+    /// The socket's own buffer takes less than it is given at times, and what was read from a pipe cannot be put back: so only
+    /// as much is read as the kernel says it has room for.
+    fn send_on_tcp_from(
+        &self,
+        tx: &mut ConnTx,
+        fd: c_int,
+        wanted: usize,
+        read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        if let Some(error) = self.take_error() {
+            return Err(error);
+        }
+        let mut one = [rustix::event::PollFd::from_borrowed_fd(sys::borrow(fd), rustix::event::PollFlags::OUT)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if rustix::event::poll(&mut one, Some(&now))? == 0 {
+            return Err(Errno::AGAIN);
+        }
+        // As much at once as the kernel would take in one step: it may be the last thing that can be sent.
+        scratch::with_memory(wanted.min(PIECE as usize), 0u8, |buffer| {
+            let n = read(buffer)?;
+            let mut rest = &mut buffer[..n];
+            while !rest.is_empty() {
+                let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
+                match self.send_to_kernel(tx, fd, &mut list, 0) {
+                    Ok(sent) => rest = &mut rest[sent..],
+                    Err(Errno::AGAIN) => {
+                        let _ = rustix::event::poll(&mut one, None);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(n)
+        })
+    }
+
+    /// Hands bytes to `write` until `wanted` have gone, without their being copied where they are in a ring.
+    ///
+    /// `write` takes as many as it can, at least one, or fails.
+    pub(crate) fn receive_into(
+        &'static self,
+        fd: c_int,
+        wanted: usize,
+        dont_wait: bool,
+        mut write: impl FnMut(*const u8, usize) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let mut deadline = None;
+        loop {
+            match self.try_receive_into(fd, wanted, &mut write) {
+                Ok(BytesFound::Bytes(n)) => return Ok(n),
+                Ok(BytesFound::End) => return Ok(0),
+                Ok(BytesFound::Nothing) if dont_wait || self.may_not_wait(fd) => return Err(Errno::AGAIN),
+                Ok(BytesFound::Nothing) => self.sleep(Interest::IN, &self.kernel.receive_timeout, &mut deadline)?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn try_receive_into(
+        &'static self,
+        fd: c_int,
+        wanted: usize,
+        write: &mut impl FnMut(*const u8, usize) -> Result<usize, Errno>,
+    ) -> Result<BytesFound, Errno> {
+        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
+        {
+            let mut rx = self.rx.hold()?;
+            self.may_receive(fd)?;
+            rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
+            let available = self.takeable_of(&rx, pages);
+            if rx.path.way() == Way::Ring && available > 0 && !self.has(flags::LEFT) {
+                let n = available.min(wanted as u64);
+                // SAFETY: attached, and kept until both directions are held.
+                #[expect(unsafe_code, reason = "hands the peer's ring to the kernel")]
+                let span = unsafe { pages.local.peer.peer_span(rx.half.head(), n) };
+                let n = write(span.as_ptr(), span.len())?;
+                self.release(&mut rx, pages, n as u64)?;
+                return Ok(BytesFound::Bytes(n));
+            }
+        }
+        // The end, a switch, or TCP: by a look, and then by what the look has shown to be there.
+        let mut buffer = [0u8; 4096];
+        let mut list = [iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: wanted.min(buffer.len()) }];
+        let Some(mut peek) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
+        match self.try_receive(fd, &mut peek, libc::MSG_PEEK)? {
+            BytesFound::Bytes(n) => {
+                let n = write(buffer.as_ptr(), n)?;
+                list[0].iov_len = n;
+                let Some(mut rest) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
+                self.try_receive(fd, &mut rest, 0)
+            }
+            other => Ok(other),
+        }
+    }
+}
