@@ -23,9 +23,6 @@ const CHECKED: &[&str] = &["crates/shm/src/", "crates/preload/src/"];
 const EXEMPT: &[&str] = &[
     // The facade, which passes orderings on.
     "crates/shm/src/sync.rs",
-    // Not named yet.
-    "crates/preload/src/conn/",
-    "crates/preload/src/ready/inherit.rs",
 ];
 /// What loom runs.
 const MODELLED: &[&str] = &[

@@ -248,7 +248,7 @@ impl<T: DirectionState> Drop for DirectionGuard<'_, T> {
                 word.store(value, Ordering::Relaxed);
             }
         }
-        // EDGE direction: releases the words; acquired by the next holder in `Lock::lock`.
+        // The lock releases the words to its next holder.
         self.direction.lock.unlock();
         if let Some(private) = self.private {
             private.unlock();

@@ -53,8 +53,8 @@ impl Holders {
 
     /// More hold it than are known, permanently.
     pub(crate) fn crowd(&self) {
-        // EDGE crowded: releases what was done before the connection was passed on. It is a flag alone, so who asks needs no more.
-        self.crowded.store(1, Ordering::Release);
+        // A flag alone: a thread that reads it needs nothing else of what this process did before.
+        self.crowded.store(1, Ordering::Relaxed);
     }
 
     /// One process less. Returns whether any living one is left.

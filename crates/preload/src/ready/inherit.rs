@@ -31,22 +31,28 @@ impl SharedFlag {
     }
 
     fn get(&self) -> Option<&'static AtomicU8> {
+        // EDGE exposure: acquires from `expose` and `begin`: the page is mapped.
+        let page = self.0.load(Ordering::Acquire);
         // SAFETY: null, or a page of `map` that stays mapped.
-        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+        unsafe { page.as_ref() }
     }
 
     /// This process is about to fork, and the set lives.
     pub(super) fn expose(&self) {
-        if self.0.load(Ordering::Acquire).is_null() {
+        // Only threads that hold the set's lock store here.
+        if self.0.load(Ordering::Relaxed).is_null() {
+            // EDGE exposure: releases the mapping to `get`.
             self.0.store(map(ptr::null_mut()), Ordering::Release);
         }
     }
 
     /// A new set. Another process may have the page of the one before it.
     fn begin(&self) {
-        let page = self.0.load(Ordering::Acquire);
+        // Nobody else stores here: the set is not in use yet.
+        let page = self.0.load(Ordering::Relaxed);
         if !page.is_null() {
             // At the same place, so that a thread that looks at the set before finds something still.
+            // EDGE exposure: releases the mapping to `get`.
             self.0.store(map(page), Ordering::Release);
         }
     }
@@ -102,7 +108,7 @@ fn give_up(set: &'static Set) {
     if !set.is_own()
         && let Some(flag) = flag(set)
     {
-        flag.store(1, Ordering::Release);
+        flag.store(1, Ordering::Relaxed);
     }
     if is_shared(set) {
         set.give_datagrams_up();
@@ -118,7 +124,7 @@ pub(super) fn lose(set: &'static Set) {
         && let Some(flag) = flag(set)
     {
         // Its maker must know, too.
-        flag.store(1, Ordering::Release);
+        flag.store(1, Ordering::Relaxed);
     }
     empty(set);
     set.leave_to_stranger();
