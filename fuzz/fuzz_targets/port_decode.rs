@@ -11,7 +11,8 @@ libfuzzer_sys::fuzz_target!(|input: (u8, bool, Vec<u8>)| {
     stream.extend_from_slice(&bytes);
     let whole = hear(&stream, stream.len().max(1));
     let cut = hear(&stream, usize::from(step).max(1));
-    // What is before a greeting is forgotten, by who has not taken it yet. Without a second one, both hear the same.
+    // A decoder that has not yet taken the bytes before a greeting discards them. Without a second greeting, both decoders produce the
+    // same items.
     if whole.0.iter().chain(&cut.0).filter(|item| matches!(item, Item::Greeting(_))).count() <= 2 {
         assert_eq!(whole, cut);
     }

@@ -24,14 +24,14 @@ const EXEMPT: &[&str] = &[
     // The facade, which passes orderings on.
     "crates/shm/src/sync.rs",
 ];
-/// What loom runs.
+/// The files whose code loom runs.
 const MODELLED: &[&str] = &[
     "crates/shm/src/",
     "crates/preload/src/lock/word.rs",
     "crates/preload/src/arena/blocks.rs",
     "crates/preload/src/table/words.rs",
 ];
-/// What has atomics of the standard library all the same.
+/// The files that use atomics of the standard library all the same.
 const UNMODELLED: &[&str] = &[
     // The facade.
     "crates/shm/src/sync.rs",

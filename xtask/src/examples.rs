@@ -1,7 +1,8 @@
 //! `cargo xtask examples`: every public item of the library has an example.
 //!
 //! A type, function or module that a program can name has an example in its documentation. A method has one too, or is called in another
-//! example of its type or one that names its type, in a line that readers see. What the library takes over from other crates is shown where it is taken over, by its name. An example is compiled and run
+//! example of its type or one that names its type, in a line that readers see. Items that the library re-exports from other crates are
+//! shown at the re-export, by their names. An example is compiled and run
 //! by `cargo test --doc`; those of [`NOT_RUN`] only compile, and each says why.
 
 use std::collections::BTreeMap;
@@ -16,13 +17,13 @@ use crate::tree::{File, Tree};
 /// The crate that is held to this: what programs use.
 const LIBRARY: &str = "crates/partywall/src/";
 
-/// Whose examples cannot run, and why.
+/// The items whose examples cannot run, and why.
 const NOT_RUN: &[(&str, &str)] = &[("MachineAttached", "it takes a virtual machine")];
 
 /// The examples of one documentation, as far as the check is concerned.
 #[derive(Debug, Default)]
 struct Examples {
-    /// What readers see of them.
+    /// The code that readers see of the examples.
     code: String,
     /// Whether one is not run, or not even compiled.
     not_run: bool,
@@ -48,7 +49,7 @@ struct Shown {
 struct Library {
     /// Every type and free function of the crate, by name; which of them are public is known when all files are read.
     items: BTreeMap<String, Shown>,
-    /// Names that the crate's root, or a public module, gives out.
+    /// Names that the crate's root, or a public module, exports.
     public: Vec<String>,
     /// The examples of every documentation, and the type that it is of.
     examples: Vec<(String, String)>,
@@ -61,7 +62,7 @@ pub(crate) fn check(tree: &Tree) -> Result<Report, Error> {
     Ok(Report { check: "examples", looked_at: format!("{items} public items"), findings, ..Report::default() })
 }
 
-/// What is wrong, and how many items there are.
+/// The findings, and the number of items.
 fn judge(files: &[File]) -> (Vec<Finding>, usize) {
     let mut library = Library::default();
     let public_modules = files.iter().find(|file| file.path.ends_with("/lib.rs")).map(modules_of).unwrap_or_default();
@@ -136,7 +137,7 @@ impl Library {
         }
     }
 
-    /// Names that are given out under a new path. What another crate defines is shown by the documentation of the `use`.
+    /// Names that are exported under a new path. An item of another crate is shown by the documentation of the `use`.
     fn take_use(&mut self, item: &syn::ItemUse, path: &str, gives_out: bool) {
         let mut names = Vec::new();
         leaves(&item.tree, &mut names);
@@ -155,7 +156,7 @@ impl Library {
         }
     }
 
-    /// What readers see of the examples in a documentation.
+    /// The visible code of the examples in a documentation.
     fn look_at(&mut self, attrs: &[Attribute], name: &str, place: &str) -> String {
         let found = examples(attrs);
         if found.not_run && !NOT_RUN.iter().any(|(allowed, _)| *allowed == name) {
@@ -262,7 +263,7 @@ mod tests {
 
     const TOP: &str = "//! ```\n//! demo::a();\n//! ```\n";
 
-    /// What is wrong with a crate of a root and one more file.
+    /// The findings of a crate with a root and one more file.
     fn findings(root: &str, more: &str) -> Vec<String> {
         let file = |path: &str, text: String| File { path: format!("{LIBRARY}{path}"), text };
         let files = [file("lib.rs", format!("{TOP}{root}")), file("more.rs", more.to_owned())];

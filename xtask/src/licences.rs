@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_passes_if_one_of_it_is_allowed() {
+    fn choice_passes_if_one_licence_is_allowed() {
         for licence in ["MIT", "MIT OR GPL-3.0-only", "MIT/Apache-2.0", "Apache-2.0 WITH LLVM-exception"] {
             assert_eq!(verdict(Some(licence)), None, "{licence}");
         }
     }
 
     #[test]
-    fn what_is_not_allowed_not_stated_or_not_understood_is_found() {
+    fn forbidden_missing_or_unknown_licence_is_found() {
         for licence in [
             Some("GPL-3.0-only"),
             Some("MIT AND GPL-3.0-only"),

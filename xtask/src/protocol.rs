@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mention_names_one_clause_a_list_or_a_range() {
+    fn mention_names_one_clause_list_or_range() {
         assert_eq!(names("// (protocol M2)"), ["M2"]);
         assert_eq!(names("/// Protocol C3.2: the first"), ["C3"]);
         assert_eq!(names("// protocol R4, W3 and S2."), ["R4", "W3", "S2"]);
@@ -136,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn a_mention_says_its_line() {
+    fn mention_has_its_line() {
         assert_eq!(mentions("\n\n// protocol B1\n")[0].0, 3);
     }
 
     #[test]
-    fn a_clause_that_does_not_exist_is_found_and_an_unnamed_one_is_noted() {
+    fn unknown_clause_is_found_and_unnamed_clause_is_noted() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(folder.path().join("docs")).expect("a folder");
         std::fs::write(folder.path().join(DOCUMENT), "- **M1** a\n- **M2** b\n").expect("a file");

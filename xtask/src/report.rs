@@ -1,4 +1,4 @@
-//! What a check found, and how it is printed.
+//! The result of a check, and its output.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub(crate) struct Finding {
     /// `file:line`, or the name of a crate.
     pub(crate) place: String,
-    /// What is wrong and what to do about it.
+    /// The fault, and the remedy.
     pub(crate) what: String,
 }
 
@@ -22,11 +22,11 @@ impl Finding {
 pub(crate) struct Report {
     /// The check, as given on the command line.
     pub(crate) check: &'static str,
-    /// What was looked at, in a few words.
+    /// The subject of the check, in a few words.
     pub(crate) looked_at: String,
     /// Worth knowing, but not wrong.
     pub(crate) notes: Vec<String>,
-    /// What is wrong.
+    /// The faults.
     pub(crate) findings: Vec<Finding>,
 }
 

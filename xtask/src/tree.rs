@@ -63,7 +63,7 @@ impl Tree {
         Ok(files)
     }
 
-    /// What cargo knows of the workspace (and of `fuzz/` and those of `examples/`, separate ones), for this machine's target only.
+    /// The metadata of the workspace (and of `fuzz/` and those of `examples/`, separate ones), for this machine's target only.
     pub(crate) fn metadata(&self) -> Result<Vec<Metadata>, Error> {
         let host = host()?;
         ["Cargo.toml", "fuzz/Cargo.toml", "examples/grpc/Cargo.toml", "examples/capnp/Cargo.toml"]

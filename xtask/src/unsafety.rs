@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_a_function_and_an_impl_with_their_comments_pass() {
+    fn commented_block_function_and_impl_pass() {
         let body = "// SAFETY: one.\nlet x = unsafe { f() };\n\
                     /// # Safety\n/// two\npub unsafe fn f() {}\n\
                     // SAFETY: three.\nunsafe impl Send for X {}\n";
@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_far_above_or_below_does_not_count() {
+    fn comment_far_above_or_below_does_not_count() {
         let far = format!("// SAFETY: one.\n{}unsafe {{ f() }};\n", "\n".repeat(NEAR));
         assert_eq!(findings(&far).len(), 1);
         assert_eq!(findings("unsafe { f() };\n// SAFETY: late.\n").len(), 1);
     }
 
     #[test]
-    fn the_opt_in_needs_a_reason_and_must_be_code() {
+    fn opt_in_needs_reason_and_must_be_code() {
         let use_ = "// SAFETY: one.\nunsafe { f() };\n";
         for opt in [
             "",

@@ -38,10 +38,10 @@ const RING: u64 = 12;
 const COMMAND: u64 = 4;
 const MEMORY_AND_MASTER: u8 = 0x6;
 
-/// What has become of a vector.
+/// The state of a vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// Its event has been nobody's.
+    /// No link has used its event.
     Fresh,
     /// A link has it.
     Taken,
@@ -79,7 +79,8 @@ impl Doorbell {
             make_ours(&device)?;
             return Self::begin(open(&device)?).map(Some);
         }
-        // One that an earlier agent has had. To look into these they have to be opened, which resets them; another process may have one.
+        // A device that an earlier agent has used. Reading the devices requires opening them, which resets them, and another process may
+        // use one.
         let mut opened = ours.iter().filter_map(|device| open(device).ok());
         opened.find(|device| memory_of(device) == Some(id)).map(Self::begin).transpose()
     }
@@ -118,7 +119,7 @@ impl Doorbell {
         }
     }
 
-    /// New events for vectors that nobody has any more.
+    /// Makes new events for vectors that no link uses any more.
     fn renew(&mut self) -> io::Result<()> {
         for (event_of, used) in self.events.iter_mut().zip(&mut self.uses).filter(|(_, used)| **used == Use::Over) {
             *event_of = event()?;
@@ -171,7 +172,7 @@ impl GuestDoorbells for Doorbell {
 
 ioctl_io_nr!(VFIO_DEVICE_IOEVENTFD, VFIO_TYPE.into(), VFIO_BASE + 16);
 
-/// What rings a peer: of the events that the device was told of for it there is one, the first.
+/// The word that rings a peer: its first event, of those that the device was given.
 fn word(peer: u32) -> u32 {
     peer << 16
 }

@@ -13,7 +13,7 @@
 //!                            forgets it <--------------- PeerIs -----> PeerIs [region]
 //! ```
 //!
-//! What is kept for a handshake that comes to nothing is closed after [`PATIENCE`], by which both programs hear that their bell hangs up.
+//! The descriptors of a handshake that is not completed are closed after [`PATIENCE`]. Both programs then see that their bell hangs up.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(35);
 const LOOK: Duration = Duration::from_secs(5);
 /// LocalHandshakes at a time; beyond them the oldest is void.
 const MOST: usize = 1024;
-/// What a bell carries.
+/// The byte of a bell.
 const RING: u8 = b'B';
 
 /// A step that a program has asked for.
@@ -41,7 +41,7 @@ enum Step {
     Finish(u64),
 }
 
-/// What is kept of one handshake.
+/// The state of one handshake.
 #[derive(Debug)]
 struct LocalHandshake {
     since: Instant,
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn handshake_within_machine_rings_each_side_in_turn_and_crosses_regions() {
+    fn local_handshake_rings_in_turn_and_exchanges_regions() {
         let mut all = LocalHandshakes::default();
         let (offered, taken) = (memory(), memory());
         let numbers = (offered.as_raw_fd(), taken.as_raw_fd());
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_nobody_asked_for_give_nothing() {
+    fn answers_without_request_return_nothing() {
         let mut all = LocalHandshakes::default();
         assert!(all.bell(1, 10, 7).unwrap().is_none());
         assert!(all.peer(1, 10).is_none());

@@ -15,7 +15,7 @@ const MOST: usize = 256;
 const MOST_OF_A_SESSION: usize = 64;
 const MOST_PARCELS: usize = 1024;
 
-/// What a program is to get.
+/// A message for a program, once its memory is settled.
 #[derive(Debug, Clone)]
 pub(crate) struct Incoming {
     pub(crate) session: u32,
@@ -33,7 +33,7 @@ enum Half {
 pub(crate) struct Introductions {
     /// By session and request, before the broker has numbered the channel.
     asked: BTreeMap<(u32, u32), Vec<OwnedFd>>,
-    /// The same of connections to other machines: the program's ends of the links.
+    /// The link ends of programs that have asked for connections to other machines.
     asked_elsewhere: BTreeMap<(u32, u32), Vec<OwnedFd>>,
     halves: BTreeMap<u64, (Instant, Half)>,
     /// Memory in transit from one program to the other, until the broker names the receiver: by what it is, and then by the session
@@ -55,21 +55,21 @@ struct Brought {
     memory: OwnedFd,
 }
 
-/// What there is for a message of the broker that names memory.
+/// The memory for a message of the broker that names some.
 #[derive(Debug)]
 pub(crate) enum ParcelTaken {
     /// The memory.
     Memory(OwnedFd),
     /// Several sessions have brought such memory. The message waits until the broker has accepted one of them, or refused all but one.
     Held,
-    /// Nobody has brought it.
+    /// No session has brought it.
     Nothing,
 }
 
-/// Which memory of which channel.
+/// A channel, and the kind of its memory.
 pub(crate) type Parcel = (u64, ParcelContent);
 
-/// What the memory of a channel is.
+/// The kind of a channel's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ParcelContent {
     /// The accepting side's region.
@@ -96,8 +96,9 @@ impl Introductions {
         self.asked_elsewhere.remove(&(session, request))
     }
 
-    /// A program makes a request of this number; 0 is none. `Some(true)` if no earlier request of the session can be meant by an answer to it:
-    /// only such a request may bring memory, because the broker's answer accepts what was brought. `None` if the number is that of a request
+    /// A program makes a request with this number; 0 is none. `Some(true)` if an answer to it cannot be meant for an earlier request of
+    /// the session: only such a request may bring memory, because the broker's answer accepts that memory. `None` if the number is that
+    /// of a request
     /// that has brought memory and is not answered.
     pub(crate) fn number(&mut self, session: u32, request: u32) -> Option<bool> {
         let awaits =
@@ -164,7 +165,7 @@ impl Introductions {
     pub(crate) fn settled(&mut self) -> Vec<(Incoming, OwnedFd)> {
         let mut settled = Vec::new();
         for (parcel, message) in std::mem::take(&mut self.held) {
-            // What is not settled is held again.
+            // Memory that is not settled is held again.
             if let ParcelTaken::Memory(memory) = self.take(parcel, &message) {
                 settled.push((message, memory));
             }
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn links_to_another_machine_are_given_once_and_only_if_connected() {
+    fn links_elsewhere_are_returned_once_and_only_if_connected() {
         let mut all = Introductions::default();
         for request in 1..=3 {
             all.ask_elsewhere(7, request, brought());
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_another_session_claims_to_bring_does_not_reach_the_peer() {
+    fn memory_of_unrelated_session_does_not_reach_peer() {
         let size = |fd: &OwnedFd| std::fs::File::from(fd.try_clone().unwrap()).metadata().unwrap().len();
         let memory = |len: u64| {
             let file = std::fs::File::from(rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
@@ -281,7 +282,7 @@ mod tests {
             }
             assert!(matches!(all.take(parcel, &message), ParcelTaken::Held));
             assert!(all.settled().is_empty(), "the broker has not judged");
-            // The one may have ended before it heard of that.
+            // One of the two sessions may have ended before it got the answer.
             if first {
                 all.refused(2, 20)
             } else {

@@ -77,7 +77,7 @@ impl Listening {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         };
         if std::fs::symlink_metadata(&self.path).is_ok_and(|there| there.file_type().is_socket()) {
-            // One that takes no lock.
+            // A program that serves the socket without the lock.
             if rustix::net::connect(&socket()?, &address).is_ok() {
                 let why = "another program serves it; stop that first, or name another --socket";
                 return Err(said(io::Error::new(io::ErrorKind::AddrInUse, why)));

@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     let log = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(&arguments.log))
         .with_writer(std::io::stderr)
-        // A log that nobody reads any more must not end the program: the report of that would panic.
+        // A closed log must not end the program: the report of a failed write would panic.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
@@ -125,7 +125,7 @@ fn run(arguments: &Arguments) -> std::io::Result<()> {
     }
 }
 
-/// A socket that nobody serves would make programs wait.
+/// Removes the socket at a signal. A socket that no program serves would make clients wait.
 fn remove_on_signal(mut signals: Signals, socket: &Path) -> std::io::Result<()> {
     let socket = socket.to_owned();
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -150,7 +150,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_is_consistent() {
         Arguments::command().debug_assert();
     }
 }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use partywall_protocol::directory;
 use partywall_region::pmem::{WindowId, dax};
 
-/// How long programs may take to unmap. One that makes no call at all does not.
+/// The time for programs to unmap. A program that makes no call does not unmap.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between the revocation of directories and the first look: a thread that has looked at the word has looked at the directory by then.
 const GRACE: Duration = Duration::from_millis(200);
@@ -120,7 +120,7 @@ pub(crate) fn rescan() -> io::Result<()> {
 /// whose path is not below `/dev` any more once that agent has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceNode {
-    /// Of the file system with the node: major and minor number, in hexadecimal digits.
+    /// The device number of the file system with the node: major and minor number, in hexadecimal digits.
     device: String,
     inode: u64,
 }
@@ -150,8 +150,8 @@ fn holders(proc: &Path, devices: &[DeviceNode], word: u64) -> io::Result<Vec<Str
             Err(e) => return Err(e),
         };
         let used: BTreeSet<MappingUse> = maps.lines().filter_map(|line| mapping(line, devices, word)).collect();
-        let is_told = || used.contains(&MappingUse::Word) && (pid == own || !runs(&entry.path()));
-        let holds = used.contains(&MappingUse::Region) || used.contains(&MappingUse::Directory) && !is_told();
+        let is_reported = || used.contains(&MappingUse::Word) && (pid == own || !runs(&entry.path()));
+        let holds = used.contains(&MappingUse::Region) || used.contains(&MappingUse::Directory) && !is_reported();
         if holds {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             held.push(format!("process {pid} ({})", name.trim()));
@@ -163,7 +163,7 @@ fn holders(proc: &Path, devices: &[DeviceNode], word: u64) -> io::Result<Vec<Str
 /// No such process.
 const ESRCH: i32 = 3;
 
-/// What a process has mapped.
+/// The use of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum MappingUse {
     /// The word of revocation, by which it knows that its directory is void.
@@ -174,7 +174,7 @@ enum MappingUse {
     Region,
 }
 
-/// What a line of `maps` says, if it is about one of these devices or the word.
+/// The use of a mapping, from a line of `maps`, if it is one of these devices or the word.
 fn mapping(line: &str, devices: &[DeviceNode], word: u64) -> Option<MappingUse> {
     let mut words = line.split_ascii_whitespace();
     let (range, rights) = (words.next()?, words.next()?);
@@ -231,7 +231,7 @@ mod tests {
     const WORD: u64 = 88;
 
     #[test]
-    fn ring_is_held_until_unmapped_and_directory_while_its_process_runs() {
+    fn ring_is_held_while_mapped_and_directory_while_process_runs() {
         let proc = tempfile::tempdir().unwrap();
         let directory = line(directory::SIZE.next_multiple_of(4096), "r--s", 500);
         let word = "7e0000000000-7e0000001000 r--s 00000000 00:01 88 /memfd:partywall (deleted)\n";

@@ -26,7 +26,7 @@ use crate::windows::GuestWindows;
 
 /// Between two looks for windows that are not there yet.
 const LOOK: Duration = Duration::from_millis(100);
-/// Between two looks for a doorbell device. One that is there may never be had, for want of an IOMMU.
+/// The pause between two looks for a doorbell device. A device that is there may never be usable, for want of an IOMMU.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// While this many bytes wait for the port, programs have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
@@ -69,7 +69,7 @@ pub(crate) struct Serving {
     introductions: Introductions,
     handshakes: LocalHandshakes,
     inspector: Inspector,
-    /// What directories of this machine's programs are revoked by.
+    /// The revocation word for the directories of this machine's programs.
     revoker: Revoker,
     /// The windows that are being given up, because the machine is to be migrated.
     releasing: Option<Releasing>,
@@ -130,7 +130,7 @@ impl Serving {
         }
     }
 
-    /// Whether somebody wants to connect, and which sessions have something.
+    /// Whether a program wants to connect, and which sessions have input.
     fn wait(&self, notices: &Notices) -> io::Result<(bool, Vec<u32>)> {
         let mut fds = vec![PollFd::new(notices, PollFlags::IN)];
         let full = self.relay.waiting() > HIGH;
@@ -307,7 +307,7 @@ impl Serving {
                 }
             }
             Ok((_, message)) if !is_new && brings_memory(&message) => return self.close(session),
-            // The host cannot look at what these bring. It says who is to have it.
+            // The host cannot check the descriptors of these messages. It only names the program that is to get them.
             Ok((request, Message::Accepted { channel, region, .. })) if !region.is_in_window() => {
                 let (from, region) = ((session, request), (channel, ParcelContent::Endpoint));
                 fds.into_iter().for_each(|memory| self.introductions.give(from, region, memory));
@@ -385,7 +385,7 @@ impl Serving {
         self.send(session, &out, &[]);
     }
 
-    /// Sends to a program. One that does not take its answers is let go (protocol C12).
+    /// Sends to a program. A program that does not read its answers is disconnected (protocol C12).
     fn send(&mut self, session: u32, bytes: &[u8], with: &[OwnedFd]) {
         let Some(of) = self.sessions.get(&session) else { return };
         let with: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
@@ -546,7 +546,7 @@ impl Serving {
     }
 }
 
-/// Whether memory comes with it that the agent passes on when the broker says so.
+/// Whether the message brings memory that the agent passes on when the broker tells it to.
 fn brings_memory(message: &Message) -> bool {
     match message {
         Message::Accepted { region, .. } | Message::AddRegion { region, .. } => !region.is_in_window(),

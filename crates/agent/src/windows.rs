@@ -33,7 +33,7 @@ impl GuestWindows {
         self.known.clear();
     }
 
-    /// Their ids. None of them is open or expected any more.
+    /// Takes all window ids. No window is open or expected any more.
     pub(crate) fn take_ids(&mut self) -> BTreeSet<WindowId> {
         std::mem::take(&mut self.known).into_keys().map(|(id, _)| id).collect()
     }
@@ -71,7 +71,7 @@ impl GuestWindows {
         found
     }
 
-    /// Those that are there already, for a host that asks again.
+    /// Whether the window is there already, for a host that asks again.
     pub(crate) fn is_seen(&self, id: WindowId, owner: bool) -> bool {
         self.known.get(&(id, owner)).is_some_and(|known| known.device.is_some())
     }

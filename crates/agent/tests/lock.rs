@@ -59,7 +59,7 @@ fn second_agent_is_refused_and_socket_stays() {
     let (socket, lock) = (dir.path().join("new/broker.sock"), dir.path().join("new/broker.sock.lock"));
     let first = Agent::start(&socket);
     await_that("the first agent has the lock", || is_locked(&lock));
-    // What the first agent serves once its host is there.
+    // The socket that the first agent serves once its host is there.
     let _served = UnixListener::bind(&socket).unwrap();
     let (code, said) = Agent::start(&socket).end();
     assert_eq!(code, Some(4), "{said}");

@@ -1,4 +1,4 @@
-//! Which processor each of the two measuring processes is pinned to.
+//! The processors that the two measuring processes are pinned to.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_the_first_two_unless_told() {
+    fn placement_is_first_two_processors_by_default() {
         assert_eq!(Placement::among(&[2, 5, 7], None, false).unwrap(), Placement { active: 2, passive: 5 });
         assert_eq!(Placement::among(&[2, 5, 7], Some(&[7, 2]), false).unwrap(), Placement { active: 7, passive: 2 });
         assert_eq!(Placement::among(&[2, 5, 7], None, true).unwrap(), Placement { active: 2, passive: 2 });
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_cannot_be_done() {
+    fn unavailable_processors_are_rejected() {
         assert!(Placement::among(&[0], None, false).unwrap_err().to_string().contains("--same-cpu"));
         assert!(Placement::among(&[0, 1], Some(&[0, 9]), false).unwrap_err().to_string().contains("processor 9"));
         assert!(Placement::among(&[0, 1], Some(&[0]), false).is_err());

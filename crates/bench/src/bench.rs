@@ -42,7 +42,7 @@ pub(crate) struct BenchPlan {
     pub(crate) key: Key,
     /// How the mechanism is set up.
     pub(crate) tuning: Tuning,
-    /// What is done.
+    /// The work to measure.
     pub(crate) work: MeasuringWork,
     /// Both sides on one processor, whatever the options say.
     pub(crate) one_cpu: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Bench {
     pairs: u64,
     /// Problems that have been reported.
     told: Vec<(Mechanism, String)>,
-    /// What was printed and drawn.
+    /// The tables and plots that were shown.
     page: RefCell<HtmlReport>,
 }
 
@@ -111,7 +111,7 @@ impl Bench {
         self.scratch.path().to_owned()
     }
 
-    /// Says on standard error what takes a while.
+    /// Reports on standard error a step that takes a while.
     pub(crate) fn progress(&self, what: &str) {
         eprintln!("partywall-bench: {what}");
     }
@@ -129,7 +129,7 @@ impl Bench {
         self.measure_by(plans, self.common.runs(), Self::run)
     }
 
-    /// The same for measurements that are not made by two processes of this machine.
+    /// Like `measure`, for measurements that are not made by two processes of this machine.
     pub(crate) fn measure_by(
         &mut self,
         plans: Vec<BenchPlan>,
@@ -154,7 +154,7 @@ impl Bench {
                                 BenchError::Unavailable(why) => Problem::Unavailable(why),
                                 e => Problem::Failed(e.to_string()),
                             };
-                            // What a machine lacks is said once, and not for every size again.
+                            // A lack of the machine is reported once, and not for every size again.
                             let told = (plan.key.mechanism, problem.to_string());
                             if matches!(problem, Problem::Failed(_)) || !self.told.contains(&told) {
                                 progress.suspend(|| eprintln!("partywall-bench: {}: {problem}", plan.key));
@@ -243,7 +243,7 @@ impl Bench {
         std::fs::set_permissions(self.scratch.path(), open).during("opening the temporary folder")
     }
 
-    /// What unmodified programs need around them: the library, the broker, and namespaces where there can be any.
+    /// The surroundings of unmodified programs: the library, the broker, and namespaces where there can be any.
     pub(crate) fn scene(&mut self) -> Result<BenchScene<'_>> {
         let library = site::library()?;
         let broker = self.broker()?.socket().to_owned();
@@ -372,7 +372,7 @@ fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map(|maximum| maximum.max(DESCRIPTORS));
     for maximum in [wanted, limit.maximum] {
-        // Only root may raise the maximum. Where nothing can be raised, the measurement that needs it says so.
+        // Only root may raise the maximum. If the limit stays too low, the measurement that needs it fails with an error.
         if setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok() {
             break;
         }

@@ -105,7 +105,7 @@ pub(crate) struct Beat {
     ahead: i64,
 }
 
-/// Numbers that are exchanged to compare two clocks; the quickest exchange is believed.
+/// The number of exchanges to compare two clocks. The quickest exchange counts.
 const COMPARISONS: u32 = 40;
 
 impl Beat {

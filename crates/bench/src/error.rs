@@ -1,4 +1,4 @@
-//! What can go wrong in a measurement, said so that the reader knows whose fault it is.
+//! The errors of a measurement, worded to show their cause.
 
 use std::io;
 
@@ -20,19 +20,19 @@ pub(crate) enum BenchError {
     /// The operating system refused something.
     #[error("{doing}: {source}")]
     System {
-        /// What was attempted.
+        /// The operation that failed.
         doing: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// One of the two measuring processes failed.
     #[error("the {side} of {mechanism} failed: {reason}")]
     Role {
-        /// Which of the two.
+        /// The name of that process.
         side: &'static str,
-        /// What it was measuring.
+        /// The mechanism that it was measuring.
         mechanism: String,
-        /// What it said, or how it ended.
+        /// Its error message, or how it ended.
         reason: String,
     },
     /// Bytes arrived other than they were sent.
@@ -52,7 +52,7 @@ impl BenchError {
 
 /// Adds to a system error what was being done.
 pub(crate) trait During<T> {
-    /// Names the attempt in the error.
+    /// Adds the operation to an error of the kernel.
     fn during(self, doing: impl Into<String>) -> Result<T>;
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct Flood {
     sent: AtomicU64,
 }
 
-/// Ends a flood when it is dropped, also by a panic: the flooding threads would go on for ever.
+/// Ends a flood when it is dropped, also by a panic. Otherwise the flooding threads would never end.
 #[derive(Debug)]
 pub(crate) struct FloodEnd<'a>(&'a Flood);
 
@@ -108,7 +108,7 @@ impl Flood {
     }
 }
 
-/// What a session does to be a nuisance.
+/// The behaviour of a hostile session.
 #[derive(Debug, Clone, Copy)]
 enum Conduct {
     /// Sends valid requests and reads the answers.
@@ -123,7 +123,7 @@ enum Conduct {
     Leaves,
 }
 
-/// What is sent as descriptors.
+/// The objects that are sent as descriptors.
 struct Things {
     nothing: File,
     socket: OwnedFd,
@@ -157,7 +157,7 @@ impl FloodSession {
             self.socket = open(address)?;
             if let Some(socket) = &self.socket {
                 flood.opened.fetch_add(1, Relaxed);
-                // Those that come and go do not always join.
+                // Sessions that leave at once join only every second time.
                 if !matches!(self.conduct, Conduct::Leaves) || self.number.is_multiple_of(2) {
                     self.say(flood, socket, &encoded(&join()), &[]);
                 }
@@ -232,7 +232,7 @@ impl FloodSession {
                 flood.sent.fetch_add(1, Relaxed);
                 true
             }
-            // Nobody has read yet; or the kernel holds as many descriptors in transit as this user may have.
+            // The broker has not read yet, or the kernel holds as many descriptors in transit as this user may have.
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => true,
             Err(_) => false,
         }

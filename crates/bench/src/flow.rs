@@ -159,7 +159,7 @@ fn connect(to: SocketAddr, what: u8, size: usize) -> Result<TcpStream> {
 /// Sends to all at once; the rate is that of all together, from the first byte to the last that has arrived.
 fn streams(targets: &[SocketAddr], size: usize, time: Duration) -> Result<Figures> {
     let total = AtomicU64::new(0);
-    // What it takes to connect, and to find the broker before that, is not the stream's.
+    // The time to connect, and to find the broker before that, does not count for the stream.
     let streams = targets.iter().map(|to| connect(*to, SINK, size)).collect::<Result<Vec<_>>>()?;
     let begin = Instant::now();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What runs in a virtual machine: one side of a measurement, or a look-out for memory that is plugged in.
+//! The part of the bench in a virtual machine: one side of a measurement, or a wait for memory that is plugged in.
 //!
 //! ```text
 //!   bench on the host: order --> standard input        answer <-- standard output
@@ -112,7 +112,7 @@ pub(crate) fn drain(port: &OwnedFd) -> Result<()> {
     let flags = fcntl_getfl(port).during("looking at a serial port")?;
     fcntl_setfl(port, flags | OFlags::NONBLOCK).during("setting up a serial port")?;
     let mut bytes = [0; 4096];
-    // Empty is an error of a port that does not wait; nobody at its other end reads as its end.
+    // Reading an empty nonblocking port is an error, and reading a port without a client returns its end.
     while rustix::io::read(port, &mut bytes).is_ok_and(|n| n > 0) {}
     fcntl_setfl(port, flags).during("setting up a serial port")
 }

@@ -28,14 +28,14 @@ impl Interrupt {
         Ok(Self(told))
     }
 
-    /// The same once more; one signal is an error of one of the two, which is enough to end.
+    /// A second handle to the same signals. Each signal is an error of only one of the handles, which is enough to end the bench.
     pub(crate) fn again(&self) -> Result<Self> {
         Ok(Self(self.0.try_clone().during("duplicating the signal pipe")?))
     }
 
     /// An error if a signal has come.
     pub(crate) fn check(&self) -> Result<()> {
-        // Nothing there to read is an error of a non-blocking socket, and means that no signal has come.
+        // An empty pipe is an error of a nonblocking socket: no signal has come.
         if (&self.0).read_exact(&mut [0]).is_ok() { Err(BenchError::Interrupted) } else { Ok(()) }
     }
 }

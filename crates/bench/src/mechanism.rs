@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_name_everywhere() {
+    fn mechanism_has_same_name_in_options_and_json() {
         for mechanism in Mechanism::value_variants() {
             let option = mechanism.to_possible_value().unwrap();
             let json = serde_json::to_string(mechanism).unwrap();

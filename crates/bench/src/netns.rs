@@ -17,7 +17,7 @@ const FOLDER: &str = "/run/netns";
 /// Begins the name of every namespace of ours; the process id follows, by which leftovers of killed runs are known.
 const PREFIX: &str = "partywall-bench-";
 
-/// The ranges kept for documentation, which nobody should have.
+/// Address ranges that are reserved for documentation, so no network should use them.
 const RANGES: [[u8; 3]; 3] = [[198, 51, 100], [203, 0, 113], [192, 0, 2]];
 
 /// Exists as long as this value.
@@ -31,7 +31,7 @@ pub(crate) struct Namespaces {
 pub(crate) struct NamespaceEnds {
     /// For `ip netns exec`.
     pub(crate) names: [String; 2],
-    /// Of the interfaces.
+    /// The addresses of the two interfaces.
     pub(crate) addresses: [Ipv4Addr; 2],
 }
 

@@ -157,7 +157,7 @@ pub(crate) fn run_pairs(pairs: Vec<Pair>, patience: Duration, interrupt: &Interr
     Ok(roles.into_iter().map(|role| role.answer.unwrap_or_else(|| TaskAnswer::Failed("no answer".into()))).collect())
 }
 
-/// Which roles have something to say; none at the deadline.
+/// The processes that have output to read; none at the deadline.
 fn wait(roles: &[MeasuringRole], interrupt: &Interrupt, deadline: Instant) -> Result<Vec<usize>> {
     let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });

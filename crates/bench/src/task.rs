@@ -1,4 +1,4 @@
-//! What the bench asks of a measuring process, and what it answers.
+//! The order of the bench to a measuring process, and the answer.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::{
     report::metric::Metric,
 };
 
-/// Which of the two processes.
+/// The role of a process in a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum MeasuringSide {
     /// Sends, or asks; times what happens.
@@ -28,10 +28,10 @@ impl MeasuringSide {
     }
 }
 
-/// What goes on beside an honest client that asks the broker.
+/// The load that runs beside an honest client of the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Beside {
-    /// Nothing.
+    /// No load.
     Nothing,
     /// Threads keep the processors busy and send nothing to the broker, as many threads as a flood has: what the scheduler adds.
     BusyThreads,
@@ -39,7 +39,7 @@ pub(crate) enum Beside {
     HostileSessions(u64),
 }
 
-/// What an honest client asks of the broker.
+/// The question of an honest client to the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum BrokerQuestion {
     /// The list of domains: one request, one answer.
@@ -64,7 +64,7 @@ impl BrokerQuestion {
     }
 }
 
-/// What to measure.
+/// The work to measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum MeasuringWork {
     /// One-way bulk transfers of `total` bytes each, in messages.
@@ -145,9 +145,9 @@ pub(crate) enum MeasuringWork {
     },
     /// Asks the broker, over and over, while the passive side does something else.
     Ask {
-        /// What is asked.
+        /// The question of the client.
         question: BrokerQuestion,
-        /// What the passive side does.
+        /// The load that the passive side makes.
         beside: Beside,
         /// Whether the client goes before all other programs, if the bench may choose.
         urgent: bool,
@@ -161,11 +161,11 @@ pub(crate) enum MeasuringWork {
 /// The whole order for one measuring process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasuringTask {
-    /// Which of the two this process is.
+    /// The side that this process is.
     pub(crate) side: MeasuringSide,
     /// The process that asks; without it there is nothing to do.
     pub(crate) parent: u32,
-    /// Of several pairs of processes, the first: the others follow it.
+    /// Whether this pair is the first of several pairs of processes, which the others follow.
     pub(crate) leads: bool,
     /// Where to run.
     pub(crate) cpu: usize,
@@ -179,11 +179,11 @@ pub(crate) struct MeasuringTask {
     pub(crate) broker: Option<PathBuf>,
     /// The broker's process, to look at what it takes.
     pub(crate) broker_pid: Option<u32>,
-    /// A name for this pair of processes that nobody else has.
+    /// A name that only this pair of processes has.
     pub(crate) session: String,
     /// A directory of the bench's own that is removed in the end.
     pub(crate) scratch: PathBuf,
-    /// In which machines, if it is between two virtual ones.
+    /// The machines of the two sides, if it is measured between virtual machines.
     pub(crate) inside: Option<Inside>,
 }
 
@@ -201,7 +201,7 @@ pub(crate) struct Inside {
 /// The figures of one run, by what they are.
 pub(crate) type Figures = BTreeMap<Metric, f64>;
 
-/// What a measuring process answers: its figures, or why there are none.
+/// The answer of a measuring process: its figures, or the reason why there are none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum TaskAnswer {
     /// Measured.

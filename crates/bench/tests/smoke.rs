@@ -37,7 +37,7 @@ fn measure(command: &str, folder: &Path) -> Output {
     output
 }
 
-/// Names of network namespaces and shared memory of the bench with this process id.
+/// The names of network namespaces and shared memory of the bench with this process id.
 fn leftovers(pid: u32) -> Vec<String> {
     let mark = [format!("partywall-bench-{pid}-"), format!("partywall_bench_{pid}_")];
     ["/run/netns", "/dev/shm"]
@@ -132,7 +132,7 @@ fn opens_in_a_browser(page: &Path) {
     assert!(shown.contains("Partywall bench|true|2|true"), "{browser} shows {shown}\n{}", text(&output.stderr));
 }
 
-/// Whatever of the programs and of the library is there is measured; what is not there is named.
+/// Programs and libraries that are installed are measured, and the missing ones are named.
 #[test]
 fn missing_programs_are_named_and_others_measured() {
     let folder = tempfile::tempdir().unwrap();
@@ -183,7 +183,7 @@ fn machines_are_measured_or_missing_tools_named() {
 }
 
 #[test]
-fn one_processor_is_enough() {
+fn spinning_mechanism_is_skipped_on_one_processor() {
     let output = run(&["latency", "--smoke", "--same-cpu", "--only", "unix,two-line"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let shown = text(&output.stdout);
@@ -217,7 +217,7 @@ fn long_run(only: &str, scratch: &Path) -> Child {
 }
 
 #[test]
-fn a_signal_ends_it_and_leaves_nothing() {
+fn interrupted_bench_kills_children_and_cleans_up() {
     let scratch = tempfile::tempdir().unwrap();
     let mut child = long_run("tcp-veth,iceoryx2", scratch.path());
     let pid = child.id();
@@ -258,7 +258,7 @@ fn measuring_processes_end_with_a_killed_bench() {
         orphans = measuring(pid);
         orphans.len() >= 2
     });
-    // One that stands still keeps the other waiting, so that neither ends by having finished.
+    // A stopped process keeps the other waiting, so that neither ends because it has finished.
     tell(orphans[0], Signal::STOP);
     child.kill().unwrap();
     child.wait().unwrap();

@@ -10,12 +10,12 @@ use std::time::Duration;
 pub struct Patience {
     /// Does not wait at all.
     pub nonblocking: bool,
-    /// The longest wait; `None` for ever.
+    /// The longest wait; `None` waits without a limit.
     pub timeout: Option<Duration>,
 }
 
 impl Patience {
-    /// Milliseconds as in `poll`: negative waits for ever, 0 does not wait.
+    /// Milliseconds as in `poll`: a negative value waits without a limit, 0 does not wait.
     pub fn from_ms(timeout_ms: c_int) -> Self {
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         Self { nonblocking: timeout_ms == 0, timeout }
@@ -40,7 +40,7 @@ pub unsafe fn shared<'a, T>(handle: *const T, name: &str) -> Result<&'a T, CallF
 /// The value behind a handle that one thread at a time uses.
 ///
 /// # Safety
-/// The pointer is null, or a handle of the library's that is not closed before `'a` ends, and that no other thread uses meanwhile.
+/// The pointer is null, or a handle of the library's that is not closed before `'a` ends, and that no other thread uses during `'a`.
 pub unsafe fn exclusive<'a, T>(handle: *mut T, name: &str) -> Result<&'a mut T, CallFailure> {
     // SAFETY: the caller's promise.
     unsafe { handle.as_mut() }.ok_or_else(|| null(name))
@@ -91,7 +91,7 @@ pub unsafe fn bytes<'a>(bytes: *const c_void, len: usize) -> Result<&'a [u8], Ca
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), len) })
 }
 
-/// What [`buffer`] demands, for a call that makes the slice later.
+/// The checks of [`buffer`], for a call that makes the slice later.
 pub fn check_buffer(buffer: *const c_void, len: usize) -> Result<(), CallFailure> {
     check_length(buffer, len, "the pointer to the buffer")
 }

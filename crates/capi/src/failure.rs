@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 
-/// What a function returns when it fails, as `enum pw_code` of the header.
+/// The codes of failed calls, as `enum pw_code` of the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum ErrorCode {
@@ -108,7 +108,7 @@ impl ErrorCode {
     }
 }
 
-/// What a waiting function waits for: the code of [`Error::WouldBlock`].
+/// The event that a waiting function waits for. It decides the code of [`Error::WouldBlock`].
 #[derive(Debug, Clone, Copy)]
 pub enum WaitFor {
     /// Bytes, a message or a connection.
@@ -181,7 +181,7 @@ impl CallFailure {
         Self { code, text }
     }
 
-    /// The same for a function of `std::io`, whose error carries the library's.
+    /// The failure of a function of `std::io`, whose error carries the library's.
     pub fn from_io(error: &io::Error, awaited: WaitFor) -> Self {
         match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
             Some(inner) => Self::of(inner, awaited),

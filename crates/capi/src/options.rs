@@ -5,7 +5,8 @@ use crate::failure::CallFailure;
 use partywall::{Options, RingSize};
 use std::time::Duration;
 
-/// `pw_options` of the header. A program that was made for another version has a shorter or longer one: the size says so.
+/// `pw_options` of the header. A program that was compiled for another version has a shorter or longer one, with its own size in the
+/// first field.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct RawOptions {
@@ -32,7 +33,7 @@ pub struct RawOptions {
 /// Bytes of the first version's structure. No program has a shorter one.
 const FIRST: usize = 40;
 
-/// What the caller has chosen; the defaults for null.
+/// The caller's options; the defaults for null.
 ///
 /// # Safety
 /// The pointer is null, or points to as many bytes as its first field says.

@@ -28,7 +28,7 @@ pub struct RawPeer {
 /// Bytes of the first version's structure.
 const FIRST: usize = 48;
 
-/// What a connection keeps of its peer: texts that end with a zero.
+/// The texts of a connection's peer, each with a terminating zero.
 #[derive(Debug)]
 pub struct KeptPeer {
     info: PeerInfo,
@@ -44,7 +44,7 @@ impl KeptPeer {
         Self { info, domain, service }
     }
 
-    /// Writes what is known of the peer to the caller's structure.
+    /// Copies the facts about the peer to the caller's structure.
     ///
     /// # Safety
     /// The pointer is null, or points to as many bytes as its first field says.

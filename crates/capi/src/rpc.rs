@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// What `PW_RPC_FAILED(0)` of the header is.
+/// The value of `PW_RPC_FAILED(0)` in the header.
 const FAILED: isize = -1000;
 const TRUSTING: u64 = 1;
 /// The most bytes that one call's copies of the client's memory may take.
@@ -55,7 +55,7 @@ pub struct RawRpcMethod {
     pub name: *const c_char,
     /// The function; null is refused.
     pub function: Option<RpcFunction>,
-    /// What the function is given beside its arguments.
+    /// The pointer that the function gets beside its arguments.
     pub context: *mut c_void,
     /// Bit 0: the function trusts its callers.
     pub flags: u64,

@@ -7,7 +7,7 @@ use common::*;
 
 const CALLS: &str = "tests/clients/calls.c";
 
-/// What one process can do alone.
+/// The cases that one process runs alone.
 const CASES: [&str; 9] =
     ["streams", "waits", "in_place", "misuse", "messages", "threads", "message_threads", "forks", "workers"];
 
@@ -18,7 +18,7 @@ fn run_case(case: &str) {
 }
 
 #[test]
-fn stream_calls_return_what_the_header_states() {
+fn stream_calls_return_as_header_documents() {
     run_case("streams");
 }
 
@@ -94,7 +94,7 @@ fn header_and_clients_compile_without_warnings() {
 }
 
 #[test]
-fn static_library_serves_as_well() {
+fn static_library_runs_stream_calls() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("calls");
     let library = static_library();

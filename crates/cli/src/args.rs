@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definitions_are_consistent() {
+    fn argument_definitions_are_consistent() {
         Cli::command().debug_assert();
     }
 

@@ -1,4 +1,4 @@
-//! What a shell completes: commands and options, and the names that the broker knows.
+//! Shell completion of commands and options, and of the names that the broker knows.
 //!
 //! The scripts of `partywall completions` run this program again, with [`VARIABLE`] set, for each completion.
 
@@ -14,7 +14,7 @@ use partywall_protocol::environment;
 use crate::args::{Cli, Global};
 use crate::session;
 
-/// Says that a completion is wanted, and of which shell.
+/// The variable that asks for a completion, with the name of the shell.
 pub(crate) const VARIABLE: &str = "PARTYWALL_COMPLETE";
 
 /// Bash takes a colon for the end of a word. Here the parts are put together again, and what stands before the colon is taken off the answers.
@@ -47,7 +47,7 @@ pub(crate) fn answer() {
     CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
 }
 
-/// A session with the broker that the environment names. What the line before the cursor says of it is not known here.
+/// A session with the broker that the environment names. The options before the cursor are not known here.
 fn broker() -> Option<Domain> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let domain = variable(environment::DOMAIN).map(|name| name.to_string_lossy().into_owned());

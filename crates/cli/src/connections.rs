@@ -1,7 +1,8 @@
 //! Connections of this host's programs, and channels: where their bytes go, and why.
 //!
-//! [`processes`] finds sockets in /proc, [`channels`] asks the broker, [`gather`] makes one [`row`] of what both say of a
-//! connection's end, and [`cause`] has every reason why it is not on the ring, [`history`] the last moves. `top` shows all rows, `why` those of one connection.
+//! [`processes`] finds sockets in /proc, [`channels`] asks the broker, [`gather`] combines both into one [`row`] for each end of a
+//! connection, and [`cause`] has every reason why it is not on the ring, [`history`] the last moves. `top` shows all rows, `why` those of
+//! one connection.
 
 mod cause;
 mod channels;

@@ -48,7 +48,7 @@ pub(crate) enum Code {
     Corrupt = 5,
     /// A time limit has passed.
     TimedOut = 6,
-    /// Nobody answers on the broker's socket (`EX_UNAVAILABLE` of sysexits.h).
+    /// No broker answers on the socket (`EX_UNAVAILABLE` of sysexits.h).
     NoBroker = 69,
     /// The program exists but cannot be executed (the code that `env` and shells use).
     NotExecutable = 126,
@@ -86,7 +86,7 @@ impl CommandFailure {
         Self::new(Code::Usage, message)
     }
 
-    /// Nobody reads standard output any more.
+    /// Standard output has no reader any more.
     pub(crate) fn reader_left() -> Self {
         Self::new(Code::ReaderLeft, "standard output was closed by its reader")
     }
@@ -97,7 +97,7 @@ impl CommandFailure {
         self
     }
 
-    /// Says what was being done: `doing: what went wrong`.
+    /// Prepends the operation that failed: `operation: error`.
     pub(crate) fn context(mut self, doing: impl fmt::Display) -> Self {
         self.message = format!("{doing}: {}", self.message);
         self
@@ -174,7 +174,7 @@ impl From<rustix::io::Errno> for CommandFailure {
     }
 }
 
-/// Says what was being done when something failed.
+/// Adds the operation that failed to an error.
 pub(crate) trait Context<T> {
     /// Turns the error into a [`Failure`] that begins with `doing`.
     fn context(self, doing: impl fmt::Display) -> Result<T, CommandFailure>;

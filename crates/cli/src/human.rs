@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_seconds_unless_they_say() {
+    fn durations_without_unit_are_seconds() {
         assert_eq!(parse_duration("2"), Ok(Duration::from_secs(2)));
         assert_eq!(parse_duration("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_duration("50us"), Ok(Duration::from_micros(50)));

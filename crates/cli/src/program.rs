@@ -1,4 +1,4 @@
-//! A program that somebody wants to run: where it is, what it is made of, and what keeps its sockets from being accelerated.
+//! A program to run: its path, its parts, and the obstacles to accelerating its sockets.
 
 pub(crate) mod elf;
 pub(crate) mod libraries;
@@ -21,7 +21,7 @@ pub(crate) struct Program {
     pub(crate) path: PathBuf,
     /// If that is a script: its interpreter, and the interpreter's, the last being a program.
     pub(crate) interpreters: Vec<PathBuf>,
-    /// What the program is made of; `None` if it is no ELF file.
+    /// The program's ELF facts; `None` if it is no ELF file.
     pub(crate) elf: Option<Elf>,
 }
 
@@ -39,7 +39,7 @@ impl Program {
         self.interpreters.last().unwrap_or(&self.path)
     }
 
-    /// What keeps the library out of it, most telling first; empty if nothing does.
+    /// The obstacles that keep the library out of it, the most important first; empty if there are none.
     pub(crate) fn obstacles(&self) -> Vec<RingObstacle> {
         let mut all = Vec::new();
         match &self.elf {

@@ -1,4 +1,4 @@
-//! What has been carried so far, and how it is shown while it happens.
+//! The progress of a transfer, and its display.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +59,7 @@ impl ByteMeter {
     }
 }
 
-/// What a connection carried, for `--report`.
+/// The totals of a connection, for `--report`.
 #[derive(Debug, Serialize)]
 pub(crate) struct TransferReport {
     sent: FlowReport,
@@ -90,9 +90,9 @@ impl TransferReport {
 /// Shows a [`Meter`] on standard error.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// Nothing is shown.
+    /// No progress is shown.
     Off,
-    /// A line that is drawn over and over. One that `yields` goes once the peer writes to the same terminal.
+    /// A line that is redrawn. With `yields`, it disappears once the peer writes to the same terminal.
     Bar { bar: ProgressBar, yields: bool },
     /// A new line each second, for logs.
     Lines(Instant),
@@ -111,7 +111,7 @@ impl Progress {
         }
     }
 
-    /// Whether anybody looks.
+    /// Whether progress is shown.
     pub(crate) fn is_shown(&self) -> bool {
         !matches!(self, Self::Off)
     }
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_meter_counts_directions_apart_and_idleness_together() {
+    fn meter_counts_sent_and_received_bytes_separately() {
         let meter = Meter::start();
         meter.add(&meter.sent, 10);
         meter.add(&meter.sent, 5);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_templates_are_valid() {
+    fn progress_templates_are_valid() {
         for expected in [None, Some(10)] {
             let bar = bar(expected);
             bar.set_draw_target(ProgressDrawTarget::hidden());

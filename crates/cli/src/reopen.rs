@@ -1,4 +1,4 @@
-//! Opening what somebody else named: a FIFO, a device or a file of a file system of theirs could hold us up for ever.
+//! Opens files that another user named. A FIFO, a device or a file of that user's file system could otherwise block this process.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ pub(crate) fn regular(named: BorrowedFd<'_>) -> io::Result<File> {
     facts(named).and_then(|_| open(named))
 }
 
-/// The same, if it is on the device that has the number, as [`device`] tells it; also its number there.
+/// Opens a regular file, if it is on the device with this number, as [`device`] returns it. Also returns its number there.
 pub(crate) fn regular_on(named: BorrowedFd<'_>, device: (u32, u32)) -> io::Result<(File, u64)> {
     let facts = facts(named)?;
     if (facts.stx_dev_major, facts.stx_dev_minor) != device {
@@ -25,7 +25,7 @@ pub(crate) fn device(file: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     facts(file).map(|facts| (facts.stx_dev_major, facts.stx_dev_minor))
 }
 
-/// What the kernel knows of a regular file. The file system is not asked.
+/// The kernel's facts about a regular file. The file system is not asked.
 fn facts(named: BorrowedFd<'_>) -> io::Result<Statx> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let facts = rustix::fs::statx(named, "", flags, StatxFlags::TYPE | StatxFlags::INO)?;

@@ -9,7 +9,7 @@ use partywall::{Domain, Error, Listener, Options, PeerInfo, Refusal, Stream};
 use crate::args::{Global, Target};
 use crate::exit::{Code, CommandFailure, Context};
 
-/// Joins under `--domain`, or under a name that nobody else has.
+/// Joins under `--domain`, or under a unique name.
 pub(crate) fn join(global: &Global) -> Result<Domain, CommandFailure> {
     let name = name(global);
     try_join(global, &name).map_err(|error| explain(global, error, &name))
@@ -51,7 +51,7 @@ fn own_broker_beside(asked: &Path, own: Option<PathBuf>, exists: impl Fn(&Path) 
     own.filter(|own| asked == Path::new(HOST_SOCKET) && asked != own && exists(own))
 }
 
-/// Where a broker is looked for if nobody names one, for people.
+/// The places where a broker is searched for without `--broker`, for people.
 pub(crate) fn search_order() -> String {
     let own =
         own_socket().map_or_else(|| "$XDG_RUNTIME_DIR/partywall/broker.sock".into(), |own| own.display().to_string());
@@ -65,15 +65,15 @@ fn is_denied(error: &Error) -> bool {
     matches!(error, Error::Refused { code: Refusal::Denied, .. })
 }
 
-/// What to add to the policy so that a user may join under a name.
+/// The rule that lets a user join under a name.
 pub(crate) fn rule_to_join(name: &str, user: u32) -> String {
-    // Names that a program gets by default end in the number of its process.
+    // The default name of a program ends in the number of its process.
     let of_process = name.rsplit_once('-').filter(|(_, number)| number.bytes().all(|byte| byte.is_ascii_digit()));
     let domain = of_process.map_or_else(|| name.to_owned(), |(program, _)| format!("{program}-*"));
     format!("{ADD_RULE}\n    [[join]]\n    domain = \"{domain}\"\n    users = [{user}]")
 }
 
-/// What to add to the policy so that a domain may connect to a service.
+/// The rule that lets a domain connect to a service.
 pub(crate) fn rule_to_connect(from: &str, target: &Target) -> String {
     let Target { domain, service } = target;
     format!("{ADD_RULE}\n    [[connect]]\n    from = \"{from}\"\n    to = \"{domain}\"\n    service = \"{service}\"")
@@ -93,7 +93,7 @@ pub(crate) fn try_join(global: &Global, name: &str) -> partywall::Result<Domain>
     Ok(domain)
 }
 
-/// What `--broker` or its environment variable says. Set to nothing is not set.
+/// The value of `--broker` or its environment variable. An empty value counts as unset.
 fn broker(global: &Global) -> Option<&PathBuf> {
     global.broker.as_ref().filter(|path| !path.as_os_str().is_empty())
 }
@@ -103,7 +103,7 @@ pub(crate) fn broker_path(global: &Global) -> PathBuf {
     broker(global).cloned().unwrap_or_else(partywall::default_broker_path)
 }
 
-/// What `--domain` or its environment variable says, or else a name that is free. Set to nothing is not set.
+/// The value of `--domain` or its environment variable, or else a free name. An empty value counts as unset.
 fn name(global: &Global) -> String {
     global.domain.clone().filter(|name| !name.is_empty()).unwrap_or_else(default_name)
 }
@@ -197,7 +197,7 @@ fn gave_up(error: Error, target: &Target) -> CommandFailure {
     }
 }
 
-/// Says where a service can be found, if somebody is there to read it, or could not know the name otherwise.
+/// Prints where a service can be found, if a user is there to read it, or could not know the name otherwise.
 pub(crate) fn announce(global: &Global, domain: &Domain, service: &str) {
     let chosen = global.domain.as_deref().is_some_and(|name| !name.is_empty());
     if !chosen || std::io::stderr().is_terminal() {
@@ -207,13 +207,13 @@ pub(crate) fn announce(global: &Global, domain: &Domain, service: &str) {
     }
 }
 
-/// The next visitor. What goes wrong with one visitor is no reason for a listener that goes on (`keep`) to end.
+/// The next visitor. A failure with one visitor does not end a listener that goes on (`keep`).
 pub(crate) fn accept(listener: &mut Listener, service: &str, keep: bool) -> Result<(Stream, PeerInfo), CommandFailure> {
     loop {
         match listener.accept() {
             Err(error @ (Error::Memory(_) | Error::System { .. })) if keep => {
                 tracing::warn!("a visitor of {service} is lost: {error}");
-                // Whatever is missing (memory, descriptors) is not back at once.
+                // The missing resource (memory, descriptors) is not available at once.
                 std::thread::sleep(Duration::from_millis(100));
             }
             Ok((stream, peer)) => {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_name_is_a_name() {
+    fn default_name_is_valid_name() {
         let name = default_name();
         assert!(crate::args::parse_name(&name).is_ok(), "{name}");
         assert!(name.ends_with(&std::process::id().to_string()));

@@ -45,14 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_is_looked_for_beside_the_program_and_where_it_is_installed() {
+    fn library_is_searched_beside_program_and_where_installed() {
         let places = library_places(std::path::Path::new("/usr/local/bin/partywall"));
         let expected = ["/usr/local/bin/libpartywall_preload.so", "/usr/local/lib/partywall/libpartywall_preload.so"];
         assert_eq!(places, expected.map(PathBuf::from));
     }
 
     #[test]
-    fn finds_on_path_and_says_what_is_missing() {
+    fn missing_program_error_names_its_package() {
         assert!(find("sh", "none").unwrap().is_absolute());
         let missing = find("no-such-program-of-partywall", "some-package").unwrap_err().to_string();
         assert!(missing.contains("some-package"), "{missing}");

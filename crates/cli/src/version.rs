@@ -1,4 +1,4 @@
-//! What `--version` reports besides the number: from which commit, and for which versions of what others must agree on.
+//! The additional output of `--version`: the commit, and the versions of protocols that other programs must agree on.
 
 use std::sync::LazyLock;
 

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_say_what_to_write() {
+    fn malformed_clause_error_shows_expected_form() {
         for (text, words) in [
             ("soon", "now, never"),
             ("after=x", "whole number"),

@@ -55,7 +55,7 @@ fn pipes_and_every_ring_size_lose_nothing() {
 #[test]
 fn end_of_input_returns_from_an_echo() {
     let world = World::new();
-    // What the listener receives is what it sends: its output is its input.
+    // The listener sends back everything that it receives: its output is its input.
     let (reader, writer) = std::io::pipe().unwrap();
     let listener = Guard::spawn(world.partywall("b", &["cat", "-l", "echo"]).stdin(reader).stdout(writer));
     let data = world.file("data", 1 << 20);
@@ -100,7 +100,7 @@ fn keep_listening_serves_visitors_in_turn() {
 }
 
 #[test]
-fn without_half_close_the_peer_decides_when_to_end() {
+fn cat_without_half_close_ends_with_its_peer() {
     let world = World::new();
     let mut listener = world.partywall("b", &["cat", "-l", "in", "-v"]);
     let mut listener = Guard::spawn(listener.stdin(Stdio::piped()));
@@ -124,7 +124,7 @@ fn killed_sender_has_its_bytes_delivered_then_exit_code_4() {
     let receiver = Guard::spawn(&mut receiver);
     let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60", "--ring", "1M"]);
     let mut sender = Guard::spawn(sender.arg("-i").arg(&data));
-    // Nobody reads the receiver's output: the pipe fills, then the ring, and then the sender stands still.
+    // The receiver's output is not read: the pipe fills, then the ring, and then the sender stands still.
     let committed = still(&world);
     assert!((1 << 20..16 << 20).contains(&committed), "{committed} bytes committed");
     sender.kill();

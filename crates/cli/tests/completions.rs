@@ -1,4 +1,4 @@
-//! What shells complete: names that the broker knows, through bash's own script too.
+//! Shell completion of the names that the broker knows, through bash's own script too.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use common::{Guard, PARTYWALL, World, partywall};
 
-/// What is offered for the last of these words.
+/// The completions that are offered for the last of these words.
 fn offered(world: &World, words: &[&str]) -> Vec<String> {
     let mut command = partywall(&["--", "partywall"]);
     command.args(words).env("PARTYWALL_BROKER", world.socket()).env("PARTYWALL_DOMAIN", "watcher");
@@ -22,7 +22,7 @@ fn offered(world: &World, words: &[&str]) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// A broker with a service that somebody has connected to.
+/// A broker with a service and a client that is connected to it.
 fn world() -> (World, [Guard; 2]) {
     let world = World::new();
     let db = Guard::spawn(&mut world.partywall("db", &["cat", "-l", "in", "--recv-only"]));
@@ -113,7 +113,7 @@ fn scripts(world: &World, name: &str) -> [String; 2] {
     })
 }
 
-/// What stands on the line after Tab, in a terminal.
+/// A script that prints the line after Tab, in a terminal.
 const ZSH: &str = r#"
 zmodload zsh/zpty
 zpty shell zsh -f -i

@@ -44,7 +44,7 @@ fn serve(file: PathBuf) -> SocketAddr {
     at
 }
 
-/// What Prometheus answers; nothing while it does not.
+/// The answer of Prometheus; `None` while it does not answer.
 fn query(prometheus: SocketAddr, query: &str) -> Option<Value> {
     let mut encoded = String::new();
     for byte in query.replace("$__rate_interval", "30s").bytes() {
@@ -76,10 +76,10 @@ fn start_prometheus(folder: &Path, targets: [SocketAddr; 2]) -> (Guard, SocketAd
 }
 
 #[test]
-fn every_query_of_the_dashboard_is_answered_by_a_real_prometheus() {
+fn dashboard_queries_return_results_from_real_prometheus() {
     if !Command::new("prometheus").arg("--version").output().is_ok_and(|output| output.status.success()) {
         let said: &[u8] =
-            b"NOT TESTED: every_query_of_the_dashboard_is_answered_by_a_real_prometheus: prometheus is not installed\n";
+            b"NOT TESTED: dashboard_queries_return_results_from_real_prometheus: prometheus is not installed\n";
         std::io::stderr().write_all(said).unwrap();
         return;
     }

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use common::{Guard, lab, library, partywall, partywalld, said};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Whatever carries the number of this demo in its name or command line.
+/// Everything that has the number of this demo in its name or command line.
 fn left_by(pid: u32) -> Vec<String> {
     let marks = [format!("pw-demo-{pid}-"), format!("pw{pid}")];
     let named = |dir: &str| {
@@ -97,14 +97,14 @@ fn demo_without_lab_skips_machines_and_says_why() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", said(&output));
     assert!(text.contains("left out: partywall-lab is neither beside"), "{text}");
-    // One that is there and finds no QEMU says so, and the demo goes on.
+    // A program that finds no QEMU reports that, and the demo goes on.
     let fake = dir.path().join("partywall-lab");
     std::fs::write(&fake, "#!/bin/sh\necho '   left out: no such tool'\nexit 69\n").unwrap();
     common::make_executable(&fake);
     let output = run();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("left out: no such tool"), "{text}{}", said(&output));
-    // One that fails is a failure.
+    // A program that fails is a failure of the demo.
     std::fs::write(&fake, "#!/bin/sh\nexit 1\n").unwrap();
     let output = run();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
@@ -137,7 +137,7 @@ fn quick_demo_shows_both_transports_and_leaves_nothing() {
 }
 
 #[test]
-fn an_interrupted_demo_leaves_nothing() {
+fn interrupted_demo_leaves_nothing() {
     let mut command = demo(&["--size", "64M", "--rounds", "99"]);
     let mut child = Guard::spawn(command.stdout(Stdio::piped()));
     wait_until_it_transfers(&mut child.0);
@@ -159,7 +159,7 @@ fn wait_until_it_transfers(child: &mut Child) {
 }
 
 #[test]
-fn a_demo_cleans_up_after_one_that_was_killed() {
+fn demo_cleans_up_after_killed_demo() {
     let mut command = demo(&["--size", "64M", "--rounds", "99"]);
     let mut child = Guard::spawn(command.stdout(Stdio::piped()));
     wait_until_it_transfers(&mut child.0);
@@ -167,7 +167,7 @@ fn a_demo_cleans_up_after_one_that_was_killed() {
     child.kill();
     assert!(!left_by(pid).is_empty(), "the kill came too late to show anything");
     assert!(Guard::spawn(&mut demo(&["--quick", "--size", "1M"])).output().status.success());
-    // What ran is not the next demo's to end; files and namespaces are.
+    // The next demo ends no processes; it removes files and namespaces.
     let named: Vec<_> = left_by(pid).into_iter().filter(|left| !left.contains(' ')).collect();
     assert_eq!(named, Vec::<String>::new());
     end_orphans(pid);

@@ -112,7 +112,7 @@ fn installed_files_are_stripped_complete_and_removed_again() {
 }
 
 #[test]
-fn root_installs_what_is_built_and_compiles_nothing_for_sudo() {
+fn install_as_root_for_sudo_user_compiles_nothing() {
     let trees = Trees::new();
     let is_root = rustix::process::geteuid().is_root();
     assert!(trees.run(&[], Some("somebody")).status.success());

@@ -1,4 +1,4 @@
-//! What works without a broker: help, doctor, completions, manual pages, and the way to the bench.
+//! The commands that work without a broker: help, doctor, completions, manual pages, and the way to the bench.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
@@ -146,7 +146,7 @@ fn output_whose_reader_left_ends_without_an_error() {
 }
 
 #[test]
-fn bad_number_says_what_to_write() {
+fn invalid_number_error_shows_expected_form() {
     for (arguments, words) in [
         (&["stat", "abc"][..], "whole number"),
         (&["top", "--count", "x"], "whole number, 1 or more"),
@@ -163,7 +163,7 @@ fn bad_number_says_what_to_write() {
 }
 
 #[test]
-fn codes_of_run_are_those_that_it_has_itself() {
+fn help_of_run_lists_only_its_own_exit_codes() {
     let text = String::from_utf8(run(&["run", "--help"]).stdout).unwrap();
     let (_, codes) = text.split_once("Exit codes:\n").unwrap();
     assert!(codes.trim_start().starts_with("the program's own") && codes.contains("127"), "{codes}");
@@ -171,7 +171,7 @@ fn codes_of_run_are_those_that_it_has_itself() {
 }
 
 #[test]
-fn a_closed_output_is_an_error_and_not_a_panic() {
+fn full_output_device_is_error_and_not_panic() {
     for arguments in [&["completions", "bash"][..], &["man"], &["doctor"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = Guard::spawn(partywall(arguments).stdout(full)).output();

@@ -1,4 +1,4 @@
-//! What we ship or print for other programs, as those see it: units for systemd, XML for libvirt.
+//! The files that Partywall ships or prints for other programs, as those see them: units for systemd, XML for libvirt.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use common::{Guard, partywall, said};
 
-/// Of systemd's marks for exposure, in tenths: below 5 it says `OK`, and ours are well below.
+/// The limit of systemd's marks for exposure, in tenths: below 5 it reports `OK`, and our units are well below.
 const MOST_EXPOSED: &str = "--threshold=25";
 
 /// Runs a program that not every machine has.
@@ -44,7 +44,7 @@ fn systemd_accepts_units_and_rates_them_confined() {
         std::fs::write(&path, text.lines().map(line).collect::<String>()).unwrap();
         let path = path.to_str().unwrap();
         let verified = run("systemd-analyze", &["verify", "--recursive-errors=no", path]).unwrap();
-        // Of a setting that it does not know it only warns, and it warns of this machine's own units, too.
+        // systemd only warns of unknown settings, and it warns of this machine's own units, too.
         assert!(verified.status.success() && !said(&verified).contains(name), "{unit}: {}", said(&verified));
         let marked = run("systemd-analyze", &["security", "--offline=true", "--no-pager", MOST_EXPOSED, path]).unwrap();
         assert!(marked.status.success(), "{unit}: {}{}", String::from_utf8_lossy(&marked.stdout), said(&marked));
@@ -57,7 +57,7 @@ fn libvirt_accepts_printed_xml() {
     let text = String::from_utf8(output.stdout).unwrap();
     let (xml, rest) = text.split_once("\n\n").unwrap();
     assert!(rest.contains("partywall vm attach a --qmp /var/lib/libvirt/qemu/domain-a/monitor.sock"), "{rest}");
-    // What every machine has besides.
+    // The other elements that every machine has.
     let name = "<name>a</name>";
     let machine = "<memory unit='GiB'>1</memory><os><type arch='x86_64' machine='pc'>hvm</type></os>";
     assert!(xml.contains(name), "{xml}");
@@ -68,7 +68,7 @@ fn libvirt_accepts_printed_xml() {
     assert!(validated.status.success(), "{}{}", String::from_utf8_lossy(&validated.stdout), said(&validated));
 }
 
-/// What `partywall vm args` prints before its blank line, and behind it the line below a comment that begins so.
+/// The options that `partywall vm args` prints before its blank line, and those below a comment that begins with `comment`.
 fn printed_options(comment: &str) -> (String, String) {
     let output = Guard::spawn(&mut partywall(&["vm", "args", "a", "--sockets", "/run/partywall"])).output();
     let text = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! What cannot be done is refused with the right exit code, and with words that help.
+//! Impossible requests are refused with the right exit code, and with a message that helps.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;

@@ -54,7 +54,7 @@ impl Installed {
         Guard::spawn(&mut self.command(arguments)).output()
     }
 
-    /// What `doctor` says of a program: its exit code, and its findings by name.
+    /// The result of `doctor` for a program: its exit code, and its findings by name.
     fn verdict(&self, program: &Path) -> (Option<i32>, serde_json::Value) {
         let output = self.output(&["doctor", "--json", "--", program.to_str().unwrap()]);
         let report: serde_json::Value =
@@ -99,7 +99,7 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
-fn the_program_gets_the_environment_and_its_arguments() {
+fn program_gets_environment_and_its_arguments() {
     let (world, installed) = (World::new(), Installed::new());
     let socket = world.socket();
     let arguments = [
@@ -251,7 +251,7 @@ fn misspelt_option_is_reported_with_a_suggestion() {
     // After two hyphens it is the name of a program.
     let output = installed.output(&["run", "--", "--polcy"]);
     assert_eq!(output.status.code(), Some(127), "{}", said(&output));
-    // What follows the program is the program's own.
+    // Arguments after the program are the program's own.
     let output = installed.output(&["run", "--quiet", "echo", "--polcy", "-v", "--ring", "--", "x"]);
     assert_eq!(text(&output), "--polcy -v --ring -- x\n", "{}", said(&output));
 }

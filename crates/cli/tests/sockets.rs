@@ -117,7 +117,7 @@ fn top(world: &World) -> Vec<Value> {
     look["connections"].as_array().unwrap().clone()
 }
 
-/// What `top` says of the client's end, whichever way it knows of it.
+/// The row of the client's end in the output of `top`, however `top` found it.
 fn of<'a>(rows: &'a [Value], talker: &Talker) -> Option<&'a Value> {
     let pid = talker.guard.0.id();
     rows.iter().find(|row| row["pid"] == pid)
@@ -409,7 +409,7 @@ fn only_administrators_may_set_move_rules() {
     assert_eq!((&shown["live"], &shown["move"]), (&true.into(), &"after=5,bytes=1048576".into()));
     assert_eq!(shown["rules"][0]["for"], "port=22");
     assert_eq!(shown["ring_size"], 65536);
-    // What was not asked for stays.
+    // Settings that were not given stay as they are.
     let shown = json(&world.run("watcher", &["moves", "--json", "--mode", "never", "--spin", "7us"]));
     assert_eq!((&shown["move"], &shown["ring_size"], &shown["spin_us"]), (&"never".into(), &65536.into(), &7.into()));
     assert_eq!(shown["rules"].as_array().unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! `cat` under the hands of somebody who types.
+//! `cat` in a terminal, with typed input.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-/// A terminal: the end at which somebody types, and the end that a program reads.
+/// A terminal: the end for typing, and the end that a program reads.
 fn terminal() -> (File, File) {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let keyboard = openpt(flags).unwrap();
@@ -25,8 +25,8 @@ fn terminal() -> (File, File) {
     (keyboard.into(), program.into())
 }
 
-/// The same command with interrupts as a terminal's programs have them. A shell starts what runs in the background with interrupts ignored,
-/// these tests and all that they start included.
+/// The same command with interrupts as a terminal's programs have them. A shell starts background programs with interrupts ignored,
+/// including these tests and their children.
 fn interruptible(command: &Command) -> Command {
     let mut env = Command::new("env");
     env.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());

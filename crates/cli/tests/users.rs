@@ -132,7 +132,7 @@ fn user_with_high_number_joins_by_its_rule_alone() {
 #[test]
 fn doctor_reports_whether_workers_of_a_server_may_join() {
     let Some(world) = world("doctor_reports_whether_workers_of_a_server_may_join") else { return };
-    // What runs is of no account: the name says that it is nginx, whose workers are www-data or nobody.
+    // The content of the program does not matter: its name says that it is nginx, whose workers run as www-data or nobody.
     let nginx = world.path("nginx");
     copy_program("/bin/true", &nginx);
     let doctor = |world: &World| {
@@ -165,9 +165,9 @@ fn doctor_reports_whether_workers_of_a_server_may_join() {
 }
 
 #[test]
-fn policy_test_answers_users_about_themselves_and_root_about_everyone() {
-    let Some(world) = world("policy_test_answers_users_about_themselves_and_root_about_everyone") else { return };
-    // The asker, whom it asks about, what of, the exit code, and what the answer has.
+fn policy_test_is_restricted_to_own_user_except_for_root() {
+    let Some(world) = world("policy_test_is_restricted_to_own_user_except_for_root") else { return };
+    // The asker, the other arguments, the exit code, and texts of the answer.
     let cases: [(u32, &[&str], i32, &[&str]); 6] = [
         (0, &["--user", "65001", "--from", "guest-1", "--to", "b:in"], 0, &["[[connect]] rule 1", "policy.toml:9"]),
         (

@@ -154,7 +154,7 @@ impl DaemonArguments {
         let log = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(&self.log))
             .with_writer(std::io::stderr)
-            // A log that nobody reads any more must not end the program: the report of that would panic.
+            // A closed log must not end the program: the report of a failed write would panic.
             .log_internal_errors(false)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false);
@@ -240,12 +240,12 @@ mod tests {
     use clap::CommandFactory as _;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_is_consistent() {
         DaemonArguments::command().debug_assert();
     }
 
     #[test]
-    fn what_is_not_a_mode_or_filter_is_refused() {
+    fn invalid_mode_silence_or_filter_is_rejected() {
         assert_eq!(parse_mode("0660"), Ok(0o660));
         for bad in ["", "9", "1777", "rw", "-1"] {
             assert!(parse_mode(bad).is_err(), "{bad}");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn broker_of_a_user_is_hidden_by_that_of_the_host_unless_its_socket_is_named() {
+    fn users_broker_is_hidden_by_hosts_unless_socket_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let (host, absent) = (dir.path(), dir.path().join("absent"));
         let named = DaemonArguments::try_parse_from(["partywalld", "--socket", "/run/user/1/own.sock"]).unwrap();

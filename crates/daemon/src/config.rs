@@ -1,4 +1,4 @@
-//! What a broker needs to know to start.
+//! The configuration that a broker starts with.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::policy::{MetricsAddress, Policy, PolicyError};
 pub struct Config {
     /// The socket to serve. Its directory must exist; a lock file is kept beside it.
     pub socket: PathBuf,
-    /// Permissions of the socket file: who may try to connect at all.
+    /// Permissions of the socket file: the users who may connect to it at all.
     pub socket_mode: u32,
     /// The policy file; without one the broker's user and root may do everything, and others nothing.
     pub policy_file: Option<PathBuf>,

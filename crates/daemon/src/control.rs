@@ -28,19 +28,19 @@ struct ControlInner {
     relay_latency: Arc<RelayLatency>,
 }
 
-/// Where the server leaves the report that somebody waits for.
+/// The report that a thread waits for, where the server leaves it.
 #[derive(Debug, Default)]
 struct Reports {
     made: Option<CoreReport>,
     ended: bool,
 }
 
-/// What other threads have asked of the server.
+/// The requests of other threads to the server.
 #[derive(Debug, Default)]
 pub(crate) struct Wishes {
     pub(crate) stop: bool,
     pub(crate) policy: Option<Policy>,
-    /// Somebody waits in [`ServerControl::report`].
+    /// A thread waits in [`ServerControl::report`].
     pub(crate) report: bool,
     pub(crate) errands: Vec<Errand>,
     /// Whose errands are counted: as often as there are errands of theirs.
@@ -57,7 +57,7 @@ impl ErrandCount {
     }
 }
 
-/// What the thread that attends to virtual machines has for the server.
+/// A request to the server from the thread that attends to virtual machines.
 #[derive(Debug)]
 pub(crate) enum Errand {
     /// A session of a program in a machine: the broker's end of its socket, and the program's credentials.
@@ -119,10 +119,10 @@ impl ServerControl {
         *lock(&self.0.status) = status;
     }
 
-    /// What there is of everything and what was done, asked of the server now. `None` if it does not answer in time, or never will. One
-    /// thread asks.
+    /// A report of the present state and of the work done, requested from the server now. `None` if the server does not answer in time,
+    /// or has ended. One thread asks.
     pub(crate) fn report(&self, patience: Duration) -> Option<CoreReport> {
-        // What came too late for the one before is old.
+        // A report that came too late for the last request is stale.
         lock(&self.0.reports).made = None;
         lock(&self.0.wishes).report = true;
         self.ring();
@@ -136,7 +136,7 @@ impl ServerControl {
         self.0.reported.notify_one();
     }
 
-    /// There will be no more: nobody waits for one.
+    /// There will be no more reports: every wait for one fails.
     pub(crate) fn end_reports(&self) {
         lock(&self.0.reports).ended = true;
         self.0.reported.notify_one();

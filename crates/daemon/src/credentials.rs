@@ -1,4 +1,4 @@
-//! What is known of the program at the other end of a session: what the kernel says (`SO_PEERCRED`), or which machine's port it came by
+//! The identity of the program at the other end of a session: the kernel's report (`SO_PEERCRED`), or the machine whose port it came by
 //! (protocol G1).
 
 use std::fmt;
@@ -53,10 +53,11 @@ impl fmt::Display for Account {
     }
 }
 
-/// Who is at the other end of a session: what the kernel says (`SO_PEERCRED`), or which machine's port it came by (protocol G1).
+/// The identity of the program at the other end of a session: the kernel's report (`SO_PEERCRED`), or the machine whose port it came by
+/// (protocol G1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
-    /// As whom it counts: the effective user when it connected, or its machine.
+    /// The user that it counts as: the effective user when it connected, or its machine.
     pub user: User,
     /// The effective group when it connected; none in a machine.
     pub gid: Option<u32>,

@@ -130,7 +130,7 @@ impl JournalEntry {
             return;
         }
         let _ = write!(self.values, " {}={shown}", field.name());
-        // Names are those of the source: letters, digits and underscores. Dots are the only others that tracing allows.
+        // Names are identifiers of the source: letters, digits and underscores. Dots are the only other characters that tracing allows.
         let mut name = format!(
             "PARTYWALL_{}",
             field.name().to_ascii_uppercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_")

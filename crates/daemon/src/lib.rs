@@ -1,7 +1,7 @@
-//! The Partywall broker: it names domains, decides who may connect to whom, and hands out memory and links. It never touches payload.
+//! The Partywall broker: it names domains, authorises connections, and hands out memory and links. It never touches payload.
 //!
 //! - [`core`] decides everything, without any I/O: events in, actions out.
-//! - [`policy`] is what the operator allows.
+//! - [`policy`] has the operator's rules.
 //! - [`Server`] is the event loop around the core; [`Broker`] runs one on a thread, for programs and tests.
 //!
 //! The program `partywalld` is a command line, signals and a log around a [`Server`]. The contract with clients is

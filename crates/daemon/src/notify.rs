@@ -15,7 +15,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub(crate) struct Reporter(Option<SyncSender<()>>);
 
 impl Reporter {
-    /// Says that the broker is ready, and reports on it from now on.
+    /// Notifies the service manager that the broker is ready, and reports on it from now on.
     pub(crate) fn start(control: ServerControl) -> io::Result<Self> {
         if std::env::var_os("NOTIFY_SOCKET").is_none() {
             return Ok(Self(None));
@@ -42,7 +42,7 @@ impl Reporter {
     }
 }
 
-/// Says that the broker stops.
+/// Notifies the service manager that the broker stops.
 pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_that_leaves_real_time_is_ordinary_and_so_are_its_children() {
+    fn thread_and_children_are_ordinary_after_real_time() {
         let thread = std::thread::spawn(|| {
             // SAFETY: a question about the calling thread.
             let policy = || unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK;

@@ -1,4 +1,4 @@
-//! Listening UNIX sockets with a file of the right mode from its first moment on, and sockets that nobody serves any more.
+//! Listening UNIX sockets with a file of the right mode from its first moment on, and sockets that no process serves any more.
 
 use std::fs;
 use std::io;
@@ -10,10 +10,10 @@ use rustix::fs::{CWD, Mode, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Listens at `path`, without blocking. The file is made under another name beside it and renamed once clients may connect, so nobody ever
-/// finds it half made or with another mode.
+/// Listens at `path`, without blocking. The file is made under another name beside it and renamed once clients may connect, so no client
+/// ever finds it half made or with another mode.
 ///
-/// A socket that nobody serves is replaced. Anything else stays, and this fails with [`io::ErrorKind::AddrInUse`].
+/// A socket without a listening process is replaced. Anything else stays, and this fails with [`io::ErrorKind::AddrInUse`].
 pub(crate) fn listen(path: &Path, kind: SocketType, mode: u32, backlog: i32) -> io::Result<OwnedFd> {
     // A rename does not care how long the final name is, but a client's connect does.
     SocketAddrUnix::new(path)?;
@@ -25,7 +25,7 @@ pub(crate) fn listen(path: &Path, kind: SocketType, mode: u32, backlog: i32) -> 
     rustix::fs::fchmod(&listener, Mode::from_raw_mode(mode))?;
     rustix::net::bind(&listener, &SocketAddrUnix::new(&fresh)?)?;
     let served = || {
-        // What the umask has taken away.
+        // Restores the permissions that the umask has removed.
         fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))?;
         rustix::net::listen(&listener, backlog)?;
         Ok(rustix::fs::renameat_with(CWD, &fresh, CWD, path, RenameFlags::NOREPLACE)?)
@@ -49,7 +49,7 @@ fn new_socket(kind: SocketType) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
 }
 
-/// Removes a socket that an earlier program left, at which nobody listens. Fails if there is anything else.
+/// Removes a socket that an earlier program left, if no process listens at it. Fails if there is anything else.
 fn remove_stale(path: &Path, kind: SocketType) -> io::Result<()> {
     let in_use = |why| Err(io::Error::new(io::ErrorKind::AddrInUse, why));
     match path.symlink_metadata() {

@@ -10,7 +10,7 @@ use common::Client;
 use partywall_daemon::{Broker, Config};
 use partywall_protocol::wire::{Message, Refusal, Text};
 
-/// What only administrators may ask.
+/// Whether the broker accepts a request that only administrators may make.
 fn administers(client: &mut Client) -> bool {
     let rules = Message::SetMoveRules { reset: false, clauses: Text("never".into()), ring_size: 0, spin_us: u32::MAX };
     match client.ask(&rules) {

@@ -29,7 +29,7 @@ fn connected(web: &mut Client, db: &mut Client) -> (u64, Vec<OwnedFd>, Vec<Owned
     (channel, near, incoming.fds.into_iter().skip(1).collect())
 }
 
-/// Before Linux 6.16 nobody can refuse descriptors.
+/// Whether the kernel refuses descriptors on a socket (from Linux 6.16 on).
 fn kernel_refuses_descriptors(end: &OwnedFd, spare: &OwnedFd) -> bool {
     match packet::try_send(end.as_fd(), b"B", &[spare.as_fd()]) {
         Ok(()) => false,
@@ -49,7 +49,7 @@ fn each_link_end_has_one_owner_and_refuses_descriptors() {
     let (_, near, far) = connected(&mut web, &mut db);
     assert_eq!((near.len(), far.len()), (2, 2));
     for end in near.iter().chain(&far) {
-        // Nobody else can read from it, or change what its calls do.
+        // No other process can read from it, or change the effect of its calls.
         eventually("the broker has kept no copy", || copies(end) == 1);
     }
     for (near, far) in near.iter().zip(&far) {
@@ -78,7 +78,8 @@ fn pass_pidfds(end: &OwnedFd) {
     }
 }
 
-/// What `SO_PASSPIDFD` did on a copy of the victim's end. A peer has the other end only, and a link receives no descriptor in any case.
+/// The effect of `SO_PASSPIDFD` on a copy of the victim's end. A peer has the other end only, and a link receives no descriptor in any
+/// case.
 #[test]
 fn bells_leave_no_descriptor_whatever_peer_does_to_its_end() {
     let _alone = alone();

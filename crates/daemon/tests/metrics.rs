@@ -1,4 +1,4 @@
-//! Metrics of a real broker: what they say, who may not get in the way, and whether a real Prometheus reads them.
+//! Metrics of a real broker: their values, clients that must not block it, and whether a real Prometheus reads them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
@@ -107,7 +107,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn metrics_are_strict_openmetrics_and_count_what_happens() {
+fn metrics_are_strict_openmetrics_with_expected_values() {
     let world = World::new();
     let path = world.broker.path();
     let mut server = Client::join(path, "db");
@@ -187,13 +187,14 @@ fn decisions_of_the_policy_are_counted_by_rule() {
 }
 
 #[test]
-fn hostile_scrapers_hold_up_neither_the_broker_nor_another_scraper() {
+fn hostile_scrapers_delay_neither_broker_nor_other_scrapers() {
     let world = World::new();
     let mut client = Client::join(world.broker.path(), "honest");
     let mut hostile = Vec::new();
     for n in 0..200 {
         let mut stream = TcpStream::connect(world.port()).unwrap();
-        // Nothing, half a request, garbage without end, and a request whose answer nobody reads. One that has been ended is fine.
+        // Nothing, half a request, endless garbage, and a request whose answer is not read. A connection that the broker has ended is
+        // fine.
         let bytes: &[u8] = [b"".as_slice(), b"GET /metr", &[0xFF; 4096], b"GET /metrics HTTP/1.1\r\n\r\n"][n % 4];
         let _ = stream.write_all(bytes);
         hostile.push(stream);
@@ -213,7 +214,7 @@ fn metrics_socket_is_of_the_broker_alone_and_goes_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metrics.sock");
     let config = Config::new(dir.path().join("b.sock")).metrics(path.to_str().unwrap().parse().unwrap());
-    // What a broker left that was killed.
+    // The socket of a broker that was killed.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let broker = Broker::start(&config).unwrap();
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o660);
@@ -227,7 +228,7 @@ fn metrics_socket_is_of_the_broker_alone_and_goes_with_it() {
 }
 
 #[test]
-fn metrics_path_that_is_somebody_elses_is_refused_and_left_alone() {
+fn foreign_file_or_socket_at_metrics_path_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metrics.sock");
     let start = || {
@@ -260,12 +261,12 @@ fn client_that_sends_a_body_gets_its_answer() {
     ] {
         let mut stream = TcpStream::connect(world.port()).unwrap();
         stream.write_all((head + &body[..1000]).as_bytes()).unwrap();
-        // By now the broker has answered. What it has not read of the rest must not reset the connection.
+        // By now the broker has answered. The unread rest of the request must not reset the connection.
         std::thread::sleep(std::time::Duration::from_millis(50));
         let answer = ask(stream, &body);
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
     }
-    // One that goes on is ended all the same.
+    // A client that goes on sending is disconnected all the same.
     let mut endless = TcpStream::connect(world.port()).unwrap();
     while endless.write_all(body.as_bytes()).is_ok() {}
     assert!(!samples(&world.scrape()).is_empty());
@@ -314,7 +315,7 @@ fn real_prometheus_scrapes_the_broker() {
         let query = "GET /api/v1/query?query=partywall_domains HTTP/1.0\r\n\r\n";
         while prometheus.0.try_wait().unwrap().is_none() {
             assert!(begin.elapsed() < HANG, "Prometheus never has the metrics");
-            // Who has the port may be another, who never answers.
+            // Another program may have the port, and may never answer.
             let answer = TcpStream::connect(port).and_then(|stream| try_ask(stream, query)).unwrap_or_default();
             if answer.contains("\"__name__\":\"partywall_domains\"") {
                 return;

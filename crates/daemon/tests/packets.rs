@@ -18,7 +18,7 @@ fn encoded(message: &Message) -> Vec<u8> {
 }
 
 #[test]
-fn a_channel_is_made_shown_and_forgotten() {
+fn channel_is_made_shown_and_forgotten() {
     let _alone = alone();
     let before = open_descriptors();
     let broker = Broker::embedded().unwrap();
@@ -45,7 +45,7 @@ fn a_channel_is_made_shown_and_forgotten() {
     let sizes: Vec<_> = shown.fds.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_size).collect();
     assert_eq!(sizes, [4096 + 8192, 4096 + 16384]);
 
-    // What it says of itself is renewed after each round of its loop.
+    // The broker's status is renewed after each round of its loop.
     eventually("the channel is counted", || broker.status().channels == 1);
     web.tell(&Message::Closed { channel }, &[]);
     db.tell(&Message::Closed { channel }, &[]);
@@ -121,7 +121,7 @@ fn every_malformed_packet_is_refused_and_leaks_nothing() {
 }
 
 #[test]
-fn a_session_that_does_not_begin_with_join_is_refused_and_ended() {
+fn session_without_initial_join_is_refused_and_ended() {
     let _alone = alone();
     let broker = Broker::embedded().unwrap();
     let region = region(8192);
@@ -191,7 +191,7 @@ fn lying_descriptors_are_refused_and_closed() {
 }
 
 #[test]
-fn an_abrupt_end_takes_the_domain_its_services_and_what_waited_with_it() {
+fn abrupt_end_removes_domain_services_and_waiting_offers() {
     let _alone = alone();
     let broker = Broker::embedded().unwrap();
     let mut web = Client::join(broker.path(), "web");

@@ -93,7 +93,7 @@ fn place() -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn it_is_killed_and_comes_again_on_the_same_path_and_channels_are_reclaimed() {
+fn killed_broker_restarts_and_channels_are_reclaimed() {
     let (dir, socket) = place();
     let daemon = Daemon::start(&dir, command(&socket));
     let mut web = Client::connect(&socket);
@@ -172,7 +172,7 @@ fn broker_whose_log_lost_its_reader_serves_and_stops() {
 }
 
 #[test]
-fn two_never_serve_one_path() {
+fn second_partywalld_on_same_path_exits_with_4() {
     let (dir, socket) = place();
     let first = Daemon::start(&dir, command(&socket));
     let (output, log) = run(command(&socket));
@@ -184,7 +184,7 @@ fn two_never_serve_one_path() {
 }
 
 #[test]
-fn a_policy_is_checked_loaded_and_kept_if_the_next_is_wrong() {
+fn policy_is_checked_and_loaded_and_wrong_one_rejected() {
     let (dir, socket) = place();
     let policy = dir.path().join("policy.toml");
     let uid = rustix::process::geteuid().as_raw();
@@ -232,7 +232,7 @@ fn a_policy_is_checked_loaded_and_kept_if_the_next_is_wrong() {
 }
 
 #[test]
-fn a_wrong_policy_at_sighup_is_reported_and_the_old_one_kept() {
+fn wrong_policy_at_sighup_is_logged_and_old_one_kept() {
     let (dir, socket) = place();
     let policy = dir.path().join("policy.toml");
     let uid = rustix::process::geteuid().as_raw();
@@ -404,7 +404,7 @@ fn log_in_the_journal_has_a_field_for_each_value() {
 }
 
 #[test]
-fn a_wrong_command_line_or_place_is_said_and_coded() {
+fn wrong_command_line_or_path_is_reported_with_exit_code() {
     let (dir, socket) = place();
     for (arguments, code, words) in [
         (&["--no-such-flag"][..], 2, "--no-such-flag"),
@@ -430,7 +430,7 @@ fn a_wrong_command_line_or_place_is_said_and_coded() {
 }
 
 #[test]
-fn the_socket_has_the_mode_asked_for() {
+fn socket_has_requested_mode() {
     let (dir, socket) = place();
     let mut start = command(&socket);
     start.args(["--socket-mode", "660"]);
@@ -440,7 +440,7 @@ fn the_socket_has_the_mode_asked_for() {
 
 /// The smallest limit under which it starts leaves no descriptor for a session.
 #[test]
-fn out_of_descriptors_it_turns_sessions_away_and_does_not_die_or_spin() {
+fn broker_without_descriptors_refuses_sessions_and_survives() {
     let (dir, socket) = place();
     let limited = |limit: u32| {
         let mut command = Command::new("sh");
@@ -455,7 +455,7 @@ fn out_of_descriptors_it_turns_sessions_away_and_does_not_die_or_spin() {
             client = Client::try_connect(&socket);
             client.is_some() || child.try_wait().unwrap().is_some()
         });
-        // It may still fail after it has made its socket: it has started when it turns somebody away.
+        // The broker may still fail after it has made its socket: it has started when it refuses a client.
         let started = client.and_then(|client| client.receive()).is_some();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -478,7 +478,7 @@ fn out_of_descriptors_it_turns_sessions_away_and_does_not_die_or_spin() {
 }
 
 #[test]
-fn processes_of_the_broker_ignore_signals_to_its_group_and_end_with_it() {
+fn broker_children_ignore_signals_and_end_with_broker() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("b.sock");
     let mut daemon = Daemon::start(&dir, command(&path));
@@ -499,7 +499,7 @@ fn processes_of_the_broker_ignore_signals_to_its_group_and_end_with_it() {
 }
 
 #[test]
-fn event_loop_and_readers_of_calm_users_go_before_ordinary_programs() {
+fn event_loop_and_calm_readers_run_at_raised_priority() {
     use rustix::process::{getpriority_process, setpriority_process};
     // For Linux, "this process" is the thread here, which ends at once.
     if std::thread::spawn(|| setpriority_process(None, -20)).join().unwrap().is_err() {
@@ -560,14 +560,14 @@ fn is_running(process: u32) -> bool {
 }
 
 #[test]
-fn refused_user_who_connects_without_end_does_not_fill_the_log() {
+fn refused_connects_in_a_loop_do_not_fill_log() {
     let dir = TempDir::new().unwrap();
     let (path, policy) = (dir.path().join("b.sock"), dir.path().join("policy.toml"));
     std::fs::write(&policy, "administrators = []").unwrap();
     let mut command = command(&path);
     command.arg("--policy").arg(&policy);
     let mut daemon = Daemon::start(&dir, command);
-    // Read meanwhile, so that a broker that writes more is not held up by it.
+    // The log is read at the same time, so that a broker that writes more is not blocked.
     let mut stderr = daemon.child.stderr.take().unwrap();
     let log = std::thread::spawn(move || {
         let mut log = String::new();

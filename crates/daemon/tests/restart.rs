@@ -163,7 +163,7 @@ fn restarts_of_the_broker_use_up_no_slots() {
         std::fs::write(stage.path("log"), "").unwrap();
         broker = stage.broker();
         stage.attached_again();
-        // Nobody has attached them; and to attach them again changes nothing.
+        // No administrator has attached them; and attaching them again changes nothing.
         assert_eq!(
             (stage.attach("a", 8 * MIB), stage.attach("b", 8 * MIB)),
             (0, 0),
@@ -229,7 +229,7 @@ fn machine_that_was_started_again_gets_its_windows_once() {
     std::fs::write(stage.path("log"), "").unwrap();
     let _broker = stage.broker();
     stage.attached_again();
-    // What the two share was still in the first. Those between the second and the host were nowhere else, and are new.
+    // The windows between the two were still in the first machine. Those between the second and the host were nowhere else, and are new.
     assert_eq!((stage.attach("a", 8 * MIB), stage.attach("b", 8 * MIB)), (0, 0), "{}", stage.log());
     assert_eq!(stage.plugged(), [4, 4]);
 }
@@ -316,7 +316,7 @@ fn stored_files_that_no_broker_uses_again_are_given_up() {
     assert_eq!(files.len(), 2);
     broker.kill();
     stage.monitors[0].close_files();
-    // Two windows that the machine has, and one of nobody, as a broker leaves it that is killed in the middle of a detachment.
+    // Two windows that the machine has, and one without an owner, as left by a broker that is killed in the middle of a detachment.
     let stray = files.values().next().unwrap().try_clone().unwrap();
     files.insert("window-00000000000000000000000000000001".into(), stray);
     std::fs::write(stage.path("log"), "").unwrap();
@@ -328,7 +328,7 @@ fn stored_files_that_no_broker_uses_again_are_given_up() {
     });
     assert_eq!(files.len(), 2, "those of the machine are kept");
     broker.kill();
-    // And with them all others, when nobody remembers the machine.
+    // All other windows go too, when no file remembers the machine.
     std::fs::remove_file(stage.path("broker.machines")).unwrap();
     let _broker = broker_with_passed(&stage, &path, &files);
     eventually("all are given up", || {

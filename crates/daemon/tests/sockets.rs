@@ -40,8 +40,8 @@ fn connection(at: &str) -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
-/// A connection whose client was bound to a port that nobody else has. A port that `connect` chooses can also be the
-/// port of an ended connection to another address, and then nobody can bind it for a minute.
+/// A connection whose client was bound to a separate port. A port that `connect` chooses can also be the port of an ended connection to
+/// another address, and then it cannot be bound for a minute.
 fn connection_from_own_port() -> (TcpListener, TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     // Keeps the port until the client is bound to it by number: only such a socket keeps its port.
@@ -114,7 +114,7 @@ fn world() -> (Broker, Client, Client) {
 }
 
 #[test]
-fn the_two_ends_of_a_connection_find_each_other_over_ipv4_and_ipv6_and_both() {
+fn connection_ends_meet_over_ipv4_ipv6_and_dual_stack() {
     let _alone = alone();
     let (_broker, mut web, mut db) = world();
     let directory = directory_of(&mut db);
@@ -157,7 +157,7 @@ fn connection_with_bytes_under_way_is_matched_and_unharmed() {
     let (_listener, mut client, mut server) = connection("127.0.0.1:0");
     let (mut sent, mut received) = ([0usize; 2], [0usize; 2]);
     for round in 0..100 {
-        // Nobody is in the kernel with them while they are shown, but bytes lie in the queues both ways.
+        // No thread is in the kernel with them while they are shown, but bytes lie in the queues in both directions.
         for (from, n) in [(&mut client, 0), (&mut server, 1)] {
             let piece: Vec<u8> = (0..round * 7 % 3000).map(|i| (sent[n] + i) as u8).collect();
             std::io::Write::write_all(from, &piece).unwrap();
@@ -181,7 +181,7 @@ fn connection_with_bytes_under_way_is_matched_and_unharmed() {
 }
 
 #[test]
-fn what_is_no_connected_tcp_socket_is_refused_and_closed() {
+fn descriptor_other_than_connected_tcp_socket_is_refused() {
     let _alone = alone();
     let (_broker, mut web, mut db) = world();
     let before = open_descriptors();
@@ -223,7 +223,7 @@ fn has_ended(socket: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn the_broker_keeps_no_copy_of_a_socket() {
+fn broker_keeps_no_copy_of_sockets() {
     let _alone = alone();
     let (_broker, mut web, mut db) = world();
     let (listener, client, mut server) = connection("127.0.0.1:0");
@@ -264,7 +264,7 @@ fn listeners_are_in_the_directory_while_their_session_lasts() {
 }
 
 #[test]
-fn containers_meet_over_their_network_and_strangers_with_their_addresses_do_not() {
+fn containers_meet_by_network_and_forged_addresses_do_not() {
     let _alone = alone();
     let (Some(a), Some(b), Some(third)) = (Netns::own(), Netns::own(), Netns::own()) else {
         println!("skipped: network namespaces need root, and `ip`");
@@ -326,7 +326,7 @@ fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
 fn bound(at: SocketAddr) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
-    // The kernel may have given the port to a connection of another test meanwhile, which ends in its own time.
+    // The kernel may have given the port to a connection of another test, which ends in its own time.
     let deadline = Instant::now() + HANG;
     while let Err(error) = rustix::net::bind(&socket, &at) {
         assert!(error == Errno::ADDRINUSE && Instant::now() < deadline, "{at}: {error}");
@@ -341,7 +341,7 @@ fn reset(socket: TcpStream) {
 }
 
 #[test]
-fn port_that_was_offered_and_reset_is_not_taken_for_its_next_owner() {
+fn offer_for_reset_port_does_not_match_next_owner() {
     let _alone = alone();
     let (_broker, mut evil, mut server) = world();
     let (listener, attacker, _first) = connection_from_own_port();
@@ -365,7 +365,7 @@ fn port_that_was_offered_and_reset_is_not_taken_for_its_next_owner() {
 
 /// E listens, publishes its listener, and closes it by a bare system call. The broker lists it still when another program has the port.
 #[test]
-fn publication_that_has_outlived_its_socket_gives_its_owner_nothing() {
+fn publication_of_closed_socket_grants_nothing() {
     let _alone = alone();
     let (_broker, mut evil, mut web) = world();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -383,7 +383,7 @@ fn publication_that_has_outlived_its_socket_gives_its_owner_nothing() {
     for socket in [kept.as_fd(), kept_end.as_fd()] {
         assert_eq!(code(&take(&mut evil, socket)), Refusal::NoSuchOffer);
     }
-    // Nobody has taken the offer, and no bell rings for it.
+    // No program has taken the offer, and no bell rings for it.
     assert_eq!(code(&web.ask_with(&Message::Confirm { offer }, &[honest.as_fd()]).message), Refusal::NoSuchOffer);
     assert!(mine.iter().all(|bell| !matches!(bell::hear(bell.as_fd()), Heard::Bell)));
     drop(served);
@@ -399,7 +399,7 @@ fn socket_that_reuses(at: SocketAddr) -> TcpListener {
 }
 
 #[test]
-fn socket_that_was_connected_anew_is_not_the_one_that_was_offered() {
+fn reconnected_socket_does_not_match_its_earlier_offer() {
     let _alone = alone();
     let (_broker, mut evil, mut server) = world();
     let (listener, attacker, _first) = connection_from_own_port();
@@ -416,7 +416,7 @@ fn socket_that_was_connected_anew_is_not_the_one_that_was_offered() {
     if rustix::process::geteuid().is_root() {
         assert!(met.is_err(), "{met:?}");
     } else {
-        // Both ends are those of one connection, whatever was before: there is nobody else whose it could be.
+        // Both ends belong to one connection, whatever was before: it cannot be another user's.
         assert!(met.is_ok(), "{met:?}");
     }
 }
@@ -445,7 +445,7 @@ fn options_of_a_socket_are_as_before_after_it_was_shown() {
 }
 
 #[test]
-fn a_namespace_that_anybody_can_make_meets_only_itself() {
+fn untrusted_namespace_meets_only_itself() {
     let _alone = alone();
     let (Some(own), Some(foreign)) = (Netns::own(), Netns::foreign()) else {
         println!("skipped: network namespaces need root, `ip`, and user namespaces");
@@ -457,7 +457,7 @@ fn a_namespace_that_anybody_can_make_meets_only_itself() {
             assert!(netns.ip(&format!("address add {address} dev lo")));
         }
     }
-    // The same four numbers in both: in the one by those who run the broker, in the other by anybody.
+    // The same four numbers in both: in one namespace made by the users of the broker, in the other by any user.
     let (from, at) = (SocketAddr::from(([192, 0, 2, 1], 5000)), SocketAddr::from(([192, 0, 2, 2], 80)));
     let honest = own.within(|| both_ends(from, at));
     let forged = foreign.within(|| both_ends(from, at));

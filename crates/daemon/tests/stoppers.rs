@@ -1,4 +1,4 @@
-//! Strangers who try to stop the broker: with what they leave unread, with descriptors that hang a thread that closes or queries them.
+//! Hostile users that try to stop the broker: with unread messages, and with descriptors that hang a thread that closes or queries them.
 //!
 //! Each attack would last for minutes; an honest user is to be served while it goes on.
 //!
@@ -67,9 +67,9 @@ impl Drop for Late {
     }
 }
 
-/// Everybody may join.
+/// All users may join.
 const LETS_IN: &str = "[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n";
-/// Nobody else may.
+/// Only root may join.
 const KEEPS_OUT: &str = "[[join]]\ndomain = \"*\"\nusers = [0]\n";
 
 /// Connects as another user; `None` without the right to become one.
@@ -119,7 +119,7 @@ impl Lingering {
     }
 }
 
-/// Sends one packet with more descriptors than anybody should.
+/// Sends one packet with too many descriptors.
 fn send_many(client: &Client, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -133,7 +133,7 @@ fn packet_of(message: &Message) -> Vec<u8> {
     bytes
 }
 
-/// Somebody else comes, is served, and goes, several times.
+/// Another user joins, is served, and leaves, several times.
 fn honest_user_is_served(path: &Path) {
     for _ in 0..5 {
         let mut honest = Client::join(path, "honest");
@@ -150,7 +150,7 @@ fn publish() -> Message {
 }
 
 #[test]
-fn lingering_sockets_unread_in_a_refused_session_delay_nobody() {
+fn lingering_sockets_in_refused_session_delay_no_other_user() {
     let _alone = alone();
     let mut broker = Late::open(KEEPS_OUT);
     let Some(attacker) = stranger_or_skip(&broker.path()) else { return };
@@ -163,7 +163,7 @@ fn lingering_sockets_unread_in_a_refused_session_delay_nobody() {
 }
 
 #[test]
-fn lingering_sockets_unread_in_a_session_that_ends_delay_nobody() {
+fn lingering_sockets_in_ending_session_delay_no_other_user() {
     let _alone = alone();
     let mut broker = Late::open(LETS_IN);
     let Some(attacker) = stranger_or_skip(&broker.path()) else { return };
@@ -180,7 +180,7 @@ fn lingering_sockets_unread_in_a_session_that_ends_delay_nobody() {
 }
 
 #[test]
-fn more_lingering_descriptors_than_fit_delay_nobody() {
+fn excess_lingering_descriptors_delay_no_other_user() {
     let _alone = alone();
     let mut broker = Late::open(LETS_IN);
     let Some(attacker) = stranger_or_skip(&broker.path()) else { return };
@@ -197,7 +197,7 @@ fn more_lingering_descriptors_than_fit_delay_nobody() {
 }
 
 #[test]
-fn lingering_socket_in_a_unix_socket_of_a_refused_message_delays_nobody() {
+fn lingering_socket_within_unix_socket_delays_no_other_user() {
     let _alone = alone();
     let mut broker = Late::open(LETS_IN);
     let Some(attacker) = stranger_or_skip(&broker.path()) else { return };
@@ -225,7 +225,7 @@ fn unanswered_or_skip() -> Option<FuseFile> {
 }
 
 #[test]
-fn a_file_whose_flush_hangs_delays_nobody_and_its_user_is_refused() {
+fn file_with_hanging_flush_blocks_only_its_user() {
     let _alone = alone();
     let mut broker = Late::open(LETS_IN);
     broker.serve();
@@ -249,7 +249,7 @@ fn a_file_whose_flush_hangs_delays_nobody_and_its_user_is_refused() {
 }
 
 #[test]
-fn a_socket_whose_lock_is_held_delays_nobody() {
+fn socket_with_held_lock_delays_no_other_user() {
     let _alone = alone();
     let mut broker = Late::open(LETS_IN);
     broker.serve();
@@ -298,7 +298,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         #[expect(unsafe_code, reason = "unmaps what was mapped")]
-        // SAFETY: mapped by `map`, and nobody uses it any more: the sender has ended.
+        // SAFETY: mapped by `map`, and not used any more: the sender has ended.
         let _ = unsafe { rustix::mm::munmap(self.address as *mut _, MAPPED) };
     }
 }

@@ -18,7 +18,7 @@ fn resident_kib() -> usize {
 }
 
 #[test]
-fn two_thousand_sessions() {
+fn two_thousand_sessions_are_served_within_memory_limit() {
     let _alone = alone();
     let before = open_descriptors();
     let broker = Broker::embedded().unwrap();
@@ -55,7 +55,7 @@ fn flood(client: &Client, bytes: &[u8]) {
 }
 
 #[test]
-fn who_does_not_read_its_answers_is_disconnected_and_others_are_served() {
+fn client_that_leaves_answers_unread_is_disconnected() {
     let _alone = alone();
     let broker = Broker::embedded().unwrap();
     let mut other = Client::join(broker.path(), "other");
@@ -74,7 +74,7 @@ fn who_does_not_read_its_answers_is_disconnected_and_others_are_served() {
 }
 
 #[test]
-fn a_flood_that_reads_its_answers_does_not_starve_the_others() {
+fn flood_with_read_answers_does_not_starve_other_clients() {
     let _alone = alone();
     let broker = Broker::embedded().unwrap();
     let path = broker.path().to_owned();
@@ -119,13 +119,13 @@ fn sessions_that_come_and_go_leave_nothing() {
 }
 
 #[test]
-fn a_listener_with_a_full_backlog_still_gets_its_answers() {
+fn listener_with_full_backlog_still_gets_answers() {
     let _alone = alone();
     let broker = Broker::embedded().unwrap();
     let long = "n".repeat(64);
     let mut db = Client::join(broker.path(), "db");
     for i in 0..60 {
-        // So that a list of services is as long as a packet.
+        // A list of services is then longer than a packet.
         db.bind(&format!("{}{i:02}", "s".repeat(62)), 1);
     }
     assert_eq!(

@@ -20,7 +20,7 @@ mod strangers;
 fn sessions_of_strangers_leave_accounts_right_and_others_served() {
     let world = strangers::World::new();
     random::inputs(0, 150, 0..=300).for_each(|input| world.run(&input));
-    // Two sessions share further regions, in all ways that the driver has: which numbers they have, and which are given up by whom.
+    // Two sessions share further regions, in all ways that the driver has: with all numbers, and given up by either side.
     for gives_up in 0..8 {
         for number in 1..5 {
             let [owner, other] = [0x0f, 0x1f];

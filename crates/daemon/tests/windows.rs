@@ -1,6 +1,6 @@
-//! Memory for windows that cannot be had: before a machine is attached, and after its windows have been plugged in.
+//! A shortage of memory for windows: before a machine is attached, and after its windows have been plugged in.
 //!
-//! The machine is its monitor alone. What ends the memory is a limit of the broker's (`RLIMIT_FSIZE`), which the kernel would enforce.
+//! The machine is its monitor alone. The memory is limited by the broker's `RLIMIT_FSIZE`, which the kernel would enforce.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
@@ -89,7 +89,7 @@ impl Drop for Broker {
 }
 
 #[test]
-fn memory_that_runs_out_after_windows_were_plugged_in_costs_nothing_but_places_in_it() {
+fn memory_shortage_after_plugging_leaves_windows_usable() {
     let broker = Broker::start();
     let monitor = Monitor::listen(&broker.path("monitor"));
     let pid = broker.child.id();
@@ -120,7 +120,7 @@ fn memory_that_runs_out_after_windows_were_plugged_in_costs_nothing_but_places_i
 }
 
 #[test]
-fn a_machine_whose_windows_find_no_memory_is_refused_before_anything_is_plugged_in() {
+fn machine_without_memory_for_windows_is_refused_unplugged() {
     let broker = Broker::start();
     let monitor = Monitor::listen(&broker.path("monitor"));
     let mut root = Client::join(&broker.path("broker"), "root");
@@ -141,14 +141,14 @@ fn a_machine_whose_windows_find_no_memory_is_refused_before_anything_is_plugged_
     }
     assert_eq!(monitor.plugged(), 0);
     eventually("no window is left", || broker.windows().is_empty());
-    // Nothing of it stands in the way.
+    // No remains of it are in the way.
     let said = broker.attach(&mut root, 8 * MIB);
     assert!(matches!(said, Message::MachineAdded { plugged: 2, .. }), "{said:?}");
     eventually("its windows are whole", || broker.windows() == [8 * MIB; 2]);
 }
 
 #[test]
-fn machine_without_the_named_port_is_refused_and_its_ports_listed() {
+fn machine_without_named_port_is_refused_listing_its_ports() {
     let broker = Broker::start();
     let monitor = Monitor::listen(&broker.path("monitor"));
     let mut root = Client::join(&broker.path("broker"), "root");
@@ -206,7 +206,7 @@ fn machine_that_has_migrated_away_is_replaced_by_attach() {
 }
 
 #[test]
-fn machine_is_released_by_its_agent_alone_and_resumed_after_release_alone() {
+fn release_needs_agent_and_resume_needs_release() {
     let broker = Broker::start();
     let _monitor = Monitor::listen(&broker.path("monitor"));
     let mut root = Client::join(&broker.path("broker"), "root");

@@ -1,4 +1,4 @@
-//! What keeps an export or a mount from being made.
+//! The errors of making an export or a mount.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub enum FsError {
     /// The operating system refused a call.
     #[error("cannot {call}: {source}")]
     System {
-        /// What was asked for.
+        /// The call that failed.
         call: String,
         /// Its answer.
         source: io::Error,
@@ -22,7 +22,7 @@ pub enum FsError {
 }
 
 impl FsError {
-    /// Names the call that failed.
+    /// Wraps an error with the name of the call that failed.
     pub fn system<E: Into<io::Error>>(call: impl Into<String>) -> impl FnOnce(E) -> Self {
         let call = call.into();
         move |source| Self::System { call, source: source.into() }

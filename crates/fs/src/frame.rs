@@ -14,7 +14,7 @@ pub const REPLY_HEADER: usize = 16;
 pub struct RequestHeader {
     /// Bytes of the body.
     pub len: u32,
-    /// What the reply repeats.
+    /// The number that the reply repeats.
     pub id: u32,
     /// The operation.
     pub number: u32,
@@ -29,7 +29,7 @@ pub struct RequestHeader {
 pub struct ReplyHeader {
     /// Bytes of the body.
     pub len: u32,
-    /// That of the request.
+    /// The number of the request.
     pub id: u32,
     /// 0, or why the request failed.
     pub errno: i32,

@@ -268,10 +268,10 @@ fn pause(stop: &OwnedFd) -> bool {
     !fds[0].revents().is_empty()
 }
 
-/// One of the connections that may be served at a time.
+/// The place of one connection among those that may be served at once.
 struct ConnectionPlace(Arc<ConnectionCounts>, CountedUser);
 
-/// As whom connections are counted; `None` for all whom nobody vouches for.
+/// The user that connections are counted for; `None` for all unverified clients.
 type CountedUser = Option<(Option<User>, bool)>;
 
 /// Connections that are served, by their users.
@@ -302,7 +302,7 @@ impl Drop for ConnectionPlace {
     }
 }
 
-/// Serves an export over TCP, forever. Nobody vouches for these clients.
+/// Serves an export over TCP, forever. These clients are unverified.
 ///
 /// # Errors
 /// The listener's.

@@ -96,7 +96,7 @@ impl<'a> EntryName<'a> {
     /// Checks a name.
     ///
     /// # Errors
-    /// `ENAMETOOLONG` for one that is too long, `EINVAL` for one that is no single entry.
+    /// `ENAMETOOLONG` for a name that is too long, `EINVAL` for one that is not a single entry.
     pub fn new(name: &'a [u8]) -> Result<Self, Errno> {
         if name.len() > LONGEST_NAME {
             return Err(Errno::NAMETOOLONG);
@@ -125,7 +125,7 @@ impl<'a> FileField<'a> for EntryName<'a> {
 
 macro_rules! requests {
     ($($(#[$doc:meta])* $number:literal $name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
-        /// What a client asks for. The numbers are those of the table in protocol N4.
+        /// A client's request. The numbers are those of the table in protocol N4.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum FileRequest<'a> {
             $($(#[$doc])* #[expect(missing_docs, reason = "protocol N4 has the fields")] $name { $($field: $kind),* },)*
@@ -312,7 +312,7 @@ records! {
         born: FileTime,
         /// Kind and permissions.
         mode: u32,
-        /// Names.
+        /// Number of names.
         links: u32,
         /// User.
         uid: u32,
@@ -342,7 +342,7 @@ records! {
 
     /// The answer to [`FileRequest::Hello`].
     Welcome {
-        /// Names the session in calls. Nobody else knows it.
+        /// The identity of the session in calls. It is a secret between client and server.
         session: u64,
         /// 1 if the export cannot be changed.
         is_read_only: u32,
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_out_of_a_directory_are_rejected_in_every_request() {
+    fn escaping_names_are_rejected() {
         for name in [&b".."[..], b".", b"", b"a/../..", b"x\0y"] {
             let mut body = bytes_of(&1u64);
             name.put(&mut body);

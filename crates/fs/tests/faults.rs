@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Writes numbered blocks until each was acknowledged once, whatever happens to the server meanwhile.
+/// Writes numbered blocks until each was acknowledged once, while the server dies and returns.
 fn server_dies_under_a_writer(way: Way) {
     const BLOCKS: u64 = 200;
     const BLOCK: usize = 48 << 10;
@@ -70,7 +70,7 @@ fn acknowledged_writes_survive_kills_of_the_server_by_tcp() {
 }
 
 #[test]
-fn without_a_server_requests_fail_with_eio_and_a_file_that_is_gone_is_stale() {
+fn requests_without_server_fail_with_eio_or_estale() {
     let Some(mut world) = world(Way::Calls, &[]) else { return };
     let mounted = world.mount(&["--grace", "1"]);
     fs::write(mounted.join("kept"), "kept").unwrap();

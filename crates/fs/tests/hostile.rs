@@ -148,7 +148,7 @@ fn directory_that_is_swapped_with_a_link_shows_nothing_outside() {
 }
 
 #[test]
-fn random_requests_neither_crash_the_server_nor_leave_the_directory() {
+fn random_requests_neither_crash_nor_leave_directory() {
     let folder = tempfile::tempdir().unwrap();
     let inside = folder.path().join("in");
     fs::create_dir(&inside).unwrap();
@@ -188,7 +188,7 @@ fn random_requests_neither_crash_the_server_nor_leave_the_directory() {
 }
 
 #[test]
-fn session_that_ends_during_a_request_is_there_until_the_request_is_done() {
+fn ending_session_lasts_until_running_request_is_done() {
     let folder = tempfile::tempdir().unwrap();
     let export = Export::open(folder.path(), ExportOptions::default()).unwrap();
     let session = export.begin(None).unwrap();

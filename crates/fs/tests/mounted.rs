@@ -262,19 +262,19 @@ fn links_attributes_holes_and_space_are_carried() {
 }
 
 #[test]
-fn second_client_sees_what_the_first_has_closed() {
+fn second_client_sees_writes_closed_by_first() {
     let Some(world) = world(Way::Calls, &[]) else { return };
     let (first, second) = (world.mount(&[]), world.mount(&[]));
     for round in 0..100u32 {
         let text = format!("round {round}").repeat(1 + (round as usize * 37) % 900);
         fs::write(first.join("shared"), &text).unwrap();
         assert!(fs::read_to_string(second.join("shared")).unwrap() == text, "round {round}");
-        // What was read is cached at the second client; a change in place, of the same length, must show as well.
+        // The second client has cached the content; a change in place, of the same length, must show as well.
         let other = text.replace('r', "R");
         File::options().write(true).open(first.join("shared")).unwrap().write_all_at(other.as_bytes(), 0).unwrap();
         assert!(fs::read_to_string(second.join("shared")).unwrap() == other, "round {round}, in place");
     }
-    // Names as well.
+    // A rename shows as well.
     fs::rename(first.join("shared"), first.join("moved")).unwrap();
     assert!(!second.join("shared").exists());
     assert!(second.join("moved").exists());
@@ -283,7 +283,7 @@ fn second_client_sees_what_the_first_has_closed() {
 }
 
 #[test]
-fn locks_hold_between_clients_and_a_waiting_process_can_be_killed() {
+fn locks_hold_between_clients_and_waiter_can_be_killed() {
     let Some(mut world) = world(Way::Calls, &[]) else { return };
     let (mut first, second) = (world.mount(&[]), world.mount(&[]));
     let held = File::create(first.join("lock")).unwrap();
@@ -296,7 +296,7 @@ fn locks_hold_between_clients_and_a_waiting_process_can_be_killed() {
     assert!(waiter.try_wait().unwrap().is_none(), "the lock is not held");
     waiter.kill().unwrap();
     eventually("a process that waits for a lock could not be killed", || waiter.try_wait().unwrap().is_some());
-    // One that waits gets the lock when its holder's client dies.
+    // A waiting process gets the lock when its holder's client dies.
     let mut waiter = Command::new("flock").arg(second.join("lock")).arg("true").spawn().unwrap();
     first.kill();
     eventually("the lock of a dead client was not given up", || waiter.try_wait().unwrap().is_some());
@@ -321,7 +321,7 @@ fn read_only_export_refuses_every_change() {
 }
 
 #[test]
-fn user_of_a_request_is_kept_and_root_is_nobody() {
+fn request_keeps_its_user_and_root_is_squashed() {
     let Some(world) = world(Way::Calls, &["--squash", "root"]) else { return };
     fs::set_permissions(world.export(), fs::Permissions::from_mode(0o1777)).unwrap();
     fs::write(world.export().join("secret"), "of root").unwrap();

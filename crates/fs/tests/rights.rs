@@ -1,4 +1,4 @@
-//! Whom a server takes its clients for, and what it lets them do.
+//! The users that a server's clients act as, and their rights.
 
 #![allow(
     clippy::unwrap_used,
@@ -79,7 +79,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn root_of_a_container_names_no_users_and_reads_nothing_of_theirs() {
+fn container_root_cannot_act_as_other_users() {
     if !is_root() {
         return;
     }
@@ -94,7 +94,7 @@ fn root_of_a_container_names_no_users_and_reads_nothing_of_theirs() {
         let (node, _) = client.entry((1234, 4321), ROOT, name("secret"), find).unwrap();
         (found.uid, client.open((1234, 4321), node, 0).map(|_| ()))
     };
-    // Root of the host may say for whom it asks.
+    // Root of the host may name the user that it asks for.
     assert_eq!(owner_after(&world.client("host", false).unwrap(), "a"), (1234, Ok(())));
     assert_eq!(owner_after(&world.client("container", true).unwrap(), "b"), (65534, Err(Errno::ACCESS)));
 }
@@ -112,7 +112,7 @@ fn one_user_has_a_quarter_of_the_sessions() {
 }
 
 #[test]
-fn modes_of_a_client_that_is_nobody_set_no_ids() {
+fn modes_from_squashed_client_set_no_id_bits() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).unwrap();
     let export = Export::open(folder.path(), ExportOptions::default()).unwrap();
@@ -150,7 +150,7 @@ fn modes_of_a_client_that_is_nobody_set_no_ids() {
 }
 
 #[test]
-fn lock_takes_the_access_of_the_open_file_and_the_user_that_opened_it() {
+fn lock_requires_access_mode_of_its_open_file() {
     let world = World::new(ExportOptions::default());
     let client = world.client("client", false).unwrap();
     let who = (1234, 1234);

@@ -144,7 +144,7 @@ impl HoldingProxy {
 }
 
 #[test]
-fn write_of_a_reset_connection_is_not_executed_after_a_later_write() {
+fn late_write_of_reset_connection_is_not_executed() {
     let folder = tempfile::tempdir().unwrap();
     let export = export(&folder);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -164,7 +164,7 @@ fn write_of_a_reset_connection_is_not_executed_after_a_later_write() {
 }
 
 #[test]
-fn one_request_connects_to_a_server_that_does_not_answer_and_the_others_fail_after_the_grace() {
+fn requests_beside_stalled_reconnect_fail_after_grace() {
     let folder = tempfile::tempdir().unwrap();
     let (server, address) = SlowServer::start(export(&folder), 1);
     let mut options = RemoteOptions::default();

@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Accel {
     /// By the processor.
     Kvm,
-    /// By QEMU. What is measured in such guests are ratios, not absolutes.
+    /// Emulation by QEMU. Measurements in such guests are ratios, not absolute times.
     Tcg,
 }
 

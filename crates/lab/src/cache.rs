@@ -59,7 +59,7 @@ impl Cache {
     }
 }
 
-/// Of files and words, what names an entry.
+/// The hash of files and words that names an entry.
 #[derive(Debug, Default)]
 pub(crate) struct ContentHash(Sha256);
 

@@ -106,7 +106,7 @@ impl Commands {
         Ok((id, receiver))
     }
 
-    /// Says something more to a command that has begun.
+    /// Sends a further frame of a command that has begun.
     pub(crate) fn send(&self, id: u32, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         wire::write(&mut *port, id, kind, payload)

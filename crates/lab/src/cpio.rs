@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-/// What an archive holds.
+/// The kind of an archive's entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum EntryKind {
     Folder,

@@ -1,4 +1,4 @@
-//! What can go wrong with a lab, and what to do about it.
+//! The errors of a lab, with their remedies.
 
 use crate::NetworkKind;
 use partywall_vm::qmp::QmpError;
@@ -15,17 +15,17 @@ pub enum LabError {
     Tool {
         /// The name of the tool.
         tool: String,
-        /// What it said, or why it did not start.
+        /// The output of the tool, or the reason why it did not start.
         why: String,
     },
     /// A file of the host.
     #[error("cannot {doing} {path}: {source}", path = path.display())]
     File {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The kernel package lacks what a guest needs.
@@ -47,7 +47,7 @@ pub enum LabError {
     /// The broker did not start, or refused.
     #[error("broker: {what}\n{log}")]
     Broker {
-        /// What the broker said or did.
+        /// The message or the action of the broker.
         what: String,
         /// The end of its log.
         log: String,
@@ -57,7 +57,7 @@ pub enum LabError {
     Full {
         /// How many it has.
         most: u8,
-        /// What it is made of.
+        /// The kind of network.
         kind: NetworkKind,
     },
     /// A guest did not come up, or went away.
@@ -65,7 +65,7 @@ pub enum LabError {
     Guest {
         /// The name of the guest.
         guest: String,
-        /// What the guest or its QEMU said.
+        /// The message of the guest or of its QEMU.
         what: String,
         /// The end of its serial log.
         serial: String,
@@ -75,7 +75,7 @@ pub enum LabError {
     Silent {
         /// The name of the guest.
         guest: String,
-        /// What was asked of it.
+        /// The operation that was waited for.
         what: String,
         /// How long it was given.
         after: Duration,
@@ -105,7 +105,7 @@ pub enum LabError {
     Monitor {
         /// The name of the guest.
         guest: String,
-        /// What the monitor answered.
+        /// The answer of the monitor.
         source: QmpError,
         /// The end of its serial log.
         serial: String,

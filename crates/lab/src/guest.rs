@@ -22,7 +22,7 @@ const BOOT: Duration = Duration::from_secs(120);
 /// How long a command may take unless its caller says otherwise.
 const COMMAND: Duration = Duration::from_secs(120);
 
-/// What a guest is like.
+/// The properties of a guest.
 #[derive(Debug, Clone)]
 pub struct GuestOptions {
     name: String,
@@ -98,7 +98,7 @@ impl GuestOptions {
         self.port_by(name, socket, "server=off,reconnect=1")
     }
 
-    /// The same, with QEMU as the listening side.
+    /// The same port, with QEMU as the listening side.
     pub fn serves_port(self, name: &str, socket: &Path) -> Self {
         self.port_by(name, socket, "server=on,wait=off")
     }
@@ -144,7 +144,7 @@ impl GuestOptions {
     }
 }
 
-/// What a command in a guest has said and how it ended.
+/// The output of a command in a guest, and its exit.
 #[derive(Debug, Clone, Default)]
 pub struct CommandOutput {
     /// The exit status, or minus the number of the signal that ended it.
@@ -156,7 +156,7 @@ pub struct CommandOutput {
 }
 
 impl CommandOutput {
-    /// What it printed, as text without the last line's end.
+    /// The standard output, as text without the last newline.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
     }
@@ -237,7 +237,7 @@ impl Guest {
         &self.serial
     }
 
-    /// A monitor that nobody uses: for what is being tested.
+    /// The path of a second monitor, for the code under test.
     pub fn monitor(&self) -> PathBuf {
         self.sockets.path().join("qmp")
     }
@@ -438,7 +438,7 @@ impl Running<'_> {
         }
     }
 
-    /// What it has printed so far.
+    /// The output so far.
     pub fn so_far(&self) -> &CommandOutput {
         &self.so_far
     }

@@ -1,4 +1,4 @@
-//! What a guest boots: Debian's kernel, and a file system in memory with busybox, kernel modules and programs of the host.
+//! The image that a guest boots: Debian's kernel, and a file system in memory with busybox, kernel modules and programs of the host.
 //!
 //! Programs need not be static: the libraries that they are linked with on the host go along.
 
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// The helper that runs commands in a guest, as a program of the host.
 const HELPER: &str = "partywall-lab-guest";
 
-/// What every guest loads: PCI devices of virtio, the serial ports, and what makes `/dev/dax*` of a window.
+/// The modules that every guest loads: for PCI devices of virtio, the serial ports, and the `/dev/dax*` of a window.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
@@ -64,7 +64,7 @@ pub struct Image {
     pub version: String,
 }
 
-/// What goes into an image besides the usual.
+/// The additional content of an image.
 #[derive(Debug, Clone, Default)]
 pub struct ImageOptions {
     programs: Vec<(PathBuf, String)>,

@@ -55,7 +55,7 @@ impl Kernel {
 
     /// Files of the named modules and of all that they depend on, in an order in which they can be loaded.
     ///
-    /// What is built into the kernel needs no file.
+    /// A module that is built into the kernel needs no file.
     pub fn module_files(&self, names: &[&str]) -> Result<Vec<PathBuf>, LabError> {
         let read = |file: &str| {
             let path = self.modules.join(file);

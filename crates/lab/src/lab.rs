@@ -28,14 +28,14 @@ impl Lab {
         self.accel
     }
 
-    /// What they boot.
+    /// The image that the guests boot.
     pub fn image(&self) -> &Image {
         &self.image
     }
 
     /// Boots a guest.
     pub fn boot(&self, options: GuestOptions) -> Result<Guest, LabError> {
-        // One that arrives goes on beside the log of the one that leaves.
+        // The log of an arriving machine lies beside that of the leaving one.
         let ending = if options.arrives() { "-arrived.log" } else { ".log" };
         let serial = self.logs.join(format!("{}{ending}", options.name()));
         Guest::boot(options, &self.image, self.accel, serial)

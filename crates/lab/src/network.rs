@@ -1,11 +1,11 @@
-//! A network between guests: virtio-net, as machines have it that know nothing of Partywall.
+//! A network between guests: virtio-net, as machines without Partywall have it.
 //!
 //! ```text
 //!   guest a -- virtio-net -- tap --+-- bridge --+-- tap -- virtio-net -- guest b
 //! ```
 //!
-//! Bridge and taps are in a separate network namespace, which a process of ours holds. With it and the guests they are gone, also
-//! when nobody lives to take them down. Who is not root has two guests whose QEMUs send each other frames.
+//! Bridge and taps are in a separate network namespace, which a process of ours holds. They disappear with that process and the guests,
+//! even if no process is left to remove them. Without root, there are two guests whose QEMUs send each other frames.
 
 use crate::process::LabProcess;
 use crate::{LabError, NetworkKind, scratch, tool};
@@ -47,7 +47,7 @@ pub struct Network(Arc<NetworkInner>);
 pub(crate) struct NetworkPort {
     network: Network,
     number: u8,
-    /// Which of this place's wires it is. Two machines have one place each while one is migrated into the other.
+    /// The number of the wire at this place. Two machines have one place while one is migrated into the other.
     wire: u8,
 }
 
@@ -79,7 +79,7 @@ impl Network {
         Ok(Self(Arc::new(NetworkInner { wires: NetworkWires::Folder(scratch::folder()?), guests: AtomicU8::new(0) })))
     }
 
-    /// What it is made of.
+    /// The kind of network.
     pub fn kind(&self) -> NetworkKind {
         match self.0.wires {
             NetworkWires::Namespace { vhost, .. } => NetworkKind::Bridge { vhost },
@@ -147,7 +147,7 @@ impl NetworkPort {
         address(self.number)
     }
 
-    /// The same place by another wire, for a machine that arrives: it has the address and the card of the machine that leaves.
+    /// The same place with another wire, for a machine that arrives: it has the address and the card of the machine that leaves.
     pub(crate) fn next_wire(&self) -> Result<Self, LabError> {
         let next = Self { wire: self.wire.wrapping_add(1), ..self.clone() };
         next.make_tap()?;

@@ -1,4 +1,4 @@
-//! What a network between guests is made of.
+//! The kind of a network between guests.
 
 use std::fmt;
 

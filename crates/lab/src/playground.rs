@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Starting a broker takes some milliseconds; more than this is a hang.
 const START: Duration = Duration::from_secs(30);
 
-/// What a playground is made of.
+/// The parts of a playground.
 #[derive(Debug, Clone)]
 pub struct PlaygroundOptions {
     name: String,
@@ -66,7 +66,7 @@ impl PlaygroundOptions {
         self
     }
 
-    /// The broker's file. Without one, everybody may talk to everybody.
+    /// The broker's policy file. Without one, all domains may connect to each other.
     pub fn policy(mut self, text: &str) -> Self {
         self.policy = Some(text.to_owned());
         self
@@ -77,7 +77,7 @@ impl PlaygroundOptions {
 /// shares the processor.
 const LOOK: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
-/// What came of attaching a guest.
+/// The result of attaching a guest.
 #[derive(Debug, Clone)]
 pub struct AttachReport {
     /// How long the request took on the host.
@@ -153,7 +153,7 @@ impl Playground {
     pub fn partywall<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = Command::new(&self.partywall);
         command.arg("--broker").arg(self.socket()).args(words).stdin(Stdio::null());
-        // What a user has set up for other brokers is not for this one.
+        // A user's settings for other brokers do not apply to this one.
         command.env_remove("PARTYWALL_BROKER").env_remove("PARTYWALL_DOMAIN");
         command
     }
@@ -208,7 +208,7 @@ impl Playground {
         self.wait_attached(self.guests.len(), limit)
     }
 
-    /// The same for a number of guests, where not all have been attached yet.
+    /// The same for a number of guests, when not all have been attached yet.
     pub fn wait_attached(&self, guests: usize, limit: Duration) -> Result<Duration, LabError> {
         let is_ready = |row: &Value| row["agent"] == true && row["ready"] == row["windows"];
         self.wait_for("windows are not seen", guests, is_ready, limit)

@@ -47,7 +47,8 @@ pub(crate) struct LabProcess {
 }
 
 impl LabProcess {
-    /// Starts it; `last` names the signal that ends it should this process end first. What it complains of goes to `log`, or is kept.
+    /// Starts a process; `last` is the name of the signal that ends it if this process ends first. Its error output goes to `log`, or is
+    /// kept.
     pub(crate) fn start(command: &Command, last: &str, log: Option<File>) -> Result<Self, LabError> {
         let name = command.get_program().to_string_lossy().into_owned();
         let mut bound = Command::new("setpriv");
@@ -111,7 +112,7 @@ impl LabProcess {
     }
 
     fn signal(&self, signal: Signal) {
-        // It fails when there is nobody left to hear it.
+        // It fails when the process has ended.
         let _ = pidfd_send_signal(self.pidfd.as_fd(), signal);
     }
 }

@@ -4,7 +4,7 @@ use crate::LabError;
 use std::ffi::OsStr;
 use std::process::Command;
 
-/// What guests are run with, in any case.
+/// The tools that run guests in any case.
 const NEEDED: &[&str] = &["qemu-system-x86_64", "setpriv"];
 
 /// Whether the tools are there that every guest needs: an error names the one that is not.
@@ -17,7 +17,7 @@ pub(crate) fn run<A: AsRef<OsStr>>(tool: &str, args: impl IntoIterator<Item = A>
     run_command(tool, Command::new(tool).args(args))
 }
 
-/// The same where more than arguments is to be said.
+/// Runs a prepared command.
 pub(crate) fn run_command(tool: &str, command: &mut Command) -> Result<String, LabError> {
     // An ordinary user's path may lack the system folders; messages are wanted in one language.
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());

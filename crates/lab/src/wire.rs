@@ -1,11 +1,11 @@
-//! What a lab and its helper in the guest say to each other, over a serial port that is a plain stream of bytes.
+//! The frames between a lab and its helper in the guest, over a serial port that is a plain stream of bytes.
 //!
 //! ```text
 //!   | magic u32 | len u32 | id u32 | kind u8 | len bytes |
 //! ```
 //!
-//! Both sides are ours and trust each other. What goes wrong is that the guest is reset in the middle of a frame: so it
-//! begins with [`greeting`], which occurs nowhere else, and the lab forgets whatever came before that.
+//! Both sides are ours and trust each other. But a guest can be reset in the middle of a frame. So the helper begins with [`greeting`],
+//! which occurs nowhere else, and the lab discards everything before it.
 
 use std::io::{self, Read, Write};
 
@@ -16,7 +16,7 @@ pub const MAX: usize = 256 << 10;
 /// The name of the serial port.
 pub const PORT: &str = "partywall.lab";
 
-/// What a frame is. The payload is in brackets.
+/// The kind of a frame. The payload is in brackets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
@@ -56,11 +56,11 @@ impl FrameKind {
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandFrame {
-    /// Which command it belongs to.
+    /// The number of the command that it belongs to.
     pub id: u32,
-    /// What it is.
+    /// The kind of the frame.
     pub kind: FrameKind,
-    /// What it carries.
+    /// The payload.
     pub payload: Vec<u8>,
 }
 
@@ -76,7 +76,7 @@ pub fn write(out: &mut impl Write, id: u32, kind: FrameKind, payload: &[u8]) -> 
     out.write_all(&frame)
 }
 
-/// What the helper says first. Put together at run time, so that not even the helper's own program contains it.
+/// The helper's first bytes. They are computed at run time, so that not even the helper's own program contains them.
 pub fn greeting() -> [u8; 32] {
     let mut bytes = [0; 32];
     for (i, byte) in (0u8..).zip(&mut bytes) {
@@ -91,7 +91,7 @@ pub struct FrameReader {
     buf: Vec<u8>,
 }
 
-/// What comes out of a stream.
+/// An item of the decoded stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum WireItem {
     /// The guest has (re)started; frames of commands from before will not come.

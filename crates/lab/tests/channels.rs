@@ -1,5 +1,5 @@
-//! Channels between programs in guests, and between them and programs of the host: as users have them, and what is left of them when
-//! somebody dies. One set of guests for all of it.
+//! Channels between programs in guests, and between them and programs of the host: as users have them, and their state after a death. One
+//! set of guests for all of it.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -13,7 +13,7 @@ use std::process::Stdio;
 use std::time::Instant;
 use world::{HANG, Inside, Process, World};
 
-/// What a command of ours ends with when its peer has died.
+/// The exit code of our commands when the peer has died.
 const DIED: i32 = 4;
 
 #[test]
@@ -52,7 +52,7 @@ fn programs_in_guests_and_on_the_host_connect() {
     the_broker_dies(&mut world, &a, &b);
     a_machine_dies(&world, &a, &b);
 
-    // Nothing is left with the broker but what the attendant itself is made of.
+    // The broker has no objects left but those of the attendant itself.
     for guest in ["a", "b"] {
         assert_eq!(world.partywall(&["vm", "detach", guest]).status, 0);
     }
@@ -73,7 +73,7 @@ fn windows_of(world: &World) -> Vec<String> {
     targets.filter(|target| target.contains("memfd:") && target.contains("window")).collect()
 }
 
-/// What QEMU does not take out of a running machine stays, but each piece of memory with its device: nothing is half gone.
+/// Objects that QEMU does not remove from a running machine stay, but each piece of memory with its device.
 fn no_memory_without_a_device(guest: &Guest) {
     let ask = |command, arguments| guest.monitor_command(command, arguments).unwrap();
     let objects = ask("qom-list", serde_json::json!({ "path": "/objects" }));
@@ -109,11 +109,11 @@ fn obstacles_are_named(world: &World, a: &Guest) {
     let said = error(world.partywall(&[&words[..], &["--window", "40G"]].concat()));
     assert!(said.contains("maxmem") || said.contains("room") || said.contains("allocate"), "{said}");
     assert!(world.partywall(&["vm", "list"]).text().contains("no machine"), "what failed left nothing");
-    // In the guest there is no broker meanwhile.
+    // The guest has no broker in the meantime.
     assert!(a.shell("partywall list").unwrap_err().to_string().contains("no broker"));
 }
 
-/// What `partywall doctor` finds of virtual machines, a line each.
+/// The findings of `partywall doctor` about virtual machines, a line each.
 fn diagnosis(said: &[u8], area: &str) -> String {
     let report: serde_json::Value = serde_json::from_slice(said).unwrap();
     let word = |check: &serde_json::Value, part: &str| check[part].as_str().unwrap_or_default().to_owned();
@@ -138,7 +138,7 @@ fn diagnosis_outside(world: &World) -> String {
     diagnosis(&world.partywall(&["doctor", "--json"]).stdout, "virtual machines")
 }
 
-/// Waits until it says so.
+/// Waits until the doctor's report contains this.
 fn wait_for_diagnosis(world: &World, part: &str) {
     let deadline = Instant::now() + HANG;
     while !diagnosis_outside(world).contains(part) {
@@ -264,7 +264,7 @@ fn rings_of_many_channels_are_given_back(a: &Guest, b: &Guest) {
     }
 }
 
-/// A channel between the guests on which nobody says anything.
+/// A channel between the guests without traffic.
 fn idle<'a>(a: &'a Guest, b: &'a Guest) -> (Running<'a>, Running<'a>) {
     let mut listener = b.begin("exec partywall --domain b -v cat -l idle 2>&1");
     a.wait_service("idle");

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use world::{HANG, Inside, World, program, static_program};
 
-/// Says what this program is to do in a guest.
+/// The variable with the task of this program in a guest.
 const TASK: &str = "PARTYWALL_DEVICES_TASK";
 
 #[test]
@@ -69,7 +69,7 @@ fn machine_without_slots_gets_pci_windows() {
     b.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=3 2>/dev/null");
     a_file_goes(&b, &a);
 
-    // What a process may have mapped stays where it is; who is attached again gets other devices.
+    // A process may still map earlier devices, so they stay where they are; a machine that is attached again gets other devices.
     let before = devices(&a).len();
     assert_eq!(world.partywall(&["vm", "detach", "a"]).status, 0);
     assert_eq!(devices(&a).len(), before, "no device is unplugged");
@@ -160,7 +160,7 @@ fn only_owners_write(a: &Guest, b: &Guest) {
     a_file_goes(a, b);
 }
 
-/// What this program does in a guest.
+/// The tasks of this program in a guest.
 #[test]
 fn in_a_guest() {
     let Ok(task) = std::env::var(TASK) else { return };
@@ -184,7 +184,7 @@ fn in_a_guest() {
     println!("\nSAYS {said}");
 }
 
-/// All of a device's memory, as someone maps it who does not keep to any rules.
+/// All of a device's memory, mapped as a hostile guest maps it.
 #[expect(unsafe_code, reason = "maps memory as a hostile guest would")]
 fn raw(device: &bar::BarDevice) -> &'static mut [u8] {
     let window = bar::open(device, true).unwrap();

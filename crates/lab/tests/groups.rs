@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use world::{HANG, Inside, World};
 
 const POLICY: &str = "[[group]]\nname = \"pool\"\nmachines = [\"a\", \"b\", \"c\"]\nroom = 8388608\n";
-/// Says what this program is to do in a guest.
+/// The variable with the task of this program in a guest.
 const TASK: &str = "PARTYWALL_GROUP_TASK";
 
 #[test]
-fn a_buffer_is_read_in_c_after_its_handle_went_through_b() {
+fn buffer_is_read_in_c_after_its_handle_went_through_b() {
     let image = ImageOptions::default().program(std::env::current_exe().unwrap(), "inside");
     let mut world = World::with("groups", image);
     world.kill_broker();
@@ -42,13 +42,13 @@ fn a_buffer_is_read_in_c_after_its_handle_went_through_b() {
     assert_eq!(first, second, "the same memory again");
     println!("read in place at {first}");
     pool.addresses_are_the_same([&a, &b, &c]);
-    pool.who_dies_gives_back(&a, &b, &c);
-    pool.nobody_else_writes(&a, &c);
+    pool.killed_holder_frees_its_memory(&a, &b, &c);
+    pool.only_owner_changes_group_memory(&a, &c);
     a_stranger_sees_nothing(&c, &d);
     pool.a_machine_dies(&a, c);
 }
 
-/// What this program does in a guest.
+/// The tasks of this program in a guest.
 #[test]
 fn in_a_guest() {
     let Ok(task) = std::env::var(TASK) else { return };
@@ -61,7 +61,7 @@ fn in_a_guest() {
     println!("\nSAYS {said}");
 }
 
-/// Writes all over a window, as someone does who does not keep to any rules.
+/// Overwrites a whole window, as a hostile guest does.
 #[expect(unsafe_code, reason = "maps memory as a hostile guest would")]
 fn scribble(device: &str) {
     let window = dax::open(device, true).unwrap();
@@ -101,7 +101,7 @@ fn ended(put: Running<'_>) {
     assert_eq!(done.status, 0, "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Someone who has opened a handle, and reads on.
+/// A program that has opened a handle, and reads on.
 fn holds<'a>(guest: &'a Guest, handle: &str) -> Running<'a> {
     let mut held = guest.begin(&format!("exec partywall group get --hold {handle} 2>&1 > /tmp/got"));
     held.wait_for("holding", HANG).unwrap();
@@ -110,7 +110,7 @@ fn holds<'a>(guest: &'a Guest, handle: &str) -> Running<'a> {
 
 struct Pool<'a> {
     world: &'a World,
-    /// What the members have free while nobody takes part.
+    /// The free memory of the members while no process takes part.
     free: Vec<u64>,
 }
 
@@ -178,7 +178,7 @@ impl Pool<'_> {
         self.settled();
     }
 
-    fn who_dies_gives_back(&self, a: &Guest, b: &Guest, c: &Guest) {
+    fn killed_holder_frees_its_memory(&self, a: &Guest, b: &Guest, c: &Guest) {
         for holder in [b, c] {
             let (put, handle) = put(a, "/tmp/file");
             let held = holds(holder, &handle);
@@ -198,7 +198,7 @@ impl Pool<'_> {
     }
 
     /// A guest that writes all over what it was given to read changes nothing.
-    fn nobody_else_writes(&self, a: &Guest, c: &Guest) {
+    fn only_owner_changes_group_memory(&self, a: &Guest, c: &Guest) {
         let (put, handle) = put(a, "/tmp/file");
         assert_eq!(inside(c, "scribble"), 2, "the windows of the two others");
         c.sh(&format!("partywall group get {handle} > /tmp/got"));

@@ -64,7 +64,7 @@ fn guest_runs_commands_moves_files_and_takes_faults() {
 }
 
 #[test]
-fn a_guest_that_cannot_start_says_why() {
+fn guest_that_cannot_start_reports_cause() {
     let lab = Lab::new("no-start", &ImageOptions::default()).unwrap();
     let e = lab.boot(GuestOptions::new("b").arguments(["-device", "no-such-device"])).unwrap_err().to_string();
     assert!(e.contains("no-such-device"), "{e}");
@@ -76,7 +76,7 @@ const KEEPER: &str = "PARTYWALL_TEST_KEEPER";
 #[test]
 fn guest_ends_with_its_killed_parent() {
     let mut keeper = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_process_that_keeps_a_guest", "--nocapture"])
+        .args(["--exact", "helper_process_that_keeps_guest", "--nocapture"])
         .env(KEEPER, "yes")
         .stdout(Stdio::piped())
         .spawn()
@@ -96,7 +96,7 @@ fn guest_ends_with_its_killed_parent() {
 
 /// Not a separate test: the test above kills it.
 #[test]
-fn a_process_that_keeps_a_guest() {
+fn helper_process_that_keeps_guest() {
     if std::env::var_os(KEEPER).is_some() {
         let lab = Lab::new("keeper", &ImageOptions::default()).unwrap();
         let guest = lab.boot(GuestOptions::new("k")).unwrap();

@@ -10,7 +10,7 @@ use partywall_lab::{Guest, GuestOptions, ImageOptions};
 use std::time::{Duration, Instant};
 use world::{HANG, Inside, World};
 
-/// Of each machine: for its windows, and the doorbell devices of brokers that come and go, which all stay.
+/// The PCI ports of each machine: for its windows, and for the doorbell devices of successive brokers, which all stay.
 const PORTS: u32 = 12;
 /// Lines that go there and back, each when the last is back.
 const LINES: u64 = 40;
@@ -63,7 +63,7 @@ fn machine_with_iommu_gets_interrupts_as_doorbells() {
     assert_eq!(doorbells(&a), 1);
     lines_go_there_and_back(&a, &b);
 
-    // A broker that dies leaves devices that ring nobody; the next brings its own.
+    // A broker that dies leaves devices that ring no process; the next broker brings its own.
     world.kill_broker();
     let entries = [&a, &b, &plain].map(|guest| world.entry(guest)).concat();
     world.start_broker_with(&entries);
@@ -73,7 +73,7 @@ fn machine_with_iommu_gets_interrupts_as_doorbells() {
     lines_go_there_and_back(&a, &b);
 }
 
-/// Waits until the broker says so of these machines.
+/// Waits until the broker reports this for these machines.
 fn wait_rung_by(world: &World, wanted: &[(&str, &str)]) {
     let listed = || {
         let said = world.partywall(&["vm", "list", "--json"]);

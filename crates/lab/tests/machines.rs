@@ -1,4 +1,4 @@
-//! What a host finds out of machines as people start them, and what it says of those that cannot take a window.
+//! The facts that a host finds about machines with common options, and its errors for those that cannot take a window.
 //!
 //! These machines boot nothing: their monitors answer all the same.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]

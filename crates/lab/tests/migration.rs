@@ -10,7 +10,7 @@ use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
 use world::{Inside, World, preload_library};
 
 const LIBRARY: &str = "libpartywall_preload.so";
-/// What the library in a program says when a connection has its rings, and when it has unmapped them.
+/// The log lines of the library when a connection has its rings, and when it has unmapped them.
 const ON_RING: &str = "has a ring";
 const UNMAPPED: &str = "the rings are unmapped";
 
@@ -39,7 +39,7 @@ fn stream_survives_migration_there_and_back() {
     begin_stream(&a, &b);
     wait_for(&a, "/tmp/send.log", ON_RING);
 
-    // Nobody waits there: the machine stays, with its windows.
+    // There is no destination: the machine stays, with its windows.
     let failed = home.partywall(&["vm", "migrate", "a", "--to", "unix:/nonexistent/socket"]);
     let why = String::from_utf8_lossy(&failed.stderr).into_owned();
     assert!(failed.status != 0 && why.contains("has its windows again"), "{why}{}", explain(&home, &a, &b));
@@ -154,7 +154,7 @@ fn new_connection_has_a_ring(a: &Guest, b: &Guest, when: &str) {
     assert!(log.contains(ON_RING), "{when}: {log}\n{:?}", more());
 }
 
-/// What has arrived, by time: kilobytes a second, and how long nothing came at the longest.
+/// The bytes that have arrived over time: kilobytes a second, and the longest pause.
 fn time_line(said: &str) -> String {
     let point = |line: &str| {
         let (at, size) = line.split_once(' ')?;

@@ -17,7 +17,7 @@ const POLICY: &str =
     "[[group]]\nname = \"pool\"\nmachines = [\"a\", \"b\"]\ndomains = [\"collector\"]\nroom = 8388608\n";
 
 #[test]
-fn group_of_guests_and_host_survives_pause_reset_and_broker_death() {
+fn mixed_group_survives_pause_reset_and_broker_death() {
     let mut world = World::new("mixed");
     world.kill_broker();
     world.start_broker_with(POLICY);
@@ -29,7 +29,7 @@ fn group_of_guests_and_host_survives_pause_reset_and_broker_death() {
     }
     world.wait_ready(2);
     File::create(world.path("file")).unwrap().set_len(2_001_000).unwrap();
-    everybody_reads_everybody(&world, &a, &b);
+    each_member_reads_from_the_others(&world, &a, &b);
 
     // A reader that is held up loses what it had open, and is a member again when it goes on.
     let (waiting, handle) = put(&a);
@@ -40,7 +40,7 @@ fn group_of_guests_and_host_survives_pause_reset_and_broker_death() {
     b.resume().unwrap();
     drop(held);
     world.wait_ready(2);
-    everybody_reads_everybody(&world, &a, &b);
+    each_member_reads_from_the_others(&world, &a, &b);
 
     let (waiting, handle) = put(&a);
     let held = holds(&b, &handle);
@@ -50,9 +50,9 @@ fn group_of_guests_and_host_survives_pause_reset_and_broker_death() {
     b.start_agent();
     world.wait_ready(2);
     b.sh("dd if=/dev/urandom of=/tmp/file bs=1000 count=2001 2>/dev/null");
-    everybody_reads_everybody(&world, &a, &b);
+    each_member_reads_from_the_others(&world, &a, &b);
 
-    // What is open when the broker dies stays readable, and can be released; then all join again with the next one.
+    // Buffers that are open when the broker dies stay readable, and can be released; then all members join again with the next broker.
     let (waiting, handle) = put(&a);
     let held = holds(&b, &handle);
     world.kill_broker();
@@ -63,10 +63,10 @@ fn group_of_guests_and_host_survives_pause_reset_and_broker_death() {
     let machines = [&a, &b].map(|guest| world.entry(guest)).concat();
     world.start_broker_with(&format!("{POLICY}{machines}"));
     world.wait_ready(2);
-    everybody_reads_everybody(&world, &a, &b);
+    each_member_reads_from_the_others(&world, &a, &b);
 }
 
-fn everybody_reads_everybody(world: &World, a: &Guest, b: &Guest) {
+fn each_member_reads_from_the_others(world: &World, a: &Guest, b: &Guest) {
     let (waiting, handle) = put(a);
     b.sh(&format!("timeout 60 partywall --domain b group get {handle} > /tmp/got"));
     ended(waiting);
@@ -85,7 +85,7 @@ fn put(guest: &Guest) -> (Running<'_>, String) {
     (put, handle)
 }
 
-/// Someone who has opened a handle, and reads on.
+/// A program that has opened a handle, and reads on.
 fn holds<'a>(guest: &'a Guest, handle: &str) -> Running<'a> {
     let name = guest.name();
     let mut held =

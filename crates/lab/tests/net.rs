@@ -48,11 +48,11 @@ impl Disk {
     }
 
     fn start(&mut self) {
-        // The one before has ended.
+        // The earlier back end has ended.
         self.back_end = None;
         let mut command = Command::new(&self.program);
         command.args(["serve", &self.path("image"), "--socket", &self.path("disk.sock"), "--serial", "lab-disk"]);
-        // So that some requests are in flight when it is killed.
+        // Some requests are then in flight when it is killed.
         command.args(["--inject-delay", "30"]);
         let mut child = SwitchProcess(command.env_remove("RUST_LOG").stdout(Stdio::piped()).spawn().unwrap());
         let mut line = String::new();
@@ -252,7 +252,7 @@ fn wait_ping(net: &Net, from: &Guest, to: &str) {
     }
 }
 
-/// A file goes by TCP, and `meanwhile` happens once some of it has come.
+/// A file goes by TCP, and `meanwhile` runs once some of it has come.
 fn file_arrives(from: &Guest, to: &Guest, address: &str, meanwhile: impl FnOnce()) {
     let receiver = to.start(&["sh", "-c", &format!("rm -f /tmp/got; nc -l -p {FILE} > /tmp/got")]).unwrap();
     let listens =

@@ -12,7 +12,7 @@ use std::time::Instant;
 use world::{HANG, Inside, World, preload_library};
 
 const LIBRARY: &str = "libpartywall_preload.so";
-/// What the library in a program says when a connection has its rings.
+/// The log line of the library when a connection has its rings.
 const ON_RING: &str = "has a ring";
 /// And when the way to the peer's machine is gone.
 const LINK_LOST: &str = "the way to the peer's machine was lost";
@@ -59,7 +59,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     machine_is_killed(&a, b);
 }
 
-/// What `partywall doctor -- PROGRAM` says in a guest, a line for each check.
+/// The findings of `partywall doctor -- PROGRAM` in a guest, a line for each check.
 fn doctor(guest: &Guest) -> String {
     let said = guest.run(&["partywall", "doctor", "--json", "--", "redis-cli"]).unwrap();
     let report: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();

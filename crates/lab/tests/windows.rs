@@ -1,4 +1,4 @@
-//! Windows between real guests: memory, who may write it, what is left when somebody dies. One set of guests for all of it.
+//! Windows between real guests: their memory, the rights to write it, and their state after a death. One set of guests for all tests.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -35,16 +35,16 @@ fn windows_between_guests() {
     let [a, b, c] = guests.all();
     conformance(&guests, a);
     doorbells_and_memory_go_between_guests(&guests, a, b);
-    memory_crosses_and_only_the_owner_writes(a, b, c);
-    plugging_twice_is_once_and_obstacles_are_named(a);
-    what_unplugging_does(c);
-    ivshmem_shows_the_same_memory_to_guests(b, c);
-    who_is_gone_is_noticed(&guests, a, c);
+    memory_crosses_and_only_its_owner_can_write(a, b, c);
+    second_plug_changes_nothing_and_obstacles_are_named(a);
+    unplug_reports_whether_window_was_kept(c);
+    ivshmem_guests_share_the_same_memory(b, c);
+    link_hang_up_reports_paused_or_killed_machine(&guests, a, c);
     a_window_outlives_reset_and_death(guests);
 }
 
-/// The same suite as for sealed memfds, the owner's memory through one device and the peer's through another; first with
-/// links within the guest, then with links that go out to the host and come back.
+/// The suite that sealed memfds pass, with the owner's memory through one device and the peer's through another; first with links within
+/// the guest, then with links that go out to the host and come back.
 fn conformance(guests: &Guests, a: &Guest) {
     let file = window("a", "a", 8 * MIB);
     let id = file.id().to_string();
@@ -72,7 +72,7 @@ fn up(notices: &Notices) {
     while notices.recv_timeout(HANG).unwrap() != Notice::Up {}
 }
 
-/// What stands between two processes in different guests: a window, and links through the host.
+/// The connection of two processes in different guests: a window, and links through the host.
 fn doorbells_and_memory_go_between_guests(guests: &Guests, a: &Guest, b: &Guest) {
     let file = window("a", "b", MIB);
     let id = file.id().to_string();
@@ -96,7 +96,7 @@ fn doorbells_and_memory_go_between_guests(guests: &Guests, a: &Guest, b: &Guest)
     });
 }
 
-fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
+fn memory_crosses_and_only_its_owner_can_write(a: &Guest, b: &Guest, c: &Guest) {
     let file = window("a", "b", 4 * MIB);
     let id = file.id().to_string();
     plug(b, &file, WindowRole::Peer);
@@ -104,7 +104,7 @@ fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
     let base = a.inside("write", &[&id]);
     assert_eq!(b.inside("read", &[&id, &base]), "as written");
 
-    // What the peer writes does not arrive: not where the owner sees it, and not where the host sees it.
+    // The peer's writes do not arrive: neither in the owner's view nor in the host's.
     let before = a.inside("sum", &[&id]);
     assert_eq!(b.inside("scribble", &[&id]), "scribbled");
     assert_eq!(a.inside("sum", &[&id]), before);
@@ -116,7 +116,7 @@ fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
     // A process of the host is party to it by the same file.
     assert_eq!(inside::read(&file.window().unwrap(), base.parse().unwrap()), "as written");
 
-    // What a machine writes into its own window, header and all, is its own affair: it is found no more, nothing else happens.
+    // A machine may write anything into its own window, even the header: then the window is not found any more, and nothing else happens.
     let other = window("a", "b", MIB);
     plug(a, &other, WindowRole::Owner);
     plug(b, &other, WindowRole::Peer);
@@ -125,7 +125,7 @@ fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
     assert!(b.inside("find", &[&other.id().to_string()]).contains("not plugged in"));
 }
 
-fn plugging_twice_is_once_and_obstacles_are_named(a: &Guest) {
+fn second_plug_changes_nothing_and_obstacles_are_named(a: &Guest) {
     let file = window("a", "x", MIB);
     let mut machine = Machine::connect(a.monitor()).unwrap();
     assert!(machine.plug(&WindowDevice::of(&file), WindowRole::Peer).unwrap().took.is_some());
@@ -149,7 +149,7 @@ fn plugging_twice_is_once_and_obstacles_are_named(a: &Guest) {
     assert!(matches!(machine.plug(&other_size, WindowRole::Owner), Err(VmError::Taken { .. })));
 }
 
-fn what_unplugging_does(c: &Guest) {
+fn unplug_reports_whether_window_was_kept(c: &Guest) {
     let file = window("c", "x", MIB);
     let mut machine = Machine::connect(c.monitor()).unwrap();
     assert_eq!(machine.unplug(file.id(), WindowRole::Owner).unwrap(), Unplugged::Absent);
@@ -157,7 +157,7 @@ fn what_unplugging_does(c: &Guest) {
         drop(machine);
         plug(c, &file, role);
         machine = Machine::connect(c.monitor()).unwrap();
-        // QEMU 7.2 keeps both kinds; one that does not is as good. What matters is to be told which.
+        // QEMU 7.2 keeps both kinds, and other versions may not. The outcome must be reported either way.
         let outcome = machine.unplug(file.id(), role).unwrap();
         println!("unplugging as {role}: {outcome:?}");
         let there = machine.windows().unwrap().iter().any(|w| (w.id, w.role) == (file.id(), role));
@@ -166,7 +166,7 @@ fn what_unplugging_does(c: &Guest) {
 }
 
 /// For machines without places for windows: a PCI device, whose memory both write.
-fn ivshmem_shows_the_same_memory_to_guests(b: &Guest, c: &Guest) {
+fn ivshmem_guests_share_the_same_memory(b: &Guest, c: &Guest) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ivshmem");
     let server = IvshmemServer::start(&path, IvshmemOptions::default()).unwrap();
@@ -186,7 +186,7 @@ fn ivshmem_shows_the_same_memory_to_guests(b: &Guest, c: &Guest) {
 }
 
 /// A guest that is held up, an agent that is killed, a machine that is: the other side of a link hears of each.
-fn who_is_gone_is_noticed(guests: &Guests, a: &Guest, c: &Guest) {
+fn link_hang_up_reports_paused_or_killed_machine(guests: &Guests, a: &Guest, c: &Guest) {
     enum Fault {
         Hold,
         KillAgent,
@@ -234,7 +234,7 @@ fn a_window_outlives_reset_and_death(guests: Guests) {
     assert_eq!(b.inside("read", &[&id, &base]), "as written");
     a.kill();
     assert_eq!(b.inside("read", &[&id, &base]), "as written");
-    // With the last who has it, it is gone.
+    // The window is gone when the last process has closed it.
     let pids = [std::process::id(), b.pid()];
     assert!(pids.iter().all(|pid| has_open(*pid, &file)), "this process and the peer");
     drop(guests);

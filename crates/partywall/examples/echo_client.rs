@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let _domain = Domain::join("visitor")?;
     let mut stream = Stream::connect("web:echo")?;
     stream.write_all(message.as_bytes())?;
-    // Nothing follows: the other side comes to the end, and ends too.
+    // No more data follows. The other side sees the end, and ends too.
     stream.shutdown(Shutdown::Write)?;
 
     let mut answer = String::new();

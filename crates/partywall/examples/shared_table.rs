@@ -47,7 +47,7 @@ fn serve(mut stream: Stream) -> Result<(), Box<dyn Error>> {
             return Err("a new table has something in it".into());
         }
         table.bytes_mut().fill(round);
-        // What was written before this byte is seen by the program that reads the byte.
+        // The program that reads this byte sees everything that was written before it.
         stream.write_all(&[round])?;
         // Until it has been read. Dropping it gives it up.
         stream.read_exact(&mut [0])?;
@@ -65,7 +65,8 @@ fn read(mut stream: Stream) -> Result<u64, Box<dyn Error>> {
         let table = regions.next()?.ok_or("the table was added before the byte was sent")?;
         table.read_at(0, &mut bytes)?;
         sum += bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
-        // Dropping it would do the same, but the broker could hear of it after the next table: this side takes one at a time.
+        // Dropping it would do the same, but the broker could process that after the next table arrives, and this side takes one at a
+        // time.
         table.give_up()?;
         stream.write_all(b".")?;
     }

@@ -14,7 +14,7 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// None at all.
+    /// No regions.
     pub(crate) const NOTHING: Self = Self { count: 0, bytes: 0 };
 }
 
@@ -79,7 +79,7 @@ impl FurtherMail {
         self.held.iter().map(|(key, region)| (*key, message(*key, *region))).collect()
     }
 
-    /// Files what the broker has passed on. What this end does not take is dropped (protocol F3.1).
+    /// Files a region that the broker has passed on. Regions that this end does not take are dropped (protocol F3.1).
     pub(crate) fn deliver(&mut self, number: u32, kind: u32, region: RegionReference, fds: Vec<OwnedFd>) {
         let memory = fds.into_iter().next();
         self.lost |= memory.is_none();

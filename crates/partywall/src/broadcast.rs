@@ -19,7 +19,7 @@ use partywall_shm::wake::Fencing;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// What happens when a subscriber is slower than the publisher.
+/// The treatment of subscribers that are slower than the publisher.
 ///
 /// ```
 /// use partywall::{Domain, Error, Options, Publisher, RingSize, SlowReader, Subscriber};
@@ -270,7 +270,7 @@ impl Publisher {
         add(&own.counters.messages, 1);
     }
 
-    /// Makes sure that nobody who counts still needs the `n` bytes that are overwritten next.
+    /// Makes sure that no remaining subscriber still needs the `n` bytes that are overwritten next.
     fn make_room(&mut self, n: u64) -> Result<()> {
         if self.slow == SlowReader::Newest {
             // Nobody counts. Subscribers that have left are let go when others are admitted.
@@ -281,7 +281,7 @@ impl Publisher {
         let mut turn = None;
         loop {
             let (own, acceptor) = (&self.ring.page().tx, &self.acceptor);
-            // Those who lie or have left are let go; an honest subscriber cannot tell the difference.
+            // Subscribers that have left or that broke the protocol are dropped; an honest subscriber sees no difference.
             self.subscribers.retain_mut(|s| s.is_there(own, n) && acceptor.is_answered(s).unwrap_or(false));
             let behind = self.subscribers.iter().position(|s| s.half.free() < n);
             let (Some(slowest), SlowReader::Hold) = (behind, self.slow) else {
@@ -354,8 +354,8 @@ impl AsFd for Publisher {
 }
 
 impl Drop for Publisher {
-    /// Waits for the broker, for a second at most, where it has not passed the ring on to a subscriber yet. That one would see the end of
-    /// the link before the ring, and what was sent to it would be lost.
+    /// Waits for the broker, for a second at most, where it has not passed the ring on to a subscriber yet. Such a subscriber would see
+    /// the end of the link before the ring, and lose the messages in it.
     fn drop(&mut self) {
         TxState::Finished.store(&self.ring.page().tx.control.state);
         let limit = Instant::now() + LAST_ANSWER;

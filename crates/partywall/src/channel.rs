@@ -20,7 +20,7 @@ use std::time::Duration;
 /// The writing half and the reading half of one end.
 pub(crate) type Halves = (Option<StreamTx>, Option<StreamRx>);
 
-/// What an endpoint and its halves are made of.
+/// The parts of an endpoint and its halves.
 #[derive(Debug)]
 pub(crate) struct EndpointParts {
     pub(crate) side: Side,
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_from_another_machine_is_waited_for() {
+    fn reader_waits_for_announced_ring_of_another_machine() {
         let (mut rx, send, far) = ahead_of_its_ring();
         let mut bytes = [0; 10];
         assert_eq!(rx.read(&mut bytes).unwrap(), 3);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_never_comes_is_the_peers_fault() {
+    fn hang_up_before_announced_ring_is_corrupt() {
         let (mut rx, send, far) = ahead_of_its_ring();
         let mut bytes = [0; 10];
         assert_eq!(rx.read(&mut bytes).unwrap(), 3);

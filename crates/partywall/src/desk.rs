@@ -1,7 +1,7 @@
 //! The session of a domain, as all threads of its channels use it.
 //!
-//! One thread at a time makes a request and waits for its answer. All others may send at any time, and look for what has come, without
-//! waiting for the broker: what lies in the socket is taken out by whichever thread looks, and filed for the channel or the request that it
+//! One thread at a time makes a request and waits for its answer. All others may send at any time, and look for messages without waiting
+//! for the broker. The thread that looks receives everything in the socket, and files each message for the channel or the request that it
 //! belongs to.
 //!
 //! ```text
@@ -26,14 +26,14 @@ pub(crate) const MOST_RINGS: usize = 8;
 /// The longest that a thread waits before it looks again whether another thread has filed its answer.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Which end of which channel.
+/// An end of a channel: the channel's number and the side.
 pub(crate) type EndId = (u64, Side);
 
 /// A request whose answer is asked for later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
     request: u32,
-    /// Which of the domain's sessions it was sent on: a broker that comes again knows nothing of it.
+    /// The session of the domain that it was sent on. A new broker does not know requests of earlier sessions.
     session: u64,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Parcel {
     pub(crate) memory: OwnedFd,
 }
 
-/// What has come for one end of a channel.
+/// The messages and regions for one end of a channel.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     region: Option<Parcel>,
@@ -60,7 +60,7 @@ pub(crate) struct Mailbox {
     lost: bool,
 }
 
-/// What a mailbox has.
+/// An item of a mailbox.
 #[derive(Debug)]
 pub(crate) enum Mail {
     Nothing,
@@ -136,7 +136,7 @@ struct DeskState {
     /// Requests whose answers are wanted, and the answers that have come.
     answers: HashMap<u32, Option<Answer>>,
     mailboxes: HashMap<EndId, Mailbox>,
-    /// What has no answer, and could not be sent yet because the broker was away or did not read.
+    /// Messages without an answer that could not be sent yet, because the broker was away or did not read.
     untold: Vec<Message>,
 }
 
@@ -176,7 +176,7 @@ impl SessionDesk {
         self.request_within(PATIENCE, message, fds)
     }
 
-    /// The same of a request that takes longer than the broker itself: a virtual machine has to answer.
+    /// Makes a request that takes longer than the broker's own work: a virtual machine has to answer.
     pub(crate) fn request_within(&self, limit: Duration, message: &Message, fds: &[BorrowedFd<'_>]) -> Answer {
         self.exchange(limit, message, fds).map(|(_, answer)| answer)
     }
@@ -286,7 +286,7 @@ impl SessionDesk {
         self.state().mailboxes.entry(end).or_default();
     }
 
-    /// Closes it.
+    /// Closes a mailbox.
     pub(crate) fn shut(&self, end: EndId) {
         self.state().mailboxes.remove(&end);
     }
@@ -332,7 +332,7 @@ impl SessionDesk {
         with(self.state().session.as_fd())
     }
 
-    /// Goes on with another session. What has come on the old one counts.
+    /// Continues with another session. Messages that have come on the old one are kept.
     pub(crate) fn replace(&self, mut session: BrokerSession) {
         let mut state = self.state();
         state.file(None);
@@ -377,7 +377,8 @@ impl DeskState {
         }
     }
 
-    /// Why the broker has ended the session, if it said so. What else it had sent counts: a ring that lies there may be in use already.
+    /// The reason that the broker gave for ending the session, if it gave one. Other messages before it are filed first: a ring among
+    /// them may be in use already.
     fn last_words(&mut self) -> Option<Error> {
         loop {
             match self.session.try_receive_any() {
@@ -393,7 +394,7 @@ impl DeskState {
     }
 
     fn settle(&mut self, request: u32, message: Message, fds: Vec<OwnedFd>) {
-        // One that nobody waits for any more was given up.
+        // The request was given up, so no thread waits for this answer.
         let Some(place) = self.answers.get_mut(&request) else { return };
         *place = Some(match message {
             Message::Refused { code, reason } => Err(Error::Refused { code, reason }),
@@ -404,7 +405,7 @@ impl DeskState {
                     (Message::Connected { channel, .. }, Ok(())) => {
                         self.mailboxes.entry((*channel, Side::Connecting)).or_default();
                     }
-                    // Nothing comes of a channel whose links this process could not take.
+                    // A channel whose links this process could not take is not used.
                     (Message::Connected { channel, .. }, Err(_)) => {
                         self.untold.push(Message::Closed { channel: *channel })
                     }

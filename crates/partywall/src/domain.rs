@@ -49,7 +49,7 @@ struct DomainInner {
     watch: Mutex<Option<HangUpWatch>>,
 }
 
-/// What a new broker hears of a channel.
+/// The description of a channel that a new broker is sent.
 #[derive(Debug)]
 struct ReclaimRequest {
     message: Message,
@@ -289,7 +289,7 @@ impl Domain {
         loop {
             let (message, _) = self.request(&Message::List { what, after }, &[])?;
             let (more, rows) = rows_of(message)?;
-            // A page that does not advance would have us ask for ever.
+            // A page that does not advance would cause endless requests.
             let last = rows.last().map(&key).filter(|last| *last > after);
             all.extend(rows);
             match last {
@@ -417,7 +417,7 @@ impl ChannelRegistration {
         self.domain.desk.answer(ticket)
     }
 
-    /// Which end of which channel this is.
+    /// The channel and the side of this end.
     pub(crate) fn end(&self) -> EndId {
         self.end
     }
@@ -478,7 +478,7 @@ impl DomainInner {
         let weak = Arc::downgrade(this);
         let watch = this.desk.with_socket(|socket| {
             HangUpWatch::call(socket, move || {
-                // On another thread: the keeper has links to watch meanwhile.
+                // This runs on another thread, because the keeper must go on watching links.
                 let rejoin =
                     std::thread::Builder::new().name("partywall-rejoin".into()).spawn(move || Self::rejoin(&weak));
                 if let Err(e) = rejoin {
@@ -513,7 +513,7 @@ impl DomainInner {
         // for it in the session in use.
         self.desk.replace(session);
         *lock(&self.identity) = identity;
-        // Not under the lock: a channel that is dropped meanwhile must not wait for the broker.
+        // This runs without the lock: a channel that is dropped at the same time must not wait for the broker.
         let claims: Vec<(EndId, Arc<ReclaimRequest>)> =
             lock(&self.channels).iter().map(|(end, claim)| (*end, Arc::clone(claim))).collect();
         let mut reclaimed = Vec::with_capacity(claims.len());

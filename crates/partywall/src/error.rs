@@ -120,7 +120,7 @@ pub enum Error {
     },
 }
 
-/// The same as `Display`: `main() -> Result` and `unwrap` print this, and should not hide what to do.
+/// The same text as `Display`: `main() -> Result` and `unwrap` print this, and it should contain the remedy.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_says_what_display_says_so_that_main_prints_the_advice() {
+    fn debug_output_equals_display_with_advice() {
         let absent = Error::BrokerAbsent { path: "/run/broker.sock".into(), source: io::ErrorKind::NotFound.into() };
         let refused = Error::Refused { code: Refusal::Denied, reason: "no [[join]] rule".into() };
         for (error, words) in [(absent, "/run/broker.sock"), (refused, "no [[join]] rule")] {

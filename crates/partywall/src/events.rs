@@ -89,7 +89,7 @@ impl EventFeed {
     /// # Errors
     /// [`Error::System`] if the broker is gone; [`Error::Refused`] if it has ended the session.
     pub fn wait(&mut self, timeout: Duration) -> Result<EventBatch> {
-        // Without one it waits for ever: the time is beyond what the clock has.
+        // Without a deadline the wait has no limit: the time is beyond the range of the clock.
         let deadline = Instant::now().checked_add(timeout);
         let request = match self.asked {
             Some(request) => request,

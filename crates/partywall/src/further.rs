@@ -30,12 +30,12 @@ use std::sync::{Arc, Weak};
 /// const TABLE: u32 = 1;
 ///
 /// let (mut client, mut server) = Stream::pair(&Options::default())?;
-/// // The reader says what it takes: at most two tables at a time, of 1 MiB together.
+/// // The reader takes at most two tables at a time, of 1 MiB together.
 /// server.regions().take(TABLE, 2, 1 << 20)?;
 ///
 /// let mut table = client.regions().add(TABLE, 65536)?;
 /// table.bytes_mut()[100..105].copy_from_slice(b"hello");
-/// client.write_all(b"!")?; // What was written before this byte is seen by who reads the byte.
+/// client.write_all(b"!")?; // A reader of this byte sees what was written before it.
 ///
 /// server.read_exact(&mut [0])?;
 /// let theirs = server.regions().next()?.expect("it was added before the byte was sent");
@@ -374,7 +374,7 @@ impl Drop for PeerChannelRegion {
     }
 }
 
-/// The next region that has arrived for this side. What came and cannot be used is given up.
+/// The next region that has arrived for this side. Unusable regions are given up.
 fn arrived(endpoint: &Endpoint) -> Result<Option<ArrivedRegion>> {
     let look = |further: &mut FurtherMail| (further.take_unusable(), further.arrived());
     let (unusable, arrived) = match endpoint.carrier() {
@@ -410,7 +410,7 @@ mod tests {
     use std::path::Path;
     use std::time::{Duration, Instant};
 
-    /// What the reader takes of the owner, and the other way round.
+    /// The kind that the reader takes of the owner, and the kind that the owner takes of the reader.
     const KIND: u32 = 1;
     const OF_READER: u32 = 2;
     const SIZE: u64 = 4096;

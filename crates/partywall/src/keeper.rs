@@ -1,9 +1,10 @@
 //! The keeper: one thread per process that notices hang-ups, of links (a peer died) and of broker sessions.
 //!
-//! A half that waits sees its link hang up by itself. One that is busy writing into a ring with room would not look for
-//! long; it looks at a flag instead, which the keeper sets. The keeper sleeps in `epoll_wait` and is woken by hang-ups
-//! (and by what the broker tells those who take part in groups): doorbells do not wake it. It is started by the first channel or domain, and never ends. After `fork` the child
-//! has no keeper, and shares the set of its parent's. So it gets an error for each request and each new channel ([`check_process`]).
+//! A half that waits sees its own link hang up. A half that writes into a ring with room does not look at its link for a long time. It
+//! checks a flag instead, which the keeper sets. The keeper sleeps in `epoll_wait` and is woken by hang-ups
+//! (and by the broker's notices to members of groups): doorbells do not wake it. It is started by the first channel or domain, and never
+//! ends. After `fork` the child has no keeper, and shares the epoll set of its parent. So the child gets an error for each request and
+//! each new channel ([`check_process`]).
 
 use crate::{Error, Result};
 use rustix::event::epoll;
@@ -13,7 +14,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What to do when a watched descriptor hangs up.
+/// The action when a watched descriptor hangs up.
 pub(crate) enum OnHangUp {
     /// Raise this flag.
     Flag(Arc<AtomicBool>),
@@ -156,7 +157,7 @@ fn run() {
                 Some(OnHangUp::Flag(flag)) => flag.store(true, Ordering::Relaxed),
                 Some(OnHangUp::Call(call)) => call(),
                 Some(OnHangUp::Notify(call)) => call(true),
-                // Dropped meanwhile.
+                // The channel was dropped in the meantime.
                 None => {}
             }
         }

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// A connection that was accepted: the half that writes, the half that reads, and who is at the other end.
+/// An accepted connection: its writing half, its reading half, and the peer.
 type Taken = (Option<StreamTx>, Option<StreamRx>, PeerInfo);
 
 /// A bound service of any kind: what [`Listener`](crate::Listener), [`MessageListener`](crate::MessageListener) and
@@ -55,7 +55,7 @@ pub(crate) struct Subscription {
     _registration: ChannelRegistration,
 }
 
-/// What a publisher gives to its subscribers.
+/// The memory that a publisher gives to its subscribers.
 #[derive(Debug)]
 pub(crate) struct PublisherOffer<'a> {
     pub(crate) ring: &'a OwnRegion,
@@ -88,7 +88,7 @@ impl Acceptor {
         })
     }
 
-    /// Waits for a connection whose memory and links are as they should be. Others are dropped: they harm nobody else.
+    /// Waits for a connection with valid memory and links. Invalid ones are dropped, and affect no other.
     pub(crate) fn accept(&mut self) -> Result<(Option<StreamTx>, Option<StreamRx>, PeerInfo)> {
         loop {
             let (message, fds) = self.next()?;
@@ -225,7 +225,7 @@ impl Acceptor {
         self.tell_accepted(&accepted, &memory)?;
         parts.carrier = Carrier::Broker(registration);
         for link in &parts.links {
-            // The peer's memory of this side has come by now, and who sleeps looks for it.
+            // The peer has this side's memory by now, and looks for it when it is woken.
             link.ring();
         }
         let (tx, rx) = channel::assemble(parts, &self.options)?;
@@ -301,7 +301,7 @@ impl Acceptor {
     /// The next message of the broker; binds again if it went and came (protocol C9).
     fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
         let mut pause = Duration::from_millis(10);
-        // What is too long to be a time is for ever.
+        // A timeout beyond the range of `Instant` means no deadline.
         let deadline = self.timeout.and_then(|longest| Instant::now().checked_add(longest));
         loop {
             match self.receive(deadline) {

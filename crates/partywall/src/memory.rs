@@ -14,7 +14,7 @@ pub(crate) struct Place {
     pub(crate) base: u64,
 }
 
-/// Which direction a side writes.
+/// The direction that a side writes.
 pub(crate) fn writes(side: Side) -> Directions {
     match side {
         Side::Connecting => Directions::FORWARD,
@@ -22,7 +22,7 @@ pub(crate) fn writes(side: Side) -> Directions {
     }
 }
 
-/// Makes the endpoint region of a side. One that does not write reserves no ring.
+/// Makes the endpoint region of a side. The region of a side that does not write has no ring.
 pub(crate) fn endpoint(
     side: Side,
     directions: Directions,
@@ -35,8 +35,8 @@ pub(crate) fn endpoint(
     Ok(OwnRegion::create(&options)?)
 }
 
-/// What a ring in a window begins with at the most. One that is too small to be fast while both sides wait for each other by way of
-/// the host would never be found worth growing.
+/// The largest initial size of a ring in a window. A ring so small that it is slow while both sides wait for each other by way of the
+/// host would never be measured as worth growing.
 const WINDOW_RING: u64 = 1 << 20;
 
 /// Smallest and largest size of a ring in a window, where those are its sizes elsewhere.

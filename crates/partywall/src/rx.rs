@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The largest piece that is copied before it is released: the writer can go on meanwhile.
+/// The largest piece that is copied before it is released, so that the writer can go on during a long read.
 const PIECE: u64 = 128 << 10;
 /// A subscriber that does not have the publisher's ring yet looks for it that often: the broker brings it, and the publisher, which does
 /// not wait for the broker, may ring only at its next call.
@@ -83,7 +83,7 @@ impl StreamRx {
         }
     }
 
-    /// The same half, to begin where the peer says.
+    /// The same half for a broadcast, which begins at the byte that the peer names.
     pub(crate) fn for_broadcast(mut self) -> Self {
         self.is_broadcast = true;
         self
@@ -125,7 +125,7 @@ impl StreamRx {
         if buf.is_empty() {
             return Ok(0);
         }
-        // What the caller has been shown is what it gets: these bytes are not fetched a second time.
+        // Bytes that the caller has peeked at are returned as they were shown; they are not fetched a second time.
         let mut done = self.read_front(buf);
         let mut available = if done > 0 { self.half.available() } else { self.available_for_read()? };
         while available > 0 && done < buf.len() {
@@ -225,7 +225,7 @@ impl StreamRx {
         }
     }
 
-    /// What is there now, following the peer to its next ring.
+    /// The number of bytes that are there now. Follows the peer to its next ring.
     #[inline]
     fn look(&mut self, want: u64) -> Result<u64> {
         if self.ring.is_none() {
@@ -298,7 +298,7 @@ impl StreamRx {
                 break;
             }
             if self.half.must_switch() && self.endpoint.is_windowed() && self.half.ended().is_none() {
-                // Whatever else is seen in memory: the link brings the ring, or the end.
+                // Whatever the memory shows, the link brings the ring or the end.
                 self.wait_for_ring(turn.deadline)?;
                 continue;
             }
@@ -360,7 +360,7 @@ impl StreamRx {
             LinkEvent::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
             LinkEvent::HungUp => {
                 self.hung_up = true;
-                // What it had sent before it went counts.
+                // Packets that the peer sent before it went still count.
                 self.look_for_region()
             }
             LinkEvent::Attach { generation, geometry, start, base, memory } => {
@@ -470,12 +470,12 @@ impl StreamRx {
         self.half.head()
     }
 
-    /// Says that a record makes no sense (protocol D2), and ends this half.
+    /// Ends this half because a record is malformed (protocol D2).
     pub(crate) fn blame(&mut self, what: Corrupt) -> Error {
         self.corrupt(what)
     }
 
-    /// Says that this side reads no more.
+    /// Closes this half: this side reads no more.
     pub(crate) fn close(&mut self) {
         let Self { endpoint, half, .. } = self;
         if half.close(&endpoint.own().page().rx) {

@@ -34,7 +34,7 @@ pub fn default_broker_path() -> PathBuf {
     }
 }
 
-/// What the broker said to `Join`.
+/// The broker's answer to `Join`.
 #[derive(Debug, Clone)]
 pub(crate) struct JoinedIdentity {
     pub(crate) domain: u32,
@@ -50,7 +50,7 @@ pub(crate) struct JoinedIdentity {
 pub(crate) struct BrokerSession {
     socket: OwnedFd,
     last_request: u32,
-    /// What has come while an answer was awaited.
+    /// Messages that came while an answer was awaited.
     unasked: Vec<(Message, Vec<OwnedFd>)>,
 }
 
@@ -112,8 +112,8 @@ impl BrokerSession {
         }
     }
 
-    /// Why the broker has hung up, if it said so. It turns some away before they have spoken, so that their first message
-    /// finds nobody; or without having read it, for which the kernel's reset comes before what was said.
+    /// The reason that the broker gave for hanging up, if it gave one. It refuses some clients before they have sent anything, so that
+    /// their first message fails. If it has not read that message, the kernel reports a reset before the refusal.
     pub(crate) fn last_words(&self) -> Option<Error> {
         let mut failed = false;
         loop {
@@ -131,7 +131,7 @@ impl BrokerSession {
         self.post(0, message, fds)
     }
 
-    /// Lets [`BrokerSession::next`] wait for ever, once there are no more requests to make.
+    /// Removes the time limit of [`BrokerSession::next`], once there are no more requests to make.
     pub(crate) fn wait_for_ever(&self) -> Result<()> {
         set_socket_timeout(&self.socket, Timeout::Recv, None).map_err(|e| Error::system("set a timeout", e))
     }
@@ -146,7 +146,7 @@ impl BrokerSession {
         self.try_receive_any().map(|(_, message, fds)| (message, fds))
     }
 
-    /// What the broker has said unasked. Descriptors may be missing ([`whole`]).
+    /// The broker's unrequested messages. Descriptors may be missing ([`whole`]).
     pub(crate) fn take_unasked(&mut self) -> Vec<(Message, Vec<OwnedFd>)> {
         while let Ok(next) = self.try_next() {
             self.unasked.push(next);
@@ -246,25 +246,25 @@ mod tests {
         packet::send(broker.as_fd(), &out, &[]).unwrap();
     }
 
-    fn is_told_why<T: std::fmt::Debug>(answer: Result<T>) {
+    fn assert_refusal_with_reason<T: std::fmt::Debug>(answer: Result<T>) {
         assert!(matches!(answer, Err(Error::Refused { code: Refusal::Denied, .. })), "{answer:?}");
     }
 
     #[test]
-    fn who_is_turned_away_before_it_speaks_is_told_why() {
+    fn refusal_before_first_request_reports_reason() {
         let (mut session, broker) = session();
         refuse_and_hang_up(broker);
-        is_told_why(session.request(&Message::Ping {}, &[]));
+        assert_refusal_with_reason(session.request(&Message::Ping {}, &[]));
         // Once it is said it is said.
         assert!(matches!(session.request(&Message::Ping {}, &[]), Err(Error::System { .. })));
     }
 
     #[test]
-    fn who_is_turned_away_unheard_is_told_why() {
+    fn refusal_of_pending_request_reports_reason() {
         let (mut session, broker) = session();
         session.post(1, &Message::Ping {}, &[]).unwrap();
         refuse_and_hang_up(broker);
-        is_told_why(session.request(&Message::Ping {}, &[]));
+        assert_refusal_with_reason(session.request(&Message::Ping {}, &[]));
 
         let (mut session, broker) = self::session();
         std::thread::scope(|s| {
@@ -273,7 +273,7 @@ mod tests {
                 rustix::event::poll(&mut fds, None).unwrap();
                 refuse_and_hang_up(broker);
             });
-            is_told_why(session.request(&Message::Ping {}, &[]));
+            assert_refusal_with_reason(session.request(&Message::Ping {}, &[]));
         });
     }
 }

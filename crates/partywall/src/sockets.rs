@@ -129,7 +129,7 @@ pub enum PolicyRequest<'a> {
         /// The user of the accepting program.
         user: PolicyUser,
     },
-    /// That connections of an unmodified program move to a ring. This is no question about a domain.
+    /// The move of an unmodified program's connections to a ring. This is no question about a domain.
     Program {
         /// Its executable: an absolute path, or a name.
         path: &'a str,
@@ -165,7 +165,7 @@ pub struct PolicyDecision {
     pub line: Option<u32>,
 }
 
-/// So long spins nobody, and it is not the number that means "as it is".
+/// The longest spin that can be set. It differs from the number that means "unchanged".
 const LONGEST_SPIN_US: u32 = 3_600_000_000;
 
 impl Domain {

@@ -11,7 +11,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
-/// The control page of one side of a live channel, mapped read-only. Reading it disturbs nobody.
+/// The control page of one side of a live channel, mapped read-only. Reading it does not disturb the channel.
 ///
 /// ```
 /// use partywall::Domain;

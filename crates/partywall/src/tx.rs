@@ -56,7 +56,7 @@ pub(crate) struct TxCore {
     watch: HangUpWatch,
 }
 
-/// What a call on this half fails with once it has ended.
+/// The error of every call on this half after its end.
 fn error_of(ending: Ending) -> Error {
     match ending {
         Ending::Here => Error::Closed("this side has finished writing"),
@@ -130,7 +130,7 @@ impl StreamTx {
 
     /// Whether the peer has taken the record that begins at this byte of the stream.
     pub(crate) fn is_taken(&mut self, position: u64) -> bool {
-        // A peer that lies here lies about its own reading.
+        // A false value here only misstates the peer's own reading.
         self.core.peer().is_some_and(|peer| load_acquire(&peer.cursor.head) > position)
     }
 
@@ -154,7 +154,7 @@ impl StreamTx {
                     self.put(&left[..n]);
                     done += n;
                 }
-                // What was written counts; the error is met again by the next call.
+                // The bytes written so far count; the next call fails with the same error.
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             }
@@ -188,7 +188,7 @@ impl StreamTx {
     /// Waits until `n` contiguous bytes are free, growing the ring if it is too small, and lends them.
     pub(crate) fn reserve(&mut self, n: u64) -> Result<(&mut [u8], &mut TxCore)> {
         self.core.check()?;
-        // What was committed through an earlier span counts as use, too.
+        // Bytes that were committed through an earlier span count as use, too.
         self.judge_if_due();
         if n > self.core.half.capacity() {
             self.grow_to(n)?;
@@ -202,7 +202,7 @@ impl StreamTx {
 }
 
 impl TxCore {
-    /// Waits a little, for the broker's answer or for room on the link, and hears what the link says meanwhile.
+    /// Waits briefly for the broker's answer or for room on the link, and handles the events of the link.
     fn wait_for_answer(&mut self, deadline: Option<Instant>) -> Result<()> {
         if self.waiter.nonblocking {
             return Err(Error::WouldBlock);
@@ -273,7 +273,7 @@ impl TxCore {
         if !self.unseen.is_multiple_of(LOOK_EVERY) {
             return;
         }
-        // If either finds the end, this half has ended, and its next call says so.
+        // If either finds the end, this half has ended, and its next call reports that.
         let _ = self.look_for_region();
         if let Ok(Some(event)) = self.waiter.link.try_next() {
             let _ = self.handle(event);
@@ -330,7 +330,7 @@ impl TxCore {
         self.end(Ending::Corrupt(what))
     }
 
-    /// How much room there is now; asks the peer's cursor if less than `want` is known of.
+    /// The free space now. It reads the peer's cursor if the known space is less than `want`.
     #[inline]
     fn room(&mut self, want: u64) -> Result<u64> {
         let free = self.half.free();
@@ -413,7 +413,7 @@ impl TxCore {
         }
     }
 
-    /// Says that nothing follows (protocol S2). What is committed stays readable.
+    /// Finishes this half: no bytes follow (protocol S2). Committed bytes stay readable.
     pub(crate) fn finish(&mut self) {
         let Self { endpoint, half, .. } = self;
         if half.finish(&endpoint.own().page().tx) {

@@ -35,7 +35,7 @@ pub(crate) struct WaitTurn {
 /// keep the caller from returning.
 const MOST_EVENTS: u32 = 64;
 
-/// What a wait needs to know beside what its half sees.
+/// The context of a wait, besides the state of its half.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WaitScene<'a> {
     pub(crate) core: &'a AtomicU32,
@@ -54,7 +54,7 @@ pub(crate) struct WaitScene<'a> {
 /// How a step of waiting ended.
 #[derive(Debug)]
 pub(crate) enum WaitStep {
-    /// What was waited for is there.
+    /// The event has happened.
     Ready,
     /// It will not come any more.
     Ended(Ending),
@@ -75,7 +75,7 @@ impl Waiter {
 
     /// A wait begins.
     pub(crate) fn begin(&self) -> WaitTurn {
-        // What is too long to be a time is for ever.
+        // A timeout beyond the range of `Instant` means no deadline.
         let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
         WaitTurn { deadline, stalled: false, taken: 0 }
     }
@@ -162,7 +162,7 @@ impl Waiter {
     /// A reader's wait has ended with this many bytes to read, of a ring of that size.
     #[inline]
     pub(crate) fn found(&mut self, turn: &WaitTurn, bytes: u64, ring: u64) {
-        // What comes between two looks has not been waited for.
+        // Bytes that arrive between two looks were not waited for.
         if turn.stalled { self.spin.found(bytes, ring) } else { self.spin.found_at_once(bytes, ring) }
     }
 

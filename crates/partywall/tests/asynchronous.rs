@@ -1,4 +1,4 @@
-//! The same streams under tokio.
+//! The stream tests under tokio.
 #![cfg(feature = "tokio")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -16,7 +16,7 @@ fn async_pair(options: &Options) -> (AsyncStream, AsyncStream) {
 }
 
 #[tokio::test]
-async fn an_echo_with_half_close() {
+async fn async_echo_works_with_half_close() {
     let _guard = hang_guard();
     let (mut a, b) = async_pair(&fixed(4096));
     let echo = tokio::spawn(async move {
@@ -42,7 +42,7 @@ async fn an_echo_with_half_close() {
 }
 
 #[tokio::test]
-async fn more_than_a_ring_at_once_in_both_directions() {
+async fn async_streams_exceed_ring_size_in_both_directions() {
     let _guard = hang_guard();
     let (a, b) = async_pair(&fixed(4096));
     let (ar, aw) = a.into_halves();
@@ -68,7 +68,7 @@ async fn more_than_a_ring_at_once_in_both_directions() {
 }
 
 #[tokio::test]
-async fn many_connections_in_one_thread() {
+async fn hundred_async_connections_echo_in_one_thread() {
     let _guard = hang_guard();
     let world = World::new();
     let mut tasks = Vec::new();
@@ -95,7 +95,7 @@ async fn many_connections_in_one_thread() {
 }
 
 #[tokio::test]
-async fn a_task_that_waits_uses_the_others_time_and_can_be_cancelled() {
+async fn pending_async_read_can_be_cancelled_without_loss() {
     let _guard = hang_guard();
     let (mut a, mut b) = async_pair(&fixed(4096));
     let mut buf = [0; 8];

@@ -266,7 +266,7 @@ async fn typed_methods_work_with_tasks_and_with_threads() {
 }
 
 #[tokio::test]
-async fn calls_of_one_client_are_executed_at_the_same_time_up_to_the_limit() {
+async fn calls_of_one_client_run_concurrently_up_to_limit() {
     let _guard = hang_guard();
     let world = World::new();
     let (now, most, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));

@@ -68,7 +68,7 @@ async fn connect_reports_refusals() {
 }
 
 #[tokio::test]
-async fn messages_pass_in_both_directions_and_cancelled_calls_lose_none() {
+async fn cancelled_message_calls_lose_no_message() {
     let _guard = hang_guard();
     let broker = Broker::embedded().unwrap();
     let web = join(&broker, "web");

@@ -73,7 +73,7 @@ fn every_subscriber_gets_every_message() {
 
 /// As the documentation of `Publisher` has it: what is sent after it was admitted, whether or not it has looked yet.
 #[test]
-fn a_subscriber_gets_what_is_sent_after_it_was_admitted() {
+fn subscriber_gets_messages_sent_after_its_admission() {
     let _guard = hang_guard();
     let world = World::new();
     let mut publisher = publisher(&world, SlowReader::Hold, 16384);
@@ -95,7 +95,7 @@ fn a_subscriber_gets_what_is_sent_after_it_was_admitted() {
 }
 
 #[test]
-fn subscriber_of_a_publisher_that_ends_at_once_gets_what_was_sent() {
+fn subscriber_gets_messages_of_publisher_that_ended() {
     let _guard = hang_guard();
     let broker = Daemon::start();
     let join = |name: &str| Domain::builder().name(name).broker(broker.path()).join().unwrap();
@@ -122,7 +122,7 @@ fn subscriber_of_a_publisher_that_ends_at_once_gets_what_was_sent() {
 }
 
 #[test]
-fn a_slow_reader_holds_the_publisher_if_so_chosen() {
+fn slow_reader_blocks_publisher_in_hold_mode() {
     let _guard = hang_guard();
     let world = World::new();
     let mut publisher = publisher(&world, SlowReader::Hold, 4096);
@@ -150,7 +150,7 @@ fn a_slow_reader_holds_the_publisher_if_so_chosen() {
         sender.join().unwrap().unwrap();
     });
     assert_eq!((publisher.subscribers(), publisher.dropped()), (2, 0));
-    // One that leaves holds nobody up any more.
+    // A subscriber that has left no longer blocks the publisher.
     drop(slow);
     thread::scope(|s| {
         s.spawn(|| (5..50).for_each(|n| publisher.send(&numbered(n, 992)).unwrap()));
@@ -162,7 +162,7 @@ fn a_slow_reader_holds_the_publisher_if_so_chosen() {
 }
 
 #[test]
-fn a_slow_reader_is_dropped_and_told_so_if_so_chosen() {
+fn slow_reader_is_dropped_with_lagged_error_in_drop_mode() {
     let _guard = hang_guard();
     let world = World::new();
     let mut publisher = publisher(&world, SlowReader::Drop, 4096);
@@ -187,7 +187,7 @@ fn no_torn_message_is_ever_accepted() {
     let world = World::new();
     let mut publisher = publisher(&world, SlowReader::Drop, 4096);
     let stop = AtomicBool::new(false);
-    // What each of the readers has accepted, and how often it was overtaken.
+    // The number of messages that each reader has accepted, and the number of times it was overtaken.
     let seen: [[AtomicU64; 2]; 2] = Default::default();
     thread::scope(|s| {
         let readers: Vec<_> = (0..)
@@ -229,7 +229,7 @@ fn no_torn_message_is_ever_accepted() {
         // The test is of readers that read and of readers that are overtaken: how soon each has done both is the machine's affair.
         let both = || seen.iter().flatten().all(|count| count.load(Relaxed) > 0);
         while (std::time::Instant::now() < end || !both()) && !readers.iter().any(|reader| reader.is_finished()) {
-            // Few at a time or many; and pauses, some of them so long that a reader is let run by whatever else this machine does.
+            // Few or many at once, with pauses. Some pauses are long enough that the scheduler runs a reader.
             for _ in 0..dice.size(6) {
                 publisher.send(&numbered(number, dice.size(11))).unwrap();
                 number += 1;
@@ -489,7 +489,7 @@ fn publisher_that_never_lets_a_copy_succeed_keeps_no_call() {
 }
 
 #[test]
-fn message_above_half_of_the_ring_is_refused_where_subscribers_are_overrun() {
+fn message_above_half_of_overrun_ring_is_refused() {
     let _guard = hang_guard();
     let world = World::new();
     let mut publisher = publisher(&world, SlowReader::Newest, 4096);
@@ -507,7 +507,7 @@ fn message_above_half_of_the_ring_is_refused_where_subscribers_are_overrun() {
 }
 
 #[test]
-fn a_message_that_is_too_large_is_refused() {
+fn too_large_broadcast_message_is_refused() {
     let world = World::new();
     let mut publisher = publisher(&world, SlowReader::Hold, 4096);
     assert_eq!(publisher.max_message(), 4088);
@@ -516,7 +516,7 @@ fn a_message_that_is_too_large_is_refused() {
 }
 
 #[test]
-fn a_subscriber_that_is_killed_holds_nobody_up() {
+fn killed_subscriber_does_not_block_publisher() {
     let _guard = hang_guard();
     let world = World::new();
     let mut publisher = publisher(&world, SlowReader::Hold, 4096);

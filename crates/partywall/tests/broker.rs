@@ -24,7 +24,7 @@ fn assert_works(a: &mut Stream, b: &mut Stream) {
 }
 
 #[test]
-fn two_domains_are_introduced() {
+fn connection_gives_each_side_its_peers_identity() {
     let _guard = hang_guard();
     let world = World::new();
     let mut listener = world.web.bind("echo").unwrap();
@@ -60,7 +60,7 @@ fn two_domains_are_introduced() {
 }
 
 #[test]
-fn refusals_say_what_is_wrong() {
+fn refused_requests_return_code_and_reason() {
     let _guard = hang_guard();
     let world = World::new();
     let _echo = world.web.bind("echo").unwrap();
@@ -88,7 +88,7 @@ fn refusals_say_what_is_wrong() {
 }
 
 #[test]
-fn a_backlog_has_an_end_and_a_listener_that_goes_drops_who_waits() {
+fn full_backlog_refuses_and_dropped_listener_ends_waiting() {
     let _guard = hang_guard();
     let world = World::new();
     let listener = world.web.bind_with("echo", &Options::default().backlog(2)).unwrap();
@@ -108,7 +108,7 @@ fn a_backlog_has_an_end_and_a_listener_that_goes_drops_who_waits() {
 }
 
 #[test]
-fn a_one_way_channel_reserves_a_ring_for_one_direction_only() {
+fn one_way_channel_reserves_ring_for_one_direction_only() {
     let _guard = hang_guard();
     let world = World::new();
     let mut listener = world.web.bind("inbox").unwrap();
@@ -124,7 +124,7 @@ fn a_one_way_channel_reserves_a_ring_for_one_direction_only() {
 }
 
 #[test]
-fn the_ring_that_is_in_use_is_shown() {
+fn inspection_shows_ring_in_use_as_it_changes() {
     let _guard = hang_guard();
     let world = World::new();
     let options = adaptive(4096, 1 << 20);
@@ -148,7 +148,7 @@ fn the_ring_that_is_in_use_is_shown() {
 }
 
 #[test]
-fn a_listener_can_be_polled() {
+fn listener_can_be_polled() {
     let _guard = hang_guard();
     let world = World::new();
     let mut listener = world.web.bind("echo").unwrap();
@@ -162,7 +162,7 @@ fn a_listener_can_be_polled() {
 }
 
 #[test]
-fn a_domain_that_comes_again_is_another() {
+fn domain_that_joins_again_gets_new_epoch() {
     let _guard = hang_guard();
     let world = World::new();
     let join = || Domain::builder().name("again").broker(world.broker.path()).join().unwrap();
@@ -176,7 +176,7 @@ fn a_domain_that_comes_again_is_another() {
 }
 
 #[test]
-fn a_channel_outlives_listener_and_domain_handles() {
+fn channel_outlives_listener_and_domain_handles() {
     let _guard = hang_guard();
     let world = World::new();
     let (mut there, mut here) = world.connection(&fixed(4096));
@@ -190,7 +190,7 @@ fn a_channel_outlives_listener_and_domain_handles() {
 }
 
 #[test]
-fn a_peer_that_accepts_answers_and_leaves_at_once_is_heard() {
+fn answer_of_peer_that_leaves_at_once_is_received() {
     let _guard = hang_guard();
     let world = World::new();
     let mut listener = world.web.bind("echo").unwrap();
@@ -211,8 +211,8 @@ fn a_peer_that_accepts_answers_and_leaves_at_once_is_heard() {
 }
 
 #[test]
-fn a_thousand_channels_at_once() {
-    alone("a_thousand_channels_at_once", || {
+fn thousand_channels_work_and_leave_nothing() {
+    alone("thousand_channels_work_and_leave_nothing", || {
         let _guard = hang_guard();
         let world = World::new();
         drop(world.connection(&fixed(4096)));
@@ -277,7 +277,7 @@ fn coming_and_going_leaves_nothing() {
 }
 
 #[test]
-fn a_broker_that_is_killed_and_comes_again_interrupts_nothing() {
+fn killed_and_restarted_broker_interrupts_no_channel() {
     let _guard = hang_guard();
     let mut daemon = Daemon::start();
     let join = |name: &str| Domain::builder().name(name).broker(daemon.path()).join().unwrap();
@@ -340,8 +340,8 @@ fn a_broker_that_is_killed_and_comes_again_interrupts_nothing() {
 }
 
 #[test]
-fn the_first_domain_joined_is_the_current_one() {
-    alone("the_first_domain_joined_is_the_current_one", || {
+fn first_joined_domain_is_current() {
+    alone("first_joined_domain_is_current", || {
         let world = World::new();
         let current = Domain::current().unwrap();
         assert_eq!(current.name(), "web");

@@ -1,4 +1,4 @@
-//! What threads of one client, and clients of one server, leave to each other.
+//! The shares of threads of one client, and of clients of one server.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
@@ -33,7 +33,7 @@ fn thread_without_room_leaves_other_threads_their_limits() {
             client.notify("null", &[])
         });
         eventually("the ring is full", || is_stuck.load(Ordering::Acquire));
-        // These return although the other thread waits for room, and for ever.
+        // These return although the other thread waits for room without a limit.
         for _ in 0..3 {
             let late = client.call_within(Duration::from_millis(2), "null", &[]);
             assert!(matches!(late, Err(CallError::TimedOut)), "{late:?}");

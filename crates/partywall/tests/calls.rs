@@ -117,7 +117,7 @@ fn bytes_of_every_size_come_back() {
 }
 
 #[test]
-fn errors_name_what_happened_and_leave_the_connection() {
+fn call_errors_name_cause_and_keep_connection() {
     let _guard = hang_guard();
     let world = World::new();
     let _server = functions()
@@ -179,7 +179,7 @@ fn many_calls_under_way_are_each_answered_once() {
     for (n, call) in calls.into_iter().enumerate().rev() {
         assert_eq!(number(&call.wait().unwrap()), n as u64);
     }
-    // Results by reference, half of which nobody waits for.
+    // Results by reference, half of which no caller waits for.
     let calls: Vec<_> = (0..2000).map(|_| client.start("zeros", &1000u64.to_le_bytes()).unwrap()).collect();
     for call in calls.into_iter().step_by(2) {
         assert_eq!(call.wait().unwrap().len(), 1000);

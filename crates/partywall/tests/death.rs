@@ -10,8 +10,8 @@ use std::io::{Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Prints how long it took until a death was known: 100 ms are promised, which a machine that does other things can miss. That it is
-/// known at all is what the hang guard sees to.
+/// Prints how long it took until a death was noticed. The promise is 100 ms, which a busy machine can miss. The hang guard ensures that
+/// it is noticed at all.
 fn report(what: &str, times: &[Duration]) {
     let mut times = times.to_vec();
     times.sort();
@@ -72,8 +72,8 @@ fn read_to_death(stream: &mut Stream, mut at: u64) -> u64 {
 }
 
 #[test]
-fn a_writer_killed_under_load() {
-    in_a_world("a_writer_killed_under_load", |world, listener| {
+fn reader_gets_all_committed_bytes_of_writer_killed_under_load() {
+    in_a_world("reader_gets_all_committed_bytes_of_writer_killed_under_load", |world, listener| {
         let mut times = Vec::new();
         let mut dice = Dice::new(u64::from(std::process::id()));
         for _ in 0..25 {
@@ -102,8 +102,8 @@ fn a_writer_killed_under_load() {
 }
 
 #[test]
-fn a_writer_killed_before_anything_was_read() {
-    in_a_world("a_writer_killed_before_anything_was_read", |world, listener| {
+fn reader_gets_unread_bytes_of_killed_writer() {
+    in_a_world("reader_gets_unread_bytes_of_killed_writer", |world, listener| {
         for _ in 0..5 {
             let Doomed { mut process, mut stream, page } = doomed(world, listener, "writer");
             thread::sleep(Duration::from_millis(3));
@@ -117,8 +117,8 @@ fn a_writer_killed_before_anything_was_read() {
 }
 
 #[test]
-fn a_writer_of_one_byte_now_and_then_is_killed() {
-    in_a_world("a_writer_of_one_byte_now_and_then_is_killed", |world, listener| {
+fn reader_notices_death_of_slow_writer() {
+    in_a_world("reader_notices_death_of_slow_writer", |world, listener| {
         let mut times = Vec::new();
         for _ in 0..5 {
             let Doomed { mut process, mut stream, page } = doomed(world, listener, "slow writer");
@@ -137,8 +137,8 @@ fn a_writer_of_one_byte_now_and_then_is_killed() {
 
 /// The survivor writes seldom, and has room: it sleeps on nothing that would tell it.
 #[test]
-fn a_reader_killed_while_one_byte_is_written_now_and_then() {
-    in_a_world("a_reader_killed_while_one_byte_is_written_now_and_then", |world, listener| {
+fn slow_writer_notices_death_of_reader() {
+    in_a_world("slow_writer_notices_death_of_reader", |world, listener| {
         let mut times = Vec::new();
         for role in ["idle", "reader", "idle", "reader"] {
             let Doomed { mut process, mut stream, .. } = doomed(world, listener, role);
@@ -163,8 +163,8 @@ fn a_reader_killed_while_one_byte_is_written_now_and_then() {
 }
 
 #[test]
-fn a_reader_killed_under_load_and_one_that_blocks_its_writer() {
-    in_a_world("a_reader_killed_under_load_and_one_that_blocks_its_writer", |world, listener| {
+fn writer_notices_death_of_busy_or_blocking_reader() {
+    in_a_world("writer_notices_death_of_busy_or_blocking_reader", |world, listener| {
         let mut dice = Dice::new(5);
         for role in ["reader", "idle"] {
             let mut times = Vec::new();
@@ -192,8 +192,8 @@ fn a_reader_killed_under_load_and_one_that_blocks_its_writer() {
 }
 
 #[test]
-fn a_peer_killed_before_it_was_accepted() {
-    in_a_world("a_peer_killed_before_it_was_accepted", |world, listener| {
+fn bytes_of_peer_killed_before_accept_are_readable() {
+    in_a_world("bytes_of_peer_killed_before_accept_are_readable", |world, listener| {
         let mut process = child("slow writer", world.broker.path());
         eventually("it waits to be accepted", || {
             world.web.services().unwrap().iter().any(|row| row.name == "death" && row.waiting == 1)
@@ -214,8 +214,8 @@ fn a_peer_killed_before_it_was_accepted() {
 }
 
 #[test]
-fn a_listener_killed_with_connections_open_and_waiting() {
-    in_a_world("a_listener_killed_with_connections_open_and_waiting", |world, _| {
+fn connections_notice_death_of_listener() {
+    in_a_world("connections_notice_death_of_listener", |world, _| {
         let mut process = child("listener", world.broker.path());
         let connect = || world.shop.connect_with("doomed:service", &fixed(4096)).ok();
         let mut accepted = None;
@@ -238,8 +238,8 @@ fn a_listener_killed_with_connections_open_and_waiting() {
 }
 
 #[test]
-fn a_publisher_killed() {
-    in_a_world("a_publisher_killed", |world, _| {
+fn subscriber_notices_death_of_publisher() {
+    in_a_world("subscriber_notices_death_of_publisher", |world, _| {
         let mut process = child("publisher", world.broker.path());
         let mut subscriber = None;
         eventually("it publishes", || {

@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-/// What a program that we start finds open, as the kernel names it. Its own directory listing aside.
+/// The open descriptors of a program that this test starts, as the kernel names them, except its own directory listing.
 fn inherited() -> BTreeSet<String> {
     let ls = Command::new("ls").args(["-l", "/proc/self/fd"]).stdin(Stdio::null()).output().unwrap();
     assert!(ls.status.success(), "{}", String::from_utf8_lossy(&ls.stderr));
@@ -21,7 +21,7 @@ fn inherited() -> BTreeSet<String> {
     targets.filter(|target| !target.starts_with("pipe:") && !target.starts_with("/proc/")).collect()
 }
 
-/// The same of this process, with how many of each there are.
+/// The open descriptors of this process, with duplicates.
 fn open() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap();
     let targets = entries.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
@@ -29,12 +29,12 @@ fn open() -> Vec<String> {
 }
 
 #[test]
-fn a_program_that_is_started_inherits_nothing() {
-    alone("a_program_that_is_started_inherits_nothing", || {
+fn started_program_inherits_no_descriptors() {
+    alone("started_program_inherits_no_descriptors", || {
         let _guard = hang_guard();
         let before = inherited();
         let world = World::new();
-        // One of everything, in both roles: all of it is in this process.
+        // This process has one object of each kind, in both roles.
         let (mut there, mut here) = world.connection(&adaptive(4096, 1 << 20));
         let mut listener = world.web.bind("waiting").unwrap();
         let waiting = world.shop.connect("web:waiting").unwrap();
@@ -61,7 +61,7 @@ fn a_program_that_is_started_inherits_nothing() {
         assert_eq!(inherited().len(), before.len() + 1);
         drop(copy);
 
-        // What was received with `accept` as well.
+        // Descriptors that were received with `accept` are not inherited either.
         let accepted = listener.accept().unwrap().0;
         assert_eq!(inherited(), before);
         drop((accepted, waiting));

@@ -99,7 +99,7 @@ fn group_example_reads_the_lent_buffer_in_place() {
 }
 
 #[test]
-fn the_echo_pair_echoes() {
+fn echo_examples_answer_and_report_missing_server() {
     let _guard = hang_guard();
     let broker = partywall_daemon::Broker::embedded().unwrap();
     let mut server = Command::new(example("echo_server"));
@@ -128,7 +128,7 @@ fn the_echo_pair_echoes() {
 }
 
 #[test]
-fn the_shared_table_is_read_where_it_is() {
+fn shared_table_example_reads_tables_in_place() {
     let _guard = hang_guard();
     let broker = partywall_daemon::Broker::embedded().unwrap();
     let begin = |words: [&str; 3]| {

@@ -1,4 +1,4 @@
-//! Groups between processes of a host: one process for each member, the same addresses in all, and what is left when somebody dies.
+//! Groups between processes of a host: one process for each member, the same addresses in all, and the state after the death of a member.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 #![expect(unsafe_code, reason = "a member punches holes into its memory")]
@@ -101,7 +101,7 @@ impl Member {
     }
 }
 
-/// What this program does as a member.
+/// The actions of this program as a member.
 #[test]
 #[ignore = "for processes that the tests start"]
 fn child_main() {
@@ -158,8 +158,8 @@ fn child_main() {
 }
 
 #[test]
-fn a_buffer_is_read_in_c_after_passing_through_b() {
-    alone("a_buffer_is_read_in_c_after_passing_through_b", || {
+fn buffer_is_read_in_c_after_passing_through_b() {
+    alone("buffer_is_read_in_c_after_passing_through_b", || {
         let _guard = hang_guard();
         let mut pool = Pool::new();
         let [mut b, mut c] = ["b", "c"].map(|name| pool.member(name));
@@ -207,8 +207,8 @@ fn a_buffer_is_read_in_c_after_passing_through_b() {
 }
 
 #[test]
-fn who_dies_gives_everything_back() {
-    alone("who_dies_gives_everything_back", || {
+fn killed_members_free_their_memory_and_references() {
+    alone("killed_members_free_their_memory_and_references", || {
         let _guard = hang_guard();
         let mut pool = Pool::new();
         let (free, seats) = (pool.free(), pool.seats());
@@ -223,17 +223,17 @@ fn who_dies_gives_everything_back() {
         b.process.kill();
         wait(lent);
 
-        // One who has passed on, before the next has opened; and after.
+        // A member that has passed a handle on dies, before the next member has opened it, and after.
         let [mut b, mut c] = ["b", "c"].map(|name| pool.member(name));
         let (lost, kept) = (pool.lend(MIB, 2), pool.lend(MIB, 3));
         b.opens(&lost.handle().unwrap(), &lost);
-        let in_vain: Handle = b.tell("pass").parse().unwrap();
+        let unsuccessful: Handle = b.tell("pass").parse().unwrap();
         b.opens(&kept.handle().unwrap(), &kept);
         let passed: Handle = b.tell("pass").parse().unwrap();
         c.opens(&passed, &kept);
         b.process.kill();
         wait(lost);
-        assert!(c.tell(&format!("open {in_vain}")).contains("gone"));
+        assert!(c.tell(&format!("open {unsuccessful}")).contains("gone"));
         assert!(!kept.is_free(), "c has it");
         c.process.kill();
         wait(kept);
@@ -288,7 +288,7 @@ fn handles_are_not_believed() {
         drop(shared);
         assert_fails!(open(handle), Error::Gone(_));
         assert_eq!(b.tell("free"), "true");
-        // One that is used up does no harm to the one that is now in its place among the owner's.
+        // A used-up token does not affect the token that now has its place among the owner's.
         let next: Handle = b.tell("again").parse().unwrap();
         assert!(next.place == handle.place && next.serial != handle.serial);
         let shared = open(next).unwrap();
@@ -308,7 +308,7 @@ fn handles_are_not_believed() {
         pool.group.release(&unread).unwrap();
         assert_eq!(b.tell("free"), "true");
 
-        // Limits, and who may.
+        // Limits, and rights.
         let group = &pool.group;
         assert_fails!(group.alloc(0), Error::Invalid(_));
         assert_fails!(group.alloc(17 * MIB), Error::TooLarge { .. });
@@ -350,8 +350,8 @@ fn member_cannot_take_pages_out_of_a_buffer_that_others_read() {
 }
 
 #[test]
-fn more_processes_than_seats_come_and_go_and_nobody_who_idles_is_in_the_way() {
-    alone("more_processes_than_seats_come_and_go_and_nobody_who_idles_is_in_the_way", || {
+fn more_processes_than_seats_can_join_beside_idle_member() {
+    alone("more_processes_than_seats_can_join_beside_idle_member", || {
         let _guard = hang_guard();
         let mut pool = Pool::new();
         let mut idle = pool.member("b");

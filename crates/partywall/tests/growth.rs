@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::thread;
 
 #[test]
-fn a_span_larger_than_the_ring_makes_it_grow() {
+fn ring_grows_for_larger_span() {
     let _guard = hang_guard();
     let (mut a, mut b) = pair(&adaptive(4096, 1 << 20));
     thread::scope(|s| {
@@ -38,7 +38,7 @@ fn a_span_larger_than_the_ring_makes_it_grow() {
 }
 
 #[test]
-fn a_fixed_ring_does_not_grow_and_says_so() {
+fn fixed_ring_rejects_larger_span() {
     let (mut a, _b) = pair(&fixed(4096));
     assert_fails!(a.writer().unwrap().reserve(4097), Error::TooLarge { asked: 4097, max: 4096, .. });
     assert_eq!(a.writer().unwrap().reserve(4096).unwrap().len(), 4096, "and can still be used");
@@ -47,7 +47,7 @@ fn a_fixed_ring_does_not_grow_and_says_so() {
 }
 
 #[test]
-fn a_reserved_span_that_is_dropped_commits_nothing() {
+fn dropped_reservation_commits_nothing() {
     let (mut a, mut b) = pair(&adaptive(4096, 65536));
     b.set_nonblocking(true);
     let writer = a.writer().unwrap();
@@ -65,7 +65,7 @@ fn a_reserved_span_that_is_dropped_commits_nothing() {
 }
 
 #[test]
-fn a_fast_stream_grows_its_ring_and_trim_makes_it_small_again() {
+fn fast_stream_grows_ring_and_trim_shrinks_it() {
     let _guard = hang_guard();
     let (mut a, mut b) = pair(&adaptive(4096, 1 << 20));
     thread::scope(|s| {
@@ -127,7 +127,7 @@ fn trimming_twice_in_a_row_loses_nothing() {
     }
 }
 
-/// The same while the reader waits for more than there is, so that it takes rings from the link as they come.
+/// The ring changes while the reader waits for more bytes than there are, so it takes rings from the link as they come.
 #[test]
 fn rings_that_change_under_a_waiting_reader_lose_nothing() {
     let _guard = hang_guard();
@@ -156,7 +156,7 @@ fn rings_that_change_under_a_waiting_reader_lose_nothing() {
             let (mut at, mut dice, mut buf) = (0, Dice::new(spin + 1), Vec::new());
             let reader = b.reader().unwrap();
             loop {
-                // Not for ever: the writer may need a release here before it can change its ring again.
+                // The wait has a limit: the writer may need a release here before it can change its ring again.
                 reader.set_timeout(Some(std::time::Duration::from_millis(1)));
                 if let Err(e) = reader.peek_at_least(dice.size(12)) {
                     assert!(matches!(e, Error::TimedOut), "{e}");
@@ -215,7 +215,7 @@ fn random_use_of_every_way_to_write_with_rings_that_change() {
 }
 
 #[test]
-fn each_side_chooses_the_size_of_its_own_ring() {
+fn each_side_sets_size_of_ring_it_writes() {
     let (mut a, mut b) = pair(&fixed(5000));
     assert_eq!(a.writer().unwrap().ring_size(), 8192, "rounded up");
     a.write_all(b"x").unwrap();

@@ -32,7 +32,7 @@ fn against_both_sides(lie: impl Fn(&mut Stream, &mut RawPeer)) {
         let (mut honest, mut other) = pair(&options);
         honest.write_all(b"before").unwrap();
         lie(&mut stream, &mut peer);
-        // Nothing else is concerned: a channel beside it, and the listener it came from.
+        // A channel beside it, and the listener it came from, are not affected.
         honest.write_all(b"after").unwrap();
         other.read_exact(&mut [0; 11]).unwrap();
         if let Some((mut listener, session)) = beside {
@@ -53,7 +53,7 @@ fn assert_reader_ended(stream: &mut Stream, peer: &RawPeer) {
     assert!(peer.outward().is_hung_up());
 }
 
-/// The same for the writing half.
+/// Asserts that the writing half has ended.
 fn assert_writer_ended(stream: &mut Stream, peer: &RawPeer) {
     for _ in 0..2 {
         assert_fails!(stream.write(&[0; 16]), Error::Corrupt(_));
@@ -80,7 +80,7 @@ fn honest_by_hand_is_taken_for_honest() {
 }
 
 #[test]
-fn a_tail_beyond_the_ring_is_corrupt() {
+fn tail_beyond_ring_is_corrupt() {
     for lie in [RING + 1, RING * 2, 1 << 63, u64::MAX] {
         against_both_sides(|stream, peer| {
             peer.set_tail(lie);
@@ -90,7 +90,7 @@ fn a_tail_beyond_the_ring_is_corrupt() {
 }
 
 #[test]
-fn a_tail_that_goes_back_is_corrupt_and_what_was_seen_before_is_gone() {
+fn decreased_tail_is_corrupt_and_drops_unread_bytes() {
     against_both_sides(|stream, peer| {
         peer.put(0, &[7; 100]);
         assert_eq!(stream.read(&mut [0; 40]).unwrap(), 40);
@@ -104,7 +104,7 @@ fn a_tail_that_goes_back_is_corrupt_and_what_was_seen_before_is_gone() {
 }
 
 #[test]
-fn a_head_that_lies_is_corrupt() {
+fn impossible_head_is_corrupt() {
     for (first, lie) in [(0, 4097), (0, u64::MAX), (100, 99), (4000, 0)] {
         against_both_sides(|stream, peer| {
             stream.write_all(&[1; 4096]).unwrap();
@@ -165,7 +165,7 @@ fn send(peer: &RawPeer, generation: u32, size: u64) -> OwnRegion {
 }
 
 #[test]
-fn an_honest_change_of_ring_by_hand_is_followed() {
+fn honest_ring_change_is_followed() {
     against_both_sides(|stream, peer| {
         peer.put(0, b"old");
         let mut next = send(peer, 1, 65536);
@@ -199,7 +199,7 @@ fn ring_sent_again_replaces_the_one_that_waits() {
 /// An honest order of events that needs an unlucky moment: the reader takes the next ring before its use is announced, and
 /// the one after that when both have been.
 #[test]
-fn a_ring_that_comes_while_an_earlier_one_waits_is_taken_in_turn() {
+fn ring_that_arrives_before_earlier_one_is_used_is_taken_next() {
     for unread in [false, true] {
         against_both_sides(|stream, peer| {
             let at = if unread { 3 } else { 0 };
@@ -270,7 +270,7 @@ fn changes_of_ring_that_no_honest_peer_makes_are_corrupt() {
             assert!(peer.send_ring(1, region.geometry(), &memory));
             announce(peer, 10, 1);
         },
-        // Of another size than told.
+        // The ring has another size than announced.
         |peer| {
             let (region, _) = ring(65536, RegionKind::Extension);
             let (_, smaller) = ring(32768, RegionKind::Extension);
@@ -292,7 +292,7 @@ fn changes_of_ring_that_no_honest_peer_makes_are_corrupt() {
             assert_eq!(stream.read(&mut [0; 4]).unwrap(), 4);
             lie(peer);
             peer.outward().ring();
-            // What was committed before may still be read, or not.
+            // Bytes that were committed before may be readable or not.
             while stream.read(&mut [0; 100]).is_ok_and(|n| n > 0) {}
             assert_reader_ended(stream, peer);
             stream.write_all(b"still").unwrap();
@@ -331,7 +331,7 @@ fn packets_that_are_unknown_are_corrupt() {
 }
 
 #[test]
-fn what_is_rewritten_after_attach_has_no_effect() {
+fn header_rewritten_after_attach_has_no_effect() {
     against_both_sides(|stream, peer| {
         peer.put(0, b"attached");
         stream.read_exact(&mut [0; 8]).unwrap();

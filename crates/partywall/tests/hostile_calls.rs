@@ -51,7 +51,7 @@ fn functions() -> CallServerBuilder {
         })
 }
 
-/// A client that lies, and an honest one that must not notice.
+/// A hostile client, and an honest one that must not notice it.
 struct Lied {
     world: World,
     server: CallServer,
@@ -62,7 +62,7 @@ impl Lied {
     fn new(functions: CallServerBuilder) -> Self {
         let world = World::new();
         let server = functions.bind(&world.web, "calls").unwrap();
-        // Of another domain: clients of one domain share what they may have.
+        // The honest client is of another domain, because clients of one domain share their limits.
         let honest = CallClient::builder().connect(&world.web, "web:calls").unwrap();
         Self { world, server, honest }
     }
@@ -202,7 +202,7 @@ fn arguments_that_change_under_the_server_are_copied_once() {
 }
 
 #[test]
-fn client_that_reads_no_replies_is_ended_and_holds_nobody_up() {
+fn client_that_reads_no_replies_is_disconnected() {
     let _guard = hang_guard();
     let lied = Lied::new(functions());
     let mut liar = lied.liar();

@@ -39,7 +39,7 @@ fn during(flood: impl Fn() + Send + Sync, calls: impl FnOnce()) {
 }
 
 #[test]
-fn a_flood_of_doorbells_does_not_keep_calls_from_returning() {
+fn doorbell_flood_does_not_keep_calls_from_returning() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (mut stream, peer, ..) = broker.accepted(&fixed(4096));
@@ -73,7 +73,7 @@ fn a_flood_of_doorbells_does_not_keep_calls_from_returning() {
 
 /// The above shows that calls return; this, that it is not by luck.
 #[test]
-fn a_call_that_does_not_wait_takes_only_so_many_doorbells() {
+fn nonblocking_call_takes_limited_number_of_doorbells() {
     let broker = YesBroker::start();
     let (mut stream, peer, ..) = broker.accepted(&fixed(4096));
     stream.set_nonblocking(true);
@@ -88,7 +88,7 @@ fn a_call_that_does_not_wait_takes_only_so_many_doorbells() {
 }
 
 #[test]
-fn a_ring_that_never_comes_is_not_looked_for_for_ever() {
+fn search_for_missing_ring_ends_with_error() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     for rings in [false, true] {
@@ -96,7 +96,7 @@ fn a_ring_that_never_comes_is_not_looked_for_for_ever() {
         let (region, memory) =
             OwnRegion::create(&RegionOptions { kind: RegionKind::Extension, ..RegionOptions::endpoint(4096) }).unwrap();
         let generation = std::sync::atomic::AtomicU32::new(1);
-        // Announced far ahead; what comes meanwhile is rings (of the other sort), or doorbells.
+        // The switch is announced far ahead; before it come rings (of the other sort) or doorbells.
         peer.page().tx.control.generation.store(u32::MAX / 2, Release);
         let flood = || {
             if !rings {
@@ -124,7 +124,8 @@ fn lingering() -> (TcpStream, (TcpListener, TcpStream)) {
     (client, (listener, server))
 }
 
-/// Sends the other side a socket on each link. Whether the kernel takes it. Nobody but a receiver has to close it afterwards.
+/// Sends the other side a lingering socket on each link. Returns whether the kernel takes it. If not, no process has to close it
+/// afterwards.
 fn send_lingering(peer: &RawPeer) -> (bool, (TcpListener, TcpStream)) {
     let (socket, peers) = lingering();
     let sent = peer.links.iter().all(|link| packet::try_send(link.as_fd(), &[0x42], &[socket.as_fd()]).is_ok());
@@ -138,7 +139,7 @@ fn send_lingering(peer: &RawPeer) -> (bool, (TcpListener, TcpStream)) {
 #[test]
 fn descriptor_whose_close_blocks_delays_no_call() {
     let _guard = hang_guard();
-    // As the broker makes them, and as before Linux 6.16, where nobody can refuse descriptors.
+    // Links as the broker makes them, and as before Linux 6.16, where a socket cannot refuse descriptors.
     for is_guarded in [true, false] {
         let pair = || if is_guarded { link::pair() } else { packet::pair() }.unwrap();
         let own = |ring| OwnRegion::create(&RegionOptions::endpoint(ring)).unwrap();
@@ -194,7 +195,7 @@ fn descriptor_whose_close_blocks_delays_no_call() {
 }
 
 #[test]
-fn a_link_that_nobody_empties_blocks_nobody() {
+fn full_link_does_not_block_writer() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (mut stream, peer, ..) = broker.accepted(&fixed(4096));
@@ -234,7 +235,7 @@ fn lies_of_memory() -> Vec<(&'static str, OwnedFd)> {
 }
 
 #[test]
-fn a_connection_with_wrong_memory_or_links_is_dropped_and_the_next_accepted() {
+fn connection_with_wrong_memory_is_dropped_and_next_accepted() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (mut listener, session) = broker.listener(&fixed(4096));
@@ -250,7 +251,7 @@ fn a_connection_with_wrong_memory_or_links_is_dropped_and_the_next_accepted() {
     let own = |ring_offset, ring_size| RegionReference { ring_offset, ..RegionReference::with_ring(ring_size) };
     let shapes = [(0, RING), (PAGE, 5000), (PAGE, 1 << 30), (PAGE, 1 << 40), (u64::MAX, u64::MAX)];
     let shapes = shapes.map(|(offset, size)| own(offset, size));
-    // Nor does memory that is no window become one by being called so, or separate memory begin later.
+    // Memory that is no window does not become one by being called so, and separate memory begins at byte 0.
     let window = RegionReference { within: Within::Window, base: PAGE, ..own(PAGE, RING) };
     let places = [window, RegionReference { base: PAGE, ..own(PAGE, RING) }, RegionReference { base: 0, ..window }];
     for told in shapes.into_iter().chain(places) {
@@ -263,7 +264,7 @@ fn a_connection_with_wrong_memory_or_links_is_dropped_and_the_next_accepted() {
 }
 
 #[test]
-fn a_link_that_was_rung_before_its_first_use_works() {
+fn link_rung_before_first_use_works() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (mut listener, session) = broker.listener(&fixed(4096));
@@ -301,7 +302,7 @@ fn wrong_memory_sent_by_the_accepting_side_is_corrupt() {
 
 /// Before the other side has attached, each write rings: a link that is full of that must not keep a ring from growing.
 #[test]
-fn a_ring_grows_though_its_link_is_full_of_doorbells() {
+fn ring_grows_though_link_is_full_of_doorbells() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (mut stream, mut peer) = broker.connected(&adaptive(4096, 65536));
@@ -319,7 +320,7 @@ fn a_ring_grows_though_its_link_is_full_of_doorbells() {
 
 /// A peer that accepts, and is gone before this side has looked: what it said before is still heard.
 #[test]
-fn what_was_sent_before_a_hang_up_counts() {
+fn bytes_sent_before_hang_up_are_received() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     for orderly in [true, false] {
@@ -360,7 +361,7 @@ fn what_was_sent_before_a_hang_up_counts() {
 }
 
 #[test]
-fn records_that_make_no_sense_are_corrupt_before_anything_is_allocated() {
+fn malformed_records_are_corrupt_before_allocation() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let domain = broker.join("web");
@@ -393,7 +394,7 @@ fn records_that_make_no_sense_are_corrupt_before_anything_is_allocated() {
 
 /// Every word of the control page and every kind of packet, at random, for a while: whatever comes of it, every call returns.
 #[test]
-fn nonsense_in_every_word_crashes_and_hangs_nothing() {
+fn random_control_pages_cause_no_crash_or_hang() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     for seed in 0..60 {
@@ -452,7 +453,7 @@ fn writes_go_on_while_broker_leaves_growth_unanswered() {
 
 /// As where this process had no descriptors left: the kernel then leaves out those that come with a packet.
 #[test]
-fn connection_without_its_descriptors_is_closed_and_next_accepted() {
+fn connection_without_descriptors_is_closed_and_next_accepted() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (mut listener, session) = broker.listener(&fixed(4096));

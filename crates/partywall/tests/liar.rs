@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 /// Size of a liar's rings.
 const RING: u64 = 8192;
-/// What a liar does on one channel before it leaves.
+/// The number of steps of a liar on one channel before it leaves.
 const STEPS: u64 = 400;
 /// Values at which sums, sizes and signs change.
 const EDGES: [u64; 22] = [
@@ -106,7 +106,7 @@ impl Memory {
             rustix::mm::mmap(std::ptr::null_mut(), Self::size(), prot, MapFlags::SHARED, &fd, 0).unwrap()
         };
         let memory = Self { base: base.cast(), fd };
-        // Pages that nobody has touched count as holes.
+        // Pages that were never written count as holes.
         (0..Self::size() as u64 / 8).for_each(|at| memory.word(at).store(0, Relaxed));
         memory.page().awaken(geometry);
         memory.page().header.write(kind, geometry, 0, 1, 1);
@@ -304,7 +304,7 @@ impl Channel {
         Self { number, side, memory, theirs, links }
     }
 
-    /// Lies, with some honest steps between, so that the channel does not end at once. Returns how many lies were told.
+    /// Writes false values, with some honest steps between, so that the channel does not end at once. Returns the number of false values.
     fn lie(self, session: &Session, dice: &mut Dice) -> u64 {
         let (mut lies, mut rings) = (0, Vec::new());
         let (page, theirs) = (self.memory.page(), self.theirs.page());
@@ -340,7 +340,7 @@ impl Channel {
     }
 }
 
-/// What the honest side has seen of the liars.
+/// The counts of what the honest side has seen.
 #[derive(Default)]
 struct Seen {
     channels: AtomicU64,
@@ -410,7 +410,7 @@ impl Seen {
         self.channels.fetch_add(1, Relaxed);
     }
 
-    /// The same with messages.
+    /// The same exchange with messages.
     fn use_messages(&self, mut socket: MessageSocket, dice: &mut Dice, over: &AtomicBool) {
         socket.set_timeout(Some(Duration::from_millis(1 + dice.below(4))));
         let (mut reads, mut writes, mut message) = (true, true, Vec::new());
@@ -505,7 +505,7 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn lies_in_every_word_reach_nobody_but_their_channel() {
+fn lies_in_every_word_affect_only_their_own_channel() {
     let seconds = variable("PARTYWALL_LIAR_SECONDS").unwrap_or(3);
     let seed = variable("PARTYWALL_SOAK_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("liar: {seconds} s, PARTYWALL_SOAK_SEED={seed}");

@@ -22,9 +22,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::{Path, PathBuf};
 
-/// What a writer shares.
+/// The size of a writer's shared memory.
 const SHARED: usize = 64 << 20;
-/// What a reader may allocate.
+/// The memory limit of a reader.
 const LIMIT: u64 = 16 << 20;
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
@@ -37,7 +37,7 @@ fn with_limit(test: &str, body: impl FnOnce(&MemoryLimit)) {
     });
 }
 
-/// What this program does as a reader.
+/// The actions of this program as a reader.
 #[test]
 #[ignore = "for processes that the tests start"]
 fn child_main() {
@@ -200,8 +200,8 @@ fn limit_left_by_a_killed_test_is_removed() {
 
 /// Proves that the limit works, and that missing pages are what exceeds it.
 #[test]
-fn reader_of_unsealed_memory_is_killed_only_if_pages_are_missing() {
-    with_limit("reader_of_unsealed_memory_is_killed_only_if_pages_are_missing", |limit| {
+fn reader_of_unsealed_memory_dies_only_if_pages_are_missing() {
+    with_limit("reader_of_unsealed_memory_dies_only_if_pages_are_missing", |limit| {
         let memory = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, SHARED as u64).unwrap();
         fallocate(&memory, FallocateFlags::empty(), 0, SHARED as u64).unwrap();

@@ -44,7 +44,7 @@ fn boundaries_are_kept_for_all_lengths() {
 }
 
 #[test]
-fn many_messages_of_random_lengths_both_ways() {
+fn messages_of_random_lengths_arrive_in_both_directions() {
     let _guard = hang_guard();
     let world = World::new();
     let (mut a, mut b) = sockets(&world, &adaptive(4096, 256 << 10));
@@ -74,7 +74,7 @@ fn many_messages_of_random_lengths_both_ways() {
 }
 
 #[test]
-fn a_message_that_is_too_large_is_refused_and_nothing_of_it_sent() {
+fn too_large_message_is_refused_and_not_sent_in_part() {
     let world = World::new();
     let (mut a, mut b) = sockets(&world, &adaptive(4096, 16384));
     let longest = a.max_message();
@@ -88,7 +88,7 @@ fn a_message_that_is_too_large_is_refused_and_nothing_of_it_sent() {
 }
 
 #[test]
-fn a_buffer_that_is_too_small_loses_nothing() {
+fn too_small_buffer_loses_no_message() {
     let world = World::new();
     let (mut a, mut b) = sockets(&world, &fixed(4096));
     a.send(b"twelve bytes").unwrap();

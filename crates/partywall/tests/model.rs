@@ -77,7 +77,7 @@ impl Queue {
     }
 }
 
-/// What a call did: the bytes that it moved, or why it moved none.
+/// The outcome of a call: the number of bytes that it moved, or the reason why it moved none.
 fn done<E: Into<std::io::Error>>(result: Result<usize, E>) -> Result<usize, &'static str> {
     result.map_err(|e| match cause(&e.into()) {
         Error::WouldBlock => "would block",
@@ -89,7 +89,7 @@ fn done<E: Into<std::io::Error>>(result: Result<usize, E>) -> Result<usize, &'st
 
 struct Test {
     ends: [Stream; 2],
-    /// Of what each end writes.
+    /// The bytes that each end has written.
     queues: [Queue; 2],
     grows: bool,
 }

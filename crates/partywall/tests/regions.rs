@@ -57,7 +57,7 @@ fn child_main() {
 }
 
 #[test]
-fn region_of_another_process_is_there_when_its_announcement_is_read() {
+fn region_is_available_when_its_announcement_is_read() {
     let _guard = hang_guard();
     let world = World::new();
     let mut listener = world.web.bind("tables").unwrap();
@@ -146,7 +146,7 @@ fn connected_by(daemon: &Daemon) -> (Stream, Stream, [Domain; 2]) {
 }
 
 #[test]
-fn what_a_side_takes_is_told_to_the_next_broker() {
+fn accepted_region_kinds_are_repeated_to_next_broker() {
     let _guard = hang_guard();
     let mut daemon = Daemon::start();
     let (client, server, _domains) = connected_by(&daemon);
@@ -202,7 +202,7 @@ fn regions_count_for_both_sides_after_a_restart_of_the_broker() {
     refused(regions.add(MANY, 4096), Refusal::Quota);
 }
 
-/// What a broker that lies passes on to a stream that takes two regions of [`KIND`], 64 KiB together.
+/// Passes a region on as a lying broker would, to a stream that takes two regions of [`KIND`], 64 KiB together.
 fn passed_on(peer: &RawPeer, number: u32, kind: u32, region: RegionReference, fds: &[BorrowedFd<'_>]) {
     let side = if peer.connecting { Side::Connecting } else { Side::Accepting };
     let message = Message::RegionAdded { channel: peer.channel, side, number, kind, region };
@@ -215,7 +215,7 @@ fn memory(kind: RegionKind, size: u64) -> (Geometry, OwnRegion, OwnedFd) {
 }
 
 #[test]
-fn region_that_is_not_what_was_said_is_refused_and_leaves_the_stream_alone() {
+fn wrong_region_is_refused_and_stream_continues() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (mut stream, mut peer, _listener, _session) = broker.accepted(&fixed(4096));
@@ -237,7 +237,7 @@ fn region_that_is_not_what_was_said_is_refused_and_leaves_the_stream_alone() {
         });
         assert!(matches!(result, Err(Error::Corrupt(_) | Error::Memory(_))), "{what}: {result:?}");
     }
-    // What this side does not take is dropped: another kind, more than it takes, and impossible shapes.
+    // Regions that this side does not take are dropped: another kind, more than it takes, and impossible shapes.
     passed_on(&peer, 4, KIND + 1, reference, &[honest.as_fd()]);
     let (wide, _wide, large) = memory(RegionKind::Further, 1 << 17);
     passed_on(&peer, 5, KIND, RegionReference::own_memory(wide), &[large.as_fd()]);
@@ -260,7 +260,7 @@ fn region_that_is_not_what_was_said_is_refused_and_leaves_the_stream_alone() {
 }
 
 #[test]
-fn word_that_no_owner_says_is_corrupt() {
+fn invalid_state_word_of_region_is_corrupt() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (stream, peer, _listener, _session) = broker.accepted(&fixed(4096));

@@ -99,7 +99,7 @@ fn connect(domain: &Domain, target: &str, listener: &mut Listener, options: &Opt
             there = domain.connect_with(target, options).ok();
         }
         here = listener.accept().ok();
-        // One that the broker took with it when it died has to be made again.
+        // A connection that ended with the broker has to be made again.
         if here.is_none() && there.as_mut().is_some_and(|s: &mut Stream| s.writer().unwrap().write(&[]).is_err()) {
             there = None;
         }

@@ -55,7 +55,7 @@ fn blocking_at_once_works_as_spinning_does() {
 }
 
 #[test]
-fn what_was_written_can_be_read_without_a_further_call() {
+fn written_bytes_are_readable_without_flush() {
     let (mut a, mut b) = pair(&fixed(4096));
     b.set_nonblocking(true);
     let mut buf = [0; 64];
@@ -69,7 +69,7 @@ fn what_was_written_can_be_read_without_a_further_call() {
 }
 
 #[test]
-fn both_ways_at_the_same_time() {
+fn stream_carries_both_directions_at_the_same_time() {
     let _guard = hang_guard();
     let (a, b) = pair(&fixed(8192));
     let (ar, aw) = a.into_halves();
@@ -88,7 +88,7 @@ fn both_ways_at_the_same_time() {
 }
 
 #[test]
-fn an_echo_answers_each_message() {
+fn echo_answers_each_message() {
     let _guard = hang_guard();
     let (mut a, mut b) = pair(&Options::default());
     thread::scope(|s| {
@@ -189,7 +189,7 @@ fn dropping_is_an_orderly_end() {
 }
 
 #[test]
-fn a_half_that_was_closed_here_stays_closed() {
+fn half_closed_here_stays_closed() {
     let (mut a, mut b) = pair(&fixed(4096));
     a.write_all(b"some bytes").unwrap();
     assert_eq!(b.read(&mut [0; 4]).unwrap(), 4);
@@ -202,7 +202,7 @@ fn a_half_that_was_closed_here_stays_closed() {
 }
 
 #[test]
-fn a_blocked_writer_learns_that_the_reader_left() {
+fn blocked_writer_returns_when_reader_leaves() {
     let _guard = hang_guard();
     let (mut a, mut b) = pair(&fixed(4096));
     thread::scope(|s| {
@@ -219,7 +219,7 @@ fn a_blocked_writer_learns_that_the_reader_left() {
 }
 
 #[test]
-fn a_blocked_reader_learns_that_the_writer_finished() {
+fn blocked_reader_returns_when_writer_finishes() {
     let _guard = hang_guard();
     let (mut a, mut b) = pair(&fixed(4096));
     thread::scope(|s| {

@@ -254,7 +254,7 @@ fn bytes_that_are_no_value_are_refused_by_the_server() {
 }
 
 #[test]
-fn element_that_is_no_value_is_an_error_of_its_own() {
+fn invalid_element_has_a_distinct_error() {
     let _guard = hang_guard();
     let (_world, _server, client) = painted();
     let heap = client.calls().heap();

@@ -77,7 +77,7 @@ fn polling_the_descriptors_drives_both_directions() {
 }
 
 #[test]
-fn a_descriptor_is_quiet_until_there_is_news() {
+fn descriptor_is_readable_only_when_there_is_news() {
     let (mut a, mut b) = pair(&fixed(4096));
     a.set_nonblocking(true);
     b.set_nonblocking(true);
@@ -134,7 +134,7 @@ fn timeouts_end_waits_and_lose_nothing() {
 }
 
 #[test]
-fn a_timeout_of_any_length_is_possible() {
+fn timeout_of_any_length_is_accepted() {
     let (mut a, mut b) = pair(&fixed(4096));
     b.set_read_timeout(Some(Duration::ZERO));
     assert_fails!(b.read(&mut [0]), Error::TimedOut);
@@ -150,7 +150,7 @@ fn a_timeout_of_any_length_is_possible() {
 }
 
 #[test]
-fn a_long_spin_does_not_outlast_a_timeout_or_a_death() {
+fn long_spin_ends_at_timeout_or_shutdown() {
     let _guard = hang_guard();
     let spinning = fixed(4096).spin(Duration::from_secs(3600));
     let (mut a, mut b) = pair(&spinning);
@@ -214,7 +214,7 @@ fn peek_at_least_waits_for_as_much_as_asked() {
 }
 
 #[test]
-fn a_descriptor_takes_bytes_straight_from_the_ring() {
+fn descriptor_receives_bytes_straight_from_ring() {
     let _guard = hang_guard();
     let (mut a, mut b) = pair(&fixed(8192));
     let (mut from_pipe, to_pipe) = std::io::pipe().unwrap();
@@ -268,7 +268,7 @@ fn counters_count() {
 }
 
 #[test]
-fn an_idle_connection_uses_no_cpu() {
+fn idle_connection_uses_no_cpu() {
     let _guard = hang_guard();
     let (mut a, mut b) = pair(&Options::default());
     thread::scope(|s| {
@@ -293,7 +293,7 @@ fn thread_cpu() -> Duration {
 
 /// Before the peer has accepted, each write rings. A writer that never has to wait finds out all the same when that is over.
 #[test]
-fn a_writer_that_always_has_room_stops_ringing_when_the_peer_is_there() {
+fn writer_stops_ringing_after_peer_has_attached() {
     let _guard = hang_guard();
     let world = World::new();
     let mut listener = world.web.bind("late").unwrap();

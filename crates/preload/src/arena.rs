@@ -1,6 +1,6 @@
 //! Connections live in memory that `fork` shares: parent and child hold the same socket, so they must agree on its counts,
-//! its cursors and its locks. And they share nothing else: a child may give up rights that its parent keeps, and a process that takes it over
-//! then must not reach the connections that the parent makes later.
+//! its cursors and its locks. They share nothing else: a child may give up rights that its parent keeps, and a process that compromises
+//! the child must not reach connections that the parent makes later.
 //!
 //! ```text
 //!   parent   | a   b | c     |       |       |      pages, and the connections in them
@@ -63,7 +63,7 @@ pub(crate) fn get(index: u16) -> Option<NonNull<u8>> {
     Some(unsafe { base.add(usize::from(index) * BLOCK) })
 }
 
-/// Which block begins here.
+/// The index of the block that begins here.
 #[inline]
 pub(crate) fn index_of(block: *const u8) -> u16 {
     let offset = block.addr() - BASE.load(Ordering::Relaxed).addr();
@@ -84,7 +84,7 @@ pub(crate) fn prepare() -> bool {
     let (base, none) = (base.cast::<u8>(), ptr::null_mut());
     // EDGE arena: releases the mapping to `get`; if another thread was first, acquires its.
     if BASE.compare_exchange(none, base, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: ours, and nobody has heard of it: another thread was first.
+        // SAFETY: made above, and not shared yet: another thread was first.
         let _ = unsafe { rustix::mm::munmap(base.cast(), BYTES) };
         return true;
     }

@@ -23,7 +23,7 @@ extern "C" fn frame(context: *mut c_void, argument: *mut c_void) -> c_int {
     let mut interrupted = 0;
     // SAFETY: what the walk gave us, and a number of our own.
     let last = unsafe { _Unwind_GetIPInfo(context, &raw mut interrupted) };
-    // SAFETY: the argument that `may_be_in_handler` gave to the walk, used by nobody else meanwhile.
+    // SAFETY: the argument that `may_be_in_handler` gave to the walk, not used elsewhere during the walk.
     let walk = unsafe { &mut *argument.cast::<Walk>() };
     walk.last = last;
     walk.interrupted |= interrupted != 0;
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn handlers_are_told_from_other_frames() {
+    fn signal_handler_frame_is_detected() {
         assert!(!may_be_in_handler());
         // SAFETY: a handler that stores a number, for a signal that nothing else here uses.
         unsafe {

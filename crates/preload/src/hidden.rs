@@ -1,8 +1,8 @@
-//! Descriptors of ours that the program does not know of: links, the broker's session, epoll sets to sleep on, and, while numbers
+//! Descriptors of this library that are hidden from the program: links, the broker's session, epoll sets to sleep on, and, while numbers
 //! are plentiful, the memory of rings.
 //!
-//! They live high, where the program's own numbers do not come: programs close ranges of descriptors, count on getting the lowest
-//! number free, and index arrays by them. What the program closes by number passes these by.
+//! They have high numbers, above the program's own: programs close ranges of descriptors, rely on getting the lowest free number, and
+//! index arrays by them. Calls of the program that close by number skip these.
 //!
 //! ```text
 //!   0          limit / 2       3/4 limit      limit (soft)                limit (hard)
@@ -37,7 +37,7 @@ pub(crate) fn keep(fd: OwnedFd) -> c_int {
     enter(fd)
 }
 
-/// The same for a descriptor that only has a place among our own numbers: `None`, and it is closed, if those are all in use.
+/// Keeps a descriptor only at one of our own numbers: closes it and returns `None` if they are all in use.
 pub(crate) fn keep_high(fd: OwnedFd) -> Option<c_int> {
     if let Some(high) = move_above(&fd) {
         return Some(enter(high));
@@ -45,7 +45,7 @@ pub(crate) fn keep_high(fd: OwnedFd) -> Option<c_int> {
     rustix::io::fcntl_dupfd_cloexec(&fd, ours().0).ok().map(enter)
 }
 
-/// The same for a descriptor that one can do without: `None`, and it is closed, unless at least half of our numbers are free.
+/// Keeps an optional descriptor: closes it and returns `None` unless at least half of our numbers are free.
 pub(crate) fn keep_if_plenty(fd: OwnedFd) -> Option<c_int> {
     if let Some(high) = move_above(&fd) {
         return Some(enter(high));

@@ -25,7 +25,7 @@ impl<T: Sync> Installed<T> {
         }
     }
 
-    /// What was installed.
+    /// The installed value.
     #[inline]
     pub(crate) fn get(&self) -> Option<&'static T> {
         // SAFETY: null, or the address of a `&'static T` that `set` was given. It is only read through, `T` is `Sync`, and the

@@ -7,17 +7,17 @@
 //! (protocol T).
 //!
 //! ```text
-//!   calls/   what the program calls: one file per group of functions, thin
+//!   calls/   the exported functions: one file per group, thin
 //!      |
 //!   conn/    one connection: the two directions, bringing it up and down        ready/   poll, select, epoll, sleeping
 //!      |                                                                        broker/  the session with the broker
 //!   table    descriptor -> connection         arena    connections, in memory that survives fork
-//!   local    what of it is this process' own  lock     one holder per direction, who may be in another process
+//!   local    the state of one process         lock     one holder per direction, who may be in another process
 //!   real     the next definition of each function                             process   which process this memory belongs to
 //! ```
 //!
 //! The house rules of a guest: no thread, nothing on the program's standard output or error, no allocation and no waiting for
-//! a lock on the way of a byte, `errno` left alone by what succeeds, and whatever cannot be done right on a ring stays on TCP.
+//! a lock on the way of a byte, `errno` unchanged by successful calls, and everything that cannot be done correctly on a ring stays on TCP.
 
 #![cfg_attr(test, allow(dead_code, reason = "in unit tests the functions that programs call are not exported"))]
 

@@ -1,4 +1,4 @@
-//! What of a connection is this process' own: where its regions are mapped, and its descriptors.
+//! The part of a connection that belongs to this process alone: the mappings of its regions, and its descriptors.
 //!
 //! Beside the arena, by the same index. Private memory: `fork` copies it, with the mappings and descriptors that it tells of.
 #![expect(unsafe_code, reason = "frees locks whose holders stayed in the parent")]
@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What a process knows of bytes that a peer holds back (protocol T16).
+/// A process's record of bytes that a peer holds back (protocol T16).
 #[derive(Debug)]
 pub(crate) struct HeldBytes {
     /// The first byte of the latest hold that was seen, plus 1.
@@ -42,7 +42,7 @@ pub(crate) struct LocalState {
     pub(crate) generation: AtomicU32,
     /// Descriptors that this process has of it.
     pub(crate) descriptors: AtomicU32,
-    /// One of them, plus 1.
+    /// One of the descriptors, plus 1.
     fd: AtomicU32,
     /// Our end of the bell, plus 1; 0 if none.
     link: AtomicU32,
@@ -63,7 +63,7 @@ pub(crate) struct LocalState {
     pub(crate) planned_ring: AtomicU64,
     /// Bells, waits and switches, to look after the link now and then.
     pub(crate) bells: AtomicU32,
-    /// What this process knows of bytes that the peer holds back.
+    /// The bytes that the peer holds back, as this process has seen them.
     pub(crate) held: HeldBytes,
     /// Our region.
     pub(crate) own: Berth,
@@ -131,7 +131,7 @@ impl LocalState {
         self.fd.load(Ordering::Relaxed).wrapping_sub(1).cast_signed()
     }
 
-    /// Says which descriptor is to be used for questions to the kernel; -1 for none.
+    /// Sets the descriptor that is used for calls of the kernel; -1 for none.
     pub(crate) fn set_fd(&self, fd: c_int) {
         self.fd.store(fd.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
     }
@@ -171,7 +171,7 @@ impl LocalState {
         }
     }
 
-    /// Closes it.
+    /// Closes the descriptor of the region.
     pub(crate) fn discard_memory(&self) {
         if let Some(fd) = self.memory.swap(0, Ordering::Relaxed).checked_sub(1) {
             KEPT.fetch_sub(1, Ordering::Relaxed);

@@ -3,8 +3,8 @@
 //! It is held for the time of a copy, never while waiting. A holder that died is found out by asking the kernel for its number ([`word`] has
 //! the steps, and this module the kernel).
 //!
-//! A thread that finds itself as the holder is in a signal handler that interrupted the holder: waiting would be for ever, so the call
-//! fails. Or it was in such a handler and has left it by `longjmp`, and the call that held the lock will never go on. Then no frame of its
+//! A thread that finds itself as the holder is in a signal handler that interrupted the holder. Waiting would never end, so the call
+//! fails. Or the thread has left such a handler by `longjmp`, and the call that held the lock will never continue. Then no frame of its
 //! stack was interrupted by a signal, and it inherits the lock from itself.
 
 pub(crate) mod word;
@@ -62,7 +62,7 @@ impl LockHost for ThisThread {
     }
 }
 
-/// A lock in memory that several processes share. The word is the holder's thread id; 0 while nobody holds it.
+/// A lock in memory that several processes share. The word is the holder's thread id, or 0 while the lock is free.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Lock(LockWord);
@@ -79,7 +79,7 @@ impl Lock {
         self.0.lock(&ThisThread)
     }
 
-    /// The same, with a limit to the wait. `None`: another thread that lives has held it throughout, and may have abandoned it.
+    /// Takes the lock, with a limit to the wait. `None`: another living thread has held it throughout, and may have abandoned it.
     pub(crate) fn lock_within(&self, limit: Duration) -> Option<Taken> {
         if self.try_lock() { Some(Taken::Free) } else { self.0.lock_until(&ThisThread, sys::now() + limit) }
     }
@@ -89,7 +89,7 @@ impl Lock {
         self.0.is_own(&ThisThread)
     }
 
-    /// Whether nobody has it, or a thread that is dead.
+    /// Whether the lock is free, or its holder is dead.
     pub(crate) fn is_free(&self) -> bool {
         self.0.is_free(&ThisThread)
     }
@@ -99,7 +99,7 @@ impl Lock {
         self.0.release_dead(&ThisThread);
     }
 
-    /// Takes it if nobody has it.
+    /// Takes the lock if it is free.
     #[inline]
     pub(crate) fn try_lock(&self) -> bool {
         self.0.try_lock(&ThisThread)
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn holder_below_a_handler_is_told_and_an_abandoned_lock_inherited() {
+    fn lock_reports_recursive_handler_and_abandoned_holder() {
         assert_eq!(HELD.lock(), Taken::Free);
         assert!(!HELD.try_lock());
         #[expect(unsafe_code, reason = "a signal handler of this test")]
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn waiters_get_it_in_turn() {
+    fn contended_lock_loses_no_update() {
         let lock = Lock::new();
         let count = std::sync::atomic::AtomicU64::new(0);
         std::thread::scope(|s| {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_holder_is_inherited_from() {
+    fn lock_of_dead_thread_is_inherited() {
         let lock = Lock::new();
         // A thread that has ended is as dead as a process.
         let holder = std::thread::scope(|s| s.spawn(|| (lock.lock(), sys::thread()).1).join().unwrap());

@@ -19,7 +19,7 @@ pub(crate) fn open() {
     FILE.store(file, Ordering::Relaxed);
 }
 
-/// Whether anybody reads it.
+/// Whether the log has a destination.
 #[inline]
 pub(crate) fn is_open() -> bool {
     FILE.load(Ordering::Relaxed) >= 0

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The time that a call has. It starts to run when first asked for what is left.
+/// The time limit of a call. It starts to run when the remaining time is first asked for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TimeLimit {
     limit: Option<Duration>,
@@ -21,7 +21,7 @@ impl TimeLimit {
         Self { limit: Some(limit), end: None }
     }
 
-    /// As `poll` and `epoll_wait` have it: negative is for ever.
+    /// As in `poll` and `epoll_wait`: a negative value is no limit.
     pub(crate) fn from_millis(millis: c_int) -> Self {
         u64::try_from(millis).map_or(Self::ENDLESS, |ms| Self::of(Duration::from_millis(ms)))
     }
@@ -45,11 +45,11 @@ impl TimeLimit {
         self.limit.is_some_and(|l| l.is_zero())
     }
 
-    /// What is left; `None` is for ever.
+    /// The time that is left; `None` means no limit.
     pub(crate) fn left(&mut self) -> Option<Duration> {
         let limit = self.limit?;
         let now = sys::now();
-        // What is too long to be a time is for ever.
+        // A time beyond the range of the clock means no limit.
         let end = match self.end {
             Some(end) => end,
             None => now.checked_add(limit)?,
@@ -59,7 +59,7 @@ impl TimeLimit {
     }
 }
 
-/// Whole milliseconds, upwards: who waits must not wake too early.
+/// Whole milliseconds, rounded up: a sleeper must not wake too early.
 pub(crate) fn millis(left: Option<Duration>) -> c_int {
     let Some(left) = left else { return -1 };
     c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
@@ -73,7 +73,7 @@ pub(crate) fn timespec(left: Duration) -> libc::timespec {
     }
 }
 
-/// The shorter of two times; `None` is for ever.
+/// The shorter of two times; `None` is no limit.
 pub(crate) fn shorter(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),
@@ -84,12 +84,12 @@ pub(crate) fn shorter(one: Option<Duration>, other: Option<Duration>) -> Option<
 /// The longest time awake in nanoseconds, until the policy says otherwise.
 static LONGEST: AtomicU32 = AtomicU32::new(50_000);
 
-/// Sets how long anybody stays awake at most.
+/// Sets the longest time that a thread spins.
 pub(crate) fn set_longest_spin(time: Duration) {
     LONGEST.store(u32::try_from(time.as_nanos()).unwrap_or(u32::MAX), Ordering::Relaxed);
 }
 
-/// The longest that anybody stays awake, in nanoseconds.
+/// The longest time that a thread spins, in nanoseconds.
 #[inline]
 pub(crate) fn longest_spin() -> u32 {
     LONGEST.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! Which process this memory belongs to: `fork` copies it, and a child after `vfork` borrows it.
+//! The process that this memory belongs to: `fork` copies it, and a child after `vfork` borrows it.
 #![expect(unsafe_code, reason = "asks the kernel, and keeps a page that fork empties")]
 
 use rustix::io::Errno;
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// How many forks lie between the first process and this one.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
-/// The process this memory belongs to; 0 until somebody asked.
+/// The process this memory belongs to; 0 while it is unknown.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// A word that is 1, and 0 in a child that `fork` has made without calling our handlers.
 static WITNESS: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-/// Who has forked last, as far as this memory knows.
+/// The process that has forked last, as far as this memory knows.
 static FORKER: AtomicU32 = AtomicU32::new(0);
-/// What to do in such a child, a `fn()`; null before [`begin`].
+/// The function to call in such a child, a `fn()`; null before [`begin`].
 static IN_STRAY_CHILD: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 /// This process, as the kernel says now: it is another one after `vfork`, which calls no handler.
@@ -33,7 +33,7 @@ pub(crate) fn children_leave_pid_namespace() -> bool {
         (Ok(own), Ok(of_children)) => own != of_children,
         // A namespace that has no process yet cannot be looked at, though its name is there.
         (Ok(_), Err(Errno::NOENT)) => rustix::fs::lstat(OF_CHILDREN).is_ok(),
-        // Without `/proc` nobody can tell.
+        // Without `/proc` this cannot be found out.
         _ => false,
     }
 }

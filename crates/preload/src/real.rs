@@ -1,7 +1,7 @@
 //! The next definition of each function: the C library's, or that of another library loaded like ours.
 //!
-//! Found when first needed, since other libraries' constructors may call before ours has run. What cannot be found
-//! (a function newer than this C library) fails with `ENOSYS`, as it would without us.
+//! They are looked up at the first call, since other libraries' constructors may call before ours has run. A function that is not found
+//! (newer than this C library) fails with `ENOSYS`, as it would without this library.
 #![expect(unsafe_code, reason = "calls C functions through pointers that the dynamic loader gave")]
 #![allow(clippy::too_many_arguments, reason = "the signatures are the C library's")]
 
@@ -22,7 +22,7 @@ fn find(name: &'static CStr, slot: &AtomicPtr<c_void>) -> *mut c_void {
     found
 }
 
-/// What a function that is missing gives.
+/// The result of a missing function.
 trait FailedCall {
     const FAILED: Self;
 }

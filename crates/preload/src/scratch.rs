@@ -28,7 +28,7 @@ pub(crate) fn with_memory<T: Copy, R>(
     }
     // SAFETY: written above, and ours alone until it is unmapped.
     let result = what(unsafe { std::slice::from_raw_parts_mut(values, n) });
-    // SAFETY: mapped above; nobody uses it any more.
+    // SAFETY: mapped above, and not used any more.
     let _ = unsafe { munmap(map, bytes) };
     result
 }

@@ -1,8 +1,8 @@
 //! Whether an interrupted call is to be taken up again.
 //!
-//! The kernel restarts a `recv` that a signal handler interrupted if that handler was installed with `SA_RESTART`; it never
-//! restarts what our calls sleep in, and says nobody which handler ran. Where all handlers of the program are alike that is no
-//! question. Where they are not, signals are held back during the sleep, and looked at before they are let in.
+//! The kernel restarts a `recv` that a signal handler interrupted if that handler was installed with `SA_RESTART`; it never restarts the
+//! calls in which this library sleeps, and does not report which handler ran. If all handlers of the program are alike, that does not
+//! matter. If not, signals are blocked during the sleep, and examined before they are delivered.
 #![expect(unsafe_code, reason = "asks for the handlers of signals, and for the cancellation of this thread")]
 
 mod held;
@@ -12,13 +12,13 @@ pub(crate) use held::BlockedSignals;
 use libc::{c_int, sigset_t};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What is known of the program's handlers.
+/// The kind of the program's handlers.
 static HANDLERS: AtomicU32 = AtomicU32::new(UNKNOWN);
 const UNKNOWN: u32 = 0;
 const ALIKE: u32 = 1;
 const MIXED: u32 = 2;
 
-/// What happens at a signal.
+/// The effect of a signal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SignalHandling {
     /// No handler.
@@ -69,7 +69,7 @@ pub(crate) fn are_mixed() -> bool {
 
 #[cold]
 fn survey() -> bool {
-    // A change meanwhile is found by the next one who asks.
+    // A change during this is found by the next caller.
     HANDLERS.store(ALIKE, Ordering::Relaxed);
     let (mut restarts, mut interrupts) = (false, false);
     for signal in all() {
@@ -92,8 +92,7 @@ pub(crate) fn all_restart() -> bool {
     all().all(|signal| answer(signal) != SignalHandling::Interrupts)
 }
 
-/// Of the signals that wait to be let in, which `mask` would not hold back: whether there are any, and whether one of them
-/// makes the call fail that it interrupts.
+/// Among the pending signals that `mask` would not block: whether there are any, and whether one of them makes the interrupted call fail.
 pub(crate) fn pending(mask: &sigset_t) -> (bool, bool) {
     // SAFETY: all zeros is a valid value.
     let mut waiting: sigset_t = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! What people may see of our connections: a line for each in a memory that `partywall top` reads
+//! The status of our connections for people: a line for each, in memory that `partywall top` reads
 //! ([`partywall_shm::status`]).
 #![expect(unsafe_code, reason = "lays status lines over a mapping")]
 
@@ -14,7 +14,7 @@ static BASE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 /// The descriptor of the memory.
 static MEMORY: AtomicI32 = AtomicI32::new(-1);
 
-/// Makes the memory. Without it nobody sees us, and nothing else changes.
+/// Makes the status memory. Without it other tools cannot see this process, and nothing else changes.
 pub(crate) fn prepare() {
     // EDGE status: acquires from the exchange below.
     if !BASE.load(Ordering::Acquire).is_null() {
@@ -35,7 +35,7 @@ pub(crate) fn prepare() {
     let base = base.cast::<u8>();
     // EDGE status: releases the mapping to `line`; if another thread was first, acquires its.
     if BASE.compare_exchange(ptr::null_mut(), base, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: ours, and nobody has heard of it: another thread was first.
+        // SAFETY: made above, and not shared yet: another thread was first.
         let _ = unsafe { rustix::mm::munmap(base.cast(), len) };
         return;
     }

@@ -19,7 +19,7 @@ pub(crate) fn give(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// What a C function gave.
+/// The result of a C function.
 pub(crate) fn take(result: isize) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| errno())
 }
@@ -28,12 +28,12 @@ pub(crate) fn take(result: isize) -> Result<usize, Errno> {
 #[track_caller]
 pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
     debug_assert!(fd >= 0, "callers have looked it up in the table");
-    // SAFETY: not -1. That the program closes it meanwhile is its own affair: the call then fails, or reaches what the
-    // program has opened under that number, as the call that we stand for would have.
+    // SAFETY: not -1. If the program closes it meanwhile, the call fails, or reaches a descriptor that the program has opened under that
+    // number, as the replaced call would have.
     unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
 }
 
-/// What the kernel says of a descriptor now, of these events of `poll` and those that need not be asked for.
+/// The kernel's events of a descriptor now, of those asked for and those that are always reported.
 pub(crate) fn poll_now(fd: c_int, events: u32) -> u32 {
     if fd < 0 {
         return 0;
@@ -101,12 +101,12 @@ pub(crate) fn is_alive(number: u32) -> bool {
 }
 
 /// The monotonic clock. Differences are taken with `saturating_sub`: on some machines it goes back a little from one processor to the
-/// next, and a panic here ends somebody else's program.
+/// next, and a panic here would end a foreign program.
 pub(crate) fn now() -> Duration {
     clock(libc::CLOCK_MONOTONIC)
 }
 
-/// The same, some milliseconds late at most, for less.
+/// The monotonic time, some milliseconds late at most, for less cost.
 pub(crate) fn coarse_now() -> Duration {
     clock(libc::CLOCK_MONOTONIC_COARSE)
 }
@@ -120,7 +120,7 @@ fn clock(clock: libc::clockid_t) -> Duration {
     Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
 }
 
-/// The same in milliseconds.
+/// The coarse time in milliseconds.
 #[inline]
 pub(crate) fn coarse_millis() -> u64 {
     millis(coarse_now())
@@ -151,8 +151,8 @@ pub(crate) fn ticks() -> u64 {
 
 /// A variable of the environment that is meant for us.
 ///
-/// None where the program has more rights than its caller (set-user-ID, file capabilities): the environment is the caller's there, who
-/// could have the program create and write files, and believe a broker, as the caller cannot.
+/// None where the program has more rights than its caller (set-user-ID, file capabilities): there the caller chooses the environment, and
+/// could make the program create and write files, and trust a broker, beyond the caller's own rights.
 pub(crate) fn environment(name: &str) -> Option<std::ffi::OsString> {
     // SAFETY: reads a table that the kernel has made for this process.
     let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
@@ -162,8 +162,8 @@ pub(crate) fn environment(name: &str) -> Option<std::ffi::OsString> {
 /// Whether memory that a program hands over can be read, so that a wrong pointer gets its `EFAULT` from the kernel instead of ending
 /// the program in this library. For structures; the bytes of a call are the kernel's to read, or the ring's.
 ///
-/// What lies just above this function's own frame is the caller's stack. Of anything else the kernel is asked, page by page: it reads
-/// a set of signals from there, and then refuses what is to be done with it.
+/// Memory just above this function's own frame is the caller's stack. For other memory a system call is made for each page: the kernel
+/// reads a set of signals from there, and then refuses the operation.
 pub(crate) fn is_readable<T>(at: *const T, count: usize) -> bool {
     const NEAR: usize = 16 << 10;
     const PAGE: usize = 4096;

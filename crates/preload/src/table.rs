@@ -1,4 +1,4 @@
-//! Which of the program's descriptors are ours to look at: a word for each, 0 for strangers.
+//! The table of the program's descriptors: a word for each, 0 for those that are not ours.
 //!
 //! The table is private memory, as descriptors are a process' own: `fork` copies both, and `vfork` shares both (the child's
 //! descriptors are copies, though: who may be such a child asks [`crate::process::is_visitor`] before it writes here).
@@ -21,11 +21,11 @@ pub(crate) const DESCRIPTORS: usize = 1 << 20;
 /// Untouched pages of it cost nothing.
 static TABLE: DescriptorWords<DESCRIPTORS> = DescriptorWords::new();
 
-/// What a descriptor is to us.
+/// The kind of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum DescriptorKind {
-    /// Nothing.
+    /// Not ours.
     Stranger = 0,
     /// A connection; `index` and `generation` say which block of the arena.
     Connection = 1,
@@ -46,7 +46,7 @@ pub(crate) enum DescriptorKind {
 pub(crate) struct Entry(u32);
 
 impl Entry {
-    /// A stranger.
+    /// The entry of a descriptor that is not ours.
     pub(crate) const NONE: Self = Self(0);
 
     /// An entry; `generation` counts modulo 4096.
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_keeps_what_it_is_made_of() {
+    fn entry_keeps_kind_generation_and_index() {
         let e = Entry::new(DescriptorKind::Connection, 0x1abc, 0xffff);
         assert_eq!((e.kind(), e.generation(), e.index()), (DescriptorKind::Connection, 0xabc, 0xffff));
         assert_eq!(Entry::NONE.kind(), DescriptorKind::Stranger);

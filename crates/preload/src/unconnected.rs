@@ -1,6 +1,6 @@
 //! TCP sockets that `socket` has made, and whether they can still become a connection of ours.
 //!
-//! A program may enter a socket into an epoll set and connect it afterwards. What it registers for such a socket is kept
+//! A program may enter a socket into an epoll set and connect it afterwards. The registration of such a socket is kept
 //! ([`crate::ready`]), so that the connection may move to a ring. Nothing is kept for a socket that is connected elsewhere.
 
 use crate::process;

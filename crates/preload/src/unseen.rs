@@ -1,6 +1,6 @@
 //! Waits that we cannot see: rings of `io_uring` whose entries pass us by.
 //!
-//! A thread that waits for a connection there would wait for ever once its bytes come by a ring of ours. So a process that has such a ring, or
+//! A thread that waits there for a connection would never wake once its bytes come by a ring of ours. So a process that has such a ring, or
 //! has loaded the library that makes them by its own system calls, keeps its connections on TCP.
 #![expect(unsafe_code, reason = "asks the loader for a symbol")]
 

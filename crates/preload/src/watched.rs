@@ -1,7 +1,6 @@
-//! Descriptors that were put into an epoll set before they were anything to us.
+//! Descriptors that were put into an epoll set before they were connections of ours.
 //!
-//! A program may register a socket and connect it afterwards. What it asked for then we have not noted, so such a connection
-//! stays on TCP.
+//! A program may register a socket and connect it afterwards. That registration was not recorded, so such a connection stays on TCP.
 
 use crate::table::DESCRIPTORS;
 use std::ffi::c_int;
@@ -44,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_watched_until_it_stands_for_something_else() {
+    fn descriptor_number_is_watched_until_unwatched() {
         let fd = DESCRIPTORS as c_int - 9;
         assert!(!was_watched(fd));
         watch(fd);

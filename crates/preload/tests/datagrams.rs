@@ -13,7 +13,7 @@ use std::{
 use rustix::process::Signal;
 use support::{client::Client, eventually, find, free_port, guard::Guard, world::World};
 
-/// One of the programs of `programs/`, which says what it does line by line.
+/// One of the programs of `programs/`, which reports its actions line by line.
 struct Program {
     guard: Guard,
     lines: BufReader<ChildStdout>,
@@ -78,7 +78,7 @@ fn ring_bytes(world: &World) -> u64 {
 }
 
 #[test]
-fn the_library_changes_nothing_about_datagrams() {
+fn random_datagram_programs_behave_as_without_library() {
     let world = World::new();
     let most = std::env::var("PARTYWALL_FUZZ_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(12u32);
     let mut rings = 0;
@@ -105,12 +105,12 @@ fn the_library_changes_nothing_about_datagrams() {
 }
 
 #[test]
-fn datagrams_go_by_rings_and_are_answered_to_where_they_are_from() {
+fn datagrams_use_rings_and_replies_reach_their_source() {
     by_rings(&["echo", "connected", "select", "epoll", "edge", "exclusive", "threads", "nested", "once", "copied"]);
 }
 
 #[test]
-fn socket_that_lived_through_a_fork_has_rings_once_one_process_holds_it() {
+fn socket_after_fork_has_rings_once_one_process_holds_it() {
     by_rings(&["parent", "child", "passed", "both"]);
 }
 
@@ -129,7 +129,7 @@ fn by_rings(roles: &[&str]) {
             ring_bytes(&world) > 0
         };
         // A receiver that sleeps is sent to by the kernel, and on a busy machine all of one client's datagrams may meet sleepers.
-        // `EPOLLONESHOT` is left to the kernel, and so is a socket of two processes, or one that somebody else may have.
+        // `EPOLLONESHOT` is left to the kernel, and so is a socket of two processes, or one that another process may have.
         let is_kernels = matches!(role, "once" | "both" | "passed");
         let clients = if is_kernels { 1 } else { 20 };
         assert_eq!(!is_kernels, (0..clients).any(|_| by_ring()), "{role}: whether anything went by a ring");
@@ -137,7 +137,7 @@ fn by_rings(roles: &[&str]) {
 }
 
 #[test]
-fn a_sleeper_is_told_of_every_datagram() {
+fn sleeper_is_woken_for_every_datagram() {
     let world = World::new();
     for role in ["echo", "epoll", "edge", "threads"] {
         let port = free_port();
@@ -148,7 +148,7 @@ fn a_sleeper_is_told_of_every_datagram() {
 }
 
 #[test]
-fn one_side_without_the_library_is_served_as_ever() {
+fn datagrams_pass_with_library_on_one_side_only() {
     let world = World::new();
     for (server, client) in [(Some(&world), None), (None, Some(&world))] {
         let port = free_port();
@@ -159,7 +159,7 @@ fn one_side_without_the_library_is_served_as_ever() {
 }
 
 #[test]
-fn a_flood_keeps_its_order_and_its_bytes() {
+fn flood_keeps_datagram_order_and_bytes() {
     let world = World::new();
     let port = free_port();
     let mut sink = Program::peer(Some(&world), "sink", port, 0);
@@ -172,7 +172,7 @@ fn a_flood_keeps_its_order_and_its_bytes() {
     assert!(got.parse::<u32>().unwrap() > 100, "{line}");
 }
 
-/// What a client sees when its server is gone in some way.
+/// The error that a client sees when its server is gone.
 fn told_after(end: impl FnOnce(&World, &mut Program)) -> String {
     let world = World::new();
     let port = free_port();
@@ -186,19 +186,19 @@ fn told_after(end: impl FnOnce(&World, &mut Program)) -> String {
 }
 
 #[test]
-fn the_client_of_a_killed_server_is_refused() {
+fn client_of_killed_server_gets_refusal_or_timeout() {
     for signal in [Signal::KILL, Signal::TERM] {
         let told = told_after(|_, server| {
             server.guard.signal(signal);
             server.guard.wait();
         });
-        // What was in transit when the server died is lost, as before: then the client gets no answer.
+        // A datagram in transit when the server died is lost, as before: then the client gets no answer.
         assert!(["ECONNREFUSED", "TimeoutError('timed out')"].contains(&&*told), "{told}");
     }
 }
 
 #[test]
-fn datagrams_outlive_the_broker_and_their_rings_come_again_with_the_next() {
+fn datagrams_outlive_broker_and_rings_return_with_next() {
     let world = World::new();
     let port = free_port();
     let mut server = Program::peer(Some(&world), "echo", port, 0);
@@ -222,7 +222,7 @@ fn datagrams_outlive_the_broker_and_their_rings_come_again_with_the_next() {
 }
 
 #[test]
-fn a_client_that_is_killed_leaves_nothing_behind() {
+fn killed_clients_leave_no_descriptors_or_rings() {
     let world = World::new();
     let port = free_port();
     let mut server = Program::peer(Some(&world), "echo", port, 0);

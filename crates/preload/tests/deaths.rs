@@ -1,5 +1,5 @@
-//! What one end of a connection sees after the other has gone, for every kind of death, with bytes unread here and there, and in every
-//! order of calls: with the library the same as by TCP. The cases are those of `driver/deaths.c`.
+//! The results at one end of a connection after the other has gone, for every kind of death, with unread bytes at either end, and in
+//! every order of calls: the same with the library as by TCP. The cases are those of `driver/deaths.c`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod support;
@@ -72,12 +72,12 @@ fn dead_peer_looks_as_by_tcp_in_every_order_of_calls() {
     let (loaded, by_ring) = run(stride, None, &preload);
     assert_eq!(none, 0, "without the library nothing goes by rings");
     assert_eq!(plain.len(), loaded.len());
-    // Of six things that are left unread, bytes in a ring are in three.
+    // In three of the six kinds of unread data, the bytes lie in a ring.
     assert!(by_ring as usize > plain.len() / 4, "only {by_ring} of {} cases went by rings", plain.len());
     let mut report = String::new();
     for (plain, loaded) in plain.iter().zip(&loaded).filter(|(plain, loaded)| plain != loaded) {
         let number = plain.split(' ').next();
-        // On a busy machine a pause may be too short, by TCP as well. What differs each time differs.
+        // On a busy machine a pause may be too short, by TCP as well. Only a difference in every run counts.
         let again = |with: &(dyn Fn(&mut Command) + Sync)| run(1, number, with).0.concat();
         if (0..12).all(|_| again(&preload) != again(&|_| {})) {
             report += &format!("plain   {plain}\nlibrary {loaded}\n");

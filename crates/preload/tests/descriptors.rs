@@ -37,7 +37,7 @@ fn program_at_its_soft_limit_has_as_many_connections_as_by_tcp() {
 }
 
 #[test]
-fn rings_leave_most_descriptors_below_a_hard_limit_to_the_program() {
+fn rings_leave_descriptors_below_hard_limit_to_program() {
     let (plain, _) = connections(64, 64, None);
     let (count, by_ring) = connections(64, 64, Some(&World::new()));
     // Ours are in the last quarter, and only while few are in use.

@@ -28,7 +28,7 @@ fn driver() -> &'static Path {
     })
 }
 
-/// A sequence, or what is left of it.
+/// A sequence, or the rest of it.
 #[derive(Clone)]
 struct Sequence {
     seed: u64,
@@ -58,7 +58,7 @@ impl Sequence {
             .args(self.arguments())
             .env("PATIENCE", self.patience.to_string())
             // Bytes by the ring and by TCP are held against `SO_RCVLOWAT` apart while a connection moves, as each does that gets a ring (see the
-            // README). What it does otherwise, the tests of `poll` and `epoll` say.
+            // README). The tests of `poll` and `epoll` cover its other effects.
             .env("A_BYTE_IS_ENOUGH", "1")
             .env_remove("LD_PRELOAD")
             .stdin(stdin)
@@ -135,7 +135,7 @@ fn fails(sequence: &Sequence, other: &dyn Fn(&Sequence) -> Vec<String>) -> Optio
     difference(&plain, &again, sequence.switched).is_none().then_some((at, plain, changed))
 }
 
-/// The same, a few times: what fails now and then fails.
+/// Runs a sequence a few times: a failure in any run counts.
 fn fails_sometimes(
     sequence: &Sequence,
     other: &dyn Fn(&Sequence) -> Vec<String>,
@@ -236,12 +236,12 @@ fn first_seed() -> u64 {
 }
 
 #[test]
-fn plain_tcp_repeats_itself() {
+fn plain_tcp_runs_give_equal_results() {
     compare(0..40, &Sequence::plain, "on plain TCP from itself", false).unwrap_or_else(|report| panic!("{report}"));
 }
 
 #[test]
-fn a_wrong_library_is_noticed() {
+fn injected_library_fault_is_detected() {
     // Sequences wait more than they compute: those of some faults run beside those of others.
     std::thread::scope(|scope| {
         for faults in [&[1][..], &[2], &[3, 5, 7, 9], &[4, 6, 8]] {
@@ -310,17 +310,17 @@ fn with_the_library(settings: &[(&str, &str)], flips: bool, count: u64) {
 }
 
 #[test]
-fn the_library_changes_nothing() {
+fn random_programs_behave_as_without_library() {
     with_the_library(&[], false, 120);
 }
 
 #[test]
-fn the_library_changes_nothing_when_switched_at_random() {
+fn random_switching_is_invisible_to_programs() {
     with_the_library(&[], true, 120);
 }
 
 #[test]
-fn the_library_changes_nothing_with_small_rings_and_no_spinning() {
+fn small_rings_without_spinning_are_invisible_to_programs() {
     with_the_library(
         &[(partywall_protocol::environment::RING, "32768"), (partywall_protocol::environment::SPIN_US, "0")],
         true,

@@ -18,7 +18,7 @@ fn talk(world: Option<&World>) -> String {
     talk_in(world, &[])
 }
 
-/// The same with the functions of these names alone.
+/// Runs only the functions with these names.
 fn talk_in(world: Option<&World>, functions: &[&str]) -> String {
     let folder = tempfile::Builder::new().prefix("partywall-early-").tempdir().unwrap();
     let stage = Stage { world, spaces: None, folder };

@@ -74,12 +74,12 @@ fn connection_made_before_the_broker_moves_when_it_comes() {
 
 /// Its parent, which has the listener, makes no call after the broker has come.
 #[test]
-fn connection_of_a_child_made_before_the_broker_moves_when_it_comes() {
+fn connection_of_forked_child_moves_when_broker_starts() {
     moves_when_a_broker_comes("fork", World::kill_broker, World::restart_broker);
 }
 
 #[test]
-fn connection_made_while_joining_was_denied_moves_when_the_policy_admits_it() {
+fn connection_moves_when_policy_admits_denied_program() {
     let policy = |world: &World| world.path("policy.toml");
     let admitted = std::cell::OnceCell::new();
     let deny = |world: &World| {
@@ -124,7 +124,7 @@ fn long_transfers_cross_hundreds_of_switches() {
 }
 
 #[test]
-fn threads_that_bring_connections_up_at_once_do_not_get_in_each_others_way() {
+fn threads_attaching_at_once_do_not_disturb_each_other() {
     let world = World::new();
     let switch = Switch::new(&world);
     let crowd = c::program("crowd", &["crowd.c"], &["-pthread"]);
@@ -147,7 +147,7 @@ fn threads_that_bring_connections_up_at_once_do_not_get_in_each_others_way() {
     for name in ["client.log", "server.log"] {
         let log = log(name);
         assert!(log.contains("has a ring"), "{name}: nothing came up: {log}");
-        // What one thread did, another did once more.
+        // No thread has repeated a step that another thread had done.
         assert!(!log.contains("contradiction") && !log.contains("broke the protocol"), "{name}: {log}");
     }
     assert!(switch.seen().channels > 0);
@@ -187,7 +187,7 @@ fn clients_see_a_killed_server_as_over_tcp() {
 }
 
 #[test]
-fn a_server_outlives_killed_clients() {
+fn server_outlives_killed_clients() {
     deaths(
         |_, random, server, clients| {
             let victim = random.below(4) as usize;
@@ -199,7 +199,7 @@ fn a_server_outlives_killed_clients() {
 }
 
 #[test]
-fn nobody_notices_a_killed_broker() {
+fn connections_outlive_killed_broker() {
     deaths(
         |world, random, _, _| {
             world.kill_broker();

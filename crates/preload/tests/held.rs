@@ -1,4 +1,5 @@
-//! What a reader sees while its writer holds bytes back, with the library the same as by TCP. The cases are those of `driver/held.c`.
+//! The results of a reader while its writer holds bytes back: the same with the library as by TCP. The cases are those of
+//! `driver/held.c`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod support;
@@ -27,7 +28,7 @@ fn bytes_held_back_look_as_by_tcp() {
         world.preload(command);
         command.env(environment::MOVES, "now");
     };
-    // On a busy machine a pause may be too long, by TCP as well. What differs each time differs.
+    // On a busy machine a pause may be too long, by TCP as well. Only a difference in every run counts.
     let mut differing: Option<Vec<(String, String)>> = None;
     for _ in 0..8 {
         let ((plain, none), (loaded, by_ring)) = (run(&|_| {}), run(&library));

@@ -28,7 +28,7 @@ use support::{client::Client, eventually, free_port, guard::Guard, skipped, stag
 
 const RING: u64 = 8192;
 
-/// An echo server with the library, whose connections go by rings as soon as somebody offers them.
+/// An echo server with the library, whose connections go by rings as soon as a client offers them.
 fn server(world: &World, port: u16) -> Guard {
     let mut server = Command::new(python());
     server.arg(support::stage::script("echo_server.py")).args(["127.0.0.1", &port.to_string()]);
@@ -117,7 +117,7 @@ fn next_owner_of_an_offered_port_gets_its_answers() {
 }
 
 #[test]
-fn next_owner_of_an_offered_port_gets_its_answers_without_sequence_numbers() {
+fn reused_port_is_not_hijacked_without_sequence_numbers() {
     if !rustix::process::geteuid().is_root() {
         return skipped(
             "only root has the capability that the broker is to lack; the broker of the other test lacks it already",

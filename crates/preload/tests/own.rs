@@ -1,4 +1,4 @@
-//! What a program does to itself: its children, and its signal handlers.
+//! The children and the signal handlers of a program.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod support;
@@ -97,7 +97,7 @@ fn child_of_daemon_keeps_its_parents_ring() {
 
 /// The handler's call finds the connection locked by its own thread, and fails as if the socket were full.
 #[test]
-fn send_in_a_handler_within_a_send_carries_its_byte_or_is_refused() {
+fn send_in_handler_within_send_delivers_or_fails() {
     let world = World::new();
     let port = free_port();
     let mut sink = start(&world, "handler", &["sink", &port.to_string()]);

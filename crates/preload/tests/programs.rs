@@ -258,7 +258,7 @@ fn postgresql() {
             running.stop();
             out
         },
-        // Of 50 MiB; how much of the shorter streams goes before they have a ring is chance.
+        // The total is 50 MiB. The part of the shorter streams that goes before they have a ring varies.
         10 << 20,
     );
 }
@@ -383,7 +383,7 @@ fn rings_of(process: u32) -> (usize, u32) {
 }
 
 #[test]
-fn a_new_broker_lists_the_rings_that_there_were_and_forgets_them_when_they_end() {
+fn new_broker_lists_existing_rings_until_they_end() {
     let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
     let stage = Stage { world: Some(&world), spaces: None, folder };
     let switch = Switch::new(&world);
@@ -429,7 +429,7 @@ fn a_new_broker_lists_the_rings_that_there_were_and_forgets_them_when_they_end()
 }
 
 #[test]
-fn a_program_with_few_descriptors_keeps_them_for_itself() {
+fn program_with_few_descriptors_keeps_its_share() {
     let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
     let stage = Stage { world: Some(&world), spaces: None, folder };
     let _switch = Switch::new(&world);
@@ -459,7 +459,7 @@ fn a_program_with_few_descriptors_keeps_them_for_itself() {
 }
 
 #[test]
-fn a_connection_that_was_made_when_it_could_have_no_ring_gets_one_when_it_can() {
+fn earlier_tcp_connection_gets_ring_once_possible() {
     let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
     let switch = Switch::new(&world);
     let stage = Stage { world: Some(&world), spaces: None, folder };
@@ -528,7 +528,8 @@ fn sockperf() {
                         let (_, rest) = report.split_once(name).unwrap_or_else(|| panic!("{report}"));
                         rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse::<u64>().ok()).unwrap()
                     };
-                    // Of the whole run: its statistics leave out the first 800 messages, which are all there are on a busy machine.
+                    // The count is of the whole run: the program's statistics leave out the first 800 messages, which may be all on a
+                    // busy machine.
                     let (sent, received) = (number("SentMessages="), number("ReceivedMessages="));
                     assert!(
                         received > 0 && (received..=received + 1).contains(&sent),
@@ -618,7 +619,7 @@ fn ssh_and_rsync() {
     );
 }
 
-/// What a program needs of its surroundings is named once.
+/// The files and programs that a test needs are listed once.
 #[test]
 fn scripts_are_there() {
     let names = [

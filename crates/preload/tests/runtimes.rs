@@ -39,7 +39,7 @@ fn python_asyncio_threads_and_selectors() {
             running.stop();
             out
         },
-        // Of some 50 MiB; how much of the shorter streams goes before they have a ring is chance.
+        // The total is some 50 MiB. The part of the shorter streams that goes before they have a ring varies.
         5 << 20,
     );
 }
@@ -60,7 +60,7 @@ fn python_http_server_and_curl() {
             running.stop();
             digest(&fs::read(&target).unwrap())
         },
-        // Of 100 MiB; how much goes before there is a ring is chance.
+        // The total is 100 MiB. The part that goes before there is a ring varies.
         10 << 20,
     );
 }

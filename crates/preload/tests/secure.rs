@@ -1,4 +1,4 @@
-//! A program with more rights than its caller, and with the library linked into it: the environment is the caller's, and not believed.
+//! A program with more rights than its caller, and with the library linked into it: the environment is the caller's, and is not trusted.
 
 mod support;
 
@@ -10,7 +10,7 @@ use std::{
 use partywall_protocol::environment;
 use support::{c, skipped, world::library};
 
-/// Nobody's user id, wherever there is none of another name.
+/// The user id of `nobody`, on all usual systems.
 const NOBODY: u32 = 65534;
 
 #[test]

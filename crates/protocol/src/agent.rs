@@ -1,11 +1,10 @@
-//! What a guest's agent and the broker say to each other in control frames (protocol G2): sessions of the guest's programs, carried
-//! over one port.
+//! The control frames between a guest's agent and the broker (protocol G2): sessions of the guest's programs, carried over one port.
 //!
 //! ```text
 //!   program --socket-- agent ==serial port, control frames== port of the broker --socket-- broker
 //! ```
 //!
-//! A program in a guest has an ordinary session, and so has the broker; in between each packet travels as [`Say::Packet`].
+//! A program in a guest has an ordinary session, and so has the broker. Between them each packet travels as [`Say::Packet`].
 //! Descriptors cannot: a region's memory is named by its window, a link's end by the number that the link has on the port.
 
 use crate::socket::SocketFacts;
@@ -25,7 +24,7 @@ const MAX_NAME: usize = 64;
 frames! {
     /// One thing said in a control frame.
     Say: u8 {
-        /// Agent: a program has connected. What it says of the program is for people to read.
+        /// Agent: a program has connected. Its description of the program is for people to read.
         1 Open {
             /// The session's number, on this port, chosen by the agent.
             session: u32,
@@ -41,13 +40,13 @@ frames! {
         }
         /// Either: a packet of protocol C.
         3 Packet {
-            /// Of which session.
+            /// The session that the packet belongs to.
             session: u32,
-            /// The window that its memory lies in. Said by the broker only: what a guest brings lies where the broker gave it a place.
+            /// The window that its memory lies in. Only the broker sets it: memory of a guest lies at the place that the broker gave out.
             window: Option<WindowId>,
             /// Its link ends, by their numbers on this port.
             links: Vec<u32>,
-            /// What the guest's kernel says of the socket that the packet brings. Said by the agent only.
+            /// The state of the packet's socket, as the guest's kernel reports it. Only the agent sets it.
             socket: Option<SocketFacts>,
             /// The packet as it was sent or is to be sent.
             bytes: Vec<u8>,
@@ -87,7 +86,7 @@ frames! {
         9 Release {}
         /// Agent: what has become of that.
         10 Released {
-            /// What still holds a window, and what to do about it; empty if nothing does.
+            /// The processes that still hold a window, and the remedy; empty if there are none.
             held: LastReason,
         }
     }
@@ -159,7 +158,7 @@ impl<'a> Take<'a> for LastName {
 pub struct LastReason(pub String);
 
 impl LastReason {
-    /// The longest that is said. What is longer is cut.
+    /// The greatest length. Longer text is cut.
     pub const MAX: usize = 1024;
 }
 

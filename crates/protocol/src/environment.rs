@@ -1,6 +1,6 @@
 //! Names that Partywall's programs and libraries agree on: environment variables, and the name of the library that `partywall run` preloads.
 //!
-//! A variable that is unset or empty leaves the choice to the broker.
+//! Where a variable is unset or empty, the broker chooses.
 
 /// Path of the broker's socket.
 pub const BROKER: &str = "PARTYWALL_BROKER";
@@ -17,10 +17,10 @@ pub const SPIN_US: &str = "PARTYWALL_SPIN_US";
 /// rights than its caller.
 pub const LOG: &str = "PARTYWALL_PRELOAD_LOG";
 
-/// What the broker and the agent of a machine log, as a filter of log lines.
+/// The filter of log lines for the broker and the agent of a machine.
 pub const LOG_FILTER: &str = "PARTYWALL_LOG";
 
-/// What [`PRELOAD`] names: the library that makes a program's sockets transparent.
+/// The file name of the library that [`PRELOAD`] names. It makes a program's sockets transparent.
 pub const LIBRARY: &str = "libpartywall_preload.so";
 /// The dynamic loader's own variable: libraries to load before all others, separated by spaces or colons.
 pub const PRELOAD: &str = "LD_PRELOAD";

@@ -1,10 +1,11 @@
-//! What programs say to each other: the words, and their encoding.
+//! The messages between programs, and their encoding.
 //!
-//! The messages between a client and the broker ([`wire`]), the packets of a link ([`link`]), the frames on a machine's serial port ([`port`]) and what its agent says in
-//! them ([`agent`]), what a kernel says of a socket ([`socket`]), the headers by which windows ([`window`]) and doorbell devices ([`doorbell`]) are found, the directory that the broker
+//! The messages between a client and the broker ([`wire`]), the packets of a link ([`link`]), the frames on a machine's serial port
+//! ([`port`]) and the agent's messages in them ([`agent`]), the facts about a socket ([`socket`]), the headers by which windows
+//! ([`window`]) and doorbell devices ([`doorbell`]) are found, the directory that the broker
 //! publishes ([`directory`]), the move rules ([`upgrade`]), and the environment that a program is started with ([`environment`]).
 //!
-//! Nothing here makes a system call. What lies in memory that two domains share is in `partywall-shm`; `docs/protocol.md` has the
+//! Nothing here makes a system call. The structures in memory that two domains share are in `partywall-shm`; `docs/protocol.md` has the
 //! contract, and the code names its clauses.
 #![no_std]
 

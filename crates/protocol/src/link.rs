@@ -1,4 +1,4 @@
-//! The packets of a link (protocol L2, I3, I4). What is a descriptor in them travels beside them.
+//! The packets of a link (protocol L2, I3, I4). Descriptors travel beside them.
 //!
 //! ```text
 //!   | signal u8 |                                                        one byte
@@ -38,7 +38,7 @@ frames! {
     LinkMemory: u32 {
         /// A region in memory that has nothing else in it.
         1 Attach {
-            /// Which of the sender's rings this is.
+            /// The generation of the sender's ring.
             generation: u32,
             /// The place and size of the ring in the region.
             geometry: Geometry,
@@ -47,13 +47,13 @@ frames! {
         }
         /// A region in a window (protocol V4).
         2 AttachAt {
-            /// Which of the sender's rings this is.
+            /// The generation of the sender's ring.
             generation: u32,
             /// The place and size of the ring in the region.
             geometry: Geometry,
             /// The byte of the stream that the receiver begins at.
             start: u64,
-            /// At which byte of the window it is.
+            /// The byte of the window at which the region begins.
             base: NonZeroU64,
         }
     }

@@ -1,4 +1,4 @@
-//! What a host and a guest say to each other over a serial port (protocol P2, P3): rings, memory and hang-ups of many links, and
+//! The frames between a host and a guest on a serial port (protocol P2, P3): rings, memory and hang-ups of many links, and
 //! control messages, in one stream of bytes.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A guest can be reset in the middle of a frame, and a broker can be restarted. So each side begins with a greeting,
-//! 32 bytes that no honest frame contains and a number, and forgets what was before the other side's. The guest chooses
-//! the number and the host's answer repeats it; a host that greets first, because it has just begun, says 0.
+//! 32 bytes that no honest frame contains and a number, and discards everything before the other side's greeting. The guest chooses
+//! the number and the host's answer repeats it; a host that greets first, because it has just started, sends 0.
 
 use crate::window::WindowId;
 use crate::wire::codec::{PacketReader, append};
@@ -19,7 +19,7 @@ use partywall_shm::layout::Geometry;
 pub const MAX_PAYLOAD: usize = 4096 + 256;
 /// Bytes before the payload: length, kind, a zero, and the link.
 const HEADER: usize = 8;
-/// Of which the link is counted among the fields of a frame.
+/// Bytes of a frame before its fields, the first of which is the link.
 const BEFORE_FIELDS: usize = 4;
 /// Bytes of a greeting.
 const GREETING: usize = SIGN + 8;
@@ -49,16 +49,16 @@ frames! {
         4 Attach {
             /// The number of the link on this port.
             link: u32,
-            /// Which of the producer's rings this is.
+            /// The generation of the producer's ring.
             generation: u32,
             [0u32]
             /// The place and size of the ring in the region.
             geometry: Geometry,
             /// The byte of the stream that the receiver begins at.
             start: u64,
-            /// At which byte of the window it is.
+            /// The byte of the window at which the region begins.
             base: u64,
-            /// In which window it is.
+            /// The window that the region lies in.
             window: WindowId,
         }
         /// A control message.
@@ -67,9 +67,9 @@ frames! {
             /// At least one byte, and at most [`MAX_PAYLOAD`].
             message: Vec<u8>,
         }
-        /// Is anybody there?
+        /// A request for a sign of life.
         6 Ping { [0u32] }
-        /// Yes.
+        /// The answer to a ping.
         7 Pong { [0u32] }
         /// Guest: this link is rung by this vector of its doorbell device, not by the port (protocol I3).
         8 RungBy {
@@ -88,7 +88,7 @@ frames! {
     }
 }
 
-/// What comes out of a stream.
+/// An item of the decoded stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// The other side has begun, or begun again.
@@ -97,7 +97,7 @@ pub enum Item {
     Frame(Frame),
 }
 
-/// The other side said something that is not in the protocol. What follows cannot be understood.
+/// The other side sent a frame that is not in the protocol. The rest of the stream cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadFrame;
 
@@ -109,7 +109,7 @@ impl core::fmt::Display for BadFrame {
 
 impl core::error::Error for BadFrame {}
 
-/// What a greeting is known by. Put together when needed, so that no program contains it; none of it is UTF-8.
+/// The signature of a greeting. It is computed when needed, so that no program file contains it, and no byte of it is UTF-8.
 fn sign() -> [u8; SIGN] {
     core::array::from_fn(|i| 0x80 | (i as u8).wrapping_mul(151))
 }
@@ -172,7 +172,7 @@ impl Decoder {
             let number = self.searched + SIGN;
             let Some(bytes) = self.buf[number..].first_chunk() else { return Ok(None) };
             let number = u64::from_le_bytes(*bytes);
-            // What was before it is forgotten.
+            // Bytes before the greeting are discarded.
             self.taken = self.searched + GREETING;
             self.searched = self.taken;
             self.greeted = true;

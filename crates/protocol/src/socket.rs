@@ -1,7 +1,7 @@
-//! What a kernel says of a socket that a program shows (protocol T3), as it travels to the broker from the process that asked that kernel.
+//! The facts about a socket that a program shows (protocol T3), as they travel to the broker from the process that asked the kernel.
 //!
-//! On the host a process of the broker asks, in a virtual machine the machine's agent (protocol G6). The broker's core believes these facts
-//! as far as it believes who asked: a machine is believed about its own sockets and about nothing else.
+//! On the host a process of the broker asks, in a virtual machine the machine's agent (protocol G6). The broker's core trusts these facts
+//! as far as it trusts that process: a machine is trusted about its own sockets only.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -13,10 +13,10 @@ use alloc::vec::Vec;
 use partywall_shm::address::{narrow, wide};
 use partywall_shm::numbered;
 
-/// What a TCP or UDP socket is.
+/// The facts about a TCP or UDP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketFacts {
-    /// Which machine's kernel has it. Not part of the encoding: the broker knows from whom it has the facts.
+    /// The machine whose kernel has the socket. It is not part of the encoding: the broker knows which machine sent the facts.
     pub origin: Origin,
     /// Its own end.
     pub local: SocketAddr,
@@ -24,7 +24,7 @@ pub struct SocketFacts {
     pub remote: Option<SocketAddr>,
     /// TCP, or UDP.
     pub transport: Transport,
-    /// What it can do now. A UDP socket that has a port listens.
+    /// The state of the socket. A UDP socket that has a port counts as listening.
     pub state: SocketState,
     /// It is an IPv6 socket that takes no IPv4.
     pub only_v6: bool,
@@ -40,14 +40,14 @@ pub struct SocketFacts {
     pub received: u64,
     /// Bytes that have gone out, those sent again counted again.
     pub sent: u64,
-    /// What else tells whose other end it is.
+    /// Further values that identify the other end.
     pub identity: Identity,
 }
 
 /// A network namespace of some machine. Two kernels number theirs alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceId {
-    /// Whose kernel it is of.
+    /// The kernel that the namespace belongs to.
     pub origin: Origin,
     /// Its number there.
     pub cookie: u64,
@@ -56,7 +56,7 @@ pub struct NamespaceId {
 /// A socket of some machine, likewise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketId {
-    /// Whose kernel it is of.
+    /// The kernel that the socket belongs to.
     pub origin: Origin,
     /// Its number there.
     pub cookie: u64,
@@ -107,7 +107,7 @@ impl SocketFacts {
     }
 }
 
-/// What tells the other end of a connection, beside its addresses (protocol T5).
+/// The values that identify the other end of a connection, besides its addresses (protocol T5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identity {
     /// The socket is bound to a device. The kernel lets an unbound socket of the namespace have the same two ends.
@@ -119,13 +119,13 @@ pub struct Identity {
     pub numbers: Option<Numbers>,
 }
 
-/// The sequence numbers of the first byte each way. No two connections of a host have the same 64 bits, and nobody can read those of
-/// others: so they are never logged.
+/// The sequence numbers of the first byte each way. No two connections of a host have the same 64 bits, and no user can read those of
+/// another user's connection. So they are never logged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Numbers {
     /// As the kernel counts what was acknowledged: that of the SYN for the side that connected, of the first byte for the other.
     pub sent_from: u32,
-    /// Of the first byte that came.
+    /// The sequence number of the first received byte.
     pub received_from: u32,
 }
 
@@ -144,7 +144,7 @@ numbered! {
         Established = 2 "established",
         /// The peer has ended its direction (CLOSE_WAIT).
         HalfClosed = 3 "half-closed",
-        /// Anything else.
+        /// Any other state.
         Other = 4 "in another state",
     }
 }

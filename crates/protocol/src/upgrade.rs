@@ -87,10 +87,10 @@ impl fmt::Display for Upgrade {
     }
 }
 
-/// Which connections a rule is for.
+/// The connections that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Of {
-    /// Every one.
+    /// Every connection.
     All,
     /// Those to a listener on this port, seen from either side.
     Port(u16),
@@ -148,7 +148,7 @@ impl Net {
         if prefix <= bits { Some(Self { address, prefix }) } else { None }
     }
 
-    /// One of them.
+    /// An address of the network.
     pub const fn address(self) -> IpAddr {
         self.address
     }
@@ -188,7 +188,7 @@ impl fmt::Display for Net {
     }
 }
 
-/// One clause.
+/// One clause of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
     /// The connections that the clause is about.
@@ -217,13 +217,13 @@ impl fmt::Display for Rule {
     }
 }
 
-/// What the last clause that fits says of a connection; `None` if no clause does. Clauses that cannot be understood say nothing.
+/// The decision of the last clause that fits a connection, or `None` if no clause does. Clauses that cannot be parsed are ignored.
 pub fn decide(text: &str, port: u16, peer: IpAddr) -> Option<Upgrade> {
     let mut rules = text.split_ascii_whitespace().filter_map(|clause| Rule::parse(clause).ok());
     rules.rfind(|rule| rule.of.fits(port, peer)).map(|rule| rule.upgrade)
 }
 
-/// What is wrong with the words of a policy.
+/// The fault in the words of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Not a time to upgrade.
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn rule_survives_parse_and_display() {
         for text in [
             "now",
             "never",
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_due_by_the_first_count_that_is_reached() {
+    fn upgrade_is_due_when_first_count_is_reached() {
         let both = Upgrade::After { calls: 16, bytes: 1000 };
         assert!(both.is_due(16, 0) && both.is_due(0, 1000) && !both.is_due(15, 999));
         assert!(!Upgrade::After { calls: 16, bytes: 0 }.is_due(0, u64::MAX));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_clause_that_fits_decides() {
+    fn last_matching_clause_decides() {
         let text = "after=16 never@port=22 now@address=10.0.0.0/8  nonsense";
         assert_eq!(decide(text, 80, HERE), Some(Upgrade::After { calls: 16, bytes: 0 }));
         assert_eq!(decide(text, 22, HERE), Some(Upgrade::Never));

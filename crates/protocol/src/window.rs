@@ -1,4 +1,4 @@
-//! The layout of a window (protocol V2, V3): what makes a stock guest kernel give it to programs, and what says whose it is.
+//! The layout of a window (protocol V2, V3): the structures by which a stock guest kernel gives it to programs, and those that identify it.
 //!
 //! ```text
 //!         0 +--------------------+
@@ -17,8 +17,8 @@
 //!           +--------------------+  the file's end, a multiple of 2 MiB
 //! ```
 //!
-//! A guest that owns a window can write all of it, so whatever is read here is hostile: a header is believed only if its
-//! id is one that was told over a trusted path, and nothing else in it decides anything.
+//! A guest that owns a window can write all of it, so all values here are untrusted: a header is valid only if its id came over a trusted
+//! path, and no other value of it decides anything.
 
 use crate::wire::WireError;
 use crate::wire::codec::{PacketReader, PacketWriter, Put, Take};
@@ -44,7 +44,7 @@ const NAME: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"PWWINDOW");
 const VERSION: u32 = 1;
 
-/// What a window is known by: random, and told only to those who may use it.
+/// The identity of a window: a random number, told only to those who may use the window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WindowId(pub [u8; 16]);
 
@@ -105,7 +105,7 @@ impl core::str::FromStr for WindowId {
 /// The window header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WindowHeader {
-    /// Which window this is.
+    /// The identity of the window.
     pub id: WindowId,
     /// Bytes from the header's first to the window's last.
     pub size: u64,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_info_block_is_what_the_kernel_checks() {
+    fn info_block_passes_checks_of_kernel() {
         let block = info_block(64 << 20, WindowId([7; 16]));
         assert_eq!(u32_at(&block, 84), 4096, "align");
         assert_eq!(u64_at(&block, 56), DATA_OFFSET);

@@ -28,7 +28,7 @@ pub(crate) fn allocate(py: Python<'_>, heap: &Heap, size: usize, alignment: usiz
     Ok(PyBlock { memory: Exported::new(block) })
 }
 
-/// What a heap has, and what of it is in use.
+/// The size of a heap, and the part of it in use.
 pub(crate) fn stats<'py>(py: Python<'py>, heap: &Heap) -> PyResult<Bound<'py, PyDict>> {
     let stats = heap.stats();
     let named = PyDict::new(py);

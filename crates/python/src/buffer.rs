@@ -19,7 +19,7 @@ pub(crate) struct Piece {
     len: usize,
 }
 
-// SAFETY: a pointer and a length. The methods of `Piece` say who may dereference it.
+// SAFETY: a pointer and a length. The methods of `Piece` state when it may be dereferenced.
 unsafe impl Send for Piece {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Piece {}
@@ -40,7 +40,7 @@ impl ObjectMemory {
         Ok(Self { buffer: Some(buffer) })
     }
 
-    /// The same, to be written.
+    /// The memory of an object that can be written.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let memory = Self::of(object)?;
         if memory.buffer.as_ref().is_some_and(PyUntypedBuffer::readonly) {

@@ -39,7 +39,7 @@ fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
     Ok(slot::timeout(py, timeout)?.and_then(|timeout| Instant::now().checked_add(timeout)))
 }
 
-/// What is left until then, and no longer than to the next look for a signal.
+/// The time left until `deadline`, but at most until the next look for a signal.
 fn slice(deadline: Option<Instant>) -> Duration {
     deadline.map_or(LOOK, |deadline| deadline.saturating_duration_since(Instant::now()).min(LOOK))
 }

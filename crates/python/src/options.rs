@@ -50,7 +50,7 @@ enum HeapArgument {
     FirstAndMax(u64, u64),
 }
 
-/// What a connection of calls, or a service of calls, is made with.
+/// The options of a connection of calls, or of a service of calls.
 #[derive(Debug, Default)]
 pub(crate) struct CallChoices {
     pub(crate) options: Options,
@@ -59,7 +59,7 @@ pub(crate) struct CallChoices {
     pub(crate) same_address: bool,
 }
 
-/// The same as [`chosen`], with the keywords of calls as well.
+/// Like [`chosen`], with the keywords of calls as well.
 pub(crate) fn chosen_for_calls(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<CallChoices> {
     let mut choices = CallChoices::default();
     let Some(keywords) = keywords else { return Ok(choices) };

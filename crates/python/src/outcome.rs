@@ -4,7 +4,7 @@ use partywall::{Error, Refusal};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// What a call waits for: the exception of [`Error::WouldBlock`].
+/// The event that a call waits for. It decides the exception of [`Error::WouldBlock`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum WaitsFor {
     /// Bytes, a message or a connection.

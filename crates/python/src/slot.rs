@@ -16,7 +16,7 @@ const IN_LIBRARY: Duration = Duration::from_millis(2);
 /// The longest sleep before another look, should another thread close what is polled.
 const SLEEP: Duration = Duration::from_secs(1);
 
-/// What can be waited with.
+/// An object whose calls can wait.
 pub(crate) trait Waits {
     /// How long the next call may wait.
     fn wait_at_most(&mut self, nonblocking: bool, timeout: Option<Duration>);
@@ -106,7 +106,7 @@ impl<H: Waits + Send> Slot<H> {
         value.as_ref().and_then(|value| value.descriptor(what).ok()).map_or(-1, |fd| fd.as_raw_fd())
     }
 
-    /// Repeats `call` until it succeeds or fails, at most for `timeout`; zero does not wait, and `None` waits for ever.
+    /// Repeats `call` until it succeeds or fails, at most for `timeout`. Zero does not wait, and `None` waits without a limit.
     pub(crate) fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -117,7 +117,7 @@ impl<H: Waits + Send> Slot<H> {
         if child::is_child() {
             return Err(outcome::forked(py));
         }
-        // What is too long to be a time is for ever.
+        // A time-out too long for an `Instant` counts as no limit.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let is_patient = timeout != Some(Duration::ZERO);
@@ -187,7 +187,7 @@ pub(crate) fn duration(what: &str, seconds: f64) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|e| format!("{what}: {e}"))
 }
 
-/// A time-out that a program gives in seconds; `None` waits for ever.
+/// A time-out that a program gives in seconds; `None` is no limit.
 pub(crate) fn timeout(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     let timeout = seconds.map(|seconds| duration("a time-out in seconds", seconds)).transpose();
     timeout.map_err(|text| outcome::exception(py, "Invalid", &text))
@@ -206,7 +206,7 @@ impl Timeout {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets seconds; `None` waits for ever.
+    /// Sets the time-out in seconds; `None` is no limit.
     pub(crate) fn set(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<()> {
         let timeout = timeout(py, seconds)?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = timeout;

@@ -5,13 +5,13 @@
 //!        resource2      the shared memory: a whole window's file, from its first byte
 //! ```
 //!
-//! The host shows the file to its owner writable and to the peer read-only, so who may write it is the hypervisor's to say, as with
-//! memory. A device of `ivshmem-doorbell`'s (see `partywall ivshmem-server`) has no owner: every machine that has it can write all of it.
+//! The host shows the file to its owner writable and to the peer read-only, so the hypervisor enforces who may write it, as with memory
+//! devices. A device of `ivshmem-doorbell`'s (see `partywall ivshmem-server`) has no owner: every machine with the device can write all
+//! of it.
 //!
 //! It may be mapped uncached, and then is many times slower than a window should be ([`Window::slowness`] tells). There is
 //! also `resource2_wc`, which is written faster; but stores to it may be seen in another order than they were made, which rings cannot
-//! bear. And a mapping is **not taken away when the device is unplugged**: what is written to it afterwards goes to whatever is plugged in
-//! there next.
+//! bear. And a mapping is **not taken away when the device is unplugged**: later writes go to the device that is plugged in there next.
 
 use crate::RegionError;
 use crate::error::FindError;
@@ -35,7 +35,7 @@ const RESOURCE: &str = "resource2";
 /// The file system in which such files are.
 const SYSFS_MAGIC: i64 = 0x6265_6572;
 
-/// A device.
+/// A PCI device with shared memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BarDevice {
     /// Its address on the bus, as `0000:00:05.0`.
@@ -46,7 +46,7 @@ pub struct BarDevice {
 }
 
 impl BarDevice {
-    /// What the kernel shows of it.
+    /// The device's folder in sysfs.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -80,7 +80,7 @@ fn devices_in(folder: &Path) -> Vec<BarDevice> {
 /// Opens the memory of a device, to write or only to read; that takes root.
 pub fn open(device: &BarDevice, writable: bool) -> Result<Window, RegionError> {
     let enable = device.folder.join("enable");
-    // A device without a driver answers to no address until somebody says so.
+    // A device without a driver decodes no address until it is enabled.
     if fs::read_to_string(&enable).is_ok_and(|text| text.trim() == "0") {
         fs::write(&enable, "1").map_err(|e| RegionError::system("enable the device", device.size, errno(&e)))?;
     }
@@ -95,7 +95,7 @@ pub fn open(device: &BarDevice, writable: bool) -> Result<Window, RegionError> {
 pub struct BarWindow {
     /// The device whose memory it is.
     pub device: BarDevice,
-    /// What the window says of itself.
+    /// The header of the window.
     pub header: WindowHeader,
     /// The hypervisor drops what this guest writes to it.
     pub read_only: bool,
@@ -131,7 +131,7 @@ pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, FindError> {
     }
 }
 
-/// Why nobody can look into a device, which may be the one that is looked for.
+/// The reason why this process cannot look into a device, which may be the one that is wanted.
 fn obstacle(device: BarDevice) -> Option<FindError> {
     let BarDevice { name, size, .. } = device.clone();
     if size == 0 {
@@ -140,7 +140,7 @@ fn obstacle(device: BarDevice) -> Option<FindError> {
     open(&device, false).err().map(|source| FindError::Region { name, source })
 }
 
-/// What a doorbell device is known by (protocol I1); `None` if it is none, or this process may not open it.
+/// The id of a doorbell device (protocol I1). `None` if it is none, or this process may not open it.
 pub fn doorbell_id(device: &BarDevice) -> Option<u128> {
     doorbell::id(&open(device, false).ok()?.first_bytes().ok()?)
 }
@@ -153,14 +153,14 @@ fn errno(e: &std::io::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_io_error(e).unwrap_or(rustix::io::Errno::IO)
 }
 
-/// Whether a descriptor is one of the kernel's files about devices, which nobody else can make.
+/// Whether a descriptor is a file of the kernel's about devices, which no other process can make.
 pub(crate) fn is_of_device(fd: impl AsFd) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type == SYSFS_MAGIC)
 }
 
 /// Where the data begins in the memory of a device of this size.
 ///
-/// What the device shows is a window's file, which has its data behind the info block; memory that is too small for that is data alone.
+/// The device shows a window's file, whose data follows the info block. Memory too small for that is data only.
 pub(crate) fn data_offset(size: u64) -> u64 {
     if size > DATA_OFFSET { DATA_OFFSET } else { 0 }
 }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_known_by_what_they_say_of_themselves() {
+    fn devices_are_found_by_vendor_and_device_number() {
         let folder = tempfile::tempdir().unwrap();
         for (name, vendor, device, size) in [
             ("b", "0x1af4", "0x1110", Some(8192)),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_keeps_what_is_stored_is_told_by_trying() {
+    fn test_store_detects_writable_memory() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(DATA_OFFSET + PAGE).unwrap();
         let window = resource_window(file.into()).unwrap();

@@ -1,8 +1,8 @@
 //! Doorbells of a connection of unmodified programs: a socket pair that the broker makes, each end given away once.
 //!
-//! A party listens to its end and rings by it. The broker keeps no end, so nobody else can change the options of
-//! an end, or take what comes to it. What is left is what the peer can send, and a descriptor must not arrive: the thread that closes it may
-//! wait for a FUSE server or a lingering TCP socket of the peer's.
+//! A party listens to its end and rings by it. The broker keeps no end, so no third process can change the options of an end, or receive
+//! from it. Only the peer can send, and its descriptors must not arrive: the thread that closes one may wait for a FUSE server or a
+//! lingering TCP socket of the peer's.
 //!
 //! - From Linux 6.16 on, both ends refuse descriptors, so the peer's `sendmsg` fails.
 //! - Before that, the listener looks at what comes before it takes it. Descriptors are never taken: the bell counts as hung up, and
@@ -42,7 +42,7 @@ pub fn ring(end: impl AsFd, byte: u8) -> bool {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The error of the kernel.
 pub fn try_ring(end: impl AsFd, byte: u8) -> Result<(), Errno> {
     loop {
         match rustix::net::send(&end, &[byte], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -52,14 +52,14 @@ pub fn try_ring(end: impl AsFd, byte: u8) -> Result<(), Errno> {
     }
 }
 
-/// What one look at a listening end has found.
+/// The result of one look at a listening end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
     /// No bell waits.
     Nothing,
     /// A bell, which has been taken.
     Bell,
-    /// Nobody can ring any more, or the peer has sent what is no bell.
+    /// The peer has closed its end, or has sent something other than a bell.
     Gone,
 }
 

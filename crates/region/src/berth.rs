@@ -1,8 +1,8 @@
 //! A place in the address space where regions are mapped one after the other, and which is never given back.
 //!
-//! For code that cannot know whether another thread still looks at a region that it wants to give up: where a region was, there
-//! is afterwards a page of zeros to read, or the next region, but never nothing. What such a late look finds is meaningless
-//! and must be harmless, as everything that is read from a peer must be; nobody is killed for it.
+//! It serves code that cannot know whether another thread still reads a region that is to be given up. Where a region was, there is
+//! afterwards a page of zeros or the next region, but never an unmapped page. Such a late read gets a meaningless value, which must be
+//! harmless, as every value from a peer must be; it never faults.
 //!
 //! A berth is all zeros when new, and of interior mutability, so that it can be a `static` of a foreign program.
 #![expect(unsafe_code, reason = "maps shared memory at addresses that stay reserved, and hands out pointers into it")]
@@ -47,9 +47,9 @@ impl Berth {
         }
     }
 
-    /// Makes this side's region here, as [`crate::OwnRegion::create`] does, except in one thing: both sides fence (protocol W4). Who
-    /// serves many connections sleeps so often that interrupting the other processors each time costs more than a fence per message.
-    /// Returns its descriptor.
+    /// Makes this side's region here, as [`crate::OwnRegion::create`] does, except that both sides fence (protocol W4). A process with
+    /// many connections sleeps so often that interrupting the other processors each time costs more than a fence per message. Returns the
+    /// region's descriptor.
     pub fn create(&self, options: &RegionOptions) -> Result<OwnedFd, RegionError> {
         let geometry = options.geometry()?;
         let fd = memfd::create(geometry)?;
@@ -59,7 +59,7 @@ impl Berth {
         Ok(fd)
     }
 
-    /// The same at byte `at` of a window, a place that this process was given, for a peer on another machine.
+    /// Makes this side's region at byte `at` of a window, for a peer on another machine. The broker gave that place to this process.
     ///
     /// # Errors
     /// It is no window, or has no room for the region there, or the system's.
@@ -68,8 +68,8 @@ impl Berth {
         let from = place_in(window, at, geometry)?;
         let base = self.map(window, from, geometry, true)?;
         let len = usize::try_from(geometry.region_size()).map_err(|_| Corrupt::BadRegion)?;
-        // What an earlier region left is not for the next one's peer (protocol V4.3).
-        // SAFETY: just mapped, writable, this long at least, and nobody else's: the broker gave the place to this process alone.
+        // The content of an earlier region must not reach the next one's peer (protocol V4.3).
+        // SAFETY: just mapped, writable, this long at least, and used by no other process: the broker gave the place to this process alone.
         unsafe { base.write_bytes(0, len) };
         self.establish(base, options, geometry);
         Ok(())
@@ -78,7 +78,7 @@ impl Berth {
     /// Writes the control page and, last, the header of a region of zeros that was just mapped writable at `base`.
     fn establish(&self, base: *mut u8, options: &RegionOptions, geometry: Geometry) {
         let flags = options.header_flags();
-        // SAFETY: just mapped, writable, and nobody else's yet.
+        // SAFETY: just mapped, writable, and not shared yet.
         let page = unsafe { &*base.cast::<SocketPage<Own>>() };
         page.control.awaken(geometry);
         let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
@@ -91,7 +91,7 @@ impl Berth {
         self.attach_at(fd, 0, kind, geometry)
     }
 
-    /// The same of a region at byte `at` of a window that this machine reads.
+    /// Attaches a region at byte `at` of a window that this machine reads.
     ///
     /// # Errors
     /// It is no window, or ends before the region does, or what is there is no such region, or the system's.
@@ -146,7 +146,7 @@ impl Berth {
         let first = FIRST_PAGE.min(len);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let writable = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: both over our own reservation. Late looks find zeros, and late stores reach nobody.
+        // SAFETY: both over our own reservation. Late reads find zeros, and late stores reach no other process.
         unsafe {
             let _ = mmap_anonymous(base.cast(), first, writable, flags);
             if len > first {
@@ -167,14 +167,14 @@ impl Berth {
     /// What was put here last was made by [`Berth::create`]. Stores after it was given up go nowhere, or into the next region.
     #[inline]
     pub unsafe fn own_page(&self) -> Option<&'static SocketPage<Own>> {
-        // SAFETY: addresses of a berth stay mapped for ever; the page is of atomics alone. Writable by the caller's word.
+        // SAFETY: addresses of a berth are never unmapped; the page consists of atomics. Writable by the caller's contract.
         unsafe { self.base.load(Ordering::Acquire).cast::<SocketPage<Own>>().as_ref() }
     }
 
     /// The first page of a peer's region; every value in it is hostile, or meaningless when it was given up.
     #[inline]
     pub fn peer_page(&self) -> Option<&'static SocketPage<Peer>> {
-        // SAFETY: addresses of a berth stay mapped for ever; the page is of words that can only be loaded.
+        // SAFETY: addresses of a berth are never unmapped; the page consists of words that can only be loaded.
         unsafe { self.base.load(Ordering::Acquire).cast::<SocketPage<Peer>>().as_ref() }
     }
 
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_is_not_as_told_is_refused() {
+    fn region_of_unexpected_size_or_kind_is_refused() {
         let (mine, theirs) = (Berth::new(), Berth::new());
         let fd = mine.create(&options(8192)).unwrap();
         assert!(theirs.attach(fd.as_fd(), RegionKind::Socket, Geometry::new(4096, 4096).unwrap()).is_err());

@@ -1,8 +1,8 @@
-//! What every back end must do.
+//! The requirements on every back end, as tests.
 //!
 //! A [`Backend`] makes memory that one side owns and the other sees, and links between the two sides. Every later back end
 //! (memory of a virtual machine, of a device) must pass [`all`], in addition to its own tests of how it keeps a peer from
-//! writing. What stands above relies on nothing that is not checked here.
+//! writing. The layers above rely only on properties that are checked here.
 //!
 //! The functions panic where a back end falls short: they are tests, behind the feature `conformance` so that those of other
 //! crates can call them.
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub struct ConformanceRegion {
     /// The region as its owner has it.
     pub own: OwnRegion,
-    /// The same as the other side has it.
+    /// The same region, as the other side has it.
     pub peer: PeerRegion,
     /// The descriptor that the owner would send for the other side to have it.
     pub memory: OwnedFd,
@@ -61,7 +61,7 @@ impl ConformanceRegion {
 pub struct ConformancePair {
     /// The region as its owner has it.
     pub own: OwnRegion,
-    /// The same as the other side has it.
+    /// The same region, as the other side has it.
     pub peer: PeerRegion,
     /// The descriptor that the owner would send for the other side to have it.
     pub memory: OwnedFd,
@@ -82,7 +82,7 @@ pub struct Backend<'a> {
     pub region: &'a dyn Fn(&RegionOptions) -> ConformanceRegion,
     /// Makes a link, and returns both of its ends.
     pub link: &'a dyn Fn() -> (Link, Link),
-    /// What one end of a link does is seen at the other at once, and not only soon: there is nobody between them.
+    /// A call at one end of a link takes effect at the other end at once, because no relay is between them.
     pub at_once: bool,
 }
 
@@ -99,14 +99,14 @@ impl Backend<'_> {
 pub const HANG: Duration = Duration::from_secs(120);
 /// A wait that is meant to end without an event.
 const SHORT: Duration = Duration::from_millis(20);
-/// Smallest ring.
+/// The smallest ring.
 const RING: u64 = 4096;
 
 /// Everything. Pairs must be independent of each other, and leave nothing behind when they are dropped.
 pub fn all(backend: &Backend<'_>) {
-    what_the_owner_writes_is_what_the_other_reads(backend);
-    a_span_is_contiguous_wherever_it_starts(backend);
-    a_region_without_a_ring_has_a_control_page(backend);
+    peer_reads_bytes_that_owner_wrote(backend);
+    span_is_contiguous_from_every_offset(backend);
+    region_without_ring_has_control_page(backend);
     each_side_sees_the_words_of_the_control_page(backend);
     memory_outlives_its_owner(backend);
     further_regions_lie_beside_the_ring_and_each_other(backend);
@@ -114,22 +114,22 @@ pub fn all(backend: &Backend<'_>) {
     a_ring_before_the_wait_is_not_lost(backend);
     a_ring_ends_a_wait_that_has_begun(backend);
     rings_go_both_ways(backend);
-    a_wait_without_a_ring_ends_at_its_deadline(backend);
-    an_event_that_is_there_comes_before_the_deadline(backend);
+    wait_without_event_ends_at_its_deadline(backend);
+    pending_event_is_returned_before_passed_deadline(backend);
     ringing_does_not_block(backend);
     if backend.pair(RING).here.carries_memory() {
         memory_arrives_by_the_link(backend);
         memory_gets_through_once_a_full_link_is_emptied(backend);
     }
     a_hang_up_comes_last_and_stays(backend);
-    a_hang_up_comes_last_though_rings_were_left_unread(backend);
+    hang_up_comes_last_after_unread_events(backend);
     a_hang_up_ends_a_wait_that_has_begun(backend);
     hanging_up_is_as_good_as_dropping(backend);
-    the_descriptor_is_readable_when_there_is_an_event(backend);
+    descriptor_is_readable_while_event_is_pending(backend);
 }
 
 /// Bytes of the stream go where both sides look for them, on every revolution.
-pub fn what_the_owner_writes_is_what_the_other_reads(backend: &Backend<'_>) {
+pub fn peer_reads_bytes_that_owner_wrote(backend: &Backend<'_>) {
     let mut pair = backend.pair(RING);
     // Steps that do not divide the ring: the pieces wrap at ever different places.
     let (mut at, mut len) = (u64::MAX - 3 * RING, 1);
@@ -145,7 +145,7 @@ pub fn what_the_owner_writes_is_what_the_other_reads(backend: &Backend<'_>) {
 }
 
 /// A whole ring's length can be reached from every offset, and no more.
-pub fn a_span_is_contiguous_wherever_it_starts(backend: &Backend<'_>) {
+pub fn span_is_contiguous_from_every_offset(backend: &Backend<'_>) {
     let mut pair = backend.pair(RING);
     let first: Vec<u8> = (0..RING).map(|i| (i % 251) as u8).collect();
     pair.own.span(0, RING).copy_from(0, &first);
@@ -160,7 +160,7 @@ pub fn a_span_is_contiguous_wherever_it_starts(backend: &Backend<'_>) {
 }
 
 /// A side that never writes reserves no ring.
-pub fn a_region_without_a_ring_has_a_control_page(backend: &Backend<'_>) {
+pub fn region_without_ring_has_control_page(backend: &Backend<'_>) {
     let mut pair = backend.pair(0);
     assert!(pair.own.span(77, 10).is_empty() && pair.peer.span(77, 10).is_empty());
     pair.own.page().rx.cursor.head.store(5, Ordering::Release);
@@ -183,7 +183,7 @@ pub fn each_side_sees_the_words_of_the_control_page(backend: &Backend<'_>) {
     assert!(page.header.check(RegionKind::Endpoint, pair.peer.geometry()).is_ok());
 }
 
-/// What was written can be read when the writer is gone.
+/// Written bytes can be read when the writer is gone.
 pub fn memory_outlives_its_owner(backend: &Backend<'_>) {
     let ConformancePair { mut own, peer, memory, .. } = backend.pair(RING);
     own.span(10, 5).copy_from(0, b"hello");
@@ -212,7 +212,7 @@ pub fn further_regions_lie_beside_the_ring_and_each_other(backend: &Backend<'_>)
         assert_eq!(region.peer.span(0, content.len() as u64).copy_to(&mut content), content.len());
         assert!(content.iter().all(|at| *at == byte), "another region wrote into region {byte}");
     }
-    // One that its owner gives up ends, and nothing else does. What the other side has mapped stays.
+    // A region that its owner gives up ends, and no other region does. The other side's mapping of it stays valid.
     let ConformanceRegion { own, peer, .. } = regions.swap_remove(3);
     TxState::Finished.store(&own.page().tx.control.state);
     drop(own);
@@ -241,7 +241,7 @@ pub fn region_of_another_kind_or_size_is_not_attached(backend: &Backend<'_>) {
     }
 }
 
-/// A doorbell has memory: who waits after the ring does not wait (protocol W2).
+/// A doorbell has memory: a wait that begins after the ring returns at once (protocol W2).
 pub fn a_ring_before_the_wait_is_not_lost(backend: &Backend<'_>) {
     let pair = backend.pair(RING);
     for _ in 0..3 {
@@ -284,7 +284,7 @@ pub fn rings_go_both_ways(backend: &Backend<'_>) {
 }
 
 /// Timeouts come, neither early nor never.
-pub fn a_wait_without_a_ring_ends_at_its_deadline(backend: &Backend<'_>) {
+pub fn wait_without_event_ends_at_its_deadline(backend: &Backend<'_>) {
     let pair = backend.pair(RING);
     assert!(next(&pair.there).is_none());
     let deadline = Instant::now() + SHORT;
@@ -295,7 +295,7 @@ pub fn a_wait_without_a_ring_ends_at_its_deadline(backend: &Backend<'_>) {
 }
 
 /// A caller that asks late gets the event, not the end of time.
-pub fn an_event_that_is_there_comes_before_the_deadline(backend: &Backend<'_>) {
+pub fn pending_event_is_returned_before_passed_deadline(backend: &Backend<'_>) {
     let pair = backend.pair(RING);
     pair.here.ring();
     assert!(is_readable(&pair.there, if pair.at_once { Duration::ZERO } else { HANG }));
@@ -363,7 +363,7 @@ pub fn memory_gets_through_once_a_full_link_is_emptied(backend: &Backend<'_>) {
     });
 }
 
-/// What was sent before the end is delivered before it (protocol L4), and the end is said as often as one asks.
+/// Packets that were sent before the end are delivered before it (protocol L4), and every later call reports the end.
 pub fn a_hang_up_comes_last_and_stays(backend: &Backend<'_>) {
     let pair = backend.pair(RING);
     pair.here.ring();
@@ -373,13 +373,13 @@ pub fn a_hang_up_comes_last_and_stays(backend: &Backend<'_>) {
     assert!(is_soon_hung_up(&there, at_once), "known at once to who looks");
     assert_last_then_hang_up(&there, own.geometry());
     assert!(there.is_hung_up());
-    // Nobody is there: no signal, no error, no wait.
+    // The other end is gone: ringing it raises no signal and no error, and does not wait.
     there.ring();
     assert!(matches!(next(&there), Some(LinkEvent::HungUp)));
 }
 
-/// The same where the one who has gone had not taken all that was sent to it.
-pub fn a_hang_up_comes_last_though_rings_were_left_unread(backend: &Backend<'_>) {
+/// Like the test above, if the side that has gone had left packets unread.
+pub fn hang_up_comes_last_after_unread_events(backend: &Backend<'_>) {
     for blocking in [true, false] {
         let pair = backend.pair(RING);
         pair.there.ring();
@@ -448,8 +448,8 @@ pub fn hanging_up_is_as_good_as_dropping(backend: &Backend<'_>) {
     assert!(matches!(wait(&there), LinkEvent::HungUp));
 }
 
-/// Who polls is woken by what a wait would return.
-pub fn the_descriptor_is_readable_when_there_is_an_event(backend: &Backend<'_>) {
+/// A thread that polls the descriptor is woken by every event that a wait would return.
+pub fn descriptor_is_readable_while_event_is_pending(backend: &Backend<'_>) {
     let ConformancePair { here, there, .. } = backend.pair(RING);
     assert!(!is_readable(&there, Duration::ZERO));
     here.ring();
@@ -460,7 +460,7 @@ pub fn the_descriptor_is_readable_when_there_is_an_event(backend: &Backend<'_>) 
     assert!(is_readable(&there, HANG), "a hang-up is an event");
 }
 
-/// Descriptors that this process has open, and mappings of shared memory that it has: for tests of what is left over.
+/// Descriptors that this process has open, and mappings of shared memory that it has: for tests of leaks.
 ///
 /// Only meaningful while no other test runs in the process.
 pub fn footprint() -> (usize, usize) {
@@ -489,7 +489,7 @@ fn next(link: &Link) -> Option<LinkEvent> {
     link.try_next().unwrap_or_else(|e| panic!("look: {e}"))
 }
 
-/// Without anybody between them, the other end knows at once.
+/// If no relay is between the ends, the other end sees the hang-up at once.
 fn is_soon_hung_up(link: &Link, at_once: bool) -> bool {
     let deadline = Instant::now() + HANG;
     while !at_once && !link.is_hung_up() && Instant::now() < deadline {

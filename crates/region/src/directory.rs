@@ -47,8 +47,8 @@ impl OwnDirectory {
         Ok((this, fd))
     }
 
-    /// Makes one at byte `base` of a window that this host owns, for the machine that reads the window. What an earlier directory left there
-    /// is gone.
+    /// Makes a directory at byte `base` of a window that this host owns, for the machine that reads the window. It overwrites the remains
+    /// of an earlier directory.
     ///
     /// # Errors
     /// It is no window of the host's, or has no room for a directory there, or the system's.
@@ -78,8 +78,8 @@ impl Drop for OwnDirectory {
     }
 }
 
-/// Verifies and maps a directory that a broker made, and checks its layout. It stays mapped for ever, so that nobody need know
-/// whether others still look at it; one that came before is given in `over`, and the new one takes its place.
+/// Verifies and maps a directory that a broker made, and checks its layout. It is never unmapped, because other threads may still read
+/// it. An earlier directory is passed in `over`, and the new one is mapped in its place.
 ///
 /// # Errors
 /// The memory is not what a broker makes, or holds no directory of this layout, or the system's.
@@ -95,8 +95,8 @@ pub fn attach(
     attach_at(fd, 0, over)
 }
 
-/// The same of a directory that begins at byte `base` of this machine's window from the host. The machine's hypervisor keeps everybody in it
-/// from writing there.
+/// Attaches a directory that begins at byte `base` of this machine's window from the host. The hypervisor makes the window read-only in
+/// this machine.
 ///
 /// # Errors
 /// As [`attach`].
@@ -120,7 +120,7 @@ fn attach_at(
     from: u64,
     over: Option<&'static Directory<Peer>>,
 ) -> Result<&'static Directory<Peer>, RegionError> {
-    // Looked at where nobody else is before it replaces what others look at.
+    // It is checked at a private address before it replaces the mapping that other threads read.
     let fresh = map(fd, from, ProtFlags::READ, None)?;
     // SAFETY: just mapped, page-aligned, of the directory's size and of memory that cannot shrink (sealed, or a window); only loads.
     let known = unsafe { fresh.cast::<Directory<Peer>>().as_ref() }.check();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_maker_writes_the_others_read_and_the_next_takes_its_place() {
+    fn directory_is_shared_and_replaced_in_place_by_next() {
         let (own, memory) = OwnDirectory::create().unwrap();
         let mut keeper = DirectoryKeeper::begin(&own, 7);
         let reader = attach(memory.as_fd(), None).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_the_maker_can_write_it_and_what_is_none_is_refused() {
+    fn directory_is_read_only_and_false_ones_are_refused() {
         let (own, memory) = OwnDirectory::create().unwrap();
         assert!(attach(memory.as_fd(), None).is_err(), "not begun");
         DirectoryKeeper::begin(&own, 7);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_in_window_is_read_from_its_place_and_not_beyond_the_end() {
+    fn directory_in_window_is_read_only_within_its_bounds() {
         let spec = crate::pmem::WindowSpec { room: 8 << 20, owner: "host".into(), peer: "a".into() };
         let window = crate::pmem::WindowFile::create(&spec).unwrap();
         let base = 2 << 20;

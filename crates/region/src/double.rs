@@ -1,7 +1,7 @@
-//! The in-process double: links within one process whose doorbells can be made to fail, for tests of what stands above.
+//! The in-process double: links within one process whose doorbells can be made to fail, for tests of the layers above.
 //!
-//! A real link never loses a ring, so nobody would notice code that depends on more rings than the protocol promises, or
-//! on fewer. The double can swallow rings that the protocol says may be merged, and add spurious ones (W5).
+//! A real link never loses a ring, so code that depends on more rings than the protocol promises, or on fewer, would go unnoticed. The
+//! double can swallow rings that the protocol says may be merged, and add spurious ones (W5).
 
 use crate::event::LinkEvent;
 use crate::region::{OwnRegion, PeerRegion};
@@ -55,7 +55,7 @@ pub fn link_pair(faults: Faults) -> io::Result<(DoubleLink, DoubleLink)> {
     Ok((DoubleLink { shared: Arc::clone(&shared), side: 0, faults }, DoubleLink { shared, side: 1, faults }))
 }
 
-/// What a peer in the same process sees of a region.
+/// The view that a peer in the same process has of a region.
 pub fn peer_of(region: &OwnRegion) -> PeerRegion {
     region.peek_at_self()
 }

@@ -1,13 +1,14 @@
-//! Whether a process has ended, as who holds the other end of its socket sees it.
+//! A test whether a process has ended, for the holder of the other end of its socket.
 //!
-//! A process that ends closes its descriptors before it is a zombie. Who sees the hang-up at once finds the process there, but ending.
+//! A process that ends closes its descriptors before it becomes a zombie. So right after the hang-up the process still exists, with the
+//! flag of an ending process.
 
 use std::fs;
 use std::path::Path;
 
 /// `PF_EXITING` of the kernel's `task_struct.flags`.
 const EXITING: u64 = 0x4;
-/// Which field of `/proc/PID/stat` has these flags, counted from the one behind the name.
+/// The index of the flags in `/proc/PID/stat`, counted from the field after the name.
 const FLAGS: usize = 6;
 
 /// Whether no thread of the process with this number runs, or will run any more. A number that another process has by now says no, and so does
@@ -51,7 +52,7 @@ mod tests {
         let pid = child.id();
         assert!(!has_ended(pid));
         child.kill().unwrap();
-        // The hang-up, and no more: nobody has waited for it.
+        // The child has hung up, but has not been waited for.
         assert_eq!(near.read(&mut [0; 1]).unwrap(), 0);
         assert!(has_ended(pid));
         child.wait().unwrap();

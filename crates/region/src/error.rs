@@ -1,4 +1,4 @@
-//! What can go wrong with memory, and whose fault it is.
+//! The errors of memory operations, and which of them are the peer's fault.
 
 use partywall_protocol::window::WindowId;
 use partywall_shm::corrupt::Corrupt;
@@ -15,11 +15,11 @@ pub enum RegionError {
     /// This machine, or a limit on it, refused.
     #[error("cannot {doing} ({size} bytes): {source}{}", advice(source))]
     System {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
         /// Bytes asked for.
         size: u64,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// A window of a group must be at an address where this process has something else, or has it already.
@@ -39,7 +39,7 @@ pub enum RegionError {
     HeapAddress {
         /// The address that was asked for.
         address: u64,
-        /// What is there.
+        /// The mapping that is in the way.
         user: String,
     },
     /// The peer's region is not what the protocol requires.
@@ -53,7 +53,7 @@ impl RegionError {
     }
 }
 
-/// What to do about the limits that people run into.
+/// Advice about limits that users commonly reach.
 fn advice(source: &io::Error) -> &'static str {
     match source.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(rustix::io::Errno::MFILE) => "; raise this process's limit of open files (ulimit -n)",

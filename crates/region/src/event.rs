@@ -1,4 +1,4 @@
-//! What a link delivers to the half at its end.
+//! The events that a link delivers.
 
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::Geometry;
@@ -11,7 +11,7 @@ pub enum LinkEvent {
     Bell,
     /// The peer's memory.
     Attach {
-        /// Which of the peer's rings this is.
+        /// The generation of the peer's ring.
         generation: u32,
         /// Its shape as the peer says.
         geometry: Geometry,
@@ -26,7 +26,7 @@ pub enum LinkEvent {
     Dropped,
     /// The peer's half is gone. Its state word says whether in order.
     HungUp,
-    /// Nothing, up to the deadline.
+    /// No event up to the deadline.
     TimedOut,
     /// The peer broke the protocol.
     Corrupt(Corrupt),

@@ -1,11 +1,11 @@
-//! Where memory and doorbells come from.
+//! The back ends for memory and doorbells.
 //!
-//! A back end provides three things, and [`conformance`] says what each must do: memory that one side writes and the
+//! A back end provides three things, whose requirements are in [`conformance`]: memory that one side writes and the
 //! other maps read-only ([`OwnRegion`], [`PeerRegion`]), a [`Link`] per direction (the doorbell and the notice of death),
 //! and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
 //! links that the broker makes, and an in-process double with injectable faults for tests ([`double`]). Between virtual machines
 //! regions are parts of windows ([`window`]), which are files of the host ([`pmem`]) or the memory of a PCI device ([`bar`]), and links go
-//! over a serial port ([`relay`]). Heaps are made of segments ([`segment`]). What the kernel says of a socket is asked in [`inspect`].
+//! over a serial port ([`relay`]). Heaps are made of segments ([`segment`]). The kernel's facts about a socket are read in [`inspect`].
 
 pub mod bar;
 pub mod bell;

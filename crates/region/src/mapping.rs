@@ -39,7 +39,7 @@ impl Mapping {
         Self::new_at(fd, 0, geometry, writable)
     }
 
-    /// The same of a region that begins at byte `from` of larger memory, a multiple of a page.
+    /// Maps a region that begins at byte `from` of larger memory, a multiple of a page.
     pub(crate) fn new_at(
         fd: BorrowedFd<'_>,
         from: u64,
@@ -70,7 +70,7 @@ impl Mapping {
             .map_err(error)?;
         let base = start.cast::<u8>().wrapping_add(start.cast::<u8>().align_offset(align));
         let slack = base.addr() - start.addr();
-        // SAFETY: head and tail of our own reservation, which nobody has a pointer to.
+        // SAFETY: head and tail of our own reservation, without pointers into them.
         unsafe {
             if slack > 0 {
                 munmap(start, slack).map_err(error)?;
@@ -175,7 +175,7 @@ impl Mapping {
         self.takes_stores_at(0)
     }
 
-    /// The same of the word at this byte of the first page, a multiple of 8.
+    /// Like [`Self::takes_stores`], for the word at this byte of the first page, a multiple of 8.
     pub(crate) fn takes_stores_at(&self, byte: usize) -> bool {
         debug_assert!(self.writable);
         assert!(byte.is_multiple_of(8) && byte < partywall_shm::layout::PAGE as usize, "a word of the first page");

@@ -25,7 +25,7 @@ pub fn heavy(fencing: Fencing) {
     match fencing {
         Fencing::Symmetric => fence(Ordering::SeqCst),
         Fencing::Asymmetric => {
-            // It can only fail where registering has failed, and then nobody has agreed to be asymmetric.
+            // It can only fail where registering has failed, and then no half has agreed to be asymmetric.
             if membarrier(MembarrierCommand::GlobalExpedited).is_err() {
                 fence(Ordering::SeqCst);
             }

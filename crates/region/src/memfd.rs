@@ -1,4 +1,4 @@
-//! Sealed memfds (protocol M1, M2): memory whose size nobody can change and that only its maker can write.
+//! Sealed memfds (protocol M1, M2): memory of fixed size that only its maker can write.
 
 use crate::RegionError;
 use partywall_shm::corrupt::Corrupt;
@@ -8,11 +8,11 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// What every region is sealed with before anyone else receives it.
+/// The seals of every region, set before it is sent.
 pub const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
-/// Makes an unsealed memfd of the geometry's size, all of it allocated, so that nobody's later touch can fail.
+/// Makes an unsealed memfd of the geometry's size, all of it allocated, so that no later access can fail.
 pub(crate) fn create(geometry: Geometry) -> Result<OwnedFd, RegionError> {
     let huge = if geometry.ring_offset() == HUGE_PAGE {
         MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
@@ -22,7 +22,7 @@ pub(crate) fn create(geometry: Geometry) -> Result<OwnedFd, RegionError> {
     create_of(geometry.region_size(), huge)
 }
 
-/// The same of any size that is a multiple of a page.
+/// Makes a memfd of any size that is a multiple of a page.
 pub(crate) fn create_of(size: u64, huge: MemfdFlags) -> Result<OwnedFd, RegionError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
     let fd = rustix::fs::memfd_create("partywall", flags)
@@ -83,7 +83,7 @@ pub fn is_hugetlb(fd: impl AsFd) -> bool {
 
 /// Blocks can also lie beyond the end, where they hide holes in the count. (They cannot move once it is sealed.)
 ///
-/// Of huge pages the kernel does not say where holes are; but there it sets aside all that a mapping lacks before it gives it.
+/// For huge pages the kernel does not report holes, but it reserves all missing pages when it makes a mapping.
 fn has_no_hole(fd: BorrowedFd<'_>, size: u64) -> bool {
     rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(0)) == Ok(size)
 }

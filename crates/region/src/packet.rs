@@ -50,10 +50,11 @@ pub fn try_recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<ReceivedPacket
     recv_with(fd, buf, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
 }
 
-/// The same for a packet that has bytes and brings no descriptor. Any other packet stays in the socket, as does the end of the connection,
+/// Receives a packet, if it has bytes and brings no descriptor. Any other packet stays in the socket, as does the end of the connection,
 /// and the result is `None`. So the caller never closes a descriptor of the sender's, which could take any time.
 ///
-/// No other process or thread may receive from this socket meanwhile: only then is the packet that was looked at the one that is taken.
+/// No other process or thread may receive from this socket at the same time. Otherwise the packet that is received may not be the one
+/// that was examined.
 pub fn try_recv_without_descriptors(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Option<ReceivedPacket>> {
     match retry(|| peek(fd, RecvFlags::DONTWAIT))? {
         // No bytes may be the end, and behind what looks like the end there may be a packet (see `has_descriptors`).
@@ -73,7 +74,7 @@ pub(crate) fn has_descriptors(fd: impl AsFd, how: RecvFlags) -> rustix::io::Resu
     Ok(peek(&fd, how)?.descriptors)
 }
 
-/// What a look at the next packet shows.
+/// The result of a look at the next packet.
 #[derive(Debug, Clone, Copy)]
 struct PeekedPacket {
     /// There are any. Without bytes it is an empty packet, or the end.
@@ -150,7 +151,7 @@ fn recv_with(fd: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> io::Result
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = retry(|| {
         match rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut control, flags) {
-            // Said once, and before what the peer had sent: it has gone without reading all of ours. What it had sent is
+            // The kernel reports this once, before the peer's own packets: the peer has gone without reading all of ours. Its packets are
             // still there, and then the end.
             Err(Errno::CONNRESET) => rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut control, flags),
             other => other,
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_with_descriptors_is_left_by_who_takes_none() {
+    fn receive_without_descriptors_leaves_packet_with_descriptor() {
         let (a, b) = pair().unwrap();
         let mut buf = [0; 8];
         let mut take = || try_recv_without_descriptors(b.as_fd(), &mut buf).map(|taken| taken.map(|packet| packet.len));
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn end_and_empty_packet_are_left_by_who_takes_no_descriptors() {
+    fn receive_without_descriptors_leaves_end_and_empty_packet() {
         let (a, b) = pair().unwrap();
         let take = || try_recv_without_descriptors(b.as_fd(), &mut [0; 8]).map(|taken| taken.is_some());
         send(a.as_fd(), b"", &[]).unwrap();
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_connection_is_harmless_unless_descriptors_or_empty_packets_wait() {
+    fn close_is_harmless_without_descriptors_or_empty_packets() {
         let send = |packets: &[(&[u8], bool)]| {
             let (left, right) = pair().unwrap();
             for (bytes, brings) in packets {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_seen_as_truncated() {
+    fn oversized_packet_is_reported_as_truncated() {
         let (a, b) = pair().unwrap();
         let mut buf = [0; 2];
         send(a.as_fd(), b"long", &[]).unwrap();
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_socket_does_not_block_try_send_and_a_closed_one_is_an_error() {
+    fn try_send_fails_on_full_and_on_closed_socket() {
         let (a, b) = pair().unwrap();
         let full = loop {
             match try_send(a.as_fd(), &[0; 1024], &[]) {

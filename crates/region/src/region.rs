@@ -9,10 +9,10 @@ use partywall_shm::sync::Peer;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// What a new region is to be like.
+/// The properties of a new region.
 #[derive(Debug, Clone, Copy)]
 pub struct RegionOptions {
-    /// What the region is made for.
+    /// The purpose of the region.
     pub kind: RegionKind,
     /// Bytes of ring: 0, or a power of two from 4096 to 2^30.
     pub ring_size: u64,
@@ -65,7 +65,7 @@ impl OwnRegion {
         Ok((this, fd))
     }
 
-    /// Makes a region of zeroed memory that nobody else has yet: its control page and, last, its header.
+    /// Makes a region of zeroed memory that is not shared yet: its control page and, last, its header.
     ///
     /// # Panics
     /// If the mapping is read-only.
@@ -108,7 +108,7 @@ impl OwnRegion {
         unsafe { self.map.own_span(position, len) }
     }
 
-    /// What a peer would see of this region, within the process: for the in-process double.
+    /// The view that a peer would have of this region, within the process: for the in-process double.
     pub(crate) fn peek_at_self(&self) -> PeerRegion {
         PeerRegion { map: Arc::clone(&self.map), flags: self.flags }
     }

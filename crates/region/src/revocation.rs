@@ -1,8 +1,8 @@
 //! A word by which an agent tells the programs of its machine that memory which they map is about to go away.
 //!
 //! A directory lies in a device of the machine. When the device is removed, each program that looks at the directory gets a bus error. A
-//! program that sleeps in the kernel cannot be told to unmap it. So each look at the directory comes after a look at this word, which lies in
-//! memory that stays.
+//! program that sleeps in the kernel cannot be told to unmap it. So each read of the directory comes after a read of this word, which
+//! lies in memory that stays mapped.
 #![expect(unsafe_code, reason = "maps the page of the word, and makes a reference of the address")]
 
 use crate::{RegionError, memfd};
@@ -35,7 +35,7 @@ impl Revoker {
         let memory = memfd::create(Geometry::new(PAGE, 0)?)?;
         let word = map(memory.as_fd(), ProtFlags::READ | ProtFlags::WRITE, ptr::null_mut())?.cast();
         let this = Self { memory, word };
-        // A page that nobody has touched yet counts as a hole, which readers refuse.
+        // A page that was never written counts as a hole, which readers refuse.
         // SAFETY: just mapped, page-aligned, writable.
         unsafe { this.word.as_ref() }.store(0, Ordering::SeqCst);
         memfd::seal(this.memory.as_fd(), PAGE)?;
@@ -54,7 +54,7 @@ impl Revoker {
         unsafe { self.word.as_ref() }.load(Ordering::Relaxed) != 0
     }
 
-    /// The number of its file, by which `/proc/PID/maps` shows who has the word.
+    /// The number of its file, by which `/proc/PID/maps` shows the processes that map the word.
     pub fn inode(&self) -> u64 {
         rustix::fs::fstat(&self.memory).map_or(0, |stat| stat.st_ino)
     }
@@ -90,7 +90,7 @@ impl Revocation {
     /// It is not what [`Revoker::new`] makes, or the system's.
     pub fn attach(&self, memory: BorrowedFd<'_>) -> Result<(), RegionError> {
         memfd::verify(memory, Geometry::new(PAGE, 0)?)?;
-        // In the place of an earlier one, so that nobody looks at what is unmapped.
+        // The new word replaces an earlier one in place, so that no thread reads an unmapped page.
         let word = map(memory, ProtFlags::READ, self.word.load(Ordering::Relaxed).cast())?;
         self.word.store(word.as_ptr().cast(), Ordering::Release);
         Ok(())

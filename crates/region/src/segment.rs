@@ -112,7 +112,7 @@ fn reserve(geometry: Geometry, len: usize) -> Result<*mut u8, RegionError> {
     let start = unsafe { mmap_anonymous(ptr::null_mut(), reserved, ProtFlags::empty(), flags) }.map_err(error)?;
     let base = start.cast::<u8>().wrapping_add(start.cast::<u8>().align_offset(align));
     let slack = base.addr() - start.addr();
-    // SAFETY: head and tail of this function's own reservation, which nobody has a pointer to.
+    // SAFETY: head and tail of this function's own reservation, without pointers into them.
     unsafe {
         if slack > 0 {
             munmap(start, slack).map_err(error)?;
@@ -124,7 +124,7 @@ fn reserve(geometry: Geometry, len: usize) -> Result<*mut u8, RegionError> {
     Ok(base)
 }
 
-/// What this process has mapped in a range of addresses, as the kernel names it.
+/// The mapping of this process in a range of addresses, as the kernel names it.
 fn user_of(range: std::ops::Range<u64>) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let found = maps.lines().find(|line| {
@@ -171,7 +171,7 @@ impl OwnSegment {
         unsafe { &*self.map.base.cast::<ControlPage>() }
     }
 
-    /// Its shape.
+    /// The shape of the segment.
     pub fn geometry(&self) -> Geometry {
         self.map.geometry
     }

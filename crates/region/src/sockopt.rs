@@ -72,7 +72,7 @@ mod tests {
     use crate::packet;
 
     #[test]
-    fn unread_counts_what_peer_has_not_taken() {
+    fn unread_counts_bytes_not_received_by_peer() {
         let (a, b) = packet::pair().unwrap();
         assert_eq!(unread(&a), 0);
         packet::send(a.as_fd(), &[0; 1000], &[]).unwrap();

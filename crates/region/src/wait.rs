@@ -1,17 +1,17 @@
-//! How long to spin before sleeping.
+//! Adaptive spinning before a sleep.
 //!
-//! Waking a sleeper costs more than most answers take to arrive, so a waiter spins for a while first. How long that pays is
-//! learned per half, as KVM's halt polling does: a wait that ended soon after falling asleep says that spinning
-//! longer would have caught it, a long sleep says that spinning was wasted. If spinning brings nothing time after time, though
-//! sleeps are short, it rests for a while. Nobody spins who shares a core with
-//! the peer (protocol W6): the peer could not get ahead meanwhile.
+//! Waking a sleeper costs more than most answers take to arrive, so a waiter spins for a while first. The budget is adapted per half, as
+//! in KVM's halt polling: after a short sleep, a longer spin would have caught the event; after a long one, the spin was wasted. If
+//! spinning brings nothing time after time, though
+//! sleeps are short, it rests for a while. A half that shares a core with its peer does not spin (protocol W6): the peer could not run
+//! during the spin.
 //!
 //! How *often* a reader looks matters too. In a stream of small messages, one that looks after every message takes the line
 //! with the cursor away from the writer each time, and both get slow (by a factor of two or three, measured). A reader that
 //! pauses a little before each look finds a batch worth the trip. But where the writer waits for the reader in turn, as
-//! with a few requests under way, each pause only delays both. What looks the same from one look is distinguished by trying:
-//! now and then a reader that finds little compares the rate without pauses with the rate with them, and keeps what is
-//! faster. Where a pause does not even bring more, that is the end of the trial: questions and answers pay a few
+//! with a few requests under way, each pause only delays both. One look cannot tell the two cases apart, so now and then a reader that
+//! finds little compares the rates with and without pauses, and keeps the faster way. Where a pause does not even bring more, that is the
+//! end of the trial: questions and answers pay a few
 //! microseconds, ever more rarely.
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,10 +38,10 @@ const PATIENCE: u32 = 32;
 const MOST_PATIENCE: u32 = 1 << 17;
 /// How much faster the stream has to be with pauses.
 const WORTH: f64 = 1.1;
-/// Spins that found nothing, one after the other, after which nobody spins for a while though sleeps are short: then the peer only gets ahead
-/// while this side sleeps. Two virtual machines on one core of their host do not know that they share it.
-const MOST_IN_VAIN: u32 = 16;
-/// Sleeps for which that is believed.
+/// The number of successive spins without result after which this half stops to spin for a while, though sleeps are short: in this case
+/// the peer only runs while this side sleeps. Two virtual machines on one core of their host cannot see that they share it.
+const MOST_UNSUCCESSFUL: u32 = 16;
+/// The number of sleeps before it spins again.
 const REST: u32 = 512;
 
 /// The spinning of one half.
@@ -53,7 +53,7 @@ pub struct Spin {
     /// The last spin ended with its first look.
     at_once: bool,
     /// Spins that brought nothing since one did.
-    in_vain: u32,
+    unsuccessful: u32,
     /// Sleeps before spinning is tried again.
     rest: u32,
 }
@@ -77,7 +77,7 @@ struct ReadingPace {
     /// Bytes found while the rate is measured, and since when that is.
     bytes: u64,
     since: Duration,
-    /// What a look finds without pauses, and bytes per second.
+    /// The average find of a look without pauses, and the rate in bytes per second.
     unpaced_find: u64,
     unpaced_rate: f64,
     patience: u32,
@@ -176,7 +176,7 @@ impl ReadingPace {
 impl Spin {
     /// Spins at most `max` per wait; zero means: sleep at once.
     pub fn new(max: Duration) -> Self {
-        Self { max, budget: max, pace: ReadingPace::new(), at_once: false, in_vain: 0, rest: 0 }
+        Self { max, budget: max, pace: ReadingPace::new(), at_once: false, unsuccessful: 0, rest: 0 }
     }
 
     /// Pauses before a look, where that has been found to pay.
@@ -189,7 +189,7 @@ impl Spin {
         }
     }
 
-    /// Polls `ready` until it says so, fails, or the budget is used up. `Ok(true)` if it became ready.
+    /// Polls `ready` until it returns true, fails, or the budget is used up. `Ok(true)` if it became ready.
     ///
     /// `hopeless` is asked now and then whether to give up earlier.
     #[inline]
@@ -209,7 +209,7 @@ impl Spin {
         // Most waits of a busy connection end within nanoseconds: the clock is not read for them.
         for _ in 0..BATCH {
             if ready()? {
-                self.in_vain = 0;
+                self.unsuccessful = 0;
                 return Ok(true);
             }
             std::hint::spin_loop();
@@ -218,13 +218,13 @@ impl Spin {
         loop {
             for _ in 0..BATCH {
                 if ready()? {
-                    self.in_vain = 0;
+                    self.unsuccessful = 0;
                     return Ok(true);
                 }
                 std::hint::spin_loop();
             }
             if start.elapsed() >= self.budget || hopeless() {
-                self.in_vain += 1;
+                self.unsuccessful += 1;
                 return Ok(false);
             }
         }
@@ -237,9 +237,9 @@ impl Spin {
         self.found(bytes, ring);
     }
 
-    /// Learns from how many bytes of a ring of `ring` bytes a reader's wait brought.
+    /// Adapts to the number of bytes that a reader's wait brought, in a ring of `ring` bytes.
     ///
-    /// What is a batch is an eighth of the ring at most: the writer must not run out of room while the reader pauses.
+    /// A batch is at most an eighth of the ring: the writer must not run out of room while the reader pauses.
     #[inline]
     pub fn found(&mut self, bytes: u64, ring: u64) {
         let at_once = std::mem::take(&mut self.at_once);
@@ -251,8 +251,8 @@ impl Spin {
     /// Learns from a sleep of the given length that followed a spin that found nothing.
     pub fn slept(&mut self, time: Duration) {
         self.pace.interrupted();
-        if self.in_vain >= MOST_IN_VAIN {
-            (self.in_vain, self.rest, self.budget) = (0, REST, Duration::ZERO);
+        if self.unsuccessful >= MOST_UNSUCCESSFUL {
+            (self.unsuccessful, self.rest, self.budget) = (0, REST, Duration::ZERO);
         }
         if self.rest > 0 {
             self.rest -= 1;
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_limit_never_spins() {
+    fn zero_limit_never_spins() {
         let mut s = Spin::new(Duration::ZERO);
         s.slept(Duration::ZERO);
         assert_eq!(s.budget(), Duration::ZERO);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn who_always_spins_in_vain_rests_though_sleeps_are_short() {
+    fn repeated_spin_failures_suspend_spinning() {
         let mut s = Spin::new(Duration::from_micros(20));
         // One wait, in which nothing is found, or something after that many looks; then a short sleep.
         fn wait(s: &mut Spin, after: Option<u32>) {
@@ -342,7 +342,7 @@ mod tests {
             assert_eq!(s.spin(ready, || true), Ok(after.is_some() && !s.budget().is_zero()));
             s.slept(Duration::from_micros(1));
         }
-        for _ in 0..MOST_IN_VAIN {
+        for _ in 0..MOST_UNSUCCESSFUL {
             assert!(!s.budget().is_zero());
             wait(&mut s, None);
         }
@@ -353,7 +353,7 @@ mod tests {
         wait(&mut s, None);
         // Then it is tried again; and while some bring something, soon or late, all count as useful.
         for soon_or_late in [1, BATCH + 1] {
-            for round in 0..4 * MOST_IN_VAIN {
+            for round in 0..4 * MOST_UNSUCCESSFUL {
                 assert!(!s.budget().is_zero(), "{round}");
                 wait(&mut s, (round % 4 == 0).then_some(soon_or_late));
             }
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn spinning_ends_with_readiness_or_the_budget_and_passes_errors_on() {
+    fn spin_ends_at_readiness_budget_or_error() {
         let mut s = Spin::new(Duration::from_micros(50));
         let mut n = 0;
         assert_eq!(
@@ -396,7 +396,7 @@ mod tests {
         Duration::from_nanos(n.into())
     }
 
-    /// A look costs the writer 150 ns; while nobody looks it writes 4 KiB in 80. Without pauses the reader waits for each.
+    /// A look costs the writer 150 ns; without looks it writes 4 KiB in 80. Without pauses the reader waits for each.
     fn stream(pauses: u32) -> (u64, bool, Duration) {
         (u64::from(1 + pauses * 15 / 80) * 4096, pauses > 5, nanos(pauses * 15 + 80 + 150))
     }
@@ -420,7 +420,7 @@ mod tests {
         let mut pace = ReadingPace::new();
         let paused = reader(&mut pace, 200_000, requests);
         assert!(paused < 8 * (RAMP + SAMPLE) * MAX_PAUSES, "{paused} pauses before 200,000 looks");
-        // The same peer starts to stream: that is noticed, though later the more often it was tried without success.
+        // The same peer starts to stream. The reader notices it, though later after each unsuccessful trial.
         reader(&mut pace, MOST_PATIENCE * 2, stream);
         assert!(pace.phase != PacePhase::Unpaced, "a stream is read without pauses");
     }
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_does_not_decide_a_comparison() {
+    fn sleep_discards_undecided_pacing_trial() {
         let mut pace = ReadingPace::new();
         reader(&mut pace, PATIENCE + SAMPLE + RAMP + 1, stream);
         assert_eq!(pace.phase, PacePhase::Trying);
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_find_at_the_first_look_of_a_spin_counts_as_at_once() {
+    fn find_at_first_look_of_spin_counts_as_at_once() {
         let mut s = Spin::new(Duration::from_secs(3600));
         (s.pace.phase, s.pace.left) = (PacePhase::Paced, KEEP);
         let (mut first, mut later) = (std::iter::repeat(true), [false, true].into_iter().cycle());
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spin_can_be_given_up() {
+    fn spin_ends_on_request() {
         let mut endless = Spin::new(Duration::from_secs(3600));
         assert_eq!(endless.spin::<()>(|| Ok(false), || true), Ok(false));
     }

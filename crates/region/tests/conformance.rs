@@ -39,7 +39,7 @@ fn link_passed_on((here, far_end): (OwnedFd, OwnedFd)) -> (Link, Link) {
 const BY_SOCKET: Backend<'_> =
     Backend { region: &region_passed_on, link: &|| link_passed_on(link::pair().unwrap()), at_once: true };
 
-/// The same where the kernel does not keep descriptors off the link, as before Linux 6.16.
+/// The same links where the kernel does not keep descriptors off them, as before Linux 6.16.
 const BY_UNGUARDED_SOCKET: Backend<'_> =
     Backend { region: &region_passed_on, link: &|| link_passed_on(packet::pair().unwrap()), at_once: true };
 
@@ -74,7 +74,7 @@ fn links_that_carry_memory_conform() {
 }
 
 #[test]
-fn the_double_conforms_with_each_fault() {
+fn in_process_double_conforms_with_each_fault() {
     for (spurious, merge) in [(false, false), (true, false), (false, true), (true, true)] {
         conforms_in_process(Faults { spurious, merge });
     }
@@ -83,7 +83,7 @@ fn the_double_conforms_with_each_fault() {
 /// A process of this very program that does what `role` says, its standard input one end of a socket.
 fn child(role: &str, socket: OwnedFd) -> std::process::Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_process_started_by_a_test", "--nocapture"])
+        .args(["--exact", "helper_process_of_tests", "--nocapture"])
         .env(ROLE, role)
         .stdin(Stdio::from(socket))
         .stdout(Stdio::null())
@@ -118,7 +118,7 @@ fn memory_and_doorbells_work_between_processes() {
 
 /// Not a separate test: what [`child`] runs.
 #[test]
-fn a_process_started_by_a_test() {
+fn helper_process_of_tests() {
     match std::env::var(ROLE).as_deref() {
         Ok("peer") => {
             let mut received = packet::recv(std::io::stdin().as_fd(), &mut [0; 8]).unwrap();
@@ -152,8 +152,8 @@ fn a_process_started_by_a_test() {
 }
 
 #[test]
-fn nothing_is_left_of_dropped_pairs() {
-    // In a separate process, where no other test opens and closes descriptors meanwhile.
+fn dropped_pairs_leak_no_descriptors_or_mappings() {
+    // This runs in a separate process, where no other test opens and closes descriptors at the same time.
     let (socket, theirs) = packet::pair().unwrap();
     let status = child("leaks", theirs).wait().unwrap();
     drop(socket);

@@ -10,7 +10,7 @@ use std::process::Command;
 const LIMITED: &str = "PARTYWALL_TEST_LIMITED";
 
 #[test]
-fn memory_beyond_the_limit_of_file_sizes_is_refused_and_ends_nobody() {
+fn memory_above_file_size_limit_fails_without_signal() {
     if std::env::var_os(LIMITED).is_some() {
         assert!(OwnRegion::create(&RegionOptions::endpoint(4096)).is_ok());
         let region = OwnRegion::create(&RegionOptions::endpoint(1 << 20)).unwrap_err().to_string();
@@ -25,7 +25,7 @@ fn memory_beyond_the_limit_of_file_sizes_is_refused_and_ends_nobody() {
     limited
         .args(["-c", "ulimit -f 64 && exec \"$0\" --exact --nocapture \"$1\""])
         .arg(std::env::current_exe().unwrap());
-    limited.arg("memory_beyond_the_limit_of_file_sizes_is_refused_and_ends_nobody").env(LIMITED, "1");
+    limited.arg("memory_above_file_size_limit_fails_without_signal").env(LIMITED, "1");
     let done = limited.output().unwrap();
     let said = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success() && said.contains("1 passed"), "{}: {said}", done.status);

@@ -1,4 +1,4 @@
-//! What keeps a peer from harming with memory: the seals of what one hands out, and the checks of what one is handed.
+//! Protection against hostile memory: the seals of regions that are sent, and the checks of regions that are received.
 #![expect(unsafe_code, reason = "tries to map memory as a hostile peer would")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -32,7 +32,7 @@ fn map(fd: &OwnedFd, prot: ProtFlags) -> Result<(), Errno> {
 }
 
 #[test]
-fn whoever_receives_a_region_can_read_and_do_nothing_else() {
+fn received_region_is_read_only() {
     let (own, fd) = received();
     assert_eq!(map(&fd, ProtFlags::READ), Ok(()));
     assert_eq!(map(&fd, ProtFlags::READ | ProtFlags::WRITE), Err(Errno::PERM));
@@ -44,7 +44,7 @@ fn whoever_receives_a_region_can_read_and_do_nothing_else() {
     assert_eq!(rustix::fs::fallocate(&fd, hole, 4096, 4096), Err(Errno::PERM), "make a hole");
     assert_eq!(rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM), "seal against the owner");
 
-    // Nor by opening it again, nor by making a read-only mapping writable.
+    // Opening it again does not help either, nor does making a read-only mapping writable.
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let again = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
     assert_eq!(map(&again, ProtFlags::READ | ProtFlags::WRITE), Err(Errno::PERM));
@@ -59,7 +59,7 @@ fn whoever_receives_a_region_can_read_and_do_nothing_else() {
 }
 
 #[test]
-fn an_honest_region_is_taken_and_its_descriptor_not_inherited() {
+fn honest_region_is_accepted_and_close_on_exec() {
     for ring_size in [0, 4096, RING, 1 << 20] {
         let (own, fd) = OwnRegion::create(&RegionOptions::endpoint(ring_size)).unwrap();
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
@@ -75,7 +75,7 @@ struct Forged {
     seals: SealFlags,
     /// Bytes allocated from the beginning.
     allocated: u64,
-    /// Bytes allocated behind the end, where nobody sees them.
+    /// Bytes allocated behind the end, where no mapping shows them.
     beyond: u64,
     header: [u64; 4],
 }
@@ -119,7 +119,7 @@ impl Forged {
 }
 
 #[test]
-fn a_region_is_taken_only_with_all_its_seals() {
+fn region_is_accepted_only_with_all_seals() {
     assert!(Forged::default().is_taken(), "what the others differ from");
     assert!(!Forged { seals: SealFlags::empty(), ..Forged::default() }.is_taken(), "unsealed");
     for missing in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::FUTURE_WRITE, SealFlags::SEAL] {
@@ -129,7 +129,7 @@ fn a_region_is_taken_only_with_all_its_seals() {
 }
 
 #[test]
-fn a_region_is_taken_only_with_the_size_told() {
+fn region_is_accepted_only_with_expected_size() {
     for size in [0, 4096, PAGE + RING - 1, PAGE + RING + 1, PAGE + 2 * RING, 1 << 24] {
         assert!(
             !Forged { size, allocated: size.min(PAGE + RING) / 4096 * 4096, ..Forged::default() }.is_taken(),
@@ -139,18 +139,18 @@ fn a_region_is_taken_only_with_the_size_told() {
 }
 
 #[test]
-fn a_region_with_holes_is_refused() {
+fn region_with_holes_is_refused() {
     assert!(!Forged { allocated: 0, ..Forged::default() }.is_taken());
     assert!(!Forged { allocated: PAGE + RING - 4096, ..Forged::default() }.is_taken());
 }
 
 #[test]
-fn pages_beyond_the_end_do_not_make_up_for_holes() {
+fn pages_beyond_the_end_do_not_fill_holes() {
     assert!(!Forged { allocated: PAGE, beyond: RING, ..Forged::default() }.is_taken());
 }
 
 #[test]
-fn a_header_that_says_something_else_is_refused() {
+fn region_with_wrong_header_is_refused() {
     let kind = |kind: u64| u64::from(VERSION) | kind << 32;
     for (what, at, word) in [
         ("magic", 0, 0),
@@ -170,7 +170,7 @@ fn a_header_that_says_something_else_is_refused() {
 }
 
 #[test]
-fn what_is_no_memfd_is_refused() {
+fn descriptor_other_than_memfd_is_refused() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(PAGE + RING).unwrap();
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, PAGE + RING).unwrap();
@@ -192,7 +192,7 @@ fn sizes_that_no_region_has_are_refused_before_anything_is_made() {
 /// Where the kernel gathers ordinary shared pages into huge ones, files show the block size of huge pages without being of hugetlb. A region
 /// with that block size was once refused on such machines.
 #[test]
-fn file_with_block_size_of_transparent_huge_pages_is_not_hugetlb() {
+fn transparent_huge_page_block_size_is_not_hugetlb() {
     let Some(folder) = tmpfs_of_huge_pages() else {
         eprintln!("SKIPPED: needs the right to mount, and transparent huge pages for tmpfs");
         return;
@@ -202,7 +202,7 @@ fn file_with_block_size_of_transparent_huge_pages_is_not_hugetlb() {
     rustix::fs::ftruncate(&file, 4 << 20).unwrap();
     assert!(rustix::fs::fstat(&file).unwrap().st_blksize > 1 << 20, "this file shows no such block size");
     assert!(!memfd::is_hugetlb(&file));
-    // What is of hugetlb is so without a page of it.
+    // Memory of hugetlb is recognised even without an allocated page.
     let huge = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     match rustix::fs::memfd_create("huge", huge) {
         Ok(memory) => assert!(memfd::is_hugetlb(&memory)),

@@ -33,7 +33,7 @@ fn regions_in_a_window_conform() {
 }
 
 #[test]
-fn a_region_lies_behind_the_header_whole_and_on_a_page() {
+fn region_in_window_lies_page_aligned_behind_header() {
     let file = WindowFile::create(&spec(64 << 10)).unwrap();
     let (window, space) = (file.window().unwrap(), space(&file));
     let (own, base) = space.create(&RegionOptions::endpoint(4096)).unwrap();
@@ -88,7 +88,7 @@ fn room_is_refused_when_there_is_none_and_comes_back_clean() {
 }
 
 #[test]
-fn a_window_passed_to_us_is_sealed_and_a_window() {
+fn received_window_must_be_sealed_with_valid_header() {
     let file = WindowFile::create(&spec(4096)).unwrap();
     assert_eq!(pmem::received(file.as_fd()).unwrap().size(), file.size() - DATA_OFFSET);
     assert_eq!(pmem::received(file.as_fd()).unwrap().header().unwrap().unwrap().id, file.id());
@@ -134,7 +134,7 @@ fn named_windows_are_private_whole_and_never_replaced() {
     let (own, base) = space(&made).create(&RegionOptions::endpoint(4096)).unwrap();
     assert!(opened.window().unwrap().attach(base, RegionKind::Endpoint, own.geometry()).is_ok());
 
-    // What is no window is refused, and so is one that was cut.
+    // A file that is no window is refused, and so is a truncated window.
     std::fs::write(dir.path().join("text"), "hello").unwrap();
     assert!(WindowFile::open(&dir.path().join("text")).is_err());
     assert!(WindowFile::open(&dir.path().join("absent")).is_err());
@@ -149,7 +149,7 @@ fn named_windows_are_private_whole_and_never_replaced() {
 }
 
 #[test]
-fn a_window_that_is_begun_has_places_with_memory_and_gets_the_rest_in_parts() {
+fn begun_window_is_allocated_in_parts() {
     use std::os::unix::fs::MetadataExt as _;
     let memory = |window: &WindowFile| std::fs::metadata(window.path()).unwrap().blocks() * 512;
     // Where there is memory, a write takes none.
@@ -190,7 +190,7 @@ fn a_window_that_is_begun_has_places_with_memory_and_gets_the_rest_in_parts() {
 }
 
 #[test]
-fn a_window_without_a_name_lives_as_long_as_it_is_open_anywhere() {
+fn unnamed_window_lives_while_it_is_open_anywhere() {
     let file = WindowFile::create(&spec(4096)).unwrap();
     let id = file.id();
     // As QEMU opens it, by its path.

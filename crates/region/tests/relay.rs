@@ -68,7 +68,7 @@ fn links_over_a_port_conform() {
 }
 
 #[test]
-fn a_ring_that_was_lost_is_late() {
+fn lost_ring_is_found_late_by_direction_watch() {
     let file = file();
     let (space, window) = (Space::new(file.window().unwrap()), file.window().unwrap());
     let region = || {
@@ -160,7 +160,7 @@ fn attach(link: u32, generation: u32, window: WindowId) -> Frame {
 }
 
 #[test]
-fn nobody_gets_memory_that_is_not_the_other_sides_to_give() {
+fn memory_of_unknown_window_is_not_delivered() {
     let (given, secret) = (file(), file());
     let (mut hostile, relay, _notices) = Hostile::new(PortSide::Host);
     relay.window(given.id(), memory(&given));
@@ -179,7 +179,7 @@ fn nobody_gets_memory_that_is_not_the_other_sides_to_give() {
 }
 
 #[test]
-fn a_process_cannot_name_memory_that_the_other_side_has_not() {
+fn process_cannot_attach_unknown_memory_through_relay() {
     let (given, other) = (file(), file());
     let (mut hostile, relay, _notices) = Hostile::new(PortSide::Guest);
     relay.window(given.id(), memory(&given));
@@ -195,12 +195,12 @@ fn a_process_cannot_name_memory_that_the_other_side_has_not() {
 }
 
 #[test]
-fn a_storm_and_a_process_that_takes_nothing_harm_only_themselves() {
+fn bell_storm_and_unread_link_affect_only_themselves() {
     let given = file();
     let (mut hostile, relay, notices) = Hostile::new(PortSide::Host);
     relay.window(given.id(), memory(&given));
     let (deaf, good) = (link(&relay, 1), link(&relay, 2));
-    // Rings for links that are and are not; memory without end for one who does not look.
+    // Rings for links that exist and links that do not, and memory without end for a process that does not look.
     for id in 0..20_000u32 {
         hostile.say(&Frame::Bell { link: id % 4 });
     }
@@ -226,7 +226,7 @@ fn a_storm_and_a_process_that_takes_nothing_harm_only_themselves() {
 }
 
 #[test]
-fn a_port_that_does_not_read_holds_up_its_own_processes_only() {
+fn unread_port_delays_only_its_own_processes() {
     let (hostile, relay, _notices) = Hostile::new(PortSide::Host);
     let busy = link(&relay, 1);
     for _ in 0..200_000 {
@@ -241,7 +241,7 @@ fn a_port_that_does_not_read_holds_up_its_own_processes_only() {
 }
 
 #[test]
-fn a_guest_that_falls_silent_loses_its_links_and_can_come_again() {
+fn silent_guest_loses_links_and_can_reconnect() {
     let (port, b) = UnixStream::pair().unwrap();
     let beat = Heartbeat { every: Duration::from_millis(20), limit: Duration::from_secs(2) };
     let (relay, notices) = Relay::start_with(b.into(), PortSide::Host, Some(beat)).unwrap();
@@ -293,7 +293,7 @@ fn bells_are_counted_in_both_directions_once_they_are_delivered() {
 }
 
 #[test]
-fn a_relay_that_ends_hangs_up_its_links_on_both_sides() {
+fn ending_relay_hangs_up_links_on_both_sides() {
     // A guest's port does not close when its relay ends.
     let (a, b) = UnixStream::pair().unwrap();
     let _open = a.try_clone().unwrap();
@@ -332,7 +332,7 @@ fn memory_that_has_to_wait_comes_before_the_hang_up() {
 }
 
 #[test]
-fn nonsense_ends_the_relay_and_a_greeting_begins_anew() {
+fn malformed_frame_ends_relay_and_greeting_restarts_it() {
     let (mut hostile, relay, notices) = Hostile::new(PortSide::Host);
     let old = link(&relay, 1);
     hostile.port.write_all(&[5, 0, 1]).unwrap();
@@ -347,7 +347,7 @@ fn nonsense_ends_the_relay_and_a_greeting_begins_anew() {
     assert!(matches!(next(&new), LinkEvent::HungUp));
 }
 
-/// What a guest's device would do, done by writing to what it was told of.
+/// The state of a simulated guest device, which the test changes by writing.
 #[derive(Debug, Default)]
 struct Board {
     /// The guest's vectors, on the host's side; what each signals is what its process listens to.
@@ -405,7 +405,7 @@ impl GuestDoorbells for Fake {
 
     fn ringer(&mut self, peer: u32) -> Option<OwnedFd> {
         let mut board = self.0.lock().unwrap();
-        // What the process signals is the peer's own, as if a kernel had passed it on.
+        // The process signals the peer's own event, as if a kernel had passed it on.
         let event = board.peers.get(&peer).filter(|_| board.direct)?.try_clone().unwrap();
         board.ringers.insert(peer);
         Some(event)
@@ -462,7 +462,7 @@ impl Machine {
         self.host.0.control(b"known").unwrap();
         while self.guest.1.recv_timeout(HANG).unwrap() != Notice::Control(b"known".to_vec()) {}
         self.guest.0.link(id, near, None);
-        // No ring that nobody has rung, in a test.
+        // In a test, every ring must come from the test.
         Link::crossing(process, HANG).unwrap()
     }
 }
@@ -506,8 +506,8 @@ fn machines_with_doorbells_ring_past_their_ports() {
     ring_until(&from, &to, || a.device.0.lock().unwrap().ringers.len() == 1);
     from.ring();
     while !matches!(next(&to), LinkEvent::Bell) {}
-    // It has been told by what, and takes that to heart when it looks.
-    // Rings by the ports, and by the relay for what was rung before, may still be in transit.
+    // The process has been sent the event to ring at, and uses it from its next look on. Rings by the ports, and by the relay for earlier
+    // rings, may still be in transit.
     for link in [&from, &to] {
         while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), LinkEvent::TimedOut) {}
     }
@@ -520,7 +520,7 @@ fn machines_with_doorbells_ring_past_their_ports() {
     drop(to);
     assert!(matches!(last(&from), LinkEvent::HungUp));
     drop(from);
-    // What a link had is given back with it.
+    // The doorbells of a link are given back with it.
     drop(here);
     assert!(matches!(last(&there), LinkEvent::HungUp));
     let deadline = Instant::now() + HANG;
@@ -560,7 +560,7 @@ fn links_past_ports_conform() {
     conformance::all(&Backend { region: &region, link: &link, at_once: false });
 }
 
-/// What comes when there are no more rings.
+/// The first event after all rings.
 fn last(link: &Link) -> LinkEvent {
     loop {
         match next(link) {
@@ -571,7 +571,7 @@ fn last(link: &Link) -> LinkEvent {
 }
 
 #[test]
-fn a_host_process_and_a_machine_without_a_device_ring_one_that_has_it() {
+fn host_process_and_machine_without_device_ring_vectors() {
     let b = Machine::new(4);
     let (process, to_b) = Link::pair().unwrap();
     let (process, there) = (Link::crossing(process, HANG).unwrap(), b.link(1, to_b));
@@ -623,7 +623,7 @@ fn rung() -> (Hostile, (Relay, Notices), Fake, OwnedFd) {
 }
 
 #[test]
-fn what_a_guest_says_of_vectors_harms_only_itself() {
+fn invalid_vectors_from_guest_affect_only_its_links() {
     let (mut hostile, (_relay, _notices), device, process) = rung();
     std::thread::sleep(Duration::from_millis(5));
     // Vectors that are not, links that are not, what is not for a guest to say; then one that is, again and again.
@@ -651,7 +651,7 @@ fn what_a_guest_says_of_vectors_harms_only_itself() {
 }
 
 #[test]
-fn what_a_process_says_of_events_is_believed_once_and_of_events_alone() {
+fn process_may_set_its_vector_event_once() {
     let (mut hostile, (_relay, _notices), device, process) = rung();
     let say = |bytes: &[u8], fd: &OwnedFd| packet::send(process.as_fd(), bytes, &[fd.as_fd()]).unwrap();
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();

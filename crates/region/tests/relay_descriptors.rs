@@ -81,12 +81,12 @@ fn descriptor_whose_close_blocks_delays_no_other_link() {
             assert!(matches!(next(&here), LinkEvent::Bell));
         };
         passes();
-        // Nor does the end of a link in which they lie unread, or of one that rests.
+        // The end of a link with unread descriptors does not wait either, nor does the end of a resting link.
         let _unread = link(&guest, &host, 3, &mut leave);
         guest.hang_up(3);
         guest.hang_up(1);
         passes();
-        // Nor the relay's.
+        // The end of the relay does not wait either.
         let _left = link(&guest, &host, 4, &mut leave);
         drop(guest);
         assert!(matches!(next(&there), LinkEvent::HungUp));

@@ -18,7 +18,7 @@ pub struct PeerBytes<'a> {
     _mapping: PhantomData<&'a ()>,
 }
 
-/// Memory of this side's region: nobody else writes it, but a peer may be reading it.
+/// Memory of this side's region: no other process writes it, but a peer may be reading it.
 #[derive(Debug)]
 pub struct OwnBytes<'a> {
     ptr: *mut u8,
@@ -109,7 +109,7 @@ impl<'a> OwnBytes<'a> {
 
     /// The bytes as a slice to fill in place.
     ///
-    /// Nobody else writes them: the region is sealed against any other writer before anyone else has it (protocol M1), so
+    /// No other process writes them: the region is sealed against any other writer before anyone else has it (protocol M1), so
     /// exclusive access is what the kernel enforces. Their content is whatever an earlier revolution left.
     pub fn into_mut_slice(self) -> &'a mut [u8] {
         // SAFETY: by `new`'s contract the range is mapped writable and only we access it in this process; other processes

@@ -115,7 +115,7 @@ impl<A: Access> CallLine<A> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallWords([u64; WORDS]);
 
-/// What a record is for.
+/// The purpose of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordKind {
@@ -155,13 +155,13 @@ pub enum CallBytes {
     Reference {
         /// The address at which the writer has them.
         address: u64,
-        /// How many.
+        /// The number of bytes.
         len: u64,
     },
 }
 
 impl CallBytes {
-    /// None at all.
+    /// No bytes.
     pub const EMPTY: Self = Self::Inline(InlineBytes([0; INLINE]), 0);
 
     /// Bytes that fit into a record; `None` if they do not.
@@ -176,11 +176,11 @@ impl CallBytes {
 /// A record, judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallRecord {
-    /// What it is for.
+    /// The purpose of the record.
     pub kind: RecordKind,
     /// The caller's number of the call.
     pub id: u32,
-    /// Which method is called; in a reply, the application's own code.
+    /// The number of the method that is called. In a reply, the application's own error code.
     pub method: u32,
     /// How the call ended (in a reply).
     pub status: u16,

@@ -1,6 +1,6 @@
-//! Which pages of a window are taken.
+//! The allocator of a window's pages.
 //!
-//! Numbers only, which no peer sees: the broker allocates places in a window by them, and a member of a group its buffers.
+//! It is private bookkeeping that no peer sees. The broker allocates the places of a window with it, and a member of a group its buffers.
 
 use crate::layout::PAGE;
 use alloc::collections::BTreeMap;
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn take_at_takes_only_what_is_free() {
+    fn take_at_rejects_used_and_outside_ranges() {
         let mut carve = Carve::new(PAGE, 11 * PAGE);
         assert!(carve.take_at(3 * PAGE, 2 * PAGE));
         for (start, len) in

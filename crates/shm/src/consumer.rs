@@ -59,7 +59,7 @@ impl Consumer {
         self.capacity
     }
 
-    /// Which ring is the present one, counting from 0.
+    /// The generation of the ring in use, counting from 0.
     pub const fn generation(&self) -> u32 {
         self.generation
     }
@@ -76,7 +76,7 @@ impl Consumer {
     #[inline]
     pub fn refresh<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {
         if self.switch.is_some() {
-            // No more comes into this ring. To look at the tail would be to believe bytes of rings not yet known.
+            // No more bytes come into this ring. A look at the tail would accept bytes of rings that are not known yet.
             return Ok(self.available());
         }
         // EDGE tail (protocol R2): acquires the producer's release in `Producer::commit`; the bytes before it are there.

@@ -1,7 +1,7 @@
-//! Which instructions copy bytes that may be changing meanwhile.
+//! The instructions that copy bytes while a peer may be changing them.
 //!
-//! A processor copies fastest the way its C library knows. An emulated one (QEMU without KVM) does not: it makes of each 16-byte
-//! move of a vector register two loads, two stores and a detour by its own memory, and `rep movs` it does byte by byte or word by
+//! A processor copies fastest with the `memcpy` of its C library. An emulated processor (QEMU without KVM) does not. It turns each
+//! 16-byte vector move into two loads, two stores and a detour through its own memory, and executes `rep movs` byte by byte or word by
 //! word. There 8-byte moves of ordinary registers are twice as fast, eight loads before eight stores, because pages of source and
 //! destination that share a place in the emulator's table of pages then drive each other out once for 64 bytes.
 //!
@@ -11,7 +11,7 @@
 /// Copies `n` bytes that may be changing while they are read.
 ///
 /// # Safety
-/// `src..src+n` readable, `dst..dst+n` writable, by nobody else in this process meanwhile, not overlapping.
+/// `src..src+n` readable, `dst..dst+n` writable, with no other access from this process during the copy, not overlapping.
 #[inline]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -26,10 +26,10 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize) {
     }
 }
 
-/// Copies `n` bytes that hold still to where a peer may be reading.
+/// Copies `n` bytes that do not change to memory that a peer may be reading.
 ///
 /// # Safety
-/// As for [`copy`], and nobody changes the source.
+/// As for [`copy`], and the source does not change.
 #[inline]
 pub(crate) unsafe fn copy_still(dst: *mut u8, src: *const u8, n: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -49,13 +49,14 @@ mod x86 {
 
     /// Shorter copies are not worth a thought.
     pub(super) const LONG: usize = 512;
-    /// What one turn of [`words`] copies.
+    /// The bytes that one turn of [`words`] copies.
     const BLOCK: usize = 64;
-    /// What is copied to compare, and how often: the best counts, since an emulator translates at first and may be held up.
+    /// The size and the number of the trial copies. The fastest trial counts, since an emulator translates the code at first and may be
+    /// held up.
     const TRIAL: usize = 2 << 10;
     const TRIALS: u32 = 10;
 
-    /// Which way was found to be faster; not found out yet.
+    /// The method that was found to be faster, or [`UNKNOWN`].
     static FASTER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
     const LIBRARY: u8 = 1;
@@ -78,7 +79,7 @@ mod x86 {
         words
     }
 
-    /// What the processor says of itself.
+    /// Whether the processor identifies itself as emulated.
     fn is_emulated() -> bool {
         const UNDER_A_HYPERVISOR: u32 = 1 << 31;
         const ITS_NAME: u32 = 0x4000_0000;
@@ -89,7 +90,8 @@ mod x86 {
         [name.ebx, name.ecx, name.edx].map(u32::to_le_bytes).as_flattened() == b"TCGTCGTCGTCG"
     }
 
-    /// Nothing is allocated: the first long copy of a process may be in a signal handler of somebody's, or between `fork` and `exec`.
+    /// It allocates nothing: the first long copy of a process may be in a signal handler of a foreign program, or between `fork` and
+    /// `exec`.
     #[inline(never)]
     fn are_words_faster() -> bool {
         let (from, mut to) = ([1; TRIAL], [0; TRIAL]);
@@ -102,10 +104,10 @@ mod x86 {
         by_words < by_library
     }
 
-    /// What a copy takes.
+    /// The time that a copy takes.
     ///
-    /// There must be one copy of this code, and of what it calls: an emulator translates code when it comes to it first, which takes fifty
-    /// times as long as to run it, and of an unrolled loop each turn would be measured with its own translation.
+    /// There must be one copy of this code and of the functions it calls. An emulator translates code when it first reaches it, which
+    /// takes fifty times as long as running it, so an unrolled loop would measure the translation of every turn.
     #[inline(never)]
     fn time(copy: unsafe fn(*mut u8, *const u8, usize), to: &mut [u8; TRIAL], from: &[u8; TRIAL]) -> u64 {
         let copy = core::hint::black_box(copy);
@@ -190,7 +192,7 @@ mod x86 {
                 );
             }
         }
-        // SAFETY: what is left of the caller's ranges.
+        // SAFETY: the rest of the caller's ranges.
         unsafe { library(to, from, rest) };
     }
 

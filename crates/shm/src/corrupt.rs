@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// What the peer did that no honest peer does. Always the peer's fault, never ours or the caller's.
+/// A violation of the protocol by the peer. It is always the peer's fault, never this side's or the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Corrupt {

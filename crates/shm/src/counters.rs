@@ -1,6 +1,6 @@
-//! Counters of a half, in its region, for anyone who may map it to read (as Aeron's counters file).
+//! The counters of a half, in its region. Any process that may map the region can read them (as Aeron's counters file).
 //!
-//! They are for people. Only the owner writes them, with plain stores; nobody decides anything by a peer's counters.
+//! They are for people. Only the owner writes them, with plain stores. No decision depends on a peer's counters.
 
 use crate::sync::{Access, AtomicU64, Load, Ordering, Own};
 
@@ -17,7 +17,7 @@ macro_rules! counters {
         pub struct Snapshot { $($(#[$doc])* pub $name: u64,)* }
 
         impl Counters {
-            /// All zero.
+            /// Counters that are all zero.
             pub fn new() -> Self {
                 Self { $($name: AtomicU64::new(0),)* }
             }
@@ -30,14 +30,14 @@ macro_rules! counters {
         }
 
         impl<A: Access> Counters<A> {
-            /// Reads all.
+            /// Reads all counters once.
             pub fn snapshot(&self) -> Snapshot {
                 Snapshot { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
         }
 
         impl Snapshot {
-            /// Names and values, in the order of the layout.
+            /// The counters by name, in the order of the layout.
             pub fn named(&self) -> [(&'static str, u64); 8] {
                 [$((stringify!($name), self.$name),)*]
             }
@@ -64,7 +64,7 @@ counters! {
     switches,
 }
 
-/// Adds to a counter of this half: a load and a store, since nobody else writes it.
+/// Adds to a counter of this half: a load and a store, since only this half writes it.
 #[inline]
 pub fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_names_what_was_added() {
+    fn snapshot_names_counters_with_added_values() {
         let c = Counters::new();
         add(&c.bytes, 5);
         add(&c.bytes, 6);

@@ -1,10 +1,10 @@
-//! Groups: memory of several members that each of them sees at the same addresses, and who holds which buffer (protocol J).
+//! Groups: memory of several members at the same addresses in each, and the bookkeeping of which member holds which buffer (protocol J).
 //!
-//! A process that takes part has a **seat**: a part of its member's window that it alone writes, at whose beginning are these
-//! pages. A buffer goes round as a [`Handle`]. With the handle goes one **token**: the member that opens the handle claims the token, in
-//! its *own* pages, and says there too when it has passed the handle on, or has done with it. The owner of the buffer reads that.
-//! Nobody writes another's memory, and nothing is ever acknowledged: a word belongs to one place among the owner's tokens, and
-//! the owner uses that place again only when the token that was there has ended.
+//! A process that takes part has a **seat**: a part of its member's window that only this process writes. The seat begins with these
+//! pages. A buffer goes round as a [`Handle`]. With the handle goes one **token**: the member that opens the handle claims the token in
+//! its *own* pages, and records there when it has passed the handle on or released it. The owner of the buffer reads these words. No
+//! member writes another's memory, and nothing is acknowledged: a word belongs to one place among the owner's tokens, and the owner
+//! reuses that place only when its token has ended.
 //!
 //! ```text
 //!     owner's seat              a reader's seat
@@ -17,7 +17,7 @@
 //!   | buffers       |         | buffers                      |
 //! ```
 //!
-//! The one race is that of an owner who takes a token back while somebody claims it. Each stores its own word, fences, and then
+//! The one race is between an owner that withdraws a token and a member that claims it. Each stores its own word, fences, and then
 //! looks at the other's; so at least one of them sees the other.
 
 use crate::sync::{Access, Load, Ordering, Own, fence, load_acquire};
@@ -49,36 +49,36 @@ pub fn address(group: usize, member: usize) -> u64 {
     ADDRESS + ((group * MEMBERS + member) as u64) * STRIDE
 }
 
-/// What somebody says of a token, in its own memory.
+/// The state of a token as one member records it, in its own memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenClaim {
-    /// How often the handle had been passed on when it came here. Who has the greatest number has, or had, the token last.
+    /// The number of times the handle had been passed on before it came here. The claim with the greatest number is the latest.
     pub hop: u16,
-    /// What it has done.
+    /// The state that this holder recorded.
     pub state: TokenState,
 }
 
-/// What the holder of a token has done.
+/// The state of a token, as its holder records it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenState {
     /// It reads the buffer.
     Held,
-    /// It has read, and given the handle to somebody else.
+    /// It has read the buffer, and passed the handle on.
     Passed,
-    /// It has read, and nobody else will.
+    /// It has read the buffer, and ended the token.
     Released,
 }
 
-/// What has become of a token.
+/// The state of a token, as its owner computes it from all claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Nobody has opened the handle yet.
+    /// No member has opened the handle yet.
     Unclaimed,
-    /// Somebody reads, or the handle is in transit from one who has read to the next.
+    /// A member reads the buffer, or the handle is in transit from one reader to the next.
     Out,
     /// It has come to its end.
     Released,
-    /// Those who had it are dead.
+    /// The holder with the latest claim died without releasing the token.
     Orphaned,
 }
 
@@ -111,7 +111,7 @@ impl<A: Access> SeatPages<A> {
         self.issued.get(place).map_or(0, load_acquire)
     }
 
-    /// What is said here of the token `serial` that the owner in `seat` has at `place`.
+    /// The claim in these pages for the token `serial` that the owner in `seat` issued at `place`.
     pub fn claim_of(&self, seat: usize, place: usize, serial: u64) -> Option<TokenClaim> {
         // EDGE claim: acquires from `SeatPages::say`; what was read of the buffer is read.
         let word = load_acquire(self.claims.get(seat)?.get(place)?);
@@ -128,7 +128,7 @@ impl<A: Access> SeatPages<A> {
 
 #[cfg(any(test, loom))]
 impl Default for SeatPages<Own> {
-    /// Pages that nobody has begun.
+    /// Zeroed pages, before a seat begins.
     fn default() -> Self {
         use crate::sync::AtomicU64;
         let zero = |_| AtomicU64::new(0);
@@ -144,7 +144,7 @@ impl Default for SeatPages<Own> {
 }
 
 impl SeatPages<Own> {
-    /// Makes them those of a new seat. What an earlier one has left is gone before the new number is there.
+    /// Makes these the pages of a new seat. The remains of an earlier seat are cleared before the new key is visible.
     pub fn begin(&self, key: u64) {
         self.magic.store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -155,7 +155,7 @@ impl SeatPages<Own> {
         self.magic.store(MAGIC, Ordering::Release);
     }
 
-    /// Gives a token out. What lies in the buffer is seen by a member that sees this.
+    /// Issues a token. A member that sees the token also sees what the owner has written to the buffer.
     pub fn issue(&self, place: usize, serial: u64) {
         if let Some(word) = self.issued.get(place) {
             // EDGE token: releases what lies in the buffer; acquired in `SeatPages::issued`.
@@ -163,14 +163,14 @@ impl SeatPages<Own> {
         }
     }
 
-    /// Takes it back. Who has claimed it is to be looked for afterwards; a later claim is refused.
+    /// Withdraws a token. The owner looks for claims afterwards; a later claim is refused.
     pub fn take_back(&self, place: usize) {
         self.issue(place, 0);
         fence(Ordering::SeqCst);
     }
 
-    /// Says something of a token of the owner in `seat`. After a claim ([`TokenState::Held`]) the owner's word is to be looked at: only if
-    /// the token is still given out then, the claim is good.
+    /// Records the state of a token of the owner in `seat`. After a claim ([`TokenState::Held`]) the caller looks at the owner's word:
+    /// the claim is valid only if the token is still issued then.
     pub fn say(&self, seat: usize, place: usize, serial: u64, claim: TokenClaim) {
         let state = match claim.state {
             TokenState::Held => 1,
@@ -185,10 +185,10 @@ impl SeatPages<Own> {
     }
 }
 
-/// What has become of a token, by what all seats say of it (protocol J7): each with whether it is alive.
+/// The fate of a token, from the claims of all seats (protocol J7), each with whether the seat's process is alive.
 ///
-/// A token has one holder at a time, and the last to have claimed it decides. Should a handle have been copied all the same, the member that
-/// reads counts.
+/// A token has one holder at a time, so the latest claim decides. If a handle was copied against the rules, any live member that holds it
+/// keeps the token out.
 pub fn fate(said: impl Iterator<Item = (bool, TokenClaim)>) -> Fate {
     let (mut read, mut last) = (false, None::<(bool, TokenClaim)>);
     for (alive, claim) in said {
@@ -211,7 +211,7 @@ pub fn fate(said: impl Iterator<Item = (bool, TokenClaim)>) -> Fate {
 pub struct Serials(u64);
 
 impl Serials {
-    /// Begins somewhere.
+    /// Starts at the given random number.
     pub fn new(random: u64) -> Self {
         Self(random)
     }

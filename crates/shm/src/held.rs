@@ -81,9 +81,10 @@ impl HeldBack {
     }
 }
 
-/// Up to where a reader may read that has loaded `tail` and, after it, the peer's word `held`. Bytes before `passed` are no longer held back.
+/// The cursor up to which a reader may read, if it has loaded `tail` and, after it, the peer's word `held`. Bytes before `passed` are no
+/// longer held back.
 ///
-/// A word that lies makes bytes visible early or late, and no others: the result is at most `tail`.
+/// A false word makes bytes visible early or late, but never more bytes: the result is at most `tail`.
 #[inline]
 pub fn visible(tail: u64, held: u64, passed: u64) -> u64 {
     match held.checked_sub(1) {
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeper_is_rung_when_a_hold_begins_and_when_it_ends_and_not_between() {
+    fn sleeper_is_rung_only_at_begin_and_end_of_hold() {
         let mut ends = Ends::new();
         let arm = |ends: &Ends| {
             let view = ReaderView { own: &ends.rx, peer: &ends.tx };

@@ -51,7 +51,7 @@ pub const MIN_RING: u64 = 4096;
 /// The largest ring.
 pub const MAX_RING: u64 = 1 << 30;
 
-/// What a region is for (header word `kind`).
+/// The purpose of a region (header word `kind`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RegionKind {
@@ -129,7 +129,7 @@ impl Geometry {
     }
 }
 
-/// The first line: who made this region, and of what shape.
+/// The first line: the maker of the region, and its shape.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct RegionHeader<A: Access = Own> {
@@ -143,7 +143,7 @@ pub struct RegionHeader<A: Access = Own> {
     pub ring_offset: A::U64,
     /// As [`Geometry::ring_size`].
     pub ring_size: A::U64,
-    /// Of [`flags`].
+    /// A set of [`flags`].
     pub flags: A::U32,
     /// The owner's process, for people to read; nothing depends on it.
     pub pid: A::U32,
@@ -194,7 +194,7 @@ pub struct TxCursor<A: Access = Own> {
     pub tail: A::U64,
 }
 
-/// What a producing half says besides its cursor.
+/// The words of a producing half besides its cursor.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct TxControl<A: Access = Own> {
@@ -202,7 +202,7 @@ pub struct TxControl<A: Access = Own> {
     pub space_wanted: A::U64,
     /// A [`crate::state::TxState`].
     pub state: A::U32,
-    /// Which of my rings the newest bytes are in (protocol A2).
+    /// The generation of the ring that holds the newest bytes (protocol A2).
     pub generation: A::U32,
     /// The byte from which `generation` is in use (protocol A2).
     pub switch_at: A::U64,
@@ -236,7 +236,7 @@ pub struct RxCursor<A: Access = Own> {
     pub head: A::U64,
 }
 
-/// What a consuming half says besides its cursor.
+/// The words of a consuming half besides its cursor.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct RxControl<A: Access = Own> {
@@ -264,7 +264,7 @@ pub struct RxHalf<A: Access = Own> {
 #[derive(Debug)]
 #[repr(C)]
 pub struct ControlPage<A: Access = Own> {
-    /// Who and of what shape.
+    /// The maker and the shape of the region.
     pub header: RegionHeader<A>,
     /// The owner's producing half.
     pub tx: TxHalf<A>,
@@ -272,7 +272,7 @@ pub struct ControlPage<A: Access = Own> {
     pub rx: RxHalf<A>,
 }
 
-/// By which way the bytes of a socket connection go, as their sender says (protocol T).
+/// The route of a socket connection's bytes (TCP or ring), as their sender publishes it (protocol T).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct TxPath<A: Access = Own> {
@@ -292,13 +292,14 @@ pub struct TxPath<A: Access = Own> {
 pub struct RxPath<A: Access = Own> {
     /// The peer's `switches` that this receiver has passed.
     pub seen: A::U32,
-    /// Of [`path_flags`].
+    /// A set of [`path_flags`].
     pub flags: A::U32,
-    /// Which sleep the wish for data is of, if one bell is enough for all that have this number; 0 if not (protocol T11).
+    /// The number of the sleep that the wish for data belongs to, if one bell is enough for all wishes with that number; otherwise 0
+    /// (protocol T11).
     pub sleep: A::U64,
 }
 
-/// What a receiver asks of its peer (protocol T).
+/// The requests of a receiver to its peer (protocol T).
 pub mod path_flags {
     /// I look at the ring and at my link before I sleep: you may use the ring.
     pub const WATCHING: u32 = 1;
@@ -402,7 +403,7 @@ impl Default for RxHalf {
 }
 
 impl ControlPage {
-    /// Makes a zeroed page (as a fresh region is) into one that says: nobody sleeps, and so large is the ring.
+    /// Turns a zeroed page (as a fresh region has) into one that states the ring's size and that no half sleeps.
     pub fn awaken(&self, geometry: Geometry) {
         self.tx.control.ring_size.store(geometry.ring_size(), Ordering::Relaxed);
         self.tx.control.space_wanted.store(crate::wake::AWAKE, Ordering::Relaxed);
@@ -443,7 +444,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn geometry_accepts_only_what_the_protocol_allows() {
+    fn geometry_rejects_sizes_outside_protocol() {
         for size in [0, 4096, 8192, 1 << 20, MAX_RING] {
             assert!(Geometry::new(PAGE, size).is_ok(), "{size}");
         }
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_differs_in_any_word_is_refused() {
+    fn region_with_any_wrong_header_word_is_refused() {
         let page = ControlPage {
             header: RegionHeader {
                 magic: AtomicU64::new(0),

@@ -1,9 +1,10 @@
-//! What lives in memory that two domains share.
+//! The structures in memory that two domains share.
 //!
 //! Layouts ([`layout`]), one half of one direction ([`half`]), the byte ring's index logic in it ([`producer`], [`consumer`]), the wake-up
 //! protocol ([`wake`]), racing copies ([`bytes`]), the states of a half ([`state`]), its counters ([`counters`]), message framing
-//! ([`record`]), records of calls ([`call`]), the policy by which a ring changes size ([`sizing`]), what programs show of their sockets ([`status`]), addresses in 128 bits ([`address`]), who holds
-//! which buffer of a group ([`group`]) and which pages of a window are taken ([`carve`]). What two programs *say* to each other is in `partywall-protocol`.
+//! ([`record`]), records of calls ([`call`]), the policy by which a ring changes size ([`sizing`]), the state of a program's sockets for
+//! other tools ([`status`]), addresses in 128 bits ([`address`]), the buffers of a group and their holders ([`group`]), and the allocator
+//! of a window's pages ([`carve`]). The messages between programs are in `partywall-protocol`.
 //!
 //! Nothing here makes a system call, sleeps or rings a doorbell: a commit *returns* whether the peer must be rung.
 //! Every value loaded from memory that a peer can write is loaded once, validated where it is loaded, and kept in

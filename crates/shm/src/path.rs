@@ -1,7 +1,7 @@
-//! By which way the bytes of a socket connection go: the index logic of the switch between TCP and the ring (protocol T8, T9).
+//! The route of a socket connection's bytes: the index logic of the switch between TCP and the ring (protocol T8, T9).
 //!
 //! The stream of one direction is a sequence of segments, by turns on TCP and in the ring. Its sender counts its bytes over
-//! both ways, and publishes where the latest segment begins; its receiver counts too, and says which segment it has reached.
+//! both ways, and publishes where the latest segment begins; its receiver counts too, and publishes which segment it has reached.
 //!
 //! ```text
 //!    switches:        0        |       1        |        2
@@ -9,9 +9,9 @@
 //!                              at               at
 //! ```
 //!
-//! At most one switch is ahead of the receiver: the sender waits with the next until the receiver has *seen* the last one. So
-//! what a receiver finds on TCP while it is there belongs to the segment that it reads, and so does what it finds in the ring:
-//! neither can run past a switch. Neither side waits for the other: a sender that may not switch yet stays where it is.
+//! At most one switch is ahead of the receiver: the sender waits with the next until the receiver has *seen* the last one. So bytes that
+//! a receiver finds on TCP belong to the segment that it reads while it is on TCP, and likewise in the ring: it cannot read past a
+//! switch. Neither side waits for the other: a sender that may not switch yet stays where it is.
 //!
 //! I/O-free, as [`crate::producer`]: every value of the peer is loaded once and judged here.
 
@@ -45,7 +45,7 @@ pub struct Sender {
     seen: u32,
 }
 
-/// What the peer lets a sender do.
+/// The switches that the peer allows a sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leave {
     /// It has followed the last switch: another is allowed.
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_wants_tcp_is_left_there() {
+    fn peer_that_wants_tcp_stays_on_tcp() {
         let (mut s, _, _, rx) = both(0);
         rx.flags.store(path_flags::WATCHING | path_flags::WANT_TCP, Ordering::Relaxed);
         let leave = s.ask(&rx).unwrap();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_leaves_is_followed_though_it_has_not_followed_us() {
+    fn leaving_peer_is_followed_before_it_follows() {
         let (mut s, tx, _, rx) = both(5);
         rx.flags.store(path_flags::WATCHING, Ordering::Relaxed);
         s.ask(&rx).unwrap();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_that_lies_is_found_out() {
+    fn impossible_switch_of_sender_is_corrupt() {
         for (switches, at) in [(2, 100), (u32::MAX, 100), (1, 99)] {
             let (_, tx, mut r, _) = both(100);
             tx.switched_at.store(at, Ordering::Relaxed);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_that_lies_is_found_out() {
+    fn impossible_switch_count_of_receiver_is_corrupt() {
         let (mut s, tx, _, rx) = both(0);
         rx.seen.store(1, Ordering::Relaxed);
         assert_eq!(s.ask(&rx), Err(Corrupt::BadSwitch), "ahead of the sender");

@@ -66,7 +66,7 @@ impl Producer {
         self.capacity
     }
 
-    /// Which ring is the present one, counting from 0.
+    /// The generation of the ring in use, counting from 0.
     pub const fn generation(&self) -> u32 {
         self.generation
     }

@@ -1,7 +1,7 @@
-//! When a ring changes its size, and to which.
+//! The policy by which a ring changes its size.
 //!
-//! A quiet connection should cost next to nothing, so a ring starts small and grows once it is used. Which size is then the fastest
-//! depends on the processor, not on the stream alone. Where two cores share a cache closely, a copying stream gets several times faster
+//! A quiet connection should cost next to nothing, so a ring starts small and grows once it is used. The fastest size depends on the
+//! processor, not on the stream alone. Where two cores share a cache closely, a copying stream gets several times faster
 //! from 128 KiB to 8 MiB. Where each core has a private cache of 1 MiB, a ring of 8 MiB is slower than one that fits.
 //! So the size is found by measurement: [`Sizing`] tries its neighbours, keeps the fastest, and tries again now and then.
 //!
@@ -250,7 +250,7 @@ impl Sizing {
             SizingPhase::Rising { hot } => *hot = 0,
             SizingPhase::Resting { .. } => {}
             SizingPhase::Trying(trial) if trial.at == size => {}
-            // Somebody else changed it, for a span or for a pause: what was measured before means nothing.
+            // The caller changed the size, for a span or for a pause, so earlier measurements are void.
             phase => *phase = SizingPhase::Rising { hot: 0 },
         }
     }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn private_caches_keep_the_ring_within_them() {
+    fn ring_stays_within_private_cache_if_faster() {
         // 10.4 GB/s up to 1 MiB, 7.4 at 8 MiB.
         let speed = |size: u64| if size <= MIB { 10_400_000_000 } else { 7_400_000_000 };
         let mut s = Stream::new(16 * KIB, 8 * MIB);

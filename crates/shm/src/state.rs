@@ -14,7 +14,7 @@
 use crate::corrupt::Corrupt;
 use crate::sync::{AtomicU32, Load, Ordering, load_acquire_u32};
 
-/// What a producing half says of itself (protocol S1).
+/// The state of a producing half, as it publishes it (protocol S1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum TxState {
@@ -26,11 +26,11 @@ pub enum TxState {
     Broken = 2,
 }
 
-/// What a consuming half says of itself (protocol S1).
+/// The state of a consuming half, as it publishes it (protocol S1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RxState {
-    /// It reads.
+    /// The half reads.
     Open = 0,
     /// It will read no more.
     Closed = 1,
@@ -90,7 +90,7 @@ pub enum End {
     Accused,
 }
 
-/// What a hang-up of the link means to the reader, given the producing half's state.
+/// The meaning of the link's hang-up for the reader, given the producing half's state.
 pub fn reader_end(state: TxState) -> End {
     match state {
         TxState::Open => End::Dead,
@@ -99,11 +99,11 @@ pub fn reader_end(state: TxState) -> End {
     }
 }
 
-/// What a hang-up of the link means to the writer, given the consuming half's state.
+/// The meaning of the link's hang-up for the writer, given the consuming half's state.
 pub fn writer_end(state: RxState) -> End {
     match state {
         RxState::Open => End::Dead,
-        // That bytes stay unread matters to sockets alone (protocol T10.5).
+        // Unread bytes matter to sockets alone (protocol T10.5).
         RxState::Closed | RxState::Reset => End::Orderly,
         RxState::Broken => End::Accused,
     }

@@ -1,8 +1,8 @@
-//! What the sockets of one process are doing, for anyone who may look: which are on a ring, which are on TCP, and why.
+//! The state of one process's sockets for other tools: which are on a ring, which are on TCP, and why.
 //!
-//! One separate memfd for each process that `partywall run` has started (and what it forked), written by it and by nobody
-//! else. The process keeps it open, under the name [`MEMFD`], so that a process that may look into the process finds it there. It is
-//! for people; nobody decides anything by it.
+//! There is one memfd for each process that `partywall run` has started, and for each of their forks. Only that process writes it. The
+//! process keeps it open, under the name [`MEMFD`], so that a process with access to its `/proc` entry finds it there. It is for people;
+//! no decision depends on it.
 //!
 //! ```text
 //!      0       320                    640
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! A writer changes the identity of a line between two steps of its `sequence`, odd while it writes; counters are plain
-//! stores by the thread that holds that direction. A reader copies the whole memory twice ([`read`]) and believes an identity that is
-//! the same in both copies. It need not map anything, so that nothing a writer does can hurt it.
+//! stores by the thread that holds that direction. A reader copies the whole memory twice ([`read`]) and accepts an identity that is the
+//! same in both copies. It maps nothing, so a writer cannot make it fault.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -23,7 +23,7 @@ use crate::address::wide;
 use crate::numbered;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// What the memory is called: so it is found among the descriptors of a process.
+/// The name of the memfd, by which it is found among the descriptors of a process.
 pub const MEMFD: &str = "partywall-status";
 /// The first eight bytes: `PWSTATUS`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PWSTATUS");
@@ -92,9 +92,9 @@ pub struct StatusLine {
     channel: AtomicU64,
     local: [AtomicU64; 2],
     remote: [AtomicU64; 2],
-    /// What it has sent; written by the thread that holds the sending direction.
+    /// The counts of the sending direction, written by the thread that holds it.
     pub tx: DirectionStatus,
-    /// What it has received; written by the thread that holds the receiving direction.
+    /// The counts of the receiving direction, written by the thread that holds it.
     pub rx: DirectionStatus,
 }
 
@@ -158,7 +158,7 @@ numbered! {
     /// Why a connection is on TCP.
     #[derive(Default)]
     Reason: u8 {
-        /// Nothing stands in the way.
+        /// No obstacle.
         #[default]
         None = 0 "",
         /// The other side is not under Partywall on this host.
@@ -201,15 +201,15 @@ numbered! {
 }
 
 numbered! {
-    /// Which side of a connection it is.
+    /// The side of a connection that a socket is.
     #[derive(Default)]
     Role: u8 {
-        /// Not known.
+        /// Unknown.
         #[default]
         Unknown = 0 "?",
-        /// It connected.
+        /// The connecting side.
         Connecting = 1 "connecting",
-        /// It accepted.
+        /// The accepting side.
         Accepting = 2 "accepting",
     }
 }
@@ -241,14 +241,14 @@ impl Reason {
     }
 }
 
-/// Who a line is about.
+/// The identity of the connection in a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LineIdentity {
     /// Where it is.
     pub state: LineState,
     /// Why it is not on a ring.
     pub reason: Reason,
-    /// Which side it is.
+    /// The side of the connection.
     pub role: Role,
     /// The process that made it.
     pub pid: u32,
@@ -263,7 +263,7 @@ pub struct LineIdentity {
 }
 
 impl StatusLine {
-    /// Says who this line is about, or that it is free. One writer at a time.
+    /// Writes the identity of this line, or marks it free. There is one writer at a time.
     pub fn set(&self, identity: Option<&LineIdentity>) {
         let before = self.sequence.load(Ordering::Relaxed) & !1;
         self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
@@ -324,20 +324,20 @@ impl StatusLine {
     }
 }
 
-/// What one line said.
+/// A copy of one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LineSnapshot {
     /// The line's place in the table.
     pub index: u32,
-    /// Who it is about.
+    /// The identity of the connection.
     pub identity: LineIdentity,
-    /// What it has sent.
+    /// The counts of the sending direction.
     pub tx: DirectionSeen,
-    /// What it has received.
+    /// The counts of the receiving direction.
     pub rx: DirectionSeen,
 }
 
-/// What one direction said; see [`DirectionStatus`].
+/// A copy of one direction's counts; see [`DirectionStatus`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "as the fields of DirectionStatus")]
 pub struct DirectionSeen {
@@ -353,7 +353,7 @@ pub struct DirectionSeen {
 /// A direction's move from TCP to its ring, or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathMove {
-    /// Which move of the direction this is, from 0 on.
+    /// The number of this move of the direction, from 0 on.
     pub number: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
@@ -364,7 +364,7 @@ pub struct PathMove {
 }
 
 impl DirectionSeen {
-    /// The last moves, the oldest first. One that makes no sense is left out.
+    /// The last moves, the oldest first. Invalid entries are left out.
     pub fn moves(&self) -> impl Iterator<Item = PathMove> + '_ {
         let first = self.moved.saturating_sub(MOVES as u64);
         (first..self.moved).filter_map(|number| {
@@ -408,8 +408,8 @@ pub fn is_of_other_version(header: &[u8]) -> bool {
     words.u64(0) == Some(MAGIC) && words.u32(8).is_some_and(|version| version != VERSION)
 }
 
-/// The connections in two copies of a memory, `first` taken before `second`. A line that was written meanwhile is left out;
-/// one that makes no sense too.
+/// The connections in two copies of a memory, `first` taken before `second`. Lines that were written between the copies are left out, and
+/// so are invalid ones.
 pub fn read<'a>(first: &'a [u8], second: &'a [u8]) -> impl Iterator<Item = LineSnapshot> + 'a {
     let lines = |copy: &'a [u8]| copy.get(LINE..).unwrap_or_default().chunks_exact(LINE);
     lines(first).zip(lines(second)).enumerate().filter_map(|(index, (first, second))| {
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn used_line_is_read_back_and_free_line_is_not() {
         let memory = Memory::new();
         memory.header.use_line(1);
         memory.lines[1].begin(&identity());
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_changes_meanwhile_is_left_out() {
+    fn line_that_changes_between_reads_is_skipped() {
         let memory = Memory::new();
         memory.lines[0].begin(&identity());
         let first = memory.copy();

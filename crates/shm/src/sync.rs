@@ -17,9 +17,9 @@ pub fn compiler_fence(_: Ordering) {}
 #[repr(transparent)]
 pub struct ReadOnly<T>(T);
 
-/// What every word has, whichever side may store to it.
+/// The operations of every word, whichever side may store to it.
 pub trait Load {
-    /// What it holds.
+    /// The type of its value.
     type Value;
 
     /// Loads it.
@@ -58,7 +58,7 @@ macro_rules! words {
 
 words! { AtomicU32: u32, AtomicU64: u64, }
 
-/// Whose words a structure is made of. The layout is the same for both; what can be done with them is not.
+/// The owner of the words of a structure: this side or the peer. The layout is the same for both; the permitted operations differ.
 pub trait Access: core::fmt::Debug {
     /// A word of 32 bits.
     type U32: Load<Value = u32> + core::fmt::Debug;

@@ -1,4 +1,4 @@
-//! The wake-up protocol (protocol W): who is asleep, who must ring, and the fence between.
+//! The wake-up protocol (protocol W): which side sleeps, when the other must ring, and the fences between.
 //!
 //! A sleeper stores the cursor value it waits to see passed, fences, and looks again before it sleeps; a mover stores
 //! its cursor, fences, and looks whether it has just passed what the sleeper waits for:

@@ -14,7 +14,7 @@ const CAPACITY: u64 = 64;
 enum Step {
     /// Sends this many bytes. `more`: others follow.
     Send { n: u64, more: bool },
-    /// What clearing `TCP_CORK` does.
+    /// Releases held bytes, as clearing `TCP_CORK` does.
     Release,
     /// Reads this many bytes, if they may be read.
     Read { n: u64 },

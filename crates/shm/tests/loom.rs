@@ -5,11 +5,11 @@
 //! - The ring's bytes are loom cells: a read or write that does not *happen after* what it must is reported as a race. That
 //!   is the check of the edges named `EDGE` in `producer.rs` and `consumer.rs`.
 //! - A doorbell is loom's `Notify`, which keeps one ring and may wake for no reason (protocol W5). A lost wake-up is a
-//!   thread that waits for ever, which loom reports as a deadlock.
+//!   thread that never wakes, which loom reports as a deadlock.
 //! - What arrives is compared with the oracle's stream.
 //!
 //! Loom knows neither compilers nor `membarrier`: the asymmetric light fence is a full one here (see `wake.rs`).
-//! Where a scenario bounds preemptions, a switch away from a thread that could go on happens at most so often in one run; switches
+//! Where a scenario bounds preemptions, a switch away from a thread that could go on happens at most that many times in one run; switches
 //! where a thread waits or ends are free. Scenarios without a bound are exhaustive.
 #![cfg(loom)]
 
@@ -233,7 +233,7 @@ fn loom_the_ring_changes_size_again_and_again() {
         let thread = thread::spawn(move || {
             writer.commit(1);
             writer.switch();
-            // Nobody can have read from that one, so it may go.
+            // The reader cannot have read from that ring, so it may be dropped.
             writer.switch();
             for _ in 0..2 {
                 assert!(writer.write_all(1, 1));
@@ -404,7 +404,7 @@ fn loom_a_sleeper_for_room_beside_a_writer() {
                 }
             }
         });
-        // What a call does that does not wait.
+        // A nonblocking call polls like this.
         while writer.refresh(&channel.rx).expect("the peer is honest") == 0 {
             thread::yield_now();
         }
@@ -414,7 +414,7 @@ fn loom_a_sleeper_for_room_beside_a_writer() {
     });
 }
 
-/// B3: a copy that a publisher may have written over meanwhile is discarded, and one that is kept is sound.
+/// B3: a copy that a publisher may have overwritten is discarded, and a copy that is kept is sound.
 ///
 /// The race is meant, so the bytes are atomics here, as they are for `shm::bytes`.
 #[test]

@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --profile loom -p partywall-shm --test loom_group`
 //!
-//! The buffer is a loom cell: an owner that writes it again while somebody reads, or before what was read is known to be read, is a
-//! race that loom reports.
+//! The buffer is a loom cell: an owner that writes it again while a member reads, or before the end of that read is visible, is a race
+//! that loom reports.
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "loom's cells hand out raw pointers")]
 
@@ -98,7 +98,7 @@ fn loom_memory_is_used_again_when_it_has_been_read() {
 }
 
 #[test]
-fn loom_what_is_taken_back_is_read_before_or_not_at_all() {
+fn loom_withdrawn_token_is_read_before_reuse_or_not_at_all() {
     loom::model(|| {
         let group = Group::new();
         let reader = {
@@ -114,7 +114,7 @@ fn loom_what_is_taken_back_is_read_before_or_not_at_all() {
 }
 
 #[test]
-fn loom_what_is_passed_on_is_read_by_the_next() {
+fn loom_passed_token_is_read_by_next_member_before_reuse() {
     loom::model(|| {
         let group = Group::new();
         let readers = {

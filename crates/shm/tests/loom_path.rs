@@ -66,7 +66,7 @@ impl Shared {
                 Way::Tcp => self.tcp.lock().expect("no thread panics").push_back(byte),
                 Way::Ring => {
                     let at = producer.tail() as usize % CAPACITY;
-                    // SAFETY: not committed yet, so nobody else looks at it; loom checks that.
+                    // SAFETY: not committed yet, so no other thread looks at it; loom checks that.
                     self.ring[at].with_mut(|cell| unsafe { *cell = byte });
                     producer.commit(&self.tx, Some(&self.rx), 1, Fencing::Symmetric);
                 }

@@ -49,7 +49,7 @@ fn check(preemptions: Option<usize>, scenario: impl Fn() + Send + Sync + 'static
     eprintln!("{} interleavings in {:.1?}", runs.load(Ordering::Relaxed), began.elapsed());
 }
 
-/// What a lock, a block or an entry guards.
+/// The value that a lock, a block or an entry guards.
 struct Guarded(UnsafeCell<u32>);
 
 // SAFETY: that no two threads touch the cell at a time is what the models check; loom reports it if they do.
@@ -349,7 +349,7 @@ fn loom_block_is_chosen_again_after_its_last_user() {
 }
 
 #[test]
-fn loom_entry_shows_what_it_stands_for() {
+fn loom_visible_entry_shows_earlier_writes() {
     check(None, || {
         let table = Arc::new((DescriptorWords::<3>::new(), Guarded::new()));
         let maker = {

@@ -82,7 +82,7 @@ fn bytes_survive_many_revolutions() {
 
 /// A second switch may not overtake the first: the reader has one word to learn of it, and would miss the bytes between.
 #[test]
-fn a_ring_that_nobody_read_from_is_not_replaced() {
+fn ring_without_reader_progress_is_not_replaced() {
     let ops = [Op::Switch(1), Op::Write(3), Op::RefreshWriter, Op::Switch(2), Op::Write(4), Op::Read(9), Op::Read(9)];
     let tally = run(honest(false), ops);
     assert_eq!((tally.bytes, tally.switches), (7, 1));
@@ -90,7 +90,7 @@ fn a_ring_that_nobody_read_from_is_not_replaced() {
 
 /// But one that is unused may be: a writer that wants a larger one need not write into the smaller to get it.
 #[test]
-fn an_unused_ring_is_replaced() {
+fn unused_ring_is_replaced() {
     let ops =
         [Op::Write(2), Op::Switch(1), Op::Switch(2), Op::Read(9), Op::RefreshReader, Op::Switch(3), Op::Write(40)];
     let tally = run(honest(false), ops);
@@ -99,13 +99,13 @@ fn an_unused_ring_is_replaced() {
 
 /// After a switch the reader's wish may lie beyond what its ring will ever hold: it must not sleep on that.
 #[test]
-fn a_reader_does_not_sleep_across_a_switch() {
+fn reader_does_not_sleep_across_switch() {
     let ops = [Op::Write(2), Op::ArmReader(6), Op::Switch(1), Op::Write(9), Op::SleepReader, Op::Read(9), Op::Read(9)];
     let tally = run(honest(false), ops);
     assert_eq!((tally.bytes, tally.switches), (11, 1));
 }
 
-/// What was committed before a death is read, and then the reader learns of it.
+/// Bytes that were committed before a death are read first, and then the reader sees the death.
 #[test]
 fn dead_peers_bytes_are_read_to_the_end() {
     let tally = run(honest(true), [Op::Write(0), Op::KillWriter, Op::Write(0)]);

@@ -1,4 +1,4 @@
-//! What a program does before and after its work: its log, and how it ends.
+//! The start and the end of a program: its log, and its exit code.
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -13,7 +13,7 @@ pub fn log_to_stderr(level: &str) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // A log that nobody reads any more must not end the program: the report of that would panic.
+        // A closed log must not end the program: the report of a failed write would panic.
         .log_internal_errors(false)
         .with_target(false)
         .without_time()

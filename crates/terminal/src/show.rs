@@ -1,4 +1,4 @@
-//! What a demo shows: its steps, the commands it runs, and its progress.
+//! The output of a demo: its steps, the commands it runs, and its progress.
 
 use std::cell::Cell;
 use std::ffi::OsStr;

@@ -11,13 +11,13 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escape(text, is_hostile, |c| c.escape_default().to_string())
 }
 
-/// The same for text of several lines: line feeds and tabs stay.
+/// Like [`printable`], for text of several lines: line feeds and tabs stay.
 #[must_use]
 pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| is_hostile(c) && !matches!(c, '\n' | '\t'), |c| c.escape_default().to_string())
 }
 
-/// The same for a JSON document, which remains the same document.
+/// Like [`printable`], for a JSON document, which keeps its meaning.
 #[must_use]
 pub fn printable_json(text: &str) -> Cow<'_, str> {
     // A serializer escapes ASCII's control characters inside strings; outside of strings, only white space is left.

@@ -125,7 +125,7 @@ fn mac_of(socket: &Path, host: &[u8]) -> String {
     format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
 }
 
-/// What differs between hosts; nothing where the file is absent.
+/// A value that differs between hosts; empty where the file is absent.
 fn machine_id() -> Vec<u8> {
     std::fs::read("/etc/machine-id").unwrap_or_default()
 }

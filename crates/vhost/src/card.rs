@@ -21,7 +21,7 @@ pub(crate) const TAP: u64 = 0xfd;
 const MERGEABLE: u64 = 1 << virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 const VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
 
-/// What a card offers to a guest.
+/// The features of a card.
 pub(crate) fn model() -> DeviceModel {
     let bits = [
         virtio_net::VIRTIO_NET_F_CSUM,
@@ -127,7 +127,7 @@ fn flow(bytes: &[u8]) -> usize {
     bytes.iter().fold(0xcbf2_9ce4, |hash: usize, byte| (hash ^ usize::from(*byte)).wrapping_mul(0x0100_01b3)) >> 8
 }
 
-/// What was negotiated, as far as frames depend on it.
+/// The negotiated features, as far as frames depend on them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CardFormat {
     pub(crate) header: usize,

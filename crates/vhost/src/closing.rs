@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Descriptors of one port that may wait to be closed. With more, the port serves nobody until some of them are closed.
+/// The most descriptors of one port that may wait to be closed. With more, the port is not served until some of them are closed.
 pub(crate) const MOST: usize = 64;
 
 /// Closes descriptors of one port in a thread, which starts with the first of them.
@@ -62,7 +62,7 @@ impl Reaper {
     }
 }
 
-/// A descriptor that nothing is known of yet.
+/// A received descriptor of unknown kind.
 #[derive(Debug)]
 pub(crate) struct ReceivedFd {
     fd: Option<OwnedFd>,

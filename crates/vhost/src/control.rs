@@ -64,7 +64,7 @@ impl PortSpec {
     }
 }
 
-/// Names are parts of paths.
+/// Checks a name, which becomes a part of paths.
 pub fn check_name(name: &str) -> Result<(), VhostError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let good = (1..=32).contains(&name.len()) && name.chars().all(fits) && !name.starts_with(['.', '-']);
@@ -72,7 +72,7 @@ pub fn check_name(name: &str) -> Result<(), VhostError> {
     if good { Ok(()) } else { Err(VhostError::Refused(format!("`{name}` is no name: write {rule}"))) }
 }
 
-/// What a switch is asked.
+/// A request to a switch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "lowercase", deny_unknown_fields)]
 pub enum ControlRequest {
@@ -94,7 +94,7 @@ pub enum ControlRequest {
     Stop,
 }
 
-/// What a running engine is asked by.
+/// The handle for requests to a running engine.
 pub type EngineHandle = RequestHandle<ControlRequest>;
 
 /// One port of a switch.
@@ -110,7 +110,7 @@ pub struct PortReport {
     pub connected: bool,
     /// A front end is connected, also if no driver uses it yet: a second one is sent away.
     pub occupied: bool,
-    /// What has passed.
+    /// The counts of its frames.
     pub counters: PortCounters,
 }
 
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn port_with_other_limits_is_not_the_one_that_is_wanted() {
+    fn port_spec_with_other_limits_does_not_agree() {
         let there = PortSpec { rate: Some(1000), ..PortSpec::new("a") };
         assert!(there.agrees(&there).is_ok() && PortSpec::new("a").agrees(&there).is_ok());
         assert!(PortSpec { rate: Some(2000), ..PortSpec::new("a") }.agrees(&there).is_err());

@@ -18,7 +18,7 @@ pub struct PortCounters {
     pub unplugged: u64,
     /// Its frames whose source it may not use.
     pub spoofed: u64,
-    /// Its frames to everybody beyond the limit.
+    /// Its flooded frames beyond the limit.
     pub flood_limited: u64,
     /// Its frames that were none, or whose header contradicted them.
     pub malformed: u64,

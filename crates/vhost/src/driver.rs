@@ -70,7 +70,7 @@ pub struct DriverRing {
     kick: EventFd,
     call: EventFd,
     next_available: u16,
-    /// What had been offered when it last rang.
+    /// The offered index when it last rang.
     rung: u16,
     next_used: u16,
     free: VecDeque<u16>,
@@ -156,7 +156,7 @@ impl GuestDriver {
         &self.memory.map
     }
 
-    /// What was negotiated.
+    /// The negotiated features.
     pub fn features(&self) -> u64 {
         self.features
     }
@@ -312,7 +312,7 @@ impl DriverRing {
 
     /// Rings unless the back end looks at the queue anyway.
     pub(crate) fn ring_if_wanted(&mut self, memory: &GuestMemoryMmap) -> Result<(), VhostError> {
-        // What was offered is visible before the wish is read.
+        // The offered buffers are visible before the wish is read.
         fence(Ordering::SeqCst);
         let load = |at: u64| -> Result<u16, VhostError> {
             let value: u16 = memory.load(GuestAddress(self.used.0 + at), Ordering::Relaxed).map_err(failed)?;
@@ -340,7 +340,7 @@ impl DriverRing {
         Ok(())
     }
 
-    /// What has input when the back end calls.
+    /// The descriptors that have input when the back end calls.
     pub(crate) fn calls(&self) -> Result<Epoll, VhostError> {
         let called = Epoll::new().map_err(failed)?;
         let event = EpollEvent::new(EventSet::IN, 0);

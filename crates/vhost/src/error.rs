@@ -1,4 +1,4 @@
-//! What can fail: whose fault it is, and what to do.
+//! The errors, with their cause and their remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ pub enum VhostError {
     /// The operating system refused a call.
     #[error("cannot {call}: {source}")]
     System {
-        /// What was asked for.
+        /// The call that failed.
         call: &'static str,
         /// Its answer.
         source: io::Error,
@@ -17,11 +17,11 @@ pub enum VhostError {
     /// A file or socket could not be used.
     #[error("cannot {call} {path}: {source}")]
     File {
-        /// What was asked for.
+        /// The call that failed.
         call: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The answer.
+        /// The error of the system.
         source: io::Error,
     },
     /// A front end broke the vhost-user protocol.
@@ -46,7 +46,7 @@ impl VhostError {
         move |source| Self::System { call, source: source.into() }
     }
 
-    /// The same, or `what` where nobody listens at a socket.
+    /// The same error, or `what` if no process listens at a socket.
     pub(crate) fn or_absent(self, what: std::fmt::Arguments<'_>) -> Self {
         use io::ErrorKind::{ConnectionRefused, NotFound};
         match self {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 
-/// What a loop answers.
+/// The answer of a loop.
 pub(crate) type Answer = Result<serde_json::Value, VhostError>;
 /// A request, and where its answer goes.
 pub(crate) type Asked<R> = (R, SyncSender<Answer>);

@@ -1,4 +1,4 @@
-//! Which requests a back end has taken and not completed, in memory that outlives it.
+//! The requests that a back end has taken and not completed, in memory that outlives it.
 //!
 //! The front end keeps the memory while the back end runs, dies and is started again. The layout is that of split queues in the
 //! vhost-user specification, for each queue:
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A completion takes three steps: its entries are linked to `last_batch_head`, the used index of the queue moves, and the entries are
-//! cleared. A back end that dies between the second and third step leaves entries that are complete; the distance between the two
-//! used indices says how many, and the links say which.
+//! cleared. A back end that dies between the second and third step leaves entries that are complete; the distance between the two used
+//! indices gives their number, and the links identify them.
 //!
 //! The front end can write this memory at any time. Each value is loaded once and checked, and can name no more than heads of chains.
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_in_flight_return_in_the_order_in_which_they_were_taken() {
+    fn requests_in_flight_are_recovered_in_order() {
         let region = region(8);
         let mut queue = region.queue(1, 8).unwrap();
         assert_eq!(queue.recover(5).unwrap(), None);

@@ -23,7 +23,7 @@ pub(crate) struct FrontendListener {
 impl FrontendListener {
     /// Listens at `path`, for `owner` if that is another user.
     pub(crate) fn new(path: &Path, owner: Option<u32>, poller: &WatchSet, token: u64) -> Result<Self, VhostError> {
-        // What a process left that was killed.
+        // The socket of a process that was killed.
         if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
             let _ = std::fs::remove_file(path);
         }
@@ -53,7 +53,7 @@ impl FrontendListener {
         &self.reaper
     }
 
-    /// Takes a front end that has connected. One that comes while another is `busy` is sent away.
+    /// Takes a front end that has connected. A front end that connects while another is `busy` is disconnected.
     pub(crate) fn accept(&mut self, busy: bool) -> Option<UnixStream> {
         let listener = self.socket.as_ref()?;
         if self.reaper.is_full() {

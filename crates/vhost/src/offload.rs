@@ -22,7 +22,7 @@ const GSO_TCPV6: u8 = 4;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// What a receiver takes.
+/// The offloads that a receiver accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Accepts {
     /// Frames whose sum is still to be made.
@@ -420,7 +420,7 @@ mod tests {
         assert!(check(good, &long).is_none(), "a TCP header of 16 bytes");
         assert!(NetHeader::checked(&[0; SHORT], &frame, LONGEST + 1).is_none());
         assert!(NetHeader::checked(&[0; SHORT], &frame, 13).is_none());
-        // What means nothing is not passed on.
+        // Meaningless fields are not passed on.
         assert_eq!(
             check([2, 0, 9, 9, 9, 9, 9, 9, 9, 9], &frame).map(|h| h.bytes(1)),
             Some([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0])

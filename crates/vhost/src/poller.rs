@@ -1,4 +1,4 @@
-//! What the engine waits for.
+//! The events that the engine waits for.
 
 use crate::VhostError;
 use rustix::buffer::spare_capacity;

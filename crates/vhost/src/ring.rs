@@ -45,7 +45,7 @@ impl fmt::Debug for VirtioRing {
 }
 
 impl VirtioRing {
-    /// A queue that nothing is known of yet.
+    /// A queue that is not set up yet.
     pub fn new() -> Result<Self, VhostError> {
         let queue = Queue::new(LARGEST).map_err(|_| VhostError::Queue("it has an impossible size"))?;
         Ok(Self {
@@ -319,7 +319,7 @@ impl VirtioRing {
         address.and_then(|address| memory.load::<u16>(address, Ordering::Relaxed).ok()).map_or(0, u16::from_le)
     }
 
-    /// Asks the driver to ring; `true` if it has offered something meanwhile.
+    /// Asks the driver to ring. `true` if it has offered something since the last look.
     pub fn arm(&mut self, memory: &GuestMemoryMmap) -> bool {
         self.queue.enable_notification(memory).unwrap_or(false)
     }

@@ -27,7 +27,7 @@ const TURN: usize = 32;
 
 const EVENT_IDX: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-/// What a device offers.
+/// The properties that a device offers.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceModel {
     /// Bits of virtio.
@@ -106,7 +106,7 @@ impl FrontendSession {
         self.inflight.is_some()
     }
 
-    /// What was negotiated.
+    /// The negotiated features.
     pub fn features(&self) -> u64 {
         self.features
     }
@@ -340,7 +340,7 @@ impl Drop for FrontendSession {
     }
 }
 
-/// What the descriptor is, by its link in `/proc`; no other process is asked for it.
+/// The kind of the descriptor, by its link in `/proc`; no other process is asked for it.
 fn kind_of(fd: &ReceivedFd) -> Result<String, VhostError> {
     let fd = fd.get().ok_or(VhostError::Closed)?;
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spin_grows_while_work_comes_soon_and_shrinks_while_it_does_not() {
+    fn spin_grows_after_early_work_and_shrinks_after_late_work() {
         let mut spin = AdaptiveSpin::new(Duration::from_micros(50));
         spin.worked(1_000);
         assert!(spin.goes_on(50_999) && !spin.goes_on(51_000));

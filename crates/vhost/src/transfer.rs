@@ -5,13 +5,14 @@ use crate::chain::{BufferPiece, LARGEST};
 use crate::ring::{VirtioRing, pieces};
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap};
 
-/// Where a frame's bytes are. What the switch has judged is in `head`, a private copy: the sender can change its buffers at any time.
+/// The location of a frame's bytes. The part that the switch has checked is in `head`, a private copy: the sender can change its buffers
+/// at any time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FrameBytes<'a> {
     pub(crate) head: &'a [u8],
     /// The rest, in a guest's memory: the pieces of the whole chain, and the bytes of them to skip.
     pub(crate) rest: Option<(&'a GuestMemoryMmap, &'a [BufferPiece], usize)>,
-    /// Of the frame, both parts together.
+    /// The length of the frame, both parts together.
     pub(crate) length: usize,
 }
 
@@ -60,7 +61,7 @@ fn gone() -> VhostError {
     VhostError::Queue("a buffer is outside of the memory table")
 }
 
-/// What became of a frame at its receiver.
+/// The fate of a frame at its receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// It is in the receiver's buffers.
@@ -139,7 +140,7 @@ struct WritePlace<'a> {
 }
 
 impl WritePlace<'_> {
-    /// What is left of the present piece, its address first.
+    /// The rest of the present piece, its address first.
     fn place(&mut self) -> Result<BufferPiece, VhostError> {
         while let Some(piece) = self.pieces.get(self.index) {
             if self.offset < piece.length {

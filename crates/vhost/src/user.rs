@@ -1,6 +1,6 @@
 //! Users on a command line.
 
-/// The number of a user who is named by number or by name.
+/// The number of a user, from a number or a name.
 pub fn user_number(text: &str) -> Result<u32, String> {
     if let Ok(uid) = text.parse() {
         return Ok(uid);

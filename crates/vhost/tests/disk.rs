@@ -109,7 +109,7 @@ fn random_requests_agree_with_a_plain_file() {
 }
 
 #[test]
-fn random_requests_without_the_page_cache_agree_with_a_plain_file() {
+fn unbuffered_random_requests_agree_with_plain_file() {
     // Not every file system has unbuffered access.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     std::fs::File::create(folder.path().join("image")).unwrap().set_len(6 * MIB).unwrap();

@@ -99,7 +99,7 @@ fn descriptors_that_break_the_rules_end_their_own_queue() {
         bad.transmit.ring_always().unwrap();
         scene.noticed(before, what);
     }
-    // The same, of buffers to receive into.
+    // The same faults in buffers to receive into.
     for (what, rows, head) in [
         ("read-only", &[(0, 0x10_0000, 4096, 0, 0)][..], 0),
         ("a loop", &[(0, 0x10_0000, 16, NEXT | WRITE, 0)], 0),
@@ -237,7 +237,7 @@ fn frame_that_changes_while_it_is_read_cannot_spoof() {
 }
 
 #[test]
-fn flood_of_addresses_leaves_the_others_theirs() {
+fn address_flood_by_one_port_does_not_disturb_others() {
     let mut scene = Scene::new();
     let mut bad = scene.bad();
     for n in 0..20_000_u32 {
@@ -310,7 +310,7 @@ fn bytes_that_are_no_messages_end_a_connection() {
         scene.noticed(before, what);
         assert_eq!(socket.read(&mut [0; 1]).unwrap_or(0), 0, "{what}");
     }
-    // One that says half of a message and is silent harms nobody, and its end frees the port.
+    // A front end that sends half of a message and is then silent harms no other, and its end frees the port.
     let mut half = wait_free(&scene.path);
     half.write_all(&words([1, 1, 0])[..7]).unwrap();
     scene.others_are_well("half of a message");
@@ -332,7 +332,7 @@ fn wait_free(path: &Path) -> UnixStream {
 }
 
 #[test]
-fn random_bytes_in_queues_harm_nobody_else() {
+fn random_bytes_in_queues_affect_only_their_own_port() {
     let mut scene = Scene::new();
     let mut chance = Random(0x9e37_79b9_7f4a_7c15);
     let mut random = || chance.next();
@@ -352,7 +352,7 @@ fn random_bytes_in_queues_harm_nobody_else() {
         }
         bad.ring_receive().unwrap();
     }
-    // What it sent to everybody comes first.
+    // The frames that it has flooded come first.
     assert!(scene.a.send(&frame(mac(2), mac(1), 999)).unwrap());
     while next(&mut scene.b) != frame(mac(2), mac(1), 999) {}
     scene.others_are_well("after random bytes");

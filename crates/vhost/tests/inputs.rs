@@ -47,7 +47,7 @@ fn random_queues_of_a_guest_leave_other_ports_alone() {
 fn frames_cut_in_their_ethernet_header_do_not_count_as_sent() {
     let mut scene = switch_queues::Scene::new();
     for length in 0..14 {
-        // A frame to everybody behind an empty header, cut to this length.
+        // A broadcast frame with an empty header, cut to this length.
         let (send, plain, everybody, body, keep) = (7, 1, 0, [0, 0, 0], 0);
         scene.run(&[&[send, plain, everybody][..], &body, &[keep, 0, 1 + length, 0, 0]].concat());
     }

@@ -34,7 +34,7 @@ fn frames_of_all_sizes_arrive_as_they_were_sent() {
 }
 
 #[test]
-fn frame_to_everybody_reaches_all_others_and_not_its_sender() {
+fn broadcast_frame_reaches_all_ports_except_sender() {
     let world = World::new();
     let mut drivers: Vec<_> = ["a", "b", "c"].map(|name| world.driver(name)).into_iter().collect();
     let sent = frame(EVERYBODY, mac(1), 100);
@@ -85,7 +85,7 @@ fn large_frame_passes_whole_or_in_segments_as_its_receiver_can() {
 }
 
 #[test]
-fn frame_that_is_too_large_for_its_receiver_is_dropped_and_the_next_arrives() {
+fn frame_too_large_for_receiver_is_dropped_and_next_arrives() {
     let world = World::new();
     let mut a = world.driver("a");
     let features = plain_features();
@@ -208,7 +208,7 @@ fn rate_holds_frames_back_and_loses_none() {
 }
 
 #[test]
-fn slow_receivers_together_hold_a_sender_up_as_one_does() {
+fn several_slow_receivers_delay_sender_as_one_does() {
     let world = World::with(|options| options.hold = Duration::from_millis(400));
     let mut a = world.driver("a");
     let mut slow: Vec<_> = (0..12).map(|n| world.driver(&format!("slow{n}"))).collect();

@@ -1,9 +1,10 @@
 //! Windows as PCI devices, for machines that were started without places for memory: QEMU's `ivshmem-plain` over the window's file.
 //!
-//! The memory behind the peer's device is read-only, as it is behind an `nvdimm`, so the hypervisor drops what the peer writes. What is
-//! different is in the guest: it may map such memory uncached (`region::bar`).
+//! The memory behind the peer's device is read-only, as it is behind an `nvdimm`, so the hypervisor drops what the peer writes. The
+//! guest, however, may map such memory uncached (`region::bar`).
 //!
-//! They are never taken out. A mapping of such a device in the guest outlives it, and would write to whatever is plugged in there next.
+//! These devices are never removed. A mapping of such a device in the guest outlives it, and would write to whatever is plugged in there
+//! next.
 
 use crate::error::VmError;
 use crate::machine::Machine;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 pub struct PluggedDevice {
     /// The window that the device shows.
     pub id: WindowId,
-    /// Which side this machine is.
+    /// The side of the window that this machine has.
     pub role: WindowRole,
     /// How long it took the host; `None` if it was there before.
     pub took: Option<Duration>,
@@ -48,7 +49,7 @@ impl Machine {
         let (name, memory) = (device_name(window.id, role), memory_name(window.id, role));
         let kind = DeviceKind::IvshmemPlain { memory: memory.clone() };
         if let Err(e) = self.qmp.add_device(&NewDevice { name, kind, port }) {
-            // Nothing stays behind, as far as QEMU lets us.
+            // Removes the memory again, if QEMU allows it.
             let _ = self.qmp.delete_object(&memory);
             return Err(e.into());
         }

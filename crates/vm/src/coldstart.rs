@@ -1,4 +1,4 @@
-//! What to start a machine with so that a window is in it from the beginning.
+//! The QEMU options that give a machine a window from its start.
 
 use crate::window::{WindowDevice, WindowRole, device_name, memory_name};
 
@@ -19,10 +19,10 @@ pub fn arguments(window: &WindowDevice, role: WindowRole) -> Vec<String> {
     ]
 }
 
-/// What a machine must be started with to take windows at all.
+/// The options that a machine must be started with to take windows at all.
 pub const REQUIRES: &str = "-machine ...,nvdimm=on -m SIZE,slots=8,maxmem=SIZE+8G";
 
-/// The same for libvirt: elements of `<devices>`, and what the domain needs besides.
+/// The same for libvirt: elements of `<devices>`, and the other settings that the domain needs.
 pub fn libvirt(window: &WindowDevice, role: WindowRole) -> String {
     let path = window.path.display().to_string().replace('&', "&amp;").replace('<', "&lt;");
     let kib = window.size / 1024;

@@ -20,7 +20,7 @@ fn device_name(id: u128) -> String {
     format!("pw-doorbell-{id:032x}")
 }
 
-/// What a device's name says; `None` for one that is not ours.
+/// The id in a device's name; `None` for a device that is not Partywall's.
 fn parse_name(name: &str) -> Option<u128> {
     u128::from_str_radix(name.strip_prefix("pw-doorbell-")?, 16).ok()
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_what_they_were_made_from() {
+    fn device_name_parses_back_to_its_parts() {
         for id in [0, 7, u128::MAX] {
             assert_eq!(parse_name(&device_name(id)), Some(id));
         }

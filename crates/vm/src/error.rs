@@ -5,7 +5,7 @@ use crate::qmp::QmpError;
 use partywall_region::pmem::WindowId;
 use std::path::PathBuf;
 
-/// What went wrong.
+/// The failure of an operation on a machine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
@@ -17,7 +17,7 @@ pub enum VmError {
     Obstacle {
         /// The name of the machine.
         machine: String,
-        /// What is in the way, and what to do.
+        /// The obstacle, and the remedy.
         obstacle: WindowObstacle,
     },
     /// Its QEMU runs in a sandbox that does not let it open the file, or its monitor's socket was made by another user.
@@ -59,7 +59,7 @@ pub enum VmError {
     NoSuchPort {
         /// The machine's name.
         machine: String,
-        /// What was asked for.
+        /// The requested socket.
         port: PathBuf,
         /// The sockets that it does have, except for monitors: the name of each chardev, and its path.
         there: Vec<(String, String)>,
@@ -115,7 +115,7 @@ pub enum VmError {
     System(#[from] std::io::Error),
 }
 
-/// What to name instead.
+/// The ports to name instead.
 fn ports_there(there: &[(String, String)]) -> String {
     if there.is_empty() {
         return "it has none; start it with the options that `partywall vm args` prints".to_owned();

@@ -1,9 +1,9 @@
-//! What a machine was started with, as far as windows depend on it.
+//! The options of a running machine, as far as windows depend on them.
 
 use crate::window::WindowRole;
 use std::fmt;
 
-/// What its monitor says.
+/// The facts that the machine's monitor reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// Its name (`-name`), or its process if it has none.
@@ -30,7 +30,7 @@ pub struct Facts {
     pub free_ports: Option<Vec<String>>,
 }
 
-/// What a window is to a machine.
+/// The kind of device that a window is plugged in as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlugKind {
     /// A memory device: `virtio-pmem`, `nvdimm`.
@@ -42,7 +42,7 @@ pub enum PlugKind {
     },
 }
 
-/// What is in a window's way.
+/// The obstacle to a window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WindowObstacle {
@@ -103,7 +103,7 @@ impl Facts {
         }
     }
 
-    /// What keeps a window of `size` bytes out in one role or the other, as the kind that this machine takes.
+    /// The obstacle to a window of `size` bytes in either role, as the kind that this machine takes.
     pub fn any_obstacle(&self, size: u64) -> Option<WindowObstacle> {
         match self.kind() {
             PlugKind::Memory => {
@@ -115,7 +115,7 @@ impl Facts {
         }
     }
 
-    /// What keeps a window of `size` bytes out as memory.
+    /// The obstacle to a window of `size` bytes as memory.
     pub fn obstacle(&self, size: u64, role: WindowRole) -> Option<WindowObstacle> {
         // Devices begin at multiples of a GiB, at the most.
         let left = self.room.saturating_sub(self.room_used);

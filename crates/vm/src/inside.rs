@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What makes `/dev/dax*` of a window, and the serial port.
+/// The kernel modules for the serial port, and for the `/dev/dax*` of a window.
 pub const MODULES: [&str; 6] = ["virtio_console", "virtio_pmem", "nd_pmem", "nfit", "dax_pmem", "device_dax"];
 /// The agent, as the kernel calls its process.
 const AGENT: &str = "partywall-agent";
@@ -17,7 +17,7 @@ const AGENT: &str = "partywall-agent";
 pub struct SeenWindow {
     /// Its device, as `dax0.0`, or a PCI device's address.
     pub device: String,
-    /// What it says of itself.
+    /// The header of the window.
     pub header: WindowHeader,
     /// This machine may write it.
     pub own: bool,
@@ -64,7 +64,7 @@ fn missing(built_in: &str, loaded: impl Fn(&str) -> bool) -> Vec<&'static str> {
     MODULES.into_iter().filter(|name| !loaded(name) && !part(name)).collect()
 }
 
-/// The windows, by their headers. What they say of owner and peer is their owners' word.
+/// The windows, by their headers. The owner and the peer in a header are statements of the window's owner.
 pub fn windows() -> Vec<SeenWindow> {
     let slowness = |opened: Result<Window, RegionError>| opened.and_then(|window| window.slowness()).ok();
     let memory = dax::devices().into_iter().filter_map(|device| {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_is_there_if_it_is_loaded_or_part_of_the_kernel() {
+    fn module_is_present_if_loaded_or_built_in() {
         let built_in = "kernel/drivers/nvdimm/nd_pmem.ko\nkernel/drivers/char/virtio-console.ko\n";
         let loaded = |name: &str| name == "nfit" || name == "device_dax";
         assert_eq!(missing(built_in, loaded), ["virtio_pmem", "dax_pmem"]);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_agent_is_not_cut_by_the_kernel() {
+    fn agent_name_fits_into_comm() {
         assert!(AGENT.len() <= 15);
     }
 }

@@ -24,11 +24,11 @@ pub struct VhostUserDevice {
     pub name: String,
     /// The absolute path of the socket where its back end listens. It says which device this is.
     pub socket: PathBuf,
-    /// What the machine gets.
+    /// The kind of device for the machine.
     pub kind: VhostUserKind,
 }
 
-/// What a machine gets from a vhost-user back end.
+/// The kind of a device from a vhost-user back end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VhostUserKind {
     /// A network card.
@@ -40,14 +40,14 @@ pub enum VhostUserKind {
 /// How a device is plugged in: [`Machine::plug_vhost_user`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VhostUserOptions {
-    /// Of a network card.
+    /// The settings of a network card.
     Card {
         /// Its Ethernet address.
         mac: String,
         /// Entries of each of its queues.
         entries: u16,
     },
-    /// Of a disk.
+    /// The settings of a disk.
     Disk {
         /// Its queues.
         queues: u16,
@@ -147,7 +147,7 @@ impl Machine {
                 return Err(VmError::NotReleased { machine: self.name().to_owned(), device: device.name.clone() });
             }
         }
-        // What is still in use for a moment is tried again.
+        // Objects that are still in use for a moment are tried again.
         let back_end = found.as_ref().map_or(&device.name, |found| &found.back_end);
         while self.remove_back_end(device, back_end)? && Instant::now() < deadline {
             std::thread::sleep(RETRY);
@@ -250,7 +250,7 @@ mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::os::unix::net::UnixListener;
 
-    /// What the machine of a test has. The commands that change it are kept.
+    /// The objects of a test machine. The commands that change it are recorded.
     #[derive(Clone)]
     struct TestMachine {
         /// Cards by their names, each with its netdev.

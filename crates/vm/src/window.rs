@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Which side of a window a machine is.
+/// The side of a window that a machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WindowRole {
     /// It writes.
@@ -46,7 +46,7 @@ impl WindowDevice {
 pub struct PluggedWindow {
     /// The window that is plugged in.
     pub id: WindowId,
-    /// Which side this machine is.
+    /// The side of the window that this machine has.
     pub role: WindowRole,
     /// The file's size.
     pub size: u64,
@@ -71,7 +71,7 @@ pub(crate) fn is_memory(name: &str) -> bool {
     name.strip_suffix("-memory").is_some_and(|device| parse_name(device).is_some())
 }
 
-/// What a device's name says; `None` for one that is not ours.
+/// The window and the role in a device's name; `None` for a device that is not Partywall's.
 pub(crate) fn parse_name(name: &str) -> Option<(WindowId, WindowRole)> {
     let (role, id) = name.strip_prefix("pw-")?.split_once('-')?;
     let role = [WindowRole::Owner, WindowRole::Peer].into_iter().find(|r| r.to_string() == role)?;
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_what_they_were_made_from() {
+    fn device_name_parses_back_to_its_parts() {
         for role in [WindowRole::Owner, WindowRole::Peer] {
             let id = WindowId([0x5a; 16]);
             assert_eq!(parse_name(&device_name(id, role)), Some((id, role)));

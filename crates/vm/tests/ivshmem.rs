@@ -87,7 +87,7 @@ fn ivshmem_clients_share_memory_ring_and_see_departures() {
     rustix::io::read(b.events(1)[1], &mut count).unwrap();
     assert_eq!(u64::from_ne_bytes(count), 1);
 
-    // One that comes after one has gone gets an id that was never there.
+    // A client that connects after one has gone gets a new id.
     drop(b);
     a.hear();
     assert!(matches!(a.told.last(), Some((1, None))), "{:?}", a.told.last());
@@ -130,7 +130,7 @@ fn socket_path_in_use_is_refused_and_stale_one_reused() {
     let left = dir.path().join("left");
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
     assert!(IvshmemServer::start(&left, IvshmemOptions::default()).is_ok());
-    // A file that is no socket is somebody's, and stays.
+    // A file that is no socket is not touched.
     let file = dir.path().join("file");
     std::fs::write(&file, "mine").unwrap();
     assert!(matches!(IvshmemServer::start(&file, IvshmemOptions::default()), Err(IvshmemError::InUse(_))));

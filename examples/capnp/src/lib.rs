@@ -58,7 +58,7 @@ pub async fn serve_echo(listener: Listener) -> partywall::Result<()> {
     while let Some(accepted) = incoming.recv().await {
         let (stream, peer) = accepted?;
         let object: echo::Client = capnp_rpc::new_client(Echo { caller: peer.name });
-        // What ends a connection is that connection's affair.
+        // The end of a connection affects only that connection.
         tokio::task::spawn_local(serve(AsyncStream::new(stream)?, object.client));
     }
     Ok(())

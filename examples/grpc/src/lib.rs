@@ -19,7 +19,7 @@ use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status, Streaming};
 
-/// What the build script makes of the service: its client and its server.
+/// The code that the build script generates from the service: its client and its server.
 #[allow(missing_docs, clippy::all, reason = "made by tonic's generator")]
 pub mod generated {
     include!(concat!(env!("OUT_DIR"), "/partywall.example.Echo.rs"));
@@ -108,7 +108,7 @@ pub async fn channel(domain: Domain, target: &'static str) -> Result<Channel, to
     Endpoint::from_static("http://partywall").connect_with_connector(connector).await
 }
 
-/// The service: sends back what comes, and to whom.
+/// The service: it sends back the request and the name of the caller.
 #[derive(Debug, Default)]
 pub struct Echo;
 

@@ -137,12 +137,12 @@ mod tests {
     }
 
     #[test]
-    fn the_arrows_as_drawn_are_accepted() {
+    fn drawn_arrows_are_accepted() {
         assert_eq!(judge(&layers()), vec![]);
     }
 
     #[test]
-    fn an_arrow_that_points_up_is_found() {
+    fn upward_arrow_is_found() {
         let mut crates = layers();
         crates[0].dependencies.push(("partywall".to_owned(), DependencyKind::Normal));
         let findings = judge(&crates);
@@ -151,14 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn a_build_dependency_is_held_to_the_arrows_too() {
+    fn build_dependency_is_held_to_arrows() {
         let mut crates = layers();
         crates[1].dependencies.push(("partywall-daemon".to_owned(), DependencyKind::Build));
         assert_eq!(judge(&crates).len(), 1);
     }
 
     #[test]
-    fn a_program_that_links_another_is_found() {
+    fn link_to_program_is_found() {
         let mut crates = layers();
         crates[4].dependencies.push(("partywall-daemon".to_owned(), DependencyKind::Normal));
         assert_eq!(judge(&crates).len(), 1);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_without_a_place_is_found() {
+    fn crate_without_place_is_found() {
         let crates = [named("partywall-extra", &[])];
         assert!(judge(&crates)[0].what.contains("no place"));
     }

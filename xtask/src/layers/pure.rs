@@ -32,7 +32,7 @@ pub(super) fn judge(metadata: &Metadata) -> Vec<Finding> {
     findings
 }
 
-/// What is linked into what: normal dependencies, without macros, which run at build time only.
+/// The links between crates: normal dependencies, without macros, which run at build time only.
 fn graph(metadata: &Metadata) -> Graph {
     let macros: BTreeSet<&PackageId> = metadata
         .packages
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_crate_is_found_however_far_down() {
+    fn system_crate_is_found_at_any_depth() {
         let graph = graph_of(&[("shm", &["a", "b"]), ("a", &["b"]), ("b", &["a", "libc"])]);
         let path = path_to_system(&graph, "shm").expect("libc is linked");
         assert_eq!(path.first().map(String::as_str), Some("shm"));

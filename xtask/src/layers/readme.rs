@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_read_to_the_end_of_its_sentence() {
+    fn rule_is_read_to_end_of_its_sentence() {
         let text = "# one\n\nMay depend on: `partywall-shm` and\n`rustix`. Never on `partywall-daemon`.\n";
         assert_eq!(rule(text), Some(vec!["partywall-shm"]));
         assert_eq!(rule("May depend on: nothing of this project."), Some(vec![]));
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_differs_from_the_table_is_found() {
+    fn rule_that_differs_from_table_is_found() {
         let crate_ = with("May depend on: `partywall-shm`.");
         assert_eq!(judge(&crate_, &["partywall-shm"]), None);
         let finding = judge(&crate_, &[]).expect("the rules differ");

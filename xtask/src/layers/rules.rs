@@ -31,7 +31,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     // A file system as a user of the library has it.
     ("partywall-fs", &["partywall", "partywall-terminal"]),
     ("partywall-preload", &["partywall-shm", "partywall-protocol", "partywall-region"]),
-    // Of virtual machines it asks their monitors, and inside one it looks at what is there.
+    // About virtual machines it asks their monitors, and inside a machine it examines the devices.
     ("partywall-cli", &["partywall-shm", "partywall-protocol", "partywall", "partywall-vm", "partywall-terminal"]),
     // Between virtual machines it boots them, plugs memory into them and looks for it inside.
     (
@@ -69,7 +69,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 /// Crates that are nothing but tests, so they may link a program as tests do.
 pub(super) const ARE_TESTS: &[&str] = &["partywall-fuzz"];
 
-/// What the tests of any crate may use besides: a broker to talk to.
+/// The crates that the tests of any crate may also use: a broker to talk to.
 pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];
 
 /// Libraries that have programs beside them: who links one links no program.
@@ -80,7 +80,7 @@ pub(super) const PURE: &[&str] = &["partywall-shm", "partywall-protocol"];
 /// See [`PURE`].
 pub(super) const SYSTEM: &[&str] = &["libc", "rustix", "nix", "linux-raw-sys", "syscalls", "tokio", "std"];
 
-/// What `name` may depend on; `None` if the table does not know it.
+/// The crates that `name` may depend on; `None` if the table does not know it.
 pub(super) fn may_use(name: &str) -> Option<&'static [&'static str]> {
     ARROWS.iter().find(|(known, _)| *known == name).map(|(_, allowed)| *allowed)
 }

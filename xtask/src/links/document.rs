@@ -13,7 +13,7 @@ pub(super) type Placed = (usize, String);
 pub(super) struct Document {
     /// Where links and images lead.
     pub(super) links: Vec<Placed>,
-    /// What stands in `code`, outside of code blocks.
+    /// The text in `code`, outside of code blocks.
     pub(super) codes: Vec<Placed>,
     /// Names that a link into this document may end in.
     pub(super) anchors: BTreeSet<String>,

@@ -1,6 +1,6 @@
 //! Paths in `code` exist, if they begin with a folder that does: `crates/shm/src/layout.rs`, `docs/`.
 //!
-//! A `*` stands for anything. What git ignores is made by the build, so it need not exist.
+//! A `*` stands for anything. Files that git ignores are made by the build, so they need not exist.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_looks_like_a_path_is_one() {
+    fn only_path_like_code_is_path() {
         assert_eq!(path_in("docs/a.md"), Some("docs/a.md"));
         assert_eq!(path_in("crates/x/tests/a.rs::works"), Some("crates/x/tests/a.rs"));
         for code in ["a.md", "web:echo", "a / b", "/run/x", "crates/{a,b}", "reserve/commit()"] {
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_in_a_folder_that_exists_must_exist() {
+    fn path_in_existing_folder_must_exist() {
         let folder = tempfile::tempdir().expect("a folder");
         let made = folder.path().join("crates/one/src");
         std::fs::create_dir_all(&made).expect("a folder");

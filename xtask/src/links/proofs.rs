@@ -21,7 +21,7 @@ const COLUMN: &str = "proved by";
 static DEFINITION: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"\bfn (\w+)").expect("a constant pattern, tested below"));
 
-/// What can be cited as a proof.
+/// The names that can be cited as proofs.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     sources: Vec<File>,
@@ -31,7 +31,7 @@ pub(super) struct Known {
     makefile: String,
 }
 
-/// What was found in one document.
+/// The findings and counts of one document.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) promises: usize,
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exists_counts() {
+    fn existing_proof_is_accepted() {
         for proof in [
             "keeps_order",
             "ring::tests::keeps_order",
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_found() {
+    fn missing_proof_is_found() {
         for proof in [
             "keeps_orde",
             "death::keeps_order",
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_names_a_proof_or_admits_that_it_has_none() {
+    fn row_without_proof_or_pending_is_found() {
         let text = "| Promise | Proved by |\n| --- | --- |\n| a | `keeps_order` |\n| b | pending |\n| c | |\n| d | `gone` |\n\n| x |\n| --- |\n| y |\n";
         let file = File { path: "S.md".to_owned(), text: text.to_owned() };
         let outcome = judge(&known(), &file, &Document::parse(text));

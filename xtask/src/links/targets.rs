@@ -37,7 +37,7 @@ fn wrong(tree: &Tree, file: &File, document: &Document, link: &str) -> Option<St
     (!Document::parse(&text).anchors.contains(anchor)).then(|| "names a heading that the file does not have".to_owned())
 }
 
-/// What `link` means in the document `from`, relative to the root; `None` if it is outside.
+/// The target of `link` in the document `from`, relative to the root; `None` if it is outside.
 pub(super) fn resolve(from: &str, link: &str) -> Option<PathBuf> {
     let mut resolved = Path::new(from).parent()?.to_owned();
     for part in Path::new(link).components() {
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_found() {
+    fn broken_links_are_found() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("b.md"), "# Here\n").expect("a file");
         let tree = Tree::new(folder.path());

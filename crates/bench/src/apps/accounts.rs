@@ -20,7 +20,7 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    /// Of the machine, and of a server with its descendants.
+    /// Reads the counters of the machine, and of a server with its descendants.
     pub(crate) fn now(server: u32) -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let number = |line: Option<&str>, at: usize| {
@@ -48,7 +48,7 @@ impl Accounts {
         }
     }
 
-    /// What there was since, on this number of processors.
+    /// The figures for the time since this reading, on a machine with this number of processors.
     pub(crate) fn since(self, processors: usize) -> Figures {
         let now = Self::now(self.server);
         let wall = now.when.duration_since(self.when).as_secs_f64().max(1e-9);
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_says() {
+    fn accounts_read_kernel_counters() {
         let begin = Accounts::now(std::process::id());
         std::thread::sleep(std::time::Duration::from_millis(20));
         let figures = begin.since(64);

@@ -176,7 +176,7 @@ fn postgresql_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figure
     let (address, port) = (site.address(), site.port());
     let (mode, clients) = (case.word(0), case.word(1));
     let threads = if clients == "1" { "1" } else { "2" };
-    // What only shows that it works counts transactions: on a busy machine there may be none in a second.
+    // A smoke run counts transactions instead of seconds: on a busy machine there may be none in a second.
     let (unit, length) = if scale == Scale::Smoke { ("-t", "10") } else { ("-T", seconds(scale)) };
     let report = site.ask(
         "pgbench",

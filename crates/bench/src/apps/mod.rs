@@ -9,12 +9,12 @@ pub(crate) mod web;
 use crate::{args::Scale, error::Result, process::GuardedChild, task::Figures};
 use site::Site;
 
-/// One thing that is asked of a program.
+/// One workload of a program.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     /// Its name in tables and results.
     pub(crate) label: String,
-    /// What the program's driver makes of it.
+    /// The arguments of the case, for the program's driver.
     pub(crate) words: Vec<String>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct App {
     pub(crate) name: &'static str,
     /// Programs it takes, and the Debian packages they are in.
     pub(crate) needs: &'static [(&'static str, &'static str)],
-    /// What is asked of it.
+    /// The cases to measure, for each scale.
     pub(crate) cases: fn(Scale) -> Vec<Case>,
     /// Starts the server; it need not listen yet.
     pub(crate) serve: fn(&Site<'_>) -> Result<GuardedChild>,
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_cases_apart() {
+    fn case_labels_of_each_app_are_unique() {
         for app in ALL {
             let mut labels: Vec<String> = (app.cases)(Scale::Full).into_iter().map(|case| case.label).collect();
             let count = labels.len();

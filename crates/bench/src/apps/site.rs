@@ -44,7 +44,7 @@ impl Locality {
     }
 }
 
-/// What exists while the bench runs.
+/// The surroundings of the programs while the bench runs.
 #[derive(Debug)]
 pub(crate) struct BenchScene<'a> {
     /// The library that is loaded into programs, and the broker's socket.
@@ -61,7 +61,7 @@ pub(crate) struct BenchScene<'a> {
     pub(crate) cpu: usize,
 }
 
-/// One program's place.
+/// The place of one server.
 #[derive(Debug)]
 pub(crate) struct Site<'a> {
     pub(crate) scene: &'a BenchScene<'a>,
@@ -69,11 +69,11 @@ pub(crate) struct Site<'a> {
     pub(crate) mechanism: Mechanism,
     pub(crate) place: Locality,
     pub(crate) port: u16,
-    /// Of this server alone.
+    /// The folder of this server alone.
     pub(crate) folder: PathBuf,
 }
 
-/// Which of the two programs.
+/// The role of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AppRole {
     Server,
@@ -94,7 +94,7 @@ impl<'a> Site<'a> {
         Ok(Self { scene, mechanism, place, port: free_ports()?, folder })
     }
 
-    /// What clients connect to.
+    /// The address that clients connect to.
     pub(crate) fn address(&self) -> String {
         let between = self.scene.spaces.as_ref().filter(|_| self.place == Locality::Veth);
         between.map_or(Ipv4Addr::LOCALHOST, |ends| ends.addresses[1]).to_string()
@@ -228,8 +228,8 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf> {
         })
 }
 
-/// A port that nobody uses, whose next one nobody uses either (`flow` needs two). It lies below those the kernel gives to a program
-/// that names none, so that no connection of another program takes it between this look and the server's; and processes begin to look at
+/// A free port whose next port is free too (`flow` needs two). It lies below the ports that the kernel assigns itself, so that no
+/// connection of another program takes it between this look and the server's; and processes begin to look at
 /// different places, so that two benches at once do not choose the same.
 fn free_ports() -> Result<u16> {
     static LOOKED: AtomicU32 = AtomicU32::new(0);
@@ -247,7 +247,7 @@ fn free_ports() -> Result<u16> {
     Err(BenchError::Unavailable(format!("no two free ports from {FIRST} to {}", FIRST + ROOM)))
 }
 
-/// Whether anybody in the network namespace of a process listens on a port.
+/// Whether a process in the network namespace of `process` listens on a port.
 fn listens(process: u32, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         let table = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Which mechanism for which size, on this machine, by its own measurements: a table and one sentence.
+//! The best mechanism for each size on this machine, by its own measurements: a table and one sentence.
 
 use super::{CommandResults, RoundTripPace, round_trip_plan, stream_plan};
 use crate::{
@@ -10,7 +10,8 @@ use crate::{
     task::MeasuringWork,
 };
 
-/// What a program can choose from. Bare rings and cache lines are no choice, and neither is a ring of fixed size beside one that adapts.
+/// The mechanisms that a program can choose from. Bare rings and cache lines are no choice, and neither is a ring of fixed size beside
+/// one that adapts.
 const STREAMS: [Mechanism; 8] = [
     Mechanism::Pipe,
     Mechanism::Unix,
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_quick_one_fits_in_a_minute() {
+    fn quick_scale_with_five_runs_takes_about_a_minute() {
         // At 50 us for a round trip, which is slow, and 150 ms to start two processes and to end them.
         let takes = |plan: BenchPlan| {
             Duration::from_millis(150)
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn says_in_words_what_was_measured() {
+    fn advice_names_fastest_mechanism_by_size() {
         let cells = [
             cell(Mechanism::Unix, 64, 1.0),
             cell(Mechanism::Partywall, 64, 20.0),

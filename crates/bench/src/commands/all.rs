@@ -26,7 +26,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
                 all.cells.extend(results.cells);
                 all.verdicts.extend(results.verdicts);
             }
-            // What this machine lacks as a whole is said, and the rest goes on.
+            // A subcommand that this machine cannot run is reported, and the others run.
             Err(BenchError::Unavailable(why)) => eprintln!("partywall-bench: not measured: {why}"),
             Err(e) => return Err(e),
         }

@@ -28,7 +28,7 @@ const NAME: &str = "apps";
 /// Without the library, and with it.
 pub(crate) const SIDES: [Mechanism; 2] = [Mechanism::Tcp, Mechanism::Transparent];
 
-/// What is promised: program, case, quantity, least or greatest ratio to plain TCP, on loopback with two processors.
+/// The promised figures: program, case, quantity, least or greatest ratio to plain TCP, on loopback with two processors.
 const TARGETS: &[(&str, &str, Metric, Bound, f64)] = &[
     ("redis", "GET 3 B -c 1 -P 1", Metric::PerSecond, Bound::AtLeast, 4.0),
     ("redis", "SET 3 B -c 1 -P 1", Metric::PerSecond, Bound::AtLeast, 4.0),

@@ -22,7 +22,7 @@ const TICK_NS: f64 = 1e7;
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who serves the disk.
+/// The server of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DiskServer {
     Partywall,
@@ -71,7 +71,7 @@ impl DiskServer {
     }
 }
 
-/// What one server did in one run of one case.
+/// The figures of one server in one run of one case.
 #[derive(Debug, Clone, Copy, Default)]
 struct DiskFigures {
     per_second: f64,

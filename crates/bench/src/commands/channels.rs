@@ -88,7 +88,7 @@ pub(crate) fn judge(cells: &[Cell], experiment: &str) -> Vec<Verdict> {
         mine().find(|cell| cell.key.word("what") == Some("connect")).and_then(|cell| cell.median(Metric::PerSecond));
     vec![
         Verdict {
-            // Of ratios by turns; the medians of the two rates would again be of different moments.
+            // The figures are of ratios by turns, because the medians of the two rates would be of different moments.
             figures: ratios.map_or_else(String::new, |s| {
                 format!("by turns; runs from {} to {}", unit::digits(s.min), unit::digits(s.max))
             }),
@@ -100,7 +100,7 @@ pub(crate) fn judge(cells: &[Cell], experiment: &str) -> Vec<Verdict> {
             )
         },
         Verdict {
-            // What usually ends it, and is not Partywall's.
+            // The limits that usually end it, which are not Partywall's.
             figures: format!(
                 "{} pairs of processes, {} descriptors allowed each",
                 of_idle(Metric::Pairs).map_or_else(|| "-".into(), |pairs| format!("{pairs:.0}")),

@@ -29,7 +29,7 @@ const CARRIERS: [Mechanism; 8] = [
 ];
 /// Mechanisms that show what the machine can do at best, with the size that they stand for.
 const FLOORS: [(Mechanism, u64); 3] = [(Mechanism::OneLine, 8), (Mechanism::TwoLine, 64), (Mechanism::Eventfd, 8)];
-/// What is compared under light load, and on one processor.
+/// The mechanisms to compare under light load, and on one processor.
 const BLOCKERS: [Mechanism; 6] = [
     Mechanism::Pipe,
     Mechanism::Unix,

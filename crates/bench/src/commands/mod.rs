@@ -26,12 +26,12 @@ use crate::{
     task::MeasuringWork,
 };
 
-/// What a subcommand measured, and what it says of it.
+/// The results of a subcommand.
 #[derive(Debug, Default)]
 pub(crate) struct CommandResults {
     /// The figures, one cell for each combination of settings.
     pub(crate) cells: Vec<Cell>,
-    /// What the figures were checked against.
+    /// The checks of the figures against their limits.
     pub(crate) verdicts: Vec<Verdict>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn stream_plan(experiment: &str, scale: Scale, mechanism: Mechanism, 
     }
 }
 
-/// The same with a ring of given size.
+/// Like `stream_plan`, with a ring of the given size.
 pub(crate) fn ring_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64, ring: u64) -> BenchPlan {
     let mut plan = stream_plan(experiment, scale, mechanism, message);
     plan.key = plan.key.with("ring", ring);
@@ -113,7 +113,7 @@ pub(crate) fn hand_over_plan(experiment: &str, scale: Scale, mechanism: Mechanis
             .with("message", message)
             .with("load", "by-reference")
             .with("waiting", "spinning"),
-        // The same ring for every size, so that size alone makes the difference.
+        // The ring is the same for every size, so that size alone makes the difference.
         tuning: Tuning::of(mechanism, message).waiting(WaitMode::Spinning),
         work: MeasuringWork::HandOver { message, warm_up: count / 10 + 1, count },
         one_cpu: false,

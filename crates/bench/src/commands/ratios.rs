@@ -64,7 +64,7 @@ fn plans(scale: Scale) -> Vec<BenchPlan> {
             [Mechanism::PlainRing, Mechanism::PartywallFixed].map(|m| ring_plan(NAME, scale, m, message, ring)),
         );
     }
-    // What is held against one another is measured one after the other, so that a change of the machine's speed meets both.
+    // Cells to be compared are measured one after the other, so that a change of the machine's speed affects both.
     for (message, ..) in STREAMS {
         let fixed = fixed_only().filter(|&(fixed, _)| fixed == message);
         plans.extend(fixed.map(|(message, ring)| ring_plan(NAME, scale, Mechanism::PartywallFixed, message, ring)));

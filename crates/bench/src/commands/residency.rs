@@ -246,8 +246,9 @@ fn measure(scene: &BenchScene<'_>, common: &Common) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// In which order all is measured in one run: the same without the library and with it, one after the other; and where a hundredth
-/// matters, several times, each second time the other way round, so that what the machine does meanwhile falls to both.
+/// The order of the measurements in one run. The same settings are measured without the library and with it, one after the other. Where a
+/// hundredth matters, the pair is measured several times, with the order reversed each second time, so that other load on the machine
+/// affects both.
 fn order(plans: &[ResidencyPlan], scale: Scale) -> Vec<usize> {
     let mut sorted: Vec<usize> = (0..plans.len()).collect();
     sorted.sort_by_key(|at| (plans[*at].entries, plans[*at].key.settings.clone()));

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// What is compared, with the bytes that each carries. Arguments of 8 bytes travel in the call, 1 MiB stays in the heap.
+/// The mechanisms to compare, with the bytes that each carries. Arguments of 8 bytes travel in the call, 1 MiB stays in the heap.
 const CELLS: [(Mechanism, u64); 6] = [
     (Mechanism::OneLine, 8),
     (Mechanism::TwoLine, 64),

@@ -163,7 +163,7 @@ fn setup_plan(mechanism: Mechanism, room: u64) -> BenchPlan {
 pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let interrupt = bench.interrupt.again()?;
     let result = interruptible(&interrupt, || measure(bench))?;
-    // What Ctrl-C has broken is not a fault of what was measured.
+    // After Ctrl-C, the result is an interruption and not a failed measurement.
     interrupt.check()?;
     result
 }
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_ring_fits_into_the_window_and_all_windows_into_a_machine() {
+    fn largest_ring_fits_window_and_all_windows_fit_machine() {
         for scale in [Scale::Smoke, Scale::Quick, Scale::Full] {
             assert!(references(scale).into_iter().max().unwrap() < window(scale) / 2);
         }

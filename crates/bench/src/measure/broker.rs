@@ -21,7 +21,7 @@ use crate::{
     transport::partywall::fault,
 };
 
-/// The user that hostile sessions are of, if the bench may choose: the one that Linux calls nobody.
+/// The user of hostile sessions, if the bench may choose: Linux calls it `nobody`.
 pub(crate) const NOBODY: u32 = 65_534;
 /// The nice value of an urgent client: what it waits for is the broker, and hardly a processor.
 const URGENT: i32 = -20;
@@ -106,7 +106,7 @@ fn time(ask: &mut dyn FnMut() -> Result<()>, least: u64, measured: Duration) -> 
     Ok(turns.figures())
 }
 
-/// What an honest client asks, as any program would: by the library.
+/// The question of an honest client, which uses the library as any program would.
 fn honest(task: &MeasuringTask, question: BrokerQuestion) -> Result<Box<dyn FnMut() -> Result<()>>> {
     let broker = task.broker.clone().ok_or_else(|| BenchError::Transport("the order names no broker".into()))?;
     let join =
@@ -128,7 +128,7 @@ fn honest(task: &MeasuringTask, question: BrokerQuestion) -> Result<Box<dyn FnMu
             let (domain, server) = (join(&name)?, join(&format!("{}-server", task.session))?);
             let target = format!("{}:{SERVICE}", server.name());
             let mut listener = server.bind_with(SERVICE, &Options::default()).map_err(fault("binding a service"))?;
-            // Ends with this process. If it ends early, the next connection fails and says so.
+            // The thread ends with this process. If it ends early, the next connection fails with an error.
             thread::spawn(move || {
                 let _server = server;
                 while let Ok((mut stream, _)) = listener.accept() {

@@ -49,7 +49,7 @@ struct ChannelSide<'a> {
     beat: &'a Beat,
     options: Options,
     domain: Domain,
-    /// Of the passive side.
+    /// The listener of the passive side.
     listener: Option<Listener>,
 }
 
@@ -106,7 +106,7 @@ impl<'a> ChannelSide<'a> {
     }
 }
 
-/// What is streamed each time.
+/// The data to stream in each turn.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
     message: u64,
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_slows_down_does_not_change_the_ratio() {
+    fn machine_slowdown_does_not_change_paired_ratio() {
         // Each rate is 0.8 of what it would be alone, while the machine gets slower and slower.
         assert_eq!(paired(&[100.0, 80.0, 60.0], &[72.0, 56.0]), [0.8, 0.8]);
         assert_eq!(paired(&[100.0], &[]), [0.0; 0]);

@@ -22,7 +22,7 @@ struct Ticks {
     kernel: u64,
 }
 
-/// What was used between two readings, in percent of one processor.
+/// The use of processors between two readings, in percent of one processor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     /// By this process.
@@ -44,7 +44,7 @@ impl Usage {
         }
     }
 
-    /// What was used since.
+    /// The use since this reading.
     pub(super) fn since(self) -> Share {
         let now = Self::now();
         let wall = (now.wall - self.wall).max(1) as f64;

@@ -1,8 +1,8 @@
-//! What a stream must contain, and the cheap check that it does.
+//! The content of a stream, and the cheap check of it.
 //!
-//! Every message begins with its number; the rest is a pattern that depends on the place in the message. Of every piece that arrives
-//! the first message number in it and the last byte are checked, and the count of all bytes: enough to see a loss, a repetition, a
-//! shift or a swap, and too little to be seen in the rates. Of what arrives first, while nothing is measured yet, every byte is compared.
+//! Every message begins with its number; the rest is a pattern that depends on the place in the message. In every piece that arrives the
+//! first message number and the last byte are checked, and the count of all bytes. This is enough to see a loss, a repetition, a shift or
+//! a swap, and too cheap to affect the rates. Before the measurement begins, every byte is compared.
 
 use std::time::{Duration, Instant};
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn sees_one_wrong_byte_while_thorough() {
+    fn thorough_ledger_detects_single_wrong_byte() {
         for message in [7, 64, 1000] {
             let good = stream(message, 20);
             let check = |bytes: &[u8], piece| {

@@ -1,4 +1,4 @@
-//! What a process holds: descriptors, mappings and memory.
+//! The use of resources by a process: descriptors, mappings and memory.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ impl Holdings {
         }
     }
 
-    /// What has come since an earlier look, per one of `count`.
+    /// The growth since an earlier reading, per one of `count`.
     pub(super) fn per(self, earlier: Self, count: u64) -> [f64; 4] {
         let each = |now: u64, then: u64| now.saturating_sub(then) as f64 / count.max(1) as f64;
         [
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sees_what_is_held() {
+    fn holdings_count_descriptors_mappings_and_bytes() {
         let now = Holdings::now();
         assert!(now.fds >= 3 && now.mappings > 5 && now.bytes > 0 && now.machine > 0);
         let more = Holdings { fds: now.fds + 20, ..now };

@@ -22,7 +22,7 @@ use crate::{
 /// One side of what a task asks for, over whatever connection the mechanism makes.
 #[derive(Debug)]
 pub(crate) struct Measurement<'a> {
-    /// What is asked.
+    /// The order for this process.
     pub(crate) task: &'a MeasuringTask,
     /// The way to keep step with the other side.
     pub(crate) beat: &'a Beat,

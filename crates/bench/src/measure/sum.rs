@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adds_what_was_filled() {
+    fn word_sum_matches_fill_and_detects_damage() {
         let mut bytes = [0; 4096];
         fill(&mut bytes, 0xfedc_ba98_7654_3210);
         let (mut read, mut expected) = (WordSum::default(), WordSum::default());

@@ -21,7 +21,7 @@ use crate::{
 
 /// Ends the stages.
 const STOP: u64 = 0;
-/// What the receiver says when it is about to receive.
+/// The value that the receiver sends when it is about to receive.
 const READY: u64 = 1;
 
 /// Something that sends and receives whole stages.
@@ -29,7 +29,7 @@ pub(super) trait Stages {
     /// Sends one message.
     fn send(&mut self) -> Result<()>;
 
-    /// Nothing more is sent for now.
+    /// Sends buffered messages: no more will follow for now.
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }

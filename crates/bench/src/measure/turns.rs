@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_counted_without_what_is_skipped() {
+    fn skipped_turn_is_not_counted() {
         let mut turns = TurnTimes::start().unwrap();
         turns.note();
         std::thread::sleep(Duration::from_millis(50));

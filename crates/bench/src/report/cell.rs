@@ -54,12 +54,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What tells a cell from all others of a report.
+/// The identity of a cell in a report.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Key {
     /// The subcommand that it belongs to.
     pub(crate) experiment: String,
-    /// What was measured.
+    /// The mechanism that was measured.
     pub(crate) mechanism: Mechanism,
     /// The settings of the measurement.
     pub(crate) settings: Settings,
@@ -116,7 +116,7 @@ fn is_bytes(name: &str) -> bool {
 /// A key and what was measured under it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cell {
-    /// What was measured.
+    /// The mechanism and the settings.
     #[serde(flatten)]
     pub(crate) key: Key,
     /// The figures of every run, in order.
@@ -127,7 +127,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Nothing measured yet.
+    /// A cell without figures.
     pub(crate) fn new(key: Key) -> Self {
         Self { key, runs: Vec::new(), problem: None }
     }

@@ -7,7 +7,7 @@ use crate::report::{
     stats::RunSummary,
 };
 
-/// What became of one figure.
+/// The change of one figure between two reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResultChange {
     /// The ranges do not touch, and the new one is the good one.
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_what_has_no_partner() {
+    fn cells_without_partner_are_counted() {
         let before = sample(&[1.0, 2.0, 3.0]);
         let mut after = before.clone();
         after.cells[0].key = after.cells[0].key.clone().with("message", 128);

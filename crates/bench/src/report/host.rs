@@ -23,7 +23,7 @@ pub(crate) struct Host {
     pub(crate) virtualized: bool,
     /// The load average of the last minute when the bench began: above 0.5 or so the figures suffer.
     pub(crate) load: f64,
-    /// What reading the clock costs; each latency sample contains one reading.
+    /// The time to read the clock. Each latency sample contains one reading.
     pub(crate) clock_ns: f64,
 }
 

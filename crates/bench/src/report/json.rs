@@ -28,14 +28,14 @@ pub(crate) struct BenchReport {
     pub(crate) host: Host,
     /// On which processors.
     pub(crate) placement: Placement,
-    /// What was measured.
+    /// The measured cells.
     pub(crate) cells: Vec<Cell>,
-    /// What was claimed of it.
+    /// The claims that were checked, with their outcomes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) verdicts: Vec<Verdict>,
 }
 
-/// The one field that is read before the rest is believed.
+/// The version of a report, which is read before the rest is parsed.
 #[derive(Deserialize)]
 struct Head {
     schema: u32,
@@ -108,7 +108,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn refuses_what_it_cannot_read() {
+    fn unreadable_report_is_rejected_with_reason() {
         let text = serde_json::to_string(&sample(&[1.0])).unwrap();
         assert!(BenchReport::parse(&text.replace("\"schema\":1", "\"schema\":2")).unwrap_err().contains("version 2"));
         assert!(BenchReport::parse("{}").unwrap_err().contains("not a result file"));

@@ -10,11 +10,11 @@ pub(crate) enum Metric {
     BytesPerSecond,
     /// Time that one transfer took.
     Seconds,
-    /// Of that, the part of the host.
+    /// The part of `Seconds` that the host took.
     HostSeconds,
-    /// Of that, the part of the virtual machines.
+    /// The part of `Seconds` that the virtual machines took.
     GuestSeconds,
-    /// Until all of its memory was there.
+    /// Time until all memory of the transfer was there.
     MemorySeconds,
     /// Median round trip.
     P50Ns,
@@ -32,9 +32,9 @@ pub(crate) enum Metric {
     SenderCpuPercent,
     /// Processor time of the receiver, of one processor.
     ReceiverCpuPercent,
-    /// Of the sender's, the part spent in the kernel.
+    /// The part of the sender's processor time in the kernel.
     SenderKernelPercent,
-    /// Of the receiver's, the part spent in the kernel.
+    /// The part of the receiver's processor time in the kernel.
     ReceiverKernelPercent,
     /// Time that all processors were busy, for any process, in percent of one processor.
     MachineCpuPercent,
@@ -50,7 +50,7 @@ pub(crate) enum Metric {
     BesideToAlone,
     /// Things done per second.
     PerSecond,
-    /// Packets that hostile sessions sent per second meanwhile.
+    /// Packets that hostile sessions sent per second at the same time.
     HostilePerSecond,
     /// Channels open.
     Channels,
@@ -78,7 +78,7 @@ pub(crate) enum Metric {
     BrokerFdsPerChannel,
 }
 
-/// Which direction is the good one.
+/// The direction in which a figure improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Better {
     /// More is better.
@@ -131,7 +131,7 @@ impl Metric {
         }
     }
 
-    /// Which direction is the good one.
+    /// The direction in which this figure improves.
     pub(crate) fn better(self) -> Better {
         match self {
             Self::BytesPerSecond | Self::AloneBytesPerSecond | Self::BesideToAlone | Self::PerSecond => Better::Higher,

@@ -1,4 +1,4 @@
-//! What is made of figures: statistics, tables, files and pictures.
+//! The presentation of figures: statistics, tables, files and plots.
 
 pub(crate) mod cell;
 pub(crate) mod compare;

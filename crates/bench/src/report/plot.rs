@@ -21,7 +21,7 @@ const LEGEND: u32 = 215;
 /// The name under which the built-in font is known to the drawing library.
 const FONT: &str = "sans-serif";
 
-/// What an axis shows, and how it is drawn.
+/// The quantity of an axis, and its scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Axis {
     /// Bytes, each step twice the last.
@@ -47,7 +47,7 @@ impl Axis {
         }
     }
 
-    /// What is written at a place.
+    /// The label at a place of the axis.
     fn label(self, place: f64) -> String {
         match self {
             Self::Bytes => unit::bytes(place.exp2().round() as u64),
@@ -112,7 +112,7 @@ pub(crate) struct Chart {
     pub(crate) x: (&'static str, Axis),
     /// Beside it, and how.
     pub(crate) y: (&'static str, Axis),
-    /// What it shows; empty ones are left out.
+    /// The curves of the plot. Empty ones are left out.
     pub(crate) series: Vec<Series>,
 }
 

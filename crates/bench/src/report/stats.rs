@@ -16,7 +16,7 @@ pub(crate) struct RunSummary {
 }
 
 impl RunSummary {
-    /// Of at least one value.
+    /// Summarises the values; `None` without any.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);

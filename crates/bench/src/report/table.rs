@@ -23,7 +23,7 @@ pub(crate) struct Layout<'a> {
     pub(crate) row: &'a [(&'a str, &'a str)],
     /// Quantities to show; the first with its range and ratio.
     pub(crate) metrics: &'a [Metric],
-    /// What ratios are relative to, within each group: the first measured cell of this mechanism.
+    /// The mechanism that ratios are relative to: its first measured cell in each group.
     pub(crate) baseline: Mechanism,
 }
 

@@ -19,7 +19,7 @@ pub(crate) enum Bound {
 /// One line of the list of claims.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Verdict {
-    /// What is claimed.
+    /// The claim, in words.
     pub(crate) claim: String,
     /// The side of the limit.
     pub(crate) bound: Bound,

@@ -103,7 +103,7 @@ impl Iceoryx2 {
     fn publish(sample: SampleMut<ipc::Service, [u8], ()>) -> Result<()> {
         match sample.send().map_err(|e| BenchError::transport("sending through iceoryx2", e))? {
             1 => Ok(()),
-            _ => Err(BenchError::Transport("iceoryx2 found nobody to send to".into())),
+            _ => Err(BenchError::Transport("iceoryx2 found no receiver".into())),
         }
     }
 

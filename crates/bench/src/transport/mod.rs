@@ -75,10 +75,10 @@ pub(crate) trait InPlace {
     }
 }
 
-/// What is done over a connection, whichever kind it is. Generic, so that the measuring loops contain the mechanism itself
-/// and not calls through a table.
+/// A job to do over a connection of any kind. It is generic, so that the measuring loops contain the mechanism itself and not calls
+/// through a table.
 pub(crate) trait LinkJob {
-    /// What it gives.
+    /// The result of the job.
     type Output;
 
     /// Over a copying connection.
@@ -145,7 +145,7 @@ fn programs_only() -> crate::error::BenchError {
     crate::error::BenchError::Unavailable("it is measured with whole programs: `apps` and `residency`".into())
 }
 
-/// What is between virtual machines is not here.
+/// The error for mechanisms that exist only between virtual machines.
 fn machines_only() -> BenchError {
     BenchError::Unavailable("it is measured between virtual machines: `vm`".into())
 }

@@ -18,7 +18,7 @@ use crate::{
 
 /// The service that the passive side offers.
 pub(super) const SERVICE: &str = "bench";
-/// Longer than anything that the bench measures waits for; a spinning side sees neither attach nor death, so not for ever.
+/// The length of a spin: longer than any wait that the bench measures, but finite, because a spinning side sees neither attach nor death.
 const LONG: Duration = Duration::from_millis(50);
 /// The largest piece of a message produced in place, as a part of the ring, so that both sides work at once.
 const PIECES: usize = 4;
@@ -34,7 +34,7 @@ pub(crate) fn join(task: &MeasuringTask) -> Result<Domain> {
     Domain::builder().name(name(task, task.side)).broker(broker).join().map_err(fault("joining the broker"))
 }
 
-/// What one side of a pair is called. In a virtual machine all names begin with the machine's.
+/// The domain name of one side of a pair. In a virtual machine all names begin with the machine's.
 fn name(task: &MeasuringTask, side: MeasuringSide) -> String {
     let own = format!("{}-{}", task.session, side.name());
     match (&task.inside, side) {
@@ -98,7 +98,7 @@ impl CopyingStream {
         Ok(Self { _domain: Some(domain), ..Self::over(stream)? })
     }
 
-    /// Over a stream whose domain somebody else keeps.
+    /// Uses a stream whose domain the caller keeps.
     pub(crate) fn over(stream: Stream) -> Result<Self> {
         let (reader, writer) = halves(stream)?;
         Ok(Self { reader, writer, _domain: None })

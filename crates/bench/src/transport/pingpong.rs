@@ -13,7 +13,7 @@ use crate::{
 
 /// Bytes of data: the two directions' lines.
 const DATA: usize = 4096;
-/// What one line carries.
+/// Bytes that one line carries.
 const LINE: usize = 64;
 
 /// One page of cursors and one of data, for both sides.

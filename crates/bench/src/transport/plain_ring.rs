@@ -33,7 +33,7 @@ struct PlainDirection {
     size: u64,
     /// This side's cursor.
     own: u64,
-    /// What was last seen of the other side's.
+    /// The last value read of the other side's cursor.
     other: Cell<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What the tests share: C programs that are compiled against the header and linked with the library of this build.
+//! The parts that the tests share: C programs that are compiled against the header and linked with the library of this build.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use partywall_daemon::Broker;

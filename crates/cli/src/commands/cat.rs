@@ -108,7 +108,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Which directions a connection uses.
+/// The directions that a connection uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CatDirections {
     send: bool,
@@ -176,7 +176,7 @@ fn listen(global: &Global, args: &Args, ways: CatDirections, service: &str) -> R
     loop {
         let (stream, peer) = session::accept(&mut listener, service, args.keep)?;
         match exchange::run(stream, &endpoints, args.plan(ways)) {
-            // What one visitor did does not end the service; what is wrong here does.
+            // A failure of one visitor does not end the service; a failure on this side does.
             Err(Ended::Peer(failure)) if args.keep => tracing::warn!("{}: {failure}", peer.name),
             Ok(()) if args.keep => {}
             result => return result.context(&peer.name),

@@ -155,7 +155,7 @@ fn report_library(folder: &Path) -> Result<(), CommandFailure> {
     }
 }
 
-/// What `make portable` builds for.
+/// The glibc version that `make portable` builds for.
 const PORTABLE: (u32, u32) = (2, 17);
 
 /// The numbers of `GLIBC_2.34`.

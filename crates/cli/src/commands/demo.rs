@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     for thing in &left {
         show.say(&format!("left behind: {thing}"));
     }
-    // Whatever broke when the children were ended, this is why.
+    // If the demo was interrupted, that is the cause of any other failure.
     children::check_interrupted()?;
     result?;
     if !left.is_empty() {

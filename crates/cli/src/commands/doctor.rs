@@ -99,7 +99,7 @@ fn machine_checks(global: &Global, channels: u64) -> Vec<Check> {
         .collect()
 }
 
-/// What a machine lacks is another thing inside than outside.
+/// The checks inside a machine differ from those on its host.
 fn virtual_machines(global: &Global) -> Vec<Check> {
     let inside = guest::checks();
     if inside.is_empty() { host::checks(global) } else { inside }

@@ -140,7 +140,7 @@ fn library(root: &SystemRoot) -> Result<PathBuf, CommandFailure> {
     })
 }
 
-/// What keeps the library out of the program that a service starts, as far as that can be told.
+/// The obstacles that keep the library out of the program that a service starts, as far as they are known.
 fn obstacles(root: &SystemRoot, unit: &ServiceUnit) -> Vec<RingObstacle> {
     let Some(path) = unit.program() else { return Vec::new() };
     if root.is_running() {
@@ -156,7 +156,7 @@ fn obstacles(root: &SystemRoot, unit: &ServiceUnit) -> Vec<RingObstacle> {
     Program::find(held.as_os_str()).map(|found| found.obstacles()).unwrap_or_default()
 }
 
-/// What in a unit keeps connections on TCP, and the rule that its user needs.
+/// The settings of a unit that keep connections on TCP, and the rule that its user needs.
 fn remarks(unit: &ServiceUnit, obstacles: &[RingObstacle]) -> Vec<String> {
     let mut all = Vec::new();
     let value = |key| unit.last(key).filter(|value| !value.is_empty());

@@ -91,7 +91,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
 struct EventReader<'a> {
     args: &'a Args,
     shown: u64,
-    /// What looks at programs, and when it did last.
+    /// The watch on programs, and the time of its last look.
     moves: Option<(MoveWatch, Instant)>,
     until: Option<Instant>,
 }

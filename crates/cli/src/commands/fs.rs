@@ -24,7 +24,7 @@ pub(crate) struct Args {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let program = crate::siblings::find("partywall-fs", "partywall-fs")?;
     let mut command = Command::new(&program);
-    // What stands before `fs` is this program's, so it is passed on by the environment.
+    // The options before `fs` are this program's own, so they are passed on by the environment.
     command.envs(global.broker.iter().map(|broker| (environment::BROKER, broker.as_os_str())));
     command.envs(global.domain.iter().map(|domain| (environment::DOMAIN, domain)));
     // Only comes back when it failed.

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
         human::bytes(args.size),
         server.arguments(args.vectors).join(" ")
     ))?;
-    // Until somebody wants it to end.
+    // The server runs until a signal comes.
     signals.forever().next();
     Ok(())
 }

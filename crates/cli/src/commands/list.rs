@@ -78,7 +78,7 @@ struct ServiceLine {
     waiting: u16,
 }
 
-/// What the broker says of a channel.
+/// The broker's description of a channel.
 #[derive(Debug, Serialize)]
 pub(crate) struct ChannelLine {
     pub(crate) channel: u64,
@@ -123,7 +123,7 @@ impl From<DomainRow> for DomainLine {
 }
 
 impl DomainLine {
-    /// As whom it counts, for people: the number of a user of the host, or the machine that it is in.
+    /// The user that it counts as, for people: the number of a user of the host, or the machine that it is in.
     fn user(&self) -> String {
         match (self.machine, self.uid) {
             (Some(machine), _) => format!("machine {machine}"),
@@ -151,7 +151,7 @@ fn in_words<S: serde::Serializer>(directions: &Directions, to: S) -> Result<S::O
     to.collect_str(directions)
 }
 
-/// Which ways a channel carries, seen from the connecting side.
+/// The directions of a channel, seen from the connecting side.
 pub(crate) fn arrow(directions: Directions) -> &'static str {
     match (directions.contains(Directions::FORWARD), directions.contains(Directions::REVERSE)) {
         (true, true) => "<->",

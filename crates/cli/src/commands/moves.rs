@@ -108,7 +108,7 @@ fn parse_rule(text: &str) -> Result<Clause, String> {
 }
 
 impl Args {
-    /// What is asked for all connections.
+    /// The mode that is asked for all connections.
     fn upgrade(&self) -> Option<Upgrade> {
         match (self.mode, self.after_calls, self.after_bytes) {
             (Some(Mode::Now), ..) => Some(Upgrade::Now),

@@ -1,4 +1,4 @@
-//! `partywall policy`: questions about the broker's policy, which decides who may join and who may connect to whom.
+//! `partywall policy`: questions about the broker's policy, which decides about joins and connections.
 
 mod test;
 

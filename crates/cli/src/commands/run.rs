@@ -108,7 +108,7 @@ fn warn(what: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "partywall: {what}");
 }
 
-/// What would keep its sockets on TCP if it joined now.
+/// The reason why its sockets would stay on TCP if it joined now.
 fn probe(global: &Global) -> Result<(), String> {
     let joined = session::join(global);
     joined.map(drop).map_err(|failure| match failure.code {
@@ -131,7 +131,7 @@ fn workers_stay_outside(global: &Global, program: &Path) -> Option<String> {
     ))
 }
 
-/// The variables that tell the library what was asked for. What was not asked for is the broker's to say.
+/// The environment variables that pass the options to the library. The broker decides about options that were not given.
 fn environment(
     args: &Args,
     broker: &Path,

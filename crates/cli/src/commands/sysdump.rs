@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of one entry.
 const MOST: u64 = 4 << 20;
 
-/// What our own commands report: the name of the entry, and the arguments.
+/// The reports of our own commands: the name of the entry, and the arguments.
 const OURS: [(&str, &[&str]); 7] = [
     ("version.txt", &["--version"]),
     ("doctor.json", &["doctor", "--json"]),
@@ -52,7 +52,7 @@ const OURS: [(&str, &[&str]); 7] = [
     ("vm.json", &["vm", "list", "--json"]),
 ];
 
-/// What other programs report. One that is missing says so in its entry.
+/// The reports of other programs. If a program is missing, its entry contains that error.
 const OTHERS: [(&str, &[&str]); 4] = [
     ("broker-version.txt", &["partywalld", "--version"]),
     ("broker-policy-check.txt", &["partywalld", "--check-policy"]),
@@ -92,7 +92,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let path = args.output.clone().unwrap_or_else(|| format!("partywall-sysdump-{seconds}.tar").into());
     let failed = || format!("cannot write {}", path.display());
-    // For its owner alone: it says who talks to whom.
+    // For its owner alone: it shows which programs are connected.
     let file = File::options().write(true).create_new(true).mode(0o600).open(&path).context(failed())?;
     let mut dump = Dump { tar: tar::Builder::new(file), seconds };
     let own = std::env::current_exe().context("cannot tell where this program is")?;
@@ -131,14 +131,14 @@ impl Dump {
     }
 }
 
-/// What a command says on both outputs, and how it ends; also why it could not be run.
+/// Both outputs of a command and its exit status, or the reason why it could not be run.
 fn report(command: &mut Command) -> Vec<u8> {
     let ended = outputs(command);
     ended.unwrap_or_else(|error| format!("cannot run {}: {error}\n", command.get_program().display()).into_bytes())
 }
 
 fn outputs(command: &mut Command) -> std::io::Result<Vec<u8>> {
-    // A file, not a pipe: nobody has to read while the command runs, and what it leaves behind holds nothing up.
+    // A file, not a pipe: it needs no reader while the command runs, and processes that the command leaves behind cannot block it.
     let mut both = tempfile::tempfile()?;
     let mut child = command.stdin(Stdio::null()).stdout(both.try_clone()?).stderr(both.try_clone()?).spawn()?;
     let deadline = Instant::now() + PATIENCE;

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_and_counts_everything() {
+    fn copy_transfers_and_counts_all_bytes() {
         let payload = vec![7u8; PIECE + 12345];
         let (meter, mut out) = (Meter::start(), Vec::new());
         copy(&payload[..], &mut out, &meter, &meter.received).unwrap();

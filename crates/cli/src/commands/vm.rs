@@ -161,7 +161,7 @@ fn mobility_in_a_word<S: Serializer>(mobility: &Mobility, to: S) -> Result<S::Ok
     })
 }
 
-/// What an attached machine has got, for people.
+/// The result of attaching a machine, for people.
 fn attached_in_words(name: &str, done: &MachineAttached) -> String {
     let mut said = match done.plugged {
         0 => format!("{name} is attached; its windows are in place"),

@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 /// Why the bytes of a connection go by TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// What the library in the program says.
+    /// The reason that the library in the program reports.
     Library(Reason),
     /// The library is not in the program.
     NoLibrary,
@@ -30,7 +30,7 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// Those that the library does not say.
+    /// The reasons that the library does not report.
     #[cfg(test)]
     const OTHERS: [Self; 8] = [
         Self::NoLibrary,
@@ -50,12 +50,12 @@ impl Cause {
         library.chain(Self::OTHERS)
     }
 
-    /// What the library says, or `otherwise` if it says nothing.
+    /// The reason that the library reports, or `otherwise` if it reports none.
     pub(super) fn library_or(reason: Reason, otherwise: Self) -> Self {
         if reason == Reason::None { otherwise } else { Self::Library(reason) }
     }
 
-    /// What the control page of one side of a connection says; `None` if both directions use the ring.
+    /// The reason on the control page of one side of a connection; `None` if both directions use the ring.
     pub(crate) fn from_paths(paths: SocketPaths) -> Option<Self> {
         match (paths.sends_on_ring && paths.receives_on_ring, paths.wants_tcp) {
             (true, _) => None,
@@ -98,7 +98,7 @@ impl Cause {
         }
     }
 
-    /// What would have to change.
+    /// The required change.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Library(reason) => library_remedy(reason),

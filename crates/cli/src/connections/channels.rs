@@ -39,7 +39,7 @@ impl Channels {
         asked.map_err(|failure| failure.to_string().lines().next().unwrap_or_default().to_owned())
     }
 
-    /// What the policy would say to a user who joins as `name`; `None` if it is not for us to ask, or there is no broker.
+    /// The policy's decision about a user who joins as `name`; `None` if this user may not ask, or there is no broker.
     pub(crate) fn may_join(&self, user: PolicyUser, name: &str) -> Option<PolicyDecision> {
         self.domain.as_ref()?.test_policy(user, name, PolicyRequest::Join).ok()
     }
@@ -75,7 +75,7 @@ impl Channels {
         Ok(())
     }
 
-    /// What the broker listed.
+    /// The channels that the broker listed.
     pub(crate) fn rows(&self) -> &[ChannelRow] {
         &self.rows
     }

@@ -32,12 +32,12 @@ pub(crate) struct Look {
     pub(crate) notes: Vec<String>,
 }
 
-/// Whose connections are looked for.
+/// The connections to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Those of programs that were started under `partywall run`.
+    /// The sockets of programs that were started under `partywall run`.
     Preloaded,
-    /// Those of all programs.
+    /// The sockets of all programs.
     All,
 }
 
@@ -256,7 +256,7 @@ fn channel_row(channel: &ChannelRow, channels: &Channels) -> ConnectionRow {
     let halves = || [from, to].into_iter().flatten().flat_map(|side| [side.written, side.read]);
     let sum = |of: fn(partywall::Snapshot) -> u64| halves().map(of).fold(0, u64::saturating_add);
     let is_socket = channel.kind == Kind::Socket;
-    // What one UDP socket sends to another: what does not go by its ring is not counted.
+    // The direction from one UDP socket to another. Datagrams outside of its ring are not counted.
     let datagrams_to = channel.service.strip_prefix(DATAGRAMS).filter(|_| is_socket);
     let port = datagrams_to.or_else(|| channel.service.strip_prefix(CONNECTION).filter(|_| is_socket));
     let peer = format!("{}:{}", channel.to_name, port.unwrap_or(&channel.service));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_keeps_its_rate_when_it_moves() {
+    fn connection_keeps_its_rate_when_it_moves() {
         let global = Global { broker: Some("/nonexistent".into()), domain: None, verbose: 0 };
         let mut gatherer = Gatherer::new(&global);
         let mut first = [socket_row(&socket(LineState::Counting, Reason::None), true, &Channels::default(), REACHABLE)];

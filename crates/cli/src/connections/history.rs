@@ -46,7 +46,7 @@ impl ConnectionMove {
     }
 }
 
-/// A time that a program has said. One that no clock has is shown as the last that can be.
+/// A time that a program has recorded. An impossible time is shown as the last possible one.
 fn time(at_ms: u64) -> String {
     const LAST: u64 = 253_402_300_799_999;
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms.min(LAST))).to_string()
@@ -134,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// What a reader sees of a line that a program writes.
+    /// The reader's view of a line that a program writes.
     fn seen(write: impl Fn(&StatusLine)) -> LineSnapshot {
         let line = StatusLine::default();
         let address = "10.0.0.1:1".parse().unwrap();

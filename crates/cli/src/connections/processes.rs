@@ -23,7 +23,7 @@ use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDInfo, FDTarget, Process};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
 
-/// What the memory of the directory is called in those that have mapped it (`region::directory`).
+/// The name of the directory's memory in programs that have mapped it (`region::directory`).
 const DIRECTORY: &str = "memfd:partywall-directory";
 
 /// One connected socket.
@@ -34,7 +34,7 @@ pub(crate) struct ConnectedSocket {
     pub(crate) fd: u32,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
-    /// What the library says of it.
+    /// The library's status of the socket.
     pub(crate) seen: Option<LineSnapshot>,
     /// Whether the library is in the program at all.
     pub(crate) loaded: bool,
@@ -42,7 +42,7 @@ pub(crate) struct ConnectedSocket {
     pub(crate) unreadable: bool,
     /// Whether it has ever met a broker there.
     pub(crate) joined: bool,
-    /// Why the policy does not let it join, if the broker says so.
+    /// The reason why the policy does not let it join, if the broker gives one.
     pub(crate) refusal: Option<String>,
 }
 
@@ -106,9 +106,9 @@ struct Finder {
     /// Also those of programs that the library is not in.
     all: bool,
     hidden: usize,
-    /// On which device memory lies that is a file.
+    /// The device number of memory files (memfds).
     device: Option<(u32, u32)>,
-    /// What each status memory says, by the number of its file: a process shares it with those that it forked.
+    /// The content of each status memory, by the number of its file: a process shares it with its forks.
     memories: HashMap<u64, Memory>,
     /// Sockets that have been seen, by number: processes share them likewise.
     known: HashSet<u64>,
@@ -303,7 +303,7 @@ fn library_and_directory(process: &Process) -> (bool, bool) {
     (is_mapped(|name| name == LIBRARY), is_mapped(|name| name == DIRECTORY) || is_mapped(is_window))
 }
 
-/// Names what a path leads to, without opening it.
+/// Opens the target of a path by name only, without opening the file itself.
 fn open_named(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -314,7 +314,7 @@ fn memory_device() -> io::Result<(u32, u32)> {
     reopen::device(memory.as_fd())
 }
 
-/// What a status memory says; `None` if it is none.
+/// The lines of a status memory; `None` if it is none.
 fn read(file: &File) -> Option<Vec<LineSnapshot>> {
     let mut header = [0; status::LINE];
     file.read_exact_at(&mut header, 0).ok()?;
@@ -412,7 +412,7 @@ mod tests {
         assert!(matches!(older_memory, Some(StatusFound::OtherVersion)));
         assert!(!look(&disk), "a file of another file system, such as FUSE");
         assert!(!look(&fifo));
-        // Of the FIFO alone: with nobody to write to it, an ordinary open would wait.
+        // This drops only the FIFO: an ordinary open would wait for a writer.
         drop(fifo);
         let named = open_named(&path).unwrap();
         assert!(reopen::regular(named.as_fd()).is_err());
@@ -434,7 +434,7 @@ mod tests {
             .spawn()
             .unwrap();
         let accepted: TcpStream = listener.accept().unwrap().0;
-        // It has the socket where it wants it once it says so.
+        // The child reports when it has the socket in the right place.
         child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
         let (all, _) = sockets(Scope::Preloaded);
         let found: Vec<_> = all.iter().filter(|socket| socket.pid == child.id()).collect();

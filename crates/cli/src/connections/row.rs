@@ -26,7 +26,7 @@ pub(crate) struct ConnectionRow {
     /// The stable code of why it is not on the ring; absent if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<Cause>,
-    /// The same as a sentence; empty if it is on the ring.
+    /// The cause as a sentence; empty if the connection is on the ring.
     pub(crate) why: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sent: Option<DirectionCount>,
@@ -75,7 +75,7 @@ impl DirectionCount {
     }
 }
 
-/// What the columns are called; those that begin with `>` are aligned right.
+/// The headings of the columns. A heading that begins with `>` is aligned right.
 pub(crate) const HEADINGS: [&str; 14] = [
     "PROGRAM",
     ">PID",
@@ -100,13 +100,13 @@ pub(crate) const WIDE: u16 = 150;
 pub(crate) const SHORT: [&str; 6] = ["PROGRAM", ">PID", "PEER", "WAY", ">TRAFFIC", "WHY"];
 
 impl ConnectionRow {
-    /// Says why it is not on the ring; nothing if it is.
+    /// Sets the cause why it is not on the ring, if there is one.
     pub(super) fn because(&mut self, cause: Option<Cause>) {
         self.reason = cause;
         self.why = cause.map_or("", Cause::words).into();
     }
 
-    /// Says that the policy refuses the program's user, if it does, and by which rule.
+    /// Records that the policy refuses the program's user, and by which rule, if it does.
     pub(super) fn is_refused(&mut self, refusal: Option<&str>) {
         if let Some(refusal) = refusal {
             self.reason = Some(Cause::JoinRefused);
@@ -131,14 +131,14 @@ impl ConnectionRow {
         [program, pid, peer, way, traffic, why]
     }
 
-    /// What tells it from others, from one look to the next.
+    /// The identity of a row, from one look to the next.
     pub(crate) fn key(&self) -> (Option<u32>, Option<u64>, &str, Option<&str>, &str) {
         // A socket keeps its addresses while its channel comes and goes.
         let channel = if self.local.is_none() { self.channel } else { None };
         (self.pid, channel, &self.program, self.local.as_deref(), &self.peer)
     }
 
-    /// What is known of its directions.
+    /// The known counts of its directions.
     pub(crate) fn flows(&self) -> impl Iterator<Item = DirectionCount> + use<> {
         [self.sent, self.received].into_iter().flatten()
     }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_the_ring_is_of_both_directions_and_never_rounded_up() {
+    fn ring_share_counts_both_directions_and_rounds_down() {
         let row = ConnectionRow {
             sent: Some(DirectionCount::of(1, 999_999)),
             received: Some(DirectionCount::of(0, 1)),

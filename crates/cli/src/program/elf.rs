@@ -1,4 +1,4 @@
-//! What an ELF file says of itself: for which machine it is, who loads it, which libraries and symbols it wants.
+//! The facts in an ELF file: its architecture, its loader, and the libraries and symbols that it needs.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -55,7 +55,7 @@ impl Elf {
         parsed.map(Some).map_err(failed)
     }
 
-    /// What keeps a library of this build out of it.
+    /// The obstacle that keeps a library of this build out of it.
     pub(super) fn obstacle(&self) -> Option<RingObstacle> {
         let loader = self.loader.as_deref().map(|path| path.rsplit('/').next().unwrap_or(path));
         if self.machine != MACHINE {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn every_obstacle_is_seen() {
+    fn elf_obstacles_are_recognised() {
         let good =
             Elf { wide: true, machine: MACHINE, loader: Some("/lib64/ld-linux-x86-64.so.2".into()), ..Elf::default() };
         assert_eq!(good.obstacle(), None);

@@ -12,7 +12,7 @@ use super::elf::Elf;
 pub(crate) struct Loaded {
     /// Files that the loader found.
     pub(crate) paths: Vec<PathBuf>,
-    /// Names that it did not find.
+    /// The names of missing libraries.
     pub(crate) missing: Vec<String>,
     /// Symbols that the program and its libraries want of others, without those of the C library itself.
     pub(crate) imports: BTreeSet<String>,

@@ -1,4 +1,4 @@
-//! What keeps the library out of a program, in words, and what can be done about it.
+//! The obstacles that keep the library out of a program, in words, with their remedies.
 
 use super::privilege::Privilege;
 
@@ -7,13 +7,13 @@ use super::privilege::Privilege;
 pub(crate) enum RingObstacle {
     /// No ELF file, or one that may not be read.
     NotElf,
-    /// Nobody loads libraries into it.
+    /// It has no dynamic loader, which would load the library.
     Static,
     /// Its runtime makes system calls without the C library.
     Go,
-    /// Another libc.
+    /// It uses another C library, musl.
     Musl,
-    /// Of 32 bits.
+    /// A program of 32 bits.
     Bits,
     /// For another processor.
     Machine,
@@ -22,7 +22,7 @@ pub(crate) enum RingObstacle {
 }
 
 impl RingObstacle {
-    /// What it is.
+    /// The obstacle in words.
     pub(crate) fn words(self) -> String {
         match self {
             Self::NotElf => "it is no ELF file that we may read".into(),
@@ -37,7 +37,7 @@ impl RingObstacle {
         }
     }
 
-    /// What can be done.
+    /// The remedy.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::NotElf => "make it readable, or name the program itself",

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Which right it gains.
+/// The privilege that a program gains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Privilege {
     /// It becomes another user.
@@ -24,16 +24,16 @@ impl Privilege {
     }
 }
 
-/// Who runs it.
+/// The user that runs it.
 #[derive(Debug, Clone, Copy)]
 struct Caller {
     uid: u32,
     gid: u32,
-    /// Nothing that it starts gains anything (`no_new_privs`).
+    /// No program that it starts gains rights (`no_new_privs`).
     limited: bool,
 }
 
-/// What `path` gains when we run it.
+/// The privilege that `path` gains when this user runs it.
 pub(crate) fn of(path: &Path) -> Option<Privilege> {
     let metadata = path.metadata().ok()?;
     let caller = Caller {

@@ -1,4 +1,4 @@
-//! Which file a command means: along PATH, and through the `#!` lines of scripts.
+//! The file that a command refers to: along PATH, and through the `#!` lines of scripts.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_found_as_the_shell_finds_it() {
+    fn command_is_resolved_along_path_as_by_shell() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
         for sub in [&one, &two] {

@@ -1,4 +1,4 @@
-//! Servers that give root's rights up after their start: as whom their workers then run, and whether those may join the broker.
+//! Servers that give up root's rights after their start: the user of their workers, and whether that user may join the broker.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -41,11 +41,11 @@ const SERVERS: [ServerConfiguration; 5] = [
 pub(crate) struct Worker {
     /// Its name, or number.
     pub(crate) user: String,
-    /// The configuration that says so; `None` if it is the server's default.
+    /// The configuration file with the user; `None` if it is the server's default.
     pub(crate) file: Option<PathBuf>,
 }
 
-/// As whom the workers of this program run if root starts it; `None` if it is no such server, as far as is known here.
+/// The user of this program's workers if root starts it; `None` if it is not known as such a server.
 pub(crate) fn of(program: &Path) -> Option<Worker> {
     let name = program.file_name()?.to_str()?;
     let server = SERVERS.iter().find(|server| server.programs.contains(&name))?;
@@ -57,14 +57,14 @@ pub(crate) fn of(program: &Path) -> Option<Worker> {
     }
 }
 
-/// What the broker would say to the workers of a server.
+/// The broker's answer to the workers of a server.
 #[derive(Debug)]
 pub(crate) enum Standing {
     /// They may join under this name, on these grounds.
     May { name: String, grounds: String },
     /// They may not; the rule would allow it.
     MayNot { name: String, grounds: String, rule: String },
-    /// Nothing can be said, and why.
+    /// The user is unknown, for this reason.
     Unknown(String),
 }
 
@@ -94,7 +94,7 @@ fn ask(global: &Global, user: PolicyUser, name: &str) -> Result<PolicyDecision, 
     Ok(session::join(global)?.test_policy(user, name, PolicyRequest::Join)?)
 }
 
-/// What a line `KEY VALUE`, `KEY = "VALUE"` or `export KEY=VALUE` says.
+/// The value in a line `KEY VALUE`, `KEY = "VALUE"` or `export KEY=VALUE`.
 fn value(text: &str, key: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let line = line.split('#').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a child says on its pipes.
+//! Collects the output of a child.
 
 use std::io::Read;
 use std::process::Child;

@@ -41,7 +41,7 @@ pub(crate) fn devices() {
     built("partywall-vhost", "partywall-blk");
 }
 
-/// What boots virtual machines, with the agent that runs in them.
+/// The program that boots virtual machines, with the agent that runs in them.
 pub(crate) fn lab() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
@@ -50,7 +50,7 @@ pub(crate) fn lab() -> &'static Path {
     })
 }
 
-/// Nothing is built if the environment says that everything is (`make test` does).
+/// Builds a file, unless the environment says that everything is built (`make test` does).
 fn built(package: &str, file: &str) -> PathBuf {
     let directory = Path::new(PARTYWALL).parent().unwrap();
     if std::env::var_os("PARTYWALL_PROGRAMS_ARE_BUILT").is_some() && directory.join(file).exists() {
@@ -227,15 +227,15 @@ pub(crate) fn partywall(arguments: &[&str]) -> Command {
     command
 }
 
-/// What it said on standard error.
+/// The standard error of a command.
 pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Copies a program so that it can be run at once.
 ///
-/// By another process: a descriptor of ours that may write the copy would be inherited by whatever another test starts just
-/// then, and a file that somebody may write cannot be run.
+/// Another process copies it: a process that another test starts just then would inherit our descriptor of the copy, and a file that is
+/// open for writing cannot be run.
 pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     assert!(Command::new("cp").arg("--preserve=mode").args([from.as_ref(), to.as_ref()]).status().unwrap().success());
 }

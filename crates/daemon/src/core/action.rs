@@ -1,4 +1,4 @@
-//! What goes into the core, and what comes out of it.
+//! The events that go into the core, and the actions that come out of it.
 
 use partywall_protocol::directory::DirectoryChange;
 use partywall_protocol::wire::{MachineId, Message, Refusal, Side};
@@ -11,42 +11,42 @@ use crate::credentials::Credentials;
 /// An event that the driver reports to the core.
 #[derive(Debug)]
 pub enum CoreEvent<F> {
-    /// Somebody connected to the broker's socket.
+    /// A client has connected to the broker's socket.
     Opened {
         /// The session from now on.
         session: SessionId,
-        /// Who it is, from the kernel (protocol C3).
+        /// The identity of the client, from the kernel (protocol C3).
         peer: Credentials,
         /// The path of its executable, where the broker may read it.
         program: Option<String>,
     },
     /// A packet that decoded.
     Message {
-        /// Who sent it.
+        /// The session that sent it.
         session: SessionId,
         /// Its request number.
         request: u32,
-        /// What it says.
+        /// The message.
         message: Message,
-        /// What came with it, except a socket that it brings to be looked at ([`Message::brings_socket`]).
+        /// The descriptors that came with it, except a socket that it brings to be examined ([`Message::brings_socket`]).
         descriptors: Vec<F>,
-        /// What that socket is, or why it is not one. `None` if none came.
+        /// The facts about that socket, or the reason why it is not one. `None` if none came.
         socket: Option<Result<SocketFacts, String>>,
     },
     /// A packet that did not decode, or lost some of its descriptors.
     Malformed {
-        /// Who sent it.
+        /// The session that sent it.
         session: SessionId,
         /// Its request number, or 0.
         request: u32,
-        /// Whose fault it was.
+        /// The code of the refusal.
         code: Refusal,
-        /// What was wrong with it.
+        /// The fault of the packet.
         reason: String,
         /// Whether nothing that follows can be trusted (protocol C4).
         fatal: bool,
     },
-    /// What became of an [`Action::Offer`]. Must follow it before any other event.
+    /// The result of an [`Action::Offer`]. It must follow the action before any other event.
     Offered {
         /// The channel offered.
         channel: u64,
@@ -76,7 +76,7 @@ pub enum CoreEvent<F> {
     Tick,
 }
 
-/// What became of an offer.
+/// The result of an offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OfferDelivery {
     /// It lies in the listener's socket.
@@ -89,7 +89,7 @@ pub enum OfferDelivery {
     Failed(String),
 }
 
-/// What to do, in order. Descriptors in it are the event loop's to send and drop.
+/// The actions to take, in order. The event loop sends and drops the descriptors in them.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action<F> {
     /// Answer a session. If that fails, the session is to be closed, and [`CoreEvent::Closed`] to be reported.
@@ -110,7 +110,7 @@ pub enum Action<F> {
         session: SessionId,
         /// The channel that it is about.
         channel: u64,
-        /// What to say.
+        /// The message to send.
         message: Message,
         /// A region, and with a connection its link ends.
         descriptors: Vec<F>,
@@ -119,7 +119,7 @@ pub enum Action<F> {
     Directory(DirectoryChange),
     /// Begin the directory of a machine, in its window from the host.
     BeginDirectory {
-        /// Which machine.
+        /// The machine.
         machine: MachineId,
         /// The window, writable.
         window: F,
@@ -128,14 +128,14 @@ pub enum Action<F> {
     },
     /// Change the directory of a machine.
     MachineDirectory {
-        /// Which machine.
+        /// The machine.
         machine: MachineId,
-        /// What changes.
+        /// The change of the directory.
         change: DirectoryChange,
     },
     /// The machine has gone, and its directory with it.
     EndDirectory {
-        /// Which machine.
+        /// The machine.
         machine: MachineId,
     },
     /// Note in a window's book that a place is in use from now on, or no longer (protocol V2.4). Before what is sent about it.
@@ -146,7 +146,7 @@ pub enum Action<F> {
         base: u64,
         /// The place's bytes.
         size: u64,
-        /// Whether somebody has it.
+        /// Whether the place is taken.
         in_use: bool,
     },
     /// Watch the sockets of a flow, sender's and receiver's: look at both before the next action, and report [`CoreEvent::FlowLost`] whenever
@@ -173,7 +173,7 @@ pub enum Action<F> {
         session: SessionId,
         /// The number of the request.
         request: u32,
-        /// What to do to the machine.
+        /// The order for the machine.
         order: Order,
     },
     /// Close the socket of a session, which the core has forgotten already.

@@ -42,7 +42,7 @@ pub(super) struct ChannelEnd<F> {
     pub(super) further: FurtherRegions,
 }
 
-/// Who answers for an end. A channel is forgotten when nobody answers for either.
+/// The holder of an end. A channel is forgotten when neither end has a holder.
 ///
 /// ```text
 ///   connecting:  (Connect) -> Held -> Released      (Reclaim of the other side) -> Unclaimed -> Held
@@ -61,7 +61,7 @@ pub(super) enum EndState {
 }
 
 impl EndState {
-    /// Whether somebody answers for the end.
+    /// Whether a session holds the end, or is expected to.
     pub(super) fn is_live(self) -> bool {
         matches!(self, Self::Waiting { .. } | Self::Held { .. })
     }
@@ -75,7 +75,7 @@ pub(super) fn index(side: Side) -> usize {
 }
 
 impl<F> ChannelEnd<F> {
-    /// An end that a process of a domain has. What its ring counts is charged by [`Core::hold`].
+    /// An end that a process of a domain has. [`Core::hold`] charges the bytes of its ring.
     pub(super) fn held(name: Name, domain: DomainId, peer: Credentials, ring_size: u64, region: Option<F>) -> Self {
         let state = EndState::Held { domain, pid: peer.pid };
         Self {
@@ -134,8 +134,8 @@ impl<F: Descriptor> Core<F> {
         Some(region)
     }
 
-    /// Gives up an end that is in state `from`: its region is dropped, its domain's account relieved, and the channel
-    /// forgotten if nobody answers for the other end either.
+    /// Gives up an end that is in state `from`: its region is dropped, its domain's account relieved, and the channel forgotten if the
+    /// other end has no session either.
     pub(super) fn release(&mut self, id: ChannelId, side: Side, from: EndState) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         let end = channel.end_mut(side);
@@ -186,7 +186,7 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// Notes that nobody answers for a channel any more.
+    /// Notes that no session holds an end of a channel any more.
     fn note_ended(&mut self, id: ChannelId) {
         let Some(channel) = self.channels.get(&id) else { return };
         let [from, to] = &channel.ends;

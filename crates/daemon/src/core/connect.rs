@@ -29,7 +29,7 @@ use super::{Action, Core, Descriptor, OfferDelivery, SessionId};
 use crate::credentials::Credentials;
 use crate::policy::Ruling;
 
-/// What a client says of its side of a channel.
+/// A client's description of its side of a channel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) kind: Kind,
@@ -70,7 +70,7 @@ pub(super) struct Offering<F> {
     pub(super) what: Offered<F>,
 }
 
-/// What is in transit to another session.
+/// An offer in transit to another session.
 #[derive(Debug)]
 pub(super) enum Offered<F> {
     /// `Incoming`, to the listener. The connecting side's link ends are kept for the answer.
@@ -83,7 +83,7 @@ pub(super) enum Offered<F> {
     Further(Addition),
 }
 
-/// What a client says of a ring that it wants to go on in.
+/// A client's description of a ring that it wants to continue in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Growth {
     pub(super) channel: ChannelId,
@@ -106,7 +106,7 @@ impl<F: Descriptor> Core<F> {
         let (located, geometry) = shape.check()?;
         let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
         let target = self.meant(peer, target);
-        // Policy first: what exists is no business of somebody who may not connect to it.
+        // The policy comes first: a client that may not connect must not learn whether the target exists.
         let ruling = self.policy.ruling(&self.policy.judge_connect(peer, &from.name, &target, &service));
         let from = from.name.to_string();
         self.tally.decision("connect", &ruling);
@@ -179,7 +179,7 @@ impl<F: Descriptor> Core<F> {
         }
         let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
 
-        // Nothing is refused from here on, except for want of room in the listener's socket.
+        // From here on a request is refused only for want of room in the listener's socket.
         let listener = bound.session;
         let channel = self.next_channel;
         let incoming = Message::Incoming {
@@ -234,7 +234,7 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// What was offered reached the other session or did not: only now is the request answered (protocol C7).
+    /// The offer has reached the other session or not: only now is the request answered (protocol C7).
     pub(super) fn offered(&mut self, id: ChannelId, delivery: OfferDelivery) {
         let Some(Offering { session, request, what, .. }) = self.offering.take_if(|o| o.channel == id) else { return };
         // A connecting side that ends while it is accepted is like one that has ended just before: what it had written can still be read.
@@ -336,7 +336,7 @@ impl<F: Descriptor> Core<F> {
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
-        // The number may be of an offer whose listening session has ended meanwhile: no fault of anybody.
+        // The number may be of an offer whose listening session has ended in the meantime, which is not an error.
         let Some(channel) = self.channels.get_mut(&channel_id) else {
             return refuse(Refusal::NoSuchChannel, format!("channel {channel_id} is gone"));
         };
@@ -398,7 +398,7 @@ impl<F: Descriptor> Core<F> {
                 Ok(())
             }
             Some(Err(refused)) => Err(refused),
-            // What it had written before it went can still be read.
+            // Bytes that it had written before it ended can still be read.
             None => {
                 self.send(id, request, Message::Done {});
                 Ok(())

@@ -1,4 +1,4 @@
-//! What the core needs to know about a descriptor that somebody sent.
+//! The core's interface to a descriptor that a client sent.
 
 use partywall_shm::layout::Geometry;
 
@@ -34,6 +34,6 @@ pub trait Descriptor: Clone {
     /// What the system lacks.
     fn make_bell(&self) -> Result<[Self; 2], String>;
 
-    /// Of a region with a ring: the byte up to which its owner has written, as it says.
+    /// For a region with a ring: the byte up to which its owner has written, by the owner's own word.
     fn written(&self) -> u64;
 }

@@ -63,7 +63,7 @@ impl<F: Descriptor> Core<F> {
         let origin = self.sessions.get(&id).map_or(Origin::Host, |session| session.peer.origin());
         // There is one exactly if the message brings one.
         let socket = || match socket {
-            // What an agent says of namespaces is about its own machine's.
+            // An agent's statements about namespaces apply to its own machine only.
             Some(Ok(facts)) => Ok(SocketFacts { origin, trusted: facts.trusted && origin == Origin::Host, ..facts }),
             Some(Err(reason)) => refuse(Refusal::BadSocket, reason),
             None => refuse(Refusal::Protocol, "a socket is missing"),

@@ -55,7 +55,7 @@ pub(super) struct Party {
 }
 
 impl Happened {
-    /// Of a decision.
+    /// The event of a decision.
     pub(super) fn by(ruling: &Ruling) -> Self {
         Self { grounds: ruling.words.clone(), line: ruling.line, ..Self::default() }
     }
@@ -82,7 +82,7 @@ pub(super) struct EventQueues {
 }
 
 impl EventQueues {
-    /// Whether nobody follows.
+    /// Whether there are no followers.
     pub(super) fn is_idle(&self) -> bool {
         self.followers.is_empty()
     }
@@ -92,7 +92,7 @@ impl EventQueues {
     }
 }
 
-/// What a request asks for, in case that it is refused.
+/// The subject of a request, recorded in case the request is refused.
 #[derive(Debug)]
 pub(super) struct AskedFor {
     kind: EventKind,
@@ -287,7 +287,7 @@ impl<F: Descriptor> Core<F> {
                     if !at_home {
                         row.line = 0;
                     }
-                    // Whom the policy kept apart does not learn by this whose domain it was.
+                    // A user that the policy kept apart must not learn from the event whose domain it was.
                     if row.kind == EventKind::RingRefused && !self.policy.is_administrator(follower.peer) {
                         row.to.clear();
                     }

@@ -9,23 +9,23 @@ use super::{Core, Descriptor, SessionId};
 use crate::credentials::{Credentials, Home};
 use crate::policy::Grounds;
 
-/// What a client asks, as it came.
+/// A client's question, as it came.
 #[derive(Debug)]
 pub(super) struct PolicyQuery {
     pub(super) question: PolicyQuestion,
-    /// Of whom it asks.
+    /// The user that the question is about.
     pub(super) of: AskedUser,
-    /// Of the user of the other side, whose group decides nothing.
+    /// The user of the other side, whose group decides nothing.
     pub(super) to: AskedUser,
     pub(super) names: [String; 3],
 }
 
-/// Of whom a client asks.
+/// The user that a client asks about.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AskedUser {
     /// The asking user itself.
     Own,
-    /// Of a user of the host, where the broker runs, or of a virtual machine.
+    /// A user of the host, where the broker runs, or of a virtual machine.
     Other { user: User, gid: Option<u32> },
 }
 

@@ -31,9 +31,9 @@ const MOST_HELD: usize = MOST_KINDS * u8::MAX as usize;
 /// The further regions of one end of a channel.
 #[derive(Debug, Default)]
 pub(super) struct FurtherRegions {
-    /// What the end takes of the other side, by kind.
+    /// The kinds that the end takes of the other side, with their limits.
     takes: BTreeMap<u32, TakenKind>,
-    /// Those that count for this end, its own and the other side's.
+    /// The regions that are charged to this end, its own and the other side's.
     counted: BTreeMap<FurtherKey, FurtherRegion>,
     /// The greatest number that a region of this side has had.
     last: u32,
@@ -56,14 +56,14 @@ pub(super) struct FurtherKey {
     pub(super) number: u32,
 }
 
-/// What counts of a further region.
+/// The charged part of a further region.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FurtherRegion {
     pub(super) kind: u32,
     pub(super) bytes: u64,
 }
 
-/// What a client says of a region that it wants to add.
+/// A client's description of a region that it wants to add.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Addition {
     pub(super) channel: ChannelId,
@@ -74,24 +74,24 @@ pub(super) struct Addition {
 }
 
 impl FurtherKey {
-    /// The same region, as the other end names it.
+    /// The same region, from the point of view of the other end.
     pub(super) fn seen_from_other_side(self) -> Self {
         Self { own: !self.own, ..self }
     }
 }
 
 impl FurtherRegions {
-    /// Those of an end that came by `Reclaim`.
+    /// The regions of an end that came by `Reclaim`.
     pub(super) fn of_reclaimed_end() -> Self {
         Self { reclaimed: true, ..Self::default() }
     }
 
-    /// Those that count for the end.
+    /// The regions that are charged to the end.
     pub(super) fn keys(&self) -> impl Iterator<Item = FurtherKey> {
         self.counted.keys().copied()
     }
 
-    /// Those that count for the end, and the bytes of each.
+    /// The regions that are charged to the end, with their bytes.
     #[cfg(any(test, feature = "invariants"))]
     pub(super) fn bytes_by_key(&self) -> BTreeMap<FurtherKey, u64> {
         self.counted.iter().map(|(key, region)| (*key, region.bytes)).collect()
@@ -234,7 +234,7 @@ impl<F: Descriptor> Core<F> {
             );
         }
         if other.further.counts(FurtherKey { own: false, number: region_number }) {
-            // The reader may lie about it. So this is no error of the owner's, who can take a greater number.
+            // The reader may be wrong about it. So this is no error of the owner, which can take a greater number.
             let reason =
                 format!("the other side still has a region {region_number}; use a greater number (protocol F1.1)");
             return refuse(Refusal::Quota, reason);
@@ -359,7 +359,7 @@ impl<F: Descriptor> Core<F> {
         key: FurtherKey,
     ) -> Result<(), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
-        // The end may have been given up meanwhile, and everything of it with it. Who never had it gives up nothing.
+        // The end may have been given up meanwhile, with all its regions. A session that never had it gives nothing up.
         let Some(end) = self.channels.get_mut(&number).map(|channel| channel.end_mut(side)) else { return Ok(()) };
         if end.state != (EndState::Held { domain, pid: peer.pid }) {
             return Ok(());

@@ -1,13 +1,13 @@
-//! Groups: members whose windows all of them see at the same addresses, and the seats of the processes that take part (protocol J).
+//! Groups: members that see each other's windows at the same addresses, and the seats of the processes that take part (protocol J).
 //!
 //! ```text
 //!   Group (name)  1 --- n  Member (a machine, or a domain of the host)  1 --- 1  Window  1 --- n  Seat --- of ---> a session
 //! ```
 //!
-//! Who is a member, the operator has said. A seat is part of its member's window; its place is given to nobody else before all who
-//! took part with its process have said that they have seen it go, and read nothing of it any more.
+//! The operator defines the members. A seat is part of its member's window. Its place is reused only when all processes that took part
+//! with the seat's process have confirmed that they read nothing of it any more.
 //!
-//! Where a machine is a member, a window is one file, which hypervisors map as a whole. In a group of the host alone a window is a range of
+//! In a group with machines, a window is one file, which hypervisors map as a whole. In a group of the host alone, a window is a range of
 //! addresses, and each seat's process brings sealed memory for it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ use crate::policy::GroupEntry;
 pub struct Membership {
     /// The place of the group in the file.
     pub group: usize,
-    /// Which of its members.
+    /// The index of the member.
     pub member: usize,
 }
 
@@ -73,11 +73,11 @@ struct SeatRecord<F> {
     life: u32,
     base: u64,
     size: u64,
-    /// What its process has brought for it, unless it is a part of the window's file.
+    /// The memory that its process has brought for it, unless the seat is a part of the window's file.
     memory: Option<F>,
     /// `None` once its process is gone.
     session: Option<SessionId>,
-    /// Seats of those who may still read it then.
+    /// The seats of processes that may still read it.
     readers: BTreeSet<u64>,
 }
 
@@ -133,7 +133,7 @@ impl<F> GroupRecord<F> {
         self.free();
     }
 
-    /// Frees the seats of the dead that nobody reads.
+    /// Frees the seats of dead processes that no member reads.
     fn free(&mut self) {
         let members = &mut self.members;
         self.seats.retain(|_, seat| {
@@ -158,7 +158,7 @@ pub(super) struct Groups<F> {
 }
 
 impl<F> Groups<F> {
-    /// None yet. Numbers of seats count up from the broker's own, as those of channels do.
+    /// No groups yet. Numbers of seats count up from the broker's instance, as those of channels do.
     pub(super) fn new(instance: u64) -> Self {
         Self { all: Vec::new(), next_key: instance + 1 }
     }
@@ -193,7 +193,7 @@ impl<F> Groups<F> {
         }
     }
 
-    /// Nobody is known to be in a machine now, so it sees nothing.
+    /// The machine is not known to be running, so it sees no window.
     pub(super) fn unseen(&mut self, machine: MachineId) {
         for window in self.all.iter_mut().flat_map(|g| &mut g.members).filter_map(|m| m.window.as_mut()) {
             window.seen.remove(&machine.into());
@@ -259,7 +259,7 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// Says which groups there are. Their windows are yet to come.
+    /// Sets the groups. Their windows follow later.
     pub fn set_groups(&mut self, entries: &[GroupEntry]) {
         let member =
             |(name, machine): &(Name, bool)| Member { name: name.clone(), machine: *machine, life: 0, window: None };
@@ -351,7 +351,7 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// What a process is called as a member of groups: its domain on the host, or its machine.
+    /// The name of a process as a member of groups: its domain on the host, or its machine.
     fn member_name<'a>(&'a self, peer: Credentials, domain: &'a Name) -> Option<&'a Name> {
         match peer.origin() {
             Origin::Host => Some(domain),

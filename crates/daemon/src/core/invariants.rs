@@ -1,5 +1,5 @@
-//! What is true of the core between any two events, and what one event may change in the accounts of channels. Tests and fuzz targets
-//! ask after each event.
+//! The invariants of the core between any two events, and the changes that one event may make in the accounts of channels. Tests and fuzz
+//! targets check them after each event.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,17 +13,17 @@ use super::service::MAX_WAITING;
 use super::socket::{Offer, Publication, Sockets};
 use super::{Action, Core, CoreEvent, Descriptor, OfferDelivery, SessionId};
 
-/// What counted for each end of a channel before an event, and what the event may change of it.
+/// The account of each end of a channel before an event, and the change that the event may make.
 ///
-/// A sum over ends cannot show a region that counts for too few or too many of them. So what each event may do to the ends is said here
-/// once more, from the message and its answer alone.
+/// A sum over ends cannot show a region that counts for too few or too many of them. So the permitted change of each event is computed
+/// here a second time, from the message and its answer alone.
 #[derive(Debug)]
 pub(super) struct AccountsBefore {
     ends: BTreeMap<(ChannelId, Side), EndAccount>,
     due: DueChange,
 }
 
-/// What counts for one end of a channel.
+/// The account of one end of a channel.
 #[derive(Debug)]
 struct EndAccount {
     state: EndState,
@@ -32,7 +32,7 @@ struct EndAccount {
     regions: BTreeMap<FurtherKey, u64>,
 }
 
-/// What an event is to change of ends that stay whose they are.
+/// The change that an event must make to ends that keep their holder.
 #[derive(Debug)]
 enum DueChange {
     Nothing,
@@ -150,7 +150,7 @@ impl<F: Descriptor> Core<F> {
                 _ => assert!(after.regions.is_empty(), "{at:?} begins or ends with further regions"),
             }
         }
-        // What has been handed to a session is neither delivered nor refused yet.
+        // An offer that was handed to a session is neither delivered nor refused yet.
         if self.offering.is_none() {
             self.check_invariants();
         }

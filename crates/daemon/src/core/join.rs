@@ -66,7 +66,7 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// What a domain of this name may have, if this session may join it.
+    /// The quota of a domain of this name, if this session may join it.
     pub(super) fn quota_of(&self, peer: Credentials, name: &Name) -> Option<Quota> {
         match peer.origin() {
             Origin::Host => self.policy.may_join(peer, name),

@@ -1,4 +1,4 @@
-//! How much is logged about what each user does, so that nobody fills the log.
+//! Limits on the log lines about each user, so that no user fills the log.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ impl LogBudget {
         left_out
     }
 
-    /// Whether lines were left out that nobody has been told of.
+    /// Whether lines were left out and not reported yet.
     pub(super) fn owes_report(&self) -> bool {
         self.users.values().any(|account| account.left_out > 0)
     }

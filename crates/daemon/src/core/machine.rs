@@ -1,12 +1,12 @@
-//! Virtual machines: which there are, who is in one, and what windows there are between them (protocol G).
+//! Virtual machines: their list, their sessions, and the windows between them (protocol G).
 //!
 //! ```text
 //!   Machine (name, number)  2 --- n  Window (owner, peer)  1 --- n  place (`window_places`)
 //! ```
 //!
 //! Sessions of a machine's programs come over its port, and the port alone says which machine that is: they are of that machine
-//! ([`User::Machine`](partywall_protocol::wire::User::Machine)), and of no user of this host. The broker believes nothing that a
-//! guest says of itself. The names of a guest's programs begin with the machine's name, unless the policy allows others.
+//! ([`User::Machine`](partywall_protocol::wire::User::Machine)), and of no user of this host. The broker trusts no statement of a guest
+//! about itself. The names of a guest's programs begin with the machine's name, unless the policy allows others.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ const DIRECTORY_ROOM: u64 = partywall_protocol::directory::SIZE.next_multiple_of
 /// A window has a directory if the directory takes at most this fraction of it: one part in three.
 const DIRECTORY_SHARE: u64 = 3;
 
-/// What an administrator asks for, which takes more than the core.
+/// An administrator's order, which takes more than the core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
     /// Take this machine in.
@@ -61,7 +61,7 @@ pub enum Order {
     },
 }
 
-/// What is known of the machines, told by who attends to them.
+/// News about the machines, from the thread that attends to them.
 #[derive(Debug)]
 pub enum MachineNews<F> {
     /// There is a new one.
@@ -80,25 +80,25 @@ pub enum MachineNews<F> {
         /// The machine.
         machine: MachineId,
     },
-    /// Its agent has greeted, or nobody is there any more. Either way it sees no window until it says so again.
+    /// The machine's agent has greeted, or has gone. Either way the machine sees no window until it reports one.
     Up {
         /// The machine.
         machine: MachineId,
-        /// Whether somebody is there.
+        /// Whether the machine's agent is there.
         up: bool,
     },
-    /// What windows are to it was asked of its monitor.
+    /// The monitor has reported how the windows are plugged into the machine.
     Plugged {
         /// The machine.
         machine: MachineId,
-        /// What they are.
+        /// The kind of device that the windows are.
         plugged_as: PluggedAs,
     },
     /// Whether it can be migrated, as far as its devices are concerned.
     Fixed {
         /// The machine.
         machine: MachineId,
-        /// What prevents that; `None` if nothing does.
+        /// The reason why it cannot be migrated; `None` if it can.
         by: Option<String>,
     },
     /// It gives up its windows to be migrated, or has them again.
@@ -112,14 +112,14 @@ pub enum MachineNews<F> {
     Rung {
         /// The machine.
         machine: MachineId,
-        /// How.
+        /// The way in which its programs are rung.
         rung_by: RungBy,
     },
     /// There is a window.
     Window {
-        /// Who writes it.
+        /// The machine that writes the window.
         owner: Origin,
-        /// Who reads it.
+        /// The machine that reads it.
         peer: Origin,
         /// For the owner.
         memory: F,
@@ -127,55 +127,55 @@ pub enum MachineNews<F> {
         reader: F,
         /// Bytes from its header to its end.
         size: u64,
-        /// Those of them that have memory. The rest follows, or that there is a shortage.
+        /// The bytes of the window that have memory. The rest follows, or a notice of a shortage.
         allocated: u64,
     },
     /// A window of the last broker has places that programs of before may still use. Right after [`MachineNews::Window`].
     InUse {
-        /// Who writes it.
+        /// The machine that writes the window.
         owner: Origin,
-        /// Who reads it.
+        /// The machine that reads it.
         peer: Origin,
         /// Where each begins, from the header on, and its bytes.
         places: Vec<(u64, u64)>,
     },
     /// More of a window has memory.
     Allocated {
-        /// Who writes it.
+        /// The machine that writes the window.
         owner: Origin,
-        /// Who reads it.
+        /// The machine that reads it.
         peer: Origin,
         /// Bytes from its header on.
         to: u64,
     },
     /// The rest of a window's memory cannot be had for now.
     Shortage {
-        /// Who writes it.
+        /// The machine that writes the window.
         owner: Origin,
-        /// Who reads it.
+        /// The machine that reads it.
         peer: Origin,
         /// Why, and what to do.
         why: String,
     },
     /// A machine sees a window.
     Seen {
-        /// Who.
+        /// The machine that is concerned.
         machine: MachineId,
-        /// Who writes it.
+        /// The machine that writes the window.
         owner: Origin,
-        /// Who reads it.
+        /// The machine that reads it.
         peer: Origin,
     },
     /// There is room for the seats of a member of a group of the host alone. Each of them brings separate memory.
     GroupRoom {
-        /// Whose room it is.
+        /// The membership whose window has the room.
         of: Membership,
         /// Bytes of the window that the seats are placed in.
         size: u64,
     },
     /// There is the window of a member of a group.
     GroupWindow {
-        /// Whose window it is.
+        /// The membership whose window it is.
         of: Membership,
         /// The machine that the member is; the host if it is a domain of it.
         owner: Origin,
@@ -190,15 +190,15 @@ pub enum MachineNews<F> {
     },
     /// A machine sees such a window.
     GroupSeen {
-        /// Who.
+        /// The machine that is concerned.
         machine: MachineId,
-        /// Whose window it is.
+        /// The member that the window belongs to.
         of: Membership,
     },
 }
 
 impl<F> MachineNews<F> {
-    /// The same with other descriptors.
+    /// The same news with other descriptors.
     pub(crate) fn map<G>(self, turn: impl Fn(F) -> G) -> MachineNews<G> {
         match self {
             Self::Added { machine, name, monitor, port } => MachineNews::Added { machine, name, monitor, port },
@@ -232,13 +232,13 @@ struct MachineRecord {
     up: bool,
     plugged_as: PluggedAs,
     rung_by: RungBy,
-    /// What prevents its migration; empty if nothing does.
+    /// The reason why it cannot be migrated; empty if it can.
     fixed_by: String,
     /// It gives up its windows to be migrated, or has given them up.
     is_migrating: bool,
 }
 
-/// What prevents the migration of a machine before its monitor was asked.
+/// The reason why a machine cannot be migrated before its monitor was asked.
 const NOT_ASKED: &str = "its devices are not known yet";
 
 /// Everything about machines.
@@ -301,7 +301,7 @@ impl<F> Machines<F> {
         self.known.keys().copied().filter(|machine| self.has_directory(*machine)).collect()
     }
 
-    /// Says that a machine has one from now on, if its window has room and memory for it. Returns the window.
+    /// Gives a machine a directory, if its window has room and memory for it. Returns the window.
     pub(super) fn begin_directory(&mut self, machine: MachineId) -> Option<F>
     where
         F: Clone,
@@ -400,7 +400,7 @@ impl<F: Descriptor> Core<F> {
                 if let Some(known) = known.get_mut(&machine) {
                     known.is_migrating = leaves;
                 }
-                // Those who wait for a place with it are refused now.
+                // Requests that wait for a place in a window of this machine are refused now.
                 self.serve_waiting();
             }
             MachineNews::Rung { machine, rung_by } => {
@@ -423,7 +423,7 @@ impl<F: Descriptor> Core<F> {
                 }
             }
             MachineNews::Allocated { owner, peer, to } => {
-                // It may be that of a machine that was let go meanwhile.
+                // The window may belong to a machine that was detached meanwhile.
                 if let Some(window) = windows.get_mut(&(owner, peer)) {
                     window.extend(to);
                     self.look_for_directory(owner, peer);
@@ -451,8 +451,7 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// What a session's domain is to be called: in a machine everything begins with the machine's name, except what the policy
-    /// allows besides.
+    /// The qualified name of a session's domain. Guest names are prefixed with the machine's name unless policy allows an exception.
     pub(super) fn qualified(&self, peer: Credentials, name: Name) -> Result<Name, Refuse> {
         let Some(machine) = self.machines.name_of(peer.origin()) else { return Ok(name) };
         if self.policy.may_join_machine(machine, &name).is_some() {
@@ -461,7 +460,7 @@ impl<F: Descriptor> Core<F> {
         refuse::name(&format!("{machine}.{name}"))
     }
 
-    /// Which domain is meant by a name: in a machine also one on that machine, without the machine's name.
+    /// The domain that a name refers to. In a machine, a domain of that machine may be named without the machine's name.
     pub(super) fn meant(&self, peer: Credentials, name: Name) -> Name {
         match self.machines.name_of(peer.origin()) {
             Some(machine) if self.domain_named(&name).is_none() => Name::new(&format!("{machine}.{name}"))

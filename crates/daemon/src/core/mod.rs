@@ -11,17 +11,18 @@
 //! ```
 //!
 //! Everything a client says arrives here decoded but unproven; names, geometries, descriptors, rights and quotas are checked
-//! here, and whatever is refused changes nothing. Descriptors are opaque ([`Descriptor`]): tests use counters, the event loop
+//! here, and a refused request changes nothing. Descriptors are opaque ([`Descriptor`]): tests use counters, the event loop
 //! uses real ones, and dropping one closes it. Each concept has its file:
 //!
-//! - `action` is what goes in and what comes out, and `dispatch` gives each message to the part that answers it;
+//! - `action` defines the events and actions, and `dispatch` gives each message to the part that answers it;
 //! - `session` opens and ends sessions, `join` makes domains of them, `domain` accounts for what a domain has;
-//! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
-//! - `view` answers `List` and `Inspect` (C10), and `explain` says what the policy would decide (C17);
+//! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` takes them over from an earlier broker
+//!   (protocol C9);
+//! - `view` answers `List` and `Inspect` (C10), and `explain` reports what the policy would decide (C17);
 //! - `machine` knows virtual machines, and `window_places` hands out places in the windows between them (protocol G);
-//! - `events` tells those who follow what has happened (C18);
-//! - `report` counts what is done, for metrics;
-//! - `group` knows who takes part in which group, and hands out seats (protocol J);
+//! - `events` reports events to sessions that follow them (C18);
+//! - `report` counts the work done, for metrics;
+//! - `group` knows the members of groups, and hands out seats (protocol J);
 //! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
 
 mod action;
@@ -77,7 +78,7 @@ use service::{Service, ServiceKey};
 use session::SessionRecord;
 use socket::Sockets;
 
-/// What the machine can bear, so that the broker sheds load before the kernel does.
+/// The capacity of the machine, so that the broker sheds load before the kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Sessions at a time.
@@ -120,7 +121,7 @@ pub struct Core<F> {
     domains: BTreeMap<DomainId, DomainRecord>,
     services: BTreeMap<ServiceKey, Service>,
     channels: BTreeMap<ChannelId, Channel<F>>,
-    /// Who is called what.
+    /// The domains by name.
     domain_ids: HashMap<Name, DomainId>,
     service_keys: HashMap<(DomainId, Name), ServiceKey>,
     /// Region descriptors kept, over all channels.
@@ -130,7 +131,7 @@ pub struct Core<F> {
     groups: Groups<F>,
     /// The directory's memory, for clients to map.
     directory: Option<F>,
-    /// What an administrator said instead of the file.
+    /// The rules that an administrator has set instead of the file's.
     live_policy: Option<SocketRules>,
     offering: Option<Offering<F>>,
     /// The session by which each side of a channel is sent memory.
@@ -150,7 +151,7 @@ pub struct Core<F> {
 pub(crate) const IDS_PER_INSTANCE: u64 = 1 << 32;
 
 impl<F: Descriptor> Core<F> {
-    /// A broker that knows nobody. `instance` must exceed that of every broker before it by 2^32.
+    /// A broker without sessions. `instance` must exceed that of every broker before it by 2^32.
     pub fn new(policy: Arc<Policy>, instance: u64, capacity: Capacity) -> Self {
         Self {
             policy,

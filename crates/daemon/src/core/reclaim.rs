@@ -1,8 +1,8 @@
-//! `Reclaim`: after the broker came again, the two sides tell it of their channel (protocol C9).
+//! `Reclaim`: after a restart of the broker, the two sides report their channel to it (protocol C9).
 //!
-//! The broker believes a side only about itself, and holds what it says of the other side against what the other says. The
-//! worst that a liar gains is a line in a list: regions are shown to the user who brought them (C10), and no channel depends
-//! on the broker's opinion of it.
+//! The broker trusts a side only about itself, and compares its statements about the other side with the other side's own. A false claim
+//! gains at most a line in a list: regions are shown to the user who brought them (C10), and no channel depends on the broker's record of
+//! it.
 
 use partywall_protocol::wire::{Located, Message, Name, Origin, Refusal, Side, User};
 
@@ -12,7 +12,7 @@ use super::further::FurtherRegions;
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
 
-/// What a side says of its channel.
+/// A side's claim to its channel.
 #[derive(Debug)]
 pub(super) struct ChannelClaim {
     pub(super) channel: ChannelId,
@@ -39,7 +39,7 @@ impl<F: Descriptor> Core<F> {
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         let name = domain.name.clone();
         self.has_been(number)?;
-        // Accepting needs nobody's leave; and who the connecting user was, only that user's own claim can tell.
+        // Accepting needs no permission, and only the connecting user's own claim can show who that user was.
         if side == Side::Connecting && !self.policy.may_connect(peer, &name, &other, &service) {
             return refuse(Refusal::Denied, format!("the policy does not let {name} connect to {other}:{service}"));
         }
@@ -89,7 +89,7 @@ impl<F: Descriptor> Core<F> {
     }
 }
 
-/// Whether a claim agrees with what is known of the channel, or in what it does not.
+/// Whether a claim agrees with the known facts of the channel.
 fn agree<F>(
     channel: &Channel<F>,
     side: Side,

@@ -12,16 +12,16 @@ use crate::policy::Ruling;
 pub(super) struct Refuse {
     pub(super) code: Refusal,
     pub(super) reason: String,
-    /// What the policy has denied, if it did.
+    /// The denial of the policy, if the policy refused it.
     pub(super) denied: Option<Box<Denial>>,
 }
 
-/// What the policy has denied.
+/// A denial of the policy.
 #[derive(Debug)]
 pub(super) struct Denial {
-    /// What was asked for.
+    /// The kind of the request.
     pub(super) kind: EventKind,
-    /// Who asked.
+    /// The client that asked.
     pub(super) peer: Credentials,
     /// As which domain; 0 if there is none yet.
     pub(super) domain: DomainId,

@@ -1,6 +1,6 @@
-//! What metrics are made of: how much there is of everything now, and what was done since the start.
+//! The source of the metrics: the present counts, and the work done since the start.
 //!
-//! Made when somebody asks for it. Everything that a client chooses is bounded here: of the domains, [`DOMAINS`] are named.
+//! A report is made on request. Everything that a client chooses is bounded here: at most [`DOMAINS`] domains are named.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ use crate::policy::{RuleCode, Ruling};
 
 /// Domains that are named.
 const DOMAINS: usize = 50;
-/// What the others are called together. No domain can be called that.
+/// The common name of all other domains. No domain can have this name.
 const REST: &str = "(rest)";
 
-/// What was done since the start.
+/// The work done since the start.
 #[derive(Debug, Default)]
 pub(super) struct RequestCounts {
     sessions: u64,
@@ -28,7 +28,7 @@ pub(super) struct RequestCounts {
     named: BTreeSet<String>,
 }
 
-/// What the policy was asked, whether it allowed it, and by which clause. A file has few clauses.
+/// The kind of decision, whether the policy allowed it, and the clause that decided. A file has few clauses.
 pub(crate) type DecisionKey = (&'static str, bool, RuleCode);
 
 impl RequestCounts {
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_had_a_series_keep_it_and_no_more_than_fifty_get_one() {
+    fn metric_names_are_limited_to_fifty_and_stable() {
         let mut named = BTreeSet::new();
         let many = |from: u64, n: u64| (from..from + n).map(|at| (format!("d{at}"), at)).collect::<BTreeMap<_, _>>();
         let first = name_some(&mut named, many(0, 51));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn domain_of_one_process_has_no_series_of_its_own() {
+    fn per_process_domains_share_one_metric_series() {
         for (name, expected) in
             [("nginx-4242", "nginx-*"), ("web", "web"), ("web-a", "web-a"), ("a-", "a-"), ("a-1-2", "a-1-*")]
         {

@@ -25,7 +25,7 @@ pub(super) struct SessionRecord {
     pub(super) services: BTreeSet<ServiceKey>,
     /// Offers in its socket that it has neither accepted nor closed.
     pub(super) waiting: BTreeSet<ChannelId>,
-    /// What it has put into the directory.
+    /// Its publications in the directory.
     pub(super) publications: BTreeSet<u64>,
     /// Connections that it offers.
     pub(super) offers: BTreeSet<ChannelId>,
@@ -89,9 +89,9 @@ impl<F: Descriptor> Core<F> {
         self.actions.push(Action::Close { session: id });
     }
 
-    /// Forgets a session and whatever lived only by it. Unknown ones have been dismissed before.
+    /// Removes a session and all objects that depend on it. Unknown ones have been dismissed before.
     ///
-    /// Unless its program has closed it, its places in windows are given to nobody else (protocol G4.1).
+    /// Unless its program has closed it, its places in windows are not given out again (protocol G4.1).
     pub(super) fn end(&mut self, id: SessionId, by_program: bool) {
         let Some(session) = self.sessions.remove(&id) else { return };
         if let Some(count) = self.sessions_by_account.get_mut(&session.peer.account()) {
@@ -100,7 +100,7 @@ impl<F: Descriptor> Core<F> {
                 self.sessions_by_account.remove(&session.peer.account());
             }
         }
-        // What waits in its socket goes with it: the kernel drops the descriptors, and the connecting side sees that (C7).
+        // Offers in its socket go with it: the kernel drops the descriptors, and the connecting side sees that (C7).
         for channel in session.waiting {
             if let Some(state) = self.channels.get(&channel).map(|c| c.end(Side::Accepting).state) {
                 self.release(channel, Side::Accepting, state);

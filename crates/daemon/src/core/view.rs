@@ -70,7 +70,7 @@ impl<F: Descriptor> Core<F> {
         let Some(found) = self.channels.get(&channel).filter(visible) else {
             return refuse(Refusal::NoSuchChannel, format!("there is no channel {channel}, or it is none of yours"));
         };
-        // What a connection carries is shown to none but the user of that end: its other end has mapped it already, if it is honest.
+        // The content of a connection is shown only to the user of that end. The other end, if it is honest, has mapped it already.
         let shown = |end: &&ChannelEnd<F>| administrator || found.kind != Kind::Socket || own(end);
         let region = |side| Some(found.end(side)).filter(shown).and_then(|end| end.region.clone());
         let (connecting, accepting) = (region(Side::Connecting), region(Side::Accepting));
@@ -120,7 +120,7 @@ fn sees_channel<F>(viewer: &ViewSubject<'_>, channel: &Channel<F>) -> bool {
     viewer.administrator
         || channel.ends.iter().any(|end| match end.user {
             Some(_) => is_own(end, viewer.id, viewer.peer),
-            // The name of such an end of a connection is nobody's word.
+            // The name of such an end of a connection is not verified.
             None => channel.kind != Kind::Socket && end.name == viewer.domain.name,
         })
 }

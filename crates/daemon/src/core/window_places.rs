@@ -1,4 +1,4 @@
-//! Places in the windows between machines: who holds which, and who waits for one (protocol G).
+//! Places in the windows between machines: their holders, and the requests that wait for one (protocol G).
 //!
 //! ```text
 //!   Window (owner, peer)  1 --- n  place --- held by ---> a process, then a channel
@@ -29,7 +29,7 @@ const MOST_OF_AN_END: usize = 4;
 /// A ring that grows takes at most this part of what is free in its window, so that there is room for others.
 const SHARE: u64 = 4;
 
-/// Who may use a place.
+/// The holder of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Holder {
     /// A process that is about to connect.
@@ -40,10 +40,10 @@ pub(super) enum Holder {
     Abandoned,
 }
 
-/// What lies in a place, as far as the broker knows.
+/// The content of a place, as far as the broker knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PlaceContent {
-    /// Nothing yet, or a ring that another one was changed for: of those the broker does not hear.
+    /// No region yet, or a ring that has replaced another: the broker does not learn of those.
     Unknown,
     /// The region of an end.
     Endpoint,
@@ -64,12 +64,12 @@ pub(super) struct PairWindow<F> {
     pub(super) memory: F,
     reader: F,
     pub(super) size: u64,
-    /// Those of its bytes that have memory: there is no place elsewhere.
+    /// The bytes that have memory: places are only given out there.
     pub(super) allocated: u64,
     /// Why the rest of the window has no memory.
     pub(super) shortage: Option<String>,
     carve: Carve,
-    /// Places that were taken or have become free since the book was written: where, how many bytes, and whether somebody has it.
+    /// Places that were taken or freed since the book was written: start, bytes, and whether the place is taken.
     changes: Vec<(u64, u64, bool)>,
     /// By the byte at which they begin.
     places: BTreeMap<u64, WindowPlace>,
@@ -79,7 +79,7 @@ pub(super) struct PairWindow<F> {
     pub(super) has_directory: bool,
 }
 
-/// Somebody who has asked for a place, and waits for memory that is being made.
+/// A request for a place that waits for memory to be allocated.
 #[derive(Debug)]
 pub(super) struct Waiting {
     session: SessionId,
@@ -97,7 +97,7 @@ impl WindowPlace {
 }
 
 impl<F> PairWindow<F> {
-    /// A window that nobody sees yet. Its places lie between byte `first` and the end of its memory.
+    /// A window that no machine sees yet. Its places lie between byte `first` and the end of its memory.
     pub(super) fn new(memory: F, reader: F, size: u64, allocated: u64, first: u64) -> Self {
         Self {
             memory,
@@ -137,7 +137,7 @@ impl<F> PairWindow<F> {
         Some((base, self.memory.clone()))
     }
 
-    /// Keeps places from everybody: programs that the last broker gave them to may still read or write there.
+    /// Keeps places from being given out: programs that the last broker gave them to may still read or write there.
     pub(super) fn abandon_places(&mut self, places: &[(u64, u64)]) {
         for &(base, size) in places {
             if self.carve.take_at(base, size) {
@@ -212,7 +212,7 @@ impl<F> Machines<F> {
         self.windows.values_mut().for_each(|w| w.free(|place| place.holder == Holder::Channel(channel)));
     }
 
-    /// A program that has an end of this channel may live, though its session has ended: the channel's places are nobody's any more.
+    /// A program with an end of this channel may still run, though its session has ended: the channel's places stay unused.
     pub(super) fn abandon(&mut self, channel: ChannelId) {
         for window in self.windows.values_mut() {
             let held = window.places.values_mut().filter(|place| place.holder == Holder::Channel(channel));

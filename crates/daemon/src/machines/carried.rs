@@ -8,7 +8,7 @@
 
 use partywall_protocol::socket::SocketFacts;
 
-/// What is sent last where no process of the guest has the session any more: longer than any facts.
+/// The marker that is sent last when no process of the guest has the session any more. It is longer than any facts.
 pub(crate) const GONE: [u8; 2] = u16::MAX.to_le_bytes();
 
 /// Bytes before and between.

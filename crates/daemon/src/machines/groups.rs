@@ -19,7 +19,7 @@ use super::store;
 use crate::core::{MachineNews, Membership};
 use crate::policy::{GroupEntry, MachineEntry};
 
-/// The files, which live as long as somebody has them open.
+/// The files of the windows, which exist while a process has them open.
 #[derive(Debug, Default)]
 pub(crate) struct GroupWindows {
     entries: Vec<GroupEntry>,
@@ -30,8 +30,8 @@ pub(crate) struct GroupWindows {
 }
 
 impl GroupWindows {
-    /// Makes those of the host's domains, and says what the core is to know of them. Those of machines come with the machines. In a group
-    /// without machines there are none: each seat has separate memory, out of which its owner cannot take pages (protocol J3.7).
+    /// Makes the windows of the host's domains, and returns the news for the core. Windows of machines are made with the machines. In a
+    /// group without machines there are none: each seat has separate memory, from which its owner cannot remove pages (protocol J3.7).
     ///
     /// Those that the last broker of this socket has made are used again, unless one of its machines is another one by `machines`, the
     /// operator's file.
@@ -120,7 +120,7 @@ impl GroupWindows {
         Ok(news)
     }
 
-    /// Those that a machine is to see, and as what.
+    /// The windows that a machine sees, with its role in each.
     pub(super) fn of(&self, machine: MachineId, name: &Name) -> Vec<(Membership, WindowRole, WindowDevice)> {
         let is_member = |of: &Membership| {
             self.entries.get(of.group).is_some_and(|group| group.members.iter().any(|(n, m)| *m && n == name))

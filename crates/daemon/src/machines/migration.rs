@@ -8,8 +8,8 @@
 //!      +------------------------------- Resume ------------------------------------+
 //! ```
 //!
-//! The windows of a migrating machine stay with its QEMU until that ends. Nobody gets a place in them, so a guest that lies about having
-//! released them keeps nothing but what it had.
+//! The windows of a migrating machine stay with its QEMU until that ends. No places in them are given out, so a guest that falsely claims
+//! to have released them keeps only the places that it had.
 
 use std::io;
 
@@ -70,7 +70,7 @@ impl Work {
         let answer = match failure {
             None => {
                 tracing::info!(machine = %name, "the machine has given up its windows");
-                // Its sessions end with the port, and nobody holds its monitor.
+                // The machine's sessions end with the port, and its monitor is free.
                 attended.port = None;
                 Message::Done {}
             }
@@ -129,7 +129,8 @@ impl Work {
                 there.has_migrated_away().map_err(|e| e.to_string())?
                     || attended.migration == MigrationStep::Migrating && !has_ours
             }
-            // Nobody is there. A machine of the operator's file need not have started yet. It is replaced by one with another monitor.
+            // The monitor is not running. A machine of the operator's file need not have started yet. It is replaced by one with another
+            // monitor.
             Err(VmError::Qmp(QmpError::Unreachable { source, .. }))
                 if matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
             {
@@ -151,7 +152,7 @@ impl Work {
 
     /// Fails while QEMU migrates a machine: windows that it got now would be missing at its destination.
     pub(super) fn check_stays(name: &Name, monitor: &str) -> Result<(), String> {
-        // A machine that nobody answers for has no windows to get.
+        // A machine without a program that answers for it has no windows to get.
         Machine::connect(monitor).map_or(Ok(()), |mut there| still_migrates(name, &mut there))
     }
 

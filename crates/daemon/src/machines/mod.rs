@@ -52,10 +52,10 @@ const ROOM: u64 = 64 << 20;
 /// Why a machine has no doorbell device before its monitor was asked.
 const NOT_YET: &str = "nothing was plugged in yet";
 
-/// What the attendant is to do.
+/// A task of the attendant.
 #[derive(Debug)]
 pub(crate) enum Task {
-    /// What an administrator asks for, and who waits to hear how it went.
+    /// An administrator's order, with the session and the request that wait for its result.
     Order { session: SessionId, request: u32, order: Order },
     /// A machine of the operator's file, which may not be running yet.
     Entry(MachineEntry),
@@ -65,9 +65,9 @@ pub(crate) enum Task {
     Groups(GroupWindows),
     /// Its agent has greeted, perhaps several times.
     Up { machine: MachineId },
-    /// What has become of a machine that was to give up its windows: why it has not.
+    /// The result of a machine's release; `failure` has the reason if it failed.
     Released { machine: MachineId, failure: Option<String> },
-    /// No more.
+    /// End the thread.
     Stop,
 }
 
@@ -132,7 +132,7 @@ struct Attended {
     port: Option<Port>,
     layout: WindowLayout,
     migration: MigrationStep,
-    /// What its guest is rung by, if it has such a device, and otherwise why not.
+    /// The doorbell device of its guest, or the reason why there is none.
     doorbell: Result<Switchboard, String>,
 }
 
@@ -161,7 +161,7 @@ struct Work {
     tasks: AttendantTasks,
     windows: Windows,
     groups: GroupWindows,
-    /// What the next broker is to know, and what the last one knew.
+    /// The record for the next broker, and that of the last one.
     state: AttachmentFile,
     machines: BTreeMap<MachineId, Attended>,
     /// Doorbell devices of machines that were detached, by their monitors: they stay in, and serve again.
@@ -253,7 +253,7 @@ impl Work {
             inode: trace.inode,
             size: trace.size,
         };
-        // One that is about to leave must not get its windows back from a broker that starts meanwhile.
+        // A machine that is about to leave must not get its windows back from a broker that starts meanwhile.
         let stays = |machine: &&Attended| machine.migration != MigrationStep::Migrating;
         let machines = self.machines.values().filter(stays).map(attachment).collect();
         let windows = self.windows.traces().into_iter().map(|(key, trace)| window(key, trace)).collect();
@@ -274,7 +274,7 @@ impl Work {
                 return Err(format!("{name} is attached {}; detach it first", layout_in_words(there.layout)));
             }
             let plugged = self.plug(machine, false)?;
-            // What could not be had before may be there now.
+            // Memory that was not available before may be available now.
             self.windows.complete(machine, news(&self.control))?;
             self.plug_doorbell(machine);
             return Ok(self.added(machine, &plugged));
@@ -377,7 +377,7 @@ impl Work {
                 }
             }
         }
-        // A window that QEMU does not release stays in it, and belongs to nobody any more.
+        // A window that QEMU does not release stays in the machine, without an owner.
         for (side, role, id) in plugged {
             if let Some(there) = side.machine().and_then(|machine| self.machines.get(&machine))
                 && let Ok(mut monitor) = Machine::connect(&there.monitor)

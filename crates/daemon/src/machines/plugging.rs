@@ -1,4 +1,4 @@
-//! What is plugged into a machine: its windows and its doorbell device. The guest gets a list of them.
+//! The devices that are plugged into a machine: its windows and its doorbell device. The guest gets a list of them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::{MigrationStep, Work, windows};
 use crate::control::Errand;
 use crate::core::MachineNews;
 
-/// What was plugged in.
+/// The devices that were plugged in.
 #[derive(Debug, Default)]
 pub(super) struct Plugged {
     pub(super) count: u32,
@@ -65,10 +65,10 @@ impl Work {
         Ok(())
     }
 
-    /// Plugs in what is not there: as memory if the machine was started for that, as PCI devices otherwise.
+    /// Plugs in the missing devices: as memory if the machine was started for that, as PCI devices otherwise.
     ///
-    /// What it only reads, an nvdimm, a kernel that is starting never sees: an event tells it, which is lost as long as the driver
-    /// (`nfit`) is not there, and does not ask by itself. So that is plugged in once the agent is there.
+    /// A kernel that is still starting would miss a read-only window (an nvdimm): an event announces it, which is lost while the driver
+    /// (`nfit`) is not loaded, and the driver does not look again. So it is plugged in once the agent is there.
     pub(super) fn plug(&self, machine: MachineId, greeted: bool) -> Result<Plugged, String> {
         let start = Instant::now();
         let mut plugged = Plugged::default();
@@ -129,7 +129,7 @@ impl Work {
             attended.doorbell = Ok(left);
         }
         let plugged = Machine::connect(&attended.monitor).and_then(|mut monitor| {
-            // Those of earlier brokers stay, and nobody is at their other end.
+            // Doorbell devices of earlier brokers stay, without a process at their other end.
             let there = monitor.doorbells()?;
             if attended.doorbell.as_ref().is_ok_and(|doorbell| there.contains(&doorbell.id())) {
                 return Ok(());
@@ -146,7 +146,7 @@ impl Work {
             error => error.to_string(),
         };
         tracing::info!(machine = %attended.name, why, "no doorbell device was plugged in");
-        // One that it has, it keeps, though its monitor may not answer now.
+        // A machine keeps the doorbell device that it has, though its monitor may not answer now.
         if attended.doorbell.is_err() {
             attended.doorbell = Err(why);
         }
@@ -189,7 +189,7 @@ impl Work {
     }
 }
 
-/// For the administrator who has attached it: which kind its windows are and why, and what else an administrator should see.
+/// The remark for the administrator who has attached the machine: the kind of its windows with the reason, and other facts worth knowing.
 pub(super) fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> String {
     let mut said = match &plugged.kind {
         None => String::new(),

@@ -1,7 +1,7 @@
 //! One machine's serial port: sessions of its programs, links of its channels, and the windows that it gets.
 //!
-//! The program at the other end may be hostile. What it says is taken for this machine's and nobody else's; sessions, links and
-//! bytes that wait are bounded; what makes no sense ends the session that it was said in, or the port.
+//! The program at the other end may be hostile. Its statements apply to this machine only. Sessions, links and waiting bytes are bounded.
+//! Malformed input ends its session, or the port.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ pub(super) struct Announcement {
     /// The guest writes it.
     pub(super) own: bool,
     pub(super) part: Part,
-    /// Who is on the other side.
+    /// The name of the other side.
     pub(super) other: String,
     /// To be read through.
     pub(super) memory: OwnedFd,
@@ -63,16 +63,16 @@ pub(super) struct Announced {
     pub(super) doorbell: Option<Switchboard>,
 }
 
-/// What a window is for.
+/// The purpose of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Channels between two machines: who writes it, who reads it.
+    /// Channels between two machines: the writer and the reader.
     Between(Origin, Origin),
     /// The buffers of a member of a group.
     Group(Membership),
 }
 
-/// What a port's thread is to say to its guest. However often it is said, only the latest counts.
+/// A message for a port's thread to send to its guest. However often it is said, only the latest counts.
 #[derive(Debug, Default)]
 struct PortOrders {
     announce: Option<Announced>,
@@ -180,7 +180,7 @@ impl Drop for Port {
     }
 }
 
-/// What a port's thread works with, whether or not somebody is at the other end.
+/// The state of a port's thread, whether or not a program is at the other end.
 #[derive(Debug)]
 struct Attend {
     machine: MachineId,
@@ -195,7 +195,7 @@ struct Attend {
     said: Cell<Option<bool>>,
     shared: Arc<PortShared>,
     bell: Arc<OwnedFd>,
-    /// What a descriptor that stays in the guest looks like here.
+    /// A stand-in for a descriptor that stays in the guest.
     nothing: OwnedFd,
 }
 
@@ -266,7 +266,7 @@ impl Attend {
     }
 }
 
-/// A port with somebody at the other end.
+/// A port whose other end is open.
 struct Open<'a> {
     at: &'a Attend,
     relay: Relay,
@@ -330,7 +330,7 @@ impl<'a> Open<'a> {
                 // An answer that still comes must not count for the next request. Both sides begin again.
                 return Ok(());
             }
-            // What the guest says may have to be answered, so nothing is heard while answers wait. The relay then stops to read.
+            // The guest's messages may need answers, so none are read while answers wait. The relay then stops reading.
             while !self.is_full()
                 && let Some(notice) = notices.try_recv()
             {
@@ -453,7 +453,7 @@ impl<'a> Open<'a> {
     }
 
     fn say(&self, what: &Say) {
-        // Nothing that is said here is too long.
+        // All messages here are short enough.
         let _ = self.relay.control(&what.encode());
     }
 
@@ -462,7 +462,7 @@ impl<'a> Open<'a> {
             Say::Open { session, pid } => self.open(session, pid),
             Say::Close { session, by_program } => {
                 if let Some(socket) = self.sessions.get(&session).filter(|_| by_program) {
-                    // Where there is no room for it, the program is believed to live.
+                    // If there is no room for it, the program counts as alive.
                     let _ = packet::try_send(socket.as_fd(), &carried::GONE, &[]);
                 }
                 self.forget_session(session);
@@ -473,7 +473,7 @@ impl<'a> Open<'a> {
                 {
                     self.close(session);
                 }
-                // Those of a request that was not passed on.
+                // The links of a request that was not passed on.
                 let unused: Vec<u32> = links.into_iter().filter(|link| !self.links.contains(link)).collect();
                 self.drop_links(&unused);
             }
@@ -497,7 +497,7 @@ impl<'a> Open<'a> {
                 }
             }
             Say::Released { held } if self.release_by.is_some() => {
-                // It has no sessions any more, and its programs no places: what it says of them is not believed.
+                // The machine has no sessions any more, and its programs no places: later messages about them are ignored.
                 self.forget_sessions();
                 self.end_release(Some(held.0).filter(|held| !held.is_empty()));
             }
@@ -604,7 +604,7 @@ impl<'a> Open<'a> {
             Ok((_, Message::RegionAdded { region, .. })) if region.is_in_window() => {
                 window = fds.next().and_then(|memory| self.window_of(&memory));
             }
-            // Regions of channels within the guest are not here, and those in windows not to be mapped by who asks.
+            // Regions of channels within the guest are not here, and those in windows cannot be mapped by the asker.
             Ok((request, Message::Regions { .. })) => {
                 wire::encode(request, &Message::Regions { connecting: false, accepting: false }, &mut packet);
             }

@@ -72,9 +72,9 @@ pub(super) struct Remembered {
 #[derive(Debug)]
 pub(super) struct AttachmentFile {
     path: PathBuf,
-    /// What this broker has written last.
+    /// The record that this broker has written last.
     written: Option<Remembered>,
-    /// What the earlier broker had, as far as it is not used yet: machines by name, and windows by owner and peer.
+    /// The record of the earlier broker, as far as it is not used yet: machines by name, and windows by owner and peer.
     machines: BTreeMap<String, AttachmentRecord>,
     windows: BTreeMap<(Option<String>, Option<String>), WindowRecord>,
     /// Files that the service manager has kept for this broker.
@@ -147,7 +147,7 @@ impl AttachmentFile {
         let found = find_again(trace, size, monitors);
         match found {
             Some(_) => self.passed.use_again(id),
-            // Nobody uses it again, and its memory is freed with the last descriptor.
+            // It is not used again, and its memory is freed with the last descriptor.
             None => store::give_up(id),
         }
         found
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn attachments_are_read_again_until_none_is_left() {
+    fn attachments_are_read_again_until_all_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("broker.sock");
         assert!(!is_there(&socket));

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use partywall_protocol::window::WindowId;
 use partywall_region::packet;
 
-/// What the name of each file begins with.
+/// The prefix of the files' names.
 const PREFIX: &str = "window-";
 
 /// Hands a file to the service manager.
@@ -26,7 +26,7 @@ pub(super) fn give_up(id: WindowId) {
     report(send(&format!("FDSTOREREMOVE=1\nFDNAME={PREFIX}{id}\n"), &[]));
 }
 
-/// The descriptors that it has passed to this process; nobody else uses them.
+/// The descriptors that systemd has passed to this process; no other code uses them.
 #[derive(Debug, Default)]
 pub(super) struct PassedFiles {
     descriptors: Vec<i32>,

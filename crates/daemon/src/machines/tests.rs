@@ -43,7 +43,7 @@ fn path(folder: &tempfile::TempDir, name: &str) -> String {
 }
 
 #[test]
-fn machine_is_attached_while_guest_of_another_greets_without_end() {
+fn machine_attaches_while_another_guest_greets_endlessly() {
     let folder = tempfile::tempdir().unwrap();
     let control = ServerControl::new().unwrap();
     let attendant = Attendant::start(control.clone(), &folder.path().join("broker"), HANG * 10).unwrap();
@@ -61,7 +61,7 @@ fn machine_is_attached_while_guest_of_another_greets_without_end() {
         assert!(start.elapsed() < HANG, "no greeting was served");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Of the second machine the monitor is missing, which its request is told.
+    // The second machine has no monitor, and the answer to its request says so.
     let (name, monitor, port) = (Name::new("b").unwrap(), path(&folder, "b.monitor"), path(&folder, "b.port"));
     let order = Order::Add { name, monitor, port, room: 8 << 20, migratable: false };
     attendant.tell(Task::Order { session: SessionId(7), request: 5, order }).unwrap();

@@ -20,10 +20,10 @@ use crate::core::MachineNews;
 /// Bytes of the smallest file. Places for regions begin behind its first 4 MiB.
 const SMALLEST: u64 = 8 << 20;
 
-/// Who writes it, who reads it.
+/// The writer and the reader of a window.
 pub(super) type Key = (Origin, Origin);
 
-/// The files, which live as long as somebody has them open: this broker, or a QEMU.
+/// The files of the windows, which exist while this broker or a QEMU has them open.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     files: BTreeMap<Key, Arc<WindowFile>>,
@@ -54,7 +54,8 @@ impl Windows {
         Ok(news)
     }
 
-    /// Whether this host has memory for what the windows lack, those of a machine among them. It may be gone when it is allocated.
+    /// Whether this host has memory for the unallocated parts of all windows, including those of a machine. It may be gone when it is
+    /// allocated.
     pub(super) fn afford(&self, machine: MachineId) -> Result<(), String> {
         let lacks = |file: &Arc<WindowFile>| file.size() - file.allocated();
         let own: u64 = self.lacking(machine).iter().filter_map(|(_, file)| file.upgrade()).map(|f| lacks(&f)).sum();
@@ -108,7 +109,7 @@ impl Windows {
             .collect()
     }
 
-    /// Those that a machine has a part in, as QEMU gets them.
+    /// The windows that a machine owns or reads, in the form for QEMU.
     pub(super) fn of(&self, machine: MachineId) -> Vec<(Key, WindowDevice)> {
         let ours = self.files.iter().filter(|((owner, peer), _)| [*owner, *peer].contains(&machine.into()));
         ours.map(|(key, file)| (*key, WindowDevice::of(file))).collect()
@@ -156,7 +157,7 @@ fn allocate(
     while !left.is_empty() {
         left.retain(|((owner, peer), file)| {
             let (owner, peer) = (*owner, *peer);
-            // The machine may have been let go meanwhile.
+            // The machine may have been detached meanwhile.
             let Some(file) = file.upgrade() else { return false };
             match more(&file) {
                 Ok(whole) => {
@@ -188,7 +189,7 @@ pub(super) fn file_size(size: u64) -> Result<u64, RegionError> {
 }
 
 fn spec(owner: &str, peer: &str, size: u64) -> WindowSpec {
-    // Of whatever kind a machine is, its peers may be of the other, and a PCI device's memory is a power of two.
+    // A machine of either kind may have peers of the other, and a PCI device's memory is a power of two.
     let size = size.max(SMALLEST).checked_next_power_of_two().unwrap_or(u64::MAX);
     let room = size.saturating_sub(DATA_OFFSET + BLOCK as u64);
     WindowSpec { room, owner: owner.to_owned(), peer: peer.to_owned() }
@@ -200,7 +201,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     #[test]
-    fn each_window_gets_a_part_in_turn_and_whoever_runs_short_or_is_gone_does_not_hold_up_the_others() {
+    fn windows_are_allocated_in_turn_and_shortage_delays_no_other() {
         let mut windows = Windows::default();
         let [host, first, second] = [0, 1, 2].map(|n| MachineId::new(n).map_or(Origin::Host, Origin::Machine));
         for (owner, peer) in [(first, host), (host, first), (second, first)] {
@@ -240,7 +241,7 @@ mod tests {
             ]
         );
         assert_eq!(short.iter().map(|(key, _)| *key).collect::<Vec<_>>(), [(host, first)]);
-        // What is short is tried again, and nothing else.
+        // Only the windows that lack memory are tried again.
         assert_eq!(windows.lacking(MachineId::MIN).len(), 1);
         let why = windows.complete(MachineId::MIN, drop);
         assert_eq!((why, windows.lacking(MachineId::MIN).len()), (Ok(()), 0));

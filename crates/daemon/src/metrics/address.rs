@@ -48,7 +48,7 @@ impl AsFd for MetricsSocket {
 impl Drop for MetricsSocket {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            // A file that somebody has removed already is gone as wished.
+            // A file that was removed already needs no action.
             let _ = fs::remove_file(file);
         }
     }

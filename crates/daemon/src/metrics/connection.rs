@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// the connection, and the scraper may then lose the answer.
 const MOST_IGNORED: usize = 1 << 20;
 
-/// What one is asked for.
+/// The request of a scraper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HttpRequest {
     /// The page of all metrics.
@@ -45,7 +45,7 @@ impl Scraper {
         Self { socket, request: Vec::new(), answer: Vec::new(), sent: 0, ignored: 0, until: Instant::now() + PATIENCE }
     }
 
-    /// What it waits for.
+    /// The event that it waits for.
     pub(super) fn wants(&self) -> PollFlags {
         if self.answer.is_empty() || self.is_answered() { PollFlags::IN } else { PollFlags::OUT }
     }
@@ -119,7 +119,7 @@ impl AsFd for Scraper {
     }
 }
 
-/// What these bytes ask for; `None` while there is not enough of them.
+/// The request in these bytes; `None` while it is incomplete.
 fn asked(bytes: &[u8]) -> Option<HttpRequest> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);

@@ -16,7 +16,7 @@ use super::text;
 use crate::control::ServerControl;
 use crate::policy::MetricsAddress;
 
-/// Scrapers at a time. One more takes the place of the oldest, so those that say nothing keep nobody out.
+/// The most scrapers at once. One more takes the place of the oldest, so silent ones keep no other out.
 const SCRAPERS: usize = 32;
 /// How old an answer may be.
 const FRESH: Duration = Duration::from_secs(1);

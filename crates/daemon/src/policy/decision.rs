@@ -1,7 +1,7 @@
-//! What the policy decides of a request, and the clause of the file that makes it so.
+//! The policy's decision about a request, and the clause of the file that decides.
 //!
-//! The broker asks these functions for every request, and `partywall policy test` reports their answers. So what that command explains
-//! is what happens.
+//! The broker asks these functions for every request, and `partywall policy test` reports their answers. So the command's explanation
+//! matches the broker's behaviour.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::programs::ProgramGlob;
 use super::{ConnectRule, JoinRule, Policy};
 use crate::credentials::{Credentials, Home};
 
-/// What decides a request.
+/// The grounds of a decision.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Grounds<'a> {
     /// The asking user is an administrator.
@@ -53,7 +53,7 @@ impl Grounds<'_> {
         }
     }
 
-    /// For programs.
+    /// The clause as a code for programs.
     pub(crate) fn rule(&self) -> RuleCode {
         let (word, number) = match self {
             Self::Administrator { key, .. } => (*key, None),
@@ -70,7 +70,7 @@ impl Grounds<'_> {
         RuleCode { word, number }
     }
 
-    /// Where the file says so; `None` for a default.
+    /// The place of the rule in the file; `None` for a default.
     fn span(&self) -> Option<Range<usize>> {
         let span = match self {
             Self::Administrator { users, .. } => users.span(),
@@ -291,7 +291,7 @@ same_user = true
         Credentials::on_host(uid, uid, Home::Broker, 1)
     }
 
-    /// What it says, and its line.
+    /// The decision, the line of its rule, and the words.
     fn told(policy: &Policy, grounds: Grounds<'_>) -> (bool, Option<usize>, String) {
         (grounds.allow(), policy.line_of(&grounds), grounds.to_string())
     }

@@ -13,7 +13,7 @@ const ROOM: u64 = 64 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "RawGroup")]
 pub struct GroupEntry {
-    /// What it is called.
+    /// The name of the group.
     pub name: Name,
     /// Each with whether it is a virtual machine, and not a domain of the host.
     pub members: Vec<(Name, bool)>,

@@ -90,7 +90,7 @@ use metrics::MetricsTable;
 use programs::ProgramLists;
 use quota::QuotaChange;
 
-/// What the operator allows.
+/// The operator's rules.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
@@ -103,7 +103,7 @@ pub struct Policy {
     /// Most sessions that one user may have, over all domains.
     #[serde(default = "default_sessions_per_user")]
     sessions_per_user: u32,
-    /// What a domain may have unless its join rule says otherwise.
+    /// The quota of a domain unless its join rule has another.
     #[serde(default)]
     quota: Quota,
     #[serde(default)]
@@ -113,7 +113,7 @@ pub struct Policy {
     /// When connections of unmodified programs go to a ring.
     #[serde(default)]
     sockets: SocketRules,
-    /// Which unmodified programs are accelerated; every one without it.
+    /// The unmodified programs that are accelerated; every one without it.
     #[serde(default)]
     programs: Option<ProgramLists>,
     /// Programs in virtual machines, which an administrator has attached, may connect to everything.
@@ -189,7 +189,7 @@ pub enum PolicyError {
     Unreadable {
         /// Where the policy file should be.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The file says something that a policy cannot say.
@@ -250,17 +250,17 @@ impl Policy {
         self.administrator(peer).is_some()
     }
 
-    /// Whether there is any name that this user may join as; nobody else may even keep a session open.
+    /// Whether there is any name that this user may join as. A user without one may not even keep a session open.
     pub fn may_join_something(&self, peer: Credentials) -> bool {
         self.is_administrator(peer) || self.join.iter().any(|rule| rule.get_ref().admits(peer))
     }
 
-    /// What a domain called `name` may have if this user of the host may join as it.
+    /// The quota of a domain called `name`, if this user of the host may join as it.
     pub fn may_join(&self, peer: Credentials, name: &Name) -> Option<Quota> {
         self.quota_by(self.judge_join(peer, name))
     }
 
-    /// What a domain called `name` may have if programs in the virtual machine `machine` may join as it.
+    /// The quota of a domain called `name`, if programs in the virtual machine `machine` may join as it.
     pub fn may_join_machine(&self, machine: &Name, name: &Name) -> Option<Quota> {
         self.quota_by(self.judge_join_machine(machine, name))
     }
@@ -329,7 +329,7 @@ impl Policy {
         &self.group
     }
 
-    /// Where metrics are served, if the file says so.
+    /// The address of the metrics, if the file has one.
     pub fn metrics(&self) -> Option<&MetricsAddress> {
         self.metrics.as_ref().map(|table| &table.listen)
     }

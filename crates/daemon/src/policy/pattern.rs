@@ -17,7 +17,7 @@ impl NamePattern {
         self.matches_text(name.as_str())
     }
 
-    /// The same of text that need not be a name.
+    /// Like [`Self::matches`], for text that need not be a name.
     pub(super) fn matches_text(&self, text: &str) -> bool {
         self.0.matches(text)
     }

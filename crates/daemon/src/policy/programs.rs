@@ -107,7 +107,7 @@ deny = ['redis-cli']
     }
 
     #[test]
-    fn policy_without_allow_list_accelerates_every_program_but_the_denied() {
+    fn policy_without_allow_list_admits_all_but_denied_programs() {
         for text in ["", "[programs]\n", "[programs]\ndeny = ['sshd']\n"] {
             let policy = Policy::parse(text).unwrap();
             assert!(policy.judge_program("/usr/bin/anything").allow(), "{text}");

@@ -4,10 +4,10 @@ use serde::Deserialize;
 
 use super::size;
 
-/// What one domain may have at a time.
+/// The quota of one domain, for the objects that it has at once.
 ///
-/// The broker bounds what is brought before it. A ring that grows later (protocol A2) is made without it, is paid for by the
-/// process that makes it, and is bounded by the reader's own limit (A4).
+/// The broker limits the regions that are shown to it. A ring that grows later (protocol A2) is made without the broker, is charged to
+/// the process that makes it, and is bounded by the reader's own limit (A4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quota {

@@ -15,9 +15,9 @@ use super::size;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Section")]
 pub struct SocketRules {
-    /// What holds if no clause fits.
+    /// The terms of connections that no clause fits.
     pub(crate) terms: Terms,
-    /// Of those that fit, the last decides.
+    /// The clauses. The last one that fits decides.
     pub(crate) clauses: Vec<Clause>,
     /// Between the domains of one user no `connect` rule is needed.
     pub(crate) same_user: Spanned<bool>,
@@ -65,7 +65,7 @@ impl TryFrom<Section> for SocketRules {
 }
 
 impl SocketRules {
-    /// Replaces when connections go to a ring, by clauses that are separated by spaces. What no clause is for stays as it is.
+    /// Replaces the rules for the move to a ring by clauses separated by spaces. Terms that no clause sets stay as they are.
     pub(crate) fn set_clauses(&mut self, text: &str) -> Result<(), String> {
         let clauses: Result<_, _> = text.split_ascii_whitespace().map(parse).collect();
         *self = Self { terms: self.terms, clauses: clauses?, same_user: self.same_user.clone() }.check()?;

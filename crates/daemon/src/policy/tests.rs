@@ -1,4 +1,4 @@
-//! What a policy allows, and what it says about a file that is wrong.
+//! The decisions of a policy, and the errors of a wrong file.
 
 use super::*;
 use crate::credentials::Home;
@@ -43,7 +43,7 @@ fn peer(uid: u32, gid: u32) -> Credentials {
 }
 
 #[test]
-fn who_may_join_as_what() {
+fn join_rules_match_users_groups_and_patterns() {
     let policy = Policy::parse(SAMPLE).unwrap();
     for (uid, gid, domain, expected) in [
         (1001, 1001, "web-1", true),
@@ -64,7 +64,7 @@ fn who_may_join_as_what() {
 }
 
 #[test]
-fn who_may_connect_to_whom() {
+fn connect_rules_match_pairs_of_domains_and_service() {
     let policy = Policy::parse(SAMPLE).unwrap();
     for (uid, from, to, service, expected) in [
         (1001, "web-1", "db", "sql", true),
@@ -83,7 +83,7 @@ fn who_may_connect_to_whom() {
 }
 
 #[test]
-fn the_first_rule_that_admits_sets_the_quota() {
+fn first_matching_rule_sets_quota() {
     let policy = Policy::parse(SAMPLE).unwrap();
     let web = policy.may_join(peer(1001, 1), &name("web-1")).unwrap();
     assert_eq!((web.channels, web.max_ring, web.sessions), (100, 65536, Quota::default().sessions));
@@ -93,7 +93,7 @@ fn the_first_rule_that_admits_sets_the_quota() {
 }
 
 #[test]
-fn without_a_file_only_root_and_the_same_user() {
+fn policy_without_file_admits_root_and_same_user_only() {
     let policy = Policy::for_user(1000);
     for (uid, expected) in [(1000, true), (0, true), (1001, false), (u32::MAX, false)] {
         assert_eq!(policy.may_join(peer(uid, 1000), &name("a")).is_some(), expected);
@@ -113,14 +113,14 @@ fn file_without_administrators_leaves_root_as_one() {
 }
 
 #[test]
-fn a_name_is_the_number_it_had_when_the_file_was_read() {
+fn user_and_group_names_resolve_when_policy_is_read() {
     let policy = Policy::parse("administrators = ['root']\n[[join]]\ndomain='a'\ngroups=['root']").unwrap();
     assert!(policy.is_administrator(peer(0, 1)) && !policy.is_administrator(peer(1, 1)));
     assert!(policy.may_join(peer(77, 0), &name("a")).is_some());
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_line() {
+fn policy_error_names_line_and_cause() {
     for (text, line, words) in [
         ("administators = []", 1, "unknown field `administators`"),
         ("\n[quota]\nchanels = 1", 3, "unknown field `chanels`"),
@@ -143,14 +143,14 @@ fn what_is_wrong_is_said_with_its_line() {
 }
 
 #[test]
-fn the_sample_file_is_a_policy() {
+fn sample_policy_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("partywalld.toml");
     let policy = Policy::read(&path).unwrap();
     assert!(policy.is_administrator(peer(0, 1)));
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn missing_policy_file_is_named() {
     let error = Policy::read(Path::new("/nonexistent/policy.toml")).unwrap_err().to_string();
     assert!(error.contains("/nonexistent/policy.toml"), "{error}");
 }

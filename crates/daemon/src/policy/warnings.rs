@@ -6,11 +6,11 @@ use super::{JoinRule, Policy};
 use crate::policy::NamePattern;
 
 impl Policy {
-    /// One sentence for each thing that nobody may do, or that a rule says without effect.
+    /// One sentence for each operation that no user may perform, and for each rule without effect.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.machines_meet {
-            // There is no file, so nobody has forgotten anything in it.
+            // Without a file there is nothing to warn about.
             return warnings;
         }
         let nobody_rules =
@@ -72,7 +72,7 @@ impl Policy {
         }
     }
 
-    /// Whether a rule admits somebody as a domain that fits, or a machine of the file is called so.
+    /// Whether a rule admits a user as a domain that fits, or a machine of the file has such a name.
     fn may_be_somebody(&self, pattern: &NamePattern) -> bool {
         self.join.iter().map(Spanned::get_ref).any(|rule| !rule.admits_nobody() && rule.domain.may_meet(pattern))
             || self.machine.iter().any(|machine| pattern.may_fit_what_begins_with(&machine.name))
@@ -93,7 +93,7 @@ mod tests {
         Policy::parse(text).unwrap().warnings()
     }
 
-    /// The one warning of a file.
+    /// The only warning of a file.
     fn warning(text: &str) -> String {
         let mut all = warnings(text);
         assert_eq!(all.len(), 1, "{text}: {all:?}");
@@ -103,7 +103,7 @@ mod tests {
     const WEB: &str = "[[join]]\ndomain = 'web-*'\nusers = [33]\n";
 
     #[test]
-    fn policy_that_lets_everybody_do_something_has_no_warnings() {
+    fn usable_policy_has_no_warnings() {
         assert_eq!(warnings(WEB), [""; 0]);
         assert_eq!(warnings(&format!("{WEB}[[connect]]\nfrom = 'web-1'\nto = '*'\n")), [""; 0]);
     }
@@ -123,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn rule_that_admits_nobody_is_warned_of_by_its_number() {
+    fn rule_without_subjects_is_warned_about_by_number() {
         let said = warning(&format!("{WEB}[[join]]\ndomain = 'db'\n"));
         assert!(said.contains("rule 2") && said.contains("\"db\""), "{said}");
     }
 
     #[test]
-    fn connect_rule_for_domain_that_nobody_may_be_is_warned_of() {
+    fn connect_rule_for_unjoinable_domain_is_warned_about() {
         let said = warning(&format!("{WEB}[[connect]]\nfrom = 'web-1'\nto = 'bd'\n"));
         assert!(said.contains("rule 1") && said.contains("to = \"bd\""), "{said}");
         let admits_nobody = format!("{WEB}[[join]]\ndomain = 'db'\n[[connect]]\nfrom = 'web-1'\nto = 'db'\n");

@@ -35,9 +35,9 @@ pub enum HostGroup {
     Any,
     /// The group with this id, and the users whom the group database listed in it.
     Id {
-        /// Of those whose primary group it is.
+        /// The id of the group, which its users may have as their primary group.
         gid: u32,
-        /// Those who are in it besides.
+        /// The users that the group database listed in the group.
         members: Vec<u32>,
     },
 }

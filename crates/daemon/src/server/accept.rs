@@ -36,8 +36,8 @@ pub(super) const ACCEPTED: usize = 64;
 /// them waits in the same queue.
 pub(super) const LEFT: usize = 256;
 
-/// How long connections are taken out of the kernel's queue per turn: meanwhile nobody is heard. To ask for a client takes some 50
-/// microseconds, and to close a connection of one that has left some 10.
+/// The time per turn for taking connections out of the kernel's queue; no session is read during it. Asking for a client takes some 50
+/// microseconds, and closing a connection whose client has left some 10.
 const ACCEPTING: Duration = Duration::from_millis(1);
 
 /// How long sessions are begun per turn: a turn begins at least one.
@@ -49,7 +49,7 @@ const PARTING: usize = 2;
 /// Sessions begun per turn, however many users want one.
 const ADMITTED: usize = 16;
 
-/// Connections of all users that wait for their turn. Beyond that, those of the user who has most of them are hung up on.
+/// The most connections of all users that wait for their turn. Beyond that, connections of the user with the most are dropped.
 pub(super) const MOST_ARRIVALS: usize = 1024;
 
 /// A connection that was accepted and is no session yet.
@@ -68,7 +68,7 @@ impl Arrival {
     }
 }
 
-/// By which of the broker's sockets a client comes.
+/// The broker's socket that a client connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Door {
     /// The socket of the host.
@@ -78,7 +78,7 @@ pub(super) enum Door {
 }
 
 impl Door {
-    /// What epoll calls its listening socket.
+    /// The epoll data of its listening socket.
     fn event(self) -> u64 {
         match self {
             Self::Host => LISTENER,
@@ -291,7 +291,7 @@ impl Server {
         let data = EventData::new_u64(session.0);
         epoll::add(&self.epoll, &socket, data, EventFlags::IN | EventFlags::RDHUP)?;
         self.sessions.insert(session, SessionSocket { socket, read: ReadBy::EventLoop });
-        // What runs in a machine, the machine says.
+        // The machine reports the programs that run in it.
         self.feed(CoreEvent::Opened { session, peer, program: None });
         Ok(())
     }
@@ -312,7 +312,7 @@ impl Server {
         let turned = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(socket) => {
                 self.core.count_refused_session(Refusal::OutOfResources);
-                // Whose it was is not asked; all of them share one account.
+                // The user is not asked for; all such sessions share one account.
                 if self.core.may_log(None) {
                     tracing::warn!("out of descriptors: a new session was turned away");
                 }
@@ -323,7 +323,7 @@ impl Server {
                 self.readers.dispose(socket);
                 Turned::Away
             }
-            // The kernel wants a descriptor before it looks whether anybody waits.
+            // The kernel demands a descriptor before it checks whether a client waits.
             Err(Errno::AGAIN) => Turned::Nobody,
             Err(_) => Turned::Stuck,
         };
@@ -344,17 +344,17 @@ fn closing_collects_nothing() -> bool {
     })
 }
 
-/// What became of an attempt to turn somebody away.
+/// The result of an attempt to refuse a client.
 enum Turned {
     Away,
     Nobody,
     Stuck,
 }
 
-/// Who is at the other end (protocol C3).
+/// The identity of the process at the other end (protocol C3).
 ///
 /// The kernel gives pid 0 for a process in a pid namespace that is not below ours. Such processes cannot be told from each other:
-/// each of their sessions is taken for a separate process (protocol C11), by a number that no process has.
+/// each of their sessions counts as a separate process (protocol C11), with a number that no process has.
 ///
 /// Not by rustix: its `UCred` cannot hold the pid 0.
 fn credentials(peer: UnixCredentials, home: Home, session: SessionId) -> Credentials {

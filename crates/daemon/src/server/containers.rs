@@ -3,8 +3,8 @@
 //! Beside the broker's first socket are sockets of other programs, such as monitors of virtual machines, which no container may reach. A
 //! container gets the folder and not the socket, so that it finds the socket of the next broker too.
 //!
-//! It is a socket and no link to the first one, so the broker knows that a client came from a container. The kernel does not say so of one
-//! that has neither a user namespace nor a pid namespace: its root looks like the root of the host.
+//! It is a socket and no link to the first one, so the broker knows that a client came from a container. The kernel does not show that
+//! for a container that has neither a user namespace nor a pid namespace: its root looks like the root of the host.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use rustix::net::SocketType;
 use crate::credentials::Home;
 use crate::unix_socket::listen;
 
-/// The folder beside the socket. Who wants containers to reach the broker makes it (the unit, and the packages).
+/// The folder beside the socket. An operator (or the unit, or a package) creates it to let containers reach the broker.
 const FOLDER: &str = "containers";
 
 /// The socket for containers. Its file is removed when it is dropped.
@@ -42,7 +42,7 @@ impl ContainerSocket {
         let (Some(beside), Some(name)) = (socket.parent(), socket.file_name()) else { return Ok(None) };
         let folder = beside.join(FOLDER);
         match folder.symlink_metadata() {
-            // One that another user has made would give that user's containers a socket that they might not reach otherwise.
+            // A folder that another user has made would give that user's containers a socket that they might not reach otherwise.
             Ok(found) if found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() => {}
             Ok(_) => return Err(io::Error::other("it is no folder of this user")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -16,7 +16,7 @@ use crate::core::Descriptor;
 pub(super) enum ClientDescriptor {
     /// Memory, or a socket that the broker has made. Closing it never waits.
     Kept(Arc<OwnedFd>),
-    /// Something that nobody could use, and that is closed already.
+    /// A descriptor without use, which is closed already.
     Nothing,
 }
 

@@ -1,7 +1,7 @@
 //! Whether a client runs where the broker does: in its user namespace and its pid namespace (protocol C3).
 //!
-//! A user id says who somebody is only within one user namespace, and a container's root has the number of the host's root where the
-//! container has no user namespace. So what a user may do *as that user* holds for clients of the broker's own namespaces alone.
+//! A user id identifies a user only within one user namespace, and a container's root has the id of the host's root where the container
+//! has no user namespace. So the rights of a user apply to clients in the broker's own namespaces alone.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ pub(super) fn peer(socket: BorrowedFd<'_>, pid: libc::pid_t) -> (Home, Option<St
     }
 }
 
-/// The path of a process' executable. One that was replaced, as by an upgrade, has the path that it had.
+/// The path of a process's executable. If the file was replaced, as by an upgrade, the path is the earlier one.
 fn process_program(pid: &str) -> Option<String> {
     let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?.into_os_string().into_string().ok()?;
     Some(path.strip_suffix(" (deleted)").map(str::to_owned).unwrap_or(path))
@@ -47,8 +47,8 @@ fn process_home(pid: &str) -> Home {
     match namespaces(pid) {
         Ok(theirs) if theirs == own => Home::Broker,
         Ok((user, pid)) => Home::Container { user, pid },
-        // A broker without CAP_SYS_PTRACE may not ask for namespaces of other users' processes. What everybody may read tells those
-        // that run in the broker's from all others, but not these from each other.
+        // A broker without CAP_SYS_PTRACE may not read the namespaces of other users' processes. Public facts distinguish processes in
+        // the broker's namespaces from all others, but not the others from each other.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match (words(pid), words("self")) {
             (Ok(theirs), Ok(own)) if theirs == own => Home::Broker,
             _ => Home::Unknown,
@@ -71,7 +71,7 @@ fn namespace(pid: &str, kind: &str) -> io::Result<u64> {
     number.ok_or_else(|| io::Error::other("a namespace without a number"))
 }
 
-/// How its users are mapped, and in how many pid namespaces below the broker's it is: readable by everybody.
+/// The mapping of a process's users, and the number of its pid namespaces below the broker's. Every process may read both.
 fn words(pid: &str) -> io::Result<(String, usize)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What may come from a stranger as a descriptor, and what of it reaches the broker.
+//! The examination of descriptors from clients, and the part of them that reaches the broker.
 //!
 //! ```text
 //!   a session's packet ----> bytes, unchanged ----------------------------------> the broker decodes them
@@ -7,7 +7,8 @@
 //!     anything else ------------------------------------------------------------> closed, and said to be nothing
 //! ```
 //!
-//! Closing memory never waits, and neither does asking what it is. All else is asked and closed here, in the process that reads
+//! Closing memory never waits, and neither does asking for its kind. All other descriptors are examined and closed here, in the process
+//! that reads
 //! the user's sessions and may hang ([`super::readers`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::core::SocketFacts;
 
-/// What a descriptor was found to be.
+/// The kind that a descriptor was found to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Sort {
@@ -39,11 +40,11 @@ pub(super) struct Judged {
     pub(super) truncated: bool,
     /// How many descriptors came.
     pub(super) came: usize,
-    /// What the socket is that the message brings, or why it is none.
+    /// The facts about the socket that the message brings, or the reason why it is none.
     pub(super) socket: Option<Result<SocketFacts, String>>,
     /// The other descriptors, in order.
     pub(super) sorts: Vec<Sort>,
-    /// Those of them that are not nothing.
+    /// The descriptors that are kept.
     pub(super) kept: Vec<OwnedFd>,
 }
 
@@ -53,7 +54,7 @@ impl Judged {
     }
 }
 
-/// Judges the descriptors of a packet, and closes those that nobody is to have.
+/// Judges the descriptors of a packet, and closes those that no process is to have.
 pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::ReceivedPacket) -> Judged {
     let packet::ReceivedPacket { len, truncated, fds } = received;
     let came = fds.len();
@@ -62,7 +63,7 @@ pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::R
     let close = |fds: std::vec::IntoIter<OwnedFd>| fds.for_each(|fd| drop(Unhurried(fd)));
     let brings_socket = match wire::decode(&bytes[..len.min(bytes.len())]) {
         Ok((_, message)) if !truncated => message.brings_socket(),
-        // What is not understood brings nothing.
+        // A message that cannot be decoded brings no descriptors.
         _ => {
             close(fds);
             return judged;
@@ -83,12 +84,12 @@ pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::R
     judged
 }
 
-/// `F_GET_SEALS` is answered by files of shmem and hugetlbfs alone, without asking anybody.
+/// Sorts a descriptor. Only files of shmem and hugetlbfs answer `F_GET_SEALS`, without calling their owner.
 fn sort(fd: BorrowedFd<'_>) -> Sort {
     if rustix::fs::fcntl_get_seals(fd).is_ok() { Sort::Memory } else { Sort::Nothing }
 }
 
-/// Whether a client has closed its end of a session: what it may have sent before has nobody to be answered to.
+/// Whether a client has closed its end of a session: earlier packets cannot be answered any more.
 pub(super) fn is_hung_up(socket: impl AsFd) -> bool {
     // Reported in any case.
     has_any(socket, PollFlags::empty())

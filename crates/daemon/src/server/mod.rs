@@ -9,11 +9,10 @@
 //!            +-------------------------------------------------------------+
 //! ```
 //!
-//! One thread, which never blocks but in `epoll_wait`. It receives, asks and closes no descriptor that a stranger made: the processes of
+//! One thread, which blocks only in `epoll_wait`. It never receives, queries or closes a descriptor that a client made: the processes of
 //! [`readers`] do. It takes a session's first packet itself if no descriptor comes with it, so a client that joins waits for no reader.
-//! A session costs a map entry here and its accounts in the core; what is
-//! in transit to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C12), and
-//! nowhere else: an answer that does not fit ends the session.
+//! A session costs a map entry here and its accounts in the core. Messages in transit to a client lie only in the kernel's buffer of its
+//! socket, which is limited to 256 KiB (protocol C12): an answer that does not fit ends the session.
 //!
 //! A turn does a bounded piece of work for each user, so a user who floods the broker delays another by that piece and no more:
 //! [`BURST`] packets, and as many new sessions. No user takes more than a share of the loop's time ([`shares`]). New sessions of all
@@ -77,8 +76,8 @@ const BURST: usize = 4;
 /// How often the core hears of the time.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What epoll calls the listening socket, the control bell and the notices of sockets that were destroyed; sessions count up from
-/// [`FIRST_SESSION`] for ever.
+/// The epoll data of the listening socket, the control bell and the notices of destroyed sockets; sessions count up from
+/// [`FIRST_SESSION`].
 const LISTENER: u64 = 0;
 const CONTROL: u64 = 1;
 const NOTICES: u64 = 2;
@@ -99,13 +98,13 @@ pub enum StartError {
     /// There is something else at the path, which is not ours to remove.
     #[error("{} exists and is not a socket; remove it, or choose another socket path", path.display())]
     NotASocket {
-        /// What is there.
+        /// The path of the other file.
         path: PathBuf,
     },
     /// The system refuses the socket or its lock.
     #[error("cannot {doing} {}: {source}", path.display())]
     Socket {
-        /// What was tried.
+        /// The operation that failed.
         doing: &'static str,
         /// The path of the socket.
         path: PathBuf,
@@ -168,11 +167,11 @@ pub struct Server {
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
     running: bool,
-    /// Who attends to virtual machines, once there are any.
+    /// The thread that attends to virtual machines, once there are any.
     attendant: Option<Attendant>,
     /// How long a virtual machine may send nothing before it counts as hung.
     silence: Duration,
-    /// What serves metrics, if something does.
+    /// The metrics server, if there is one.
     exporter: Option<Exporter>,
 }
 
@@ -330,7 +329,7 @@ impl Server {
         Ok(())
     }
 
-    /// Counts what was done for a user. One who has used up a share is not heard for a while (protocol C16).
+    /// Charges work to a user. A user that has used up a share is not served for a while (protocol C16).
     fn charge(&mut self, account: Account, time: Duration) {
         if self.shares.charge(account, time) {
             self.readers.leave_alone(account);
@@ -447,14 +446,14 @@ struct SessionSocket {
     read: ReadBy,
 }
 
-/// Who reads what a session sends.
+/// The reader of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReadBy {
     /// The event loop: it is of a program in a virtual machine, and its other end is the broker's own.
     EventLoop,
-    /// A process.
+    /// The process that reads it.
     Reader(u32),
-    /// Nobody: it is about to be refused, or to get a reader.
+    /// No reader: it is about to be refused, or to get one.
     Nobody,
 }
 

@@ -1,4 +1,4 @@
-//! What the core says is done: messages are sent, and sockets closed.
+//! Performs the actions of the core: sends messages, and closes sockets.
 
 use std::collections::VecDeque;
 use std::io;
@@ -69,7 +69,7 @@ impl Server {
                     continue;
                 }
                 Action::Ring { bell: end } => {
-                    // An offer that hangs up meanwhile is heard as such.
+                    // If the offer hangs up at the same time, its own event reports that.
                     if let Some(end) = end.fd() {
                         bell::ring(end, b'B');
                     }
@@ -98,7 +98,7 @@ impl Server {
                 }
             };
             let more = self.core.handle(now(), event);
-            // What follows from it comes before what was to come: an offer is answered before all else.
+            // Resulting actions come before the remaining ones: an offer is answered before all else.
             for action in more.into_iter().rev() {
                 actions.push_front(action);
             }
@@ -137,7 +137,7 @@ impl Server {
     }
 
     fn offer(&mut self, to: SessionId, message: &Message, with: &[ClientDescriptor]) -> OfferDelivery {
-        // What others send to a session must leave room for the answers to its own requests. (A listener's connections are counted.)
+        // Messages of other sessions must leave room for the answers to its own requests. (A listener's connections are counted.)
         let is_counted = matches!(message, Message::Incoming { .. });
         if !is_counted && self.sessions.get(&to).is_some_and(|open| packet::unread(&open.socket) > MOST_UNREAD) {
             return OfferDelivery::Full;

@@ -3,7 +3,7 @@
 use partywall_protocol::directory::{DirectoryChange, DirectoryKeeper};
 use partywall_region::directory::OwnDirectory;
 
-/// Its memory, and what its writer knows of it besides. Dropping it tells all who have mapped it that nobody writes it any more.
+/// The directory's memory and its writer's private state. Dropping it marks the directory as closed for all that have mapped it.
 #[derive(Debug)]
 pub(super) struct Published {
     memory: OwnDirectory,

@@ -50,8 +50,8 @@ impl Server {
     }
 
     /// Takes the first packet of a session if it is there already, has bytes and brings no descriptor (protocol C13.4). That is the `Join` of
-    /// nearly every client, whose answer then waits for no other process. No reader has the session yet, so the packet that was looked at is
-    /// the one that is taken.
+    /// nearly every client, whose answer then waits for no other process. No reader has the session yet, so the packet that was examined
+    /// is the one that is received.
     pub(super) fn hear_first(&mut self, session: SessionId) {
         let Some(open) = self.sessions.get(&session) else { return };
         let mut buffer = std::mem::take(&mut self.incoming);
@@ -107,7 +107,7 @@ impl Server {
             return;
         }
         let Some(account) = self.readers.account_of(reader) else { return };
-        // What a reader that has ended leaves behind ends, too.
+        // The end of a reader still has to be handled.
         if self.shares.is_used_up(account) && !flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             return;
         }
@@ -198,7 +198,7 @@ impl Server {
     }
 }
 
-/// What a packet means for the core.
+/// Translates a packet for the core.
 fn understand(
     session: SessionId,
     bytes: &[u8],

@@ -23,7 +23,7 @@ const PERIOD: Duration = Duration::from_millis(10);
 /// Protocol C16: how much of it one user may use.
 const SHARE: Duration = Duration::from_millis(5);
 
-/// What the users have used of the present period.
+/// The time that each user has used of the present period.
 #[derive(Debug)]
 pub(super) struct Shares {
     begun: Instant,
@@ -98,7 +98,7 @@ mod tests {
     use partywall_protocol::wire::User;
 
     #[test]
-    fn user_of_containers_does_not_use_up_share_of_host_user_with_that_number() {
+    fn container_user_does_not_use_up_share_of_host_user() {
         let mut shares = Shares::new(Instant::now());
         let [host, container] = [Home::Broker, Home::Container { user: 1, pid: 2 }].map(|home| account(0, home));
         assert!(shares.charge(container, SHARE));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn user_who_used_a_share_is_heard_again_in_next_period_and_others_always() {
+    fn user_with_used_share_is_heard_again_in_next_period() {
         let [one, other] = [1, 2].map(|user| account(user, Home::Broker));
         let begin = Instant::now();
         let mut shares = Shares::new(begin);

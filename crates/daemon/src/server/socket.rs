@@ -96,7 +96,7 @@ impl Drop for ServedSocket {
 /// clock have gone back or two brokers have started within a second, the number after the last one.
 fn next_instance(lock: &mut File, now: u64) -> io::Result<u64> {
     let mut text = String::new();
-    // Not a number, or not text: then nobody has written it, and the time alone must do.
+    // Not a number, or not text: the broker has not written it, and only the time can be used.
     let last = match (&*lock).take(32).read_to_string(&mut text) {
         Ok(_) => text.trim().parse::<u64>().unwrap_or(0),
         Err(e) if e.kind() == io::ErrorKind::InvalidData => 0,
@@ -120,7 +120,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
-    fn one_broker_at_a_time() {
+    fn second_broker_on_same_socket_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("b.sock");
         let first = ServedSocket::serve(&path, 0o600, 100).unwrap();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_replaced_and_other_files_are_not() {
+    fn stale_socket_is_replaced_but_other_file_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("b.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_too_long_for_a_socket_is_an_error() {
+    fn too_long_socket_path_is_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x".repeat(120));
         let error = ServedSocket::serve(&path, 0o600, 1).unwrap_err();

@@ -55,7 +55,7 @@ impl Bench {
         assert_eq!(self.server.sessions.len(), self.server.core.status().sessions);
     }
 
-    /// Has somebody wait for a session.
+    /// Puts a session in the queue.
     fn push(&mut self, arrival: accept::Arrival) -> Option<accept::Arrival> {
         self.server.arrivals.push(arrival.account(), arrival)
     }
@@ -65,19 +65,19 @@ fn arrival(socket: OwnedFd, peer: libc::ucred) -> accept::Arrival {
     accept::Arrival { socket, peer: peer.into(), home: Home::Broker, program: None }
 }
 
-/// What a random client does with one packet in transit.
+/// An action of a random client with one packet in transit.
 #[derive(Debug, Clone)]
 struct Packet {
     client: usize,
     bytes: Vec<u8>,
-    /// Which of the descriptors at hand go with it.
+    /// The descriptors that go with it, as indices.
     with: Vec<usize>,
 }
 
 fn valid() -> impl Strategy<Value = Message> {
     let name = || proptest::sample::select(vec!["a", "b", "x y"]).prop_map(str::to_owned);
     let kind = Kind::Stream;
-    // The server's own numbers are not known here; small ones are nobody's, and reclaimable.
+    // The server's own numbers are not known here; small ones are not in use, and can be reclaimed.
     prop_oneof![
         4 => name().prop_map(|name| Message::Join { version: 1, name }),
         2 => (name(), 0u16..9).prop_map(move |(service, backlog)| Message::Bind { service, kind, backlog }),
@@ -189,13 +189,13 @@ fn tcp() -> (std::net::TcpListener, std::net::TcpStream, std::net::TcpStream) {
 }
 
 #[test]
-fn a_socket_that_would_linger_does_not_hold_the_broker_up() {
+fn lingering_socket_does_not_block_broker() {
     let mut bench = Bench::new();
     let session = bench.connect();
     say(&session, &Message::Join { version: 1, name: "a".to_owned() }, &[]);
     bench.settle();
     let (_listener, client, _server) = tcp();
-    // Full of what nobody reads, and to be closed only when all of it has arrived, or after two minutes.
+    // Full of unread bytes, and closed only when all of them have arrived, or after two minutes.
     client.set_nonblocking(true).unwrap();
     while std::io::Write::write(&mut &client, &[0; 65536]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(120))).unwrap();
@@ -218,13 +218,13 @@ fn a_socket_that_would_linger_does_not_hold_the_broker_up() {
 }
 
 #[test]
-fn a_hang_up_is_noticed_in_the_next_turn() {
+fn hang_up_is_noticed_in_next_turn() {
     let mut bench = Bench::new();
     let client = bench.connect();
     bench.settle();
     assert_eq!(bench.server.core.status().sessions, 1);
     drop(client);
-    // Without a timeout: if the hang-up did not wake it, this would wait for ever.
+    // Without a timeout: if the hang-up did not wake it, this would hang.
     bench.server.turn(None).unwrap();
     assert_eq!(bench.server.core.status().sessions, 0);
 }
@@ -243,7 +243,7 @@ fn packets_of_a_client_that_is_gone_are_not_read() {
     say(&db, &join, &[]);
     say(&db, &Message::Bind { service: "s".to_owned(), kind: Kind::Stream, backlog: 1 }, &[]);
     bench.settle();
-    // It has gone before anybody has looked.
+    // The client has gone before the server has looked.
     let web = bench.connect();
     say(&web, &join, &[]);
     let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
@@ -263,7 +263,7 @@ fn packets_of_a_client_that_is_gone_are_not_read() {
 }
 
 #[test]
-fn a_half_closed_session_is_ended() {
+fn half_closed_session_is_ended() {
     let mut bench = Bench::new();
     let client = bench.connect();
     bench.settle();
@@ -394,7 +394,7 @@ fn descriptor_is_closed_after_disposer_has_ended() {
 }
 
 #[test]
-fn session_that_is_hung_up_on_for_many_others_of_its_user_is_counted() {
+fn session_dropped_for_user_limit_counts_as_quota_refusal() {
     let mut bench = Bench::new();
     let other = libc::ucred { pid: rustix::process::getpid().as_raw_nonzero().get(), uid: 65_534, gid: 65_534 };
     let mut clients = Vec::new();
@@ -413,7 +413,7 @@ fn session_that_is_hung_up_on_for_many_others_of_its_user_is_counted() {
 }
 
 #[test]
-fn user_who_used_up_a_share_is_heard_in_next_period_and_others_before() {
+fn user_with_used_share_waits_while_other_users_are_heard() {
     let mut bench = Bench::new();
     let speaks = bench.connect();
     bench.settle();
@@ -446,7 +446,7 @@ fn user_who_used_up_a_share_is_heard_in_next_period_and_others_before() {
 }
 
 #[test]
-fn programs_of_containers_have_another_reader_than_host_user_with_that_number() {
+fn container_programs_have_other_reader_than_host_user() {
     let mut bench = Bench::new();
     let own = User::Host(rustix::process::geteuid().as_raw());
     let place = |number| Home::Container { user: number, pid: number };
@@ -464,7 +464,7 @@ fn programs_of_containers_have_another_reader_than_host_user_with_that_number() 
 }
 
 #[test]
-fn a_stop_is_obeyed_and_the_last_policy_wins() {
+fn stop_ends_loop_and_last_policy_applies() {
     let mut bench = Bench::new();
     let control = bench.server.control();
     control.set_policy(crate::policy::Policy::parse("administrators = []").unwrap());

@@ -60,12 +60,13 @@ impl<U: Copy + Eq + Hash, P> Turns<U, P> {
         self.queues.iter().map(|(user, queue)| (*user, queue.len())).max_by_key(|(_, length)| *length)
     }
 
-    /// Whether any user who may have a turn has pieces here.
+    /// Whether any user for whom `may` is true has pieces here.
     pub(super) fn has_any(&self, may: impl Fn(&U) -> bool) -> bool {
         self.order.iter().any(may)
     }
 
-    /// The oldest piece of the user whose turn it is, among those who may have one, with that user. The next turn is another user's, if
+    /// The oldest piece of the user whose turn it is, with that user. Only users for whom `may` is true have turns. The next turn is
+    /// another user's, if
     /// another user has pieces.
     pub(super) fn next(&mut self, may: impl Fn(&U) -> bool) -> Option<(U, P)> {
         let at = self.order.iter().position(may)?;
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn one_piece_behind_a_thousand_of_another_user_is_second() {
+    fn piece_behind_thousand_of_another_user_is_served_second() {
         let mut turns = Turns::new(4096);
         assert!(fill(&mut turns, 1, 1000).is_empty());
         assert!(fill(&mut turns, 2, 1).is_empty());
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn user_who_refills_without_pause_gets_every_second_turn_of_two() {
+    fn user_that_refills_queue_gets_every_second_turn_of_two() {
         let mut turns = Turns::new(100);
         fill(&mut turns, 1, 100);
         fill(&mut turns, 2, 40);
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn user_who_may_not_have_a_turn_is_passed_over_and_keeps_the_place() {
+    fn skipped_user_keeps_its_place_in_queue() {
         let mut turns = Turns::new(10);
         fill(&mut turns, 1, 2);
         fill(&mut turns, 2, 1);
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn full_queues_drop_newest_piece_of_longest_and_serve_who_comes_late() {
+    fn full_queues_drop_newest_entry_of_longest_queue() {
         let mut turns = Turns::new(10);
         assert_eq!(fill(&mut turns, 1, 12), [(1, 10), (1, 11)], "of one user, the newest is dropped");
         assert_eq!(

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_socket_is_told_though_its_port_has_another_owner() {
+    fn closed_socket_is_reported_though_its_port_is_reused() {
         let mut watch = FlowWatch::open();
         let (a, b) = pair("127.0.0.1");
         let (a_was, b_was) = (of(&a, &b), of(&b, &a));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_that_gave_its_port_back_or_is_connected_elsewhere_is_lost() {
+    fn unconnected_or_reconnected_socket_is_reported_lost() {
         let mut watch = FlowWatch::open();
         let (a, b) = pair("127.0.0.1");
         // A port that the kernel chose at the first connect goes back when the connection is taken away.

@@ -1,4 +1,5 @@
-//! A file whose reads are never answered, and whose flushes are answered late or never, as anybody who may mount FUSE can make one.
+//! A file whose reads are never answered, and whose flushes are answered late or never, as any user with the right to mount FUSE can make
+//! one.
 //! The kernel flushes a file whenever a descriptor of it is closed.
 //!
 //! The mount lives in the private mount namespace of one thread. Closing the device ends the connection, and with it every
@@ -38,7 +39,7 @@ pub(crate) enum Flush {
     After(Duration),
 }
 
-/// What answers the kernel's requests: a thread of this process, or a child.
+/// The server of the kernel's requests: a thread of this process, or a child.
 enum Server {
     Thread { over: Arc<AtomicBool>, thread: JoinHandle<()> },
     Process(libc::pid_t),

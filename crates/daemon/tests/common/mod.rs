@@ -60,7 +60,7 @@ impl Client {
         Self::try_connect(path).expect("a broker serves there")
     }
 
-    /// `None` if nobody serves there.
+    /// `None` if no broker serves there.
     pub(crate) fn try_connect(path: &Path) -> Option<Self> {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();

@@ -1,4 +1,4 @@
-//! Network namespaces that nobody has a name for: they end with the last descriptor and thread in them.
+//! Network namespaces without a name: they end with the last descriptor and thread in them.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fs::File;
@@ -7,15 +7,15 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// One of them.
+/// A network namespace without a name.
 pub(crate) struct Netns {
     file: File,
-    /// Who keeps a foreign user namespace alive.
+    /// The process that keeps a foreign user namespace alive.
     holder: Option<Child>,
 }
 
 impl Netns {
-    /// One of this user namespace; `None` without the right to make it, or without `ip`.
+    /// Makes a namespace of this user namespace; `None` without the right to make it, or without `ip`.
     pub(crate) fn own() -> Option<Self> {
         let made = std::thread::spawn(|| {
             #[expect(unsafe_code, reason = "rustix marks every sort of unshare alike")]
@@ -26,7 +26,7 @@ impl Netns {
         Self { file: made.join().unwrap()?, holder: None }.up()
     }
 
-    /// One of a separate user namespace, as any user can make.
+    /// Makes a namespace of a separate user namespace, as any user can.
     pub(crate) fn foreign() -> Option<Self> {
         let mut holder = Command::new("unshare")
             .args(["--user", "--map-root-user", "--net", "sh", "-c", "echo; exec sleep 1000"])

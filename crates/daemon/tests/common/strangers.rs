@@ -50,7 +50,7 @@ pub(crate) struct World {
     things: Vec<OwnedFd>,
     /// The file system of the last of them, if there is one.
     _fuse: Option<FuseFile>,
-    /// Descriptors of this process while nobody is there.
+    /// Descriptors of this process while no client is connected.
     descriptors: usize,
 }
 
@@ -149,8 +149,7 @@ impl World {
     }
 }
 
-/// What the descriptors of this process are. Pipes do not count: the sanitizer makes and closes them whenever it likes, and the broker
-/// has none.
+/// The descriptors of this process. Pipes do not count: the sanitizer opens and closes them at any time, and the broker has none.
 fn descriptors() -> Vec<String> {
     let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let what = numbers.filter_map(|number| Some(std::fs::read_link(number.path()).ok()?.display().to_string()));
@@ -170,7 +169,7 @@ fn hear(session: &OwnedFd, patience: Duration) -> bool {
     }
 }
 
-/// An answer, if there is one. What comes with it is closed.
+/// An answer, if there is one. Descriptors that come with it are closed.
 fn receive(session: &OwnedFd) -> io::Result<Option<(u32, Message)>> {
     let mut buffer = [0; wire::MAX_PACKET];
     match packet::try_recv(session.as_fd(), &mut buffer) {
@@ -258,7 +257,7 @@ impl Strangers {
     }
 
     /// Two sessions report both sides of a channel, and one of them brings a further region that the other takes (protocol F). Some of the
-    /// regions are given up. What single messages make of it is up to the input.
+    /// regions are given up. The input decides about the single messages.
     fn share_region(&mut self, world: &World, at: usize, input: &mut Input<'_>) {
         let other = at ^ 1;
         for at in [at, other] {
@@ -414,7 +413,7 @@ fn join(name: &str) -> Message {
     Message::Join { version: wire::VERSION, name: name.to_owned() }
 }
 
-/// What is left of the input.
+/// The rest of the input.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

@@ -1,4 +1,4 @@
-//! As whom a request is executed (protocol N6).
+//! The user that a request is executed as (protocol N6).
 
 use partywall::User;
 use rustix::fs::Mode;
@@ -8,16 +8,16 @@ use std::cell::RefCell;
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// The user and the group of those who are nobody in particular.
+/// The user and the group for clients without an identity.
 const NOBODY: u32 = 65534;
 
-/// Which users a server that runs as root lets its clients be.
+/// The users that a server which runs as root lets its clients act as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Squash {
-    /// Everyone is nobody.
+    /// Every client acts as the anonymous user (`nobody`).
     All,
-    /// Root is nobody. A client on this host that does not run as root is its own user; one that does names the user of each request. Clients
-    /// that nobody vouches for, over TCP and in virtual machines, are nobody.
+    /// Root is squashed. A client on this host that does not run as root acts as its own user; one that does names the user of each
+    /// request. Clients without a verified identity, over TCP and in virtual machines, act as the anonymous user.
     #[default]
     Root,
     /// Each request names its user, of any client, and root is root.
@@ -33,12 +33,12 @@ pub(crate) enum Actor {
     Other { uid: u32, gid: u32, groups: Arc<[u32]> },
 }
 
-/// Who sends the requests of a session.
+/// The identity behind the requests of a session.
 #[derive(Debug, Clone)]
 pub(crate) enum ClientActor {
     /// Every request is executed as the same user.
     Fixed(Actor),
-    /// Each request names its user. Root is nobody if `squash_root` is set.
+    /// Each request names its user. If `squash_root` is set, root becomes the anonymous user.
     Names { squash_root: bool },
 }
 
@@ -47,7 +47,7 @@ fn nobody() -> Actor {
 }
 
 impl ClientActor {
-    /// The rule for a client: `user` is what the broker knows of it, `None` if nobody vouches for it.
+    /// The rule for a client: `user` is the identity that the broker reports, `None` for an unverified client.
     pub(crate) fn judge(user: Option<User>, squash: Squash) -> Self {
         if !geteuid().is_root() {
             return Self::Fixed(Actor::Server);
@@ -72,8 +72,8 @@ impl ClientActor {
         }
     }
 
-    /// The bits of a mode that a request of this client may set. Set-user-ID and set-group-ID would lend a user or a group that is not the
-    /// client's own: the server's, or nobody's, to all who execute the file.
+    /// The bits of a mode that a request of this client may set. Set-user-ID and set-group-ID would lend a user or a group that is not
+    /// the client's own (the server's, or the anonymous one) to all who execute the file.
     pub(crate) fn permitted_mode(&self, actor: &Actor, mode: u32) -> u32 {
         let own = match (self, actor) {
             (Self::Fixed(Actor::Server), _) => 0,
@@ -100,7 +100,7 @@ fn with_groups(uid: u32) -> Actor {
     Actor::Other { uid, gid: user.gid.as_raw(), groups }
 }
 
-/// What is known of a thread's ids.
+/// The known ids of a thread.
 #[derive(Debug, PartialEq, Eq)]
 enum ThreadActor {
     /// It has had no request yet: it has the ids of the process.
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_whose_change_of_ids_has_failed_acts_as_nobody_it_was_before() {
+    fn failed_id_change_blocks_thread_for_every_actor() {
         use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
         if !geteuid().is_root() {
             return;
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn root_of_a_client_is_nobody_unless_the_server_says_otherwise() {
+    fn client_root_maps_to_anonymous_uid_unless_squash_is_off() {
         if !geteuid().is_root() {
             assert!(matches!(ClientActor::judge(Some(User::Host(0)), Squash::None), ClientActor::Fixed(Actor::Server)));
             return;
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(ask(root, Squash::Root, 1000, 0), (1000, NOBODY));
         assert_eq!(ask(root, Squash::None, 0, 0), (0, 0));
         assert_eq!(ask(root, Squash::All, 1000, 1000), (NOBODY, NOBODY));
-        // A user cannot name another one, and those whom nobody vouches for cannot name any.
+        // A user cannot name another one, and unverified clients cannot name any.
         assert_eq!(ask(Some(User::Host(54_321)), Squash::Root, 0, 0).0, 54_321);
         assert_eq!(ask(None, Squash::Root, 1000, 1000), (NOBODY, NOBODY));
         let machine = partywall::MachineId::new(3).map(User::Machine);

@@ -31,7 +31,7 @@ impl ExportSession {
             let name = entry.file_name().to_bytes();
             let node = match name {
                 b"." | b".." => FileEntry { node: 0, attributes: FileAttributes::default() },
-                // One that has gone meanwhile, or that is out of reach, is listed by its name alone.
+                // An entry that has gone meanwhile, or that is out of reach, is listed by its name alone.
                 name => entry_of(&open.node.path, name).and_then(|path| self.mention(path)).unwrap_or_default(),
             };
             let kind = match entry.file_type() {

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gate_that_is_closed_lets_nobody_in_and_waits_for_who_is_inside() {
+    fn closed_gate_rejects_entry_and_waits_for_running_requests() {
         let gate = RequestGate::default();
         let running = gate.enter().unwrap();
         assert!(!gate.close(Some(Duration::from_millis(20))), "a request is still inside");

@@ -33,7 +33,7 @@ fn errno(e: nix::errno::Errno) -> Errno {
     Errno::from_raw_os_error(e as i32)
 }
 
-/// With which access a file was opened.
+/// The access mode that a file was opened with.
 fn access_of(open: &OpenHandle) -> Result<OFlags, Errno> {
     Ok(rustix::fs::fcntl_getfl(&open.file)? & OFlags::RWMODE)
 }

@@ -37,15 +37,15 @@ pub(crate) const REGULAR: u32 = 0o100_000;
 /// `S_IFLNK`.
 pub(crate) const SYMLINK: u32 = 0o120_000;
 
-/// What an export grants.
+/// The rights and limits of an export.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct ExportOptions {
-    /// Nobody may change anything.
+    /// No client may change anything.
     pub read_only: bool,
-    /// Whom the clients of a server of root may be.
+    /// The users that clients may act as, if the server runs as root.
     pub squash: Squash,
-    /// What one session may have.
+    /// The limits of one session.
     pub limits: SessionLimits,
     /// The most sessions at a time; 0 is 256. All peers of one user may have a quarter of them.
     pub sessions: usize,
@@ -90,7 +90,8 @@ impl Export {
         Ok(Arc::new(Self { root, options, sessions: Mutex::default() }))
     }
 
-    /// Begins a session for a client: `peer` is what the broker says of it, `None` for a client that nobody vouches for. A peer that does not run
+    /// Begins a session for a client: `peer` is the identity that the broker reports, `None` for an unverified client. A peer that does
+    /// not run
     /// where the broker does has no user: its uid may be that of another user, and root of a container is not the host's.
     ///
     /// # Errors
@@ -136,7 +137,7 @@ impl Export {
     /// `EBUSY` if a request of that session is still executed after ten seconds; `EACCES` if the session is another user's.
     pub fn end_previous(&self, key: u64, peer: Option<&PeerInfo>) -> Result<(), Errno> {
         let Some(session) = lock(&self.sessions).get(&key).cloned() else { return Ok(()) };
-        // The key is a secret of the client's. Its domain may have joined again meanwhile.
+        // The key is a secret of the client. Its domain may have joined again since.
         if user_of(session.peer) != user_of(peer.map(peer_key)) {
             return Err(Errno::ACCESS);
         }
@@ -164,19 +165,19 @@ impl Export {
 /// How long the end of a session waits for the requests that are under way.
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 
-/// What tells one peer from another.
+/// The identity of a peer.
 type PeerKey = (u32, u64, Option<User>, bool);
 
 fn peer_key(peer: &PeerInfo) -> PeerKey {
     (peer.domain_id, peer.epoch, peer.user, peer.at_home)
 }
 
-/// As whom a peer's sessions are counted. Root of a container is not counted as the host's.
+/// The user that a peer's sessions are counted for. Root of a container is not counted as the host's.
 fn user_of(peer: Option<PeerKey>) -> Option<(Option<User>, bool)> {
     peer.map(|(_, _, user, at_home)| (user, at_home))
 }
 
-/// What all peers of one user may have of something.
+/// The share of a limit that all peers of one user may use.
 pub(crate) fn share_of_user(most: usize) -> usize {
     most.div_ceil(4)
 }

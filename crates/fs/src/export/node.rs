@@ -22,7 +22,7 @@ const SETTLED_NANOS: i128 = 50_000_000;
 /// Flags of `open` that a client may give.
 const OPEN_FLAGS: OFlags =
     OFlags::RDWR.union(OFlags::WRONLY).union(OFlags::APPEND).union(OFlags::TRUNC).union(OFlags::SYNC);
-/// What every open of data has besides. `O_NONBLOCK`, so that no open waits for a lease.
+/// The flags of every open of data. `O_NONBLOCK` keeps an open from waiting for a lease.
 const ALWAYS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
 /// How an entry of a directory is reached. See [`super`].
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH

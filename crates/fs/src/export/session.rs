@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// What one client has open, and as whom it acts.
+/// The open objects of one client, and the user that it acts as.
 pub struct ExportSession {
     pub(super) key: u64,
     pub(super) peer: Option<PeerKey>,

@@ -1,4 +1,4 @@
-//! What one session has open: nodes, files and locks, each by a number that is never given twice, and each bounded.
+//! The open objects of one session: nodes, files and locks, each with a number that is never reused, and each bounded.
 
 use super::actor::Actor;
 use rustix::fd::OwnedFd;
@@ -42,7 +42,7 @@ pub(crate) struct ExportedNode {
 pub(crate) struct OpenHandle {
     pub(crate) file: OwnedFd,
     pub(crate) node: Arc<ExportedNode>,
-    /// As whom it was opened: reads and writes go on as this user.
+    /// The user that opened it: reads and writes are executed as this user.
     pub(crate) actor: Actor,
     pub(crate) is_directory: bool,
 }
@@ -63,7 +63,7 @@ pub(crate) struct Tables {
     locks: HashMap<(u64, u64), Arc<OwnedFd>>,
     next: u64,
     clock: u64,
-    /// Nothing is put in any more.
+    /// No more entries are accepted.
     has_ended: bool,
 }
 
@@ -93,8 +93,8 @@ impl Tables {
         Ok(Arc::clone(&mention.node))
     }
 
-    /// What a request under way may still put in. It may have changed something, so the client must not be told that it was not executed, as
-    /// `ENOTCONN` does.
+    /// Fails for a request in flight after the session has ended. The request may have changed something, so the client must not get
+    /// `ENOTCONN`, which means that it was not executed.
     fn must_go_on(&self) -> Result<(), Errno> {
         if self.has_ended { Err(Errno::IO) } else { Ok(()) }
     }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_beyond_the_limit_replace_the_least_recently_used_and_never_the_root() {
+    fn node_limit_evicts_least_recently_used_but_never_root() {
         let limits = SessionLimits { nodes: 8, ..SessionLimits::default() };
         let mut tables = Tables::new(any_fd(), (0, 0), limits);
         let first = tables.mention(any_fd(), (0, 1), 0).unwrap().number;
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn forgetting_more_than_was_mentioned_drops_one_node_and_not_the_root() {
+    fn excess_forget_drops_one_node_and_keeps_root() {
         let mut tables = Tables::new(any_fd(), (0, 0), SessionLimits::default());
         let node = tables.mention(any_fd(), (0, 1), 0).unwrap().number;
         assert_eq!(tables.mention(any_fd(), (0, 1), 0).unwrap().number, node);

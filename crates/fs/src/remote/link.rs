@@ -36,7 +36,7 @@ pub enum ServerAddress {
 /// Why a request has no reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestFailure {
-    /// The server says so.
+    /// The error that the server returned.
     Errno(Errno),
     /// The connection has ended.
     Ended {
@@ -213,7 +213,7 @@ impl RemoteLink {
     }
 }
 
-/// An errno from a peer. What is none becomes `EIO`, so that no reply can be taken for a success or for another kind of answer.
+/// An errno from a peer. Invalid values become `EIO`, so that no reply can be taken for a success or for another kind of answer.
 fn errno_of(raw: i32) -> Errno {
     if (1..4096).contains(&raw) { Errno::from_raw_os_error(raw) } else { Errno::IO }
 }
@@ -329,7 +329,7 @@ impl FrameLink {
                     Some(first) => {
                         let first = [first];
                         let mut rest = (&first[..]).chain(PatientReader(&mut **reader, deadline));
-                        // What is left of a reply would be taken for the next one.
+                        // The rest of a reply would be taken for the next one.
                         let cut =
                             |e: io::Error| if is_timeout(&e) { io::ErrorKind::ConnectionAborted.into() } else { e };
                         ReplyHeader::read(&mut rest, &mut bytes).map_err(cut)

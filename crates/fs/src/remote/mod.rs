@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The deepest path along which a node is found again.
 const DEEPEST: usize = 256;
 
-/// Who asks: the user and the group.
+/// The user and the group of a request.
 pub type Caller = (u32, u32);
 
 /// How a client waits.
@@ -239,7 +239,7 @@ impl Remote {
             return Ok(known.server);
         }
         if known.has_locks {
-            // Somebody else may have had the locks meanwhile.
+            // Another client may have had the locks meanwhile.
             return Err(RequestFailure::Errno(Errno::IO));
         }
         let node = self.resolve(link, epoch, who, known.number)?;

@@ -217,7 +217,7 @@ impl Remote {
     /// `EAGAIN` if another owner has a lock that conflicts; as [`Remote::entry`].
     pub fn set_lock(&self, handle: u64, owner: u64, range: FileLock) -> Result<(), Errno> {
         let FileLock { start, end, kind } = range;
-        // Before the answer, so that a lock that is taken is never one that nobody knows of.
+        // This is set before the answer, so that a lock that is taken is always recorded.
         if let Some(open) = lock(&self.handles).get_mut(&handle) {
             open.has_locks = true;
         }

@@ -1,16 +1,16 @@
-//! What the client knows of the server's nodes: the numbers that this mount gives them, and by which names they can be found again.
+//! The client's record of the server's nodes: the numbers that this mount gives them, and the names by which they can be found again.
 
 use crate::wire::{FileAttributes, FileEntry, FileTime, ROOT};
 use std::collections::HashMap;
 
-/// What tells one file from another, also after the server was restarted.
+/// The identity of a file, which stays the same after a restart of the server.
 pub(crate) type FileIdentity = (u64, u64, FileTime);
 
 pub(crate) fn identity_of(found: &FileAttributes) -> FileIdentity {
     (found.device, found.inode, found.born)
 }
 
-/// What of a file changes with its data (protocol N7).
+/// The values of a file that change with its data (protocol N7).
 pub(crate) type DataVersion = (u64, FileTime, FileTime);
 
 /// A node that the kernel knows.

@@ -30,7 +30,7 @@ impl LabPort {
     }
 }
 
-/// The guest sees the end of the stream while nobody is connected; somebody will be.
+/// The guest sees the end of the stream while the port has no client; one will connect.
 struct Patient(File);
 
 impl Read for Patient {
@@ -139,7 +139,7 @@ fn run(port: &LabPort, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload
     running.lock().unwrap_or_else(PoisonError::into_inner).insert(id, child.id());
     let (port, running) = (port.clone(), Arc::clone(running));
     thread::spawn(move || {
-        // The pipes are also held by what it leaves behind, for whose output nobody waits.
+        // Processes that the command leaves behind also hold the pipes. Their output is not waited for.
         let status = wait(&mut child);
         running.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         for _ in 0..500 {

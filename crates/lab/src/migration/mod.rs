@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use stream::{Stream, StreamOptions};
+use stream::{MeasuredStream, StreamOptions};
 
 /// The guest that is migrated.
 const TRAVELLER: &str = "a";
@@ -127,7 +127,7 @@ pub struct MigrationStage {
     /// Ended first, so that the streams' receivers end.
     traveller: Guest,
     neighbour: Arc<Guest>,
-    streams: Vec<(Stream, bool)>,
+    streams: Vec<(MeasuredStream, bool)>,
     home: Playground,
     far: Playground,
     network: Network,
@@ -211,7 +211,7 @@ impl MigrationStage {
         let port = PORT + u16::try_from(self.streams.len()).unwrap_or_default();
         let how = StreamOptions { port, rate: self.rate, by_partywall };
         // Whatever comes of it, its thread is to be waited for at the end.
-        self.streams.push((Stream::receive(name, &self.neighbour, how, self.epoch)?, by_partywall));
+        self.streams.push((MeasuredStream::receive(name, &self.neighbour, how, self.epoch)?, by_partywall));
         if let Some((stream, _)) = self.streams.last() {
             let transport = if by_partywall { StreamTransport::Ring } else { StreamTransport::Tcp };
             let up = stream.send(&self.traveller, &self.neighbour).and_then(|()| stream.wait_transport(transport));
@@ -241,7 +241,7 @@ impl MigrationStage {
 
     /// All streams, the ended ones too.
     pub fn streams(&self) -> Vec<StreamReport> {
-        let report = |(stream, by_partywall): &(Stream, bool)| StreamReport {
+        let report = |(stream, by_partywall): &(MeasuredStream, bool)| StreamReport {
             name: stream.name().to_owned(),
             by_partywall: *by_partywall,
             sum: stream.sum().cloned(),

@@ -65,7 +65,7 @@ impl Followed {
 
 /// A stream that was begun. Its receiver ends with its guest.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct MeasuredStream {
     name: String,
     how: StreamOptions,
     followed: Arc<Followed>,
@@ -73,7 +73,7 @@ pub(super) struct Stream {
     sum: Option<TrafficSum>,
 }
 
-impl Stream {
+impl MeasuredStream {
     /// Starts a receiver in a guest.
     pub(super) fn receive(name: &str, to: &Arc<Guest>, how: StreamOptions, epoch: Instant) -> Result<Self, LabError> {
         let line = format!(

@@ -158,7 +158,7 @@ fn labelled(label: &str, cells: impl Iterator<Item = char>) -> String {
     format!("{label:LABEL$}{cells}").trim_end().to_owned()
 }
 
-/// The digits of marks in these columns. Those of one column are on lines of their own.
+/// The digits of marks in these columns. Marks of one column are on separate lines.
 fn mark_lines(columns: std::ops::Range<usize>, marks: &[(&str, Duration)]) -> Vec<String> {
     let mut lines: Vec<Vec<char>> = Vec::new();
     for (number, (_, at)) in marks.iter().enumerate() {

@@ -13,11 +13,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-/// Says what to do in a guest.
+/// The variable with the task in a guest.
 const TASK: &str = "PARTYWALL_TEST_TASK";
 /// Longer is a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(180);
-/// What is written to a window.
+/// The size of the ring that is written to a window.
 const RING: u64 = 64 << 10;
 /// Pairs of links that the host makes for a guest.
 pub(crate) const LINKS: u32 = 64;
@@ -153,7 +153,7 @@ fn ready(notices: &Notices) {
     while !matches!(notices.recv_timeout(HANG).unwrap(), Notice::Control(_)) {}
 }
 
-/// The same, each link out to the host and back.
+/// The conformance tests, with each link going out to the host and back.
 fn conform_over_the_port(id: WindowId) -> String {
     let space = Space::new(dax::find(id, true).unwrap());
     let theirs = dax::find(id, false).unwrap();
@@ -245,7 +245,7 @@ fn write(id: WindowId) -> String {
     base.to_string()
 }
 
-/// What a peer finds, in a guest or on the host.
+/// Reads as a peer, in a guest or on the host.
 pub(crate) fn read(window: &Window, base: u64) -> String {
     let peer = window.attach(base, RegionKind::Endpoint, Geometry::new(PAGE, RING).unwrap()).unwrap();
     let mut bytes = vec![0; RING as usize];
@@ -308,7 +308,7 @@ fn conform_in_a_device() -> String {
     "conforms".into()
 }
 
-/// The whole window, mapped as someone does who does not keep to any rules.
+/// The whole window, mapped as a hostile guest maps it.
 #[expect(unsafe_code, reason = "maps memory as a hostile guest would")]
 fn raw(window: &Window, access: ProtFlags) -> &'static mut [u8] {
     let len = window.size() as usize;

@@ -48,7 +48,7 @@ pub(crate) fn preload_library() -> PathBuf {
     library
 }
 
-/// The same without any library, as for machines of other distributions. `None` where Rust cannot do that.
+/// The same program without any library, as for machines of other distributions. `None` where Rust cannot build it.
 pub(crate) fn static_program(package: &str, name: &str) -> Option<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     let folder = Command::new("rustc").args(["--print", "target-libdir", "--target", &target]).output().ok()?;
@@ -91,7 +91,7 @@ impl World {
         Self::with_agent(name, image, program("partywall-agent", "partywall-agent"))
     }
 
-    /// The same with a certain agent.
+    /// A world with a certain agent.
     pub(crate) fn with_agent(name: &str, image: ImageOptions, agent: PathBuf) -> Self {
         let image = image.program(program("partywall-cli", "partywall"), "partywall").program(agent, "partywall-agent");
         let lab = Lab::new(name, &image).unwrap();
@@ -145,7 +145,7 @@ impl World {
         std::fs::read_to_string(self.path("broker.log")).unwrap_or_default()
     }
 
-    /// What the broker's file is to say of a machine.
+    /// The entry of a machine in the broker's policy file.
     pub(crate) fn entry(&self, guest: &Guest) -> String {
         let (monitor, port) = (guest.monitor(), self.path(guest.name()));
         format!("[[machine]]\nname = {:?}\nmonitor = {monitor:?}\nport = {port:?}\nroom = {}\n", guest.name(), 16 << 20)
@@ -156,12 +156,12 @@ impl World {
         self.boot_with(names.map(|name| (name, 16)))
     }
 
-    /// The same, each with a number of places for windows as memory.
+    /// Boots guests, each with a number of places for windows as memory.
     pub(crate) fn boot_with<const N: usize>(&self, machines: [(&str, u32); N]) -> [Guest; N] {
         self.boot_as(machines.map(|(name, slots)| GuestOptions::new(name).slots(slots)))
     }
 
-    /// The same of any kind.
+    /// Boots guests of any kind.
     pub(crate) fn boot_as<const N: usize>(&self, machines: [GuestOptions; N]) -> [Guest; N] {
         let boot = |options: GuestOptions| {
             let port = self.path(options.name());
@@ -178,7 +178,7 @@ impl World {
     /// A QEMU that waits at `uri` for `leaves` to be migrated into it. Its agent runs already.
     pub(crate) fn expect(&self, options: GuestOptions, uri: &str, leaves: &Guest) -> Guest {
         let port = self.path(options.name());
-        // One that has left from here has had the socket's name.
+        // A machine that has left from here has used the socket's name.
         let _ = std::fs::remove_file(&port);
         self.lab.boot(options.serves_port(PORT, &port).incoming(uri, leaves).unwrap()).unwrap()
     }
@@ -234,7 +234,7 @@ fn program_path(name: &str) -> PathBuf {
     std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join(name)
 }
 
-/// What is done in a guest.
+/// The operations inside a guest.
 pub(crate) trait Inside {
     fn start_agent(&self);
     fn sh(&self, line: &str) -> String;

@@ -74,9 +74,9 @@ type Visit<L> = (L, Result<<L as Accepting>::Accepted>);
 pub(super) enum Turnstile<L: Accepting> {
     /// Here, until its descriptor is readable.
     Waiting(L),
-    /// With a thread that accepts. A call that is cancelled meanwhile leaves what it gets to the next one.
+    /// A thread accepts. If the call is cancelled, the next call gets the thread's result.
     Accepting(JoinHandle<Visit<L>>),
-    /// That thread has panicked.
+    /// The thread that had the endpoint has panicked.
     Lost,
 }
 

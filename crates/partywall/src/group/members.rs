@@ -1,4 +1,4 @@
-//! Who else takes part: the members' windows as they are mapped here, and the seats in them.
+//! The other processes of a group: the members' windows as they are mapped here, and the seats in them.
 //!
 //! In a group with virtual machines a window is mapped as a whole. In a group of the host alone each seat is.
 
@@ -40,7 +40,7 @@ struct MemberSeat {
     map: Option<Arc<Joint>>,
 }
 
-/// What is missing of what others write.
+/// The part of another member's memory that is not mapped yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Missing {
     /// The window of a member.
@@ -160,7 +160,7 @@ impl Members {
             && let Some(addresses) = self.addresses.get(usize::from(member))
             && let Some(seat) = self.seats.get_mut(&key).filter(|seat| seat.map.is_none())
         {
-            // What the broker said of the seat first holds.
+            // The broker's first statement about the seat is the one that counts.
             match Joint::map_seat(memory.as_fd(), addresses, seat.base, seat.size) {
                 Ok(map) => seat.map = Some(Arc::new(map)),
                 Err(error) => tracing::debug!(key, %error, "the memory of a seat cannot be mapped yet"),
@@ -189,11 +189,11 @@ impl Members {
         (window.life == seat.life).then_some(&window.map)
     }
 
-    /// What everybody says of a token of this process's.
+    /// The claims of all seats to a token of this process, each with whether its process is alive.
     pub(super) fn claims(&self, me: usize, place: usize, serial: u64) -> impl Iterator<Item = (bool, TokenClaim)> {
         self.seats.iter().filter_map(move |(key, seat)| {
             let pages = self.map_of(seat)?.seat(seat.base)?;
-            // One that has not begun, or is not who it was, says nothing.
+            // A seat that has not begun, or that has a new holder, has no claim.
             let claim = pages.is_of(*key).then(|| pages.claim_of(me, place, serial))??;
             Some((seat.alive, claim))
         })

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, TryLockError, Weak};
 use tokens::Tokens;
 
 pub use buffer::{Buffer, Lent};
-/// Names a buffer and a token, for the process that is to open the buffer: plain bytes, or a line of text.
+/// A reference to a buffer and a token, for the process that is to open the buffer: plain bytes, or a line of text.
 ///
 /// ```
 /// use partywall::{BadHandle, Handle};
@@ -100,7 +100,7 @@ pub(crate) struct GroupInner {
     name: String,
     /// Locked before `state`, and alone by the thread that talks to the broker.
     session: Mutex<BrokerSession>,
-    /// Something has come that nobody has read.
+    /// An event has come that was not handled yet.
     unheard: AtomicBool,
     /// The broker is gone.
     alone: AtomicBool,
@@ -121,7 +121,7 @@ struct GroupState {
 impl GroupBuilder {
     /// Bytes for buffers of this process, out of the memory of its member. 0 is enough to read buffers of others. The default is a quarter.
     pub fn room(mut self, bytes: u64) -> Self {
-        // All of them means a quarter on the wire, and nobody has them.
+        // A size of `u64::MAX` means a quarter on the wire, and no member can have that much.
         self.room = bytes.min(u64::MAX - 1);
         self
     }
@@ -186,7 +186,7 @@ impl GroupBuilder {
         let room = match self.room {
             u64::MAX => whole.saturating_sub(PAGE + SEATS as u64 * CONTROL) / 4,
             room if room > whole => {
-                // Nothing is made for what there is no room for; the broker says why.
+                // The broker refuses a size that it has no room for, with the reason, before any memory is made.
                 self.ask(session, room, None)?;
                 return Err(Error::BrokerConfused("a seat that is larger than its window".into()));
             }
@@ -215,7 +215,7 @@ impl GroupBuilder {
     }
 }
 
-/// What the broker has answered to a request to take part.
+/// The broker's answer to a request to take part.
 #[derive(Debug)]
 struct Joined {
     seat: u8,
@@ -343,7 +343,7 @@ fn notice(inner: &Weak<GroupInner>, gone: bool) {
 }
 
 impl GroupInner {
-    /// Takes what the broker has said of others, unless somebody is at it, who does then.
+    /// Processes the broker's notices about other members, unless another thread is doing so.
     fn hear(&self) {
         while self.unheard.load(Ordering::SeqCst) {
             match self.session.try_lock() {
@@ -377,7 +377,7 @@ impl GroupInner {
         answer
     }
 
-    /// Looks what has become of the tokens, and frees what nobody has any more.
+    /// Reads the fates of the tokens, and frees the buffers that have none left.
     fn collect(&self) {
         let unmapped = {
             let mut state = lock(&self.state);
@@ -426,11 +426,11 @@ impl GroupInner {
         }
     }
 
-    /// Claims the token of a handle, of which nothing is believed.
+    /// Claims the token of a handle. No value of the handle is trusted.
     fn claim(&self, handle: &Handle, state: Claimed) -> Result<Arc<partywall_region::pmem::Joint>> {
         self.hear();
         match self.try_claim(handle, state) {
-            // What the broker has said of the owner may be in transit, as may be the owner's window.
+            // The broker's notice about the owner may be in transit, as may be the owner's window.
             Err(Error::Gone(_)) if !self.is_known(handle.owner) => {
                 self.ask(|session| session.request(&Message::Ping {}, &[]).map(drop))?;
                 self.collect();
@@ -475,7 +475,7 @@ impl GroupInner {
         let say = |state| pages.say(found.seat, place, serial, TokenClaim { hop: handle.hop, state });
         say(claimed);
         if claimed == Claimed::Held {
-            // The owner may have taken it back meanwhile; one of the two sees the other (protocol J6).
+            // The owner may have withdrawn the token at the same time; one of the two sees the other (protocol J6).
             if theirs.issued(place) != serial {
                 say(Claimed::Released);
                 return Err(Error::Gone(ENDED));
@@ -494,12 +494,12 @@ impl GroupInner {
         }
         if state.members.any_dead() {
             drop(state);
-            // It may have been the last that was open of somebody who is dead.
+            // It may have been the last open buffer of a dead process.
             self.unheard.store(true, Ordering::SeqCst);
             self.hear();
         }
     }
 }
 
-/// What is wrong with a handle that somebody has used up.
+/// The error for a token that has ended.
 const ENDED: &str = "the token has come to its end: released, taken back, or its owner's buffer is gone";

@@ -22,7 +22,7 @@ pub(super) struct Tokens {
     serials: Serials,
 }
 
-/// What others say of the token at a place with a serial number: each with whether it is alive.
+/// The claims of other members to a token, each with whether its process is alive.
 type Said = Vec<(bool, TokenClaim)>;
 
 impl Tokens {
@@ -44,7 +44,7 @@ impl Tokens {
         Ok((place, serial))
     }
 
-    /// Takes those of a buffer back that nobody has claimed. Others end when who has them has done.
+    /// Takes back the tokens of a buffer that no member has claimed. The others end when their holders release them.
     pub(super) fn recall(&mut self, own: &SeatPages, span: &Arc<OwnSpan>) {
         for (place, token) in self.out.iter_mut().filter(|(_, token)| Arc::ptr_eq(&token.span, span)) {
             token.recalled = true;
@@ -57,7 +57,7 @@ impl Tokens {
         self.out.values().any(|token| Arc::ptr_eq(&token.span, span))
     }
 
-    /// Ends those that have come to their end. `complete`: `said` knows what everybody says.
+    /// Frees the tokens that have ended. `complete`: `said` knows the claims of all members.
     pub(super) fn sweep(&mut self, own: &SeatPages, complete: bool, said: impl Fn(usize, u64) -> Said) {
         self.out.retain(|place, token| {
             let place = usize::from(*place);
@@ -68,7 +68,7 @@ impl Tokens {
                 Fate::Orphaned | Fate::Unclaimed if !complete => return true,
                 _ => {}
             }
-            // Nobody claims it from here on; a claim of just now is seen by the second look (protocol J6).
+            // Later claims are refused. A claim made at this moment is seen by the second look (protocol J6).
             own.take_back(place);
             token.recalled = true;
             fate_now() == Fate::Out

@@ -213,7 +213,7 @@ impl CallClient {
         self.call_by(self.core.deadline(None), method.into(), arguments)
     }
 
-    /// The same with a separate limit: the longest that this call may take.
+    /// Calls a method with a separate limit: the longest time that this call may take.
     ///
     /// ```
     /// use partywall::rpc::{CallError, CallClient, CallServer};
@@ -265,7 +265,7 @@ impl CallClient {
         self.begin(self.core.deadline(None), method.into(), arguments)
     }
 
-    /// The same with a limit for the whole call: the time until it has begun, and that until its result.
+    /// Starts a call with a limit for the whole call: the time until it has begun and the time until its result.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};
@@ -320,7 +320,7 @@ impl CallClient {
         self.notify_by(self.core.deadline(None), method.into(), arguments)
     }
 
-    /// The same, but waits no longer than this until the server has taken earlier calls.
+    /// Sends a call without a reply, and waits at most this long until the server has taken earlier calls.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};

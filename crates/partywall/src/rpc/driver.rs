@@ -1,7 +1,7 @@
-//! What the threads of a client share: its ring of records, the replies, and who of them receives.
+//! The state that the threads of a client share: its ring of records, the replies, and the receiver.
 //!
-//! One lock guards everything. A thread with a call under way spins with the lock in its hand, so that a client with one caller takes the
-//! lock once for each call. It leaves the lock as soon as another thread wants it. Before it sleeps, it takes the receiver out of the
+//! One lock guards everything. A thread with a call in flight holds the lock while it spins, so a client with one caller takes the lock
+//! once for each call. It releases the lock as soon as another thread wants it. Before it sleeps, it takes the receiver out of the
 //! state and releases the lock:
 //!
 //! ```text
@@ -11,7 +11,7 @@
 //!   others want the lock, or the spin was too short:
 //!               --|-- call -- takes the receiver --|   sleeps   |-- puts it back, files the reply --|--
 //! ```
-//! A thread that finds no room in the ring waits without the lock as well: it makes attempts, and sleeps on the link between them.
+//! A thread that finds no room in the ring releases the lock as well: it retries, and sleeps on the link between attempts.
 
 use super::client::ReleasesBlocks;
 use super::error::{CallError, CallStatus};
@@ -72,7 +72,7 @@ impl fmt::Debug for ClientCore {
     }
 }
 
-/// What comes from the server.
+/// The receiving half of the server's records.
 #[derive(Debug)]
 pub(crate) struct CallReceiver {
     rx: StreamRx,
@@ -316,7 +316,7 @@ impl ClientCore {
         record: &CallRecord,
         deadline: Option<Instant>,
     ) -> (Held<'a>, Result<u64>) {
-        // Who has waited longer comes first.
+        // Threads that have waited longer come first.
         if state.queue == 0 {
             match state.sender.send(record) {
                 Err(Error::WouldBlock) => {}
@@ -416,5 +416,5 @@ fn wait_on<'a>(condition: &Condvar, state: Held<'a>, deadline: Option<Instant>) 
     }
 }
 
-/// What a reply keeps of its client.
+/// The part of its client that a reply keeps alive.
 pub(crate) type SharedClient = Arc<ClientCore>;

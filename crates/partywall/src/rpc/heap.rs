@@ -182,7 +182,7 @@ impl Drop for HeapPortion {
     }
 }
 
-/// What blocks of one heap share.
+/// The state that the blocks of one heap share.
 pub(crate) struct HeapMemory {
     regions: Regions,
     options: HeapOptions,
@@ -208,7 +208,7 @@ struct HeapSegment {
     _portion: HeapPortion,
 }
 
-/// What the books know of a block.
+/// The record of a block in the heap's books.
 struct BlockEntry {
     space: Allocation<u32>,
     /// Bytes that were asked for.
@@ -404,7 +404,7 @@ impl HeapMemory {
         Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new(), _portion: portion })
     }
 
-    /// Frees the block at this address. Only one that is raw is freed by its address: another has an owner, who frees it once.
+    /// Frees the block at this address. Only a raw block is freed by its address: any other block has an owner, which frees it once.
     fn free(&self, address: u64, is_raw: bool) -> bool {
         let mut books = lock(&self.books);
         let Some(segment) = books.segments.iter_mut().find(|segment| segment.holds(address, 0)) else { return false };
@@ -419,8 +419,8 @@ impl HeapMemory {
     }
 }
 
-/// Where the addresses begin that a side of a channel tries (protocol K6.1). Channels of one broker do not share those of the first attempt
-/// before 4096 numbers have passed; it is followed by places far from those of its neighbours.
+/// The start of the addresses that a side of a channel tries (protocol K6.1). Channels of one broker share the addresses of the first
+/// attempt only after 4096 numbers. Later attempts are far from those of neighbouring channels.
 fn addresses_for(channel: u64, side: u8, attempt: u64) -> u64 {
     let sides = (HEAP_ADDRESSES.end - HEAP_ADDRESSES.start) / SIDE_ADDRESSES;
     let place = channel.wrapping_mul(2).wrapping_add(u64::from(side) + attempt * 1021) % sides;

@@ -111,7 +111,8 @@ impl IncomingCall<'_> {
         self.client.peer_heap.view(address, len).ok_or(CallError::BadPointer)
     }
 
-    /// The same call without a borrow, for a function that passes it on. The client may change its arguments when the call is answered.
+    /// The same call without a borrow, for a function that passes it to another thread. The client may change its arguments when the call
+    /// is answered.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};

@@ -374,8 +374,8 @@ fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo,
     let regions = Regions::of(Some(rx.endpoint()));
     take_heap(&regions, core.limits.max_peer_heap)?;
     let heap = Heap::within(regions.clone(), core.limits.heap.clone(), share);
-    // The ring has room for an answer to every call that the client may have under way. One that finds none breaks the protocol (K4), and
-    // nobody waits for it.
+    // The ring has room for an answer to every call that the client may have in flight. A client whose ring has no room breaks the
+    // protocol (K4), so the server does not wait for it.
     let mut sender = CallSender::new(tx, heap.clone());
     sender.hello()?;
     // Until then the client takes a place of `max_clients` for nothing.
@@ -404,14 +404,14 @@ fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo,
     }
 }
 
-/// What the calls of one client have in common.
+/// The state that the calls of one client share.
 pub(crate) struct ServedClient {
     pub(crate) info: PeerInfo,
     pub(crate) heap: Heap,
     pub(crate) peer_heap: PeerHeap,
 }
 
-/// What goes to one client.
+/// The sending half to one client.
 pub(crate) struct ReplySide {
     sender: CallSender,
     /// Results that the client reads in place, by address. They come back by a *release* record, or with the end of the connection.

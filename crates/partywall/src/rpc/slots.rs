@@ -1,4 +1,4 @@
-//! The calls of a connection that are under way, and the replies that nobody has taken yet.
+//! The calls of a connection that are in flight, and the replies that no caller has taken yet.
 
 use super::error::{CallError, CallStatus};
 use super::heap::Block;

@@ -60,7 +60,7 @@ impl PeerHeap {
             }
             self.regions.give_up(false, arrived.number);
         };
-        // A heap has separate memory. What lies in a window is no heap.
+        // A heap has separate memory; memory in a window is never a heap.
         if arrived.kind != HEAP_KIND || arrived.base != 0 || arrived.geometry.ring_size() != size {
             self.regions.give_up(false, number);
             return Err(Corrupt::BadRegion.into());

@@ -18,7 +18,7 @@ const MOST_UNUSED: u32 = desk::MOST_RINGS as u32 - 1;
 /// The longest that `trim` waits for the broker.
 const TRIM: Duration = Duration::from_millis(100);
 
-/// A change to another ring. Nobody waits for the broker: writing goes on in the present ring until its answer has come.
+/// A change to another ring. The writer does not wait for the broker: it goes on in the present ring until the answer has come.
 ///
 /// ```text
 ///         own memory:  None ---> Passing { ring } ------------------------> None, in the new ring
@@ -164,7 +164,7 @@ impl StreamTx {
     /// Changes to the other ring if nothing is missing for it any more and the peer has come to the present one (protocol A4); `false` if
     /// not. Does not wait.
     fn go_on_changing(&mut self) -> Result<bool> {
-        // What was written since the change began may be in a ring that the peer has not come to.
+        // Bytes written since the change began may be in a ring that the peer has not reached.
         if !matches!(self.core.change, RingChange::None) && !self.core.may_switch() {
             return Ok(false);
         }

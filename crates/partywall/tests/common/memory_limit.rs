@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What the names of these control groups begin with; they end with the number of the process that made them.
+/// The prefix of these control groups' names; they end with the number of the process that made them.
 const PREFIX: &str = "partywall-";
 
 /// A control group with a memory limit. Removed on drop, also when the test fails.
@@ -38,7 +38,7 @@ impl MemoryLimit {
         let maker = if made_here { std::process::id() } else { std::os::unix::process::parent_id() };
         let made = hierarchies().into_iter().find_map(|root| {
             let this = Self { path: root.join(format!("{PREFIX}{test}-{maker}")), made_here };
-            // What was made here and has no limit is removed again by the drop.
+            // A control group that was made here and has no limit is removed by the drop.
             let ready = if made_here {
                 fs::create_dir(&this.path).and_then(|()| set(&this)).is_ok()
             } else {
@@ -116,7 +116,7 @@ fn remove_abandoned() {
     }
 }
 
-/// Puts this process under the limit at `path`. What it has allocated before does not count.
+/// Puts this process under the limit at `path`. Earlier allocations do not count.
 pub(crate) fn come_under(path: &Path) {
     fs::write(path.join("cgroup.procs"), "0").unwrap();
 }

@@ -1,4 +1,4 @@
-//! What the tests of the library share: bytes that say where they belong, hang guards, polling, processes, raw peers.
+//! Helpers of the library's tests: bytes that encode their position, hang guards, polling, processes, raw peers.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
 pub(crate) mod memory_limit;
@@ -39,7 +39,7 @@ pub(crate) fn hang_guard_of(longest: Duration) -> HangGuard {
     HangGuard(alive)
 }
 
-/// The same for a whole test program, so that a hang nobody thought of ends too. None takes longer than some seconds.
+/// A hang guard for a whole test program, for hangs outside of the single guards. No test program takes longer than some seconds.
 pub(crate) fn watch_all() {
     static STARTED: std::sync::Once = std::sync::Once::new();
     STARTED.call_once(|| {
@@ -85,7 +85,7 @@ pub(crate) fn pair(options: &Options) -> (Stream, Stream) {
     Stream::pair(options).unwrap()
 }
 
-/// What a Partywall error was before it became an `io::Error`.
+/// The Partywall error inside of an `io::Error`.
 pub(crate) fn cause(e: &std::io::Error) -> &partywall::Error {
     e.get_ref().and_then(|e| e.downcast_ref()).unwrap_or_else(|| panic!("{e:?} is no error of Partywall"))
 }

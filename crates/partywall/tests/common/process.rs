@@ -56,7 +56,7 @@ impl Drop for Process {
     }
 }
 
-/// What this process was started for, if by a test. From then on it ends with the process that started it.
+/// The role that this process was started for, if a test started it. From then on it ends with the process that started it.
 pub(crate) fn role() -> Option<(String, PathBuf)> {
     let role = std::env::var(ROLE).ok()?;
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();

@@ -21,7 +21,8 @@ pub(crate) struct YesBroker {
     listener: OwnedFd,
     /// Sessions that have bound a service.
     bound: Receiver<OwnedFd>,
-    /// What a client has said of its memory: `Connect`, with the link ends made for the other side, `Accepted`, `Grow`. And the session.
+    /// The messages with which a client shares its memory: `Connect`, with the link ends made for the other side, `Accepted`, `Grow`. And
+    /// the session.
     connects: Receiver<Said>,
     accepted: Receiver<Said>,
     /// The numbers of these requests are reported too.
@@ -32,7 +33,7 @@ pub(crate) struct YesBroker {
     pub(crate) silent: Arc<AtomicBool>,
 }
 
-/// What a client has said, what came with it, and the session it was said on.
+/// A client's message, the descriptors with it, and the session that it came on.
 pub(crate) type Said = (Message, Vec<OwnedFd>, OwnedFd);
 
 /// Where a session's thread tells of it.
@@ -197,7 +198,7 @@ fn serve(session: &OwnedFd, tell: &Tell) {
 pub(crate) fn say(session: BorrowedFd<'_>, request: u32, message: &Message, fds: &[BorrowedFd<'_>]) {
     let mut out = Vec::new();
     wire::encode(request, message, &mut out);
-    // Who has just gone needs no answer.
+    // A client that has just gone needs no answer.
     let _ = packet::send(session, &out, fds);
 }
 
@@ -225,12 +226,12 @@ impl RawPeer {
         Self::offer_with(session, Kind::Stream, region, memory)
     }
 
-    /// The same with this memory.
+    /// Offers a connection with this memory.
     pub(crate) fn offer_with(session: &OwnedFd, kind: Kind, region: OwnRegion, memory: OwnedFd) -> Self {
         Self::offer_by(session, kind, region, memory, [link::pair().unwrap(), link::pair().unwrap()])
     }
 
-    /// The same by these links: for each direction this side's end, and the other's.
+    /// Offers a connection with these links: for each direction this side's end, and the other's.
     pub(crate) fn offer_by(
         session: &OwnedFd,
         kind: Kind,
@@ -262,7 +263,7 @@ impl RawPeer {
         self.attach_memory(self.region.geometry(), &self.memory);
     }
 
-    /// The same with any memory.
+    /// Attaches with any memory.
     pub(crate) fn attach_memory(&self, geometry: Geometry, memory: &OwnedFd) {
         let region = RegionReference::own_memory(geometry);
         let attached = Message::Attached { channel: self.channel, start: 0, region };
@@ -348,7 +349,7 @@ pub(crate) fn offer(session: &OwnedFd, kind: Kind, geometry: Geometry, fds: &[Bo
     offer_told(session, kind, RegionReference::own_memory(geometry), fds)
 }
 
-/// The same, with any shape told.
+/// Offers a connection with any shape.
 pub(crate) fn offer_told(session: &OwnedFd, kind: Kind, region: RegionReference, fds: &[BorrowedFd<'_>]) -> u64 {
     let channel = next_channel();
     say(session.as_fd(), 0, &incoming(channel, kind, region), fds);

@@ -78,7 +78,7 @@ fn options() -> Options {
     Options::default().ring(RingSize::Fixed(1 << 16))
 }
 
-/// What the honest server offers.
+/// The functions that the honest server offers.
 fn functions() -> CallServerBuilder {
     let small = HeapOptions::default().first(1 << 16).max(1 << 18);
     CallServer::builder()
@@ -108,7 +108,7 @@ fn lie(socket: &mut MessageSocket, input: &mut Input<'_>) -> bool {
             0 => match heaps.len() {
                 ..3 => {
                     if let Ok(heap) = socket.regions().add(HEAP, SIZE) {
-                        // As it is, or as something else.
+                        // The address as it is, or another number.
                         let address = if input.byte().is_multiple_of(4) {
                             input.number()
                         } else {
@@ -220,7 +220,7 @@ impl LyingServer {
             for n in 0..8u8 {
                 let arguments = vec![n; 30 * usize::from(n)];
                 match client.call_within(short, METHODS[usize::from(n) % METHODS.len()], &arguments) {
-                    // Whatever it is: it can be read to its end and not beyond.
+                    // Any reply can be read to its end and not beyond.
                     Ok(reply) => {
                         let bytes = reply.try_to_vec()?;
                         assert!(bytes.len() as u64 <= SIZE, "{} bytes", bytes.len());

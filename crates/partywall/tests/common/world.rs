@@ -5,7 +5,7 @@ use partywall::{Domain, Options, Stream};
 use partywall_daemon::Broker;
 
 pub(crate) struct World {
-    /// Offers services.
+    /// The domain that offers services.
     pub(crate) web: Domain,
     /// Connects to them.
     pub(crate) shop: Domain,

@@ -1,4 +1,4 @@
-//! Which blocks of the arena are in use, and which of its pages another process may write.
+//! The blocks of the arena that are in use, and its pages that another process may write.
 //!
 //! Without memory behind them, so that loom runs this code (`crates/shm/tests/loom_preload.rs`).
 

@@ -23,7 +23,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Those of the namespace of this thread; what cannot be found out is left out.
+    /// The addresses in the namespace of this thread. Those that the kernel does not report are left out.
     pub(super) fn in_this_namespace() -> Self {
         let mut this = Self { list: [[0; 16]; MAX], len: 0 };
         // An answer that is cut short or not to be had leaves what was found until then.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_gives_nothing() {
+    fn malformed_address_list_yields_no_addresses() {
         let empty = || Addresses { list: [[0; 16]; MAX], len: 0 };
         for bytes in [&[][..], &[0; 16], &[0xff; 64], &[20, 0, 0, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0]] {
             let mut some = empty();

@@ -1,4 +1,4 @@
-//! What UDP sockets ask the broker (protocol U).
+//! The requests of UDP sockets to the broker (protocol U).
 
 use super::session::{self, Turn, Urgency};
 use super::{directory, netns, reason, tick};
@@ -22,7 +22,7 @@ pub(crate) fn be_open() {
     }
 }
 
-/// Changes whenever somebody has come to receive.
+/// A number that changes whenever a new receiver appears.
 #[inline]
 pub(crate) fn listener_generation() -> u64 {
     directory().map_or(0, |directory| directory.instance().wrapping_add(directory.listener_generation()))
@@ -36,7 +36,7 @@ pub(crate) fn knows_receiver(fd: c_int, at: SocketAddr) -> bool {
     directory.has_listener(Fingerprint::listener(Transport::Udp, at, netns))
 }
 
-/// Whether somebody offers a ring for datagrams from there to this port.
+/// Whether a program offers a ring for datagrams from `from` to this port.
 pub(crate) fn knows_datagram_offer(fd: c_int, port: u16, from: SocketAddr) -> bool {
     let Some(directory) = directory() else { return false };
     let netns = if is_scoped(from.ip()) { netns::cookie(fd) } else { 0 };
@@ -79,11 +79,11 @@ pub(crate) fn fetch_receiver(flow: u64) -> Result<OwnedFd, Reason> {
         BorrowedMessage::Receiver {} => Some(region.take()),
         _ => None,
     });
-    // One that found no room in this process is lost.
+    // A region for which this process had no descriptor is lost.
     region.map_err(reason)?.ok_or(Reason::Resources)
 }
 
-/// What a flow that was taken brings.
+/// The answer to a flow that was taken.
 #[derive(Debug)]
 pub(crate) struct Flow {
     /// Its number.

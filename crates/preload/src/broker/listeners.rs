@@ -7,7 +7,7 @@ use super::state::LISTENERS;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// One of them.
+/// One listener that was published.
 #[derive(Debug)]
 pub(super) struct ListenerEntry {
     /// Its descriptor plus 1; 0 for a free slot. Stored last.
@@ -49,7 +49,7 @@ impl ListenerEntry {
         self.fd.store(0, Ordering::Relaxed);
     }
 
-    /// What names this use of the slot at `at`.
+    /// The handle of this use of the slot at `at`.
     pub(super) fn handle(&self, at: usize) -> u64 {
         (at as u64) << 32 | u64::from(self.uses.load(Ordering::Relaxed))
     }

@@ -13,7 +13,7 @@ static PLACE: OnceLock<&'static Directory<Peer>> = OnceLock::new();
 /// Whether what is there is of a broker that we have a session with.
 static VALID: AtomicBool = AtomicBool::new(false);
 
-/// In a virtual machine: whether the directory is about to go away with its device. Then nobody looks at it.
+/// In a virtual machine: whether the directory is about to go away with its device. If so, it must not be read.
 static REVOCATION: Revocation = Revocation::new();
 
 /// The directory, while there is one.
@@ -23,7 +23,7 @@ pub(super) fn get() -> Option<&'static Directory<Peer>> {
     if !REVOCATION.is_revoked() && VALID.load(Ordering::Acquire) { PLACE.get().copied() } else { None }
 }
 
-/// The last directory there was, though its broker may be gone and nobody may write it any more.
+/// The last directory. Its broker may have ended, so it may be out of date.
 pub(super) fn last() -> Option<&'static Directory<Peer>> {
     PLACE.get().copied().filter(|_| !REVOCATION.is_revoked())
 }
@@ -39,7 +39,7 @@ pub(super) fn map(memory: &OwnedFd, base: u64, word: Option<&OwnedFd>) -> Result
         base => directory::attach_in_window(memory.as_fd(), base, before)?,
     };
     if before.is_none() {
-        // Nobody else sets it: one thread at a time has the turn.
+        // There is no other writer: one thread at a time has the turn.
         let _ = PLACE.set(mapped);
     }
     // Only now: a directory that was revoked is not looked at before the new one is in its place.

@@ -43,7 +43,7 @@ use session::{BrokerFailure, Turn, Urgency, done};
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
 const LOOK_EVERY_MS: u64 = 200;
 
-/// What the policy says of one connection.
+/// The policy's decision about one connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PolicyView {
     /// When it goes to a ring.
@@ -57,7 +57,7 @@ pub(crate) struct PolicyView {
 }
 
 impl PolicyView {
-    /// Of a connection that no broker has judged.
+    /// The terms of a connection that no broker has decided about.
     pub(crate) const UNKNOWN: Self = Self {
         upgrade: Upgrade::Never,
         ring_size: Terms::DEFAULT.ring_size,
@@ -65,7 +65,7 @@ impl PolicyView {
         never: Reason::MovesNever,
     };
 
-    /// What a connection waits for that has no ring yet.
+    /// The condition that a connection without a ring waits for.
     pub(crate) const fn waits_for(&self) -> Reason {
         match self.upgrade {
             Upgrade::Never => self.never,
@@ -171,10 +171,10 @@ pub(crate) fn knows_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> boo
     directory.has_offer(Fingerprint::connection(local, peer, key))
 }
 
-/// Publishes a listening socket; returns what to withdraw it by. What is published already stays so.
+/// Publishes a listening socket and returns the key to withdraw it by. An existing publication is kept.
 ///
-/// If there is no broker it will be published when there is one, and after a restart of the broker again, by whichever process
-/// has it: each at the next [`tick`] that finds it necessary.
+/// If there is no broker it will be published when there is one, and after a restart of the broker again, by every process that has it,
+/// at its next [`tick`].
 pub(crate) fn publish(fd: c_int) -> Option<u64> {
     let turn = Turn::take(Urgency::Long).ok()?;
     let cookie = sockopt::socket_cookie(sys::borrow(fd)).ok()?;
@@ -211,14 +211,14 @@ pub(crate) fn withdraw(handle: u64) {
     let Ok(turn) = Turn::take(Urgency::Long) else { return };
     let Some((at, listener)) = listeners::find(handle) else { return };
     listener.clear();
-    // What a child has inherited is not its to take back: its parent still listens.
+    // A child must not withdraw an inherited publication: its parent still listens.
     let key = turn.key(at).map_or(0, |key| key.swap(0, Ordering::Relaxed));
     if key != 0 {
         let _ = turn.ask(&BorrowedMessage::Withdraw { key }, &[], done);
     }
 }
 
-/// What the broker has of a connection that was shown with a region.
+/// The state of a connection that was shown to the broker with a region.
 #[derive(Debug)]
 pub(crate) struct BegunHandshake {
     /// The number of the offer or the take.
@@ -227,7 +227,7 @@ pub(crate) struct BegunHandshake {
     pub(crate) bell: OwnedFd,
 }
 
-/// What the broker says to a connection that is shown with a region.
+/// The broker's answer to a connection that is shown with a region.
 enum Shown {
     Handshake(BegunHandshake),
     /// The other end is on another machine: our region is to be made at this byte of this window, and the socket shown again with that.
@@ -324,13 +324,13 @@ fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reas
         })
         .map_err(reason)?;
     drop(turn);
-    // One that found no room in this process is lost.
+    // A region for which this process had no descriptor is lost.
     let region = region.ok_or(Reason::Resources)?;
     Ok(PeerSide { place: place.map_err(|_| Reason::Corrupt)?, region, pid })
 }
 
-/// Takes an offer or a take back; `false` if there was none any more: it is a channel, or the broker is another one. A channel that it
-/// has become meanwhile is given up.
+/// Withdraws an offer or a take. `false` if there was none any more: it has become a channel, or the broker is another one. Such a
+/// channel is given up.
 pub(crate) fn cancel(offer: u64) -> bool {
     let cancelled = cancel_untaken(offer);
     if !cancelled {
@@ -352,13 +352,14 @@ pub(crate) fn closed(channel: u64) {
     }
 }
 
-/// Lends `show` a way to tell the broker of a ring that is older than it. `false`: not now, because the session is busy or `show` says so.
+/// Lends `show` a way to report a ring to a broker that is younger than the ring. `false` if that was not done now, because the session
+/// is busy or `show` returned `false`.
 pub(crate) fn reclaim(show: impl FnOnce(&dyn Fn(&claim::ConnClaim) -> bool) -> bool) -> bool {
     Turn::take(Urgency::Brief).is_ok_and(|turn| show(&|claim| turn.claim(claim)))
 }
 
-/// What the policy says of a connection to a listener on `port`, with `peer` at the other end. The broker's `never` always
-/// holds; otherwise what `partywall run` was told comes first.
+/// The policy's decision about a connection to a listener on `port`, with `peer` at the other end. The broker's `never` always holds;
+/// otherwise the rules of `partywall run` come first.
 pub(crate) fn policy(port: u16, peer: IpAddr) -> PolicyView {
     let settings = settings::get();
     let question = PolicyCase { port, peer, program: &settings.program };
@@ -390,7 +391,7 @@ pub(crate) fn tick() {
     look_if_due(|| listeners::all().next().is_some() || local::any_is_kept());
 }
 
-/// The same for somebody who waits for a broker to come: a session is opened if there is one.
+/// Like `tick`, for a caller that waits for a broker to start: opens a session if there is one.
 #[inline]
 pub(crate) fn seek() {
     look_if_due(|| true);
@@ -437,7 +438,7 @@ fn announce(fd: c_int) {
     }
 }
 
-/// What a failure means for the connection it was about.
+/// The reason that a connection gets for a failure of the broker.
 fn reason(failure: BrokerFailure) -> Reason {
     match failure {
         BrokerFailure::Absent | BrokerFailure::Busy => Reason::BrokerAbsent,

@@ -6,7 +6,7 @@ use partywall_protocol::directory::OfferKey;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// What was last found out; 0 if that is too long ago.
+/// The last result; 0 if it is too old.
 static RECENT: AtomicU64 = AtomicU64::new(0);
 
 /// The namespace that a socket is probably in: nearly every process has all of its sockets in one. To look something up with;
@@ -56,7 +56,7 @@ pub(super) fn key(cookie: u64, instance: u64) -> Option<OfferKey> {
     (same && place.cookie.load(Ordering::Relaxed) == cookie).then_some(key)
 }
 
-/// Notes a key. One thread at a time: who has the turn with the broker.
+/// Stores a key. Only the thread that has the turn with the broker calls this.
 pub(super) fn learn_key(cookie: u64, instance: u64, OfferKey([low, high]): OfferKey) {
     if cookie == 0 {
         return;

@@ -82,7 +82,7 @@ impl Answer {
         wire::decode_borrowed(self.bytes.get(..self.len)?).ok()
     }
 
-    /// What it says, and its descriptors.
+    /// The message and its descriptors.
     pub(super) fn parts(&mut self) -> Option<(BorrowedMessage<'_>, &mut Descriptors)> {
         let (_, message) = wire::decode_borrowed(self.bytes.get(..self.len)?).ok()?;
         Some((message, &mut self.fds))

@@ -35,7 +35,7 @@ const LIMIT: Duration = Duration::from_millis(if cfg!(test) { 5000 } else { 1000
 const BRIEF: Duration = Duration::from_millis(2);
 /// How long the broker is left alone after it was found absent, at first and at most.
 const ABSENT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// The same after it was silent, or did not want us.
+/// The pauses after a broker that was silent or refused this process.
 const SILENT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// How long one call of the program waits, after the broker has come again, until it has heard of our rings. It takes some 50 us each.
@@ -174,7 +174,7 @@ impl Turn {
         let ours = process == process::kernel_pid()
             && sockopt::socket_cookie(session) == Ok(self.state.cookie.load(Ordering::Relaxed));
         if !ours {
-            // The program has closed it past us. Whatever has the number now is not ours to close.
+            // The program has closed it past us. The number may be another descriptor by now, which must stay open.
             self.state.session.store(0, Ordering::Relaxed);
             leave(fd);
             memory::forget();
@@ -223,7 +223,7 @@ impl Turn {
         self.state.retry_at.store(0, Ordering::Relaxed);
     }
 
-    /// What to change so that the policy lets this program join.
+    /// Logs the policy change that would let this program join.
     fn log_remedy(&self) {
         let settings = settings::get();
         let user = rustix::process::geteuid().as_raw();
@@ -238,8 +238,8 @@ impl Turn {
         }
     }
 
-    /// As [`be_open`](Self::be_open), for a connection. That the policy does not let us join is no judgement about the connection, which
-    /// may have a ring once the policy is another: as long as that lasts, there is no broker for us.
+    /// Like [`be_open`](Self::be_open), for a connection. A policy that does not let this program join says nothing about the connection,
+    /// which may have a ring once the policy changes. Until then, the broker counts as absent.
     fn be_open_now(&self) -> Result<(), BrokerFailure> {
         self.be_open().map_err(|failure| match failure {
             BrokerFailure::Refused(Refusal::Denied) => BrokerFailure::Absent,
@@ -255,8 +255,8 @@ impl Turn {
         self.state.retry_at.store(nanos(sys::now() + patience), Ordering::Relaxed);
     }
 
-    /// Opens a session as the domain that somebody chose; or, if another user has that, as for the workers of a server that
-    /// changes its user, and if nobody chose, as one of our own.
+    /// Opens a session as the configured domain. If there is none, or another user has that domain (as for the workers of a server that
+    /// changes its user), opens one as a domain of this process.
     fn open(&self) -> Result<(), BrokerFailure> {
         let settings = settings::get();
         let own = DefaultName::new(&settings.program, process::kernel_pid());
@@ -281,7 +281,7 @@ impl Turn {
         for key in &self.state.keys {
             key.store(0, Ordering::Relaxed);
         }
-        // One that is too long, or no text, is refused, and not cut to another's.
+        // A name that is too long, or no text, is refused, and not cut to another process's name.
         let name = name.get(..name.len().min(200)).unwrap_or_default();
         let name = str::from_utf8(name).map_err(|_| BrokerFailure::Refused(Refusal::NameInvalid))?;
         let join = BorrowedMessage::Join { version: VERSION, name };
@@ -290,7 +290,7 @@ impl Turn {
             BorrowedMessage::DirectoryIs { base, .. } => Some(memory.take().map(|memory| (memory, base, word.take()))),
             _ => None,
         })?;
-        // None for want of descriptors here, or a directory that we cannot read: not worth asking soon.
+        // There is no directory, for want of descriptors here, or it is unreadable: not worth asking soon.
         let useless = BrokerFailure::Refused(Refusal::OutOfResources);
         let (memory, base, word) = memory.ok_or(useless)?;
         memory::map(&memory, base, word.as_ref()).map_err(|_| useless)?;
@@ -349,7 +349,7 @@ impl Turn {
         number
     }
 
-    /// Gives the session up. What it published is published again by the next.
+    /// Gives the session up. The next session publishes its listeners again.
     fn lose(&self) {
         memory::forget();
         for announced in &self.state.announced {
@@ -362,12 +362,12 @@ impl Turn {
         }
     }
 
-    /// What this session calls the listener in a slot.
+    /// This session's key of the listener in a slot.
     pub(super) fn key(&self, at: usize) -> Option<&'static AtomicU64> {
         self.state.keys.get(at)
     }
 
-    /// Whether sessions of processes that we descend from go on. Those that have ended are closed.
+    /// Whether sessions of ancestor processes are still open. Ended sessions are closed.
     fn has_ancestors(&self) -> bool {
         let own = self.state.session.load(Ordering::Relaxed);
         let mut any = false;
@@ -466,7 +466,7 @@ impl Drop for Turn {
     }
 }
 
-/// What it means that the broker sent this unasked, after which the session has ended: a goodbye, or no message at all.
+/// The meaning of an unrequested message after which the session has ended: a refusal, or no message at all.
 fn ended(request: &BorrowedMessage<'_>, farewell: &Answer) -> BrokerFailure {
     let Some((_, BorrowedMessage::Refused { code, reason })) = farewell.message() else { return BrokerFailure::Absent };
     log!("the broker ended the session: {code}: {reason}");

@@ -1,4 +1,4 @@
-//! What the environment and the command line say, read once before `main`, when allocating is still safe.
+//! The settings in the environment and the command line, read once before `main`, when allocating is still safe.
 
 use crate::sys;
 use partywall_protocol::environment;
@@ -16,13 +16,13 @@ const SYSTEM_SOCKET: &[u8] = b"/run/partywall/broker.sock";
 pub(super) struct Settings {
     /// Paths to try, in this order.
     pub(super) sockets: Vec<Vec<u8>>,
-    /// The domain to be, if somebody said.
+    /// The domain to join as, if it is set.
     pub(super) domain: Option<String>,
-    /// When connections go to a ring, in the words of `protocol::upgrade`; empty if nobody said.
+    /// When connections go to a ring, in the words of `protocol::upgrade`; empty if it is not set.
     pub(super) upgrade: String,
-    /// Size of our rings, if somebody said.
+    /// Size of our rings, if it is set.
     pub(super) ring_size: Option<u64>,
-    /// Longest time to spin, if somebody said.
+    /// Longest time to spin, if it is set.
     pub(super) spin_us: Option<u32>,
     /// Name of the program: the last part of its path.
     pub(super) program: Vec<u8>,
@@ -75,7 +75,7 @@ fn executable(path: PathBuf) -> String {
     if path.len() <= MAX_STRING { path.to_owned() } else { path.rsplit('/').next().unwrap_or_default().to_owned() }
 }
 
-/// The name of a domain that nobody has named: the program, and the process.
+/// The default name of a domain: the program, and the process.
 #[derive(Debug)]
 pub(super) struct DefaultName {
     bytes: [u8; 64],
@@ -100,7 +100,7 @@ impl DefaultName {
         this
     }
 
-    /// What the names of all processes of a program begin with.
+    /// The common prefix of the names of a program's processes.
     pub(super) fn stem(program: &[u8]) -> Self {
         let mut this = Self { bytes: [0; 64], len: 0 };
         for byte in program.iter().take(48) {
@@ -140,7 +140,7 @@ mod tests {
     use partywall_protocol::wire::Name;
 
     #[test]
-    fn a_program_is_the_last_part_of_its_path() {
+    fn program_name_is_last_part_of_its_path() {
         assert_eq!(program(b"/usr/bin/redis-server\0*:6379\0"), b"redis-server");
         assert_eq!(program(b"python3\0x.py\0"), b"python3");
         assert_eq!(program(b""), b"program");

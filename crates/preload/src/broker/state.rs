@@ -1,7 +1,7 @@
-//! What this process knows of its session, in memory that the kernel empties in a child of `fork`.
+//! The state of this process's session, in memory that the kernel clears in a child of `fork`.
 //!
-//! So a child, however it was made, begins with nothing; a child of `vfork`, which shares its parent's memory, sees what is not
-//! its own and leaves it alone.
+//! So a forked child begins without a session. A child of `vfork`, which shares its parent's memory, recognises the state as its parent's
+//! and does not touch it.
 #![expect(unsafe_code, reason = "separate memory, with a rule for fork that no allocator offers")]
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -17,7 +17,8 @@ pub(super) const NAMESPACES: usize = 8;
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct State {
-    /// 0 or 1: one thread at a time speaks to the broker. Its signals are blocked meanwhile, so that it does not meet itself.
+    /// 0 or 1: one thread at a time talks to the broker. Its signals are blocked during that time, so that a handler on the same thread
+    /// cannot take the lock again.
     pub(super) lock: AtomicU32,
     /// The session's descriptor plus 1, or 0.
     pub(super) session: AtomicU32,
@@ -35,7 +36,7 @@ pub(super) struct State {
     pub(super) sessions: AtomicU32,
     /// Namespaces whose addresses this session has published.
     pub(super) announced: [AtomicU64; NAMESPACES],
-    /// What the broker calls each of the [`super::listeners`]; 0 if this session has not told it.
+    /// The broker's keys of the [`super::listeners`]; 0 for a listener that this session has not published.
     pub(super) keys: [AtomicU64; LISTENERS],
 }
 
@@ -72,7 +73,7 @@ fn make() -> Option<&'static State> {
     };
     let state = settled.unwrap_or_else(|other| {
         // Another thread was first, or the kernel cannot do it.
-        // SAFETY: nobody has learnt of this mapping.
+        // SAFETY: this mapping was not shared yet.
         let _ = unsafe { munmap(memory, len) };
         other
     });

@@ -77,7 +77,7 @@ fn is_offered(server: &TcpStream) -> bool {
 }
 
 #[test]
-fn a_listener_is_known_from_publish_to_withdraw() {
+fn listener_is_known_from_publish_to_withdraw() {
     let Some(_alone) = alone!() else { return };
     let _broker = broker();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -96,7 +96,7 @@ fn a_listener_is_known_from_publish_to_withdraw() {
 }
 
 #[test]
-fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
+fn offer_is_found_and_taken_by_other_end_only() {
     let Some(_alone) = alone!() else { return };
     let _broker = broker();
     let (listener, client, server) = connection();
@@ -117,7 +117,7 @@ fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
     assert_eq!(bell::hear(&client_bell), Heard::Bell);
     assert_eq!(finish(server.as_raw_fd(), offer).unwrap_err(), Reason::NotTaken, "not confirmed");
     assert!(confirm(other_server.as_raw_fd(), offer).is_err(), "another socket");
-    // Which has ended that.
+    // That request has ended the handshake.
     assert_eq!(bell::hear(&server_bell), Heard::Nothing, "our end of its bell is open still");
     drop((client_bell, server_bell));
     let (offer, client_bell) = offer_with_bell(&client).unwrap();
@@ -142,7 +142,7 @@ fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
 }
 
 #[test]
-fn an_offer_that_is_taken_back_hangs_up_and_can_be_made_again() {
+fn cancelled_offer_hangs_up_and_can_be_repeated() {
     let Some(_alone) = alone!() else { return };
     let _broker = broker();
     let (_listener, client, server) = connection();
@@ -166,7 +166,7 @@ fn becomes_known(listener: &TcpListener, expected: bool) {
 }
 
 #[test]
-fn without_a_broker_everything_says_no_and_when_it_comes_everything_is_made_up_for() {
+fn requests_without_broker_fail_and_are_made_up_after_start() {
     let Some(_alone) = alone!() else { return };
     drop(broker());
     let (listener, client, server) = connection();
@@ -183,7 +183,7 @@ fn without_a_broker_everything_says_no_and_when_it_comes_everything_is_made_up_f
 }
 
 #[test]
-fn while_a_broker_is_being_replaced_those_who_listened_before_are_known() {
+fn earlier_listeners_stay_known_while_broker_is_replaced() {
     let Some(_alone) = alone!() else { return };
     let first = broker();
     let (listener, client, server) = connection();
@@ -199,7 +199,7 @@ fn while_a_broker_is_being_replaced_those_who_listened_before_are_known() {
 }
 
 #[test]
-fn after_a_restart_of_the_broker_listeners_are_published_again_and_offers_can_be_made() {
+fn restarted_broker_gets_listeners_again_and_accepts_offers() {
     let Some(_alone) = alone!() else { return };
     let first = broker();
     let (listener, client, server) = connection();
@@ -222,7 +222,7 @@ fn after_a_restart_of_the_broker_listeners_are_published_again_and_offers_can_be
 }
 
 #[test]
-fn refusal_to_join_is_known_as_one_and_ends_with_the_policy() {
+fn join_refusal_is_reported_and_ends_with_policy_change() {
     let Some(_alone) = alone!() else { return };
     let broker = broker();
     let user = rustix::process::geteuid().as_raw();
@@ -255,7 +255,7 @@ fn refusal_to_join_is_known_as_one_and_ends_with_the_policy() {
 }
 
 #[test]
-fn a_broker_that_hangs_is_asked_once_and_then_left_alone() {
+fn hanging_broker_is_asked_rarely_and_then_avoided() {
     let Some(_alone) = alone!() else { return };
     drop(broker());
     let address = rustix::net::SocketAddrUnix::new(path()).unwrap();
@@ -285,7 +285,7 @@ fn a_broker_that_hangs_is_asked_once_and_then_left_alone() {
 }
 
 #[test]
-fn the_policy_is_the_brokers_and_changes_with_it() {
+fn policy_is_read_from_broker_and_follows_changes() {
     let Some(_alone) = alone!() else { return };
     let broker = broker();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -305,7 +305,7 @@ fn the_policy_is_the_brokers_and_changes_with_it() {
 }
 
 #[test]
-fn a_session_that_the_program_closed_is_opened_anew_and_no_stranger_is_spoken_to() {
+fn closed_session_is_reopened_and_reused_number_untouched() {
     let Some(_alone) = alone!() else { return };
     let broker = broker();
     let (listener, client, server) = connection();
@@ -340,7 +340,7 @@ fn ended_well(child: rustix::process::Pid) -> bool {
     status.exit_status() == Some(0)
 }
 
-/// Waits for a byte from another process, which may have failed: then nobody waits for ever.
+/// Waits for a byte from another process, with a limit in case that process has failed.
 fn hear(pipe: &OwnedFd) {
     let limit = rustix::event::Timespec { tv_sec: 100, tv_nsec: 0 };
     let mut ready = [rustix::event::PollFd::new(pipe, rustix::event::PollFlags::IN)];
@@ -357,7 +357,7 @@ fn sessions(broker: &Broker, expected: usize) {
 }
 
 #[test]
-fn a_child_has_a_session_of_its_own_and_its_parent_keeps_its_own() {
+fn forked_child_opens_its_own_session() {
     let Some(_alone) = alone!() else { return };
     let broker = broker();
     let (listener, client, server) = connection();
@@ -378,12 +378,12 @@ fn a_child_has_a_session_of_its_own_and_its_parent_keeps_its_own() {
 }
 
 #[test]
-fn a_visitor_in_its_parents_memory_says_and_changes_nothing() {
+fn vfork_child_in_parent_memory_sends_nothing() {
     let Some(_alone) = alone!() else { return };
     let broker = broker();
     let (listener, client, _server) = connection();
     publish(listener.as_raw_fd()).unwrap();
-    // Nobody tells it that it is a child, as after `vfork`.
+    // Like a child of `vfork`, it does not know that it is a child.
     let child = fork(|| publish(listener.as_raw_fd()).is_none() && offer_of(&client).0.is_err());
     assert!(ended_well(child));
     assert_eq!(broker.status().sessions, 1);
@@ -391,7 +391,7 @@ fn a_visitor_in_its_parents_memory_says_and_changes_nothing() {
 }
 
 #[test]
-fn a_server_that_listens_forks_and_ends_is_found_all_the_while() {
+fn listener_stays_known_while_server_forks_and_exits() {
     let Some(_alone) = alone!() else { return };
     let broker = broker();
     let (listener, client, server) = connection();
@@ -431,7 +431,7 @@ fn a_server_that_listens_forks_and_ends_is_found_all_the_while() {
 }
 
 #[test]
-fn whoever_connects_is_known_as_a_neighbour_before() {
+fn process_is_announced_before_it_connects() {
     let Some(_alone) = alone!() else { return };
     let broker = broker();
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -449,7 +449,7 @@ fn whoever_connects_is_known_as_a_neighbour_before() {
 }
 
 #[test]
-fn a_child_made_while_another_thread_speaks_to_the_broker_is_not_held_up() {
+fn child_forked_during_broker_request_is_not_blocked() {
     let Some(_alone) = alone!() else { return };
     let _broker = broker();
     let (listener, client, _server) = connection();

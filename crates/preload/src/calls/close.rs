@@ -7,7 +7,7 @@ use crate::{hidden, process, ready, real, sys, unconnected};
 use libc::{c_int, c_uint};
 use rustix::io::Errno;
 
-/// What is ours of a descriptor ends, just before the kernel's does.
+/// Ends this library's state of a descriptor, just before the kernel closes it.
 pub(super) fn let_go(fd: c_int) {
     let entry = table::get(fd);
     // A child after `vfork` closes its own descriptors, and the table is its parent's.
@@ -26,13 +26,13 @@ pub(super) fn let_go(fd: c_int) {
         DescriptorKind::Ring => super::uring::closed(entry),
         DescriptorKind::Epoll | DescriptorKind::Hidden | DescriptorKind::Stranger => {}
     }
-    // Those of a connection and a listener are out already, unless they were stale.
+    // The entries of a connection and a listener are removed already, unless they were stale.
     if entry.kind() != DescriptorKind::Hidden && table::get(fd) == entry {
         table::remove(fd, entry);
     }
 }
 
-/// The descriptor is somebody else's by now: forgets whatever was entered for it.
+/// The descriptor belongs to another user now: removes its entry, if there is one.
 pub(super) fn forget(fd: c_int) {
     let entry = table::get(fd);
     if entry == Entry::NONE {
@@ -63,7 +63,7 @@ fn close_around(first: c_uint, last: c_uint, close: impl Fn(c_uint, c_uint) -> c
 }
 
 export! {
-    /// `close`. What we hide from the program cannot be closed by it.
+    /// `close`. The program cannot close descriptors that this library hides from it.
     fn close(fd: c_int) -> c_int {
         let mut is_conn = false;
         if table::get(fd) != Entry::NONE {

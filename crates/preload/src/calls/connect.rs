@@ -54,7 +54,7 @@ export! {
             if is_under_way {
                 ready::connected(fd);
             } else if table::get(fd) == entry {
-                // Otherwise another thread has closed it meanwhile, and the number may be another socket's.
+                // With another entry, another thread has closed the socket, and the number may belong to another socket.
                 ready::not_connected(fd);
                 forget(fd);
             }
@@ -79,7 +79,7 @@ export! {
         result
     }
 
-    /// `socket`: its number was free, whatever we believed.
+    /// `socket`: its number was free, whatever the table has.
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         // SAFETY: the caller's arguments, passed on.
         let mut fd = unsafe { real::socket(domain, kind, protocol) };

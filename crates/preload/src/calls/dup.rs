@@ -39,7 +39,7 @@ pub(super) fn copied(fd: c_int, copy: c_int) {
     ready::duplicated(fd, copy);
 }
 
-/// Puts a copy of `fd` at the number `to`, by the kernel's `dup`. What was there is let go before.
+/// Puts a copy of `fd` at the number `to`, by the kernel's `dup`. The state of the old descriptor there is ended first.
 fn copy_to(fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_int {
     if hidden::is(to) {
         // As for a number beyond the limit, where ours are.

@@ -142,7 +142,7 @@ export! {
 /// The most arguments that `execl` and its kin take here; the C library has room for more, but no program writes out that many.
 const ARGUMENTS: usize = 1024;
 
-/// Which of the functions with a list of arguments it is.
+/// The variant of the functions with a list of arguments.
 const PATH: usize = 0;
 const FILE: usize = 1;
 

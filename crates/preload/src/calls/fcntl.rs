@@ -8,7 +8,7 @@ use crate::table::{self, Entry};
 use libc::{c_int, c_ulong};
 use partywall_shm::status::Reason;
 
-/// What the program has done to a descriptor of ours.
+/// Follows a change that the program has made to a descriptor of ours.
 fn follow(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
     if result < 0 {
         return;

@@ -43,7 +43,7 @@ export! {
     }
 }
 
-/// The same of a UDP socket.
+/// The requests on a UDP socket.
 fn datagrams(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     use crate::datagram;
     if !datagram::is(fd) {

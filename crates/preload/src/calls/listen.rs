@@ -26,8 +26,8 @@ static KEYS: [PublishedListener; LISTENERS] =
 /// The index of a listener that could not be published.
 const UNKNOWN: u16 = u16::MAX;
 
-/// The port of a descriptor that connections are accepted from, if it is a published listener. One that another program has
-/// made, and that came to this one by `exec`, is published when it is used first.
+/// The port of a listening descriptor, if it is published. A listener that another program has made, and that was inherited through
+/// `exec`, is published at its first use.
 pub(super) fn published_port(fd: c_int) -> Option<u16> {
     let mut entry = table::get(fd);
     if entry == Entry::NONE && fd >= 0 {

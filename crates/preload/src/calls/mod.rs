@@ -1,7 +1,7 @@
-//! What the program calls instead of the C library.
+//! The functions that the program calls instead of the C library.
 //!
-//! Each function looks its descriptor up and hands strangers to the next definition at once. Nothing else is decided here
-//! than which way a call takes.
+//! Each function looks its descriptor up, and passes calls on other descriptors to the next definition at once. Only the route of a call
+//! is decided here.
 
 macro_rules! export {
     ($( $(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty $body:block )*) => { $(
@@ -16,8 +16,8 @@ macro_rules! export {
     )* };
 }
 
-/// The same for calls on one descriptor: those on strangers go straight on, without so much as a stack frame of ours. That is what
-/// programs pay for connections that we can do nothing for.
+/// Exports functions on one descriptor. A call on a descriptor that is not ours goes straight to the next definition, without a stack
+/// frame of this library. That is the cost of the library for such descriptors.
 macro_rules! export_for_descriptor {
     ($( $(#[$attribute:meta])* fn $name:ident($fd:ident: c_int $(, $argument:ident: $kind:ty)* $(,)?) -> $result:ty $body:block )*) => {
         export! { $(

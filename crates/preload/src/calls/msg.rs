@@ -240,7 +240,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::ptr;
 
-    /// A page that nobody may touch.
+    /// A page without access.
     fn no_memory() -> *mut libc::c_void {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         // SAFETY: new memory at an address that the kernel chooses; it stays.
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn structures_that_cannot_be_read_are_a_fault_on_tcp_ring_and_strangers() {
+    fn unreadable_structures_return_efault_on_tcp_and_ring() {
         let (stranger, _other) = UnixStream::pair().unwrap();
         let (on_tcp, on_ring) = (Pair::candidates(4096), Pair::up(4096));
         let (nowhere, word) = (no_memory(), 1 as c_int);

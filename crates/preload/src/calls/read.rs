@@ -145,7 +145,7 @@ unsafe extern "C-unwind" {
     pub(super) fn __chk_fail() -> !;
 }
 
-/// What `_FORTIFY_SOURCE` asks for: a program that would overrun its buffer ends, as it would by the C library's hand.
+/// The check of `_FORTIFY_SOURCE`: a program that would overrun its buffer is aborted, as by the C library.
 #[inline]
 fn check(len: size_t, size: size_t) {
     if len > size {

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::ptr;
 use std::time::Duration;
 
-/// What the kernel takes for each of the three sets.
+/// The kernel's events for each of the three sets.
 const WANTED: [i16; 3] = [
     libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND,
     libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND,
@@ -118,7 +118,7 @@ impl Sets {
     }
 }
 
-/// Which of the three sets a descriptor is in after the call, as bits.
+/// The sets that a descriptor is in after the call, as bits.
 fn hits(one: &libc::pollfd) -> u32 {
     let hit = |which: usize| one.events & WANTED[which] != 0 && one.revents & (WANTED[which] | ALSO[which]) != 0;
     (0..3).filter(|&which| hit(which)).fold(0, |all, which| all | 1 << which)

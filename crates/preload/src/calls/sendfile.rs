@@ -7,7 +7,7 @@ use libc::{c_int, c_uint, loff_t, off_t, size_t, ssize_t};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-/// What one call carries at most, as in the kernel.
+/// The most bytes of one call, as in the kernel.
 const MOST: usize = 0x7fff_f000;
 
 export! {

@@ -1,6 +1,6 @@
-//! What of the C library's own input and output may be on a socket. Streams read and write inside it, past us: so that of a
-//! connection of ours is given its own functions to do so. `dprintf` makes a stream for itself: what it would write is formatted
-//! here and written by us.
+//! The C library's own input and output on sockets. Streams read and write inside the C library, past this one, so a stream on a
+//! connection of ours gets functions of this library. `dprintf` makes its own stream, so its text is formatted here and written by this
+//! library.
 #![expect(unsafe_code, reason = "C functions")]
 
 use super::{close, read, write};
@@ -29,7 +29,7 @@ unsafe extern "C-unwind" {
 /// Where a stream of the GNU C library says which descriptor it is of: a part of its binary interface, by which programs compiled
 /// long ago find it.
 const NUMBER_AT: usize = 112;
-/// What is there in a stream with custom functions.
+/// The file number of a stream with custom functions.
 const NO_NUMBER: c_int = -2;
 
 fn descriptor(cookie: *mut c_void) -> c_int {

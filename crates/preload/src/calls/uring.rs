@@ -92,13 +92,14 @@ fn prepare(entry: entry::Submitted) {
     match entry.work() {
         EntryWork::Nothing => {}
         EntryWork::EpollControl { set, operation, fd, event } => {
-            // What we have kept in the kernel's set after the program took it out is gone for the kernel, too, if it is to judge.
+            // A registration that this library kept in the kernel's set after the program removed it must be gone before the kernel
+            // decides.
             ready::settle_removed(set, fd);
             // SAFETY: the program's event, as it would pass it to the function.
             if unsafe { epoll::epoll_ctl(set, operation, fd, event) } == 0 {
                 entry.make_nothing();
             }
-            // Otherwise the kernel refuses it for the same reason, and says so where the program looks.
+            // Otherwise the kernel refuses the entry for the same reason, and reports that in the completion.
         }
         EntryWork::Close { fd } => {
             let ours = matches!(

@@ -1,15 +1,15 @@
 //! Calls of a thread that are in the kernel with a connection, and will never come back.
 //!
-//! A signal handler that leaves by `longjmp` abandons the call that it has interrupted. That call would count as one in the kernel for ever: its
-//! connection would never be shown to the broker ([`Conn::is_quiet`]), and its block would never be used again. So each thread notes
-//! what it enters. Where it begins another call and no frame of its stack was interrupted by a signal, what it had noted before was
-//! abandoned.
+//! A signal handler that leaves by `longjmp` abandons the call that it has interrupted. That call would count as one in the kernel
+//! permanently: its connection would never be shown to the broker ([`Conn::is_quiet`]), and its block would never be reused. So each
+//! thread records the connections that it enters. If it begins another call and no frame of its stack was interrupted by a signal, its
+//! earlier records are of abandoned calls.
 //!
 //! A handler that changes to another stack of its thread (`swapcontext`) looks the same, though the call goes on later. Programs that switch
 //! stacks in handlers are not supported on connections that are in such a call.
 //!
-//! What cannot be noted or found out counts for ever, as it did: more than [`MOST`] connections in one `poll`, a jump between two
-//! instructions of this module, and a thread that ends without another call.
+//! Some abandoned calls cannot be recorded or detected and still count permanently: more than [`MOST`] connections in one `poll`, a jump
+//! between two instructions of this module, and a thread that ends without another call.
 
 use super::Conn;
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 /// Connections that one thread is in the kernel with, of which this is noted.
 const MOST: usize = 64;
 
-/// What one thread has entered. Handlers of this thread change it between any two instructions, and leave it as it was unless they jump.
+/// The connections that one thread has entered. Handlers of this thread change it between any two instructions, and restore it unless
+/// they jump.
 struct EnteredConns {
     count: AtomicU32,
     /// Places of connections in the arena, plus 1; 0 for none.

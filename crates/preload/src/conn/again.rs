@@ -1,14 +1,13 @@
-//! A reader that leaves the ring with bytes in it, because a program that knows nothing of rings takes the connection over: its
-//! peer sends them once more, by TCP (protocol T13.3, T13.4).
+//! A reader may leave the ring with unread bytes in it, because a program without this library takes the connection over. Its peer then
+//! sends these bytes again by TCP (protocol T13.3, T13.4).
 //!
 //! ```text
 //!   the ring:   ... read by us | unread |        TCP: | unread, once more | what follows ...
 //!                              head     tail
 //! ```
 //!
-//! The reader says that it has left, and never moves its head again. Its peer looks at that whenever it sends, waits, or ends.
-//! Nobody waits for ever: who takes the connection over finds the bytes late, as if they had been under way, and not at all only
-//! if the peer dies before it looks.
+//! The reader publishes that it has left, and never moves its head again. Its peer checks this whenever it sends, waits, or ends. The new
+//! program gets the bytes late, as if they had been in transit. It loses them only if the peer dies before it checks.
 
 use super::cursor::Cursor;
 use super::rx::{BytesFound, kernel_receive};
@@ -79,7 +78,7 @@ impl Conn {
                 let unread = tx.half.capacity() - free;
                 if !tx.path.follow_out(&own.tx_path, &peer.rx_path, unread).map_err(|e| self.corrupt(e))? {
                     return Err(
-                        self.fail_for_good("the peer has left bytes in the ring, and others have gone by TCP since")
+                        self.fail_permanently("the peer has left bytes in the ring, and others have gone by TCP since")
                     );
                 }
                 add(&own.control.tx.counters.switches, 1);
@@ -100,7 +99,7 @@ impl Conn {
                 Err(error) => {
                     tx.again = Some(from);
                     if error != Errno::AGAIN {
-                        // The kernel has ended it, and says so itself from here on.
+                        // The kernel has ended the connection, and reports that itself from here on.
                         self.ring_path.set_flag(flags::SENT_AGAIN, true);
                         self.kernel.note(EventFlags::HUP.bits());
                     }
@@ -113,8 +112,8 @@ impl Conn {
         Ok(())
     }
 
-    /// Before we end: sends what a peer that has left has not got yet, and waits for the kernel to take it. What it does not take is
-    /// not lost silently: the connection is reset.
+    /// Before this side ends: sends the bytes that a peer that has left has not received, and waits for the kernel to take them. If the
+    /// kernel does not take them all, the connection is reset, so they are not lost silently.
     pub(crate) fn send_again_before_the_end(&'static self, fd: c_int) {
         if !self.owes() {
             return;

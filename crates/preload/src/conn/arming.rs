@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 pub(crate) const ROUNDS: u32 = 4;
 
 impl Conn {
-    /// Says in our region what we wait for, so that the peer rings. It is not taken back: the wish may be another thread's too,
-    /// and one that has come true or is given up costs the peer one ring at most.
+    /// Publishes a wish in our region, so that the peer rings. The wish is not withdrawn: another thread may share it, and a wish that
+    /// has come true or is given up costs the peer at most one ring.
     ///
     /// To be followed by [`super::heavy_fence`], once for any number of connections, and another look; and if that finds nothing, by
     /// [`Conn::is_armed`].
@@ -35,8 +35,8 @@ impl Conn {
             if own.rx_path.sleep.load(Ordering::Relaxed) != sleep {
                 own.rx_path.sleep.store(sleep, Ordering::Relaxed);
             }
-            // Rung for any byte beyond what is there: some may lie there unread, too few for `SO_RCVLOWAT` or told already to
-            // who wants to hear of new ones only.
+            // Rung for any byte beyond those that are there: some may lie there unread, fewer than `SO_RCVLOWAT`, or reported already to
+            // an edge-triggered waiter.
             armed.data = pages.reading().arm_from(self.visible_tail(pages));
         }
         if want.has(Interest::OUT) {
@@ -47,7 +47,7 @@ impl Conn {
         armed
     }
 
-    /// From now on an edge-triggered waiter is told of room. To be followed by the fence, and a look.
+    /// From now on an edge-triggered waiter gets edges for room. To be followed by the fence, and a look.
     pub(crate) fn hear_edges(&self) {
         if !self.has(flags::HEARS_EDGES) {
             self.ring_path.set_flag(flags::HEARS_EDGES, true);
@@ -60,7 +60,7 @@ impl Conn {
     pub(crate) fn is_armed(&self, armed: Armed) -> bool {
         let Some(pages) = self.pages().filter(|_| self.is_up()) else { return true };
         if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {
-            // Nobody can ring: as long as bytes may come by the ring or leave it, and until it is unmapped, the sleeper looks.
+            // No bell can come. While bytes may come by the ring or leave it, and until it is unmapped, the sleeper polls.
             self.part_if_lost();
             if !self.is_on_tcp() || self.may_part_soon() {
                 return false;
@@ -71,12 +71,12 @@ impl Conn {
     }
 }
 
-/// What stood when a sleeper had armed a connection.
+/// The state in which a sleeper has armed a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Armed {
     /// The wish for data; [`AWAKE`] if it waits for none.
     data: u64,
-    /// What of room; `None` if it waits for none.
+    /// The wish for room; `None` if it waits for none.
     room: Option<Awaited>,
 }
 

@@ -1,11 +1,11 @@
-//! One bell for one sleep, however many connections somebody sleeps on.
+//! One bell for one sleep, however many connections a thread sleeps on.
 //!
-//! Who waits for fifty connections at once has fifty peers ring, or one peer fifty times, though the first bell wakes it and it looks at
-//! all of them then. So a sleeper may give its sleep a number, beside its wishes (protocol T11): who has rung for that number need not
-//! ring for it again.
+//! A thread that waits for fifty connections would make fifty peers ring, or one peer fifty times, although the first bell wakes it and
+//! it then looks at all of them. So a sleeper may publish a number of its sleep beside its wishes (protocol T11). A peer that has rung
+//! for that number need not ring for it again.
 //!
-//! A number is believed of one and the same program alone, as far as we can tell who that is: it might be another's, to have that
-//! one sleep on.
+//! A number counts only for connections to the same program, as far as this side can identify it. Otherwise a hostile peer could copy
+//! another program's number and so keep it asleep.
 
 use super::{Conn, Pages};
 use partywall_shm::status::Role;
@@ -51,7 +51,8 @@ const fn mix(n: u64) -> u64 {
 }
 
 impl Conn {
-    /// Notes who is at the other end: the process that listens there; or, if it came to us, the process that the broker says it is.
+    /// Records which process is at the other end: the process that listens there, or, for an accepted connection, the process that the
+    /// broker names.
     pub(super) fn note_neighbour(&self, process: Option<u32>) {
         let (_, peer): (_, SocketAddr) = self.identity.addresses();
         let bits = partywall_shm::address::wide(peer.ip());
@@ -64,7 +65,7 @@ impl Conn {
         self.local().neighbour.store(who, Ordering::Relaxed);
     }
 
-    /// Rings the peer for what was committed just now, unless it hears of it anyway; whether it rang.
+    /// Rings the peer for the bytes that were just committed, unless another bell wakes it anyway. Returns whether it rang.
     pub(super) fn wake_reader(&self, pages: Pages) -> bool {
         let sleep = pages.peer.rx_path.sleep.load(Ordering::Relaxed);
         let who = pages.local.neighbour.load(Ordering::Relaxed);
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleeps_are_told_apart() {
+    fn sleep_numbers_are_unique_and_not_zero() {
         let numbers: std::collections::BTreeSet<_> = (0..1000).map(|_| sleep_number()).collect();
         assert_eq!(numbers.len(), 1000);
         assert!(!numbers.contains(&0));

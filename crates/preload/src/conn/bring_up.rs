@@ -38,8 +38,8 @@ use std::sync::atomic::Ordering;
 
 /// Larger rings of a peer than this are not mapped.
 const MAX_PEER_RING: u64 = 64 << 20;
-/// How far the two ends have come: it is the other's turn; ours, the broker has rung; the connecting side has confirmed, and waits for
-/// the peer to watch its ring; there is nobody any more.
+/// The stages of an offer: waiting for the other side; the broker has rung, and it is our turn; the connecting side has confirmed, and
+/// waits for the peer to watch its ring; no process answers any more.
 const WAITS: u32 = 0;
 const HEARD: u32 = 1;
 const CONFIRMED: u32 = 2;
@@ -146,7 +146,7 @@ impl Conn {
         if unseen::may_be() {
             return Err(Reason::RawCalls);
         }
-        // What `close` does then would be for the last to close it, and that could be the broker.
+        // The last process that closes the socket would linger then, and that could be the broker.
         match rustix::net::sockopt::socket_linger(sys::borrow(fd)) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err(Reason::Option),
@@ -291,7 +291,7 @@ impl Conn {
                     self.set_stage(ConnStage::Candidate);
                 }
                 if matches!(reason, Reason::BrokerAbsent | Reason::Shared) {
-                    // The offer stands, and nobody will make another.
+                    // The offer stands, and no other will be made.
                     self.moves.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
                     self.moves.try_again_soon();
                 }
@@ -370,10 +370,10 @@ impl Conn {
         self.moves.looks_for_answer.store(0, Ordering::Relaxed);
         self.set_stage(ConnStage::Attached);
         // A thread that waits for several descriptors learns of the link before the first byte can come by the ring.
-        let all_are_told = waiters().brought_up(self);
-        if !all_are_told || self.has(flags::WANT_TCP) {
+        let all_are_notified = waiters().brought_up(self);
+        if !all_are_notified || self.has(flags::WANT_TCP) {
             // Then none comes by the ring.
-            let reason = if all_are_told { self.ring_path.reason() } else { Reason::Shared };
+            let reason = if all_are_notified { self.ring_path.reason() } else { Reason::Shared };
             self.ask_for_tcp(reason, false);
             return Ok(());
         }

@@ -20,9 +20,9 @@ pub(crate) enum CandidateStep {
 }
 
 impl Conn {
-    /// Begins to look after a descriptor: a connection whose peer is one of us, as far as one can see.
+    /// Starts to manage a descriptor: a connection whose peer seems to have the library too.
     ///
-    /// Nothing is asked of the kernel: most connections end before they are worth a question. `local` has the port if it is
+    /// It makes no system call: most connections end before one would pay. `local` has the port if it is
     /// the accepting side's, and need not have more (see [`Conn::know_own_address`]).
     pub(crate) fn adopt(fd: c_int, role: Role, local: SocketAddr, peer: SocketAddr) -> Option<&'static Self> {
         if !Self::may_adopt(fd, role) {
@@ -32,7 +32,8 @@ impl Conn {
         Self::adopt_under(broker::policy(port, peer.ip()), fd, role, local, peer)
     }
 
-    /// The same for a connection that is made while there is no broker. Its bytes are counted, and it is judged once there is one.
+    /// Adopts a connection that is made while there is no broker. Its bytes are counted, and the policy is applied once there is a
+    /// broker.
     pub(crate) fn adopt_unknown(fd: c_int, role: Role, local: SocketAddr, peer: SocketAddr) -> Option<&'static Self> {
         if !Self::may_adopt(fd, role) {
             return None;
@@ -55,11 +56,11 @@ impl Conn {
             watched::unwatch(fd);
             return true;
         }
-        // Registered in an epoll set before it was anything to us: who waits for it there could not be told.
+        // It was registered in an epoll set before it was a connection of ours, so waiters in that set could not be notified.
         !watched::was_watched(fd)
     }
 
-    /// The same, under a given policy.
+    /// Adopts a connection under a given policy.
     pub(super) fn adopt_under(
         policy: broker::PolicyView,
         fd: c_int,
@@ -78,7 +79,7 @@ impl Conn {
         let generation = mine.generation.load(Ordering::Relaxed).wrapping_add(1);
         mine.generation.store(generation, Ordering::Relaxed);
         mine.begin();
-        // One that is never to have a ring is counted all the same: the policy may change.
+        // A connection that may never have a ring is counted all the same, since the policy may change.
         conn.ring_path.begin(role, policy.waits_for());
         conn.kernel.begin();
         conn.moves.begin(policy.upgrade);
@@ -95,14 +96,15 @@ impl Conn {
         Some(conn)
     }
 
-    /// Whether nobody is left in a block whose connection was closed. A thread that still sleeps in the kernel with that connection, or holds
+    /// Whether no thread uses the block of a closed connection any more. A thread that still sleeps in the kernel with that connection,
+    /// or holds
     /// a direction of it, does to the block what it would have done to the connection.
     fn is_vacant(index: u16) -> bool {
         let is_left = |conn: &Self| conn.kernel.is_quiet() && conn.tx.is_free() && conn.rx.is_free();
         Self::at(index).is_some_and(is_left)
     }
 
-    /// Asks for our own address, if nobody has yet.
+    /// Asks the kernel for our own address, if it is not known yet.
     pub(super) fn know_own_address(&self, fd: c_int) {
         let (local, peer) = self.identity.addresses();
         if local.ip().is_unspecified()
@@ -223,10 +225,10 @@ impl Conn {
         }
     }
 
-    /// Whether there is reason to believe that the peer of a connection that was [adopted unknown](Self::adopt_unknown) is one of us. If there is
-    /// none yet, the broker's directory is looked at again whenever it has changed: the listener may be published later than the client asks.
+    /// Whether the peer of a connection that was [adopted unknown](Self::adopt_unknown) seems to have the library too. If it does not
+    /// yet, the broker's directory is looked at again whenever it has changed: the listener may be published later than the client asks.
     fn knows_peer_by_now(&'static self) -> bool {
-        // Who has accepted needs no more than an offer.
+        // The accepting side needs no more than an offer.
         if self.role() == Role::Connecting && self.ring_path.stage() == ConnStage::Candidate {
             let generation = broker::listener_generation();
             if generation == self.moves.offers_seen.swap(generation, Ordering::Relaxed) {
@@ -329,7 +331,7 @@ struct KernelCounts {
     bytes_received: u64,
 }
 
-/// What of `TCP_INFO` we want to know; libc's structure is older than these counts.
+/// The part of `TCP_INFO` that this library uses; libc's structure is older than these counts.
 #[expect(unsafe_code, reason = "a socket option that rustix has no name for")]
 fn info(fd: rustix::fd::BorrowedFd<'_>) -> Result<KernelCounts, Errno> {
     use rustix::fd::AsRawFd;
@@ -366,7 +368,7 @@ mod tests {
     use std::os::fd::IntoRawFd;
 
     #[test]
-    fn a_connection_is_asked_for_its_own_address_when_it_is_due_and_not_before() {
+    fn own_address_is_read_only_when_offer_is_due() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let listening = listener.local_addr().unwrap();
         let near = TcpStream::connect(listening).unwrap();

@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
         let mut done = 0;
         while done < from.len() {
             let Some((to, len)) = self.piece() else { break };
-            // SAFETY: a part of the caller's buffer, writable by its word, and used by nobody else during the call.
+            // SAFETY: a part of the caller's buffer, writable by the caller's contract, and not used by another thread during the call.
             let to = unsafe { std::slice::from_raw_parts_mut(to, len.min(from.len() - done)) };
             let n = from.slice(done, to.len()).copy_to(to);
             self.advance(n);
@@ -101,7 +101,7 @@ impl<'a> Cursor<'a> {
         done
     }
 
-    /// What is left as a list for the kernel, of at most `limit` bytes: how many entries of `space` are used.
+    /// The rest as a list for the kernel, of at most `limit` bytes. Returns the used entries of `space`.
     pub(crate) fn rest<'s>(&self, space: &'s mut [iovec], limit: u64) -> &'s mut [iovec] {
         let mut room = usize::try_from(limit).unwrap_or(usize::MAX);
         let mut used = self.used;
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_given_to_the_kernel_up_to_a_limit() {
+    fn rest_for_kernel_is_limited_in_length() {
         let mut parts = [b"abc".to_vec(), b"defg".to_vec()];
         let list = list(&mut parts);
         // SAFETY: buffers of this test.

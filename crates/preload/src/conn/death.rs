@@ -1,12 +1,11 @@
-//! A peer that ends without closing: what TCP would have reported, where the bytes that the peer has not read are in our ring.
+//! The death of a peer without a close: calls return what TCP would have reported, although the unread bytes are in our ring.
 //!
 //! When a process dies, its kernel ends the connection in order (FIN) if nothing unread lies in the socket, and resets it (RST) if
 //! something does. Bytes in a ring are not in the socket, so the kernel reports an orderly end even where the peer has lost bytes of
-//! ours. The survivor sees from memory that this has happened, and from then on its calls return what they return after a reset
-//! (protocol T10).
+//! ours. The survivor detects this in memory, and from then on its calls return the same results as after a reset (protocol T10).
 //!
-//! A peer that closes with bytes of ours unread says so in memory (*Reset*, protocol T10.5), before its kernel resets the connection. So
-//! what a call of ours returns in between does not depend on which of the two comes first.
+//! A peer that closes with bytes of ours unread publishes *Reset* in memory (protocol T10.5), before its kernel resets the connection. So
+//! the result of a call in between does not depend on which of the two comes first.
 //!
 //! ```text
 //!   the peer says *Reset*,
@@ -37,7 +36,7 @@ impl Conn {
         self.has(flags::RESET | flags::BROKEN)
     }
 
-    /// What `poll` reports of a connection that [is reset](Self::is_reset), in the numbers that `poll` and `epoll` share.
+    /// The events that `poll` reports of a connection that [is reset](Self::is_reset), in the numbers that `poll` and `epoll` share.
     #[cold]
     pub(crate) fn reset_events(&self) -> u32 {
         let always = EventFlags::IN | EventFlags::RDNORM | EventFlags::OUT | EventFlags::WRNORM | EventFlags::RDHUP;
@@ -58,14 +57,13 @@ impl Conn {
         is_due
     }
 
-    /// The same for a call that is about to report readiness that it has found in memory alone. Returns whether there may be news.
+    /// Checks for a death before a call reports readiness that it has found in memory alone. Returns whether there may be news.
     #[inline]
     pub(crate) fn has_died_lately(&'static self) -> bool {
         self.look_for_death_rarely() && (self.has(flags::PEER_GONE) || self.has_hung_up() != 0)
     }
 
-    /// Asks the kernel, by socket and link, whether the peer is there. No bell is rung for this: bells that nobody asked for would
-    /// fill the link.
+    /// Asks the kernel, by socket and link, whether the peer is there. No bell is rung for this: bells without a wish would fill the link.
     #[cold]
     pub(super) fn look_for_death(&'static self) {
         let (fd, link) = (self.fd(), self.link());
@@ -89,7 +87,7 @@ impl Conn {
     /// connection goes back to TCP (protocol T15.5), and the kernel reports the end of a peer that has died.
     #[cold]
     pub(super) fn link_has_hung_up(&'static self) {
-        // Of a peer that has ended one direction the other lives.
+        // If a peer has ended only one direction, the other still works.
         let has_ended = self.pages().is_some_and(|pages| !pages.reading().is_written() && !pages.writing().is_read());
         if !self.has(flags::FAR) || has_ended || !self.is_up() {
             self.ring_path.set_flag(flags::PEER_GONE, true);
@@ -99,7 +97,7 @@ impl Conn {
         if !self.has(flags::LINK_LOST) {
             self.ring_path.set_flag(flags::LINK_LOST, true);
             log!("fd {}: the way to the peer's machine was lost; back to TCP", self.fd());
-            // Nothing of ours may be under way that the kernel would find to be lost with the peer's machine.
+            // None of our own data may be in flight, because the kernel would find it lost with the peer's machine.
             options::keep_alive(self.fd());
             self.ask_for_tcp(Reason::LinkLost, false);
         }

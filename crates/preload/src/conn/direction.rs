@@ -115,7 +115,7 @@ impl<T: DirectionState> DirectionLock<T> {
         Ok(self.guard(local, Some(private)))
     }
 
-    /// Takes the lock if nobody has it.
+    /// Takes the lock if it is free.
     #[inline]
     pub(crate) fn try_hold(&self) -> Option<DirectionGuard<'_, T>> {
         let local = self.local();
@@ -174,7 +174,7 @@ impl<T: DirectionState> DirectionLock<T> {
         self.broken.load(Ordering::Relaxed) != 0
     }
 
-    /// Begins again. Nobody else knows of the connection yet, and no living thread holds the lock.
+    /// Resets the direction for a new connection. No other thread knows the connection yet, and no living thread holds the lock.
     pub(crate) fn reset(&self) {
         self.broken.store(0, Ordering::Relaxed);
         self.counted.store(0, Ordering::Relaxed);

@@ -17,7 +17,7 @@ pub(crate) fn note() {
     ENDED.fetch_add(1, Ordering::Release);
 }
 
-/// Says so in a ring in which bytes are about to be committed. The sending direction is held.
+/// Publishes the count in a ring in which bytes are about to be committed. The caller holds the sending direction.
 #[inline]
 pub(super) fn show(own: &TxPath) {
     // EDGE ended (protocol T17): acquires from `note`.

@@ -61,8 +61,8 @@ impl Conn {
         self.kernel.take_error()
     }
 
-    /// An error that was kept, at the end of what the kernel has: it is returned before the end, except that of a peer that had ended in
-    /// order before, which is for the sending calls.
+    /// A saved error, at the end of the kernel's bytes. It is returned before the end, unless the peer had closed cleanly before; then
+    /// the sending calls get it.
     pub(super) fn take_reset(&self) -> Option<Errno> {
         let kept = self.kernel.error.load(Ordering::Relaxed).cast_signed();
         let is_pipe = kept == Errno::PIPE.raw_os_error() || kept == 0 && self.has(flags::RESET_IS_PIPE);

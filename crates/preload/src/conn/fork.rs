@@ -54,7 +54,7 @@ pub(crate) fn before() {
 }
 
 /// After, in the parent. The child has its own number, which it enters itself. Where there is no child, for want of memory,
-/// the marks stay, and those connections are taken for shared: nobody tells the parent.
+/// the marks stay, and those connections count as shared, because the parent does not learn of the failure.
 pub(crate) fn in_parent() {
     arena::after_fork();
 }
@@ -73,8 +73,8 @@ pub(crate) fn in_child() {
 
 /// In a child that was made by a raw system call, which ran no handlers: found out when it changes a descriptor of ours.
 pub(crate) fn in_stray_child() {
-    // What its parent makes from here on it has not, and the reverse. (Its parent has not heard of the fork, and goes on in pages that this
-    // child had until now.)
+    // The child does not have connections that its parent makes from here on, and the reverse. (The parent has not noticed the fork, and
+    // keeps the pages that both had until now.)
     arena::part();
     let me = process::kernel_pid();
     status::in_child();

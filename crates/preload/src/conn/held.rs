@@ -36,7 +36,7 @@ pub(super) const fn most_held(capacity: u64) -> u64 {
 }
 
 impl Conn {
-    /// What was held back may be read. The sending direction is held.
+    /// Releases the held bytes to the reader. The caller holds the sending direction.
     #[inline]
     pub(super) fn release_held(&self, tx: &mut ConnTx, pages: Pages) {
         if tx.holder.is_holding() {
@@ -67,7 +67,7 @@ impl Conn {
         }
     }
 
-    /// The same after it has set or cleared `TCP_CORK`.
+    /// Releases the held bytes after the program has set or cleared `TCP_CORK`, unless the socket is still corked.
     pub(super) fn release_unless_corked(&self, fd: c_int) {
         if !self.kernel.is_corked() {
             self.release_now(fd);
@@ -91,7 +91,8 @@ impl Conn {
         self.visible(pages, head.wrapping_add(unread)).saturating_sub(head)
     }
 
-    /// The same for the thread that holds the receiving direction: of what its half has found in the ring.
+    /// Like [`Conn::takeable`], for the thread that holds the receiving direction: the part of its half's available bytes that is not
+    /// held back.
     #[inline]
     pub(super) fn takeable_of(&self, rx: &ConnRx, pages: Pages) -> u64 {
         let available = rx.half.available();
@@ -110,7 +111,7 @@ impl Conn {
         self.local().held.passed.fetch_max(byte, Ordering::Relaxed);
     }
 
-    /// Nothing that lies in the ring now is held back any more: somebody waits for it whose sleep the library cannot limit.
+    /// Releases all bytes that lie in the ring now: a waiter whose sleep the library cannot limit waits for them.
     pub(crate) fn pass_held(&self) {
         if self.is_up()
             && let Some(pages) = self.pages()
@@ -150,7 +151,7 @@ impl Conn {
         if u128::from(now.saturating_sub(local.since.load(Ordering::Relaxed))) < LONGEST.as_nanos() {
             return visible;
         }
-        // For what is held back from here on, the time begins again.
+        // For bytes held back from here on, the time starts again.
         local.since.store(now, Ordering::Relaxed);
         // EDGE hold: as above.
         local.from.store(tail.saturating_add(1), Ordering::Release);

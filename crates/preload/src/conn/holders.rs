@@ -1,4 +1,4 @@
-//! Which processes hold a connection: those that have a descriptor of it open.
+//! The processes that hold a connection: those that have a descriptor of it open.
 
 use crate::sys;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// Begins again, with `me` alone. Nobody else knows of the block yet.
+    /// Resets the block to the holder `me` alone. No other thread knows the block yet.
     pub(crate) fn own(&self, me: u32) {
         for place in &self.places[1..] {
             place.store(0, Ordering::Relaxed);
@@ -59,7 +59,7 @@ impl Holders {
 
     /// One process less. Returns whether any living one is left.
     pub(crate) fn leave(&self, process: u32) -> bool {
-        // One's own place is freed last, so that nobody takes the block before this is decided.
+        // This process's own place is freed last, so that no process takes the block before this is decided.
         let others = self.has_others(process);
         for place in &self.places {
             // EDGE holder: releases what this process did with the connection; acquired in `Holders::has_others`.
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_living_holder_is_told_so() {
+    fn last_living_holder_has_no_others() {
         let me = crate::process::kernel_pid();
         let h = none();
         h.own(me);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_never_alone() {
+    fn crowd_of_unknown_holders_always_has_others() {
         let h = none();
         for n in 0..8 {
             h.add((0x3f_fff0 + n) | UNBORN);

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Who holds the connection, and which addresses it has.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Identity {
+pub(super) struct SocketIdentity {
     pub(super) holders: Holders,
     pub(super) addresses: AddressWords,
 }
 
-impl Identity {
+impl SocketIdentity {
     /// The addresses of both ends; of our own, only the port, or nothing, until it was asked for.
     pub(super) fn addresses(&self) -> (SocketAddr, SocketAddr) {
         self.addresses.load()

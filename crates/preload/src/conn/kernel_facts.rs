@@ -25,13 +25,13 @@ pub(super) struct KernelFacts {
     pub(super) low_water: AtomicU32,
     /// What the kernel knows of `TCP_CORK`, and is to be told before the next byte goes by it ([`super::options`]).
     cork: AtomicU32,
-    /// What events on the kernel's socket said, and what has not been looked into yet.
+    /// The events on the kernel's socket that were reported but not processed yet.
     pub(super) said: AtomicU32,
     /// Threads that sleep, or may sleep, in the kernel on this socket.
     pub(super) in_kernel: AtomicU32,
     /// An error that the kernel has reported once and that is to be reported when the ring is empty; 0 if none.
     pub(super) error: AtomicU32,
-    /// Nanoseconds; 0 for ever.
+    /// The limit in nanoseconds; 0 is no limit.
     pub(super) receive_timeout: AtomicU64,
     pub(super) send_timeout: AtomicU64,
 }

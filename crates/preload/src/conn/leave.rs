@@ -27,12 +27,12 @@ impl Conn {
     #[cold]
     pub(super) fn corrupt(&self, what: Corrupt) -> Errno {
         log!("fd {}: the peer broke the protocol: {what}", self.fd());
-        self.fail_for_good("corrupt")
+        self.fail_permanently("corrupt")
     }
 
-    /// Nothing can be trusted any more: the connection is reset, on both sides.
+    /// A fatal inconsistency: the connection is reset, on both sides.
     #[cold]
-    pub(super) fn fail_for_good(&self, why: &str) -> Errno {
+    pub(super) fn fail_permanently(&self, why: &str) -> Errno {
         log!("fd {}: reset: {why}", self.fd());
         self.ring_path.set_flag(flags::BROKEN, true);
         self.ring_path.because(Reason::Corrupt);
@@ -116,7 +116,7 @@ impl Conn {
 
     /// May have its ring back, if this is the reason why it is on TCP.
     pub(crate) fn allow_ring(&'static self, reason: Reason) {
-        // What asks for TCP says why before it says that. So a reason that has changed is somebody else's.
+        // A request for TCP stores its reason before it sets the flag. So if the reason has changed, the request is another thread's.
         let (from, to) = (reason as u32, Reason::None as u32);
         if !self.has(flags::LINK_LOST)
             && self.ring_path.reason.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -125,8 +125,8 @@ impl Conn {
         }
     }
 
-    /// Another thread may ask for TCP in the same words at any moment, because the bell is lost or for another reason. So that reason is looked for
-    /// once more, behind the last word: of the two threads, the later to change a word sees what the other wants.
+    /// Another thread may ask for TCP with the same flag at any moment, because the bell is lost or for another reason. So the reason is
+    /// checked once more after the flag is cleared: of the two threads, the later one sees the other's change.
     pub(super) fn take_wish_back(&'static self) {
         self.ring_path.set_flag(flags::WANT_TCP, false);
         self.show(LineState::Up);
@@ -148,7 +148,7 @@ impl Conn {
         let Some(Pages { own, peer, .. }) = self.pages() else { return true };
         let sends = Way::after(own.tx_path.switches.load(Ordering::Relaxed));
         let reads = Way::after(own.rx_path.seen.load(Ordering::Relaxed));
-        // What the peer sends may have left the ring already, with nothing of it unread.
+        // The peer's bytes may have left the ring already, with none of them unread.
         // EDGE path: as in `Receiver::refresh`; the tail that is loaded next holds all that the peer sent before it left the ring.
         let announced = load_acquire_u32(&peer.tx_path.switches);
         if self.has(flags::LEFT) {
@@ -161,7 +161,7 @@ impl Conn {
     }
 
     /// Whether no byte goes by a ring any more, nor will: those who wait for it may ask the kernel alone.
-    pub(crate) fn is_tcp_for_good(&self) -> bool {
+    pub(crate) fn is_tcp_permanently(&self) -> bool {
         match self.ring_path.stage() {
             ConnStage::Tcp => true,
             ConnStage::Attached => {
@@ -173,9 +173,9 @@ impl Conn {
         }
     }
 
-    /// Brings it back to TCP now, because somebody is about to use its socket past us. Waits a little for the peer. What lies
-    /// unread in a ring the peer sends once more (see `again`), unless other processes hold the connection, who can read it, and
-    /// most likely nobody else will. Where the peer cannot, the connection is reset rather than garbled.
+    /// Moves the connection back to TCP now, because a program is about to use its socket past this library. Waits a little for the peer.
+    /// The peer sends unread ring bytes again (see `again`), unless other processes hold the connection, which can and most likely will
+    /// read them. If the peer cannot, the connection is reset rather than garbled.
     pub(crate) fn bring_down(&'static self, reason: Reason) {
         let shared = self.identity.holders.has_others(process::kernel_pid());
         self.begin_down(reason, shared);
@@ -224,7 +224,7 @@ impl Conn {
                 break;
             }
             if gone || waited >= PATIENCE {
-                self.fail_for_good("the peer did not go back to TCP in time, or left bytes in the ring");
+                self.fail_permanently("the peer did not go back to TCP in time, or left bytes in the ring");
                 return;
             }
             let _ = rustix::thread::nanosleep(&rustix::time::Timespec {
@@ -237,15 +237,15 @@ impl Conn {
         log!("fd {} is back on TCP: {}", self.fd(), reason.words());
     }
 
-    /// What we send goes over TCP, all of it.
+    /// Whether all bytes of this side go over TCP.
     fn sends_by_tcp(&self) -> bool {
         let on_ring = |p: Pages| Way::after(p.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring;
         !self.pages().is_some_and(on_ring) && !self.owes()
     }
 
-    /// What we send goes over TCP, and the ring that we read is empty, which the peer will leave with its next byte: it has been
-    /// asked to, and is allowed to. To be believed a while after it was asked only, when no call of its that began before can
-    /// still be under way.
+    /// Whether all bytes of this side go over TCP, and the ring that it reads is empty and about to be left: the peer was asked to leave
+    /// it with its next byte, and may. This is reliable only some time after the request, when no earlier call of the peer can be in
+    /// progress.
     fn is_idle(&self) -> bool {
         let Some(Pages { own, peer, .. }) = self.pages() else { return true };
         // EDGE tail (protocol R2): as in `Consumer::refresh`.
@@ -255,7 +255,7 @@ impl Conn {
         self.sends_by_tcp() && !unread && (!announced || self.has(flags::LEFT))
     }
 
-    /// Nothing lies in the ring that we read, or the peer has sent it once more.
+    /// Whether the ring that we read is empty, or the peer has sent its content once more.
     fn is_drained(&self) -> bool {
         self.pages().is_none_or(|Pages { own, peer, .. }| {
             // EDGE tail, path: as above.
@@ -297,8 +297,8 @@ impl Conn {
         let me = crate::process::owner();
         let is_last = !self.identity.holders.has_others(me);
         if matches!(held, Some(Err(_))) {
-            // This is a signal handler above the step, or a thread has abandoned the step by `longjmp`. What the step leaves stays with the
-            // block, which no other connection gets.
+            // The caller is a signal handler above the step, or a thread has abandoned the step by `longjmp`. The remains of the step
+            // stay with the block, which no other connection gets.
             self.ring_path.set_flag(flags::WANT_TCP, true);
             waiters().gone(self);
             local.set_fd(-1);
@@ -397,7 +397,7 @@ impl Conn {
             && self.is_up()
             && let Some(Pages { own, .. }) = self.pages()
         {
-            // What comes from here on the kernel answers with a reset: the peer is to send it there.
+            // The kernel answers bytes that come from here on with a reset, so the peer must send them there.
             RxState::Closed.store(&own.control.rx.control.state);
         }
         if self.ring_path.is_candidate() {

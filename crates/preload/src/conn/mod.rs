@@ -1,7 +1,7 @@
 //! One connection: the kernel's socket, and a ring each way while both ends are attached.
 //!
 //! A block of the [`crate::arena`] stands for one open socket, whatever number of descriptors and processes share it.
-//! What is only this process' own, mappings and descriptors, is in [`crate::local`] under the same index.
+//! The state of this process alone, mappings and descriptors, is in [`crate::local`] under the same index.
 #![expect(unsafe_code, reason = "reaches the pages of regions that stay mapped")]
 
 mod abandoned;
@@ -51,7 +51,7 @@ use crate::table::{self, DescriptorKind, Entry};
 use crate::{arena, process, sys};
 use direction::DirectionLock;
 pub(crate) use holders::{Holders, UNBORN};
-use identity::Identity;
+use identity::SocketIdentity;
 use kernel_facts::KernelFacts;
 use moves::MoveCounters;
 use partywall_shm::half::{ReaderView, WriterView};
@@ -67,7 +67,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a look without the kernel says.
+/// The result of a look without the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RingReadiness {
     /// Not ready, as far as the ring goes; the kernel's socket tells by an event if that changes.
@@ -82,7 +82,7 @@ pub(crate) enum RingReadiness {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Conn {
-    identity: Identity,
+    identity: SocketIdentity,
     ring_path: RingPath,
     kernel: KernelFacts,
     moves: MoveCounters,
@@ -138,7 +138,7 @@ impl Conn {
         arena::get(index).map(|block| unsafe { block.cast::<Self>().as_ref() })
     }
 
-    /// What the table says for descriptors of this connection.
+    /// The table entry for descriptors of this connection.
     pub(crate) fn entry(&self) -> Entry {
         Entry::new(DescriptorKind::Connection, self.generation(), self.index())
     }
@@ -191,7 +191,7 @@ impl Conn {
         self.identity.holders.has_others(process::kernel_pid())
     }
 
-    /// Which side connected.
+    /// The side of this end.
     pub(crate) fn role(&self) -> Role {
         self.ring_path.role()
     }
@@ -315,7 +315,7 @@ impl Conn {
         self.pages().map_or(0, |pages| pages.writing().unread(pages.local.own.ring_size()))
     }
 
-    /// What the kernel's socket has been heard to say of its end: of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
+    /// The events that the kernel has reported of the connection's end, of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
     pub(crate) fn has_hung_up(&self) -> u32 {
         self.kernel.has_hung_up()
     }
@@ -366,8 +366,8 @@ impl Conn {
         self.has(flags::FAR)
     }
 
-    /// Says which core this thread is on (as [`partywall_region::wait::this_core`] numbers them), and whether the peer was on
-    /// the same one when it last said: then it cannot get ahead while we spin.
+    /// Publishes the core of this thread (as [`partywall_region::wait::this_core`] numbers them). Returns whether the peer last published
+    /// the same one: then it cannot run while this side spins.
     pub(crate) fn shares_core(&self, core: u32) -> bool {
         if !self.is_up() {
             return true;
@@ -384,7 +384,8 @@ impl Conn {
         core != 0 && theirs == core && !self.has(flags::FAR)
     }
 
-    /// Does what the peer asks of a connection that nobody reads or writes just now. To be called after each ring of its link.
+    /// Handles the peer's requests for a connection that no thread is reading or writing. The caller calls it after each ring of the
+    /// link.
     pub(crate) fn attend(&'static self) {
         if self.is_up() {
             self.follow();
@@ -444,7 +445,7 @@ pub(crate) enum KernelSleep {
     Entered,
     /// The connection has a ring by now, and the thread must sleep as those do.
     HasRing,
-    /// This very thread takes a step towards a ring, below a signal handler. That step goes on when the handler has returned.
+    /// This thread itself takes a step towards a ring, below a signal handler. The step continues when the handler has returned.
     OwnStep,
 }
 

@@ -9,7 +9,7 @@ const SOON: u64 = 16;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
 const EAGER: u32 = 64;
 
-/// Counts, and numbers of what was seen last. None is exact where threads race, and none need be: each says when to look, not what is found.
+/// Counts, and numbers of the latest observations. They may be inexact where threads race: each says when to look, and not what is found.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct MoveCounters {

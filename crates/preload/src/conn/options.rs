@@ -1,4 +1,4 @@
-//! What of a socket's options changes what its calls do: read when it gets a ring, followed from then on.
+//! The socket options that change the results of calls: read when a connection gets a ring, and followed from then on.
 
 use super::{Conn, flags};
 use crate::{real, sys};
@@ -81,8 +81,8 @@ impl Conn {
         self.kernel.give_cork(fd);
     }
 
-    /// Whether the socket does not block; to be asked before a call waits. One that has been handed on has descriptors that we do not
-    /// know, whose users set it behind our back.
+    /// Whether the socket is nonblocking, asked before a call waits. A socket that was passed on has descriptors that this library does
+    /// not know, and their users set the flag without its knowledge.
     pub(super) fn may_not_wait(&self, fd: c_int) -> bool {
         if self.has(flags::WANT_TCP) {
             self.learn_waiting(fd);

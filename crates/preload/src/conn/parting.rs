@@ -1,9 +1,8 @@
 //! A connection whose bell is lost unmaps its rings, once both sides send by TCP alone (protocol T15.7).
 //!
 //! The windows that the rings lie in may be about to go away: a machine that is migrated removes them, and a process that maps one then gets a
-//! bus error. Neither side waits for the other. Each says in its own region that it sends by TCP from now on, and unmaps when it has read that
-//! of the peer and has taken everything out of the peer's ring. What the peer reads afterwards is the memory of the window, which keeps
-//! the last word.
+//! bus error. Neither side waits for the other. Each publishes in its own region that it sends by TCP from now on, and unmaps when it has
+//! seen that of the peer and has read everything in the peer's ring. The memory of the window keeps the last value for the peer.
 
 use super::rx::ConnRx;
 use super::tx::ConnTx;
@@ -28,8 +27,8 @@ impl Conn {
         }
     }
 
-    /// Whether a sleeper is to look for the peer's word, which nobody rings for. A peer that makes no call does not give it, so the sleeper
-    /// stops to look after some time.
+    /// Whether a sleeper has to poll for the peer's word, because no ring announces it. A peer that makes no call does not give the word,
+    /// so the sleeper stops to poll after some time.
     pub(super) fn may_part_soon(&self) -> bool {
         !self.has(flags::PARTED)
             && !self.is_shared()

@@ -56,7 +56,7 @@ impl Conn {
             if from_ring + from_tcp > 0 {
                 return Ok(BytesFound::Bytes(if counts { from_ring + from_tcp } else { 0 }));
             }
-            // Nothing: whether that is the end is judged as in receiving.
+            // There are no bytes. Whether that is the end is decided as in receiving.
             let nothing = match rx.path.way() {
                 Way::Ring => self.nothing_in_ring(rx, pages, fd, false)?,
                 Way::Tcp if limit == Some(0) => {

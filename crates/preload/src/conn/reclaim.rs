@@ -1,7 +1,7 @@
-//! A broker that comes after the one that helped to make a ring hears of it, so that people can see it (protocol T14).
+//! Rings are reported to a broker that replaces the one that helped to make them, so that people can see them (protocol T14).
 //!
-//! All rings of a process are, when it opens its session, as long as that takes no time to speak of; each of the others with the next
-//! call on its connection. A ring whose memory was not kept, for want of descriptors, is not shown.
+//! A process reports its rings when it opens its session, as many as take no noticeable time. The others are reported with the next call
+//! on each connection. A ring whose memory was not kept, for want of descriptors, is not reported.
 
 use super::{Conn, ConnStage};
 use crate::broker::claim::{ConnClaim, EachClaim};
@@ -19,7 +19,7 @@ impl Conn {
 
     /// Tells the broker by `tell`, if it has not heard of this ring; `None`: a thread is in the way.
     fn reclaim<T>(&'static self, fd: c_int, broker: u64, tell: impl FnOnce(&ConnClaim) -> T) -> Option<Option<T>> {
-        // As long as this is held, nobody closes what is sent.
+        // While this is held, no thread closes the descriptors that are sent.
         let _held = self.tx.try_hold()?;
         let local = self.local();
         let Some(memory) =
@@ -28,7 +28,7 @@ impl Conn {
             return Some(None);
         };
         local.reclaimed.store(broker, Ordering::Relaxed);
-        // With another `SO_LINGER`, what `close` does would be for the broker to do, if it came to be the last who has the socket.
+        // With another `SO_LINGER`, the broker would have to do the work of `close`, if it came to hold the socket last.
         if !matches!(rustix::net::sockopt::socket_linger(sys::borrow(fd)), Ok(None)) {
             return Some(None);
         }

@@ -52,7 +52,7 @@ impl Conn {
             }
             if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
                 refused += 1;
-                // What the source has none of is no want of room.
+                // An empty source is no want of room.
                 if !is_source_empty && self.refuse() && refused < super::ROUNDS {
                     continue;
                 }

@@ -4,7 +4,7 @@ use partywall_shm::status::{LineState, Reason, Role};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What is known of a connection's socket. Shared by all who hold it.
+/// The known state of a connection's socket, shared by all processes that hold it.
 pub(crate) mod flags {
     /// `O_NONBLOCK` is set.
     pub(crate) const NONBLOCK: u32 = 1;
@@ -30,7 +30,7 @@ pub(crate) mod flags {
     pub(crate) const RESET_IS_PIPE: u32 = 1024;
     /// The kernel has reported an error that ends the connection.
     pub(crate) const ERROR_SEEN: u32 = 2048;
-    /// An edge-triggered waiter is told of room: once it has been told, again only after a call was refused
+    /// An edge-triggered waiter gets edges for room. After one edge, it gets the next only after a call was refused
     /// ([`Conn::refuse`](super::super::Conn::refuse)).
     pub(crate) const HEARS_EDGES: u32 = 4096;
     /// It was made while there was no broker that could say whether the peer is one of us ([`Conn::adopt_unknown`](super::super::Conn::adopt_unknown)).
@@ -60,7 +60,7 @@ pub(crate) enum ConnStage {
     Attaching = 5,
 }
 
-/// The words in which all threads and processes that hold a connection agree on its way.
+/// The words in which all threads and processes that hold a connection agree on its transport.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct RingPath {

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 /// Between two questions to the kernel by a program that polls by reading an empty ring, in [`sys::ticks`]: about a millisecond.
 const RARELY: u64 = 2_400_000;
 
-/// What the lock of the receiving direction guards.
+/// The state that the lock of the receiving direction guards.
 #[derive(Debug)]
 pub(super) struct ConnRx {
     pub(super) half: ReadingHalf,
@@ -58,18 +58,18 @@ impl DirectionState for ConnRx {
     }
 }
 
-/// What one look for bytes has brought.
+/// The result of one look for bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BytesFound {
     /// Bytes.
     Bytes(usize),
-    /// None will come any more.
+    /// No more bytes will come.
     End,
-    /// None now.
+    /// No bytes are there now.
     Nothing,
 }
 
-/// What one look at the present segment has brought.
+/// The result of one look at the present segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SegmentLook {
     /// Bytes; there may be more.
@@ -78,9 +78,9 @@ pub(super) enum SegmentLook {
     Last(usize),
     /// The segment is used up, or the ring is to be looked at again.
     Used,
-    /// None will come any more.
+    /// No more bytes will come.
     End,
-    /// None now.
+    /// No bytes are there now.
     Nothing,
 }
 
@@ -105,7 +105,7 @@ impl Conn {
         loop {
             match self.try_receive(fd, cursor, message) {
                 Ok(BytesFound::Bytes(n)) => {
-                    // What was peeked at is seen again.
+                    // Peeked bytes are read again.
                     done = if peek { n } else { done + n };
                     if done >= enough || (peek && !self.may_hold(enough)) {
                         return Ok(done);
@@ -136,7 +136,7 @@ impl Conn {
             }
             let nothing_wanted = cursor.left() == 0 && enough == 0;
             match self.sleep(Interest::IN, &self.kernel.receive_timeout, &mut deadline) {
-                // Who wants nothing has waited, and has got it.
+                // A caller that wants no bytes has waited, and is done.
                 _ if nothing_wanted => return Ok(0),
                 Ok(()) => {}
                 Err(_) if done > 0 => return Ok(done),
@@ -145,7 +145,7 @@ impl Conn {
         }
     }
 
-    /// What a call waits for: all, or what `SO_RCVLOWAT` says. Even to receive nothing one waits for a byte.
+    /// The number of bytes that a call waits for: all, or `SO_RCVLOWAT`. Even a call that receives no bytes waits for one.
     fn enough_of(&self, wanted: usize, all: bool) -> usize {
         match wanted {
             0 => 0,
@@ -281,7 +281,7 @@ impl Conn {
                 return Ok(SegmentLook::Used);
             }
             if left > 0 {
-                return Err(self.fail_for_good("the peer left bytes out at a switch"));
+                return Err(self.fail_permanently("the peer left bytes out at a switch"));
             }
             self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
             self.pass(rx, pages);
@@ -345,7 +345,7 @@ impl Conn {
             return Ok(SegmentLook::Nothing);
         }
         self.moves.asked_at.store(now, Ordering::Relaxed);
-        // Who never sleeps and never sends hears of a peer's wishes here.
+        // A program that never sleeps and never sends notices the peer's requests here.
         self.follow();
         self.kernel.take_readable();
         let mut byte = 0u8;
@@ -354,7 +354,7 @@ impl Conn {
         if answer == Err(Errno::AGAIN) && !(ended && self.look_for_reset()) {
             return Ok(if is_shut { SegmentLook::End } else { SegmentLook::Nothing });
         }
-        // Whatever the kernel has, an end or bytes, came after what the peer did in memory before it: look there once more.
+        // Anything that the kernel has, an end or bytes, came after the peer's earlier changes in memory: look there once more.
         let more = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if more > 0 || rx.path.limit().is_some() {
@@ -364,7 +364,7 @@ impl Conn {
             return Ok(SegmentLook::Used);
         }
         match answer {
-            Ok(1..) => Err(self.fail_for_good("bytes came over TCP past the ring")),
+            Ok(1..) => Err(self.fail_permanently("bytes came over TCP past the ring")),
             // The kernel's own reset may come after our verdict.
             Err(error) if error != Errno::AGAIN && !self.has(flags::RESET) => {
                 self.note_error(error);
@@ -374,7 +374,7 @@ impl Conn {
         }
     }
 
-    /// Nothing more comes: in order, or by a reset that the kernel does not know of.
+    /// The end of the data: in order, or by a reset that the kernel does not know of.
     pub(super) fn end(&self) -> Result<SegmentLook, Errno> {
         self.look_for_reset();
         if self.has(flags::BROKEN) {
@@ -383,14 +383,14 @@ impl Conn {
         self.take_reset().map_or(Ok(SegmentLook::End), Err)
     }
 
-    /// What forbids to receive at all, whatever the way. The direction is held.
+    /// The errors that forbid receiving on either route. The caller holds the direction.
     #[inline]
     pub(super) fn may_receive(&self, fd: c_int) -> Result<(), Errno> {
         if self.has(flags::BROKEN) {
             return Err(Errno::CONNRESET);
         }
         if self.rx.is_broken() {
-            return Err(self.fail_for_good("a process died while it was receiving"));
+            return Err(self.fail_permanently("a process died while it was receiving"));
         }
         if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(self.without_ring(fd)) }
     }
@@ -415,13 +415,13 @@ impl Conn {
         if let Ok(n @ 1..) = answer {
             cursor.skip(n);
             rx.path.received(n as u64).map_err(|e| self.corrupt(e))?;
-            // Who only looks must know whether the segment is used up.
+            // Lock-free readers must see whether the segment is used up.
             self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
             self.show_received(rx);
             return Ok(if n < asked { SegmentLook::Last(n) } else { SegmentLook::Bytes(n) });
         }
         self.kernel.take_readable();
-        // What the sender did in memory before the kernel's news can be seen by now.
+        // The sender's changes in memory before the kernel's event are visible by now.
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if rx.path.limit() == Some(0) {
             self.keep_error(answer);
@@ -429,7 +429,7 @@ impl Conn {
         }
         match answer {
             Ok(_) if rx.path.limit().is_some() => {
-                Err(self.fail_for_good("the peer ended before the byte of its switch"))
+                Err(self.fail_permanently("the peer ended before the byte of its switch"))
             }
             Ok(_) => self.end(),
             Err(_) if self.has(flags::RESET) => self.end(),

@@ -1,4 +1,4 @@
-//! What people may see of a connection: its line in [`crate::status`].
+//! The status line of a connection in [`crate::status`], for people.
 
 use super::{Conn, flags};
 use crate::sys;
@@ -14,7 +14,7 @@ impl Conn {
         status::line(self.index())
     }
 
-    /// It begins.
+    /// Begins the line of a new connection.
     pub(super) fn begin_line(&self, fd: c_int) {
         status::begin(self.index(), &self.identity(fd, LineState::Counting));
     }
@@ -26,14 +26,14 @@ impl Conn {
         }
     }
 
-    /// What it sends goes another way from now on. Called by the thread that holds the sending direction.
+    /// The sent bytes go by another route from now on. The thread that holds the sending direction calls this.
     pub(super) fn show_sending(&self, way: Way) {
         if let Some(line) = self.line() {
             line.tx.note_move(way == Way::Ring, self.reason_of_move(way), sys::wall_clock_millis());
         }
     }
 
-    /// What it receives comes another way from now on. Called by the thread that holds the receiving direction.
+    /// The received bytes come by another route from now on. The thread that holds the receiving direction calls this.
     pub(super) fn show_receiving(&self, way: Way) {
         if let Some(line) = self.line() {
             line.rx.note_move(way == Way::Ring, self.reason_of_move(way), sys::wall_clock_millis());

@@ -53,7 +53,7 @@ impl Pair {
         Self { a: a.into_raw_fd(), b: b.into_raw_fd() }
     }
 
-    /// The same for a socket that `enter` has seen before it was connected.
+    /// A pair whose socket `enter` has seen before it was connected.
     pub(crate) fn entered_early(ring_size: u64, enter: impl FnOnce(c_int)) -> Self {
         super::install(&crate::ready::WAITERS);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -97,7 +97,7 @@ impl Pair {
         pair
     }
 
-    /// What the broker and the two sides do together.
+    /// Brings both sides up, as the broker and the two sides do together.
     pub(crate) fn bring_up(&self) {
         let (a, b) = (self.conn_a(), self.conn_b());
         let (ra, ga) = a.make_region().unwrap();
@@ -169,7 +169,7 @@ fn peek_waitall_and_trunc() {
 }
 
 #[test]
-fn a_stream_of_the_c_library_goes_by_the_ring() {
+fn c_library_stream_uses_ring() {
     let p = Pair::up(4096);
     send(p.a, b"a line\n", 0).unwrap();
     let fd = dup(p.b);
@@ -191,7 +191,7 @@ fn a_stream_of_the_c_library_goes_by_the_ring() {
 }
 
 #[test]
-fn calls_go_on_after_handlers_that_ask_for_it_and_fail_after_others() {
+fn call_restarts_after_handler_only_with_sa_restart() {
     extern "C" fn nothing(_: i32) {}
     let install = |signal: i32, flags: i32| {
         // SAFETY: a handler that does nothing, for a signal that no other test uses.
@@ -237,7 +237,7 @@ fn calls_go_on_after_handlers_that_ask_for_it_and_fail_after_others() {
 }
 
 #[test]
-fn a_full_ring_is_full_and_a_timeout_is_a_timeout() {
+fn full_ring_and_timeouts_return_eagain() {
     let p = Pair::up(4096);
     assert_eq!(send(p.a, &[7; 10_000], libc::MSG_DONTWAIT), Ok(4096));
     assert_eq!(send(p.a, &[7; 10], libc::MSG_DONTWAIT), Err(Errno::AGAIN));
@@ -303,7 +303,7 @@ fn files_and_pipes_go_straight_through_the_ring() {
 }
 
 #[test]
-fn error_of_a_file_that_is_sent_in_part_is_no_error_of_the_connection() {
+fn file_error_after_partial_send_is_not_connection_error() {
     let p = Pair::up(4096);
     let mut pieces = [Ok(4), Err(Errno::IO)].into_iter();
     let sent = p.conn_a().send_from(p.a, 100, false, |_| pieces.next().unwrap());

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What the kernel says when nothing can be sent any more.
+/// The kernel's events when nothing can be sent any more.
 pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
 /// A large write is committed in pieces, so that the reader starts early.
 pub(super) const PIECE: u64 = 64 << 10;
@@ -31,12 +31,12 @@ pub(super) const fn enough(size: u64) -> u64 {
     size / 4
 }
 
-/// What the lock of the sending direction guards.
+/// The state that the lock of the sending direction guards.
 #[derive(Debug)]
 pub(super) struct ConnTx {
     pub(super) half: WritingHalf,
     pub(super) path: Sender,
-    /// What of the ring is held back.
+    /// The part of the ring that is held back.
     pub(super) holder: HeldBack,
     /// The byte of the ring that is sent next to a peer that has left it.
     pub(super) again: Option<u64>,
@@ -83,7 +83,7 @@ impl DirectionState for ConnTx {
 }
 
 impl Conn {
-    /// Sends what is left in the cursor. Blocks as the socket would, unless `MSG_DONTWAIT` is among the flags.
+    /// Sends the rest of the cursor. Blocks as the socket would, unless `MSG_DONTWAIT` is among the flags.
     pub(crate) fn send(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
         let result = self.send_all(fd, cursor, message);
         if result == Err(Errno::PIPE) && message & libc::MSG_NOSIGNAL == 0 {
@@ -129,12 +129,12 @@ impl Conn {
         }
     }
 
-    /// A sending call is refused for want of room. Somebody who hears of room by edges, and was told of it before it was used up, is to hear of the
-    /// next, whether he sleeps now or later. Returns whether that has come by now.
+    /// Records that a sending call was refused for want of room. An edge-triggered waiter that was notified of the earlier room gets the
+    /// next one, whether it sleeps now or later. Returns whether there is room by now.
     #[cold]
     pub(super) fn refuse(&self) -> bool {
         self.moves.refusals.fetch_add(1, Ordering::Relaxed);
-        // Who begins to hear by edges from here on sees that a call was refused.
+        // A waiter that becomes edge-triggered from here on sees that a call was refused.
         super::heavy_fence();
         if !self.is_up() || !self.has(flags::HEARS_EDGES) {
             return false;
@@ -160,7 +160,7 @@ impl Conn {
         let mut tx = self.tx.hold()?;
         self.may_send(fd)?;
         if cursor.left() == 0 {
-            // Nothing at all fails where anything would, and is no reason to switch.
+            // An empty send fails where any send would, and is no reason to switch.
             if tx.path.way() == Way::Ring && !self.is_over(pages) {
                 return Ok(0);
             }
@@ -173,7 +173,7 @@ impl Conn {
         }
     }
 
-    /// What forbids to send at all, whatever the way. The direction is held.
+    /// The errors that forbid sending on either route. The caller holds the direction.
     #[inline]
     pub(super) fn may_send(&'static self, fd: c_int) -> Result<(), Errno> {
         if self.look_for_death_rarely() || self.has(flags::PEER_GONE) {
@@ -183,7 +183,7 @@ impl Conn {
             if self.has(flags::BROKEN) {
                 return Err(Errno::CONNRESET);
             }
-            // A reset that nobody has been told of yet goes first.
+            // A reset that was not reported yet comes first.
             let mut error = self.take_error();
             if error.is_none() && !self.has(flags::RESET) {
                 error = self.take_from_kernel(kernel_send(fd, &mut [], 0)).err();
@@ -191,18 +191,18 @@ impl Conn {
             return Err(error.unwrap_or(Errno::PIPE));
         }
         if self.tx.is_broken() {
-            return Err(self.fail_for_good("a process died while it was sending"));
+            return Err(self.fail_permanently("a process died while it was sending"));
         }
         if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(self.without_ring(fd)) }
     }
 
-    /// Whether nobody reads the ring any more.
+    /// Whether the ring has no reader any more.
     #[inline]
     fn is_over(&self, pages: Pages) -> bool {
         self.kernel.said() & ENDS != 0 || !pages.writing().is_read() || self.has(flags::PEER_GONE)
     }
 
-    /// By which way the next byte goes; switches if it is time to.
+    /// The route of the next byte. Switches if it is time to.
     #[inline]
     pub(super) fn choose_way(&self, tx: &mut ConnTx, pages: Pages) -> Result<Way, Errno> {
         let Pages { own, peer, .. } = pages;
@@ -269,7 +269,7 @@ impl Conn {
             let n = cursor.copy_into(span) as u64;
             if n == 0 {
                 // The ring has gone though the direction is held: another process has changed what the connection keeps in shared memory.
-                return Err(self.fail_for_good("its ring was given up during a call"));
+                return Err(self.fail_permanently("its ring was given up during a call"));
             }
             self.commit(tx, pages, n, more || cursor.left() > 0 && tx.holder.is_holding());
             free -= n;
@@ -359,8 +359,8 @@ impl Conn {
         Ok(done)
     }
 
-    /// One call of the kernel, with its bytes counted. An error that it reports is noted: it has been taken out of the socket, and without
-    /// the note [`Conn::look_for_reset`] would take what is left for an end that nobody was told of.
+    /// Makes one call of the kernel, and counts its bytes. An error is recorded: the call has taken it out of the socket, and without the
+    /// record [`Conn::look_for_reset`] would take the rest for an end that was not reported.
     pub(super) fn send_to_kernel(
         &self,
         tx: &mut ConnTx,
@@ -445,7 +445,7 @@ pub(super) fn kernel_send(fd: c_int, list: &mut [iovec], more: c_int) -> Result<
     sys::take(sent)
 }
 
-/// What the kernel does to a thread that writes where nobody reads.
+/// Raises the signal that the kernel sends to a thread that writes to a closed peer.
 pub(super) fn raise_sigpipe() {
     #[expect(unsafe_code, reason = "raises a signal in this thread")]
     // SAFETY: a signal to this very thread, as the kernel would send it.

@@ -1,4 +1,4 @@
-//! What a connection needs of the threads and sets that wait for it.
+//! The interface from a connection to the threads and sets that wait for it.
 //!
 //! `ready` is above this module and implements [`ConnWaiters`]. The calls that make connections [install](install) it.
 
@@ -6,14 +6,14 @@ use super::Conn;
 use crate::installed::Installed;
 use std::time::Duration;
 
-/// What a wait is for.
+/// The events that a wait is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interest(pub(crate) u32);
 
 impl Interest {
     /// Something to read, or the end.
     pub(crate) const IN: Self = Self(1);
-    /// Room to write, or nobody to read it.
+    /// Room to write, or no reader.
     pub(crate) const OUT: Self = Self(2);
 
     /// Whether this includes that.
@@ -42,8 +42,8 @@ pub(crate) trait ConnWaiters: Sync {
     /// Waits until a connection may have become ready. May return early.
     fn wait(&self, conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome;
 
-    /// A connection has a ring now. To be called once [`Conn::is_up`] says so and before the peer may use it. `false`: a thread or a
-    /// set waits for it and cannot be woken by a ring, so the connection must stay on TCP.
+    /// A connection has a ring now. The caller calls this once [`Conn::is_up`] is true, and before the peer may use the ring. `false`: a
+    /// thread or a set that waits for the connection cannot be woken by a ring, so the connection must stay on TCP.
     fn brought_up(&self, conn: &'static Conn) -> bool;
 
     /// Whether a connection may be offered for a ring now. `false`: what a set would report of it is not known at the moment.
@@ -60,12 +60,12 @@ pub(crate) fn install(waiters: &'static &'static dyn ConnWaiters) {
     INSTALLED.set(waiters);
 }
 
-/// Those that were installed.
+/// The installed implementation.
 pub(super) fn waiters() -> &'static dyn ConnWaiters {
     INSTALLED.get().copied().unwrap_or(&NoWaiters)
 }
 
-/// Nothing is installed: a connection stays on TCP.
+/// The default without waiters: a connection stays on TCP.
 struct NoWaiters;
 
 impl ConnWaiters for NoWaiters {

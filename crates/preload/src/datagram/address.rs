@@ -6,8 +6,8 @@ use libc::{c_int, msghdr, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr;
 
-/// The longest datagram that goes to an address of this family: 65,535 bytes less the header of UDP and, in IPv4, its own. Nothing longer
-/// is written, and nothing longer believed; what is longer is for the kernel to judge.
+/// The longest datagram that goes to an address of this family: 65,535 bytes less the header of UDP and, in IPv4, its own. Longer
+/// datagrams are neither written nor accepted; the kernel handles them.
 pub(super) const fn longest(ip: IpAddr) -> usize {
     match ip {
         IpAddr::V4(_) => 65_507,
@@ -15,7 +15,7 @@ pub(super) const fn longest(ip: IpAddr) -> usize {
     }
 }
 
-/// Where a receiving call is to say from whom it has received, and whether the buffer was too short.
+/// The caller's places for the sender's address, and for the flag that the buffer was too short.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     address: *mut sockaddr,
@@ -27,7 +27,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Nothing is.
+    /// No address, length, flags or control data are wanted.
     pub(crate) const NONE: Self =
         Self { address: ptr::null_mut(), len: ptr::null_mut(), flags: ptr::null_mut(), control: ptr::null_mut() };
 
@@ -40,7 +40,7 @@ impl Wanted {
         Self { address, len, ..Self::NONE }
     }
 
-    /// What a message header says.
+    /// The fields that a message header asks for.
     ///
     /// # Safety
     /// `message` is valid for reads and writes until the call ends, and its `msg_name` as [`Wanted::new`] demands.
@@ -71,7 +71,7 @@ impl Wanted {
         unsafe { *self.len }
     }
 
-    /// What the kernel has put there, if it was not cut for want of `room`.
+    /// The address that the kernel has put there, if it was not cut for want of `room`.
     pub(super) fn given(self, room: socklen_t) -> Option<SocketAddr> {
         if room == 0 {
             return None;
@@ -91,13 +91,13 @@ impl Wanted {
         (!self.address.is_null()).then(|| (self.address, unsafe { *self.len }))
     }
 
-    /// Says how long the address is that the kernel has put into [`Wanted::name`].
+    /// Sets the length of the address that the kernel has put into [`Wanted::name`].
     pub(super) fn put_len(self, len: socklen_t) {
         // SAFETY: as in `name`.
         unsafe { *self.len = len }
     }
 
-    /// Says it as the kernel does: cut to the room there is, with the whole length told.
+    /// Returns the address as the kernel does: cut to the room, with the whole length reported.
     pub(super) fn give(self, from: SocketAddr, six: bool, flags: c_int) {
         self.put_flags(flags);
         if self.address.is_null() || self.len.is_null() {
@@ -106,7 +106,7 @@ impl Wanted {
         with(from, six, |name, len| self.put(name, len));
     }
 
-    /// Says how the message came; with nothing beside it, since no option that is set asks for any.
+    /// Sets the flags of the message, without control data, since no enabled option asks for any.
     pub(super) fn put_flags(self, flags: c_int) {
         // SAFETY: the caller's words, if it gives them.
         unsafe {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_what_is_read_in_the_family_of_the_socket() {
+    fn written_address_reads_back_in_family_of_socket() {
         let four: SocketAddr = "10.1.2.3:4567".parse().unwrap();
         assert_eq!(given("10.1.2.3:4567", false, 28), (Some(four), 16));
         assert_eq!(given("10.1.2.3:4567", true, 28), (Some(four), 28));

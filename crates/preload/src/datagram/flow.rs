@@ -1,7 +1,7 @@
-//! A ring from one UDP socket to another, seen from one of its ends: two regions, and what the broker says of it (protocol U1, U5, U11).
+//! A ring from one UDP socket to another, seen from one of its ends: two regions, and the broker's proof of it (protocol U1, U5, U11).
 //!
-//! Nothing leads from one end to the other but the regions, so nothing can come from there but words that are checked. That the other
-//! end has gone, the broker says, in the directory.
+//! Only the regions connect the two ends, so only checked words can come from the other end. The broker publishes the end of the other
+//! end in the directory.
 
 use crate::sys;
 use partywall_protocol::directory::Proof;
@@ -51,7 +51,7 @@ impl FlowPlaces {
         Ok((region, geometry))
     }
 
-    /// Gives everything back. Who calls this holds the lock under which the pages are used.
+    /// Gives everything back. The caller holds the lock under which the pages are used.
     pub(super) fn free(&self) {
         self.own.vacate();
         self.peer.vacate();
@@ -69,13 +69,13 @@ impl FlowPlaces {
     }
 }
 
-/// What the broker says of a flow that this process sends by.
+/// The broker's proof of a flow that this process sends by.
 #[inline]
 pub(super) fn proof_for_sender(number: u64) -> Proof {
     proof(number, SENDER_LEASE)
 }
 
-/// What the broker says of a flow that this process receives by.
+/// The broker's proof of a flow that this process receives by.
 #[inline]
 pub(super) fn proof_for_receiver(number: u64) -> Proof {
     proof(number, RECEIVER_LEASE)

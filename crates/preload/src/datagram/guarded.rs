@@ -1,4 +1,4 @@
-//! What one thread of this process uses at a time.
+//! A value that one thread of this process uses at a time.
 #![expect(unsafe_code, reason = "gives access to what a lock guards")]
 
 use crate::lock::{Lock, Taken};
@@ -31,7 +31,7 @@ impl<T> SharedMutex<T> {
         self.lock.freeze();
     }
 
-    /// Gives it back, in the parent or in the child.
+    /// Unlocks it, in the parent or in the child.
     pub(super) fn thaw(&self, child: bool) {
         if child { self.lock.thaw_in_child() } else { self.lock.thaw() }
     }

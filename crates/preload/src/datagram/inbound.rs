@@ -89,8 +89,8 @@ impl Inbound {
         }
     }
 
-    /// Whether something may come by it though it is closed for a sleep: its sender has not finished a datagram, or the broker has not
-    /// renewed the proof for what lies in it.
+    /// Whether bytes may still come by it though it is closed for a sleep: its sender has not finished a datagram, or the broker has not
+    /// renewed the proof of the bytes in it.
     fn is_unsettled(&mut self) -> bool {
         let writing =
             // EDGE sender-idle: as in `wait_until_idle`.
@@ -105,7 +105,7 @@ impl Inbound {
     }
 }
 
-/// What the lock of the receiving side guards.
+/// The state that the lock of the receiving side guards.
 #[derive(Debug)]
 pub(super) struct DatagramRx {
     rings: [Inbound; RINGS],
@@ -281,7 +281,7 @@ fn ring_head(ring: &mut Inbound) -> Option<u32> {
     record::parse(header, available, longest).ok()
 }
 
-/// What a look for a datagram has brought.
+/// The result of a look for a datagram.
 pub(super) enum DatagramFound {
     /// The result of the call.
     Datagram(usize),
@@ -486,26 +486,26 @@ impl DatagramSocket {
         rx.count += 1;
         // EDGE inbound: as in `DatagramSocket::longest_sleep`.
         self.inbound.store(rx.count(), Ordering::Release);
-        // Nobody of this socket sleeps, or it stays closed until that one has woken.
+        // If a thread of this socket sleeps, the ring stays closed until it has woken.
         let open = self.sleepers.load(Ordering::SeqCst) == 0;
         rx.open(open);
         log!("fd {fd} receives from {from} by a ring of {size} bytes");
         Ok(())
     }
 
-    /// Nobody may use a ring from here on; `false` if something lies in one already. Before sleeping (protocol U6).
+    /// Closes the rings before a sleep (protocol U6). Returns `false` if a datagram lies in one already.
     pub(super) fn fall_asleep(&self) -> bool {
         self.fall_asleep_unless(DatagramRx::is_waiting)
     }
 
-    /// The same, with another reason to stay awake.
+    /// Like [`Self::fall_asleep`], with another reason to stay awake.
     pub(super) fn fall_asleep_unless(&self, is_news: impl FnOnce(&mut DatagramRx) -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let Some(mut rx) = self.rx.hold() else { return true };
         if rx.open {
             rx.open(false);
             heavy_fence();
-            // One that has begun a datagram and does not get to run is looked at again after a nap.
+            // A sender that was interrupted in the middle of a datagram is checked again after a nap.
             rx.in_use().iter().for_each(wait_until_idle);
         }
         if is_news(&mut rx) {
@@ -518,7 +518,7 @@ impl DatagramSocket {
         true
     }
 
-    /// After sleeping.
+    /// Opens the rings again after a sleep.
     pub(super) fn wake_up(&self, open: bool) {
         if let Some(mut rx) = self.rx.hold() {
             self.rise(&mut rx, open);

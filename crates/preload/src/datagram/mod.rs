@@ -7,11 +7,11 @@
 //!      | else -------------------> kernel ---------> | then the kernel's queue
 //! ```
 //!
-//! Nothing ever rings a bell here: who goes to sleep closes its rings first, and what is sent then comes by the kernel, which
-//! wakes it in whatever it sleeps, at the price that it always had. So readiness, signals and timeouts of sleepers are the
-//! kernel's own; and whatever is unusual about a socket just leaves its rings closed for ever.
+//! There are no bells here. A receiver closes its rings before it sleeps, and later datagrams come by the kernel, which wakes any kind of
+//! sleep at its usual cost. So readiness, signals and timeouts of sleepers are the kernel's own, and a socket with unusual options just
+//! keeps its rings closed.
 //!
-//! Nothing of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
+//! None of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
 
 mod address;
 mod flow;
@@ -70,14 +70,14 @@ pub(crate) struct DatagramSocket {
     descriptors: AtomicU32,
     fd: AtomicI32,
     flags: AtomicU32,
-    /// Its port; 0 if nobody has asked yet.
+    /// Its port; 0 while it is unknown.
     port: AtomicU32,
     /// Where it is connected to.
     remote: SharedMutex<(u128, u16)>,
     /// Datagrams that have come by the kernel, and their bytes.
     came: AtomicU64,
     bytes: AtomicU64,
-    /// What to withdraw.
+    /// The key to withdraw the publication by.
     published: AtomicU64,
     policy_seen: AtomicU32,
     /// How many rings it receives by: to be seen without the lock.
@@ -185,7 +185,7 @@ impl DatagramSocket {
             }
             return false;
         }
-        // Which of the two serves, nobody knows: a word on either port holds.
+        // Either of the two may be the server, so a rule for either port counts.
         let ours = broker::policy(self.port(fd), peer.ip()).upgrade;
         let theirs = broker::policy(peer.port(), peer.ip()).upgrade;
         ours != Upgrade::Never && theirs != Upgrade::Never && ours.is_due(calls, bytes) && theirs.is_due(calls, bytes)
@@ -248,7 +248,7 @@ impl DatagramSocket {
         }
     }
 
-    /// Ends all rings, except for what lies in those that it receives by: that is read first.
+    /// Ends all rings, except that datagrams in the inbound rings are read first.
     fn close_rings(&self) {
         if let Some(mut rx) = self.rx.hold() {
             rx.close();

@@ -1,8 +1,8 @@
-//! Which options leave a socket what it is: bytes to an address, and from one (protocol U9).
+//! The options that keep a socket one of plain datagrams between two addresses (protocol U9).
 
 use libc::c_int;
 
-/// Whether datagrams may go by rings after this option was set. What is not known to be harmless is not.
+/// Whether datagrams may go by rings after this option was set. Unknown options are not harmless.
 pub(super) fn is_harmless(level: c_int, name: c_int) -> bool {
     match level {
         libc::SOL_SOCKET => matches!(
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_asks_for_more_than_bytes_is_not_harmless() {
+    fn options_beyond_plain_bytes_are_not_harmless() {
         for (level, name) in [
             (libc::IPPROTO_IP, libc::IP_PKTINFO),
             (libc::IPPROTO_IP, libc::IP_RECVTTL),

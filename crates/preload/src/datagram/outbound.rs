@@ -28,7 +28,7 @@ const DESTINATIONS: usize = 16;
 const EAGER: u32 = 64;
 /// Looks at a full ring before a datagram is dropped: about as long as the kernel would take to carry it.
 const LOOKS: u32 = 100;
-/// An offer that nobody has taken for so long has ended (protocol U3.3), and the next may be made.
+/// The time after which an offer that was not taken has ended (protocol U3.3), and the next may be made.
 const OFFER_LIFE: Duration = Duration::from_secs(31);
 /// The shortest ring: that of the longest datagram, and room for others.
 const LEAST: u64 = 128 << 10;
@@ -108,7 +108,7 @@ impl Outbound {
     }
 }
 
-/// What the lock of the sending side guards.
+/// The state that the lock of the sending side guards.
 #[derive(Debug)]
 pub(super) struct DatagramTx {
     to: [Outbound; DESTINATIONS],
@@ -138,7 +138,7 @@ impl DatagramTx {
         Some(at)
     }
 
-    /// Gives up all rings. What lies in them unread can be read still.
+    /// Gives up all rings. Unread datagrams in them can still be read.
     pub(super) fn give_up(&mut self) {
         for one in &mut self.to {
             one.give_up();
@@ -151,7 +151,7 @@ impl DatagramTx {
     }
 }
 
-/// What became of a datagram.
+/// The fate of a datagram.
 enum Sent {
     /// It is in a ring, or was dropped as the kernel would have.
     Done(usize),
@@ -315,14 +315,14 @@ impl DatagramSocket {
         Some(Sent::Done(len))
     }
 
-    /// A flow has ended. What lies in its ring from a byte on is not the receiver's: it goes by the kernel, as it would have from the moment
-    /// at which the receiver's socket was gone.
+    /// A flow has ended. The bytes of its ring from `limit` on are not the receiver's: they go by the kernel, as they would have from the
+    /// moment at which the receiver's socket was gone.
     #[cold]
     fn take_back(&self, fd: c_int, one: &mut Outbound, limit: u64) {
         let Some((flow, (_, peer))) = one.flow.and_then(|flow| Some((flow, flow.pages()?))) else { return };
         let to = one.to();
         log!("datagrams to {to} no longer go by a ring: one of the two sockets is gone");
-        // What was read is not sent again. A head that breaks the protocol is nobody's any more, and the last that was good holds.
+        // Bytes that were read are not sent again. If a head breaks the protocol, the last valid one counts.
         let _ = one.half.refresh(&peer.control.rx);
         let end = one.half.tail();
         let mut at = (end - (one.half.capacity() - one.half.free())).max(limit);
@@ -455,7 +455,7 @@ impl DatagramSocket {
         };
         one.stage = FlowStage::Attached;
         self.set(flags::RING_OUT, true);
-        // What has gone by the kernel so far counts as one.
+        // The datagrams that have gone by the kernel so far count as one.
         one.by_kernel = 1;
         // EDGE sent-by-kernel: as in `DatagramSocket::send_to`.
         own.tx_path.switches.store(1, Ordering::Release);

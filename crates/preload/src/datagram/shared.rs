@@ -1,11 +1,12 @@
-//! Sockets that live through a `fork`: which processes hold them.
+//! Sockets that several processes hold after a `fork`.
 //!
 //! Parent and child take datagrams from one queue of the kernel, and only the kernel can share them out. So a socket stays on the kernel
-//! while several processes have it, and may have rings again when all others have closed it or have ended. Each process says so in a page
-//! that `fork` shares: one for each socket, so that a child can lie about a socket that it holds, and about no later one.
+//! while several processes have it, and may have rings again when all others have closed it or have ended. Each process records this in a
+//! page that `fork` shares. There is one page for each socket, so a child can write false values about a socket that it holds, but not
+//! about later ones.
 //!
 //! A process that does with such a socket what only the kernel can follow (passes it on, takes it through `exec`, sets an unusual option)
-//! marks it as crowded, and it stays on the kernel in all of them: who has it then, nobody knows.
+//! marks it as crowded, and it stays on the kernel in all of them, because its holders are then unknown.
 #![expect(unsafe_code, reason = "maps a page that children share, and gives it back")]
 
 use super::guarded::SharedMutexGuard;
@@ -39,7 +40,7 @@ fn make(me: u32) -> *mut Holders {
 }
 
 impl DatagramSocket {
-    /// Who holds it. The page is unmapped under the lock that the caller holds.
+    /// The processes that hold it. The page is unmapped only under the lock that the caller holds.
     fn holders<'a>(&self, _held: &'a SharedMutexGuard<'_, DatagramRx>) -> Option<&'a Holders> {
         // SAFETY: null, or a page of `make` that stays mapped while the lock is held.
         unsafe { self.holders.load(Ordering::Relaxed).as_ref() }
@@ -51,7 +52,7 @@ impl DatagramSocket {
             return;
         }
         let me = process::kernel_pid();
-        // Under the lock, so that no other thread finds this process alone meanwhile.
+        // This runs under the lock, so that no other thread finds this process alone at the same time.
         let held = self.rx.hold();
         if held.is_some() && self.holders.load(Ordering::Relaxed).is_null() {
             self.holders.store(make(me), Ordering::Relaxed);
@@ -93,7 +94,7 @@ impl DatagramSocket {
         {
             holders.leave(process::kernel_pid());
             let page = self.holders.swap(ptr::null_mut(), Ordering::Relaxed);
-            // SAFETY: a page of `make`, which nobody reaches any more: that takes the lock.
+            // SAFETY: a page of `make` that no thread can reach any more: that would take the lock.
             let _ = unsafe { munmap(page.cast(), PAGE) };
         }
         self.holders.store(ptr::null_mut(), Ordering::Relaxed);

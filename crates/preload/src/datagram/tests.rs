@@ -58,7 +58,7 @@ impl Lying {
         }
     }
 
-    /// Writes a datagram into the ring, whatever anybody says.
+    /// Writes a datagram into the ring, even if it may not be used.
     fn write(&mut self, len: u32) {
         self.tail = commit(self.flow, self.tail, len);
     }
@@ -164,7 +164,7 @@ fn nothing_is_received_by_a_ring_that_no_broker_proves() {
 }
 
 #[test]
-fn datagram_that_is_finished_while_its_receiver_sleeps_is_received() {
+fn datagram_finished_while_receiver_sleeps_is_received() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();
     let lying = Lying::new();

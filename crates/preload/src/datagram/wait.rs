@@ -82,7 +82,7 @@ impl DatagramSocket {
             if !self.may_have_rings() {
                 return kernel();
             }
-            // Should it get a ring by another thread meanwhile, that must stay closed.
+            // If the socket gets a ring by another thread in the meantime, the ring must stay closed.
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let got = self.receive_plainly(fd, message, wanted, kernel);
             // EDGE inbound: as above.
@@ -133,7 +133,7 @@ impl DatagramSocket {
                 sys::restore_errno(errno);
                 return got;
             }
-            // To let the signals in and to wait is one step: a signal that came meanwhile interrupts.
+            // Unmasking the signals and waiting are one step, so a signal that came before interrupts the wait.
             let deadline = *until.get_or_insert_with(|| timeout(fd).map(|time| since + time));
             let left = deadline.map(|deadline| deadline.saturating_sub(since));
             let slept = sleep(fd, shorter(left, nap), &held);
@@ -266,11 +266,11 @@ pub(crate) fn concerns(fd: c_int) -> bool {
     DatagramSocket::of(fd).is_some_and(DatagramSocket::concerns_waits)
 }
 
-/// A socket was put into an epoll set that looks at its rings, and closes them before anybody sleeps. `false`: there are none, and
+/// A socket was added to an epoll set, which looks at its rings, and closes them before a thread sleeps. `false`: there are none, and
 /// there will be none.
 pub(crate) fn entered_set(fd: c_int) -> bool {
     let Some(socket) = DatagramSocket::of(fd) else { return false };
-    // One that several processes hold may have rings again later.
+    // A socket that several processes hold may have rings again later.
     // EDGE inbound: as in `DatagramSocket::receive`.
     !socket.has(flags::KERNEL) || socket.inbound.load(Ordering::Acquire) != 0
 }
@@ -285,7 +285,7 @@ impl Poller {
         DatagramSocket::of(fd).filter(|socket| socket.concerns_waits()).map(Self)
     }
 
-    /// One that may have rings only later, by its entry in the table of descriptors; `None` once it is closed.
+    /// A socket that may have rings only later, by its entry in the table of descriptors; `None` once it is closed.
     pub(crate) fn registered(entry: u32) -> Option<Self> {
         DatagramSocket::from_entry(entry).map(Self)
     }
@@ -328,7 +328,7 @@ impl Poller {
         self.0.fall_asleep()
     }
 
-    /// The same, unless something lies in a ring that is news by its mark.
+    /// Like [`Self::fall_asleep`], unless a ring holds a datagram that is news by its mark.
     pub(crate) fn fall_asleep_unless(self, is_news: impl Fn(u64) -> bool) -> bool {
         self.0.look_after_receivers(self.0.fd.load(Ordering::Relaxed));
         self.0.fall_asleep_unless(|rx| rx.mark().is_some_and(&is_news))
@@ -339,7 +339,7 @@ impl Poller {
         self.0.longest_sleep()
     }
 
-    /// After it has fallen asleep, but nobody has slept.
+    /// Cancels a sleep that was announced and did not happen.
     pub(crate) fn stay_awake(self) {
         self.0.wake_up(true);
     }

@@ -14,7 +14,7 @@ const FROZEN: u32 = 1 << 30;
 /// The bits of the holder's number. Numbers of threads are below 2^22 (the kernel's PID_MAX_LIMIT).
 const HOLDER: u32 = FROZEN - 1;
 
-/// What a lock needs of the thread that calls it and of the kernel.
+/// The operations that a lock needs from the calling thread and from the kernel.
 pub(crate) trait LockHost {
     /// How often a thread looks again before it sleeps.
     const SPINS: u32;

@@ -1,7 +1,7 @@
-//! What `epoll_wait` tells a program: the one place where events leave.
+//! The answer of `epoll_wait` to a program: the only place where events are returned.
 //!
-//! The kernel writes into the program's own array, and what it writes is not all for the program: registrations of ours are in the
-//! same set, under [tags](Tag) in place of the program's numbers. So nothing here hands on what the kernel has written.
+//! The kernel writes into the program's own array, and not all of its events are for the program: registrations of ours are in the same
+//! set, under [tags](Tag) in place of the program's numbers. So no event of the kernel is passed on without translation.
 //!
 //! ```text
 //!   the kernel's wait --> KernelEvent --translate--> ProgramEvent --> the program's array, Told::count
@@ -49,21 +49,21 @@ impl ProgramEvent {
     }
 }
 
-/// The array of a waiting call, and how much of it is filled in. What lies behind that is scratch space of the kernel's.
+/// The array of a waiting call, and the number of entries filled in. The entries behind them are scratch space of the kernel's.
 pub(super) struct ReadyList {
     events: *mut epoll_event,
     max: usize,
     told: usize,
 }
 
-/// What the kernel said.
+/// The kernel's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KernelAnswer {
     /// It had nothing.
     pub(super) nothing: bool,
     /// All the room it had is used up: it may have more.
     pub(super) full: bool,
-    /// The same, and some of it is free again: events of ours, and what was told before, take no place.
+    /// The array was full, and some of it is free again: events of ours, and events reported before, take no place.
     pub(super) more: bool,
 }
 
@@ -123,7 +123,7 @@ impl ReadyList {
     #[inline]
     fn merge(&mut self, event: ProgramEvent, count: usize) -> bool {
         for at in 0..count {
-            // SAFETY: an entry of the caller's array that is filled in, and that nobody else uses within the call.
+            // SAFETY: an entry of the caller's array that is filled in, and not used elsewhere within the call.
             let told = unsafe { &mut *self.events.add(at) };
             if told.u64 == event.0.u64 {
                 told.events |= event.0.events;
@@ -150,13 +150,13 @@ impl ReadyList {
         }
     }
 
-    /// What has been reported so far, to be looked up while more is added.
+    /// The events reported so far, to be looked up while more are added.
     #[inline]
     pub(super) fn so_far(&self) -> Told {
         Told { events: self.events, count: self.told }
     }
 
-    /// What the call returns.
+    /// The result of the call.
     #[inline]
     pub(super) fn count(&self) -> c_int {
         debug_assert!(!self.so_far().any(Tag::is_ours), "an event of ours is about to reach the program");
@@ -189,7 +189,7 @@ mod tests {
     use std::os::fd::IntoRawFd;
 
     #[test]
-    fn answer_with_events_of_ours_among_the_programs_keeps_only_the_programs() {
+    fn own_events_are_removed_from_answer_of_kernel() {
         let fd = create(CreateFlags::CLOEXEC).unwrap().into_raw_fd();
         set::enter(fd);
         let set = set::of(fd).unwrap();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn number_that_was_told_before_gets_the_bits_of_the_second_event() {
+    fn repeated_event_data_merges_bits_of_both_events() {
         let fd = create(CreateFlags::CLOEXEC).unwrap().into_raw_fd();
         set::enter(fd);
         let set = set::of(fd).unwrap();

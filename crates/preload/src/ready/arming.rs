@@ -22,7 +22,7 @@ pub(super) struct Arming {
     failed_rounds: u32,
 }
 
-/// What a sleeper does after a round.
+/// The next step of a sleeper after a round.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextStep {
     /// Arm and look again at once.
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleeper_that_can_never_arm_naps_after_some_rounds_until_it_can() {
+    fn sleeper_that_cannot_arm_naps_until_it_can() {
         let mut arming = Arming::new();
         for _ in 1..ROUNDS {
             assert_eq!(arming.next(false), NextStep::LookAgain);

@@ -22,7 +22,7 @@ const SHARE: Duration = Duration::from_micros(4);
 const OTHERS: Duration = Duration::from_nanos(1500);
 /// So often others have had it when one leaves it to them.
 const CROWD: u32 = 2;
-/// Who has the processor for so long is no peer that answers a question.
+/// A process that has the processor for this long is not a peer that answers a question.
 const HOG: Duration = Duration::from_micros(50);
 /// How many times as long it is not given up then.
 const PAUSE_FACTOR: u32 = 32;
@@ -31,15 +31,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST: u32 = 10_000;
 /// A sleep up to this would have been worth staying awake for: falling asleep and being woken are part of it.
 const SHORT: Duration = Duration::from_micros(100);
-/// What waiting for another machine begins with: its doorbells go through serial ports, until sleeps have shown how long these take.
+/// The initial budget for peers on another machine: doorbells go through serial ports, until sleeps have shown how long these take.
 const FAR_FIRST: u32 = 500_000;
-/// Nobody stays awake for longer than this, wherever the peer is.
+/// The longest budget, wherever the peer is.
 const FAR_LONGEST: u32 = 4_000_000;
 
 /// How long those who share it stay awake.
 #[derive(Debug)]
 pub(crate) struct SpinBudget {
-    /// What has been taken off the longest time, in nanoseconds.
+    /// The reduction from the longest time, in nanoseconds.
     off: AtomicU32,
     /// The last peers were on another machine.
     is_far: AtomicBool,
@@ -59,7 +59,7 @@ fn quickest_far() -> u32 {
     }
 }
 
-/// Where those run whom one would wait for.
+/// Where the peers run that a thread would wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peers {
     /// One at least on another processor.
@@ -79,7 +79,7 @@ pub(super) enum Awake {
     Ready,
     /// The kernel has something.
     Kernel,
-    /// Nothing; signals may be held back.
+    /// The spin found no event; signals may be held back.
     Vain,
 }
 
@@ -93,7 +93,7 @@ impl SpinBudget {
         longest.saturating_sub(self.off.load(Ordering::Relaxed))
     }
 
-    /// The longest time for the peers that were waited for last. The policy's is for peers on this machine; with 0 nobody stays awake.
+    /// The longest spin for the peers of the last wait. The policy's value is for peers on this machine; with 0 no thread spins.
     fn longest(&self) -> u32 {
         match patience::longest_spin() {
             longest if longest == 0 || !self.is_far.load(Ordering::Relaxed) => longest,
@@ -101,7 +101,7 @@ impl SpinBudget {
         }
     }
 
-    /// Begins again.
+    /// Resets the budget.
     pub(super) fn reset(&self) {
         self.off.store(0, Ordering::Relaxed);
     }
@@ -128,12 +128,11 @@ impl SpinBudget {
         self.off.store(longest.saturating_sub(next), Ordering::Relaxed);
     }
 
-    /// Looks until something is there or the time is over. If the peer needs this very processor it is let run
-    /// between two looks: a switch there and back costs less than a sleep that it has to end, and two that want to run at once
-    /// are what the kernel moves apart.
+    /// Looks until something is there or the time is over. If the peer needs this processor, this thread yields to it between two looks:
+    /// a switch there and back costs less than a sleep that the peer has to end, and the kernel moves two runnable threads apart.
     ///
-    /// Past the first microseconds signals are held back: a handler that ran in here would be followed by a sleep, when the
-    /// program counts on its interrupting the call. Who sleeps next lets them in again.
+    /// After the first microseconds signals are blocked: a handler that ran in here would be followed by a sleep, although the program
+    /// expects it to interrupt the call. The following sleep unblocks them.
     #[inline]
     pub(super) fn stay_awake(
         &self,
@@ -145,7 +144,7 @@ impl SpinBudget {
     ) -> Awake {
         // There is time now to see whether the broker is still the same: calls that find what they want do not look.
         broker::tick();
-        // Whom it has waited for before says whether it is worth asking whom it waits for now.
+        // The peers of earlier waits show whether it is worth asking for the peers of this one.
         if self.of(self.longest()) == 0 {
             return Awake::Vain;
         }
@@ -226,11 +225,11 @@ fn may_give_way(now: Duration) -> bool {
     now.as_nanos() as u64 >= HOGGED.load(Ordering::Relaxed)
 }
 
-/// Gives the processor up; when one has it back, or `None` if that would take long.
+/// Yields the processor and returns the time at which this thread has it back, or `None` if that would take long.
 ///
-/// Who yields to a program that computes gets the processor back after milliseconds, where who sleeps gets it at once when
-/// woken. One cannot tell beforehand, so that it is tried, and when it was a mistake not again until that is a small part of
-/// the time.
+/// A thread that yields to a computing program gets the processor back after milliseconds, whereas a sleeping thread gets it at once when
+/// woken. The difference is not known beforehand, so yielding is tried. After a failure it is not tried again until the loss is a small
+/// part of the time.
 fn give_way(now: Duration) -> Option<Duration> {
     if !may_give_way(now) {
         return None;
@@ -250,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_sleeps_lengthen_it_and_long_ones_end_it() {
+    fn short_sleeps_raise_spin_budget_and_long_ones_clear_it() {
         let (b, longest) = (SpinBudget::new(), 50_000);
         assert_eq!(b.of(longest), 50_000);
         for _ in 0..5 {
@@ -285,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_while_nothing_comes() {
+    fn kernel_is_asked_while_no_event_comes() {
         let b = SpinBudget::new();
         let (mut looks, mut asks) = (0, 0);
         let look = || {

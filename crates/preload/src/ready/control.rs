@@ -1,4 +1,4 @@
-//! What the program does with an epoll set: `epoll_ctl` for connections.
+//! The program's changes of an epoll set: `epoll_ctl` for connections.
 
 use super::inherit;
 use super::mask::{self, ENDS, IN, OUT};
@@ -11,7 +11,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::ffi::c_int;
 
-/// What the kernel allows beside `EPOLLEXCLUSIVE`.
+/// The events that the kernel allows beside `EPOLLEXCLUSIVE`.
 const WITH_EXCLUSIVE: u32 = IN & 0xf | OUT & 0xf | ENDS | EventFlags::WAKEUP.bits() | ET | EXCLUSIVE;
 
 /// Whether a connection may have a ring after what was done.
@@ -68,7 +68,8 @@ impl Set {
     ) -> Result<Stays, Errno> {
         let r = reg::get(found);
         if found != 0 && !r.is(GONE) {
-            // The kernel knows how to refuse it. If it does not, the number was closed past us, and what is known of it is of another socket.
+            // The kernel refuses the call itself. If it does not, the number was closed without our functions, and our entry is of
+            // another socket.
             real()?;
             self.unlink(found);
             self.forget(found);
@@ -94,7 +95,7 @@ impl Set {
         if !conn.is_up() && events & ONESHOT == 0 {
             real()?;
             return Ok(match self.remember(conn, fd, events, data) {
-                // Up by now: then it is not known who was first, this or who lifts all there are.
+                // The connection is up by now. Then it is unknown whether this thread or the one that lifts all registrations came first.
                 Some(number) if conn.is_up() && !self.lift(number) => Stays::OnTcp,
                 Some(_) => Stays::Either,
                 None => Stays::OnTcp,
@@ -176,7 +177,7 @@ impl Set {
         if events & OUT != 0 {
             self.hear_of_room(number);
         }
-        // What the kernel has ready was noted for as long as it was in the set, but not what went by while it was taken out.
+        // The kernel's events were recorded while it was in the set, but not those that came while it was taken out.
         r.kernel.put(mask::ALL);
         r.edge.put(0);
         r.tx_told.put(conn.tx_mark());

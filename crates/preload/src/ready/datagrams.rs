@@ -1,7 +1,7 @@
 //! UDP sockets in an epoll set.
 //!
-//! The kernel's registration stays the program's own: a thread that sleeps in the set closes the rings first, and all that comes then comes
-//! by the kernel (protocol U6). Who is awake looks at the rings as well.
+//! The kernel's registration stays the program's own. A thread that sleeps in the set closes the rings first, and later datagrams come by
+//! the kernel (protocol U6). A thread that is awake looks at the rings as well.
 
 use super::inherit;
 use super::mask::{IN, OUT};
@@ -19,7 +19,7 @@ const MOST: usize = 8;
 /// A mark that stands for nothing told.
 const UNTOLD: u64 = u64::MAX;
 
-/// What was registered.
+/// A registration of a UDP socket.
 #[derive(Debug)]
 struct RegisteredSocket {
     fd: AtomicI32,
@@ -28,7 +28,7 @@ struct RegisteredSocket {
     entry: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
-    /// Of those with `EPOLLET`: what lay in the rings at the last event.
+    /// For sockets with `EPOLLET`: the content of the rings at the last event.
     told: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ impl RegisteredSocket {
         Poller::registered(self.entry.get())
     }
 
-    /// The mark of what lies in a ring, if the program is to be told.
+    /// The mark of a datagram in a ring, if it is to be reported to the program.
     fn news(&self) -> Option<u64> {
         let events = self.events.get();
         let mark = self.poller().filter(|_| events & IN != 0)?.mark()?;
@@ -68,7 +68,7 @@ impl RegisteredSocket {
     }
 }
 
-/// Those of one set; a thread that touches them holds its lock.
+/// The datagram sockets of one set. A thread that uses them holds the set's lock.
 #[derive(Debug)]
 pub(super) struct Datagrams {
     count: AtomicU32,
@@ -136,15 +136,15 @@ impl Set {
             }
             return;
         };
-        // For `EPOLLONESHOT` the kernel reports; and so it does to a thread that watches the set from outside. `EPOLLEXCLUSIVE` is about
-        // who is woken, and nobody sleeps while rings are open.
+        // The kernel reports for `EPOLLONESHOT`, and to a thread that watches the set from outside. `EPOLLEXCLUSIVE` concerns sleepers
+        // only, and no thread sleeps while rings are open.
         let shared = inherit::is_shared(self) || self.nested.get() != 0 || self.lost.get() != 0;
         if shared || events & ONESHOT != 0 || Tag::is_ours(data) {
             datagram::give_up(fd);
         }
         let Some(at) = known.or_else(|| self.free_place()) else { return datagram::give_up(fd) };
         if !datagram::entered_set(fd) {
-            // Nothing lies in a ring, nor ever will.
+            // The rings are empty, and stay so.
             if known.is_some() {
                 sockets.remove(at);
             }
@@ -173,7 +173,7 @@ impl Set {
         Some(sockets.places().len()).filter(|&at| at < MOST)
     }
 
-    /// Somebody watches the set from outside, whom only the kernel can tell. What lies in a ring is still reported.
+    /// The set is watched from outside, by a thread that only the kernel can notify. Datagrams in rings are still reported.
     pub(super) fn give_datagrams_up(&self) {
         if !self.datagrams.is_empty()
             && let Some(_held) = self.hold()
@@ -188,11 +188,11 @@ impl Set {
             && self.hold().is_some_and(|_held| self.datagrams.places().iter().any(|place| place.news().is_some()))
     }
 
-    /// Tells of those with something in a ring that are not among what `is_told` knows of; returns how many.
+    /// Tells of those with something in a ring that are not among what `is_reported` knows of; returns how many.
     pub(super) fn scan_datagrams(
         &self,
         max: usize,
-        is_told: impl Fn(u64) -> bool,
+        is_reported: impl Fn(u64) -> bool,
         mut tell: impl FnMut(u32, u64),
     ) -> usize {
         if self.datagrams.is_empty() {
@@ -202,7 +202,7 @@ impl Set {
         let mut told = 0;
         for place in self.datagrams.places() {
             let (events, data) = (place.events.get(), place.data.get());
-            if told == max || is_told(data) {
+            if told == max || is_reported(data) {
                 continue;
             }
             let Some(mark) = place.news() else { continue };
@@ -234,7 +234,7 @@ impl Set {
         (any, any && self.datagrams.pollers().any(Poller::is_hot))
     }
 
-    /// Lets senders know for whom the kernel's queue is empty (protocol U7).
+    /// Publishes to senders for which sockets the kernel's queue is empty (protocol U7).
     pub(super) fn settle_datagrams(&self) {
         if !self.datagrams.is_empty()
             && let Some(_held) = self.hold()

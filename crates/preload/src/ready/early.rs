@@ -7,12 +7,13 @@
 //!   registration  ->  plain registration  ->   under a tag
 //! ```
 //!
-//! The kernel's set has the program's own events and number in the first two steps, so the program waits as it would without us. What
-//! it asked for is kept, because the kernel does not say what is registered.
+//! The kernel's set has the program's own events and number in the first two steps, so the program waits as it would without this
+//! library. The registration is kept here, because the kernel does not report it.
 //!
-//! `epoll_ctl` and `connect` may run at the same time. `connect` enters the connection into the table of descriptors and then takes over what
-//! is in the chain of the descriptor; `epoll_ctl` enters its registration into the chain and then looks at the table. Both use the lock of
-//! chains, so one of the two sees what the other has done.
+//! `epoll_ctl` and `connect` may run at the same time. `connect` enters the connection into the table of descriptors and then takes over
+//! the registrations in the descriptor's chain; `epoll_ctl` enters its registration into the chain and then looks at the table. Both use
+//! the lock of
+//! chains, so one of the two sees the change of the other.
 
 use super::inherit;
 use super::registration as reg;
@@ -86,7 +87,7 @@ pub(super) fn control(
     }
     drop(held);
     if let Some(conn) = Conn::of(fd) {
-        // It was connected meanwhile.
+        // The socket was connected in the meantime.
         if watched::was_watched(fd) {
             super::forbid(conn);
         }
@@ -130,7 +131,7 @@ impl Set {
         }
         self.less_strangers();
         let is_one_shot = reg::get(number).events.get() & ONESHOT != 0;
-        // Up by now: then it is not known who was first, this or who lifts all there are.
+        // The connection is up by now. Then it is unknown whether this thread or the one that lifts all registrations came first.
         !is_shared && (!conn.is_up() || !is_one_shot && self.lift(number))
     }
 }
@@ -154,7 +155,8 @@ pub(super) fn take_over(fd: c_int, conn: &'static Conn) {
 fn forget(fd: c_int) -> bool {
     while let Some((number, set)) = reg::first_early(fd) {
         let set = set::numbered(set);
-        // In a signal handler that has interrupted a holder, what is left is of no use: the kernel refuses to change what it does not have.
+        // In a signal handler that has interrupted a holder, the remaining entries have no effect: the kernel refuses to change an entry
+        // that it does not have.
         let Some(_held) = set.hold() else { return false };
         if reg::is_early(number, fd, set.number()) {
             set.forget(number);
@@ -197,8 +199,8 @@ pub(crate) fn renumbered(fd: c_int) {
     }
 }
 
-/// `copy` is a copy of `fd`, by which sets do not know it. Nor does either know of a ring that the other gets: a socket that is not connected yet
-/// stays on TCP by both.
+/// `copy` is a copy of `fd`, which sets do not know. Neither number would see a ring that the other gets, so a socket that is not
+/// connected yet stays on TCP by both.
 pub(crate) fn copied(fd: c_int, copy: c_int) {
     let is_fresh = unconnected::is_fresh(fd);
     if is_fresh {
@@ -209,7 +211,7 @@ pub(crate) fn copied(fd: c_int, copy: c_int) {
     }
 }
 
-/// Somebody else gets this socket, who may connect it or wait for it.
+/// Another program gets this socket, and may connect it or wait for it.
 pub(crate) fn passed_on(fd: c_int) {
     if unconnected::is_fresh(fd) {
         watched::watch(fd);
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn connect_in_a_handler_that_has_interrupted_a_holder_of_the_set_returns() {
+    fn connect_in_handler_above_holder_of_set_returns() {
         let fd = create(CreateFlags::CLOEXEC).unwrap().into_raw_fd();
         set::enter(fd);
         let set = set::of(fd).unwrap();

@@ -116,7 +116,7 @@ fn give_up(set: &'static Set) {
     }
 }
 
-/// Leaves a set to the kernel permanently: somebody gets it who knows nothing of us.
+/// Leaves a set to the kernel permanently: a program without this library gets it.
 pub(super) fn lose(set: &'static Set) {
     set.lost.store(1, Ordering::Relaxed);
     set.give_datagrams_up();
@@ -133,7 +133,7 @@ pub(super) fn lose(set: &'static Set) {
 fn empty(set: &'static Set) {
     if set.rings.load(Ordering::Relaxed) != 0 {
         // One after the other: the lock of the set is not held while a connection waits for its peer.
-        while let Some(conn) = set.first_ring(|c| !c.is_tcp_for_good()) {
+        while let Some(conn) = set.first_ring(|c| !c.is_tcp_permanently()) {
             conn.bring_down(Reason::Shared);
         }
         set.lower_all();

@@ -13,13 +13,13 @@ use rustix::io::Errno;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-/// What we register for a socket; [`ROOM`] besides, once the program has asked for it.
+/// The events registered for a socket, and [`ROOM`] in addition once the program has asked for it.
 const SOCKET: EventFlags = EventFlags::from_bits_retain(IN & 0xf | PRI | RDHUP | ET);
 const ROOM: EventFlags = EventFlags::OUT;
 /// And for a link.
 const LINK: EventFlags = EventFlags::IN.union(EventFlags::ET);
 
-/// What the kernel does with one descriptor of a set.
+/// A change of one descriptor's registration in the kernel's set.
 enum SetChange {
     Add,
     Modify,
@@ -132,7 +132,7 @@ impl Set {
         Ok(())
     }
 
-    /// Has the kernel tell of room to write, too, from now on: it says so only where room was lacking.
+    /// Makes the kernel report room to write as well from now on. It does so only where room was lacking.
     pub(super) fn hear_of_room(&self, number: u32) {
         let r = reg::get(number);
         if !r.is(HEARS_ROOM) {
@@ -167,7 +167,7 @@ impl Set {
         r.edge.put(0);
         r.rx_told.put(conn.rx_mark());
         r.tx_told.put(conn.tx_mark());
-        // Before the caller looks whether anybody sleeps; who falls asleep looks here afterwards.
+        // This comes before the caller looks for sleepers; a thread that falls asleep looks here afterwards.
         self.rings.fetch_add(1, Ordering::SeqCst);
         self.heat(number);
     }
@@ -242,8 +242,8 @@ impl Set {
         let number = self.number();
         let Some(_held) = self.hold() else { return false };
         if let Some((found, _)) = reg::search(conn, |r| r.set.get() == number + 1) {
-            // What is open elsewhere stays in the kernel's set when it is closed here, and its end would be told under a number
-            // that may be another connection's by then. But a set that others made is theirs to change.
+            // A socket that is open elsewhere stays in the kernel's set when it is closed here, and its end would be reported under a
+            // number that may be another connection's by then. But a set that other processes made is theirs to change.
             if self.is_own() && reg::get(found).is(RING) {
                 self.unregister(found);
             }

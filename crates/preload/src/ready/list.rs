@@ -48,7 +48,7 @@ impl<const WHICH: usize> List<WHICH> {
         self.head.get()
     }
 
-    /// The one after `number`; after the last comes the first.
+    /// The member after `number`; after the last comes the first.
     #[inline]
     pub(super) fn next(number: u32) -> u32 {
         Self::links(number).next.get()
@@ -95,7 +95,7 @@ impl<const WHICH: usize> List<WHICH> {
         self.len.put(self.len.get() - 1);
     }
 
-    /// Every member, from the first on. None may be taken out meanwhile but the one just given.
+    /// Every member, from the first on. During the iteration only the member just given may be taken out.
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> + use<WHICH> {
         let mut next = self.head.get();
         (0..self.len.get()).map(move |_| {
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_keep_their_order_through_inserting_removing_and_turning() {
+    fn list_keeps_order_through_insert_remove_and_rotate() {
         // Numbers that no other test's registrations have: the pool is taken from its beginning.
         let list = List::<HOT>::new();
         let order = |l: &List<HOT>| l.iter().map(|n| n - 100_000).collect::<Vec<_>>();

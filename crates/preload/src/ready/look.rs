@@ -23,7 +23,7 @@ const ANSWERS: u32 = 8;
 /// Or after this time, in [`sys::ticks`]: about 50 microseconds.
 const TICKS: u64 = 120_000;
 /// Answers without room for all ends after which bytes are reported all the same.
-const MOST_IN_VAIN: u32 = 16;
+const MOST_UNSUCCESSFUL: u32 = 16;
 
 /// Whether the kernel was asked for ends before bytes are reported ([`Conn::ends`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,23 +36,23 @@ pub(super) enum EndsAsked {
     MustAsk(EndsNews),
 }
 
-/// What a connection says of ends that the kernel was not asked for yet.
+/// The ends that a connection's peer has announced and that the kernel was not asked for yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EndsNews {
-    /// The registration.
+    /// The number of the registration.
     number: u32,
     /// The count of ends that its peer's process has told of.
     ends: u32,
 }
 
 impl Set {
-    /// What of a registration the program is to be told now; 0 for nothing. `tell` notes that it is.
+    /// The events of a registration that the program gets now; 0 for none. With `tell`, they are recorded as reported.
     #[inline]
     pub(super) fn look(&self, number: u32, tell: bool) -> u32 {
         self.look_after_ends(number, tell, &mut EndsAsked::Yes)
     }
 
-    /// The same, except that bytes are not told of while `asked` says that the kernel may have ends that came before them.
+    /// Like [`Self::look`], but bytes are not reported while `asked` says that the kernel may have ends that came before them.
     #[inline]
     fn look_after_ends(&self, number: u32, tell: bool, asked: &mut EndsAsked) -> u32 {
         let r = reg::get(number);
@@ -65,7 +65,7 @@ impl Set {
         let marks = || if events & ET != 0 { (conn.rx_mark(), conn.tx_mark()) } else { (0, 0) };
         let (mut rx, mut tx) = marks();
         let mut ready = mask::of(conn, events, &r.kernel);
-        // What has come meanwhile may have been seen, and would be told once more.
+        // Bytes that came during the look may have been seen already, and would be reported twice.
         if marks() != (rx, tx) {
             (rx, tx) = marks();
             ready = mask::of(conn, events, &r.kernel);
@@ -109,22 +109,22 @@ impl Set {
         ready
     }
 
-    /// The kernel was asked for these ends. If it may have more than there was room for, the next answer asks again. Not for ever: what else is
-    /// ready at all times may leave no room.
+    /// The kernel was asked for these ends. If there may be more than fitted, the next answer asks again, but not without a limit: other
+    /// events that are always ready may leave no room.
     #[cold]
     pub(super) fn note_ends(&self, news: EndsNews, has_told_all: bool) {
         let Some(_held) = self.hold() else { return };
-        let asked_in_vain = if has_told_all { 0 } else { self.asked_in_vain.get() + 1 };
-        let is_enough = has_told_all || asked_in_vain >= MOST_IN_VAIN;
-        self.asked_in_vain.put(if is_enough { 0 } else { asked_in_vain });
+        let unfinished_answers = if has_told_all { 0 } else { self.unfinished_answers.get() + 1 };
+        let is_enough = has_told_all || unfinished_answers >= MOST_UNSUCCESSFUL;
+        self.unfinished_answers.put(if is_enough { 0 } else { unfinished_answers });
         let r = reg::get(news.number);
         if is_enough && r.set.get() == self.number() + 1 {
             r.ends.put(news.ends);
         }
     }
 
-    /// As [`Set::scan`], after it was stopped and the kernel has been asked for ends: tells of the connections that end, and then of all others.
-    /// What the same answer has told of already is not told twice.
+    /// Like [`Set::scan`], after it was stopped and the kernel has been asked for ends: reports connections that end first, and then all
+    /// others. Events in the same answer are not reported twice.
     #[cold]
     pub(super) fn scan_after_ends(&self, max: usize, tell: impl FnMut(u32, u64)) -> usize {
         self.scan_in_order(&[true, false], max, tell)
@@ -133,7 +133,7 @@ impl Set {
     /// If the last answer had no room for all ends: tells of those that are known by now, before the kernel fills the array again.
     #[cold]
     pub(super) fn scan_known_ends(&self, max: usize, tell: impl FnMut(u32, u64)) -> usize {
-        if self.asked_in_vain.get() == 0 { 0 } else { self.scan_in_order(&[true], max, tell) }
+        if self.unfinished_answers.get() == 0 { 0 } else { self.scan_in_order(&[true], max, tell) }
     }
 
     fn scan_in_order(&self, passes: &[bool], max: usize, mut tell: impl FnMut(u32, u64)) -> usize {
@@ -292,9 +292,9 @@ impl Set {
         self.hot.len() != 0
     }
 
-    /// The same for the sleep of a caller that has said that it [falls asleep](Self::fall_asleep). It looks at all of them when it is woken,
-    /// so that one bell is enough for those on which nobody else can sleep. A thread that shares one with another arms it again, or wakes who
-    /// sleeps.
+    /// Arms all members for the sleep of a caller that [falls asleep](Self::fall_asleep). It looks at all of them when it is woken, so
+    /// one bell is enough for those on which no other thread can sleep. A thread that adds one of them to another set arms it again, or
+    /// wakes the sleeper.
     pub(super) fn arm_for_sleep(&self) -> bool {
         let Some(_held) = self.hold() else { return false };
         let is_ours = self.nested.get() == 0
@@ -378,13 +378,13 @@ impl Set {
         }
     }
 
-    /// The caller goes about its business while others wait: what comes meanwhile must reach them.
+    /// The caller leaves while others wait: later events must reach those.
     #[cold]
     pub(super) fn leave(&self) {
         if self.nested.get() != 0
             && let Some(_held) = self.hold()
         {
-            // Those who watch the set from outside sleep in the kernel for as long as they like.
+            // Threads that watch the set from outside sleep in the kernel, without a limit of this library.
             self.hot.iter().filter_map(|number| reg::get(number).conn()).for_each(Conn::pass_held);
         }
         if self.nested.get() != 0 && self.has_waiting_datagrams() {
@@ -419,7 +419,7 @@ impl Set {
         let now = self.answers.get();
         let mut number = self.hot.first();
         for _ in 0..self.hot.len() {
-            // What was just told is the program's business, unless the set itself must say that there is something in it.
+            // A member that was just reported is the program's task, unless the set itself must be readable.
             let told = reg::get(number).active.get().wrapping_add(1) == now;
             if (nested || !told) && self.look(number, false) != 0 {
                 return true;
@@ -445,18 +445,18 @@ impl Set {
         let _ = rustix::io::write(sys::borrow(self.bell.get().cast_signed() - 1), &1u64.to_ne_bytes());
     }
 
-    /// Somebody outside is about to ask the kernel whether there is anything in the set. It has edges of ours, too, with nothing to
-    /// tell behind them: they are noted first, if they can be told from the program's without taking those away.
+    /// A thread outside is about to ask the kernel whether the set is readable. The kernel's set also holds edges of ours with no event
+    /// behind them. They are consumed first, if they can be told from the program's events without taking those away.
     pub(super) fn freshen(&self) {
         if self.tagged.get() == 0 {
             return;
         }
-        // What is level-triggered is reported again.
-        let is_told_again = |number| {
+        // Level-triggered events are reported again.
+        let is_reported_again = |number| {
             let r = reg::get(number);
             r.is(reg::RING) || r.events.get() & (ET | ONESHOT) == 0
         };
-        let all_are = self.hold().is_some_and(|_held| self.all.iter().all(is_told_again));
+        let all_are = self.hold().is_some_and(|_held| self.all.iter().all(is_reported_again));
         if self.strangers.get() == 0 && all_are {
             self.note_all();
         } else {
@@ -484,7 +484,7 @@ impl Set {
         }
     }
 
-    /// Somebody outside watches the set from here on.
+    /// The set is watched from outside from here on.
     pub(super) fn nest(&self) {
         if self.nested.swap(1, Ordering::SeqCst) == 0 {
             self.give_datagrams_up();

@@ -42,7 +42,7 @@ pub(crate) fn concerns(fd: c_int) -> bool {
     }
 }
 
-/// What is kept of each descriptor during a call.
+/// The state of one descriptor during a call.
 #[derive(Clone, Copy)]
 struct PolledDescriptor {
     /// As the kernel is to be asked; ignored (-1) if it has a ring.
@@ -51,9 +51,9 @@ struct PolledDescriptor {
     up: Option<&'static Conn>,
     /// Without one yet: noted as slept on.
     entered: Option<&'static Conn>,
-    /// What the kernel may have ready of one with a ring.
+    /// The events that the kernel may have ready for a descriptor with a ring.
     known: u32,
-    /// What it was armed with for this sleep.
+    /// The state in which it was armed for this sleep.
     armed: Armed,
     /// A UDP socket that receives by rings as well.
     datagrams: Option<Poller>,
@@ -113,7 +113,7 @@ impl Poll<'_> {
             return Ok(found);
         }
         if patience.is_none() {
-            // Nobody will sleep and be told of an end that has come over the kernel's sockets.
+            // No thread will sleep, so an end over the kernel's sockets must be asked for.
             return Ok(self.ask_for_ends());
         }
         conn::end_abandoned();
@@ -275,7 +275,7 @@ impl Poll<'_> {
             limit,
             || peers,
             || this.borrow_mut().look() > 0 || this.borrow().datagrams().any(Poller::is_waiting),
-            // A failure is found again by who asks next.
+            // The next thread that asks finds a failure again.
             || this.borrow_mut().ask().unwrap_or(1) > 0,
         );
         !matches!(awake, Awake::Vain)

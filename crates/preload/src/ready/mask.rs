@@ -1,4 +1,4 @@
-//! What a connection is ready for, as `poll` would say.
+//! The readiness of a connection, as `poll` would report it.
 
 use super::word::AtomicWord;
 use crate::conn::{Conn, Interest, RingReadiness};
@@ -12,14 +12,14 @@ pub(super) const IN: u32 = EventFlags::IN.bits() | EventFlags::RDNORM.bits();
 pub(super) const OUT: u32 = EventFlags::OUT.bits() | EventFlags::WRNORM.bits();
 pub(super) const PRI: u32 = EventFlags::PRI.bits();
 pub(super) const RDHUP: u32 = EventFlags::RDHUP.bits();
-/// What nobody needs to ask for.
+/// Events that are reported without being asked for.
 pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
 /// All that a socket can be ready for.
 pub(super) const ALL: u32 = IN | OUT | PRI | RDHUP | ENDS;
 
-/// What of `wanted` (and of [`ENDS`], always) the connection is ready for.
+/// The events of `wanted` (and always of [`ENDS`]) that the connection is ready for.
 ///
-/// `kernel` is what its socket may be ready for in the kernel as far as is known: where the ring does not decide, the kernel
+/// `kernel` has the events that its socket may be ready for in the kernel, as far as is known: where the ring does not decide, the kernel
 /// is asked, and only for that.
 #[inline]
 pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
@@ -54,14 +54,14 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
     } else {
         open |= wanted & (PRI | RDHUP);
         if wanted & (IN | OUT) == 0 && conn.readable() == RingReadiness::AskKernel {
-            // Who wants to hear of the end alone: where bytes come by TCP, it does too.
+            // A caller that asks for the end alone: where bytes come by TCP, the end does too.
             open |= ENDS;
         }
         open &= kernel.get();
     }
     if open != 0 {
         let said = sys::poll_now(conn.fd(), open);
-        // What it does not say now it will tell by an edge. What was not asked for stays as it was.
+        // Events that the kernel does not report now will come as an edge. Events that were not asked for stay as they were.
         kernel.put((kernel.get() & !open) | said);
         conn.note_kernel(said & (RDHUP | ENDS));
         if said & (RDHUP | ENDS) != 0 && hung_up == 0 && conn.look_for_reset() {
@@ -72,7 +72,7 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
     ready & (wanted | ENDS)
 }
 
-/// What to be rung for.
+/// The conditions to be rung for.
 pub(super) fn interest(events: u32) -> Interest {
     let one = |asked: u32, kind: Interest| if events & asked != 0 { kind.0 } else { 0 };
     Interest(one(IN | RDHUP, Interest::IN) | one(OUT, Interest::OUT))

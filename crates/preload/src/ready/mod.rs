@@ -51,7 +51,7 @@ use std::sync::atomic::Ordering;
 use waiter::{arm, local};
 use word::AtomicWord;
 
-/// What connections need of this module.
+/// The implementation of [`ConnWaiters`].
 pub(crate) static WAITERS: &dyn ConnWaiters = &Readiness;
 
 struct Readiness;
@@ -114,8 +114,8 @@ fn brought_up(conn: &'static Conn) -> bool {
     true
 }
 
-/// The program has set `SO_RCVLOWAT`. As in the kernel, what is readable by it is an edge again, though it was told before. Of what the
-/// kernel's socket holds the kernel tells itself.
+/// The program has set `SO_RCVLOWAT`. As in the kernel, readable bytes are an edge again, even if they were reported before. For bytes in
+/// its own socket, the kernel reports that itself.
 pub(crate) fn low_water_was_set(conn: &'static Conn) {
     if conn.readable() != conn::RingReadiness::Yes {
         return;
@@ -232,7 +232,7 @@ fn forbid(conn: &'static Conn) {
     forbid_for(conn, Reason::Shared);
 }
 
-/// The same, with the reason that `partywall top` shows.
+/// Forbids a ring, with the reason that `partywall top` shows.
 fn forbid_for(conn: &'static Conn, reason: Reason) {
     local(conn).unknown.store(1, Ordering::Relaxed);
     if conn.is_up() {

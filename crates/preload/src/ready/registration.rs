@@ -1,4 +1,4 @@
-//! What a program wants to hear of a connection in an epoll set: one registration per connection, descriptor and set.
+//! The registrations of connections in epoll sets: one per connection, descriptor and set.
 //!
 //! ```text
 //!   Plain   the kernel's set has the program's own events and number, and tells the program itself
@@ -34,7 +34,7 @@ pub(super) const HOT: u32 = 2;
 pub(super) const SPENT: u32 = 4;
 /// The program has taken it out; the kernel still has it, in case the program puts it in again.
 pub(super) const GONE: u32 = 8;
-/// Whatever is ready is news, as after a change.
+/// Every ready event is news, as after a change.
 pub(super) const FRESH: u32 = 16;
 /// The link is registered.
 pub(super) const LINKED: u32 = 32;
@@ -51,21 +51,21 @@ pub(super) struct SetRegistration {
     conn: AtomicU32,
     pub(super) fd: AtomicI32,
     pub(super) state: AtomicU32,
-    /// What the program asked for, flags and all.
+    /// The events and flags that the program asked for.
     pub(super) events: AtomicU32,
     pub(super) data: AtomicU64,
     /// The marks when the program was last told.
     pub(super) rx_told: AtomicU64,
     pub(super) tx_told: AtomicU64,
-    /// What the kernel may have ready, as far as is known.
+    /// The events that the kernel may have ready, as far as is known.
     pub(super) kernel: AtomicU32,
-    /// What has come from the kernel and was not told yet.
+    /// The events that have come from the kernel and were not reported yet.
     pub(super) edge: AtomicU32,
     /// The set's count of answers when this was last part of one.
     pub(super) active: AtomicU32,
     /// The ends that the peer's process had told of when the kernel was last asked for them ([`Conn::ends`]).
     pub(super) ends: AtomicU32,
-    /// What it was armed with last ([`Armed`]).
+    /// The state in which it was armed last ([`Armed`]).
     armed: [AtomicU64; 2],
     pub(super) links: [Links; 2],
 }
@@ -91,7 +91,7 @@ impl SetRegistration {
         }
     }
 
-    /// Whose it is.
+    /// The connection that it belongs to.
     #[inline]
     pub(super) fn conn(&self) -> Option<&'static Conn> {
         Conn::at(u16::try_from(self.conn.get().checked_sub(1)?).ok()?)
@@ -112,7 +112,7 @@ impl SetRegistration {
         }
     }
 
-    /// What it was armed with last.
+    /// The state in which it was armed last.
     pub(super) fn armed(&self) -> Armed {
         Armed::from_words([self.armed[0].get(), self.armed[1].get()])
     }
@@ -174,7 +174,7 @@ impl Alone {
         Chains::lock().map(|chains| Self { _chains: chains })
     }
 
-    /// Whether this is the only way by which anybody in this or another process can wait for the connection.
+    /// Whether this registration is the only way by which any thread of this or another process can wait for the connection.
     pub(super) fn has(&self, conn: &Conn, number: u32) -> bool {
         head(conn).get() == number && get(number).same_conn.get() == 0 && !is_hidden(conn) && !conn.is_shared()
     }
@@ -212,7 +212,7 @@ pub(super) fn find(conn: &Conn, fd: c_int, set: u32) -> u32 {
     if first == 0 {
         return 0;
     }
-    // Nearly every connection is registered once. What belongs to our set cannot leave it while we hold its lock.
+    // Nearly every connection is registered once. A registration of our set cannot leave it while we hold its lock.
     let r = get(first);
     if r.set.get() == set + 1 && r.fd.get() == fd && r.conn.get() == u32::from(conn.index()) + 1 {
         return first;
@@ -331,7 +331,7 @@ pub(super) fn allocate_early(fd: c_int, set: u32) -> Option<u32> {
     Some(number)
 }
 
-/// Makes an early registration of this set, whose lock the caller holds, that of a connection. `false` if it is none any more.
+/// Turns an early registration of this set, whose lock the caller holds, into that of a connection. Returns `false` if it was removed.
 pub(super) fn take_over(number: u32, fd: c_int, set: u32, conn: &Conn) -> bool {
     let Some(early) = early_head(fd) else { return false };
     let Some(_chains) = Chains::lock() else { return false };

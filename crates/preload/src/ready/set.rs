@@ -1,9 +1,9 @@
-//! An epoll set that this process has made: what the program registered in it, and which of it is looked at.
+//! An epoll set that this process has made: the program's registrations, and those that are looked at.
 //!
-//! The kernel's set stays the truth for everything that is not a connection with a ring. Of those connections, the *hot* ones
-//! are looked at by the thread that waits; the others are *armed*: their peers ring, and the kernel says so. A thread that goes to sleep
-//! arms the hot ones too. While another thread sleeps on the set, or something outside of it watches the set itself, nobody
-//! leaves it without arming them again: the program may be long in coming back.
+//! The kernel's set stays the truth for everything that is not a connection with a ring. Of those connections, the waiting thread looks
+//! at the *hot* ones. The others are *armed*: their peers ring, and the kernel reports the bell. A thread that goes to sleep
+//! arms the hot ones too. While another thread sleeps on the set, or the set itself is watched from outside, a thread that leaves it arms
+//! them again: the program may not come back for a long time.
 
 use super::budget::SpinBudget;
 use super::datagrams::Datagrams;
@@ -34,14 +34,14 @@ pub(super) struct Set {
     lock: Lock,
     used: AtomicU32,
     generation: AtomicU32,
-    /// In which process it was made, and after how many forks of that.
+    /// The process in which it was made, and the number of forks since.
     epoch: AtomicU32,
     forks: AtomicU32,
-    /// Handed to somebody who knows nothing of us.
+    /// Handed to a program without this library.
     pub(super) lost: AtomicU32,
     /// Where other processes say that they use it.
     pub(super) shared: SharedFlag,
-    /// One of its descriptors, plus 1.
+    /// One of the set's descriptors, plus 1.
     fd: AtomicU32,
     descriptors: AtomicU32,
     /// How many registrations are under our tag.
@@ -62,7 +62,7 @@ pub(super) struct Set {
     pub(super) asked_answers: AtomicU32,
     pub(super) asked_ticks: AtomicU64,
     /// Answers in a row that had no room for all ends that the kernel may have.
-    pub(super) asked_in_vain: AtomicU32,
+    pub(super) unfinished_answers: AtomicU32,
     pub(super) budget: SpinBudget,
     pub(super) hot: List<HOT>,
     pub(super) all: List<ALL>,
@@ -90,7 +90,7 @@ impl Set {
             answers: AtomicU32::new(0),
             asked_answers: AtomicU32::new(0),
             asked_ticks: AtomicU64::new(0),
-            asked_in_vain: AtomicU32::new(0),
+            unfinished_answers: AtomicU32::new(0),
             budget: SpinBudget::new(),
             hot: List::new(),
             all: List::new(),
@@ -142,7 +142,7 @@ pub(super) fn enter(fd: c_int) {
             word.put(0);
         }
         set.asked_ticks.put(0);
-        set.asked_in_vain.put(0);
+        set.unfinished_answers.put(0);
         set.datagrams.clear();
         set.budget.reset();
         if let Some(conn) = Conn::of(fd) {
@@ -237,7 +237,7 @@ impl Set {
         self.rings.load(Ordering::SeqCst) != 0 || !self.datagrams.is_empty()
     }
 
-    /// Whether threads other than the caller may sleep in it, or somebody outside watches it.
+    /// Whether threads other than the caller may sleep in the set, or another process or set watches it.
     #[inline]
     pub(super) fn is_watched(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) != 0 || self.nested.load(Ordering::Relaxed) != 0

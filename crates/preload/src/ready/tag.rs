@@ -1,4 +1,4 @@
-//! What stands in the kernel's sets in place of the program's own number, for registrations that are ours to look after.
+//! The event data of this library's registrations in the kernel's sets, in place of the program's own.
 //!
 //! ```text
 //!    63                       24 23     2 1  0
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Programs keep a pointer or a small number there. The tag is neither: its upper 16 bits are those of no address, and the
-//! rest is random. A program that uses it all the same is found out when it registers (see [`Tag::is_ours`]).
+//! rest is random. A program that uses the same value is detected when it registers (see [`Tag::is_ours`]).
 #![expect(unsafe_code, reason = "the C library's random numbers come through a pointer")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ const KIND: u32 = 2;
 /// Registrations have numbers below this.
 pub(super) const NUMBERS: usize = 1 << NUMBER;
 
-/// What an event of ours is about.
+/// The subject of an event of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tag {
     /// The socket of a registration.
@@ -58,7 +58,7 @@ fn make() -> u64 {
 }
 
 impl Tag {
-    /// What to register.
+    /// The event data to register.
     pub(super) fn data(self) -> u64 {
         let (number, kind) = match self {
             Self::Socket(n) => (n, 0),
@@ -74,7 +74,7 @@ impl Tag {
         (data ^ own()) >> (NUMBER + KIND) == 0
     }
 
-    /// What it is about; `None` if it is the program's own.
+    /// The subject of an event, or `None` if it is the program's own.
     #[inline]
     pub(super) fn of(data: u64) -> Option<Self> {
         if !Self::is_ours(data) {
@@ -94,14 +94,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_says_what_was_put_into_it() {
+    fn tag_survives_round_trip() {
         for tag in [Tag::Socket(0), Tag::Socket(NUMBERS as u32 - 1), Tag::Link(77), Tag::Bell] {
             assert_eq!(Tag::of(tag.data()), Some(tag));
         }
     }
 
     #[test]
-    fn what_programs_register_is_not_taken_for_ours() {
+    fn event_data_of_program_is_not_decoded_as_tag() {
         let local = 0u8;
         let numbers = [0, 1, 7, u64::from(u32::MAX), u64::MAX, std::ptr::from_ref(&local).addr() as u64, 1 << 63];
         for n in numbers {

@@ -46,7 +46,7 @@ pub(super) fn around(inner: Hidden) -> Option<c_int> {
         discard_around(around);
     }
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: fills in the set, of which the kernel makes a descriptor that is nobody else's.
+    // SAFETY: fills in the set. The kernel returns a new descriptor, which has no other owner.
     let signals = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         match libc::signalfd(-1, all.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
@@ -56,7 +56,7 @@ pub(super) fn around(inner: Hidden) -> Option<c_int> {
     };
     let set = epoll::create(CreateFlags::CLOEXEC).ok()?;
     epoll::add(&set, sys::borrow(inner.fd), EventData::new_u64(0), EventFlags::IN).ok()?;
-    // Those that the program holds back itself are there all the time: only what comes is reported.
+    // Signals that the program itself blocks may be pending throughout: only new ones are reported.
     epoll::add(&set, &signals, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).ok()?;
     let around = Around { fd: hidden::keep(set), signals: hidden::keep(signals), epoch };
     AROUND.try_with(|mine| mine.set(Some(around))).ok()?;
@@ -85,7 +85,7 @@ pub(super) fn hidden() -> Option<Hidden> {
 #[cold]
 fn make(epoch: u32, before: Option<(Hidden, u32)>) -> Option<Hidden> {
     if let Some((parents, _)) = before {
-        // What the parent's thread sleeps on is not to be shared with it.
+        // The set that the parent's thread sleeps on must not be shared.
         hidden::discard(parents.fd);
     }
     let fd = hidden::keep(epoll::create(CreateFlags::CLOEXEC).ok()?);
@@ -113,7 +113,7 @@ fn key() -> Option<libc::pthread_key_t> {
     match KEY.compare_exchange(0, key + 1, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(key),
         Err(first) => {
-            // SAFETY: made above, and nobody has it.
+            // SAFETY: made above, and not used yet.
             unsafe { libc::pthread_key_delete(key) };
             Some(first - 1)
         }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_one_set_which_ends_with_it() {
+    fn thread_has_one_hidden_set_which_ends_with_it() {
         let mine = hidden().unwrap();
         assert_eq!(hidden().unwrap().fd, mine.fd);
         let theirs = std::thread::spawn(|| {

@@ -104,8 +104,8 @@ impl Call {
             // The time of the call runs from here on, also if more than one wait is made of it.
             let _ = self.patience.left();
             set.fall_asleep();
-            // A thread that adds a connection from here on sees that somebody sleeps, and wakes it if there is something to tell. What was
-            // added before is seen here.
+            // A thread that adds a connection from here on sees that a thread sleeps, and wakes it if there is something to report.
+            // Connections added before are seen here.
             let asked = if set.has_own_sources() { None } else { Some(answer.ask(set, |_, _| plain())) };
             set.wake_up();
             match asked {
@@ -230,14 +230,14 @@ impl Call {
     /// Asks the kernel without waiting. Returns whether it has told all that it has.
     fn ask(&self, set: &'static Set, answer: &mut ReadyList) -> Result<bool, WaitFailed> {
         set.asked();
-        // Events of ours take the place of others in the array: once noted, they make room. Not for ever, though.
+        // Our own events take the place of others in the array; once noted, they make room. The loop has a limit all the same.
         for _ in 0..64 {
             // SAFETY: a part of the caller's array, valid by the contract of its call.
             let asked = answer.ask(set, |events, room| unsafe { real::epoll_wait(self.fd, events, room, 0) });
             match asked {
                 Some(KernelAnswer { more: true, .. }) => {}
                 Some(asked) => return Ok(!asked.full),
-                // Nothing was waited for: what interrupts is the next sleep's matter.
+                // There was no wait: a signal is left for the next sleep.
                 None if sys::errno() == Errno::INTR || !answer.is_empty() => break,
                 None => return Err(WaitFailed),
             }
@@ -267,8 +267,8 @@ impl Call {
             told += self.scan_after_ends(set, answer, news);
             kernel = answer.so_far();
         }
-        let is_told = |data| kernel.any(|other| other == data);
-        told += set.scan_datagrams(answer.room(), is_told, |events, data| answer.tell(events, data));
+        let is_reported = |data| kernel.any(|other| other == data);
+        told += set.scan_datagrams(answer.room(), is_reported, |events, data| answer.tell(events, data));
         told > 0
     }
 }

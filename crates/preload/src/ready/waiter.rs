@@ -1,4 +1,4 @@
-//! What blocking calls on a connection with a ring sleep on: a hidden epoll set per thread.
+//! The hidden epoll set of a thread, on which blocking calls on a connection with a ring sleep.
 //!
 //! It holds the sockets and links that the thread has waited for, edge-triggered and for as long as they live, so that a wait
 //! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`Conn::drain`]).
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// Marks events of a link.
 const LINK: u64 = 1 << 32;
-/// What readiness keeps of a connection in this process. All zeros when new.
+/// The readiness state of a connection in this process. All zeros when new.
 #[derive(Debug)]
 pub(super) struct LocalReadiness {
     /// Its first registration in an epoll set.
@@ -59,7 +59,7 @@ impl LocalReadiness {
     }
 }
 
-/// What readiness keeps of a connection.
+/// The readiness state of a connection.
 #[inline]
 pub(super) fn local(conn: &Conn) -> &'static LocalReadiness {
     &LOCALS[usize::from(conn.index())]
@@ -76,8 +76,8 @@ pub(super) fn arm(conn: &Conn, interest: Interest) -> Armed {
     armed
 }
 
-/// What identifies a connection in events of hidden sets: its place, and which of the connections it is that have that place one
-/// after the other. What is closed here and open elsewhere may have events still.
+/// The event tag of a connection in hidden sets: slot index plus generation, so that a stale event for a reused slot is ignored. A socket
+/// that is closed here and open elsewhere may still have events.
 fn name(conn: &Conn) -> u64 {
     u64::from(conn.index()) | u64::from(conn.generation() as u16) << 16
 }
@@ -97,7 +97,7 @@ pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
     let add = |fd: c_int, data: u64, flags: EventFlags| {
         match epoll::add(sys::borrow(set.fd), sys::borrow(fd), EventData::new_u64(data), flags) {
             Ok(()) => true,
-            // Still there from another time: modified, so that what has happened meanwhile is reported.
+            // The entry is left from an earlier wait: it is modified, so that events since then are reported.
             Err(Errno::EXIST) => {
                 epoll::modify(sys::borrow(set.fd), sys::borrow(fd), EventData::new_u64(data), flags).is_ok()
             }
@@ -110,7 +110,7 @@ pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
     // Any place will do: whose place it was enters it again.
     let place = local.hidden.iter().find(|p| p.load(Ordering::Relaxed) == 0);
     place.unwrap_or(&local.hidden[set.serial as usize % 4]).store(set.serial, Ordering::Relaxed);
-    // From here on nobody arms it for a sleep in an epoll set alone.
+    // From here on no thread arms it for a sleep in an epoll set alone.
     registration::settle();
     true
 }
@@ -208,14 +208,14 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
                 }
             }
         }
-        // Whatever the events said: the call that waits knows better what it needs.
+        // Whatever the events were, the call that waits checks its own condition.
         if !conn.is_up() || look() {
             return WaitOutcome::Ready;
         }
     }
 }
 
-/// Takes a connection that nobody waits for out of the hidden set that it has woken.
+/// Takes a connection that no thread waits for out of the hidden set that it has woken.
 fn leave(event: &epoll_event, set: thread::Hidden) {
     let Some(conn) = Conn::at((event.u64 & 0xffff) as u16) else { return };
     for place in &local(conn).hidden {
@@ -250,8 +250,8 @@ pub(super) unsafe fn sleep(
     usize::try_from(n).map(|n| (events, n)).map_err(|_| sys::errno())
 }
 
-/// The same for a call without a limit, which may sleep for `time` at once, with signals held back; those that come are let in afterwards, when it is known whether
-/// the call goes on.
+/// Sleeps in a call without a limit, for up to `time` at once, with signals blocked. Pending signals are delivered afterwards, when it is
+/// known whether the call continues.
 fn sleep_among_signals(
     around: c_int,
     set: c_int,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Plain access to an atomic word; the order comes from the lock that guards it.
 pub(super) trait AtomicWord {
-    /// What it holds.
+    /// The type of its value.
     type Value;
     /// Reads it.
     fn get(&self) -> Self::Value;

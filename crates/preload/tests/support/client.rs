@@ -89,7 +89,7 @@ impl Client {
         }
     }
 
-    /// What [`look_at`] finds in both sides of a channel; `None` if it is gone.
+    /// The result of [`look_at`] for both sides of a channel; `None` if it is gone.
     pub(crate) fn look(&mut self, channel: u64) -> Option<Vec<(u64, u32)>> {
         self.inspect(channel)?.iter().map(look_at).collect()
     }

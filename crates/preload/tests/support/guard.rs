@@ -49,7 +49,7 @@ impl Guard {
     pub(crate) fn output(mut self) -> Output {
         let [stdout, stderr] = collect(&mut self.0);
         let status = self.wait();
-        // What it left behind may hold the pipes open.
+        // Its descendants may hold the pipes open.
         self.signal_all(Signal::KILL);
         Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
     }

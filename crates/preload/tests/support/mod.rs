@@ -1,4 +1,4 @@
-//! What the tests share: a broker, programs that run with or without the library, and the hand on the switch.
+//! Helpers of the tests: a broker, programs that run with or without the library, and the switch of the move rules.
 #![allow(dead_code, reason = "every test file uses its own part")]
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -37,7 +37,7 @@ pub(crate) fn built() -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().to_owned()
 }
 
-/// Says why something is not tested: past the harness, which keeps what tests print to itself.
+/// Reports why something is not tested: past the harness, which captures the output of tests.
 pub(crate) fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("NOT TESTED: {test}: {why}\n").as_bytes());
@@ -53,8 +53,8 @@ pub(crate) fn find(program: &str, package: &str) -> Option<PathBuf> {
     found
 }
 
-/// A port that nobody uses, with TCP or UDP, and that no connection which has ended is remembered by: not every program can bind it
-/// then. It lies below those the kernel gives to a program that names none, so that no connection of another test takes it before the
+/// A port that is free for TCP and UDP, and that no closed connection still uses: not every program can bind such a port. It lies below
+/// the ports that the kernel assigns itself, so that no connection of another test takes it before the
 /// program under test does; and processes begin to look at different places.
 pub(crate) fn free_port() -> u16 {
     use rustix::net::{AddressFamily, SocketType};

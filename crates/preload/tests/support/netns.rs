@@ -12,7 +12,7 @@ pub(crate) struct Namespaces {
 }
 
 impl Namespaces {
-    /// The addresses of the two ends, from the range kept for documentation. Nobody else sees them.
+    /// The addresses of the two ends, from the range kept for documentation. They are visible in these namespaces only.
     pub(crate) const ADDRESSES: [&str; 2] = ["198.51.100.1", "198.51.100.2"];
 
     /// Makes both; `None`, said aloud, where that is not allowed.

@@ -84,7 +84,7 @@ impl Stage<'_> {
     }
 }
 
-/// Whether anybody in the network namespace of a process listens on a port.
+/// Whether a process in the network namespace of `process` listens on a port.
 pub(crate) fn listens(process: u32, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         let table = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
@@ -102,7 +102,7 @@ pub(crate) fn both(scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
     both_under(Some("now"), scenario, least);
 }
 
-/// The same under these move rules; `None` for those that there are without any.
+/// Runs the scenario under these move rules; `None` for the default rules.
 pub(crate) fn both_under(policy: Option<&str>, scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
     let spaces = Namespaces::create();
     for spaces in [None, spaces.as_ref()].into_iter().take(1 + usize::from(spaces.is_some())) {

@@ -20,7 +20,7 @@ use super::{
     world::World,
 };
 
-/// What was seen of connections on rings. Very short ones may come and go between two looks.
+/// The connections on rings that were seen. Very short ones may come and go between two looks.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Seen {
     /// Connections that were on a ring.
@@ -63,7 +63,7 @@ impl Drop for Thread {
     }
 }
 
-/// Sets the policy, joining the broker again if it has been another meanwhile.
+/// Sets the policy, joining the broker again if it is another one now.
 pub(crate) struct Policy {
     socket: PathBuf,
     client: Option<Client>,

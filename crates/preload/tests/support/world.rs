@@ -48,7 +48,7 @@ fn partywalld() -> &'static Path {
 
 /// A broker in its own folder; both go with this value.
 pub(crate) struct World {
-    /// What starts the broker.
+    /// The command that starts the broker.
     launcher: &'static [&'static str],
     // Fields drop in order: the broker ends before its folder goes.
     broker: std::cell::RefCell<Guard>,

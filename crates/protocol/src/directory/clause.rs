@@ -8,12 +8,12 @@ use core::fmt;
 
 use crate::upgrade::{Fault, Of, Upgrade};
 
-/// Which connections a rule is for.
+/// The connections that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
-    /// Those that [`Of`] says.
+    /// The connections that an [`Of`] describes.
     Of(Of),
-    /// Those of the programs whose name fits.
+    /// The connections of programs whose name fits.
     Program(ProgramPattern),
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Clause {
     }
 }
 
-/// What is wrong with a clause.
+/// The fault of a clause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadClause {
     /// A part that every policy has.

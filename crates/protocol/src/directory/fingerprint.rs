@@ -20,13 +20,13 @@ pub(super) const TOMBSTONE: u64 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Transport {
-    /// A stream.
+    /// A stream socket.
     Tcp = 6,
-    /// Datagrams.
+    /// A datagram socket.
     Udp = 17,
 }
 
-/// What only programs of one network namespace know, and the broker: by it they find the offers of their connections.
+/// A key that only the broker and the programs of one network namespace know. Programs find the offers of their connections with it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct OfferKey(pub [u64; 2]);
 
@@ -36,14 +36,14 @@ impl core::fmt::Debug for OfferKey {
     }
 }
 
-/// What stands in a table for one thing; never a value that means a free slot.
+/// The entry of a table for one object. It is never a value that means a free slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
 impl Fingerprint {
-    /// Somebody listens at `at`; `netns` is the cookie of the namespace in which that is so.
+    /// A listener at `at`, in the namespace with the cookie `netns`.
     ///
-    /// All of 127.0.0.0/8 counts as one address, and so does "this host" (`0.0.0.0`, `::`) where somebody connects to it.
+    /// All of 127.0.0.0/8 counts as one address, and so does "this host" (`0.0.0.0`, `::`) as the destination of a connect.
     pub fn listener(transport: Transport, at: SocketAddr, netns: u64) -> Self {
         let ip = canonical(at.ip());
         Self::of(1, &[transport as u64 | u64::from(at.port()) << 8, low(ip), high(ip), scope(ip, netns)])
@@ -65,7 +65,7 @@ impl Fingerprint {
 
     /// The TCP connection with these two ends is offered, to programs that have this key.
     ///
-    /// Without the key nobody can say which connection it is, though he may know some that have it.
+    /// Without the key no program can tell which connection a fingerprint stands for.
     pub fn connection(accepting: SocketAddr, connecting: SocketAddr, key: OfferKey) -> Self {
         let OfferKey([low, high]) = key;
         #[expect(deprecated, reason = "the only keyed hash of core, which is SipHash 2-4 permanently")]
@@ -107,7 +107,7 @@ const MAPPED: u128 = 0xffff_0000_0000;
 const LOOPBACK_4: u128 = MAPPED | Ipv4Addr::LOCALHOST.to_bits() as u128;
 const LOOPBACK_6: u128 = Ipv6Addr::LOCALHOST.to_bits();
 
-/// The one of several addresses of this host that stands for all of them.
+/// The address that stands for all addresses of this host that it is equal to.
 fn canonical(ip: IpAddr) -> u128 {
     let bits = wide(ip);
     match bits {

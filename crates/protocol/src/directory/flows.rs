@@ -1,7 +1,7 @@
-//! Which flows of datagrams are proved, in words that both ends of a flow load with each datagram (protocol U11).
+//! The proofs of datagram flows, in words that both ends of a flow load with each datagram (protocol U11).
 //!
-//! A flow is a ring between two sockets that had their addresses when it was made. A socket can be closed, and its port belong to another
-//! user, while the programs that had it still have the ring. So the broker watches the sockets, and says here what it has seen:
+//! A flow is a ring between two sockets that had their addresses when it was made. A socket can be closed, and its port reused by another
+//! user, while the programs still have the ring. So the broker watches the sockets, and publishes its observations here:
 //!
 //! ```text
 //!   proved_at      when all flows were last found proved, in milliseconds of CLOCK_MONOTONIC_COARSE
@@ -25,7 +25,7 @@ pub struct ProofLine<A: Access = Own> {
     proved_at: A::U64,
 }
 
-/// What is known of one flow.
+/// The published state of one flow.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub struct FlowSlot<A: Access = Own> {
@@ -35,14 +35,14 @@ pub struct FlowSlot<A: Access = Own> {
     unused: A::U64,
 }
 
-/// What the broker says of a flow.
+/// The broker's statement about a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
     /// Both of its sockets have their addresses.
     Good,
-    /// Nothing was said against it, but the broker has not looked for too long.
+    /// The flow has no end on record, but the broker has not looked for too long.
     Stale,
-    /// One of its sockets has not. What lies in the ring below this byte was written while both had.
+    /// One of its sockets has lost its address. The bytes of the ring below `limit` were written while both sockets had theirs.
     Ended {
         /// The byte of the ring. If the receiver's socket is the one that went, 0: the sender owns what was not read.
         limit: u64,

@@ -1,7 +1,7 @@
-//! The directory: what the broker tells every program about the sockets of all others, in memory that they only read.
+//! The directory: the broker's published facts about the sockets of all programs, in memory that programs only read.
 //!
 //! One memfd, written by the broker alone and mapped read-only by everyone (protocol T). A program that is about to connect
-//! looks its destination up here, without a system call: for a remote one, that is all it ever has to do with Partywall.
+//! looks its destination up here, without a system call: for a remote destination, this is its only contact with Partywall.
 //!
 //! ```text
 //!        0 +--------------------+
@@ -27,8 +27,8 @@
 //!  2895872 +--------------------+
 //! ```
 //!
-//! All but the flows is a hint: a fingerprint that is found means "ask the broker", and one that is missed means TCP. So a
-//! reader needs nothing but loads, and nothing that it reads can do it harm.
+//! All but the flows is a hint: a fingerprint that is found means "ask the broker", and one that is missed means TCP. So a reader needs
+//! only loads, and no value that it reads can harm it.
 
 mod clause;
 mod fingerprint;
@@ -65,7 +65,7 @@ pub struct DirectoryHeader<A: Access = Own> {
     magic: A::U64,
     /// Stored last: non-zero means ready.
     version: A::U32,
-    /// Not 0: the broker has gone, and nobody writes here any more.
+    /// Not 0: the broker has gone, and the directory is not written any more.
     closed: A::U32,
     instance: A::U64,
     /// Slots of each table.
@@ -126,7 +126,7 @@ impl<A: Access> Directory<A> {
         [LISTENERS, ADDRESSES, OFFERS].map(|buckets| (buckets * SLOTS) as u64)
     }
 
-    /// Which incarnation of the broker writes it.
+    /// The instance number of the broker that writes it.
     pub fn instance(&self) -> u64 {
         self.header.instance.load(Ordering::Relaxed)
     }
@@ -137,7 +137,7 @@ impl<A: Access> Directory<A> {
         load_acquire_u32(&self.header.closed) != 0
     }
 
-    /// Whether somebody listens there.
+    /// Whether a program listens there.
     #[inline]
     pub fn has_listener(&self, listener: Fingerprint) -> bool {
         contains(&self.listeners, listener)
@@ -173,7 +173,7 @@ impl<A: Access> Directory<A> {
         self.terms.sequence()
     }
 
-    /// What the policy says of a connection.
+    /// The policy's decision about a connection.
     pub fn decide(&self, question: &PolicyCase<'_>) -> Terms {
         self.terms.decide(&self.rules, question)
     }
@@ -186,9 +186,9 @@ pub enum DirectoryChange {
     Listener(Fingerprint),
     /// A listener went.
     NoListener(Fingerprint),
-    /// Somebody came to run at an address.
+    /// A program has come to run at an address.
     Address(Fingerprint),
-    /// Somebody went.
+    /// A program that ran at an address has gone.
     NoAddress(Fingerprint),
     /// A connection is offered.
     Offer(Fingerprint),
@@ -196,7 +196,7 @@ pub enum DirectoryChange {
     NoOffer(Fingerprint),
     /// Another policy holds.
     Policy {
-        /// What holds if no clause fits.
+        /// The terms of connections that no clause fits.
         terms: Terms,
         /// The clauses, at most [`MAX_RULES`].
         clauses: alloc::vec::Vec<Clause>,
@@ -214,7 +214,7 @@ pub enum DirectoryChange {
     Proved(u64),
 }
 
-/// What the broker knows of the directory besides what is in it.
+/// The broker's private state of the directory.
 #[derive(Debug)]
 pub struct DirectoryKeeper {
     listeners: TableWriter,
@@ -223,7 +223,7 @@ pub struct DirectoryKeeper {
 }
 
 impl DirectoryKeeper {
-    /// Begins a directory in memory of zeros, which nobody else has yet.
+    /// Begins a directory in memory of zeros that is not shared yet.
     pub fn begin(directory: &Directory, instance: u64) -> Self {
         for (word, capacity) in directory.header.capacities.iter().zip(Directory::<Own>::capacities()) {
             word.store(capacity, Ordering::Relaxed);
@@ -239,7 +239,7 @@ impl DirectoryKeeper {
         }
     }
 
-    /// Makes a change. What finds no room is not seen by readers, and is to be taken back all the same.
+    /// Makes a change. An entry that finds no room is invisible to readers, and must still be taken back.
     pub fn apply(&mut self, directory: &Directory, change: &DirectoryChange) {
         let Directory { generations, .. } = directory;
         match change {
@@ -268,7 +268,7 @@ impl DirectoryKeeper {
         }
     }
 
-    /// Says that nobody writes here any more.
+    /// Marks the directory as closed: no broker writes it any more.
     pub fn close(&self, directory: &Directory) {
         directory.header.closed.store(1, Ordering::Release);
     }

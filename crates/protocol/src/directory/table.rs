@@ -64,7 +64,7 @@ fn path(buckets: usize, fingerprint: Fingerprint) -> impl Iterator<Item = usize>
     (0..MAX_PROBE.min(buckets)).map(move |step| home.wrapping_add(step) & mask)
 }
 
-/// What the one writer of a table knows of it besides what is in it. It believes nothing that it reads there: only it writes.
+/// The private state of a table's only writer. The words that it reads in the table are its own: no other process writes them.
 #[derive(Debug)]
 pub struct TableWriter {
     /// For each slot, how often its fingerprint was inserted.
@@ -73,7 +73,8 @@ pub struct TableWriter {
     passed: Vec<u32>,
     /// Slots in use.
     used: usize,
-    /// What found no room, and how often it was inserted: it is in the table for its owners, and no reader finds it.
+    /// The entries that found no room, each with the number of times it was inserted. Their owners may remove them as any other; readers
+    /// do not find them.
     spilled: BTreeMap<u64, u32>,
 }
 

@@ -1,8 +1,8 @@
 //! The policy's words in the directory: when connections go to a ring, how large that is, and how long to spin.
 //!
 //! The writer makes `sequence` odd, writes, and makes it even again; a reader takes what it has copied if `sequence` was
-//! even and the same before and after. Policies change when an operator says so, so a reader that finds one under way, and
-//! finds it so again, takes the safe answer: never.
+//! even and the same before and after. Policies change rarely, by an operator's command, so a reader that repeatedly finds a change in
+//! progress takes the safe answer: never.
 
 use core::net::IpAddr;
 
@@ -17,7 +17,7 @@ pub const MAX_RULES: usize = 64;
 /// Looks before a reader gives up on a policy that is being written. The writer needs about a microsecond.
 const LOOKS: usize = 64;
 
-/// What the policy says of one connection.
+/// The policy's decision about one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
     /// When it goes to a ring.
@@ -31,11 +31,11 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// What holds while no policy can be read.
+    /// The terms while no policy can be read.
     pub const NEVER: Self = Self { upgrade: Upgrade::Never, ..Self::DEFAULT };
 
-    /// What holds unless an operator has said something else: late enough that who leaves before has lost nothing, and who
-    /// leaves just after it a part of what it took to get there (measured in the README of `partywall-preload`).
+    /// The terms unless an operator sets others. The threshold is so late that a connection that ends before it loses nothing, and one
+    /// that ends just after it loses a part of the time that it took to get there (measured in the README of `partywall-preload`).
     pub const DEFAULT: Self = Self {
         upgrade: Upgrade::After { calls: 128, bytes: 2 << 20 },
         ring_size: 256 << 10,
@@ -50,7 +50,7 @@ impl Default for Terms {
     }
 }
 
-/// What a policy is asked about.
+/// The connection that a policy decides about.
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyCase<'a> {
     /// The listener's port.
@@ -61,7 +61,7 @@ pub struct PolicyCase<'a> {
     pub program: &'a [u8],
 }
 
-/// What holds unless a rule says otherwise.
+/// The terms of connections that no rule fits.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct TermsLine<A: Access = Own> {
@@ -77,7 +77,7 @@ pub struct TermsLine<A: Access = Own> {
     lists_programs: A::U64,
 }
 
-/// One rule.
+/// One rule, in two lines.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct RuleLine<A: Access = Own> {
@@ -95,7 +95,7 @@ pub struct RuleLine<A: Access = Own> {
 }
 
 impl TermsLine {
-    /// Puts a policy in force; rules beyond [`MAX_RULES`] and lines there are left out. The one writer calls this.
+    /// Puts a policy into force. Clauses beyond [`MAX_RULES`] are left out. Only the one writer calls this.
     pub fn write(&self, lines: &[RuleLine], terms: &Terms, clauses: &[Clause]) {
         let before = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl<A: Access> TermsLine<A> {
         load_acquire(&self.sequence)
     }
 
-    /// What the policy says of a connection.
+    /// The policy's decision about a connection.
     pub fn decide(&self, lines: &[RuleLine<A>], question: &PolicyCase<'_>) -> Terms {
         for _ in 0..LOOKS {
             let before = load_acquire(&self.sequence);
@@ -140,7 +140,7 @@ impl<A: Access> TermsLine<A> {
         Terms::NEVER
     }
 
-    /// Some mixture of words; believed only if nothing was written meanwhile.
+    /// Reads a mixture of words, which is valid only if nothing was written at the same time.
     fn read(&self, lines: &[RuleLine<A>], question: &PolicyCase<'_>) -> Terms {
         let words = [&self.upgrade, &self.calls, &self.bytes].map(|word| word.load(Ordering::Relaxed));
         let rules = usize::try_from(self.rules.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
@@ -183,7 +183,7 @@ impl RuleLine {
 }
 
 impl<A: Access> RuleLine<A> {
-    /// What it says of a connection, if it fits.
+    /// The rule's decision about a connection, if it fits.
     fn read(&self, question: &PolicyCase<'_>) -> Option<Upgrade> {
         let argument = self.argument.load(Ordering::Relaxed);
         let fits = match self.subject.load(Ordering::Relaxed) {

@@ -206,7 +206,7 @@ fn scoped_addresses() {
 }
 
 #[test]
-fn a_directory_of_another_shape_is_refused() {
+fn directory_with_wrong_header_is_refused() {
     let memory = directory();
     assert_eq!(view(&memory).check(), Err(NotDirectory), "not ready");
     let keeper = DirectoryKeeper::begin(&memory, 7);
@@ -274,7 +274,7 @@ fn last_matching_clause_decides_with_its_terms() {
 }
 
 #[test]
-fn a_policy_is_read_whole_while_it_changes() {
+fn policy_is_read_whole_while_it_changes() {
     let memory = directory();
     let mut keeper = DirectoryKeeper::begin(&memory, 7);
     let policies: Vec<_> = [1u64, 2]

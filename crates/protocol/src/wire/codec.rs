@@ -28,7 +28,7 @@ pub enum WireError {
     Value {
         /// The type of the field.
         field: &'static str,
-        /// What was found there.
+        /// The value in the packet.
         value: u64,
     },
     /// A string is not UTF-8, or has a NUL in it.
@@ -54,7 +54,7 @@ impl fmt::Display for WireError {
 impl core::error::Error for WireError {}
 
 impl WireError {
-    /// Whether nothing in the packet can be believed, not even its request number: the session should end (protocol C4).
+    /// Whether no value of the packet can be trusted, not even its request number: the session should end (protocol C4).
     pub fn breaks_framing(&self) -> bool {
         matches!(self, Self::TooLong(_) | Self::Magic(_) | Self::Truncated("the header"))
     }
@@ -231,7 +231,7 @@ pub trait Take<'a>: Put + Sized {
 
 /// The type of a field of [`Message`]: a value that owns what it says, and has one representation on the wire.
 pub trait Field: Put + Sized {
-    /// The same value while it lies in a packet: the type of the field in [`BorrowedMessage`].
+    /// The type of the field in [`BorrowedMessage`], while the value lies in a packet.
     type Borrowed<'a>: Take<'a>;
     /// The most bytes that a value takes: what a field of fixed size takes, unless its type says otherwise.
     const MAX: usize = <Self::Borrowed<'static> as Take<'static>>::MIN;

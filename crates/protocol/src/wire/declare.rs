@@ -1,4 +1,4 @@
-//! What the table of messages declares of each row: the types, their encoders, the decoder, and the spelling of docs/protocol.md.
+//! The macro of the message table. It declares for each row the types, their encoders, the decoder, and the spelling of docs/protocol.md.
 
 #[cfg(test)]
 use alloc::string::String;

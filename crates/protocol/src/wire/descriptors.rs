@@ -1,4 +1,4 @@
-//! Which descriptors travel beside a message (protocol C6).
+//! The descriptors that travel beside a message (protocol C6).
 
 use super::Message;
 

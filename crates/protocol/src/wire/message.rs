@@ -47,7 +47,7 @@ messages! {
     4 Bind {
         /// The name of the service.
         service: String,
-        /// What its channels carry.
+        /// The kind of its channels.
         kind: Kind,
         /// How many connections may wait.
         backlog: u16,
@@ -60,7 +60,7 @@ messages! {
         target: String,
         /// The service there.
         service: String,
-        /// What the channel carries.
+        /// The kind of the channel.
         kind: Kind,
         /// The directions that the channel has.
         directions: Directions,
@@ -89,14 +89,14 @@ messages! {
         epoch: u64,
         /// The name of the connecting domain.
         name: String,
-        /// As whom the connecting process counts.
+        /// The user that the connecting process counts as.
         user: User,
         /// The connecting process.
         pid: u32,
         /// Whether `user` is known without doubt: a machine, or a user of the host whose process runs where the broker does (C3.1). In a
         /// container a uid may be another user's.
         at_home: bool,
-        /// What the channel carries.
+        /// The kind of the channel.
         kind: Kind,
         /// The directions that the channel has.
         directions: Directions,
@@ -120,7 +120,7 @@ messages! {
     }
     /// Client: what is there?
     11 List {
-        /// Of which sort.
+        /// The kind of rows to list.
         what: What,
         /// Only rows whose key is greater.
         after: u64,
@@ -158,13 +158,13 @@ messages! {
     18 Reclaim {
         /// Number of the channel.
         channel: u64,
-        /// Which side this is.
+        /// The side that the client has.
         side: Side,
         /// Name of the domain on the other side.
         peer: String,
         /// Name of the service.
         service: String,
-        /// What the channel carries.
+        /// The kind of the channel.
         kind: Kind,
         /// The directions that the channel has.
         directions: Directions,
@@ -188,7 +188,7 @@ messages! {
     }
     /// Broker: the answer to `Publish`.
     22 Published {
-        /// Names it in `Withdraw`.
+        /// The key that identifies it in `Withdraw`.
         key: u64,
         /// The key of the socket's network namespace for fingerprints of offers (protocol T1), its first half.
         secret_low: u64,
@@ -208,7 +208,7 @@ messages! {
     }
     /// Broker: the answer to `OfferDatagrams`.
     25 Offered {
-        /// Names it in `Cancel`; the number of the channel, once it is taken.
+        /// The number that identifies it in `Cancel`. It becomes the number of the channel once the offer is taken.
         offer: u64,
     }
     /// Client: ends an `Offer` or a `Take` that is not a channel yet. Refused if it is one.
@@ -250,7 +250,7 @@ messages! {
     58 TestPolicy {
         /// The request that the policy would decide.
         question: PolicyQuestion,
-        /// Of the client itself; `user` and `gid` mean nothing then.
+        /// Whether the question is about the client itself. `user` and `gid` mean nothing then.
         own: bool,
         /// The user who would join as `from`.
         user: User,
@@ -313,7 +313,7 @@ messages! {
         plugged: u32,
         /// Microseconds that the host took for them.
         took_us: u64,
-        /// What is not as it could be; empty if nothing.
+        /// A remark about a degraded state; empty if there is none.
         remark: Text,
     }
     /// Client, an administrator: it no longer does.
@@ -364,7 +364,7 @@ messages! {
         key: u64,
         /// Its place among the seats of the group.
         seat: u8,
-        /// Which member this is.
+        /// The number of this member.
         member: u8,
         /// Members there are.
         members: u8,
@@ -380,18 +380,18 @@ messages! {
     }
     /// Broker: the answer to `GroupWindow`. Brings the window.
     43 GroupWindowIs {
-        /// Which of the windows that the member has had.
+        /// The number of this window among the windows that the member has had.
         life: u32,
-        /// Where all map it.
+        /// The address at which every member maps it.
         address: u64,
-        /// Bytes, from its header on.
+        /// The size of the window in bytes, including its header.
         size: u64,
         /// Whether it is the asking process's own member's.
         own: bool,
         /// Name of the member.
         name: String,
     }
-    /// Broker, unasked, to all who take part: there is a seat; or who had it is gone. Also the answer to `FetchSeat`.
+    /// Broker, unasked, to all who take part: a seat was taken, or its holder is gone. Also the answer to `FetchSeat`.
     44 SeatIs {
         /// The number of the seat.
         key: u64,
@@ -399,9 +399,9 @@ messages! {
         seat: u8,
         /// The member that the seat belongs to.
         member: u8,
-        /// In which of the member's windows it is.
+        /// The number of the member's window that the seat lies in.
         life: u32,
-        /// Whether somebody has it.
+        /// Whether a process holds the seat.
         alive: bool,
         /// Whether its memory comes with this.
         memory: bool,
@@ -431,7 +431,7 @@ messages! {
     47 ReclaimSocket {
         /// Number of the channel.
         channel: u64,
-        /// Which side this is.
+        /// The side that the client has.
         side: Side,
         /// Where the client's region is.
         region: RegionReference,
@@ -452,7 +452,7 @@ messages! {
     50 Receiver {}
     /// Broker: the answer to `Offer` and `Take`. Brings this side's end of the bell.
     51 Bell {
-        /// Names it in `Confirm`, `Finish` and `Cancel`; the number of the channel, once it is one.
+        /// The number that identifies it in `Confirm`, `Finish` and `Cancel`. It becomes the number of the channel.
         offer: u64,
     }
     /// Client, the offering side, when its bell has rung: here is the socket of that offer once more (protocol T4). Brings it.
@@ -471,7 +471,7 @@ messages! {
         region: RegionReference,
         /// The process that the peer's socket belongs to.
         pid: u32,
-        /// As whom that counts.
+        /// The user that the process counts as.
         user: User,
         /// Name of its domain.
         name: String,
@@ -489,7 +489,7 @@ messages! {
     56 Grow {
         /// Number of the channel.
         channel: u64,
-        /// Which side this is.
+        /// The side that the client has.
         side: Side,
         /// Number of the ring on its side.
         generation: u32,
@@ -500,7 +500,7 @@ messages! {
     28 Ring {
         /// Number of the channel.
         channel: u64,
-        /// Whose ring it is.
+        /// The side that the ring belongs to.
         side: Side,
         /// Number of the ring on its side.
         generation: u32,
@@ -511,7 +511,7 @@ messages! {
     60 TakeRegions {
         /// Number of the channel.
         channel: u64,
-        /// Which side this is.
+        /// The side that the client has.
         side: Side,
         /// The kind that the two programs have agreed on.
         kind: u32,
@@ -525,7 +525,7 @@ messages! {
     61 AddRegion {
         /// Number of the channel.
         channel: u64,
-        /// Which side this is.
+        /// The side that the client has.
         side: Side,
         /// Number of the region on its side.
         number: u32,
@@ -538,7 +538,7 @@ messages! {
     62 RegionAdded {
         /// Number of the channel.
         channel: u64,
-        /// Whose region it is.
+        /// The side that the region belongs to.
         side: Side,
         /// Number of the region on its side.
         number: u32,
@@ -551,7 +551,7 @@ messages! {
     63 DropRegion {
         /// Number of the channel.
         channel: u64,
-        /// Which side this is.
+        /// The side that the client has.
         side: Side,
         /// Whether the region is this side's. Otherwise it is the other side's.
         own: bool,
@@ -586,7 +586,7 @@ messages! {
     68 ReclaimRegion {
         /// Number of the channel.
         channel: u64,
-        /// Which side this is.
+        /// The side that the client has.
         side: Side,
         /// Whether the region is this side's. Otherwise it is the other side's.
         own: bool,

@@ -1,11 +1,10 @@
 //! The control messages between a client and the broker (protocol C): their types, and nothing that sends them.
 //!
-//! **One job.** Turn a [`Message`] into the bytes of one packet, and the bytes of a packet that a stranger sent into a
-//! [`Message`] or a [`WireError`]. Both ends of the control socket use this module, so they cannot disagree.
+//! **One job.** Encode a [`Message`] as the bytes of one packet, and decode a packet from an untrusted sender into a [`Message`] or a
+//! [`WireError`]. Both ends of the control socket use this module, so they cannot disagree.
 //!
-//! One table, in `message`, is all there is of numbers and places of fields. What the broker and the library use of it allocates
-//! ([`Message`]); what runs inside of other programs must not, and uses the same messages as they lie in a packet
-//! ([`BorrowedMessage`]).
+//! One table, in `message`, defines all numbers and field positions. The broker and the library use the allocating form ([`Message`]).
+//! Code that runs inside other programs must not allocate, and uses the same messages as they lie in a packet ([`BorrowedMessage`]).
 //!
 //! No system calls, no unsafe code.
 //!
@@ -18,7 +17,7 @@
 //! ```
 //!
 //! What decoding proves: the packet is exactly one message of version 1, every enumeration is in range, every string is UTF-8
-//! without NUL. What it does not prove: that a name is a [`Name`], that there can be a region as a [`RegionReference`] says, that the sender
+//! without NUL. It does not prove that a name is a [`Name`], that a [`RegionReference`] describes a possible region, or that the sender
 //! may ask for it.
 //! Decoding allocates no more than a small multiple of the packet's own length, whatever the packet claims.
 

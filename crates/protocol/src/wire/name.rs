@@ -5,7 +5,7 @@ use core::fmt;
 
 /// A valid name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`, the first a letter or digit.
 ///
-/// Holding one is the proof; a `String` in a [`Message`](super::Message) is only what somebody said.
+/// The type is the proof; a `String` in a [`Message`](super::Message) is unchecked.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(String);
 

@@ -153,7 +153,7 @@ row! {
     DomainRow {
         /// Number of the domain, while it exists.
         id: u32,
-        /// Which incarnation of the name it is.
+        /// The epoch of the domain: it distinguishes earlier domains of the same name.
         epoch: u64,
         /// Sessions joined as it.
         sessions: u32,
@@ -175,7 +175,7 @@ row! {
         key: u64,
         /// Id of the domain that bound it.
         domain: u32,
-        /// What its channels carry.
+        /// The kind of its channels.
         kind: Kind,
         /// Connections accepted so far.
         accepted: u64,
@@ -197,7 +197,7 @@ row! {
         from: u32,
         /// Id of the accepting domain; 0 while it has not reclaimed the channel.
         to: u32,
-        /// What it carries.
+        /// The kind of the channel.
         kind: Kind,
         /// The directions that the channel has.
         directions: Directions,
@@ -227,13 +227,13 @@ row! {
         windows: u32,
         /// How many of its windows both machines see. Of a group's windows, how many this machine sees.
         ready: u32,
-        /// What they are to it; those of its groups are memory devices.
+        /// The way in which the windows are plugged into the machine. Windows of its groups are always memory devices.
         plugged_as: PluggedAs,
         /// How its programs are rung.
         rung_by: RungBy,
         /// Whether it can be migrated live.
         mobility: Mobility,
-        /// What prevents that; empty if nothing does.
+        /// The reason why the machine cannot be migrated; empty if it can.
         fixed_by: String,
         /// The name of the machine.
         name: String,
@@ -267,13 +267,13 @@ row! {
 }
 
 row! {
-    /// An event of the broker (protocol C18). Its key is `number`. What does not apply is 0 or empty.
+    /// An event of the broker (protocol C18). Its key is `number`. Fields that do not apply are 0 or empty.
     EventRow {
         /// Number of the event: they count up for as long as the broker runs.
         number: u64,
         /// When it happened, in seconds since 1970.
         at_s: u64,
-        /// What happened.
+        /// The kind of the event.
         kind: EventKind,
         /// The user whose program did it, or the machine.
         user: User,

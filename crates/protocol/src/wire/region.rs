@@ -7,7 +7,7 @@ use super::WireError;
 use super::codec::{PacketReader, PacketWriter, Put, Take, plain_field};
 
 numbered! {
-    /// Which memory a region lies in: that which comes with the message.
+    /// The memory that a region lies in, which comes with the message.
     Within: u8 {
         /// Memory that has nothing else in it.
         OwnMemory = 0 "its own memory",
@@ -16,12 +16,12 @@ numbered! {
     }
 }
 
-/// Names a region: the memory that it lies in, where it begins there, and its shape.
+/// A reference to a region: the memory that it lies in, its offset there, and its shape.
 ///
-/// It is what somebody said; [`check`](Self::check) says whether there can be such a region.
+/// The values come from a peer; [`check`](Self::check) verifies that such a region is possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionReference {
-    /// Which memory it lies in.
+    /// The memory that the region lies in.
     pub within: Within,
     /// The byte of that memory at which the region begins.
     pub base: u64,

@@ -1,4 +1,4 @@
-//! What proptest may write into each type of field; messages and rows are put together from these by their tables.
+//! The proptest strategies for each type of field. Those of messages and rows are composed from these by their tables.
 
 use alloc::string::String;
 
@@ -37,7 +37,7 @@ any! {
     Text: String::any().prop_map(Text);
     AddressList: {
         let four = any::<u32>().prop_map(|bits| core::net::Ipv4Addr::from_bits(bits).into());
-        // Those that stand for IPv4 addresses are written as such.
+        // The encoding writes IPv4-mapped addresses as IPv4, so these are always proper IPv6.
         let six = any::<u128>().prop_map(|bits| core::net::Ipv6Addr::from_bits(bits | 1 << 127).into());
         proptest::collection::vec(prop_oneof![four, six], 0..=AddressList::MAX).prop_map(AddressList)
     };

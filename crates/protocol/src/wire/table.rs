@@ -10,7 +10,7 @@
 //!   }
 //! ```
 //!
-//! What stands in brackets is a constant: always written, and refused if it is not there. [`messages`](super::declare) uses the two halves
+//! A value in brackets is a constant: always written, and refused if it is not there. [`messages`](super::declare) uses the two halves
 //! separately, since its messages can also lie in their packet.
 
 /// The type, its numbers and its encoder.

@@ -67,7 +67,7 @@ proptest! {
         prop_assert!(decode_by_both(&bytes).is_err());
     }
 
-    /// Whatever decodes is the one encoding of what it decodes to: two packets never mean the same.
+    /// Any bytes that decode are the only encoding of their message: two packets never mean the same.
     #[test]
     fn any_bytes_are_an_error_or_a_canonical_message(
         kind in 0u16..64,
@@ -136,7 +136,7 @@ fn document_and_code_have_the_same_table_of_messages() {
 }
 
 #[test]
-fn the_header_is_as_documented() {
+fn packet_header_is_as_documented() {
     let bytes = packet(0x0403_0201, &Message::Ping {});
     assert_eq!(bytes, [0x57, 0x50, 17, 0, 1, 2, 3, 4]);
 }
@@ -242,7 +242,7 @@ fn user_is_of_host_or_machine_but_not_of_both() {
         Ok(other) => panic!("{other:?}"),
         Err(e) => Err(e),
     };
-    // Whatever its number, a user of the host is no machine.
+    // A user of the host is never decoded as a machine, whatever the number.
     for uid in [0, 1000, 0xfff0_0001, u32::MAX] {
         assert_eq!(user(0, uid), Ok(User::Host(uid)));
         assert_eq!((User::Host(uid).origin(), User::Host(uid).uid()), (Origin::Host, Some(uid)));
@@ -257,7 +257,7 @@ fn user_is_of_host_or_machine_but_not_of_both() {
 }
 
 #[test]
-fn a_count_that_the_packet_cannot_hold_reserves_nothing() {
+fn impossible_count_in_packet_reserves_nothing() {
     let mut bytes = packet(1, &Message::Domains { page: Page { more: false, rows: vec![] } });
     bytes[9] = 0xff;
     bytes[10] = 0xff;
@@ -265,7 +265,7 @@ fn a_count_that_the_packet_cannot_hold_reserves_nothing() {
 }
 
 #[test]
-fn a_page_takes_the_rows_that_fit_and_says_more() {
+fn page_holds_rows_that_fit_and_sets_more() {
     let row = |key| ServiceRow {
         key,
         domain: 1,
@@ -284,7 +284,7 @@ fn a_page_takes_the_rows_that_fit_and_says_more() {
 }
 
 #[test]
-fn a_string_too_long_for_a_packet_is_cut_between_characters() {
+fn long_string_is_cut_between_characters() {
     let bytes = packet(1, &Message::Join { version: 1, name: format!("x{}", "é".repeat(4000)) });
     let Ok((_, Message::Join { name, .. })) = decode(&bytes) else { panic!("not a Join") };
     assert_eq!(name.len(), MAX_STRING - 1);
@@ -307,7 +307,7 @@ fn names() {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn errors_describe_cause() {
     assert_eq!(WireError::TooLong(5000).to_string(), "the packet has 5000 bytes, and may have at most 4096");
     assert_eq!(WireError::Magic(0x1234).to_string(), "the packet begins with 0x1234, not with 0x5057");
     assert_eq!(

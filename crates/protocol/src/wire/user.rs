@@ -1,4 +1,4 @@
-//! Where a program runs, and as whom it counts there (protocol G1).
+//! The place where a program runs, and the user that it counts as there (protocol G1).
 
 use core::fmt;
 use core::num::NonZeroU32;
@@ -34,10 +34,10 @@ impl From<MachineId> for Origin {
     }
 }
 
-/// As whom a program counts: rights and accounts are by this (protocol G1.2).
+/// The user that a program counts as, for rights and accounts (protocol G1.2).
 ///
-/// A user number says something on the host only. The broker cannot see who is who in a virtual machine, so all its programs are one
-/// user. The two kinds cannot be mistaken for each other, whatever number a process of the host has got.
+/// A user number has a meaning on the host only. The broker cannot see the users of a virtual machine, so all programs of a machine are
+/// one user. The two kinds are distinct, whatever user number a process of the host has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum User {
     /// The user of the host with this number.

@@ -40,7 +40,7 @@ integer_fields! {
 }
 
 numbered! {
-    /// What a channel carries.
+    /// The kind of a channel: the form of the data that it carries.
     Kind: u8 {
         /// Bytes in order, without boundaries.
         Stream = 1 "stream",
@@ -54,7 +54,7 @@ numbered! {
 }
 
 numbered! {
-    /// Which end of a channel.
+    /// An end of a channel.
     Side: u8 {
         /// The side that asked for it.
         Connecting = 0 "connecting",
@@ -75,7 +75,7 @@ impl Side {
 }
 
 numbered! {
-    /// What `List` asks for.
+    /// The rows that `List` asks for.
     What: u8 {
         /// Domains, by id.
         Domains = 0 "domains",
@@ -91,7 +91,7 @@ numbered! {
 }
 
 numbered! {
-    /// What `TestPolicy` asks for.
+    /// The subject of a `TestPolicy`.
     PolicyQuestion: u8 {
         /// To join as a domain.
         Join = 0 "join",
@@ -106,7 +106,7 @@ numbered! {
 }
 
 numbered! {
-    /// What an event of the broker reports (protocol C18).
+    /// The kind of an event of the broker (protocol C18).
     EventKind: u8 {
         /// A session has joined a domain.
         Joined = 0 "joined",
@@ -140,7 +140,7 @@ numbered! {
 }
 
 numbered! {
-    /// What the windows of a virtual machine are to it.
+    /// The way in which the windows of a virtual machine are plugged in.
     PluggedAs: u8 {
         /// Nothing was plugged in yet, so its monitor was not asked.
         Unknown = 0 "not known yet",
@@ -210,18 +210,18 @@ numbered! {
         SelfContradiction = 16 "contradiction",
         /// The descriptor is not a TCP socket in the state that the message needs.
         BadSocket = 17 "bad socket",
-        /// Nobody offers this connection now.
+        /// No program offers this connection now.
         NoSuchOffer = 18 "no such offer",
         /// The addresses do not name one connection on this host.
         Ambiguous = 19 "ambiguous",
         /// The peer is on another machine: the region must lie in a window, of which `Room` gives a place (protocol G).
         Elsewhere = 20 "on another machine",
-        /// What is between this machine and another is not as it must be: no window, no monitor, no such machine.
+        /// The connection to another machine cannot be used: no window, no monitor, or no such machine.
         Machine = 21 "machine",
     }
 }
 
-/// Which ways a channel carries bytes: forward (the connecting side writes), reverse (the accepting side writes), or both.
+/// The directions in which a channel carries bytes: forward (the connecting side writes), reverse (the accepting side writes), or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Directions(u8);
 

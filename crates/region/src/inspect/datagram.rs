@@ -1,4 +1,4 @@
-//! What the kernel says of a UDP socket (protocol U2).
+//! The kernel's facts about a UDP socket (protocol U2).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};

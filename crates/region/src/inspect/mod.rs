@@ -1,8 +1,8 @@
-//! What the kernel says of a socket that a program shows (protocol T3): to the broker on the host, and to the agent in a virtual machine.
+//! The kernel's facts about a socket that a program shows (protocol T3) to the broker on the host, or to the agent in a virtual machine.
 //!
 //! The descriptor is a copy of the program's: it must be closed before the program is answered, or a connection that the program
-//! closes would stay open by it. Any of these questions may hang the process that asks, which the broker therefore does in a process of
-//! its own. So nothing here logs, and nothing is kept but what is said of namespaces.
+//! closes would stay open by it. Any of these system calls may block for as long as the socket's owner likes, so the broker makes them in
+//! a separate process. So nothing here logs, and only facts about namespaces are kept.
 #![expect(unsafe_code, reason = "socket options and requests that no safe function reads")]
 
 mod datagram;
@@ -41,7 +41,7 @@ pub struct Unhurried(pub OwnedFd);
 
 impl Drop for Unhurried {
     fn drop(&mut self) {
-        // Of anything but a socket this fails, and there is nothing to be done.
+        // For other files than sockets this fails, and there is nothing to do.
         if let Ok(Some(_)) = sockopt::socket_linger(&self.0) {
             let _ = sockopt::set_socket_linger(&self.0, None);
         }
@@ -64,7 +64,7 @@ impl Default for Inspector {
 }
 
 impl Inspector {
-    /// One that remembers nothing yet.
+    /// An inspector without remembered namespaces.
     pub fn new() -> Self {
         let own = rustix::fs::stat("/proc/self/ns/user").ok().map(|stat| (stat.st_dev, stat.st_ino));
         Self { own, trusted: HashMap::new() }
@@ -122,7 +122,7 @@ impl Inspector {
             cookie: sockopt::socket_cookie(socket)?,
             netns,
             trusted: self.is_trusted(socket, netns),
-            // Of the side that connected, the SYN is among what was acknowledged.
+            // On the side that connected, the SYN counts among the acknowledged bytes.
             acknowledged: info.bytes_acked.saturating_sub(1),
             received: info.bytes_received,
             sent: info.bytes_sent,
@@ -149,7 +149,7 @@ impl Inspector {
     }
 }
 
-/// What tells the other end of an established connection, beside its addresses.
+/// The values that identify the other end of an established connection, besides its addresses.
 fn identity(socket: BorrowedFd<'_>, local: SocketAddr) -> Identity {
     // If the kernel does not say, the broker must fear it.
     let device = option::<libc::c_int>(socket, libc::SOL_SOCKET, BOUND_TO).unwrap_or(1);

@@ -1,11 +1,11 @@
 //! The sequence numbers that a TCP connection began with, which no other connection has (protocol T5.5).
 //!
-//! The kernel tells where a connection is in its numbers while the socket is in repair mode, to those who have `CAP_NET_ADMIN` in the
-//! socket's user namespace; and it counts bytes. The difference is where the connection began.
+//! While the socket is in repair mode, the kernel reports the current sequence numbers to a process with `CAP_NET_ADMIN` in the socket's
+//! user namespace. It also counts bytes. The difference gives the initial numbers.
 //!
 //! In repair mode the program's own calls fail, and a socket that is closed in it sends no end. So clients show a socket only while no
-//! thread of theirs is in the kernel with it (T3.3), and here nothing comes between going there and coming back but system calls that do
-//! not wait. Signals are blocked meanwhile: nothing but SIGKILL ends the process in between.
+//! thread of theirs is in the kernel with it (T3.3), and here only system calls that do not wait are made between entering and leaving
+//! the mode. Signals are blocked during that time: only SIGKILL ends the process in between.
 #![expect(unsafe_code, reason = "socket options and a signal mask that no safe function sets")]
 
 use std::io;
@@ -39,7 +39,7 @@ pub(super) fn read(socket: BorrowedFd<'_>) -> Option<Numbers> {
     let _quiet = SignalsBlocked::begin();
     set(socket, REPAIR, ON).ok()?;
     let found = (0..LOOKS).find_map(|_| look(socket).ok().flatten());
-    // Whatever has failed before, this must not be left out.
+    // This must be done even if an earlier call has failed.
     let _ = set(socket, REPAIR_QUEUE, NO_QUEUE);
     // A kernel that does not know how to leave quietly leaves with a probe.
     let _ = set(socket, REPAIR, OFF).or_else(|_| set(socket, REPAIR, 0));
@@ -47,7 +47,7 @@ pub(super) fn read(socket: BorrowedFd<'_>) -> Option<Numbers> {
     found
 }
 
-/// One look; `None` if bytes have come or were acknowledged meanwhile.
+/// One reading, or `None` if bytes have come or were acknowledged during it.
 fn look(socket: BorrowedFd<'_>) -> io::Result<Option<Numbers>> {
     let before = info(socket)?;
     if before.state != ESTABLISHED {

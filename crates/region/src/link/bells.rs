@@ -1,8 +1,8 @@
 //! A link between two processes of one machine: it carries bells and nothing else (protocol L).
 //!
-//! The broker makes both ends and gives each away once, so nobody else can read from an end, change its options or see what comes to it.
-//! What is left is what the peer can send. A descriptor must not arrive: who closes it may wait for a FUSE server or a lingering TCP
-//! socket of the peer's, for as long as the peer likes.
+//! The broker makes both ends and gives each away once, so no third process can read from an end or change its options. Only the peer can
+//! send. Its descriptors must not arrive: the thread that closes one may wait for a FUSE server or a lingering TCP socket of the peer's,
+//! for as long as the peer likes.
 //!
 //! - From Linux 6.16 on, each end refuses descriptors. The peer's `sendmsg` fails.
 //! - Before that, the receiver looks at each packet before it takes it. A packet with descriptors stays where it is, the link is corrupt,
@@ -42,7 +42,7 @@ pub struct Bells {
     refuses: bool,
 }
 
-/// What lies next in the socket.
+/// The next packet in the socket.
 enum Next {
     Event(LinkEvent),
     /// A packet with descriptors, which has not been taken.
@@ -83,7 +83,7 @@ impl Bells {
 
     pub(super) fn wait(&self, deadline: Option<Instant>) -> io::Result<LinkEvent> {
         if deadline.is_none() {
-            // One system call instead of two. The descriptor is this process's alone, and nobody here makes it non-blocking.
+            // One system call instead of two. The descriptor belongs to this process alone, and stays blocking.
             return match self.receive(RecvFlags::empty()) {
                 Ok(event) => Ok(event),
                 Err(e) => hung_up_or(e).map(|event| event.unwrap_or(LinkEvent::Bell)),
@@ -145,7 +145,7 @@ impl Drop for Bells {
         if self.refuses {
             return;
         }
-        // From here on nothing is added to what lies there.
+        // After the shutdown no more packets are added to the socket.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
         if self.is_poisoned() {
             std::mem::forget(Arc::clone(&self.socket));

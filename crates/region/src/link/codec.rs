@@ -1,4 +1,4 @@
-//! What packets of a link become with their descriptors (protocol L2, I3, I4).
+//! The decoder of a link's packets and their descriptors (protocol L2, I3, I4).
 
 use crate::event::LinkEvent;
 use crate::packet::ReceivedPacket;
@@ -35,10 +35,10 @@ impl DerefMut for PacketBuffer {
     }
 }
 
-/// What has come on a link.
+/// A packet of a link.
 #[derive(Debug)]
 pub(crate) enum Packet {
-    /// What any half may be told.
+    /// An event for the half at this end.
     Event(LinkEvent),
     /// To ring, this event is to be signalled.
     RingAt(OwnedFd),
@@ -62,7 +62,7 @@ impl From<LinkEvent> for Packet {
     }
 }
 
-/// Protocol L2.
+/// Decodes a packet (protocol L2).
 pub(super) fn decode(buf: &PacketBuffer, mut received: ReceivedPacket) -> Packet {
     let corrupt = || LinkEvent::Corrupt(Corrupt::BadPacket).into();
     if received.truncated {

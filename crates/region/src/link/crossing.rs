@@ -80,7 +80,7 @@ impl Crossing {
             }
             match try_packet(self.socket()) {
                 Ok(Some(Packet::RingAt(event))) => drop(self.target.set(event)),
-                // What came by it before is still there to be waited for.
+                // Signals that came before on that event are still pending, so no ring is lost.
                 Ok(Some(Packet::Listen(event))) => self.listen(event),
                 _ => return,
             }
@@ -127,8 +127,8 @@ impl Crossing {
         }
     }
 
-    /// A second one is ignored: the relay has no reason to send it. It does not fail, for from now on rings come by the event: where it
-    /// cannot be in the set, who waits with others hears the timer.
+    /// A second one is ignored: the relay has no reason to send it. It does not fail, because from now on rings come by the event: if the
+    /// event cannot be in the set, a wait for several descriptors ends by the timer.
     fn listen(&self, event: OwnedFd) {
         if self.heard.set(event).is_ok()
             && let Some(event) = self.heard.get()
@@ -178,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn rings_come_by_an_event_as_by_the_socket_and_the_descriptor_stays_the_same() {
+    fn rings_arrive_by_event_and_socket_on_one_descriptor() {
         let (process, relay) = crossing();
         let before = process.as_fd().try_clone_to_owned().unwrap();
         assert!(!is_readable(&before, Duration::ZERO));
         let event = event();
         relay.listen_to(event.as_fd()).unwrap();
-        // What came by it first is not lost, and the waiting half looks again.
+        // A signal that came before is not lost, and the waiting half looks again.
         signal(&event);
         assert!(is_readable(&before, HANG));
         assert!(matches!(next(&process), LinkEvent::Bell), "it listens now");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_interrupt_is_late() {
+    fn lost_interrupt_is_found_by_next_look() {
         let (process, relay) = crossing();
         relay.listen_to(event().as_fd()).unwrap();
         assert!(matches!(next(&process), LinkEvent::Bell));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_to_rings_an_event_and_no_more_the_socket() {
+    fn ring_at_uses_eventfd_instead_of_socket() {
         let (process, relay) = crossing();
         process.ring();
         assert!(matches!(relay.try_next().unwrap(), Some(LinkEvent::Bell)));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_rings_learns_of_a_better_way() {
+    fn ringing_half_adopts_event_without_waiting() {
         let (process, relay) = crossing();
         let (heard, target) = (event(), event());
         relay.listen_to(heard.as_fd()).unwrap();
@@ -233,7 +233,7 @@ mod tests {
         assert!(matches!(relay.try_next().unwrap(), Some(LinkEvent::Bell)), "not yet");
         process.ring();
         assert!(is_readable(&target, Duration::ZERO) && relay.try_next().unwrap().is_none());
-        // What was there to be waited for is.
+        // The rings that were pending before are still delivered.
         for _ in 0..2 {
             assert!(matches!(process.try_next().unwrap(), Some(LinkEvent::Bell)));
         }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_does_not_hide_the_hang_up() {
+    fn pending_event_does_not_hide_hang_up() {
         let (process, relay) = crossing();
         let event = event();
         relay.listen_to(event.as_fd()).unwrap();

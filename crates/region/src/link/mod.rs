@@ -29,7 +29,7 @@ pub enum Link {
     Bells(Bells),
     /// Between a process and a relay to another machine, as the relay has it.
     Socket(OwnedFd),
-    /// The same as the process has it. The relay may know a shorter way for rings.
+    /// The process's end of a link to another machine. The relay may offer a shorter way for rings.
     Crossing(Crossing),
     /// The in-process double.
     Double(DoubleLink),
@@ -51,7 +51,7 @@ impl Link {
         !matches!(self, Self::Bells(_))
     }
 
-    /// The same of a link to another machine: its other end is trusted, being a relay's (protocol I5). Where rings come by
+    /// A link to another machine. Its other end belongs to a relay and is trusted (protocol I5). Where rings come by
     /// interrupts, the waiting half looks again at least every `late` ([`LATE`]).
     pub fn crossing(fd: OwnedFd, late: Duration) -> io::Result<Self> {
         Ok(Self::Crossing(Crossing::new(fd, late)?))
@@ -84,7 +84,7 @@ impl Link {
         }
     }
 
-    /// Rings the peer. Never blocks and never fails: a full link has rings waiting (L3), a hung-up one nobody to wake.
+    /// Rings the peer. Never blocks and never fails: a full link has rings waiting (L3), and a hung-up link has no peer to wake.
     #[inline]
     pub fn ring(&self) {
         match self {
@@ -112,7 +112,7 @@ impl Link {
         self.attach_from(0, generation, geometry, memory)
     }
 
-    /// The same for a receiver that begins at byte `start` of the stream (protocol B1).
+    /// Sends the ring's memory to a receiver that begins at byte `start` of the stream (protocol B1).
     pub fn attach_from(
         &self,
         start: u64,
@@ -123,7 +123,7 @@ impl Link {
         self.attach_at(0, start, generation, geometry, memory)
     }
 
-    /// The same for a region that begins at byte `base` of a window (protocol V4).
+    /// Sends a region that begins at byte `base` of a window (protocol V4).
     pub fn attach_at(
         &self,
         base: u64,
@@ -208,7 +208,7 @@ impl Link {
 }
 
 impl AsFd for Link {
-    /// Readable when there is an event, and when the peer's end is gone. The same as long as the link is there.
+    /// Readable when there is an event, and when the peer's end is gone. The descriptor stays the same while the link exists.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Bells(link) => link.socket(),
@@ -289,7 +289,7 @@ mod tests {
             (&[0; 32], 1),
             (&[1; 33], 1),
             (&[1; 200], 0),
-            // What only a relay says, and only of another machine.
+            // Packets that only a relay sends, and only on links to another machine.
             (&RING_AT, 1),
             (&LISTEN, 1),
             (&RING_AT, 0),

@@ -1,7 +1,7 @@
-//! Which users may open a window's file: its maker, and users who are let in one by one.
+//! The access list of a window's file: the file's owner, and users who are admitted one by one.
 //!
-//! The QEMU of a machine is often another user's than the broker (libvirt's is), and opens the file again. A mode cannot say "this user, and
-//! only to read", so this is an access list (`acl(5)`), which takes no rights beyond being the file's owner.
+//! The QEMU of a machine is often another user's than the broker (libvirt's is), and opens the file again. A mode cannot express "this
+//! user, and only to read", so this is an access list (`acl(5)`). The file's owner may set it without further rights.
 
 use rustix::fd::AsFd;
 use rustix::fs::XattrFlags;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 const NAME: &str = "system.posix_acl_access";
-/// Of the kernel's `posix_acl_xattr_header`.
+/// The version in the kernel's `posix_acl_xattr_header`.
 const VERSION: u32 = 2;
 /// `posix_acl_xattr_entry`: tag, permissions, id.
 const ENTRY: usize = 8;
@@ -26,7 +26,7 @@ const GROUP: u16 = 0x04;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
-/// Lets a user open this file to read, or to write as well. Who was let in before stays so.
+/// Admits a user to open this file for reading, or for writing as well. Earlier users stay admitted.
 ///
 /// # Errors
 /// The kernel's; above all that the file's file system has no access lists.
@@ -46,7 +46,7 @@ pub fn let_in(file: impl AsFd, user: u32, writable: bool) -> io::Result<()> {
     Ok(rustix::fs::fsetxattr(file, NAME, &value, XattrFlags::empty())?)
 }
 
-/// Who has been let in.
+/// The users who are admitted, with their permissions.
 fn users(file: impl AsFd) -> io::Result<BTreeMap<u32, u16>> {
     let mut value = [0; 4 + MOST * ENTRY];
     let length = match rustix::fs::fgetxattr(file, NAME, &mut value[..]) {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
-    fn a_user_who_is_let_in_opens_the_file_as_far_as_that_and_nobody_else_does() {
+    fn admitted_user_opens_file_with_granted_access_only() {
         let file = rustix::fs::memfd_create("partywall-access", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR).unwrap();
         let [reader, writer, stranger] = [64_055, 64_056, 64_057];
@@ -85,7 +85,7 @@ mod tests {
             eprintln!("skipped: only root can try as other users");
             return;
         }
-        // What a process has been given it opens again by its own right.
+        // A process opens a file that it was given with its own user's rights.
         let opens = |user: u32, how: &str| {
             let mut shell = Command::new("sh");
             shell.arg("-c").arg(format!("exec 3{how} /proc/self/fd/0")).uid(user).gid(user).stderr(Stdio::null());

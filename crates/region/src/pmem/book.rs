@@ -11,7 +11,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::ops::Range;
 
-/// What the block before the pages begins with.
+/// The first bytes of the block before the pages.
 const MAGIC: &[u8; 8] = b"PWPLACES";
 /// Bytes of the block that has the magic.
 const BLOCK: u64 = PAGE;

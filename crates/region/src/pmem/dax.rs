@@ -19,7 +19,7 @@ const DEVICES: &str = "/sys/bus/dax/devices";
 
 /// The PCI ids of `virtio-pmem`: vendor and device.
 const VIRTIO_PMEM: (&str, &str) = ("0x1af4", "0x105b");
-/// Where in the header's page a store is tried, to find out who may write the window (protocol V1.5).
+/// The place in the header's page of a trial store, which shows whether this machine may write the window (protocol V1.5).
 const TRIAL_WORD: usize = 4088;
 
 /// A device that may be a window.
@@ -31,7 +31,7 @@ pub struct DaxDevice {
     pub size: u64,
     /// The hypervisor drops what this guest writes to it.
     pub read_only: bool,
-    /// What it says of itself; `None` if it is no window.
+    /// The header of the window; `None` if the device is no window.
     pub header: Option<WindowHeader>,
 }
 
@@ -45,7 +45,8 @@ pub fn devices() -> Vec<DaxDevice> {
             let name = entry.file_name().into_string().ok()?;
             let window = open(&name, false).ok()?;
             let header = window.header().ok().flatten();
-            // sysfs calls a `virtio-pmem` writable that the hypervisor shows read-only. What has the header of a window has a word to try.
+            // sysfs calls a `virtio-pmem` device writable although the hypervisor shows it read-only. A window's header has a word for a
+            // trial store.
             let read_only = is_read_only(&entry.path())
                 || header.is_some()
                     && open(&name, true).and_then(|window| takes_stores(&window)).is_ok_and(|takes| !takes);
@@ -63,7 +64,7 @@ fn takes_stores(window: &Window) -> Result<bool, RegionError> {
 
 /// The PCI device that is behind a dax device, if it is a `virtio-pmem`: its folder in sysfs.
 ///
-/// An `nvdimm` has none, and other devices are nobody's business here.
+/// An `nvdimm` has none, and other devices are ignored.
 pub fn virtio_device(name: &str) -> Option<PathBuf> {
     let device = fs::canonicalize(Path::new(DEVICES).join(name)).ok()?;
     virtio_above(&device)

@@ -24,7 +24,7 @@ const FIRST: u64 = 3 * STEP;
 /// Bytes of memory that are made at a time: some milliseconds.
 const PART: u64 = 16 << 20;
 
-/// What a new window is to be like.
+/// The properties of a new window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WindowSpec {
     /// Bytes that regions can have in it.
@@ -61,16 +61,16 @@ pub struct WindowFile {
 }
 
 impl WindowFile {
-    /// Makes a window without a name, sealed so that nobody can change its size. It lives as long as somebody has it open.
+    /// Makes a window without a name, sealed so that its size cannot change. It lives while any process has it open.
     pub fn create(spec: &WindowSpec) -> Result<Self, RegionError> {
         let window = Self::begin(spec)?;
         window.allocate()?;
         Ok(window)
     }
 
-    /// The same with little of its memory, since all of it takes longer than all else: what says what it is, and some places.
-    /// [`WindowFile::allocate_more`] makes the rest. It may be plugged in before, if nobody is given places that have no memory: a guest
-    /// that touches what is not there, and for which there is no memory, is killed.
+    /// Makes a window with only a part of its memory, since allocating all of it takes longer than everything else: the blocks that
+    /// identify it, and some places. [`WindowFile::allocate_more`] allocates the rest. The window may be plugged in before that, if no
+    /// place without memory is given out: a guest that touches an unallocated page is killed if the host has no memory for it.
     pub fn begin(spec: &WindowSpec) -> Result<Self, RegionError> {
         let size = spec.file_size()?;
         let error = |e| RegionError::system("create a window", size, e);
@@ -79,7 +79,8 @@ impl WindowFile {
         let header = describe(fd.as_fd(), size, spec)?;
         super::book::begin(fd.as_fd()).map_err(error)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| RegionError::system("seal a window", size, e))?;
-        // Nobody but this user, and who is let in (`let_in`), opens it again through /proc and so writes what is not its own.
+        // Only this user, and users who are admitted (`let_in`), can open the file again through /proc and write memory that is not
+        // theirs.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(error)?;
         allocate(fd.as_fd(), 0..TRIAL_OFFSET + BLOCK as u64)?;
         allocate(fd.as_fd(), 2 * STEP..FIRST.min(size))?;
@@ -113,7 +114,7 @@ impl WindowFile {
     }
 
     /// Makes a window with a name, for a machine that is started later or by someone else; only this user may open it.
-    /// Files with names cannot be sealed. It lives until it is removed, and then as long as somebody has it open.
+    /// Files with names cannot be sealed. It lives until it is removed and the last process has closed it.
     ///
     /// It is complete when it appears, and if there is a file of that name it is not touched.
     pub fn create_at(path: &Path, spec: &WindowSpec) -> Result<Self, RegionError> {
@@ -155,12 +156,12 @@ impl WindowFile {
         self.size
     }
 
-    /// Which window it is.
+    /// The identity of the window.
     pub fn id(&self) -> WindowId {
         self.header.id
     }
 
-    /// What its header said when it was made or opened.
+    /// The header, as it was when the window was made or opened.
     pub fn header(&self) -> &WindowHeader {
         &self.header
     }
@@ -197,7 +198,7 @@ impl AsFd for WindowFile {
     }
 }
 
-/// Whether nobody can change the size of a file any more.
+/// Whether the size of a file is sealed.
 pub(super) fn is_sealed(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SEALS))
 }

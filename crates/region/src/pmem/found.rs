@@ -9,7 +9,8 @@ use rustix::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, MemfdFlags, Mode, OFlags, Statx, StatxFlags};
 use std::path::Path;
 
-/// What tells a window's file from all others. A guest can write any id into the header of a window that it owns, and cannot choose the number
+/// The identification of a window's file among all others. A guest can write any id into the header of a window that it owns, and cannot
+/// choose the number
 /// that the kernel gives to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowTrace {
@@ -22,7 +23,7 @@ pub struct WindowTrace {
 }
 
 impl WindowFile {
-    /// By what another process of this user finds the file again.
+    /// The trace by which another process of this user finds the file again.
     ///
     /// # Errors
     /// The system's.
@@ -33,7 +34,7 @@ impl WindowFile {
 
     /// The file in a process that has it open; `None` if it has none, or it may not be looked into.
     ///
-    /// The file is believed only if this user has made it, nobody can change its size, all of its memory is there, and its header has the
+    /// The file is accepted only if this user has made it, its size is sealed, all of its memory is there, and its header has the
     /// id that is looked for.
     pub fn find_in(process: u32, trace: WindowTrace) -> Option<Self> {
         let memory = rustix::fs::memfd_create("partywall-device", MemfdFlags::CLOEXEC).ok()?;
@@ -115,7 +116,7 @@ mod tests {
 
     /// The guest that owns a window can write its header.
     #[test]
-    fn window_with_header_of_another_window_is_not_taken_for_that_one() {
+    fn window_with_header_of_another_is_not_found_as_it() {
         let (window, other) = (WindowFile::create(&spec()).unwrap(), WindowFile::create(&spec()).unwrap());
         let (trace, wanted) = (window.trace().unwrap(), other.trace().unwrap());
         let lie = WindowHeader { id: other.id(), ..window.header().clone() };

@@ -109,7 +109,7 @@ impl UsedPart {
 impl Drop for UsedPart {
     fn drop(&mut self) {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // Nobody else may take this part before its pages are gone.
+        // This part stays marked as used until its pages are unmapped.
         let mut used = self.window.used();
         // SAFETY: a part of our own reservation that was marked as this one's alone, and whose borrowers have ended.
         let gone = unsafe { mmap_anonymous(self.first().cast(), self.size(), ProtFlags::empty(), flags) };
@@ -126,9 +126,9 @@ pub struct Joint {
     base: *mut u8,
     /// Where the window begins.
     address: u64,
-    /// Which part of the window is mapped.
+    /// The part of the window that is mapped.
     part: Range<u64>,
-    /// What may be written: where it begins, and how long it is.
+    /// The range that may be written: its start and its length.
     own: Option<(u64, u64)>,
     /// `None`: all of the window is mapped. Otherwise one seat is, and this unmaps it.
     seat: Option<UsedPart>,
@@ -193,7 +193,7 @@ impl Joint {
         }
     }
 
-    /// The same of this member's window, with `size` bytes from `base` on to be written.
+    /// Maps this member's window, with `size` writable bytes from `base` on.
     fn map_own(window: &Window, address: u64, base: u64, size: u64) -> Result<Self, RegionError> {
         let mut this = Self::map(window, address)?;
         let (fd, from, len) = window.parts();
@@ -203,7 +203,7 @@ impl Joint {
         let error = |e| RegionError::system("map a seat in a group's window", size, e);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: inside the mapping just made, which nobody has a pointer into.
+        // SAFETY: inside the mapping just made, which has no pointers into it yet.
         unsafe { mmap(this.base.add(base as usize).cast(), size as usize, access, flags, fd, from + base) }
             .map_err(error)?;
         this.own = Some((base, size));
@@ -224,7 +224,7 @@ impl Joint {
         Some(unsafe { &*self.at(base).cast::<SeatPages<Peer>>() })
     }
 
-    /// Bytes that somebody else writes: `None` if they are not all mapped, or this process's own.
+    /// Bytes that another process writes: `None` if they are not all mapped, or are this process's own.
     pub fn bytes(&self, offset: u64, len: u64) -> Option<PeerBytes<'_>> {
         let end = offset.checked_add(len).filter(|end| *end <= self.part.end && offset >= self.part.start)?;
         if self.own.is_some_and(|(base, size)| offset < base + size && base < end) {
@@ -248,7 +248,7 @@ fn place(address: u64, len: u64) -> Result<(usize, usize), Errno> {
     if wanted == 0 || !address.is_multiple_of(PAGE) { Err(Errno::INVAL) } else { Ok((wanted, size)) }
 }
 
-/// What came of mapping something where nothing may be yet.
+/// The result of mapping at an address where nothing may be mapped yet.
 fn at(
     wanted: usize,
     mapped: Result<*mut std::ffi::c_void, Errno>,
@@ -275,7 +275,8 @@ impl Drop for Joint {
     }
 }
 
-/// New memory for a seat: mapped writable, and sealed, so that nobody else can write it and nobody can take pages out of it.
+/// New memory for a seat: mapped writable and then sealed, so that no other process can write it, and no process can take pages out of
+/// it.
 #[derive(Debug)]
 pub struct SeatMemory {
     base: *mut u8,
@@ -329,7 +330,7 @@ pub struct OwnSeat {
 }
 
 impl OwnSeat {
-    /// Maps this member's window and begins the seat `key` in it, whose place the broker has given to nobody else.
+    /// Maps this member's window and begins the seat `key` in it, at a place that the broker has given to no other process.
     ///
     /// # Errors
     /// As [`Joint::map`].
@@ -337,7 +338,8 @@ impl OwnSeat {
         Ok(Self::begin(Joint::map_own(window, address, base, size)?, base, size, key))
     }
 
-    /// Moves memory of this process to `base` of a window, and begins the seat `key` in it. The broker has given that place to nobody else.
+    /// Moves memory of this process to `base` of a window, and begins the seat `key` in it. The broker has given that place to no other
+    /// process.
     ///
     /// # Errors
     /// As [`Joint::map_seat`].
@@ -345,7 +347,7 @@ impl OwnSeat {
         let size = memory.size;
         let part = window.take(base, size)?;
         let (len, to) = (part.size(), part.first().cast());
-        // SAFETY: `memory` is mapped, has that size, and nobody has a pointer into it. The target is a part of our own reservation
+        // SAFETY: `memory` is mapped, has that size, and has no pointers into it. The target is a part of our own reservation
         // that nothing else is mapped in.
         unsafe { mremap_fixed(memory.base.cast(), len, len, MremapFlags::MAYMOVE, to) }
             .map_err(|e| RegionError::system("map a seat in a group's window", size, e))?;
@@ -372,7 +374,7 @@ impl OwnSeat {
         unsafe { &*self.map.at(self.base).cast::<SeatPages<Own>>() }
     }
 
-    /// Takes room for a buffer, in whole pages: `None` if there is no such piece. What an earlier one has left is in it.
+    /// Takes room for a buffer, in whole pages; `None` if there is no such piece. The room still has the content of an earlier buffer.
     pub fn take_span(self: &Arc<Self>, len: u64) -> Option<OwnSpan> {
         let size = usize::try_from(len).ok()?;
         let offset = self.carve().take(len)?;
@@ -422,7 +424,7 @@ impl Deref for OwnSpan {
 
 impl DerefMut for OwnSpan {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and exclusive by `&mut self`. Others may read meanwhile, which is their own affair.
+        // SAFETY: as above, and exclusive by `&mut self`. Peers may read at the same time, and must cope with changes.
         unsafe { std::slice::from_raw_parts_mut(self.seat.map.at(self.offset), self.len) }
     }
 }
@@ -448,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_where_it_was_to_be_or_nowhere() {
+    fn window_is_mapped_at_given_address_or_not_at_all() {
         let file = window();
         let map = Joint::map(&file.window().unwrap(), HERE).unwrap();
         assert_eq!(map.address(), HERE);
@@ -461,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_is_written_and_everything_else_read() {
+    fn seat_is_writable_and_rest_of_window_readable() {
         let file = window();
         let (address, base, size) = (HERE + (1 << 36), 2 * PAGE, CONTROL + 4 * PAGE);
         let seat = Arc::new(OwnSeat::take(&file.window().unwrap(), address, base, size, 9).unwrap());
@@ -480,7 +482,7 @@ mod tests {
         drop(span);
         assert_eq!(seat.free(), 4 * PAGE);
 
-        // What is not there, or this process's own, is not read.
+        // Ranges outside the window, or in this process's own seat, are not read.
         let len = file.window().unwrap().size();
         assert!(
             other.bytes(len - 1, 1).is_some() && other.bytes(len, 1).is_none() && other.bytes(5, u64::MAX).is_none()
@@ -497,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_of_their_own_memory_are_read_where_their_owner_writes() {
+    fn seat_memory_is_read_at_address_where_owner_writes() {
         let (at, len, base) = (HERE + (4 << 36), 64 << 20, 50 * PAGE);
         let owner = WindowAddresses::reserve(at, len).unwrap();
         // The other member, which is this process too: at another address.
@@ -539,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_seat_can_neither_be_written_by_others_nor_lose_pages() {
+    fn seat_memory_is_sealed_against_writes_and_holes() {
         let reader = WindowAddresses::reserve(HERE + (6 << 36), 64 << 20).unwrap();
         let (memory, fd) = SeatMemory::create(PAGE).unwrap();
         let size = memory.size();

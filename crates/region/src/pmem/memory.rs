@@ -1,9 +1,9 @@
-//! How much memory this host has to spare. Where windows would take what is not there, the kernel would make room by ending somebody.
+//! The memory that this host can spare. If windows took more, the kernel would end other processes to make room.
 
 /// Bytes that windows leave to others.
 pub const SPARE: u64 = 32 << 20;
 
-/// Bytes of memory that can be had without anybody's being ended for it, as the kernel guesses; `None` if it does not say.
+/// Bytes of memory that can be allocated without ending other processes, by the kernel's estimate; `None` if it gives none.
 pub fn available() -> Option<u64> {
     let said = std::fs::read_to_string("/proc/meminfo").ok()?;
     Some(line(&said, "MemAvailable")?.saturating_add(line(&said, "SwapFree").unwrap_or(0)))
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_is_understood() {
+    fn meminfo_lines_are_parsed() {
         let said = "MemTotal:       24683512 kB\nMemFree:         1000 kB\nMemAvailable:   23549000 kB\nSwapFree:              7 kB\n";
         assert_eq!(line(said, "MemAvailable"), Some(23_549_000 * 1024));
         assert_eq!(line(said, "SwapFree"), Some(7 * 1024));

@@ -61,8 +61,8 @@ pub fn received(fd: BorrowedFd<'_>) -> Result<Window, RegionError> {
 
 /// Where the data begins in the memory behind a descriptor of a window that was passed to us, if `end` bytes of data are there.
 ///
-/// As [`received`], without allocating. How long a character device is takes files of the kernel to find out: of a guest's device its agent and
-/// the broker are believed, who have found the window and hand out parts of it.
+/// As [`received`], without allocating. The size of a character device can be read only from files of the kernel. For a guest's device
+/// the agent and the broker are trusted: they have found the window and hand out parts of it.
 ///
 /// # Errors
 /// The descriptor is of something else, or the window ends before that.

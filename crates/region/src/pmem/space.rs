@@ -15,7 +15,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// All of it is free: nobody else carves regions out of this window.
+    /// All of it is free: no other allocator uses this window.
     pub fn new(window: Window) -> Self {
         let carve = Mutex::new(Carve::new(PAGE, window.size()));
         Self { window, carve }

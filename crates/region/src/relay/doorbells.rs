@@ -6,8 +6,8 @@
 //!       +--socket-- relay A == port == host == host == port == relay B
 //! ```
 //!
-//! How a guest is rung, and rings, is its device's business ([`GuestDoorbells`]); whom it may ring the host decides, which hands out the
-//! other ends ([`HostDoorbells`]). A relay without either leaves all rings to the port.
+//! A guest rings and is rung by its device ([`GuestDoorbells`]). The host decides which peers it may ring, and hands out the other ends
+//! ([`HostDoorbells`]). A relay without either leaves all rings to the port.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -24,30 +24,30 @@ pub trait GuestDoorbells: Debug + Send {
     /// The link of this vector is gone.
     fn give_back(&mut self, vector: u32);
 
-    /// Rings a peer. What the device has not been told of is not rung.
+    /// Rings a peer. A peer that the device does not know is not rung.
     fn ring(&self, peer: u32);
 
     /// An event that rings a peer whenever it is signalled; `None` if there is no such thing.
     fn ringer(&mut self, peer: u32) -> Option<OwnedFd>;
 
-    /// That event rings nobody any more.
+    /// The event no longer rings that peer.
     fn forget(&mut self, peer: u32);
 }
 
 /// The host's end of a guest's device.
 pub trait HostDoorbells: Debug + Send {
-    /// What to signal so that this vector of the guest's is rung; `None` if it has no such vector.
+    /// The event to signal to ring this vector of the guest; `None` if the guest has no such vector.
     fn event(&self, vector: u32) -> Option<OwnedFd>;
 
-    /// Lets the guest ring this event, as a peer of the number that is returned, from now on. The same event always has the same number.
-    /// `None` if it cannot.
+    /// Lets the guest ring this event from now on, as the peer whose number is returned. The same event always has the same number.
+    /// `None` if the device cannot take it.
     fn introduce(&mut self, event: OwnedFd) -> Option<u32>;
 }
 
-/// What a relay rings and is rung by besides its port.
+/// The doorbell device of a relay, if it has one besides its port.
 #[derive(Debug, Default)]
 pub enum Doorbells {
-    /// Nothing.
+    /// No device.
     #[default]
     None,
     /// In a guest.
@@ -67,7 +67,7 @@ pub struct VectorEvent {
 static MADE: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 impl VectorEvent {
-    /// Makes one.
+    /// Makes an event.
     pub fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let number = Self::number(&event).ok_or(io::ErrorKind::Unsupported)?;
@@ -81,8 +81,8 @@ impl VectorEvent {
         info.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
     }
 
-    /// Whether a descriptor is of one that this process has made. Anything else may hold up, or end, who signals it: a process can have
-    /// an event in its block, or pass something that is none.
+    /// Whether a descriptor belongs to an event that this process has made. Signalling any other descriptor may block or kill the caller:
+    /// a process can fill an event so that a write blocks, or pass something else.
     pub fn is_one(event: &OwnedFd) -> bool {
         let made = |number: &u64| MADE.lock().unwrap_or_else(PoisonError::into_inner).contains(number);
         Self::number(event).as_ref().is_some_and(made)
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_events_are_told_from_all_other_descriptors() {
+    fn own_event_is_recognised_until_it_is_dropped() {
         let own = VectorEvent::new().unwrap();
         let copy = own.as_fd().try_clone_to_owned().unwrap();
         assert!(VectorEvent::is_one(&copy));

@@ -37,13 +37,13 @@ impl AsFd for WindowMemory {
     }
 }
 
-/// What a file is recognised by; `None` if the kernel says nothing about it. It takes as long as the file's maker likes.
+/// The numbers that identify a file, or `None` if the kernel gives none. The call takes as long as the file's maker likes.
 pub(super) fn numbers_of(memory: &OwnedFd) -> Option<FileNumbers> {
     let stat = rustix::fs::fstat(memory).ok()?;
     Some((stat.st_dev, stat.st_ino, stat.st_rdev))
 }
 
-/// What effects work on.
+/// The objects that effects change.
 #[derive(Debug)]
 pub(super) struct Surroundings {
     pub(super) locals: BTreeMap<u32, LocalLink>,

@@ -1,13 +1,14 @@
 //! Packets with descriptors, which are taken, judged and closed by threads that may hang.
 //!
-//! A process delivers memory by a descriptor of a window, and may send any other. To ask the kernel about a file of a FUSE server, or to close
-//! a TCP socket that lingers, takes as long as its maker likes. So the relay's own thread looks at what lies in a link before it takes it, and
-//! neither receives nor closes a stranger's descriptor. The link rests while a thread of this module does, and no other link waits for it.
+//! A process delivers memory as a descriptor of a window, and may send any other descriptor. Asking the kernel about a file of a FUSE
+//! server, or closing a lingering TCP socket, takes as long as its maker likes. So the relay's own thread examines a packet before it
+//! receives it, and neither receives nor closes an untrusted descriptor. A thread of this module does that while the link rests; other
+//! links do not wait.
 //!
 //! ```text
 //!   relay's thread                        a judge, for one packet
 //!   peeks: no descriptor --> takes it
-//!          descriptors  ----------------> receives, asks what it is, closes what nobody needs
+//!          descriptors  ----------------> receives, asks what it is, closes the unneeded ones
 //!          the link rests                        |
 //!          goes on with the link <---------------'  what the packet says
 //! ```
@@ -30,7 +31,7 @@ const MOST: usize = 32;
 
 static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
-/// What a packet with descriptors says.
+/// The content of a packet with descriptors.
 #[derive(Debug)]
 pub(super) enum JudgedPacket {
     /// Memory, of a file with these numbers.
@@ -126,7 +127,7 @@ pub(super) fn close(link: Arc<Link>) {
     close_last(link);
 }
 
-/// Closes the socket if nobody else has it. Otherwise the other does: the relay, or a judge after the relay has hung up.
+/// Closes the socket if this is its last user. Otherwise the other user closes it: the relay, or a judge after the relay has hung up.
 fn close_last(link: Arc<Link>) {
     let Some(link) = Arc::into_inner(link) else { return };
     while !has_descriptors(&link) {

@@ -1,14 +1,14 @@
 //! How long a relay takes from the moment at which it wakes until a bell is delivered.
 //!
-//! Two reads of the clock for each bell; counters that anybody may read meanwhile.
+//! Two reads of the clock for each bell; counters that any thread may read at the same time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper ends of the buckets in microseconds. What takes longer is in one bucket more.
+/// Upper ends of the buckets in microseconds. Longer times are in one more bucket.
 const BOUNDS_US: [u64; BellBuckets::COUNT] = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000, 250_000];
 
-/// Which way a bell goes through a relay.
+/// The direction in which a bell goes through a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BellDirection {
     /// From a process, or from another relay, until the port has taken it.
@@ -17,7 +17,7 @@ pub enum BellDirection {
     FromPort,
 }
 
-/// What relays of one owner took. Counts never fall.
+/// Histograms of the times that bells spent in the relays of one owner. Counts never fall.
 #[derive(Debug, Default)]
 pub struct RelayLatency {
     to_port: DirectionLatency,
@@ -66,7 +66,7 @@ impl RelayLatency {
         of.sum_ns.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn buckets(&self, direction: BellDirection) -> BellBuckets {
         let of = self.of(direction);
         let end = |at: usize| BOUNDS_US.get(at).map_or(f64::INFINITY, |bound| *bound as f64 / 1e6);

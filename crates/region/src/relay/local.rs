@@ -10,7 +10,7 @@ use rustix::fd::{AsFd as _, OwnedFd};
 use std::io;
 use std::sync::Arc;
 
-/// What the relay's loop has of one link; what it knows of it is the state machine's.
+/// The relay loop's part of one link: its descriptors. The protocol state is in the state machine.
 #[derive(Debug)]
 pub(super) struct LocalLink {
     /// Shared with a thread that takes a packet out of it.
@@ -41,7 +41,7 @@ impl LocalLink {
     /// Sends memory to the process; `false` if there is no room for it yet.
     pub(super) fn deliver(&self, d: &MemoryDelivery<Arc<WindowMemory>>) -> bool {
         let sent = self.link.attach_at(d.base, d.start, d.generation, d.geometry, d.memory.as_fd());
-        // Any other error: nobody is there any more, which the hang-up reports.
+        // Any other error: the process has gone, which the hang-up reports.
         !sent.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
     }
 
@@ -55,7 +55,7 @@ impl LocalLink {
         self.judged_as.is_some() || self.waits_for_judge
     }
 
-    /// What the process says next, in a packet without descriptors.
+    /// The next packet of the process, if it brings no descriptors.
     pub(super) fn next(&self) -> Option<Packet> {
         // An error of our own socket is as good as its end.
         self.link.try_packet().unwrap_or(Some(LinkEvent::HungUp.into()))

@@ -43,14 +43,14 @@ pub use notices::Notices;
 pub use port::{PORT, find_port, open_port};
 pub use watch::DirectionWatch;
 
-/// What a port has not taken yet, in bytes.
+/// The bytes that a port has not taken yet.
 #[derive(Debug, Default)]
 struct RelayBacklog {
     /// In the relay's own buffer.
     buffered: AtomicUsize,
     /// Control messages that the relay has not looked at.
     queued: AtomicUsize,
-    /// The relay has ended: nobody is to wait for it.
+    /// The relay has ended: waits for it end at once.
     over: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ impl RelayBacklog {
     }
 }
 
-/// Which end of the port this is. The guest greets, the host answers.
+/// The end of the port that this relay has. The guest greets, the host answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortSide {
     /// In the guest.
@@ -72,7 +72,8 @@ pub enum PortSide {
     Host,
 }
 
-/// How a host finds out (protocol P7) that nobody is there: a guest that hangs, or whose agent has ended, does not close its port.
+/// The heartbeat by which a host detects (protocol P7) a lost guest: a guest that hangs, or whose agent has ended, does not close its
+/// port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heartbeat {
     /// Between two questions.
@@ -81,7 +82,7 @@ pub struct Heartbeat {
     pub limit: Duration,
 }
 
-/// What a relay tells its owner.
+/// A report of a relay to its owner.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The other side is there, or there again.
@@ -90,7 +91,7 @@ pub enum Notice {
     Control(Vec<u8>),
     /// It has hung up this link, or this end has.
     Closed(u32),
-    /// In the guest: nobody is at the other end of the port any more, and its links have been hung up.
+    /// In the guest: the other end of the port is not open any more, and its links have been hung up.
     Alone,
     /// It has shown no sign of life for longer than the heartbeat allows; its links have been hung up. It may come again.
     Silent,
@@ -116,12 +117,12 @@ impl Relay {
         Self::start_with(port, side, None)
     }
 
-    /// The same with a heartbeat, on the host.
+    /// Starts a relay with a heartbeat, on the host.
     pub fn start_with(port: OwnedFd, side: PortSide, heartbeat: Option<Heartbeat>) -> io::Result<(Self, Notices)> {
         Self::start_measured(port, side, heartbeat, Arc::default())
     }
 
-    /// The same, and counts there how long bells take. Several relays may count in one place.
+    /// Starts a relay that counts in `latency` how long bells take. Several relays may share one.
     pub fn start_measured(
         port: OwnedFd,
         side: PortSide,
@@ -145,8 +146,8 @@ impl Relay {
         self.tell(RelayCommand::Link { id, socket, watch });
     }
 
-    /// From now on links are rung by these too, where the other side has some as well. Those that are there already stay as they are,
-    /// but what they had by earlier ones goes with those.
+    /// Adds doorbells by which links are rung from now on, if the other side has some as well. Existing links lose the shortcuts that
+    /// they had by an earlier device.
     pub fn doorbells(&self, doorbells: Doorbells) {
         self.tell(RelayCommand::Doorbells(doorbells));
     }
@@ -171,7 +172,7 @@ impl Relay {
         Ok(())
     }
 
-    /// The same with links that the message speaks of, and what these are for. The message is sent before anything that is said on them.
+    /// Sends a control message with the links that it introduces, and their use. The message is sent before any frame of these links.
     ///
     /// # Errors
     /// It is too long to be a control message.
@@ -189,7 +190,7 @@ impl Relay {
         self.waiting.bytes()
     }
 
-    /// A number that the other side has given gets no link. What the other side says of it is forgotten.
+    /// The other side's number gets no link. Its notices are dropped.
     pub fn forget_link(&self, id: u32) {
         self.tell(RelayCommand::ForgetLink { id });
     }

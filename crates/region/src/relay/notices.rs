@@ -1,4 +1,4 @@
-//! What a relay reports to its owner, in order, with a bound (protocol P5) and a descriptor to wait for.
+//! The reports of a relay to its owner, in order, with a bound (protocol P5) and a descriptor to wait for.
 
 use super::Notice;
 use super::core::MOST_NOTICES;
@@ -16,7 +16,7 @@ pub(super) fn channel(bell: Arc<OwnedFd>, wake: Arc<OwnedFd>) -> (NoticeSender, 
     (NoticeSender { sender, bell, backlog }, notices)
 }
 
-/// How a relay reports to its owner, who may sleep.
+/// The sender of a relay's reports. The owner may be asleep.
 #[derive(Debug)]
 pub(super) struct NoticeSender {
     sender: Sender<Notice>,
@@ -39,7 +39,7 @@ impl NoticeSender {
     }
 }
 
-/// What a relay tells, in order. Readable (as a descriptor) when it has told something.
+/// The receiver of a relay's reports, in order. Its descriptor is readable while a report is pending.
 #[derive(Debug)]
 pub struct Notices {
     told: Receiver<Notice>,

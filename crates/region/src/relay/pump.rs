@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const BURST: usize = 64;
 /// Bytes read at once from the port.
 const PIECE: usize = 16 << 10;
-/// Between two looks at watched memory, and at a port that nobody is connected to.
+/// The pause between two looks at watched memory, and at a port without a client.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The commands that a relay takes.
@@ -49,7 +49,7 @@ pub(super) struct Pump {
     commands: Receiver<RelayCommand>,
     /// Bytes for the port and of commands, for those outside.
     waiting: Arc<RelayBacklog>,
-    /// What is read at once from the port.
+    /// The buffer for one read from the port.
     piece: Box<[u8]>,
     core: RelayCore<Arc<WindowMemory>>,
     surroundings: Surroundings,
@@ -126,15 +126,15 @@ impl Pump {
         if ready.commands {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
-        // What is reported first is known first: a link is there before anything on it is looked at.
+        // Commands come first, so a link exists before any frame for it is decoded.
         self.take_commands()?;
         self.take_judged();
         if ready.port {
             self.read_port()?;
         }
-        // One thing of each, which is mostly all there is, is in transit before more is looked for: somebody sleeps until it comes.
+        // One packet of each link, which is mostly all there is, is sent before the next look: a process sleeps until it comes.
         let mut more = ready.links;
-        // For which no judge could be had: there may be one now. `poll` has waited meanwhile.
+        // These links found no judge before, and there may be one now. `poll` has waited in between.
         for (id, local) in &mut self.surroundings.locals {
             if std::mem::take(&mut local.waits_for_judge) {
                 more.push(*id);
@@ -269,7 +269,7 @@ impl Pump {
             Ok(0) => return Err(RelayEnd::Down("the port was closed".into())),
             Ok(n) => {
                 self.core.received(&self.piece[..n]);
-                // What was told before these bytes were sent is known before they are looked at.
+                // Commands that were given before these bytes were sent are executed before the bytes are decoded.
                 self.take_commands()?;
                 self.core.heard(Instant::now());
                 while self.core.next_item(Instant::now()).map_err(|e| RelayEnd::Down(e.to_string()))? {
@@ -292,7 +292,7 @@ impl Pump {
         if rung {
             let before = self.core.output().len();
             self.core.ring(id);
-            // One that goes by a doorbell device is none of the port's.
+            // A ring by a doorbell device does not go through the port.
             if self.core.output().len() > before {
                 self.for_port.get_or_insert((self.woken, 0)).1 += 1;
             }
@@ -332,7 +332,7 @@ impl Pump {
     /// Goes on with links of which a packet has been judged.
     fn take_judged(&mut self) {
         while let Some((number, packet)) = self.judges.next() {
-            // It may have ended meanwhile.
+            // The link may have ended in the meantime.
             let found = self.surroundings.locals.iter_mut().find(|(_, local)| local.judged_as == Some(number));
             let Some((&id, local)) = found else { continue };
             local.judged_as = None;
@@ -384,7 +384,7 @@ impl Pump {
     }
 }
 
-/// What is to be looked at.
+/// The sources that are ready.
 struct PolledReady {
     commands: bool,
     port: bool,

@@ -40,12 +40,12 @@ impl Window {
         (self.fd.as_fd(), self.from, self.size)
     }
 
-    /// Its header as it is now: the owner's word, which is believed only of an owner who is.
+    /// The header as it is now. Only the window's owner can write it, so it is as trustworthy as the owner.
     pub fn header(&self) -> Result<Option<WindowHeader>, RegionError> {
         Ok(WindowHeader::decode(&self.first_bytes()?))
     }
 
-    /// What its first page holds now.
+    /// The current content of its first page.
     pub(crate) fn first_bytes(&self) -> Result<[u8; BLOCK], RegionError> {
         let map = self.first_page()?;
         let mut block = [0; BLOCK];
@@ -70,12 +70,12 @@ impl Window {
         Ok(PeerRegion::of(map, flags))
     }
 
-    /// Makes a region at `base`, as [`OwnRegion::create`] makes one in new memory. Nobody else may use that place.
+    /// Makes a region at `base`, as [`OwnRegion::create`] makes one in new memory. The place must belong to this process alone.
     pub fn create(&self, base: u64, options: &RegionOptions) -> Result<OwnRegion, RegionError> {
         let map = self.map(base, options.geometry()?, true)?;
-        // What an earlier region left is not for the next one's peer.
+        // The content of an earlier region must not reach the next one's peer.
         map.clear();
-        // No `ASYMMETRIC`: a membarrier of this kernel does not reach the peer, who has another (protocol V5).
+        // No `ASYMMETRIC`: a membarrier of this kernel does not reach the peer, which has another kernel (protocol V5).
         Ok(OwnRegion::establish(map, options, options.header_flags()))
     }
 

@@ -1,4 +1,4 @@
-//! Whether a window is cached. By what it is made of it should be; only measuring tells.
+//! Whether a window is cached. Its kind suggests that it is; only a measurement shows it.
 
 use super::Window;
 use crate::mapping::Mapping;

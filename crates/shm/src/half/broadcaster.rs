@@ -37,8 +37,8 @@ impl Broadcaster {
         WritingHalf::following(self.capacity, self.tail)
     }
 
-    /// Says that the next `n` bytes are about to be overwritten (protocol B3): a reader that was dropped may still be copying what is there.
-    /// To be called before the first of them is written.
+    /// Announces that the next `n` bytes are about to be overwritten (protocol B3): a reader that was dropped may still be copying them.
+    /// The caller announces before it writes the first of them.
     pub fn announce(&self, own: &TxHalf, n: u64) {
         // EDGE intent (protocol B4.2): releases the position of the newest record, so that a reader that is overwritten finds a newer one; acquired
         // in `Consumer::is_overwritten`.
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_that_has_not_begun_holds_what_was_sent_since_it_joined() {
+    fn joined_reader_holds_bytes_sent_before_it_starts() {
         let (own, peer, mut broadcaster, mut follower) = joined();
         assert_eq!(next(&own, &peer, &mut follower, 8), Effect::Ready, "what was sent before is not for it");
         broadcaster.commit(&own, 2, Fencing::Symmetric);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reader_that_sleeps_is_rung_and_no_other() {
+    fn commit_rings_only_sleeping_readers() {
         let (own, sleeper, mut broadcaster, mut follower) = joined();
         let (awake, mut other) = (RxHalf::new(), broadcaster.follower());
         sleeper.control.data_wanted.store(5, Ordering::Relaxed);

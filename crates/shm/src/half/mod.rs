@@ -36,11 +36,11 @@ pub use writer::{Need, WritingHalf};
 use crate::corrupt::Corrupt;
 use crate::state::End;
 
-/// What a waiting half's driver does next.
+/// The next step of a waiting half's driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
-    /// What it waits for is there.
+    /// The awaited bytes or space are there.
     Ready,
     /// Nothing is there. Look again: only a driver that spins ([`Idle::Spin`]) gets this.
     LookAgain,
@@ -49,14 +49,14 @@ pub enum Effect {
     /// The wish stands, and the look after the fence has found nothing. Sleep until rung; the peer rings when it moves its cursor past
     /// `until`.
     Sleep {
-        /// What the wish word says.
+        /// The value of the wish word.
         until: u64,
     },
     /// It will not come any more.
     Ended(Ending),
 }
 
-/// What the driver would do if there is nothing yet.
+/// The action of the driver if nothing is there yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
     /// Look again.

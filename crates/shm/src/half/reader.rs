@@ -112,7 +112,7 @@ impl ReadingHalf {
         }
     }
 
-    /// What ends a wait, if anything does.
+    /// The reason why a wait ends, if there is one.
     fn look<A: Access>(&mut self, peer: Option<&TxHalf<A>>, hung_up: bool, want: u64) -> Option<Effect> {
         if let Some(ending @ (Ending::Here | Ending::Corrupt(_))) = self.ended {
             return Some(Effect::Ended(ending));
@@ -133,7 +133,8 @@ impl ReadingHalf {
         Some(if has_more { Effect::Ready } else { Effect::Ended(ending) })
     }
 
-    /// Why nothing more will be committed (protocol S3, S4, L4); `None`: more may be. What is committed already comes first.
+    /// The reason why nothing more will be committed (protocol S3, S4, L4), or `None` while more may come. Bytes that are already
+    /// committed come first.
     pub fn judge<A: Access>(&self, peer: Option<&TxHalf<A>>, hung_up: bool) -> Option<Ending> {
         if self.ended.is_some() {
             return self.ended;
@@ -152,7 +153,8 @@ impl ReadingHalf {
         self.wish.withdraw(&own.control.data_wanted);
     }
 
-    /// Ends this half. If the peer broke the protocol, the state word says so (protocol R4, S1), and nothing of the peer is read any more.
+    /// Ends this half. If the peer broke the protocol, the state word records that (protocol R4, S1), and no value of the peer is read
+    /// any more.
     pub fn end(&mut self, own: &RxHalf, ending: Ending) -> Ending {
         if matches!(ending, Ending::Corrupt(_)) {
             RxState::Broken.store(&own.control.state);
@@ -162,7 +164,7 @@ impl ReadingHalf {
         ending
     }
 
-    /// Says that this side reads no more (protocol S2). `false` if this half had ended before.
+    /// Closes this half: it reads no more (protocol S2). Returns `false` if this half had ended before.
     pub fn close(&mut self, own: &RxHalf) -> bool {
         let is_first = self.ended.is_none();
         if is_first {

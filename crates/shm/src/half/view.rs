@@ -1,8 +1,8 @@
-//! What can be seen of a half without holding it: by threads that ask whether something is ready, while another reads or writes.
+//! A view of a half for threads that do not hold it: they ask whether something is ready while another thread reads or writes.
 //!
-//! Both cursors of a direction lie in memory, each stored by its half alone. A view loads each once, believes neither, and clamps what it
-//! computes to the size of the ring: a lie of the peer makes a look return early or late, as a spurious wake-up does, and the half that
-//! then reads or writes judges it.
+//! Both cursors of a direction lie in memory, each stored by its half alone. A view loads each once, trusts neither, and clamps its
+//! results to the size of the ring. A false value of the peer makes a look return early or late, like a spurious wake-up, and the half
+//! that then reads or writes detects it.
 
 use super::wish::arm_shared;
 use crate::layout::{RxHalf, TxHalf};
@@ -45,8 +45,8 @@ impl<A: Access> ReaderView<'_, A> {
         self.tail() != self.own.cursor.head.load(Ordering::Relaxed)
     }
 
-    /// Says that this side reads no more: *Reset* if bytes of the peer's stay unread (protocol S5), and *Closed* otherwise. Returns which.
-    /// The half is held: its head is final.
+    /// Closes the reading half and returns its final state: *Reset* if bytes of the peer stay unread (protocol S5), and *Closed*
+    /// otherwise. The caller holds the half, so its head is final.
     ///
     /// A peer that commits bytes, fences, and then still finds this half open has committed them before the second look here, so they
     /// are not lost without *Reset*.
@@ -70,7 +70,8 @@ impl<A: Access> ReaderView<'_, A> {
         self.arm_from(self.tail())
     }
 
-    /// The same for any byte from the cursor `from` on. If that is before the tail, bytes are held back ([`crate::held`]): the writer rings when
+    /// Like [`Self::arm`], for any byte from the cursor `from` on. If that is before the tail, bytes are held back ([`crate::held`]): the
+    /// writer rings when
     /// it releases them, and until then [`ReaderView::is_armed`] is `false`.
     #[inline]
     pub fn arm_from(&self, from: u64) -> u64 {
@@ -131,7 +132,7 @@ impl<A: Access> WriterView<'_, A> {
         let head = load_acquire(&self.peer.cursor.head);
         let now = self.own.cursor.tail.load(Ordering::Relaxed);
         match awaited {
-            // The look has seen it too, then. A thread that uses up the room after this look, and is refused more, stores its own wish.
+            // The look has seen that event too. A thread that uses up the room after this look, and is refused more, stores its own wish.
             Awaited::There { tail } => tail == now,
             // A head beyond the tail is a lie, and none that is worth staying awake for.
             Awaited::Wish(wish) => head <= wish || head > now,
@@ -139,10 +140,10 @@ impl<A: Access> WriterView<'_, A> {
     }
 }
 
-/// What a sleeper for room waits for.
+/// The event that a sleeper for room waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Awaited {
-    /// Nothing: the room was there when it armed, at this tail.
+    /// No event: the room was there when it armed, at this tail.
     There {
         /// The cursor of the half that writes.
         tail: u64,
@@ -158,7 +159,7 @@ mod tests {
     use crate::wake::{AWAKE, Fencing};
 
     #[test]
-    fn views_show_what_the_halves_do() {
+    fn views_show_state_of_both_halves() {
         let (tx, rx) = (TxHalf::new(), RxHalf::new());
         let (mut writer, mut reader) = (WritingHalf::new(8), ReadingHalf::new(8, 0));
         let (from, to) = (ReaderView { own: &rx, peer: &tx }, WriterView { own: &tx, peer: &rx });
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn armed_views_are_rung_when_what_they_wait_for_comes() {
+    fn armed_view_is_rung_when_its_bytes_or_room_arrive() {
         let (tx, rx) = (TxHalf::new(), RxHalf::new());
         let (mut writer, mut reader) = (WritingHalf::new(8), ReadingHalf::new(8, 0));
         let (from, to) = (ReaderView { own: &rx, peer: &tx }, WriterView { own: &tx, peer: &rx });

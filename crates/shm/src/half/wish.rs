@@ -1,4 +1,4 @@
-//! What a half's wish word says, remembered, so that it is stored and fenced for only when it changes.
+//! The value of a half's wish word, remembered so that it is stored and fenced for only when it changes.
 
 use super::Effect;
 use crate::sync::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ impl Wish {
         Self { says: AWAKE, attached: false }
     }
 
-    /// Nothing was found: stores the wish, or lets the driver sleep if it stands already and was looked at since.
+    /// A look has found nothing: stores the wish, or lets the driver sleep if the wish is stored already and a look came after it.
     pub(super) fn arm(&mut self, word: &AtomicU64, until: u64, attached: bool) -> Effect {
         if self.says == until && self.attached == attached {
             return Effect::Sleep { until };
@@ -36,10 +36,10 @@ impl Wish {
     }
 }
 
-/// Stores a wish in a word that several sleepers share, each of whom waits for a cursor to pass its own `until`: the latest is the one that
-/// matters, and none puts an older one over it. Returns what the word says now. To be followed by the heavy fence and another look.
+/// Stores a wish in a word that several sleepers share. Each waits for a cursor to pass its own `until`. The greatest value matters, so a
+/// smaller one never replaces it. Returns the new value of the word. The caller then executes the heavy fence and looks again.
 ///
-/// It is not withdrawn, since it may be another's too. A wish that has come true or is given up costs the peer one ring at most.
+/// The wish is not withdrawn, since another sleeper may share it. A wish that has come true or is given up costs the peer at most one ring.
 pub(super) fn arm_shared(word: &AtomicU64, until: u64) -> u64 {
     let newer = |old: u64| (old == AWAKE || old < until).then_some(until);
     word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, newer).map_or_else(|newest| newest, |_| until)

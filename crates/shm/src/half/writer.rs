@@ -19,7 +19,7 @@ pub struct WritingHalf {
     ended: Option<Ending>,
 }
 
-/// What a writer waits for.
+/// The condition that a writer waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// This many free bytes, at most the capacity.
@@ -83,7 +83,7 @@ impl WritingHalf {
 
     /// One step of a wait. `hung_up`: the driver knows that the link to the peer has hung up.
     ///
-    /// An ending is not final until the driver says so ([`WritingHalf::end`]): before that, it takes what the peer may have sent it last.
+    /// An ending is final only when the driver calls [`WritingHalf::end`]: before that, it takes what the peer may have sent it last.
     pub fn next<A: Access>(
         &mut self,
         own: &TxHalf,
@@ -102,7 +102,7 @@ impl WritingHalf {
         }
     }
 
-    /// What ends a wait, if anything does.
+    /// The reason why a wait ends, if there is one.
     fn look<A: Access>(&mut self, peer: Option<&RxHalf<A>>, hung_up: bool, need: Need) -> Option<Effect> {
         if let Some(ending) = self.ended {
             return Some(Effect::Ended(ending));
@@ -137,7 +137,7 @@ impl WritingHalf {
         peer.is_none_or(|peer| RxState::load(&peer.control.state) == Ok(RxState::Open))
     }
 
-    /// What the peer's state and the link say of the end (protocol S4, L4); `None`: nothing yet.
+    /// The end of the direction as the peer's state and the link report it (protocol S4, L4), or `None` before the end.
     pub fn judge<A: Access>(peer: Option<&RxHalf<A>>, hung_up: bool) -> Option<Ending> {
         match peer.map(|peer| RxState::load(&peer.control.state)) {
             None => hung_up.then_some(Ending::Dead { attached: false }),
@@ -153,7 +153,7 @@ impl WritingHalf {
         self.wish.withdraw(&own.control.space_wanted);
     }
 
-    /// Ends this half. If the peer broke the protocol, the state word says so (protocol R4, S1).
+    /// Ends this half. If the peer broke the protocol, the state word records that (protocol R4, S1).
     pub fn end(&mut self, own: &TxHalf, ending: Ending) -> Ending {
         if matches!(ending, Ending::Corrupt(_)) {
             TxState::Broken.store(&own.control.state);
@@ -162,7 +162,7 @@ impl WritingHalf {
         ending
     }
 
-    /// Says that nothing follows (protocol S2). What is committed stays readable. `false` if this half had ended before.
+    /// Finishes this half: no bytes follow (protocol S2). Committed bytes stay readable. Returns `false` if this half had ended before.
     pub fn finish(&mut self, own: &TxHalf) -> bool {
         let is_first = self.ended.is_none();
         if is_first {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn switch_waits_for_attaching_and_for_the_first_byte_of_the_ring() {
+    fn switch_waits_for_attach_and_first_byte_of_ring() {
         let (own, peer, mut writer) = (TxHalf::new(), RxHalf::new(), WritingHalf::new(8));
         assert_eq!(next(&own, NOBODY, &mut writer, Need::Switch), Effect::Fence);
         assert_eq!(next(&own, Some(&peer), &mut writer, Need::Switch), Effect::Ready);

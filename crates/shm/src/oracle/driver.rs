@@ -28,11 +28,11 @@ pub struct Setup {
     pub messages: bool,
     /// Whether the writer sees its peer from the start (the accepting side), or only once it attaches.
     pub attached: bool,
-    /// Which fences are used.
+    /// The kind of fences that the halves use.
     pub fencing: Fencing,
 }
 
-/// What a run did, so that a test can tell that its operations reached anything.
+/// The counts of a run, so that a test can check that its operations had an effect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Bytes that arrived.
@@ -106,7 +106,7 @@ struct Driver {
     model: Model,
     writer: Sleeper,
     reader: Sleeper,
-    /// What each has last waited for.
+    /// The wish that each half has last waited with.
     writer_wants: u64,
     reader_wants: u64,
     attached: bool,
@@ -115,7 +115,7 @@ struct Driver {
     reader_lives: bool,
     finished: bool,
     closed: bool,
-    /// What the reader's state word is to say.
+    /// The expected value of the reader's state word.
     reader_says: RxState,
     tally: Tally,
 }
@@ -183,7 +183,7 @@ impl Driver {
                 self.tally.resets += u64::from(is_cut);
                 self.close(said);
             }
-            // What a killed process had armed stays in memory; its link hangs up, which wakes the other side.
+            // The wish of a killed process stays in memory. Its link hangs up, which wakes the other side.
             Op::KillWriter if self.writer_lives => {
                 self.writer_lives = false;
                 self.ring_reader();
@@ -196,7 +196,7 @@ impl Driver {
         }
     }
 
-    /// Whether the writer can act: a sleeping half acts once it was rung. Acting, it is awake, and says so.
+    /// Whether the writer can act: a sleeping half acts once it was rung. When it acts, it is awake, and stores that.
     fn rouse_writer(&mut self) -> bool {
         let acts = self.writer_lives && !self.finished && !self.writer.sleeps_on();
         if acts {

@@ -1,8 +1,9 @@
 //! One half honest, the other an adversary that writes any value into any of its words between any two operations.
 //!
 //! The honest half must never panic, never claim more than its ring, never leave its ring's memory, and must call *corrupt*
-//! exactly what the protocol forbids (R4, A3, S4, D2). What the adversary may legally say, it believes, and only the adversary
-//! is worse off. The honest half is the [`WritingHalf`] or [`ReadingHalf`] that programs run, with its wait and its end. Values that change *between two loads of one operation* need threads: `tests/loom.rs` has them.
+//! exactly what the protocol forbids (R4, A3, S4, D2). It accepts values that the protocol allows,
+//! even if they only harm the adversary. The honest half is the [`WritingHalf`] or [`ReadingHalf`] that programs run, with its
+//! wait and its end. Values that change *between two loads of one operation* need threads: `tests/loom.rs` has them.
 
 use super::memory::RingMemory;
 use super::model::byte;
@@ -15,7 +16,7 @@ use crate::state::{RxState, TxState};
 use crate::sync::Ordering;
 use crate::wake::{AWAKE, Fencing, must_ring};
 
-/// Which half is honest, and in what situation it begins.
+/// The half that is honest, and the situation in which it begins.
 #[derive(Debug, Clone, Copy)]
 pub struct Prey {
     /// The honest half.
@@ -110,7 +111,7 @@ impl HuntedWait {
     }
 }
 
-/// What a run found, so that a test can tell that it reached anything.
+/// The counts of a run, so that a test can check that it had an effect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Bytes that the victim moved.
@@ -205,7 +206,7 @@ fn capacity(size: u8) -> u64 {
     8 << (size % 5)
 }
 
-/// What a cursor that was last believed to be `seen` may be now, at most `most` (protocol R4).
+/// The values that a cursor may have now: it was last `seen`, and may be at most `most` (protocol R4).
 fn expect_cursor(now: u64, seen: u64, most: u64) -> Result<(), Corrupt> {
     if now < seen {
         Err(Corrupt::CursorWentBackwards)
@@ -308,7 +309,7 @@ impl ProducerHunt {
             Act::Refresh => self.refresh(),
             Act::Move(n) | Act::Wish(n) if self.half.free() < u64::from(n) => {
                 if let Some(wish) = self.half.wish(u64::from(n)) {
-                    // Somewhere between what is released and what is committed, or nobody could ever pass it.
+                    // The wish is between the released and the committed bytes, or no cursor could ever pass it.
                     assert!(self.head.max(self.base) <= wish && wish < self.tail, "a wish for {wish} at {self:?}");
                 }
                 self.commit(self.half.free());
@@ -432,7 +433,7 @@ struct ConsumerHunt {
     head: u64,
     tail: u64,
     generation: u32,
-    /// The position and the newest generation of a switch that was believed.
+    /// The position and the newest generation of an accepted switch.
     switch: Option<(u64, u32)>,
     expected: ExpectedWait,
     findings: Findings,
@@ -566,10 +567,10 @@ impl ConsumerHunt {
         }
     }
 
-    /// Protocol R4 and A3, said once more in their own words: up to where to believe, and the switch there.
+    /// Protocol R4 and A3, written independently of the code under test: the accepted tail, and the switch there.
     fn expect_refresh(&self) -> Result<(u64, Option<(u64, u32)>), Corrupt> {
         if self.switch.is_some() {
-            // Nothing that the peer says concerns this ring any more.
+            // No value of the peer concerns this ring any more.
             return Ok((self.tail, self.switch));
         }
         let tail = self.peer.cursor.tail.load(Ordering::Relaxed);

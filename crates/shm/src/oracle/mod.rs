@@ -1,7 +1,7 @@
-//! What a correct ring does, and drivers that hold the real one against it.
+//! A model of a correct ring, and drivers that compare the real ring with it.
 //!
 //! **One job.** State the expectation once, for every tool: property tests (`tests/oracle.rs`), fuzz targets (`fuzz/`) and
-//! loom models (`tests/loom.rs`) differ only in who chooses the operations and how they interleave.
+//! loom models (`tests/loom.rs`) differ only in how the operations are chosen and interleaved.
 //!
 //! ```text
 //!   bytes --decode--> [Op]  ---> driver  ---+---> Writer + TxHalf + RxHalf + Reader       (the code)

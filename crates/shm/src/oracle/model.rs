@@ -1,4 +1,4 @@
-//! The expectation: a queue of bytes, the rings they lie in, and who sleeps on what.
+//! The expectation: a queue of bytes, the rings they lie in, and the event that each half sleeps for.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -103,7 +103,7 @@ impl Model {
 /// A half that may sleep until the other's cursor passes its wish (protocol W).
 #[derive(Debug, Default)]
 pub struct Sleeper {
-    /// What its wish word says: `None` is awake.
+    /// The value of its wish word; `None` means awake.
     wish: Option<u64>,
     asleep: bool,
     /// Rung, and not yet noticed.
@@ -147,7 +147,7 @@ impl Sleeper {
         self.wish.is_some_and(|wish| from <= wish && wish <= to)
     }
 
-    /// The one thing that must never be: asleep, what it waits for is there, and no bell in transit.
+    /// Fails if a wake-up was lost: the half is asleep, its event has happened, and no bell is in transit.
     pub fn expect_no_lost_wakeup(&self, who: &str, cursor: u64, ended: bool) {
         if let Some(wish) = self.wish {
             let due = cursor > wish || ended;

@@ -2,7 +2,7 @@
 
 use super::take;
 
-/// One step of one half. What the half is in no state to do is skipped.
+/// One step of one half. A step that the half's state does not allow is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// The producing side gets to see its peer's half (protocol A1).
@@ -33,7 +33,7 @@ pub enum Op {
     Finish,
     /// The reader will read no more.
     Close,
-    /// The same, and the reader says whether bytes stay unread (protocol S5).
+    /// Like [`Self::Close`], and the reader reports whether bytes stay unread (protocol S5).
     CloseSocket,
     /// The writer's process ends without a word.
     KillWriter,

@@ -46,7 +46,7 @@ impl Ring {
     }
 }
 
-/// What both sides share. `rings` are all there will ever be, in the order of their generations.
+/// The memory that both sides share. `rings` has every ring of the run, in the order of their generations.
 pub(crate) struct Channel {
     pub(crate) tx: TxHalf,
     pub(crate) rx: RxHalf,

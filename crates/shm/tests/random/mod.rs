@@ -1,4 +1,4 @@
-//! What tests choose by chance, the same each time.
+//! A pseudo-random generator for tests, with the same sequence in each run.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::ops::RangeInclusive;

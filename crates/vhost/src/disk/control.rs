@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// What a disk is asked.
+/// A request to a disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "lowercase", deny_unknown_fields)]
 pub enum DiskControl {
@@ -29,7 +29,7 @@ pub struct DiskReport {
     pub path: PathBuf,
     /// Its bytes.
     pub capacity: u64,
-    /// Nothing may be written.
+    /// The disk cannot be written.
     pub read_only: bool,
     /// A driver uses it.
     pub connected: bool,
@@ -39,7 +39,7 @@ pub struct DiskReport {
     pub recovers: bool,
     /// Requests that are under way.
     pub under_way: u64,
-    /// What has passed.
+    /// The counts of its requests.
     pub counters: DiskCounters,
 }
 

@@ -1,4 +1,4 @@
-//! What passes a disk.
+//! The counters of a disk's requests.
 
 /// Counters of a disk since its back end started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

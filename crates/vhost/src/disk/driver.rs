@@ -46,7 +46,7 @@ impl Default for DiskDriverOptions {
     }
 }
 
-/// What a front end keeps while a back end is away.
+/// The in-flight memory that a front end keeps while a back end is away.
 struct KeptInflight {
     told: VhostUserInflight,
     file: File,
@@ -159,7 +159,7 @@ impl DiskDriver {
         &self.memory.map
     }
 
-    /// What was negotiated.
+    /// The negotiated features.
     pub fn features(&self) -> u64 {
         self.features
     }

@@ -43,7 +43,7 @@ const LISTENER: u64 = 0x101;
 const SOCKET: u64 = 0x102;
 const FILE: u64 = 0x103;
 
-/// What a running disk is asked by.
+/// The handle for requests to a running disk.
 pub type DiskHandle = RequestHandle<DiskControl>;
 
 /// A disk.
@@ -390,18 +390,18 @@ impl DiskEngine {
         while self.session.as_ref().is_some_and(|session| session.rings().iter().any(is_left)) {
             self.take_requests();
             self.queue.submit();
-            // So that there is room for the next ones.
+            // This makes room for the next ones.
             self.finish_tasks();
         }
     }
 
-    /// The same, and shows the driver what is complete.
+    /// Finishes tasks, and publishes completions to the driver.
     fn drain(&mut self) {
         self.finish_tasks();
         self.publish();
     }
 
-    /// Asks the driver to ring; `true` if there is something meanwhile.
+    /// Asks the driver to ring. `true` if it has offered something since the last look.
     fn arm(&mut self) -> bool {
         let full = self.free.is_empty();
         let Some(session) = &mut self.session else { return false };
@@ -448,7 +448,7 @@ impl DiskEngine {
                             warn!("{path}: {e}");
                         }
                     }
-                    // What is under way still uses the memory, and could overtake what the next front end asks for.
+                    // Tasks in flight still use the memory, and could overtake the requests of the next front end.
                     self.session = None;
                     self.finish_tasks();
                 }
@@ -521,7 +521,7 @@ impl DiskEngine {
         }
     }
 
-    /// What the disk offers to a guest.
+    /// The features that the disk offers to a guest.
     fn model(&self) -> DeviceModel {
         let mut bits = vec![
             virtio_blk::VIRTIO_BLK_F_SEG_MAX,

@@ -4,7 +4,7 @@ use super::request::{DiskOperation, DiskRequest, SECTOR};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What goes wrong.
+/// The faults to inject.
 #[derive(Debug, Clone, Default)]
 pub struct FaultPlan {
     /// Requests that fail.

@@ -21,7 +21,7 @@ const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
 pub struct DiskOptions {
     /// The file or block device.
     pub path: PathBuf,
-    /// Nothing may be written.
+    /// The disk cannot be written.
     pub read_only: bool,
     /// Data passes the host's page cache.
     pub direct: bool,
@@ -31,7 +31,7 @@ pub struct DiskOptions {
     pub discard: bool,
     /// Queues that a guest may use.
     pub queues: u16,
-    /// What the guest sees as its serial number.
+    /// The serial number that the guest sees.
     pub serial: String,
     /// How long the loop looks at queues without finding anything before it sleeps, at most.
     pub spin: Duration,

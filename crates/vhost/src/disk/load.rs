@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Longer is a hang.
 const HANG: Duration = Duration::from_secs(60);
 
-/// What a disk is asked.
+/// A load for a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskLoad {
     /// Writes, and no reads.
@@ -18,13 +18,13 @@ pub struct DiskLoad {
     pub bytes: u32,
     /// Requests in flight.
     pub depth: u16,
-    /// How long.
+    /// The duration of the measurement.
     pub measured: Duration,
     /// How long the driver looks for completions before it sleeps.
     pub spin: Duration,
 }
 
-/// What a disk has done.
+/// The results of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DiskRate {
     /// Requests.

@@ -1,4 +1,4 @@
-//! What a driver asks a disk for: read from its chain once, and judged before anything is done.
+//! A driver's request to a disk: read from its chain once, and checked before anything is executed.
 
 use crate::VhostError;
 use crate::chain::{BufferPiece, ChainBuffers};
@@ -16,7 +16,7 @@ pub const MOST_RANGE: u32 = 1 << 22;
 /// Bytes that one request reads or writes at most.
 pub const MOST_BYTES: u64 = 1 << 30;
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DiskOperation {
     /// Reads sectors.
@@ -36,7 +36,7 @@ pub enum DiskOperation {
     Identify,
 }
 
-/// What a driver is answered.
+/// The status that a driver gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskStatus {
     /// It is done.
@@ -58,12 +58,12 @@ impl DiskStatus {
     }
 }
 
-/// What requests are judged by.
+/// The limits that requests are checked against.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskGeometry {
     /// Bytes of the disk.
     pub capacity: u64,
-    /// Nothing may be written.
+    /// The disk cannot be written.
     pub read_only: bool,
     /// The disk gives sectors up.
     pub discards: bool,
@@ -72,7 +72,7 @@ pub struct DiskGeometry {
 /// A request that may be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskRequest {
-    /// What it does.
+    /// The operation.
     pub operation: DiskOperation,
     /// Where it begins, in bytes.
     pub offset: u64,
@@ -89,7 +89,7 @@ pub struct ParsedRequest {
     pub request: Result<DiskRequest, DiskStatus>,
 }
 
-/// Reads a request from the buffers of a chain. What is left in `buffers` is the request's data.
+/// Reads a request from the buffers of a chain. The rest of `buffers` is the request's data.
 ///
 /// A chain without room for a status is an error: the driver cannot be answered.
 pub fn parse(

@@ -1,4 +1,4 @@
-//! What one request goes through: one or more tasks for the file, then its answer.
+//! The course of one request: one or more tasks for the file, then its answer.
 
 use super::image::DiskImage;
 use super::request::{DiskOperation, DiskRequest, DiskStatus};
@@ -32,11 +32,11 @@ pub(crate) enum TaskStep {
     Main,
     /// Zeroes are written, because the file system has nothing better.
     Zeroes,
-    /// What was changed is made durable.
+    /// Makes the changes durable.
     Sync,
 }
 
-/// What comes after a task.
+/// The step after a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterTask {
     /// Another task.
@@ -46,7 +46,7 @@ pub(crate) enum AfterTask {
 }
 
 impl DiskTask {
-    /// What the file is to do now.
+    /// The next task for the file.
     pub(crate) fn next(&self) -> FileTask {
         let (offset, left) = (self.request.offset + self.done, self.request.length - self.done);
         match (self.step, self.request.operation) {

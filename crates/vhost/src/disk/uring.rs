@@ -22,7 +22,7 @@ static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 /// The file among the registered ones.
 const FILE: types::Fixed = types::Fixed(0);
 
-/// What a task does.
+/// The operation of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileTask {
     /// Reads into the task's pieces.
@@ -35,11 +35,11 @@ pub(crate) enum FileTask {
     Allocate { offset: u64, length: u64, mode: i32 },
     /// `fdatasync`.
     Sync,
-    /// Nothing, for a while.
+    /// Waits for a while.
     Delay,
 }
 
-/// What the kernel uses until the task has ended.
+/// The memory that the kernel uses until the task has ended.
 #[derive(Default)]
 struct HeldTask {
     memory: Option<Arc<GuestMemoryMmap>>,
@@ -167,7 +167,7 @@ impl TaskQueue {
     pub(crate) fn submit(&mut self) {
         if self.unsubmitted > 0 || self.ring.submission().taskrun() {
             match self.ring.submit() {
-                // What the kernel did not take stays in the queue for the next call.
+                // Entries that the kernel did not take stay in the queue for the next call.
                 Ok(_) | Err(_) => self.unsubmitted = self.ring.submission().len(),
             }
         }

@@ -1,4 +1,4 @@
-//! What a port receives.
+//! The delivery of frames to a port.
 
 use super::transmit::Handed;
 use super::{Engine, EnginePort, PortEnd};

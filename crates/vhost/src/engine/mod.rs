@@ -39,7 +39,7 @@ const CONTROL: u64 = 0;
 pub struct EngineOptions {
     /// Folder of its sockets.
     pub folder: PathBuf,
-    /// What decides where frames go.
+    /// The options of the switch, which decides where frames go.
     pub switch: SwitchOptions,
     /// How long a frame waits for a receiver without buffers.
     pub hold: Duration,
@@ -92,7 +92,7 @@ pub struct Engine {
     touched: Vec<(PortNumber, usize)>,
 }
 
-/// What one frame has cost.
+/// The cost of one frame.
 #[derive(Debug, Clone, Copy, Default)]
 struct SpentWork {
     /// Bytes of it, for each receiver.
@@ -235,7 +235,7 @@ impl Engine {
         }
     }
 
-    /// Asks all drivers to ring; `true` if one has offered something meanwhile.
+    /// Asks all drivers to ring. `true` if one has offered something since the last look.
     fn arm(&mut self) -> bool {
         let mut found = false;
         let mut awaited = Vec::new();

@@ -1,4 +1,4 @@
-//! What a port sends: taken from its queue, judged, handed over.
+//! The frames that a port sends: taken from its queue, checked, and handed over.
 
 use super::{Engine, EnginePort, PortEnd, SpentWork};
 use crate::card::{CardFormat, PAIRS, Parked};
@@ -14,10 +14,10 @@ const TURN_FRAMES: usize = 64;
 const TURN_BYTES: usize = 512 << 10;
 /// Pieces of memory whose frames end a port's turn.
 const TURN_PIECES: usize = 4096;
-/// What a segment that the switch makes costs beside its bytes, in bytes.
+/// The cost of a segment that the switch makes, beside its bytes, in bytes.
 const SEGMENT: usize = 256;
 
-/// What became of a frame.
+/// The fate of a frame.
 pub(super) enum Handed {
     Done,
     /// Its receiver has no buffers in this queue, whose driver was at this position.

@@ -1,4 +1,4 @@
-//! Who may send as whom: a port's addresses, fixed by the operator.
+//! The guard of source addresses: a port sends only with addresses that the operator has set.
 
 use super::{ETHERNET, MacAddress};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -141,7 +141,7 @@ impl SourceGuard {
     }
 }
 
-/// What the frame carries, behind two VLAN tags at most.
+/// The payload of the frame, behind two VLAN tags at most.
 fn untagged(head: &[u8]) -> Option<(u16, &[u8])> {
     let mut at = ETHERNET - 2;
     for _ in 0..3 {

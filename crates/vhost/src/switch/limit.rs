@@ -18,7 +18,7 @@ impl TokenBucket {
         Self { rate, burst, level: i128::from(burst) * SECOND, last: now }
     }
 
-    /// Takes `n` tokens if one is there. What is taken beyond the level is owed: later callers wait for it.
+    /// Takes `n` tokens if there is at least one. Tokens taken beyond the level are a debt: later callers wait for it.
     pub fn take(&mut self, now: u64, n: u64) -> bool {
         self.fill(now);
         if self.level < SECOND {

@@ -1,4 +1,4 @@
-//! Where a frame goes: learning, ageing, flooding and its limits, and who may send as whom. No system call, no clock.
+//! The forwarding of frames: learning, ageing, flooding and its limits, and the guard of source addresses. No system call, no clock.
 //!
 //! Times are nanoseconds since any start; the caller passes them in.
 
@@ -24,7 +24,7 @@ pub const ETHERNET: usize = 14;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 pub struct PortNumber(pub u32);
 
-/// What is decided for a frame.
+/// The decision about a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameDecision {
     /// It goes to one port.
@@ -55,9 +55,9 @@ pub enum DiscardReason {
 /// How a switch behaves.
 #[derive(Debug, Clone)]
 pub struct SwitchOptions {
-    /// Of the table of addresses.
+    /// The options of the table of addresses.
     pub table: TableOptions,
-    /// Frames a second that a port may send to everybody; 0 is no limit.
+    /// The most frames a second of one port that are flooded; 0 is no limit.
     pub floods: u64,
 }
 

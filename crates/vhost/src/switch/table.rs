@@ -1,4 +1,4 @@
-//! Which address is behind which port.
+//! The table of Ethernet addresses and their ports.
 
 use super::{MacAddress, PortNumber};
 use std::collections::HashMap;

@@ -162,7 +162,7 @@ fn advertisement(target: [u8; 16]) -> Vec<u8> {
 }
 
 #[test]
-fn guard_of_addresses_passes_what_the_port_owns() {
+fn source_guard_passes_only_addresses_of_its_port() {
     let own: IpAddr = "10.0.0.1".parse().unwrap();
     let own6: IpAddr = "fd00::1".parse().unwrap();
     let guard = SourceGuard::new(vec![mac(1)], vec![own, own6]);

@@ -97,7 +97,7 @@ pub(crate) fn introduce(driver: &mut GuestDriver, n: u8) {
     assert!(driver.drain(HANG).unwrap());
 }
 
-/// What comes next, without its header.
+/// The next frame, without its header.
 pub(crate) fn next(driver: &mut GuestDriver) -> Vec<u8> {
     driver.wait(HANG).unwrap().expect("no frame has come")[12..].to_vec()
 }

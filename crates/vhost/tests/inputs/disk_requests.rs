@@ -18,7 +18,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// What an input has reached.
+/// The parts that an input has reached.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Reached {
     pub(crate) refused: u32,
@@ -88,7 +88,7 @@ fn addresses(pieces: &[BufferPiece]) -> Addresses {
     pieces.iter().flat_map(|piece| piece.address.0..piece.address.0 + piece.length as u64).collect()
 }
 
-/// What a disk does with a request, by the header and the number of bytes that follow it in each direction.
+/// The fate of a request at a disk, by the header and the number of bytes that follow it in each direction.
 fn judge(
     memory: &GuestMemoryMmap,
     geometry: &DiskGeometry,

@@ -98,7 +98,7 @@ impl Scene {
             }
             6 => drop(self.a.send(&frame(EVERYBODY, mac(1), usize::from(input.word()))).expect("a frame")),
             _ => {
-                // A frame as a driver sends it, with any header. What the guest's own rings say is not looked at.
+                // A frame as a driver sends it, with any header. The guest's own rings are not examined.
                 let has_offloads = input.byte().is_multiple_of(4);
                 let header: [u8; LONG] = std::array::from_fn(|_| if has_offloads { input.byte() } else { 0 });
                 let to = [EVERYBODY, mac(2), mac(9)][usize::from(input.byte() % 3)];
@@ -127,7 +127,7 @@ impl Scene {
         }
     }
 
-    /// What has arrived is a frame.
+    /// Checks that the received bytes are a frame.
     fn judge(&mut self, got: &[u8]) {
         let bytes = &got[LONG..];
         assert!((14..=LONGEST).contains(&bytes.len()), "{} bytes are no frame", bytes.len());

@@ -87,7 +87,7 @@ impl Clients {
     }
 
     fn remove_lost(&mut self) {
-        // Who cannot be told of a loss is lost too.
+        // A client that cannot be sent a notice of a loss counts as lost too.
         while let Some(at) = self.clients.iter().position(|client| client.lost) {
             let gone = self.clients.remove(at);
             for peer in &mut self.clients {

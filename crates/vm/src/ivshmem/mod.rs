@@ -35,7 +35,7 @@ const MEMORY: i64 = -1;
 /// How long to wait where nothing can be done.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What a server offers.
+/// The shape of a server's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IvshmemOptions {
     /// Bytes of shared memory, a power of two.
@@ -62,15 +62,15 @@ pub enum IvshmemError {
     /// No vectors, or more than MSI-X has.
     #[error("a client has 1 to 64 vectors, not {0}")]
     Vectors(u16),
-    /// Somebody serves there, or it is no socket.
+    /// Another server uses the path, or the file is no socket.
     #[error("{path} is in use: by another server, or it is a file that is no socket", path = .0.display())]
     InUse(PathBuf),
     /// This machine refused.
     #[error("cannot {doing}: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
@@ -115,7 +115,7 @@ impl IvshmemServer {
         &self.memory
     }
 
-    /// What to start a machine with.
+    /// The options to start a machine with.
     pub fn arguments(&self, vectors: u16) -> [String; 4] {
         let path = self.path.display().to_string().replace(',', ",,");
         [
@@ -151,7 +151,7 @@ fn listen(path: &Path) -> Result<OwnedFd, IvshmemError> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(system("make a socket"))?;
     match rustix::net::bind(&socket, &address) {
-        // A server that was killed has left it. What is no socket is somebody's.
+        // The socket of a server that was killed. A file that is no socket is left alone.
         Err(Errno::ADDRINUSE) if is_socket(path) && std::os::unix::net::UnixStream::connect(path).is_err() => {
             std::fs::remove_file(path)
                 .map_err(|source| IvshmemError::System { doing: "remove the old socket", source })?;
@@ -160,7 +160,7 @@ fn listen(path: &Path) -> Result<OwnedFd, IvshmemError> {
         Err(Errno::ADDRINUSE) => return Err(IvshmemError::InUse(path.to_owned())),
         other => other.map_err(system("bind the socket"))?,
     }
-    // Before it listens nobody can connect, so nobody does with other rights.
+    // No client can connect before it listens, so the permissions are set in time.
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(system("restrict the socket"))?;
     rustix::net::listen(&socket, 16).map_err(system("listen"))?;
     Ok(socket)

@@ -1,9 +1,10 @@
-//! One machine's end of QEMU's `ivshmem-doorbell` (protocol I): what its guest is rung by, and whom it may ring.
+//! One machine's end of QEMU's `ivshmem-doorbell` (protocol I): the vectors that ring its guest, and the peers that the guest may ring.
 //!
-//! The device is made for servers that introduce all their clients to one another. Here each machine has its own server and gets
-//! only of those whom it has, or has had, a link to, each a peer with one event: a guest that rings without end rings nobody else.
+//! The device is made for servers that introduce all their clients to one another. Here each machine has its own server, and gets only
+//! processes that it has, or has had, a link to, each as a peer with one event: a guest that rings without end rings only these.
 //!
-//! Nobody is ever said to have gone: QEMU (7.2) would free what it has of that peer once more if the number came again, or the device went.
+//! The departure of a peer is never announced: QEMU (7.2) would free what it has of that peer once more if the number came again, or the
+//! device went.
 
 use super::{MEMORY, VERSION};
 use partywall_protocol::doorbell;
@@ -35,7 +36,8 @@ struct PeerDevice {
     /// To the device.
     socket: UnixStream,
     events: Vec<VectorEvent>,
-    /// Those that the device was told of, by the kernel's number of each event; kept, so that no other gets that number.
+    /// The peers that the device was given, by the kernel's number of each event. The events are kept, so that no other event gets that
+    /// number.
     peers: BTreeMap<u64, (u32, OwnedFd)>,
 }
 
@@ -58,7 +60,7 @@ impl Switchboard {
         Ok((Self { id, shared: Arc::new(Mutex::new(shared)) }, theirs))
     }
 
-    /// What the guest knows the device by.
+    /// The id by which the guest knows the device.
     pub fn id(&self) -> u128 {
         self.id
     }
@@ -97,7 +99,7 @@ impl HostDoorbells for Switchboard {
     }
 }
 
-/// What the device shows its guest, who cannot be kept from writing to it; nobody reads it but that guest.
+/// The memory that the device shows its guest. The guest can write it, and only the guest reads it.
 fn memory(id: u128) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("partywall-doorbell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::io::pwrite(&fd, &doorbell::memory(id), 0)?;
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_device_rings_nobody() {
+    fn removed_device_accepts_no_introduction() {
         let (mut board, device) = Switchboard::new().unwrap();
         drop(device);
         assert_eq!(board.introduce(event()), None);

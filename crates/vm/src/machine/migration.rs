@@ -39,14 +39,14 @@ impl MigrationProgress {
 }
 
 impl Facts {
-    /// What prevents windows of `size` bytes that are all `virtio-pmem`.
+    /// The obstacle to windows of `size` bytes that are all `virtio-pmem`.
     pub fn migratable_obstacle(&self, size: u64) -> Option<WindowObstacle> {
         self.obstacle(size, WindowRole::Owner)
     }
 }
 
 impl Machine {
-    /// What about Partywall's devices prevents a migration of this machine; `None` if nothing does.
+    /// The reason why Partywall's devices prevent a migration of this machine; `None` if they do not.
     ///
     /// QEMU copies the memory of an `nvdimm` and of an ivshmem device that is its own master, and overwrites the destination's with
     /// it. It refuses other ivshmem devices.
@@ -95,7 +95,7 @@ impl Machine {
         })
     }
 
-    /// Which devices its windows are to be.
+    /// The kind of devices that its windows are.
     pub fn layout(&self) -> WindowLayout {
         self.layout
     }

@@ -24,13 +24,13 @@ pub use windows::Unplugged;
 pub struct Machine {
     pub(crate) qmp: Qmp,
     name: String,
-    /// What has been found out in this session, as far as this session has not changed it.
+    /// The facts found in this session, as far as this session has not changed them.
     known: Option<KnownMachine>,
-    /// Which devices its windows are to be.
+    /// The kind of devices that its windows are.
     pub(crate) layout: WindowLayout,
 }
 
-/// Which devices the windows of a machine are, where it takes them as memory.
+/// The kind of devices of a machine's windows, where it takes them as memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WindowLayout {
     /// `virtio-pmem` for a window that it writes, `nvdimm` for one that it reads.
@@ -91,18 +91,18 @@ impl Machine {
         Ok(self.qmp.process()?)
     }
 
-    /// What it was started with (`-name`), or else its monitor's path.
+    /// The name of the machine (`-name`), or else its monitor's path.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it was started with, as far as windows depend on it.
+    /// The options that it was started with, as far as windows depend on them.
     pub fn facts(&mut self) -> Result<Facts, VmError> {
         self.known = None;
         Ok(self.know()?.facts.clone())
     }
 
-    /// The same, asked for once in a session.
+    /// The facts about the machine, asked for once in a session.
     fn know(&mut self) -> Result<&mut KnownMachine, VmError> {
         let known = match self.known.take() {
             Some(known) => known,

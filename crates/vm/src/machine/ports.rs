@@ -29,8 +29,8 @@ impl Machine {
         Ok(devices.into_iter().filter(|device| PORTS.contains(&device.kind.as_str())).map(|port| port.name).collect())
     }
 
-    /// Some ports below which there is nothing, from the first on; those that were not looked at are left in `ports`. None are left
-    /// if there is no free one. (Each costs QEMU half a millisecond.)
+    /// Some ports without a device, from the first on. Ports that were not examined are left in `ports`; none are left if there is no
+    /// free one. (Each costs QEMU half a millisecond.)
     ///
     /// Not from `query-pci`: until the firmware has numbered the buses, that shows every port as empty.
     pub(super) fn free_ports(&mut self, ports: &mut Vec<String>) -> Result<Vec<String>, VmError> {

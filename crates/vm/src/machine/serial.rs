@@ -12,8 +12,8 @@ impl Machine {
         Ok(open.is_empty() || open.contains(&true))
     }
 
-    /// Fails if none of the machine's chardevs is this socket. One that QEMU was handed as a descriptor (libvirt does so) has no path
-    /// that QEMU knows, so it may be the one.
+    /// Fails if none of the machine's chardevs is this socket. A chardev that QEMU was handed as a descriptor (libvirt does so) has no
+    /// path that QEMU knows, so it may be the wanted one.
     pub fn expect_port(&mut self, socket: &Path) -> Result<(), VmError> {
         let listed = self.qmp.chardevs()?;
         let exists = std::fs::symlink_metadata(socket).is_ok();

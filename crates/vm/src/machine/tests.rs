@@ -82,7 +82,7 @@ fn second_window_takes_few_commands() {
     assert!(machine.plug(&window(2), WindowRole::Peer).unwrap().took.is_some());
     let few = ["add-fd", "object-add", "device_add", "remove-fd", "query-memory-devices"];
     assert_eq!(heard.try_iter().collect::<Vec<_>>(), few);
-    // What this session has plugged in counts.
+    // Devices that this session has plugged in count.
     assert!(machine.plug(&window(1), WindowRole::Owner).unwrap().took.is_none());
     machine.plug(&window(3), WindowRole::Peer).unwrap();
     let e = machine.plug(&window(4), WindowRole::Peer).unwrap_err().to_string();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long a guest may take to release a device. An emulated guest on a busy host is slow.
 const LET_GO: Duration = Duration::from_secs(10);
 
-/// What became of a window that was to be taken out.
+/// The result of unplugging a window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unplugged {
     /// It is gone.
@@ -79,14 +79,14 @@ impl Machine {
             // Memory that is there already is what an attempt left that ended between memory and device.
             (Ok(()), Ok(())) => {}
             (Err(e), Ok(())) if e.is_duplicate() => {}
-            // Or somebody else has plugged it in meanwhile, by another monitor.
+            // Another client may have plugged it in meanwhile, through another monitor.
             (Err(e), Err(refused)) if e.is_duplicate() => match there {
                 Some(there) => return self.same(there, window),
                 None => return Err(refused.into()),
             },
             (Err(e), _) => return Err(self.blame(e, window)),
             (Ok(()), Err(e)) => {
-                // Nothing stays behind, as far as QEMU lets us.
+                // Removes the memory again, if QEMU allows it.
                 let _ = self.qmp.delete_object(&memory_name(window.id, role));
                 return Err(e.into());
             }

@@ -1,4 +1,4 @@
-//! What is added to a machine, and taken from it.
+//! The commands that add devices to a machine, and remove them.
 
 use super::client::Qmp;
 use super::error::QmpError;
@@ -23,7 +23,7 @@ pub(crate) struct MemoryBackend {
     pub(crate) read_only: bool,
 }
 
-/// What kind of device is plugged in, and what is behind it.
+/// The kind of a device to plug in, with its back end.
 #[derive(Debug)]
 pub(crate) enum DeviceKind {
     /// Memory that the machine writes.
@@ -49,12 +49,12 @@ pub(crate) struct NewDevice {
     pub(crate) port: Option<String>,
 }
 
-/// What became of memory and a device that were plugged in together.
+/// The result of plugging in memory and a device together.
 #[derive(Debug)]
 pub(crate) struct PluggedTogether {
     pub(crate) memory: Result<(), QmpError>,
     pub(crate) device: Result<(), QmpError>,
-    /// What is in the machine afterwards.
+    /// The memory devices in the machine afterwards.
     pub(crate) devices: Vec<MemoryDevice>,
 }
 
@@ -90,7 +90,7 @@ impl NewDevice {
             DeviceKind::Nvdimm { memory } => {
                 json!({ "driver": "nvdimm", "id": name, "memdev": memory, "unarmed": true })
             }
-            // One that is not master of its memory keeps the machine from being saved or moved.
+            // A device that is not master of its memory keeps the machine from being saved or migrated.
             DeviceKind::IvshmemPlain { memory } => {
                 json!({ "driver": "ivshmem-plain", "id": name, "memdev": memory, "master": true })
             }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_shared_and_opened_by_the_descriptor_that_qemu_was_given() {
+    fn memory_backend_is_shared_and_opened_by_descriptor() {
         let file = GivenFile { set: 3, descriptor: 20 };
         for read_only in [false, true] {
             let expected = json!({

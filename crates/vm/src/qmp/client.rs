@@ -60,8 +60,8 @@ impl Qmp {
         self.answer(command)?
     }
 
-    /// Several commands, all sent before the first answer is read, and what each returns. One that is refused does not keep those
-    /// after it from being done. A few dozen at most: QEMU's answers wait while they are being sent.
+    /// Executes several commands, all sent before the first answer is read, and returns their answers. A refused command does not keep
+    /// the later ones from being executed. A few dozen at most: QEMU's answers wait while they are being sent.
     pub fn execute_all(&mut self, commands: &[(&str, Value)]) -> Result<Vec<Result<Value, QmpError>>, QmpError> {
         self.send(commands)?;
         commands.iter().map(|(command, _)| self.answer(command)).collect()
@@ -76,7 +76,7 @@ impl Qmp {
         self.stream.get_mut().write_all(text.as_bytes()).map_err(|e| self.lost(first, e))
     }
 
-    /// What comes next that is an answer: the outer error is the monitor's end, the inner a refusal.
+    /// The next answer: the outer error is the monitor's end, the inner a refusal.
     fn answer(&mut self, command: &str) -> Result<Result<Value, QmpError>, QmpError> {
         loop {
             let mut message = self.message().map_err(|e| self.lost(command, e))?;
@@ -147,7 +147,7 @@ fn line(command: &str, arguments: &Value) -> String {
     format!("{}\n", json!({ "execute": command, "arguments": arguments }))
 }
 
-/// What `/proc/PID/status` says after `Uid:`: the real, the effective, the saved user, and the one for files.
+/// The user for files in the line `Uid:` of `/proc/PID/status`, which has the real, the effective, the saved user, and the one for files.
 pub(super) fn file_user(status: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(3)?.parse().ok()
 }

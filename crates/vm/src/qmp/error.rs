@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QmpError {
-    /// Nobody is there.
+    /// No process serves the monitor's socket.
     #[error("cannot reach the monitor at {path}: {source}; start QEMU with -qmp unix:{path},server=on,wait=off, and run as a user who may open it", path = path.display())]
     Unreachable {
         /// The path of the monitor's socket.
@@ -15,7 +15,7 @@ pub enum QmpError {
         /// Why the connection failed.
         source: io::Error,
     },
-    /// Somebody is there, but not for us.
+    /// A process accepts the connection, but does not answer.
     #[error("{path} accepts connections but sends no QMP greeting; another program (libvirt?) probably has this monitor: give QEMU a second -qmp", path = path.display())]
     Busy {
         /// The path of the monitor's socket.
@@ -42,7 +42,7 @@ pub enum QmpError {
     Lost {
         /// The path of the monitor's socket.
         path: PathBuf,
-        /// What had been asked.
+        /// The command that was sent.
         command: String,
         /// How the connection broke.
         source: io::Error,

@@ -1,14 +1,14 @@
-//! The monitor of a running QEMU (QMP): all that Partywall asks of it, and the only place with JSON of it.
+//! The monitor of a running QEMU (QMP): all commands that Partywall sends to it, and the only place with its JSON.
 //!
 //! - `client` sends commands and reads their answers and events, `greeting` connects and negotiates;
-//! - `query` asks what a machine is and has, `change` adds to it and takes from it: one function for each command that is used, or for
+//! - `query` reads the state of a machine, `change` adds devices and removes them: one function for each command that is used, or for
 //!   several that are sent together.
 //!
 //! A command costs QEMU microseconds and a turn of its main loop, so several that do not depend on one another's answers are sent
 //! at once; the answers come in the order of the commands.
 //!
-//! A monitor serves one client at a time and lets the next wait without a word. Every wait here therefore has an end, and
-//! the message says what the silence most likely means.
+//! A monitor serves one client at once and lets the next wait without a reply. So every wait here has a limit, and the error names the
+//! most likely cause.
 
 mod change;
 mod client;

@@ -1,4 +1,4 @@
-//! What a machine is and has, as its monitor says.
+//! The queries about a machine's state.
 
 use super::client::Qmp;
 use super::error::QmpError;
@@ -8,7 +8,7 @@ use std::path::Path;
 /// Where QEMU has the devices that it was started with, or was given later: those with a name, and those without.
 pub(crate) const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
-/// What a machine was started with, and its memory devices.
+/// The options that a machine was started with, and its memory devices.
 #[derive(Debug)]
 pub(crate) struct Survey {
     /// `running`, `paused` and so on.
@@ -30,7 +30,7 @@ pub(crate) struct Survey {
 #[derive(Debug)]
 pub(crate) struct Chardev {
     pub(crate) name: String,
-    /// `unix:/run/a.port,server=on`, with `disconnected:` before it while nobody is connected.
+    /// `unix:/run/a.port,server=on`, with `disconnected:` before it while no client is connected.
     pub(crate) filename: String,
     /// Whether a program of the guest has it open.
     pub(crate) open: bool,
@@ -78,7 +78,7 @@ pub(crate) struct HostMemory {
     pub(crate) shared: bool,
 }
 
-/// What a line of `query-memory-devices` says.
+/// A line of `query-memory-devices`.
 #[derive(Debug, Clone)]
 pub(crate) struct MemoryDevice {
     /// Empty if it was given none.
@@ -92,7 +92,7 @@ pub(crate) struct MemoryDevice {
 const MEMORY_DEVICES: &str = "query-memory-devices";
 
 impl Qmp {
-    /// What the machine was started with as its name (`-name`).
+    /// The name that the machine was started with (`-name`).
     pub(crate) fn machine_name(&mut self) -> Result<Option<String>, QmpError> {
         let named = self.execute("query-name", json!({}))?;
         Ok(named.get("name").and_then(Value::as_str).map(str::to_owned))
@@ -156,12 +156,12 @@ impl Qmp {
         self.execute("qom-get", json!({ "path": path, "property": property }))
     }
 
-    /// What is inside an object of QEMU's.
+    /// The objects inside an object of QEMU's.
     pub(crate) fn children(&mut self, path: &str) -> Result<Vec<QomChild>, QmpError> {
         children(&self.execute("qom-list", json!({ "path": path }))?)
     }
 
-    /// The same of several objects, asked for together.
+    /// The children of several objects, asked for together.
     pub(crate) fn children_of_each(&mut self, paths: &[String]) -> Result<Vec<Vec<QomChild>>, QmpError> {
         let asked: Vec<_> = paths.iter().map(|path| ("qom-list", json!({ "path": path }))).collect();
         self.execute_all(&asked)?.into_iter().map(|answer| children(&answer?)).collect()

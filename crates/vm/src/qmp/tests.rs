@@ -50,7 +50,7 @@ fn events_between_answers_are_kept() {
 }
 
 #[test]
-fn a_refusal_gives_the_reason_and_the_monitor_stays_usable() {
+fn refused_command_gives_reason_and_monitor_stays_usable() {
     let no = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no free slots\"}}\n";
     let (_dir, path) = monitor(&[HELLO, DONE, no, DONE]);
     let mut qmp = Qmp::connect(&path).unwrap();

@@ -1,8 +1,8 @@
-//! Which top-level module of a crate uses which other.
+//! The uses between the top-level modules of a crate.
 //!
 //! Paths that begin with `crate`, `self` or `super` are followed, in `use` items, in code and in the arguments of macros.
-//! A name that lib.rs re-exports counts as the module it comes from. Items under `#[cfg(test)]` are left out: a test may
-//! use what it likes. So are binaries beside the library.
+//! A name that lib.rs re-exports counts as the module it comes from. Items under `#[cfg(test)]` are left out: a test may use any module.
+//! So are binaries beside the library.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ pub(super) struct Arrow {
     pub(super) place: String,
 }
 
-/// What a crate consists of.
+/// The modules of a crate, and their uses.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) modules: BTreeSet<String>,
@@ -81,7 +81,7 @@ fn module_path(file: &str) -> Vec<String> {
     parts
 }
 
-/// What lib.rs declares.
+/// The declarations of lib.rs.
 #[derive(Debug, Default)]
 struct Root {
     modules: BTreeSet<String>,

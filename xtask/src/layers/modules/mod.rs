@@ -17,7 +17,7 @@ use crate::tree::Tree;
 
 const DOCUMENT: &str = "ARCHITECTURE.md";
 
-/// What is wrong, and a note for each crate of the picture.
+/// The findings, and a note for each crate of the picture.
 pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
     let pictures = picture::read(&tree.read(DOCUMENT)?.text);
     let files = tree.files("rs")?;

@@ -34,7 +34,7 @@ use crate::{
 
 /// The names of the machines, the active side's first.
 const NAMES: [&str; 2] = ["a", "b"];
-/// What the bench is called in them.
+/// The name of the bench inside the machines.
 const PROGRAM: &str = "partywall-bench";
 /// Where a program in a machine finds its broker: the agent's socket.
 const AGENT: &str = "/run/partywall/broker.sock";
@@ -47,12 +47,12 @@ const ATTACHED: Duration = Duration::from_secs(180);
 /// How often to look at two machines that measure, and at Ctrl-C.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What attaching the machines took.
+/// The time that attaching the machines took.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AttachTook {
     /// From the request for the second machine until both saw all windows.
     pub(super) whole: Duration,
-    /// Of that, until the broker had answered.
+    /// The part of it until the broker had answered.
     pub(super) host: Duration,
 }
 
@@ -121,7 +121,7 @@ impl MeasuredMachines {
         self.playground.accel() == partywall_lab::Accel::Tcg
     }
 
-    /// What TCP between them goes over.
+    /// The kind of network that TCP between the machines goes over.
     pub(super) fn network(&self) -> String {
         self.network.kind().to_string()
     }
@@ -151,7 +151,7 @@ impl MeasuredMachines {
             for thread in std::fs::read_dir(&threads).during(format!("reading {threads}"))?.flatten() {
                 let id = thread.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
                 match sched_setaffinity(id, &set) {
-                    // It has ended meanwhile.
+                    // The thread has ended meanwhile.
                     Err(rustix::io::Errno::SRCH) => {}
                     other => other.during(format!("putting machine {} on processor {cpu}", guest.name()))?,
                 }
@@ -194,7 +194,7 @@ impl MeasuredMachines {
             for side in &sides {
                 side.kill();
             }
-            // What they have said to each other is to arrive before the next two empty their ports.
+            // Bytes in transit between the two must arrive before the next pair empties the ports.
             thread::sleep(Duration::from_millis(300));
         }
         done
@@ -263,7 +263,7 @@ fn measure(sides: &mut [MeasuredSide<'_>; 2], limit: Duration, interrupt: &Inter
                 interrupt.check()?;
                 let said = side.has_said(word)?;
                 if side.ended {
-                    // Whatever it says: if it is not figures, the other side need not be waited for.
+                    // An answer without figures ends the measurement, and the other side is not waited for.
                     side.answer()?;
                 }
                 all &= said;
@@ -328,7 +328,7 @@ fn relay(sockets: [std::path::PathBuf; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Ends the machines on Ctrl-C, whatever this thread waits for meanwhile, for as long as `work` takes.
+/// Ends the machines on Ctrl-C while `work` runs, even if this thread is blocked.
 pub(super) fn interruptible<T>(interrupt: &Interrupt, work: impl FnOnce() -> T) -> Result<T> {
     let (done, tell) = UnixStream::pair().during("making a socket pair")?;
     thread::scope(|scope| {

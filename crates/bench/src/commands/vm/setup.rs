@@ -1,8 +1,8 @@
-//! What it takes to give two running machines memory that they share, by its size (VMRPC's Table 3).
+//! The time to give two running machines shared memory, by its size (VMRPC's Table 3).
 //!
 //! For a *window* each way, the host makes a file and plugs it into both machines; for *ivshmem*, one file and a device in both,
 //! whose memory both write. That is the host's part. The rest is the machines': until programs in both can map the memory. A window has
-//! some of its memory when it is plugged in; the rest is allocated meanwhile, and it is not done before all is there.
+//! some of its memory when it is plugged in; the rest is allocated at the same time, and the measurement ends when all memory is there.
 
 use std::{
     os::fd::AsRawFd,

@@ -42,7 +42,7 @@ pub(super) struct Input {
     file: Option<File>,
     /// The name that messages call the input by.
     pub(super) name: String,
-    /// Nothing more will come; a later connection gets an empty input.
+    /// The input has ended; a later connection gets an empty input.
     at_end: AtomicBool,
 }
 
@@ -54,7 +54,7 @@ impl Input {
         }
     }
 
-    /// Whether somebody types it.
+    /// Whether the input is a terminal, where a user types it.
     pub(super) fn is_terminal(&self) -> bool {
         self.file.is_none() && std::io::stdin().is_terminal()
     }
@@ -93,13 +93,13 @@ impl ByteSink {
     pub(super) fn prepare(&self) -> Result<(), CommandFailure> {
         if let (Some(path), None) = (&self.path, self.file.get()) {
             let file = File::create(path).context(format_args!("cannot write {}", path.display()))?;
-            // One connection at a time, so that nobody else has set it.
+            // One connection at once, so no other thread has set it.
             let _ = self.file.set(file);
         }
         Ok(())
     }
 
-    /// Nothing more will be written: the reader of our standard output sees its end now, while we may still send.
+    /// Ends the output: the reader of our standard output sees its end now, while we may still send.
     pub(super) fn finish(&self) -> Result<(), CommandFailure> {
         if self.path.is_some() || self.is_terminal() {
             return Ok(());
@@ -121,7 +121,7 @@ impl ByteSink {
         self.path.as_ref().map_or_else(|| "standard output".into(), |path| path.display().to_string())
     }
 
-    /// Whether what is written appears before somebody's eyes.
+    /// Whether the output is a terminal.
     pub(super) fn is_terminal(&self) -> bool {
         self.path.is_none() && std::io::stdout().is_terminal()
     }

@@ -17,7 +17,7 @@ use crate::progress::{Meter, Progress, TICK, TransferReport};
 /// How long the other direction gets to end in good order once this end has failed.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What the command line asked for.
+/// The plan that the command line asks for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CatPlan {
     pub(super) ways: CatDirections,
@@ -31,7 +31,7 @@ pub(super) struct CatPlan {
     pub(super) report: bool,
 }
 
-/// Whose fault the end of a direction was.
+/// The side that caused the end of a direction.
 #[derive(Debug)]
 pub(super) enum Ended {
     /// The peer, or the quiet: a listener may go on with the next visitor.
@@ -48,7 +48,7 @@ impl Ended {
     }
 }
 
-/// What both directions share.
+/// The state that both directions share.
 #[derive(Debug)]
 pub(super) struct CatExchange {
     pub(super) endpoints: Arc<Endpoints>,
@@ -91,7 +91,7 @@ pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: CatPlan) -> 
     result
 }
 
-/// Which direction ended.
+/// The direction that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EndedDirection {
     Send,
@@ -102,9 +102,8 @@ fn both(stream: Stream, shared: &Arc<CatExchange>, progress: &mut Progress) -> R
     let (reader, writer) = stream.into_halves();
     let (tell, told) = mpsc::channel();
     let mut open = 0;
-    // Not scoped threads: one that is stuck in a write to a full pipe must not keep this process alive.
-    // A half that is not wanted is dropped here, which tells the peer at once. One that a one-way connection of the
-    // peer's does not have is nothing to wait for.
+    // These are not scoped threads: a thread that is stuck in a write to a full pipe must not keep this process alive. An unwanted half
+    // is dropped here, which the peer sees at once. A half that a one-way connection of the peer does not have is not waited for.
     if let Some(reader) = reader.filter(|_| shared.plan.ways.receive) {
         open += 1;
         start("receive", EndedDirection::Receive, &tell, Arc::clone(shared), move |shared| {
@@ -129,7 +128,7 @@ fn start(
     let tell = tell.clone();
     let spawned = thread::Builder::new().name(name.into()).spawn(move || {
         let result = work(&shared);
-        // Nobody listens any more when the other direction has ended everything.
+        // The receiver is gone when the other direction has ended everything.
         let _ = tell.send((direction, result));
     });
     spawned.map(drop).context("cannot start a thread").map_err(Ended::Local)
@@ -166,7 +165,7 @@ fn supervise(
             shared.endpoints.output.finish().map_err(Ended::Local)?;
         }
         match (direction, &result) {
-            // What the peer committed before it died is still to be delivered, so that receiving goes on to its own end.
+            // Bytes that the peer committed before it died are still to be delivered, so receiving goes on to its own end.
             (EndedDirection::Send, Ok(()) | Err(Ended::Peer(_))) => {}
             // Without half-close our direction stays open until the peer has ended its own. And nobody is made to type an
             // end of input to a peer that has said its last word.
@@ -195,7 +194,7 @@ fn next<T>(told: &mpsc::Receiver<T>, left: Option<Duration>, ticks: bool) -> Res
     }
 }
 
-/// Of two ends, the one that explains more: our own fault first, then what the peer did, then what it merely caused.
+/// The one of two ends that explains more: our own fault first, then an action of the peer, then its consequence.
 fn worse(a: Option<Ended>, b: Option<Ended>) -> Option<Ended> {
     fn rank(ended: &Ended) -> u8 {
         match ended {

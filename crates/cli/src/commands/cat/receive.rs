@@ -34,7 +34,7 @@ pub(super) fn run(mut half: ReadHalf, shared: &CatExchange) -> Result<(), Ended>
             }
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::INTR) => {}
-                // Somebody who shares the terminal or pipe with us made it non-blocking.
+                // Another process on the same terminal or pipe has made it nonblocking.
                 Some(Errno::AGAIN) => {
                     let _ = poll(&mut [PollFd::new(&output, PollFlags::OUT)], None);
                 }

@@ -14,7 +14,7 @@ use crate::human;
 /// How often a send that waits for space looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Runs until the input ends, the peer closes, or somebody rings `stop`.
+/// Runs until the input ends, the peer closes, or another thread rings `stop`.
 pub(super) fn run(mut half: WriteHalf, shared: &CatExchange) -> Result<(), Ended> {
     let result = carry(&mut half, shared);
     if let Err(Ended::Local(_)) = &result {
@@ -24,7 +24,7 @@ pub(super) fn run(mut half: WriteHalf, shared: &CatExchange) -> Result<(), Ended
     result
 }
 
-/// What there is to do.
+/// The next thing to do.
 #[derive(Debug, PartialEq, Eq)]
 enum SendEvent {
     Input,
@@ -109,7 +109,7 @@ fn piece(half: &mut WriteHalf, shared: &CatExchange) -> Result<partywall::Result
             shared.meter.add(&shared.meter.sent, n);
             Ok(Ok(()))
         }
-        // Somebody who shares the terminal or pipe with us made it non-blocking; `wait` comes next.
+        // Another process on the same terminal or pipe has made it nonblocking; `wait` comes next.
         Err(Errno::INTR | Errno::AGAIN) => Ok(Ok(())),
         Err(error) => {
             let name = &shared.endpoints.input.name;
@@ -119,7 +119,7 @@ fn piece(half: &mut WriteHalf, shared: &CatExchange) -> Result<partywall::Result
     }
 }
 
-/// The peer reads no more. That is an orderly end if we had nothing more to say.
+/// The peer reads no more. That is an orderly end if this side has nothing more to send.
 fn closed(shared: &CatExchange) -> Result<(), Ended> {
     let input = shared.endpoints.input.fd();
     let mut fds = [PollFd::new(&input, PollFlags::IN)];

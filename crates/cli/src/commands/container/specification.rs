@@ -5,7 +5,7 @@ use std::path::Path;
 use partywall_protocol::environment;
 use serde_json::{Value, json};
 
-/// Who makes the device, and what it is.
+/// The vendor and the class of the device.
 pub(super) const KIND: &str = "partywall.dev/host";
 /// The device as engines name it.
 pub(super) const DEVICE: &str = "partywall.dev/host=all";

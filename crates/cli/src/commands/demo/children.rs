@@ -13,11 +13,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::exit::{CommandFailure, Context};
 
-/// Whether somebody asked us to stop.
+/// Whether a signal has asked us to stop.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Everything that runs, for the signal thread. By descriptor: a number could have become another process.
-/// With what ends it.
+/// All running children, for the signal thread, with the signal that ends each. They are kept by descriptor, since a number could have
+/// become another process.
 static RUNNING: LazyLock<Mutex<HashMap<u32, (OwnedFd, Signal)>>> = LazyLock::new(Mutex::default);
 
 fn running() -> MutexGuard<'static, HashMap<u32, (OwnedFd, Signal)>> {
@@ -42,7 +42,7 @@ pub(super) fn catch_signals() -> Result<(), CommandFailure> {
     started.map(drop).context("cannot start a thread")
 }
 
-/// Fails once somebody has asked us to stop.
+/// Fails once a signal has asked us to stop.
 pub(super) fn check_interrupted() -> Result<(), CommandFailure> {
     if INTERRUPTED.load(Ordering::SeqCst) { Err(CommandFailure::general("interrupted")) } else { Ok(()) }
 }
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_ends_with_its_guard() {
+    fn child_ends_with_its_guard() {
         let child = DemoChild::start(Command::new("sleep").arg("1000")).unwrap();
         let pid = child.child.id();
         assert!(running().contains_key(&pid));

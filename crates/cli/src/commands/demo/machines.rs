@@ -13,7 +13,7 @@ use crate::siblings;
 
 /// A guard against hangs. The first time, a kernel is fetched.
 const LONGEST: Duration = Duration::from_secs(1200);
-/// What it ends with where there can be no machines, having said why (`EX_UNAVAILABLE` of sysexits.h).
+/// The exit code where there can be no machines, after a message with the reason (`EX_UNAVAILABLE` of sysexits.h).
 const UNAVAILABLE: i32 = 69;
 /// A smaller file gives no useful rate; the lab then uses its own.
 const SMALLEST: u64 = 1 << 20;

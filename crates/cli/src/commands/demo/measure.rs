@@ -16,7 +16,7 @@ use crate::human;
 /// A guard against hangs, far longer than anything here takes.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
-/// What a service of the demo is called.
+/// The name of the demo's service.
 const SERVICE: &str = "demo";
 
 /// Seconds of each transfer.
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_middle_one() {
+    fn median_is_middle_value_or_nan() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[5.0]), 5.0);
         assert!(median(&[]).is_nan());

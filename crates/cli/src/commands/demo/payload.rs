@@ -12,7 +12,7 @@ use super::children::check_interrupted;
 use crate::exit::{CommandFailure, Context};
 use crate::human;
 
-/// Where most machines have some hundred megabytes that anybody may read.
+/// Folders where most machines have some hundred megabytes that any user may read.
 const SOURCES: [&str; 3] = ["/usr/share", "/usr/lib", "/usr/bin"];
 const PIECE: usize = 1 << 20;
 
@@ -26,7 +26,7 @@ pub(super) struct CarriedFile {
 }
 
 impl CarriedFile {
-    /// One of the user's.
+    /// Uses a file of the user's.
     pub(super) fn from_file(path: &Path, show: &Show) -> Result<Self, CommandFailure> {
         show.step(&format!("The file to carry: {}", path.display()));
         let path = path.canonicalize().context(format_args!("cannot find {}", path.display()))?;
@@ -39,7 +39,7 @@ impl CarriedFile {
         Ok(Self { path, size, sum })
     }
 
-    /// One of `size` bytes, in `dir`.
+    /// Makes a file of `size` bytes in `dir`.
     pub(super) fn make(dir: &Path, size: u64, show: &Show) -> Result<Self, CommandFailure> {
         show.step(&format!("Making a file of {}", human::bytes(size)));
         show.busy("making the file");
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_sha_256() {
+    fn checksum_is_sha_256() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("abc");
         std::fs::write(&path, "abc").unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_has_the_size_asked_for() {
+    fn payload_has_requested_size() {
         let mut out = Vec::new();
         fill_pseudo_random(&mut out, 1003).unwrap();
         assert_eq!(out.len(), 1003);

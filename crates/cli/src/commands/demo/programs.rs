@@ -13,7 +13,7 @@ use crate::exit::{CommandFailure, Context};
 use crate::program::resolve;
 use crate::{human, siblings};
 
-/// What the server says when it can be connected to.
+/// The server's log line once it accepts connections.
 const READY: &str = "eady to accept connections";
 
 const PYTHON_SERVER: &str = include_str!("server.py");
@@ -42,7 +42,7 @@ struct Figure {
     ours: Vec<f64>,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug)]
 pub(super) struct Programs {
     pair: DemoPrograms,
@@ -116,7 +116,7 @@ impl DemoPrograms {
         }
     }
 
-    /// What [`Run::measure`] returns, in its order.
+    /// The figures that [`Run::measure`] returns, in its order.
     fn figures(self) -> &'static [(&'static str, Unit)] {
         match self {
             Self::Redis => &[

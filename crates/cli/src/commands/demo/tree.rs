@@ -9,7 +9,7 @@ use super::world::{DemoSide, World};
 use crate::exit::{CommandFailure, Context};
 use crate::human;
 
-/// What the service is called.
+/// The name of the service.
 const SERVICE: &str = "tree";
 
 /// Shows the call. Takes about a second.
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tree_is_told_with_its_nodes_and_times() {
+    fn tree_report_contains_node_count_and_times() {
         let answer =
             serde_json::json!({"nodes": 1_000_000, "built_ns": 2_000_000, "call_ns": 3_000_000, "null_call_ns": 700});
         let text = told(&answer);

@@ -1,4 +1,4 @@
-//! What the demo sets up around the transfers, and takes down again.
+//! The set-up of the demo around the transfers, and its removal.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const MOMENT: Duration = Duration::from_secs(10);
 /// Begins the names of everything that the demo makes; the process id follows.
 const PREFIX: &str = "pw-demo-";
 
-/// One of the two domains.
+/// A side of the demo: one of the two domains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DemoSide {
     A,
@@ -188,7 +188,7 @@ impl World {
             command.arg("--broker").arg(self.socket()).args(["--domain", side.name()]);
         }
         command.args(arguments);
-        // What this shell has set up for its own use is not for the demo.
+        // The environment of the user's shell does not apply to the demo.
         command.env_remove(environment::BROKER).env_remove(environment::DOMAIN).env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.log(name)?);
         Ok(command)
@@ -209,7 +209,7 @@ impl World {
         Ok(command)
     }
 
-    /// The same of a program under `partywall run`.
+    /// The command of a program under `partywall run`.
     pub(super) fn accelerated(&self, side: DemoSide, name: &str, words: &[&str]) -> Result<Command, CommandFailure> {
         let mut command = self.partywall(side, name, &[&["run", "--"], words].concat())?;
         self.log_both(&mut command, name)?;
@@ -230,7 +230,7 @@ impl World {
         Ok(file.into())
     }
 
-    /// What a command has said.
+    /// The log of a command.
     pub(super) fn read_log(&self, name: &str) -> String {
         std::fs::read_to_string(self.dir().join(name).with_extension("log")).unwrap_or_default()
     }
@@ -274,7 +274,7 @@ impl World {
 }
 
 impl Drop for World {
-    /// For ways out that nobody thought of.
+    /// Cleans up on every other way out.
     fn drop(&mut self) {
         self.take_down(&Show::new());
     }
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_still_there_is_noticed() {
+    fn remaining_directory_is_reported_as_leftover() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(leftovers(dir.path()), [dir.path().display().to_string()]);
     }

@@ -22,11 +22,11 @@ pub(super) struct Check {
     pub(super) area: &'static str,
     pub(super) name: &'static str,
     pub(super) status: FindingStatus,
-    /// What was found.
+    /// The fact that was found.
     pub(super) found: String,
-    /// What that means for Partywall.
+    /// The consequence for Partywall.
     pub(super) means: &'static str,
-    /// What to do about it, if there is anything to do.
+    /// The remedy, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) remedy: Option<String>,
 }

@@ -7,7 +7,7 @@ use crate::human;
 
 const AREA: &str = "this virtual machine";
 
-/// Nothing, where this is none.
+/// The checks in a virtual machine; none elsewhere.
 pub(super) fn checks() -> Vec<Check> {
     if !inside::is_machine() {
         return Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn checks() -> Vec<Check> {
     all
 }
 
-/// What a program under `partywall run` needs beside the broker: nothing, where this is no virtual machine.
+/// The requirements of a program under `partywall run` beside the broker. There are none outside of virtual machines.
 pub(super) fn program_checks() -> Vec<Check> {
     if !inside::is_machine() {
         return Vec::new();

@@ -72,7 +72,7 @@ fn tun() -> Check {
     }
 }
 
-/// Those that the broker attends to. Where there is no broker, other checks say so.
+/// The machines that the broker attends to. Other checks report a missing broker.
 fn machines(global: &Global) -> Vec<Check> {
     let name = format!("doctor-{}", std::process::id());
     let rows = match session::try_join(global, &name).as_ref().map(Domain::machines) {
@@ -85,7 +85,7 @@ fn machines(global: &Global) -> Vec<Check> {
     rows.iter().map(|row| machine_check(row, facts(row))).collect()
 }
 
-/// What its monitor says of it, how many windows are in it, or why it says nothing.
+/// The facts that its monitor reports and the number of its windows, or the reason why it does not answer.
 fn facts(row: &MachineRow) -> Result<(Facts, u32), String> {
     let mut machine = Machine::connect(&row.monitor).map_err(|e| e.to_string())?;
     let facts = machine.facts().map_err(|e| e.to_string())?;

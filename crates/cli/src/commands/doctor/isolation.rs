@@ -1,4 +1,4 @@
-//! What domains can be isolated with here. Only the demo and tests need it; Partywall works with any or none.
+//! The ways to isolate domains on this host. Only the demo and tests need them; Partywall works with any or none.
 
 use std::process::{Command, Stdio};
 

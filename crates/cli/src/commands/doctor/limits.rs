@@ -15,7 +15,7 @@ const FDS_PER_CHANNEL: u64 = 3;
 const BROKER_FDS_PER_CHANNEL: u64 = 2;
 /// Mappings that one quiet channel costs each side: its own region and the peer's, each with its ring mapped twice.
 const MAPS_PER_CHANNEL: u64 = 4;
-/// What a process has anyway.
+/// The descriptors of a process without channels.
 const BASE: u64 = 256;
 /// Memory of a quiet channel on each side: a control page and the smallest ring that the library begins with.
 const BYTES_PER_CHANNEL: u64 = 4096 + (16 << 10);
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_below_the_need_comes_with_a_remedy_that_names_the_number() {
+    fn low_file_limit_remedy_names_required_number() {
         let low = judge_files(Some(1024), Some(1_048_576), 10_000, 30_256);
         assert_eq!(low.status, FindingStatus::Warn);
         assert!(low.remedy.unwrap().contains("ulimit -n 30256"));

@@ -38,7 +38,7 @@ fn usable() -> Result<Vec<usize>, Errno> {
 }
 
 fn processors() -> Check {
-    let means = "both sides of a channel share one processor: nothing runs at the same time, and nobody spins";
+    let means = "both sides of a channel share one processor: nothing runs at the same time, and neither side spins";
     let online = read_line("/sys/devices/system/cpu/online").unwrap_or_else(|_| "?".into());
     let cpus = match usable() {
         Ok(cpus) => cpus,
@@ -75,7 +75,7 @@ fn cores(cpus: &[usize]) -> usize {
 
 fn quota() -> Check {
     let means = "spinning uses up the quota, and then both sides stand still until the next period";
-    // Of the own cgroup, seen from inside a container; elsewhere the root has no such file.
+    // The file is that of the own cgroup, seen from inside a container; elsewhere the root has no such file.
     let Ok(line) = read_line("/sys/fs/cgroup/cpu.max") else {
         return Check::ok(AREA, "processor quota", means, "none");
     };
@@ -107,13 +107,13 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_is_read_in_processors() {
+    fn quota_is_read_in_processors() {
         assert_eq!(cpus_of_quota("max 100000"), None);
         assert_eq!(cpus_of_quota("150000 100000"), Some(1.5));
     }
 
     #[test]
-    fn a_core_is_counted_once() {
+    fn unknown_processors_count_as_one_core_each() {
         assert_eq!(cores(&[]), 0);
         // Processors that do not exist have no topology: each counts.
         assert_eq!(cores(&[100_001, 100_002]), 2);

@@ -63,7 +63,7 @@ fn one_writer() -> Check {
     }
 }
 
-/// What a receiver of a sealed memfd could do.
+/// The operations that a receiver of a sealed memfd could perform.
 #[derive(Debug)]
 struct OneWriter {
     map: Result<(), Errno>,
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn missing_seal_is_detected() {
-        // The same probe on memory that is not sealed must find that it can write: so the probe can fail.
+        // The same probe must find that it can write memory that is not sealed. This shows that the probe can fail.
         let fd = memfd().unwrap();
         let second =
             OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn this_kernel_keeps_one_writer() {
+    fn memory_checks_pass_on_this_kernel() {
         assert_eq!(seals().status, FindingStatus::Ok);
         assert_eq!(one_writer().status, FindingStatus::Ok);
         assert_eq!(allocation().status, FindingStatus::Ok);

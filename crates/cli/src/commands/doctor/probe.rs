@@ -14,7 +14,7 @@ pub(super) fn try_map(file: impl AsFd, len: usize, write: bool) -> Result<(), Er
     let access = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
     // SAFETY: with a null address the kernel chooses a free range, so that no existing mapping is touched.
     let at = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, 0)? };
-    // SAFETY: exactly the range that the call above has just made; nobody else knows of it, and nothing points into it.
+    // SAFETY: exactly the range that the call above has just made, without pointers into it.
     unsafe { rustix::mm::munmap(at, len) }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_open_for_reading_cannot_be_mapped_for_writing() {
+    fn file_open_for_reading_cannot_be_mapped_for_writing() {
         let exe = std::fs::File::open("/proc/self/exe").unwrap();
         assert_eq!(try_map(&exe, 4096, false), Ok(()));
         assert_eq!(try_map(&exe, 4096, true), Err(Errno::ACCESS));

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_kernel_wakes() {
+    fn wakeup_checks_pass_on_this_kernel() {
         assert_eq!(links().status, FindingStatus::Ok);
         assert_eq!(doorbell().status, FindingStatus::Ok);
     }

@@ -1,4 +1,4 @@
-//! Whether the user as whom a server's workers run may join the broker.
+//! The check whether the user of a server's workers may join the broker.
 
 use std::ffi::OsStr;
 

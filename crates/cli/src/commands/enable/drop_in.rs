@@ -1,7 +1,7 @@
 //! The drop-in of a service: written whole, and removed only as it was written.
 //!
-//! Its second line has a checksum of all that follows. A file with another sum has been changed since, and a file without one is somebody else's:
-//! neither is touched.
+//! Its second line has a checksum of all that follows. A file with another sum has been changed since, and a file without one is not
+//! ours: neither is touched.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,12 +26,12 @@ pub(super) struct DropIn<'a> {
     folder: String,
 }
 
-/// What is at the file's place.
+/// The content at the file's path.
 enum Found {
     Nothing,
-    /// As it was written.
+    /// The file as this program wrote it.
     Ours,
-    /// Of somebody else, or changed since.
+    /// A file that is not ours, or that was changed since.
     Foreign,
 }
 
@@ -52,7 +52,7 @@ impl<'a> DropIn<'a> {
         }
     }
 
-    /// Writes it. Nobody finds it half written.
+    /// Writes the file. A reader never sees it half written.
     pub(super) fn write(&self, unit: &str, variables: &[(&str, String)]) -> Result<(), CommandFailure> {
         let folder = self.root.made_folder(Path::new(UNITS)).and_then(|units| units.made_folder(&self.folder));
         let written = folder.and_then(|folder| folder.write(FILE, text(unit, variables).as_bytes()));
@@ -76,7 +76,7 @@ impl<'a> DropIn<'a> {
         }
     }
 
-    /// What is there, and the folder of units with the file's own, which hold what was looked at.
+    /// The file that is there, and the held folders of units and of the file itself, through which it was examined.
     fn look(&self) -> Result<(Found, Option<(HeldFolder, HeldFolder)>), CommandFailure> {
         let looked = || -> io::Result<_> {
             let units = self.root.folder(Path::new(UNITS))?;

@@ -48,7 +48,7 @@ impl SystemRoot {
     fn lookup(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let path = path.strip_prefix("/").unwrap_or(path);
         if self.is_running() {
-            // The same, also with kernels before openat2 (Linux 5.6).
+            // The same for kernels before openat2 (Linux 5.6).
             return Ok(rustix::fs::openat(&self.fd, path, flags, Mode::empty())?);
         }
         let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -146,7 +146,7 @@ impl HeldFolder {
         Ok(Some(bytes))
     }
 
-    /// Writes a file that everybody may read. Nobody finds it half written.
+    /// Writes a file that all users may read. A reader never sees it half written.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let (fd, temporary) = self.temporary(name)?;
         let mut file = File::from(fd);

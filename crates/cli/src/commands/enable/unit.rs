@@ -1,4 +1,4 @@
-//! What the files of a systemd unit say, as far as the library is concerned.
+//! The settings in the files of a systemd unit, as far as they concern the library.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -99,7 +99,7 @@ impl ServiceUnit {
         self.settings.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// What its `Environment=` sets a variable to.
+    /// The value of a variable in its `Environment=`.
     pub(super) fn environment(&self, variable: &str) -> Option<String> {
         let assignments = self.values("Environment").into_iter().flat_map(words);
         let mut values =

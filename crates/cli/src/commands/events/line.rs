@@ -76,7 +76,7 @@ impl EventName {
     }
 }
 
-/// An event. What does not apply is absent.
+/// An event. Fields that do not apply are absent.
 #[derive(Debug, Serialize)]
 pub(super) struct EventLine {
     /// When, in UTC.
@@ -105,7 +105,7 @@ pub(super) struct EventLine {
     /// The line of the clause in the policy file.
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<u32>,
-    /// What has moved: `sends` or `receives`.
+    /// The direction that has moved: `sends` or `receives`.
     #[serde(skip_serializing_if = "Option::is_none")]
     direction: Option<&'static str>,
     /// Where to: `ring` or `tcp`.
@@ -181,7 +181,7 @@ impl EventLine {
         }
     }
 
-    /// Whether it is one of the wanted events, and has the text somewhere. That events were lost, or the broker was, is always said.
+    /// Whether it is one of the wanted events, and contains the text. The loss of events, and that of the broker, are always wanted.
     pub(super) fn is_wanted(&self, events: &[EventName], filter: Option<&str>) -> bool {
         if matches!(self.event, EventName::Lost | EventName::BrokerGone | EventName::BrokerBack) {
             return true;

@@ -94,7 +94,7 @@ fn bars(histogram: &Histogram<u64>) -> String {
     let most = buckets.iter().map(|&(_, count)| count).max().unwrap_or(0).max(1);
     let total = histogram.len().max(1);
     for (bound, count) in buckets {
-        // Whatever was seen is shown, be it as a single mark.
+        // Even a single sample is shown, as one mark.
         let width = (count * WIDTH).div_ceil(most);
         let bar = "#".repeat(usize::try_from(width).unwrap_or(0));
         let share = format!("{:.1}%", count as f64 * 100.0 / total as f64);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_description_shows_each_way_only_when_measured() {
+    fn description_shows_one_way_times_only_when_measured() {
         let alone = PingResults { round_trip: sample(), ways: None };
         assert!(!describe("a:ping", 64, &alone).contains("there"));
         let both = PingResults { round_trip: sample(), ways: Some([sample(), sample()]) };

@@ -1,4 +1,4 @@
-//! What ping says over a connection, whatever carries it.
+//! The protocol of ping, over any transport.
 //!
 //! ```text
 //! hello    "PWPING01"  size u32  flags u32       the responder sends it back as a sign that it understood
@@ -26,7 +26,7 @@ pub(crate) const STAMPS: u32 = 24;
 /// Longest latency that is recorded exactly.
 const LONGEST: u64 = 60_000_000_000;
 
-/// What to measure.
+/// The measurement to make.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PingPlan {
     pub(crate) size: u32,

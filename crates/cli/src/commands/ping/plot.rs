@@ -77,7 +77,7 @@ fn grid(svg: &mut String, [x1, y1, x2, y2]: [f64; 4], [x, y]: [f64; 2], anchor: 
     );
 }
 
-/// What the two scales reach.
+/// The ranges of the two scales.
 struct Scales {
     /// Powers of ten, in nanoseconds.
     first: i32,
@@ -105,7 +105,7 @@ impl Scales {
     }
 }
 
-/// A peer's name is text of somebody else.
+/// Escapes a peer's name, which is untrusted text.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn curve_rises_from_the_least_to_the_greatest_latency_inside_its_area() {
+    fn latency_curve_rises_and_stays_inside_its_area() {
         let svg = draw("a:ping", 64, &results((1..=10_000).map(|n| n * 100), false));
         let points = points(&svg);
         assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 >= pair[1].1), "{svg}");

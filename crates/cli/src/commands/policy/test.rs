@@ -87,7 +87,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let mut report = PolicyReport { allowed: true, decisions: Vec::new() };
     let mut hint = None;
     for (user, joins, request) in requests(args, user, to_user) {
-        // What is refused already makes the rest meaningless.
+        // After a refusal the remaining questions have no meaning.
         if report.allowed {
             let decision = ask(&domain, user, joins, request)?;
             report.allowed = decision.allowed;
@@ -113,7 +113,7 @@ fn ask(
     domain.test_policy(user, joins, request).context("cannot ask what the policy would decide")
 }
 
-/// What must be allowed, one after the other: as which user, in which domain, and what.
+/// The requests that must be allowed, in order: the user, the domain, and the request.
 fn requests(args: &Args, user: PolicyUser, to_user: PolicyUser) -> Vec<(PolicyUser, &str, PolicyRequest<'_>)> {
     let mut all = Vec::new();
     if let Some(path) = args.program.as_deref() {
@@ -166,7 +166,7 @@ fn step(joins: &str, request: PolicyRequest<'_>, user: PolicyUser, decision: Pol
     PolicyStep { request, allowed, clause, file, line }
 }
 
-/// The user who is asked about, and the one of the other side.
+/// The user that the question is about, and the user of the other side.
 fn users(args: &Args) -> Result<(PolicyUser, PolicyUser), CommandFailure> {
     let named = |name: &Option<String>| name.as_deref().map(|name| user(name, worker::ids(name))).transpose();
     let own = named(&args.user)?.unwrap_or(PolicyUser::Own);
@@ -176,7 +176,7 @@ fn users(args: &Args) -> Result<(PolicyUser, PolicyUser), CommandFailure> {
 /// The user of a name or number, given the numbers that the system has for it.
 fn user(name: &str, found: Option<(u32, u32)>) -> Result<PolicyUser, CommandFailure> {
     match (found, name.parse()) {
-        // Everyone may ask about themselves, also by their own name.
+        // A user may ask about itself, also by its own name.
         (Some((uid, _)), _) | (None, Ok(uid)) if uid == rustix::process::geteuid().as_raw() => Ok(PolicyUser::Own),
         (Some((uid, gid)), _) => Ok(PolicyUser::Host { uid, gid: Some(gid) }),
         (None, Ok(uid)) => Ok(PolicyUser::Host { uid, gid: None }),

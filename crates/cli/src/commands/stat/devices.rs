@@ -86,7 +86,7 @@ impl DeviceTotals {
         ports.chain(disks).collect()
     }
 
-    /// Those that have values.
+    /// The metric families that have values.
     pub(super) fn families(&self) -> Vec<Family> {
         let ports: Vec<(String, &PortTotals)> = self
             .network

@@ -12,7 +12,7 @@ use crate::connections::{ConnectionRow, Look};
 use crate::exit::{CommandFailure, Context};
 use crate::human;
 
-/// What is counted over all connections.
+/// The counts over all connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(super) struct TotalCounts {
     ring_bytes: u64,
@@ -55,9 +55,10 @@ impl TotalCounts {
 pub(super) struct Totals {
     /// Ends of connections and channels, by kind and way.
     connections: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Those that are not on the ring in both directions, by the code of the reason.
+    /// The connections that are not on the ring in both directions, by the code of the reason.
     reasons: BTreeMap<&'static str, u64>,
-    /// What connections have carried since the command began, with what those had carried by then that were open at its first look.
+    /// The bytes that connections have carried since the command began, including the earlier bytes of those that were open at its first
+    /// look.
     #[serde(flatten)]
     counts: TotalCounts,
     #[serde(flatten)]
@@ -179,7 +180,7 @@ impl Totals {
             );
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Everybody may read it: the collector is another user.
+        // All users may read it: the collector is another user.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
         let mut builder = tempfile::Builder::new();
         let builder = builder.prefix(".partywall-").permissions(permissions);

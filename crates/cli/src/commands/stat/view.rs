@@ -1,4 +1,4 @@
-//! What a channel looked like at one moment, for people and for programs.
+//! The state of a channel at one moment, for people and for programs.
 
 use partywall::{ChannelRow, Directions, Snapshot, SocketPaths, StatPage};
 use partywall_terminal::table;
@@ -38,7 +38,7 @@ struct SideView {
     /// Bytes per second that it has written since the last look.
     #[serde(skip_serializing_if = "Option::is_none")]
     write_rate: Option<f64>,
-    /// By which way the bytes go, if this is a side of a socket connection.
+    /// The route of the bytes, if this is a side of a socket connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     ways: Option<RingDirections>,
 }
@@ -116,7 +116,7 @@ impl ChannelView {
         let cursors: Vec<(u64, u64)> = pages.iter().map(StatPage::cursors).collect();
         let sides = pages.iter().enumerate().map(|(n, page)| {
             let written = Counts::from(page.written());
-            // What the other side has read is not known where it cannot be seen.
+            // Where the other side cannot be seen, its read position is unknown.
             let unseen = if row.accepted { cursors[n].0 } else { 0 };
             let other_head = cursors.get(1 - n.min(1)).map_or(unseen, |&(_, head)| head);
             let write_rate = before.and_then(|(seconds, bytes)| {
@@ -138,7 +138,7 @@ impl ChannelView {
         Self { sides: sides.collect(), listed: row.clone().into() }
     }
 
-    /// What each side has written.
+    /// The bytes that each side has written.
     pub(super) fn bytes_written(&self) -> Vec<u64> {
         self.sides.iter().map(|side| side.written.bytes).collect()
     }
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_one_way_channel_shows_only_the_halves_it_has() {
+    fn one_way_channel_shows_only_existing_halves() {
         let text = Stats { channels: vec![view(Directions::FORWARD)], hidden: 0 }.to_text();
         assert!(text.contains("shop writes") && text.contains("web reads"), "{text}");
         assert!(!text.contains("web writes") && !text.contains("shop reads"), "{text}");

@@ -1,4 +1,4 @@
-//! Which rows are shown, and in which order.
+//! The choice of rows, and their order.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ pub(super) enum RowOrder {
 }
 
 impl RowOrder {
-    /// The one after this.
+    /// The next order.
     pub(super) fn next(self) -> Self {
         match self {
             Self::Rate => Self::Bytes,
@@ -39,7 +39,7 @@ impl RowOrder {
     }
 }
 
-/// What the user has chosen.
+/// The user's choice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct TopChoice {
     pub(super) sort: RowOrder,

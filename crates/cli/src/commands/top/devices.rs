@@ -29,7 +29,7 @@ pub(super) struct TopLook {
 }
 
 impl ShownDeviceArgs {
-    /// Adds the devices. What cannot be asked is a note.
+    /// Adds the devices. A device that does not answer becomes a note.
     pub(super) fn look(&self, mut look: Look) -> TopLook {
         let devices = devices::look(self.net_folder.as_deref(), &self.disks, &mut look.notes);
         TopLook { look, devices }

@@ -24,9 +24,9 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Lines of a terminal from which on rates have sparklines.
 const LOW: u16 = 16;
-/// Widths of the columns; the last takes what is left.
+/// Widths of the columns; the last takes the rest.
 const WIDTHS: [u16; 13] = [16, 7, 26, 8, 10, 11, 10, 11, 5, 8, 8, 8, 9];
-/// The same on a narrow terminal: an IPv4 address with its port is whole.
+/// The widths on a narrow terminal: an IPv4 address with its port fits.
 const SHORT_WIDTHS: [u16; 5] = [13, 7, 21, 8, 11];
 
 pub(super) fn run(
@@ -47,7 +47,7 @@ pub(super) fn run(
     result
 }
 
-/// What the user wants to see.
+/// The user's wishes.
 struct TopWishes<'a> {
     choice: TopChoice,
     devices: &'a ShownDeviceArgs,

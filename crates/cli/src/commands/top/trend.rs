@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn each_transport_has_its_bars_on_one_scale_and_its_present_rate() {
+    fn transport_bars_share_scale_and_show_current_rate() {
         let mut trend = RateTrend::default();
         trend.add(&Look { connections: vec![ConnectionRow::default()], left_out: 0, notes: Vec::new() });
         assert!(trend.rates.is_empty(), "the first look has no rates");

@@ -1,4 +1,4 @@
-//! What a machine must be started with so that it can be attached.
+//! The options that a machine must be started with so that it can be attached.
 
 use std::path::Path;
 
@@ -125,7 +125,7 @@ mod tests {
         ] {
             assert!(text.contains(needed), "{needed} in {text}");
         }
-        // What is above the blank line is XML as it stands, where `--` ends a comment.
+        // The text above the blank line is literal XML, where `--` ends a comment.
         let xml = text.split("\n\n").next().unwrap_or_default();
         let comments: Vec<&str> = xml.split("<!--").skip(1).filter_map(|rest| rest.split("-->").next()).collect();
         assert!(xml.ends_with("</domain>") && comments.iter().all(|comment| !comment.contains("--")), "{xml}");

@@ -1,4 +1,4 @@
-//! Which connection is meant.
+//! The selection of a connection.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -8,13 +8,13 @@ use crate::connections::ConnectionRow;
 /// A connection, or several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WantedConnection {
-    /// Those of a process.
+    /// The sockets of a process.
     Process(u32),
     /// One descriptor of a process.
     Descriptor(u32, u32),
-    /// Those that have this address at one end.
+    /// The connections that have this address at one end.
     Address(Address),
-    /// Those of a program, or of a domain.
+    /// The sockets of a program, or of a domain.
     Program(String),
 }
 
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_connection_is_refused_with_what_to_write() {
+    fn malformed_connection_error_shows_expected_form() {
         for wrong in ["", "1.2.3.4:x", "x:7", ":", ":70000", "7:"] {
             assert!(parse(wrong).unwrap_err().contains("write "), "{wrong}");
         }

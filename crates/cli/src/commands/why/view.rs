@@ -1,4 +1,4 @@
-//! What is said of each end, for people and for programs.
+//! The report on each end, for people and for programs.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::connections::{Cause, ConnectionRow, DirectionCount, Look};
 use crate::human;
 
-/// Of every end that was found.
+/// The answer for every end that was found.
 #[derive(Debug, Serialize)]
 pub(super) struct WhyAnswer<'a> {
     connections: Vec<WhyEnd<'a>>,
@@ -19,7 +19,7 @@ pub(super) struct WhyAnswer<'a> {
 struct WhyEnd<'a> {
     #[serde(flatten)]
     row: &'a ConnectionRow,
-    /// What would have to change; absent if it is on the ring.
+    /// The required change; absent if it is on the ring.
     #[serde(skip_serializing_if = "Option::is_none")]
     change: Option<&'static str>,
 }

@@ -1,8 +1,8 @@
 //! `OfferDatagrams`, `TakeDatagrams` and `FetchReceiver`: a ring from one UDP socket to another (protocol U3, U4), which lasts as long as
 //! both sockets have their addresses (U11).
 //!
-//! A connection is named by its ends; a datagram by what its sender says of where it goes, and by what the kernel says at the
-//! receiver of where it came from. Both must be what the sockets' own addresses imply, in one network namespace.
+//! A connection is identified by its ends. A datagram is identified by the sender's statement of its destination, and by the kernel's
+//! report of its source at the receiver. Both must follow from the sockets' own addresses, in one network namespace.
 //!
 //! ```text
 //!   sender                        broker                        receiver
@@ -51,7 +51,7 @@ pub struct FlowSocket {
     pub to: SocketAddr,
 }
 
-/// What the core keeps of a flow beside its channel.
+/// The core's record of a flow, beside its channel.
 #[derive(Debug)]
 pub(in crate::core) struct FlowRecord<F> {
     /// The sender's and the receiver's socket.
@@ -120,7 +120,7 @@ impl<F: Descriptor> Core<F> {
             offer.socket.namespace() == socket.namespace() && offer.to().is_some_and(|to| receives(&socket, to, from))
         };
         let Some(offer_id) = self.offers_of(ends, fits).first().copied() else {
-            return refuse(Refusal::NoSuchOffer, "nobody offers a ring for datagrams to this socket now");
+            return refuse(Refusal::NoSuchOffer, "no program offers a ring for datagrams to this socket now");
         };
         let Some(offer) = self.sockets.offers.get(&offer_id) else { return Ok(()) };
         if offer.socket.id() == socket.id() {
@@ -132,7 +132,7 @@ impl<F: Descriptor> Core<F> {
         }
         let service = service_of(Transport::Udp, socket.local.port())?;
         let Some(sender) = self.domains.get(&offer.domain) else { return Ok(()) };
-        // What refuses the sender refuses its next takers too.
+        // A refusal of the sender would refuse its next takers too.
         let allowed = self
             .allows_ring(offer, sender, (domain, peer), (&service, "send to"))
             .and_then(|()| sender.afford(offer.reference.ring_size));
@@ -144,7 +144,7 @@ impl<F: Descriptor> Core<F> {
             affords_both_ends(sender, sender.ring_bytes.saturating_add(offer.reference.ring_size))?;
         }
 
-        // Nothing is refused from here on.
+        // From here on the request cannot be refused.
         // The flow keeps the slot that its offer had.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
         self.sockets.slots.insert(slot_of(offer_id));
@@ -168,7 +168,7 @@ impl<F: Descriptor> Core<F> {
         let sockets = [probe(&offer.socket, remote.unwrap_or(to), from), probe(&socket, from, to)];
         let flow = FlowRecord { sockets, sender: offer.region.clone(), receiver: Some(region) };
         self.sockets.flows.insert(offer_id, flow);
-        // In this order: should the look find that a socket has gone since it was shown, the flow ends before anybody hears of it.
+        // The order matters: if the look finds that a socket has gone since it was shown, the flow ends before any program learns of it.
         self.actions.push(Action::Directory(DirectoryChange::Flow(offer_id)));
         self.actions.push(Action::Watch { flow: offer_id, sockets });
         let message = Message::DatagramsTaken { flow: offer_id, region: offer.reference };
@@ -220,7 +220,7 @@ impl<F: Descriptor> Core<F> {
         let Some(flow) = self.sockets.flows.remove(&id) else { return };
         self.sockets.slots.remove(&slot_of(id));
         let limit = match gone {
-            // What it has written until now was its own.
+            // The bytes that it has written until now were its own.
             Side::Connecting => flow.sender.written(),
             // The next owner of the receiver's address is to have what was not read.
             Side::Accepting => 0,
@@ -252,13 +252,13 @@ fn is_one(socket: &SocketFacts) -> Result<(), Refuse> {
     refuse(Refusal::BadSocket, "the socket is not one for datagrams that has its address to itself")
 }
 
-/// What the receiver of a datagram will be told that it is from.
+/// The source address that the receiver of a datagram will see.
 fn source(socket: &SocketFacts, to: SocketAddr) -> Result<SocketAddr, Refuse> {
     is_one(socket)?;
     let ip = match (socket.local.ip().to_canonical(), to.ip()) {
         (own, _) if !own.is_unspecified() => own,
         (_, to) if !to.is_loopback() => to,
-        // What the kernel sends from within this host has the address it is sent to; but of all of 127/8, the first.
+        // The kernel sends from the destination address within this host, except that all of 127/8 uses the first address.
         (_, IpAddr::V4(_)) => IpAddr::V4(Ipv4Addr::LOCALHOST),
         (_, IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::LOCALHOST),
     };
@@ -272,7 +272,7 @@ fn source(socket: &SocketFacts, to: SocketAddr) -> Result<SocketAddr, Refuse> {
 fn receives(socket: &SocketFacts, to: SocketAddr, from: SocketAddr) -> bool {
     let own = socket.local.ip().to_canonical();
     let family = to.is_ipv6() || socket.local.is_ipv4() || !socket.only_v6;
-    // Which addresses else are of this namespace the broker does not know.
+    // The broker does not know the other addresses of this namespace.
     let here = own == to.ip()
         || (socket.local.ip().is_unspecified()
             && to.ip().is_loopback()

@@ -10,10 +10,10 @@ use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::policy::SocketRules;
 
-/// What of a publication is visible in one directory.
+/// The visible part of a publication in one directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::core) struct Visible {
-    /// That programs under Partywall run at its addresses.
+    /// The addresses at which programs under Partywall run are visible.
     addresses: bool,
     /// Where it listens.
     listeners: bool,
@@ -37,12 +37,12 @@ impl Visible {
     }
 }
 
-/// What of each publication is visible in each machine's directory.
+/// The visible part of each publication in each machine's directory.
 #[derive(Debug)]
 pub(in crate::core) struct Visibility(Vec<(MachineId, u64, Visible)>);
 
 impl<F: Descriptor> Core<F> {
-    /// What the policy in force makes visible in machines.
+    /// The visibility in machines under the present policy.
     pub(in crate::core) fn visibility(&self) -> Visibility {
         let machines = self.machines.with_directory();
         let of = |machine: MachineId| {
@@ -65,7 +65,8 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// Gives the core a handle on the directory's memory, for clients; it has none before. Says what is to be written there.
+    /// Gives the core a descriptor of the directory's memory, for clients; it has none before. Returns the initial changes to write
+    /// there.
     pub fn set_directory(&mut self, directory: F) -> Vec<Action<F>> {
         self.directory = Some(directory);
         self.publish_policy();
@@ -92,7 +93,7 @@ impl<F: Descriptor> Core<F> {
         self.live_policy.as_ref().unwrap_or_else(|| self.policy.sockets())
     }
 
-    /// What a directory says of the policy.
+    /// The policy as a change of a directory.
     fn policy_change(&self) -> DirectoryChange {
         let SocketRules { terms, clauses, .. } = self.sockets_policy();
         let terms = Terms { lists_programs: self.policy.lists_programs(), ..*terms };
@@ -108,8 +109,8 @@ impl<F: Descriptor> Core<F> {
         self.actions.push(Action::Directory(change));
     }
 
-    /// Writes what a publication is into every directory in which it is to be visible: that of the own machine, and if it means anything
-    /// elsewhere the host's and those of machines that the policy may let connect there.
+    /// Writes a publication into every directory in which it is visible: its machine's directory, and if it is reachable from elsewhere,
+    /// the host's and those of machines that the policy may let connect there.
     pub(super) fn show(
         &mut self,
         publication: &Publication,
@@ -123,7 +124,7 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// What of a publication is visible there.
+    /// The part of a publication that is visible there.
     fn visible(&self, to: Origin, publication: &Publication) -> Visible {
         let machine = match to {
             near if near == publication.netns.origin => {

@@ -26,7 +26,7 @@ pub(in crate::core) enum NotPeers {
 
 /// Whether the two sockets are the ends of one connection, if both were established at one moment (protocol T5).
 ///
-/// The caller has seen that their ends are each other's. `one_user`: both processes are of one user, who has both connections anyway.
+/// The caller has checked that the ends of the two match. `one_user`: both processes are of one user, which has both connections anyway.
 pub(super) fn are_peers(connecting: &SocketFacts, accepting: &SocketFacts, one_user: bool) -> Result<(), NotPeers> {
     let (c, a) = (connecting.identity, accepting.identity);
     match (c.numbers, a.numbers) {

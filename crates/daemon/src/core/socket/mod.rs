@@ -1,4 +1,4 @@
-//! Transparent sockets (protocol T): who listens where, which connections are offered a ring, and who takes them.
+//! Transparent sockets (protocol T): the listeners, the connections that are offered a ring, and the takers of offers.
 //!
 //! ```text
 //!   connecting program             broker                    accepting program
@@ -15,10 +15,10 @@
 //!                                  a channel ------------- PeerIs [region] ->
 //! ```
 //!
-//! Whose connection it is, the kernel says: both sides bring the socket, twice and in turn, and the event loop reads its
+//! The kernel identifies the connection: both sides bring the socket, twice and in turn, and the event loop reads its
 //! [`SocketFacts`]. The accepting side's socket is established when it is first and last shown, and in between the connecting side's is:
 //! so both are at one moment, when no two sockets of one namespace have the same ends.
-//! The sockets themselves never come here; they are closed before the core hears of them.
+//! The sockets themselves never come here; they are closed before the core gets their facts.
 
 mod datagram;
 mod directory;
@@ -49,7 +49,8 @@ use super::refuse::{Refuse, refuse};
 /// One machine may have at most this fraction of what all domains share: one part in four.
 const SHARE_OF_MACHINE: usize = 4;
 
-/// What one machine has of what all domains share. Its programs may join as any number of domains, so quotas of domains do not limit it.
+/// The counts of one machine in tables that all domains share. Its programs may join as any number of domains, so quotas of domains do
+/// not limit it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SharedCounts {
     pub(super) offers: usize,
@@ -73,13 +74,13 @@ pub(super) struct Sockets<F> {
     pub(super) flows: BTreeMap<ChannelId, FlowRecord<F>>,
     /// Slots of the directory that flows, and offers of flows, have.
     pub(super) slots: BTreeSet<usize>,
-    /// Of channels that one side alone has spoken of since this broker came: what its socket is.
+    /// For channels that only one side has reclaimed since this broker started: the facts of its socket.
     pub(super) claimed: BTreeMap<ChannelId, SocketFacts>,
-    /// In which network namespaces somebody listens at an address, and how often, by the listener's fingerprint.
+    /// The network namespaces with a listener at an address, and the number of listeners, by fingerprint.
     pub(super) listening: HashMap<Fingerprint, BTreeMap<NamespaceId, u32>>,
-    /// What each machine has of offers and of entries in the directory.
+    /// The number of offers and of directory entries of each machine.
     pub(super) machine_counts: BTreeMap<MachineId, SharedCounts>,
-    /// What the keys of network namespaces are made of.
+    /// The secret from which the keys of network namespaces are derived.
     pub(super) secret: [RandomState; 2],
 }
 

@@ -32,7 +32,7 @@ pub(in crate::core) struct Offer<F> {
     pub(in crate::core) peer: Credentials,
     pub(in crate::core) socket: SocketFacts,
     pub(in crate::core) ends: Ends,
-    /// What the directory has of it: for a connection, one for each namespace in which it may be accepted.
+    /// Its entries in the directory: for a connection, one for each namespace in which it may be accepted.
     pub(in crate::core) fingerprints: Vec<Fingerprint>,
     /// The machine of these namespaces, or the host.
     pub(in crate::core) accepted_on: Origin,
@@ -42,7 +42,7 @@ pub(in crate::core) struct Offer<F> {
     pub(super) ticks: u8,
 }
 
-/// What is offered a ring.
+/// The object that is offered a ring.
 #[derive(Debug)]
 pub(in crate::core) enum OfferOf<F> {
     /// A connection, and how far its two ends have come.
@@ -129,8 +129,8 @@ impl<F: Descriptor> Core<F> {
     /// The network namespaces in which the accepting side of a socket that is connected to `remote` may be, all on one machine or on the
     /// host.
     ///
-    /// The socket's own, unless nobody listens there and somebody does elsewhere, and the broker can tell connections of two namespaces
-    /// apart. If machines with the same address listen, each offer is for the next of them.
+    /// It is the socket's own namespace, unless there is no listener there but one elsewhere, and the broker can tell connections of two
+    /// namespaces apart. If machines with the same address listen, each offer is for the next of them.
     fn accepted_in(&self, remote: SocketAddr, socket: &SocketFacts) -> Vec<NamespaceId> {
         let own = socket.namespace();
         let listener = Fingerprint::listener(Transport::Tcp, remote, socket.netns);
@@ -220,7 +220,7 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// One of the regular moments at which offers grow old. Those who have an end of its bell hear it hang up.
+    /// One step of the ageing of offers. The holders of an expired offer's bell see it hang up.
     pub(in crate::core) fn tick(&mut self) {
         let mut old = Vec::new();
         for (id, offer) in &mut self.sockets.offers {
@@ -309,7 +309,7 @@ fn region_of(reference: RegionReference) -> Result<(Located, Geometry), Refuse> 
     located(reference)
 }
 
-/// What the region of a socket must be whose other end is on the same machine.
+/// The required region of a socket whose other end is on the same machine.
 pub(super) fn near_region_of(reference: RegionReference) -> Result<Geometry, Refuse> {
     match region_of(reference)? {
         (Located::OwnMemory, shape) => Ok(shape),

@@ -1,4 +1,4 @@
-//! What makes a channel of an offer that was taken, for a connection as for datagrams: policy, quotas, and the channel itself.
+//! The step from a taken offer to a channel, for connections and for datagrams: policy, quotas, and the channel itself.
 
 use partywall_protocol::directory::Transport;
 use partywall_protocol::wire::{Directions, EventKind, Kind, Name, Origin, Refusal, Side};
@@ -57,7 +57,7 @@ impl<F: Descriptor> Core<F> {
         Err(Refuse::denied(reason, Denial { kind, peer, domain, from, to, service, other, ruling }))
     }
 
-    /// What the policy says of a ring for an offer.
+    /// The policy's decision about a ring for an offer.
     pub(super) fn ring_ruling(
         &self,
         offer: &Offer<F>,

@@ -1,7 +1,7 @@
-//! `Publish` and `Withdraw`: who listens where, and where programs under Partywall run (protocol T2).
+//! `Publish` and `Withdraw`: the listeners, and the addresses at which programs under Partywall run (protocol T2).
 //!
-//! Where a socket listens, the kernel says. Which addresses a wildcard stands for, the client says, who runs there: a lie
-//! makes others ask the broker for nothing.
+//! The kernel reports where a socket listens. The client, which runs there, reports the addresses that a wildcard stands for. A false
+//! report only makes others ask the broker without result.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,7 +14,7 @@ use crate::core::domain::DomainId;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Core, Descriptor, SessionId};
 
-/// What one `Publish` has put into the directory.
+/// The entries of one `Publish` in the directory.
 #[derive(Debug)]
 pub(in crate::core) struct Publication {
     pub(in crate::core) domain: DomainId,
@@ -119,7 +119,7 @@ impl<F: Descriptor> Core<F> {
     }
 }
 
-/// What is to be known of a socket that is published, and of where it is.
+/// The publication of a socket: its address, and the addresses at which it runs.
 fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Result<Publication, Refuse> {
     let SocketFacts { local, netns, transport, .. } = *socket;
     let mut here: Vec<IpAddr> = addresses.iter().copied().filter(|ip| !ip.is_unspecified()).collect();

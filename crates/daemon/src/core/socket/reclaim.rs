@@ -1,8 +1,8 @@
-//! `ReclaimSocket`: after the broker came again, the two ends of a connection bring it to its notice (protocol T14).
+//! `ReclaimSocket`: after a restart of the broker, the two ends of a connection report it (protocol T14).
 //!
-//! Each end speaks for itself and proves with its socket that it is one. The end that comes second must have the other end of what the first
-//! has; the worst that a liar gains is a line in a list, and that the true end is not in it: what a ring carries is shown to the user of
-//! that end alone, and no connection depends on the broker's opinion of it.
+//! Each end reports itself and proves with its socket that it is one. The second end must match the first. A false claim gains at most a
+//! line in a list in place of the true end: the content of a ring is shown to the user of that end alone, and no connection depends on
+//! the broker's record of it.
 
 use partywall_protocol::directory::{Transport, is_scoped};
 use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side};
@@ -16,7 +16,7 @@ use crate::core::connect::check_region;
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Core, Descriptor, SessionId};
 
-/// What the other end is called until it comes.
+/// The name of the other end until it reclaims.
 const UNKNOWN: &str = "unknown";
 
 impl<F: Descriptor> Core<F> {
@@ -56,7 +56,7 @@ impl<F: Descriptor> Core<F> {
             }
         }
 
-        // Nothing is refused from here on.
+        // From here on the request cannot be refused.
         let region = self.keep(region);
         let (kind, directions, since) = (Kind::Socket, Directions::BOTH, self.now);
         if self.sockets.claimed.remove(&number).is_none() {
@@ -76,8 +76,8 @@ impl<F: Descriptor> Core<F> {
     }
 }
 
-/// Whether `second` is the other end of what `first` is, as far as one can see from them. What the first had sent and received when it
-/// came, the second has received and sent when it comes later.
+/// Whether `second` is the other end of `first`, as far as the facts show. The bytes that the first had sent and received when it
+/// reclaimed, the second must have received and sent when it reclaims later.
 fn are_ends(first: &SocketFacts, second: &SocketFacts) -> bool {
     let (Some(theirs), Some(ours)) = (first.remote, second.remote) else { return false };
     let (a, b) = (Ends::new(first.local, theirs), Ends::new(ours, second.local));

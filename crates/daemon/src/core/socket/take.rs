@@ -1,9 +1,9 @@
 //! `Take`, `Confirm` and `Finish`: the two ends of an offered connection show their sockets in turn (protocol T4, T5).
 //!
-//! Nothing that is believed here is older than the handshake. The accepting side's socket is shown first and last, the connecting side's
+//! All facts used here are from this handshake. The accepting side's socket is shown first and last, the connecting side's
 //! in between: each is established then, and the accepting side's is the same connection both times. So there is a moment at which both
-//! are established with each other's ends; within a network namespace no third socket can have either end then, as long as nobody
-//! translates addresses. The sequence numbers that a connection began with say more, where the broker may read them: they hold between
+//! are established with each other's ends; within a network namespace no third socket can have either end then, unless addresses are
+//! translated. The initial sequence numbers of a connection prove more, where the broker may read them: they hold between
 //! namespaces and past translators.
 
 use std::collections::BTreeSet;
@@ -78,7 +78,7 @@ impl<F: Descriptor> Core<F> {
     ) -> Result<(), Refuse> {
         let (offer, handshake) = self.handshake_of(offer_id, self.sessions.get(&id).map(|session| &session.offers))?;
         let Some(taker) = handshake.taker.as_ref().filter(|_| handshake.confirmed.is_none()) else {
-            return refuse(Refusal::NoSuchOffer, format!("nobody waits for your offer {offer_id} to be confirmed"));
+            return refuse(Refusal::NoSuchOffer, format!("no program waits for your offer {offer_id} to be confirmed"));
         };
         let one_user = are_one_user(offer.peer, taker.peer);
         let shown = shown_again((&socket, Side::Connecting), &offer.socket, &taker.socket, one_user);
@@ -117,7 +117,7 @@ impl<F: Descriptor> Core<F> {
             return Err(refused);
         }
 
-        // Nothing is refused from here on.
+        // From here on the request cannot be refused.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
         let OfferOf::Connection(handshake) = offer.of else { return Ok(()) };
         let Some(taker) = handshake.taker else { return Ok(()) };
@@ -176,7 +176,7 @@ impl<F: Descriptor> Core<F> {
         from.afford(offer.reference.ring_size)
     }
 
-    /// The one offer whose socket is the other end of this one.
+    /// The only offer whose socket is the other end of this one.
     fn matching(&self, socket: &SocketFacts, ends: Ends, taker: Credentials) -> Result<ChannelId, Refuse> {
         // The offering side's region is visible on one other machine at most, and an offer is for that one.
         let waits = |offer: &Offer<F>| {
@@ -194,13 +194,13 @@ impl<F: Descriptor> Core<F> {
             }
         }
         match why {
-            None | Some(NotPeers::OtherNumbers) => refuse(Refusal::NoSuchOffer, "nobody offers this connection now"),
+            None | Some(NotPeers::OtherNumbers) => refuse(Refusal::NoSuchOffer, "no offer of this connection now"),
             Some(reason) => not_peers(reason),
         }
     }
 }
 
-/// Whether both processes certainly are of one user, who has both connections anyway. In a machine the broker sees no users.
+/// Whether both processes certainly are of one user, which has both connections anyway. In a machine the broker sees no users.
 fn are_one_user(one: Credentials, other: Credentials) -> bool {
     one.origin() == Origin::Host && one.is_user_of(other)
 }

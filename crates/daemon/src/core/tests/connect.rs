@@ -10,7 +10,7 @@ fn listening() -> (World, u64, u64) {
 }
 
 #[test]
-fn the_listener_gets_what_the_connecting_side_brought() {
+fn listener_gets_region_and_links_of_connecting_side() {
     let (mut w, web, db) = listening();
     let channel = w.connect(web, "db", "sql");
     assert!(channel > INSTANCE);
@@ -36,7 +36,7 @@ fn the_listener_gets_what_the_connecting_side_brought() {
 }
 
 #[test]
-fn only_the_regions_stay_with_the_broker_and_only_while_their_side_holds_the_channel() {
+fn broker_keeps_only_regions_until_their_side_closes() {
     let (mut w, web, db) = listening();
     let channel = w.connect(web, "db", "sql");
     assert_eq!(
@@ -53,12 +53,12 @@ fn only_the_regions_stay_with_the_broker_and_only_while_their_side_holds_the_cha
     assert_eq!(w.core.status().channels, 1);
     w.say(db, Message::Closed { channel }, vec![]);
     assert_eq!((w.open_descriptors(), w.core.status().channels), (0, 0));
-    // Nothing is left to close; saying so again is no offence.
+    // The channel is closed already; a second `Closed` is not an error.
     assert_eq!(w.say(db, Message::Closed { channel }, vec![]), None);
 }
 
 #[test]
-fn a_connect_that_is_refused_changes_nothing() {
+fn refused_connect_changes_nothing() {
     let (mut w, web, _) = listening();
     let message = |offset, size, kind, directions| Message::Connect {
         target: "db".into(),
@@ -111,7 +111,7 @@ fn policy_is_asked_before_existence() {
 }
 
 #[test]
-fn a_backlog_fills_and_empties() {
+fn full_backlog_accepts_offers_as_it_drains() {
     let (mut w, web, db) = listening();
     let channels: Vec<_> = (0..4).map(|_| w.connect(web, "db", "sql")).collect();
     let full = |w: &mut World| {
@@ -134,7 +134,7 @@ fn a_backlog_fills_and_empties() {
 }
 
 #[test]
-fn a_session_has_at_most_so_many_offers_over_all_its_services() {
+fn session_offers_are_limited_over_all_services() {
     let (mut w, web, db) = listening();
     w.bind(db, "t", u16::MAX);
     w.bind(db, "u", u16::MAX);
@@ -148,7 +148,7 @@ fn a_session_has_at_most_so_many_offers_over_all_its_services() {
 }
 
 #[test]
-fn a_backlog_of_none_is_one() {
+fn backlog_of_zero_admits_one_offer() {
     let (mut w, web, db) = listening();
     w.bind(db, "t", 0);
     w.connect(web, "db", "t");
@@ -157,7 +157,7 @@ fn a_backlog_of_none_is_one() {
 }
 
 #[test]
-fn an_offer_that_does_not_reach_the_listener_is_refused_and_forgotten() {
+fn undeliverable_offer_is_refused_and_forgotten() {
     for (delivery, code) in [
         (OfferDelivery::Full, Refusal::BacklogFull),
         (OfferDelivery::Gone, Refusal::NoSuchService),
@@ -172,7 +172,7 @@ fn an_offer_that_does_not_reach_the_listener_is_refused_and_forgotten() {
     }
 }
 
-/// What it had written before can be read, and a listener is not to fail because of one visitor.
+/// The listener can read the bytes that the peer had written, and must not fail because of one visitor.
 #[test]
 fn connection_whose_peer_ends_while_it_is_accepted_is_accepted() {
     let (mut w, web, db) = listening();
@@ -208,7 +208,7 @@ fn channels_and_ring_bytes_have_quotas() {
 }
 
 #[test]
-fn a_channel_to_oneself_needs_two_ends_of_the_quota_and_closes_end_by_end() {
+fn channel_to_itself_takes_two_quota_ends_and_closes_each() {
     let mut w = World::with_policy("administrators=[1000]\n[quota]\nchannels=3");
     let a = w.join("a", 1);
     w.bind(a, "s", 9);
@@ -223,7 +223,7 @@ fn a_channel_to_oneself_needs_two_ends_of_the_quota_and_closes_end_by_end() {
 }
 
 #[test]
-fn a_dying_side_gives_up_its_ends_and_the_other_keeps_its_own() {
+fn ended_session_frees_only_its_own_ends() {
     let (mut w, web, db) = listening();
     let open = w.connect(web, "db", "sql");
     w.accept(db, open);
@@ -239,7 +239,7 @@ fn a_dying_side_gives_up_its_ends_and_the_other_keeps_its_own() {
 }
 
 #[test]
-fn a_channel_outlives_the_session_that_made_it_in_the_same_process() {
+fn channel_outlives_its_session_within_same_process() {
     let (mut w, web, db) = listening();
     let also_db = w.join("db", 2);
     let (accepted, waiting) = (w.connect(web, "db", "sql"), w.connect(web, "db", "sql"));
@@ -255,7 +255,7 @@ fn a_channel_outlives_the_session_that_made_it_in_the_same_process() {
 }
 
 #[test]
-fn a_channel_dies_with_its_process_though_the_domain_lives() {
+fn channel_ends_with_its_process_though_domain_lives() {
     let (mut w, web, _) = listening();
     let _other_process = w.join("web", 99);
     w.connect(web, "db", "sql");
@@ -265,7 +265,7 @@ fn a_channel_dies_with_its_process_though_the_domain_lives() {
 }
 
 #[test]
-fn only_the_process_it_was_offered_to_accepts_and_only_once() {
+fn offer_is_accepted_once_and_only_by_its_listener() {
     let (mut w, web, db) = listening();
     let channel = w.connect(web, "db", "sql");
     w.sent.clear();
@@ -284,7 +284,7 @@ fn only_the_process_it_was_offered_to_accepts_and_only_once() {
 }
 
 #[test]
-fn an_acceptor_that_lies_about_its_region_has_the_channel_and_shows_nothing() {
+fn acceptor_with_false_region_gets_channel_without_region() {
     let (mut w, web, db) = listening();
     let one = w.connect(web, "db", "sql");
     let two = w.connect(web, "db", "sql");

@@ -12,7 +12,7 @@ const ROOT: u32 = 0;
 /// A container without a user namespace: its root has the number of the host's.
 const CONTAINER: Home = Home::Container { user: 1, pid: 2 };
 const OTHER_CONTAINER: Home = Home::Container { user: 1, pid: 3 };
-/// Everybody may join, and nothing is said of connections.
+/// All users may join, and there is no rule for connections.
 const OPEN: &str = "administrators = [0]\n[[join]]\ndomain = '*'\nusers = ['*']\n";
 
 fn machines_are_shown(w: &mut World, session: u64) -> bool {
@@ -20,7 +20,7 @@ fn machines_are_shown(w: &mut World, session: u64) -> bool {
 }
 
 #[test]
-fn root_of_a_container_is_an_administrator_only_where_the_policy_says_so() {
+fn container_root_is_administrator_only_if_policy_allows() {
     let opted_in = format!("administrators_in_containers = [0]\n{OPEN}");
     for (policy, home, well) in [
         (OPEN, Home::Broker, true),
@@ -32,7 +32,7 @@ fn root_of_a_container_is_an_administrator_only_where_the_policy_says_so() {
         let session = w.join_as((ROOT, home), "a", 1);
         assert_eq!(machines_are_shown(&mut w, session), well, "{home:?}");
     }
-    // Nor is the user of the broker, without a policy file.
+    // The user of the broker is not one either, without a policy file.
     let policy = Policy::for_user(1000);
     for user in [ROOT, 1000] {
         assert!(policy.is_administrator((user, Home::Broker).with(1)));
@@ -60,7 +60,7 @@ fn name_belongs_to_the_place_of_its_first_session() {
     w.join_as((ROOT, Home::Broker), "db", 1);
     let second = w.open((ROOT, CONTAINER), 2);
     assert_eq!(w.refused(second, join("db"), vec![]), Refusal::NameTaken);
-    // Of one container, and of a process whose place the broker cannot tell, two sessions may be one domain.
+    // Two sessions of one container, or of a process whose place the broker cannot tell, may be one domain.
     for (home, name) in [(CONTAINER, "web"), (Home::Unknown, "cache")] {
         w.join_as((ROOT, home), name, 3);
         w.join_as((ROOT, home), name, 3);
@@ -68,7 +68,7 @@ fn name_belongs_to_the_place_of_its_first_session() {
 }
 
 #[test]
-fn channels_of_the_same_number_elsewhere_are_not_shown_in_a_container() {
+fn channels_outside_container_are_not_shown_inside() {
     let rules = format!("{OPEN}[[connect]]\nfrom = '*'\nto = '*'\n");
     let mut w = World::with_policy(&rules);
     let host = [w.join_as((ROOT, Home::Broker), "web", 1), w.join_as((ROOT, Home::Broker), "db", 2)];
@@ -101,7 +101,7 @@ fn one_number_in_two_places_is_not_one_user() {
         (CONTAINER, OTHER_CONTAINER, false),
         (Home::Unknown, Home::Unknown, false),
     ] {
-        // No rule for connections: `same_user` alone lets datagrams go by a ring. And nobody is an administrator.
+        // There is no rule for connections: `same_user` alone lets datagrams go by a ring. There are no administrators.
         let mut w = World::with_policy("administrators = []\n[[join]]\ndomain = '*'\nusers = ['*']\n");
         let from = w.join_as((1, sender), "web", 1);
         let to = w.join_as((1, receiver), "db", 2);

@@ -1,4 +1,4 @@
-//! Whose datagrams may reach whom by a ring.
+//! The pairs of sockets whose datagrams may go by a ring.
 
 use std::net::SocketAddr;
 
@@ -51,7 +51,7 @@ fn world() -> (World, u64, u64) {
 }
 
 #[test]
-fn a_socket_for_datagrams_is_listed_as_one() {
+fn datagram_socket_is_listed_as_udp() {
     let (mut w, web, _) = world();
     w.say_of(web, Message::Publish { addresses: AddressList::default() }, socket("127.0.0.1:53"), vec![]);
     let listed = |transport| w.listed.contains_key(&('l', Fingerprint::listener(transport, at("127.0.0.1:53"), 1)));
@@ -59,7 +59,7 @@ fn a_socket_for_datagrams_is_listed_as_one() {
 }
 
 #[test]
-fn a_ring_is_for_one_source_and_the_socket_that_receives_there() {
+fn datagram_ring_binds_one_source_to_receiving_socket() {
     // Sender, to where it sends, receiver, and the address that the receiver sees the datagrams come from.
     for (sender, to, receiver, from, well) in [
         ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.1:53", "127.0.0.1:5000", true),
@@ -76,7 +76,7 @@ fn a_ring_is_for_one_source_and_the_socket_that_receives_there() {
         // Another socket than the one that receives there.
         ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.1:54", "127.0.0.1:5000", false),
         ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.2:53", "127.0.0.1:5000", false),
-        // Nobody but the kernel knows whether a wildcard receives what is sent there.
+        // Only the kernel knows whether a wildcard receives datagrams sent there.
         ("0.0.0.0:5000", "8.8.8.8:53", "0.0.0.0:53", "8.8.8.8:5000", false),
         ("127.0.0.1:5000", "[::1]:53", "0.0.0.0:53", "127.0.0.1:5000", false),
     ] {
@@ -94,7 +94,7 @@ fn a_ring_is_for_one_source_and_the_socket_that_receives_there() {
 }
 
 #[test]
-fn rings_do_not_leave_a_namespace_nor_reach_a_socket_connected_elsewhere() {
+fn datagram_rings_require_same_namespace_and_matching_peer() {
     let (mut w, web, db) = world();
     offer(&mut w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
     let receiver = socket("127.0.0.1:53");
@@ -107,7 +107,7 @@ fn rings_do_not_leave_a_namespace_nor_reach_a_socket_connected_elsewhere() {
 }
 
 #[test]
-fn a_socket_of_a_group_or_of_many_receivers_or_of_tcp_has_none() {
+fn group_multicast_and_tcp_sockets_get_no_datagram_ring() {
     let (mut w, web, db) = world();
     let one = socket("127.0.0.1:5000");
     // The event loop calls a socket of a group, bound to a device, or to an address that is not its own, other.
@@ -129,7 +129,7 @@ fn a_socket_of_a_group_or_of_many_receivers_or_of_tcp_has_none() {
 }
 
 #[test]
-fn an_offer_of_datagrams_is_replaced_taken_back_and_counted() {
+fn datagram_offer_is_replaced_cancelled_and_counted() {
     let (mut w, web, db) = world();
     let before = w.open_descriptors();
     let one = socket("127.0.0.1:5000");
@@ -148,7 +148,7 @@ fn an_offer_of_datagrams_is_replaced_taken_back_and_counted() {
 }
 
 #[test]
-fn a_flow_is_forgotten_with_either_of_its_ends() {
+fn flow_is_forgotten_when_either_end_goes() {
     for sender_goes in [true, false] {
         for dies in [true, false] {
             let (mut w, web, db) = world();
@@ -166,7 +166,7 @@ fn a_flow_is_forgotten_with_either_of_its_ends() {
                 w.say(goes, Message::Closed { channel }, vec![]);
             }
             assert_eq!((w.open_descriptors(), w.core.status().channels), (0, 0));
-            // The other hears of it later, and says so.
+            // The other side notices it later, and closes its end.
             assert_eq!(w.say(stays, Message::Closed { channel }, vec![]), None);
         }
     }
@@ -194,7 +194,7 @@ fn flow_is_live_while_both_sockets_are_watched() {
 
 #[test]
 fn flow_ends_when_either_socket_is_gone() {
-    // What a sender has written was its own; what a receiver has not read belongs to the next owner of its port.
+    // The bytes that a sender has written are its own. Bytes that a receiver has not read belong to the next owner of its port.
     for (gone, limit) in [("127.0.0.1:5000", WRITTEN), ("127.0.0.1:53", 0)] {
         let (mut w, web, db) = world();
         let flow = flow(&mut w, web, db);
@@ -235,7 +235,7 @@ fn flow_that_both_ends_have_left_is_watched_no_longer() {
 }
 
 #[test]
-fn one_user_is_no_exception_for_datagrams_where_the_policy_says_so() {
+fn same_user_exception_can_be_disabled_for_datagrams() {
     for (same_user, well) in [(true, true), (false, false)] {
         let policy = format!("[[join]]\ndomain = '*'\nusers = [1]\n[sockets]\nsame_user = {same_user}");
         let mut w = World::with_policy(&policy);

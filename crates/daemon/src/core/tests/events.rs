@@ -22,7 +22,7 @@ fn follow(w: &mut World, session: u64) {
     assert!(matches!(answer, Message::Events { lost: 0, page } if page.rows.is_empty()));
 }
 
-/// What has happened after an event, if something has. The request waits otherwise.
+/// The events after an event, if there are any. Otherwise the request waits.
 fn events(w: &mut World, session: u64, after: u64) -> Option<(u64, Vec<EventRow>)> {
     match w.say(session, Message::FollowEvents { after }, Vec::new()) {
         Some(Message::Events { lost, page }) => Some((lost, page.rows)),
@@ -118,7 +118,7 @@ fn left(w: &mut World, user: u32) {
 }
 
 #[test]
-fn user_with_many_events_loses_them_and_pushes_out_nobody_elses() {
+fn user_with_many_events_displaces_only_its_own() {
     let mut w = World::with_policy(FILE);
     let root = w.join_as(0, "root", 1);
     follow(&mut w, root);
@@ -140,7 +140,7 @@ fn user_with_many_events_loses_them_and_pushes_out_nobody_elses() {
 }
 
 #[test]
-fn slow_follower_loses_the_oldest_and_is_told_how_many() {
+fn slow_follower_gets_count_of_lost_events() {
     let mut w = World::with_policy(FILE);
     let root = w.join_as(0, "root", 1);
     follow(&mut w, root);
@@ -149,13 +149,13 @@ fn slow_follower_loses_the_oldest_and_is_told_how_many() {
     }
     let (lost, rows) = events(&mut w, root, 0).unwrap();
     assert_eq!((lost, rows[0].number), (7, 8));
-    // What has been received is acknowledged by the next request, and the others follow.
+    // The next request acknowledges the received events, and the others follow.
     let (lost, next) = events(&mut w, root, rows.last().unwrap().number).unwrap();
     assert_eq!((lost, next[0].number), (7, rows.last().unwrap().number + 1));
 }
 
 #[test]
-fn flood_of_one_user_takes_nothing_from_followers_who_may_not_see_it() {
+fn flood_of_denied_events_displaces_no_other_followers_events() {
     let mut w = World::with_policy(FILE);
     let (web, db) = (w.join_as(1, "web", 10), w.join_as(2, "db", 20));
     follow(&mut w, db);

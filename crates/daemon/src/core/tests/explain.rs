@@ -1,4 +1,4 @@
-//! Questions about the policy: who may ask them, and that the answer is what a request meets (protocol C17).
+//! Questions about the policy: the users that may ask them, and whether the answer matches the outcome of a request (protocol C17).
 
 use partywall_protocol::wire::{PolicyQuestion, User};
 
@@ -24,12 +24,12 @@ to = 'db'
 service = 'in'
 ";
 
-/// Of the asker itself.
+/// A question about the asker itself.
 fn own(question: PolicyQuestion, from: &str, to: &str, service: &str) -> Message {
     about(question, None, from, to, service)
 }
 
-/// Of another user, with whom the sockets of the other side are those of user 2.
+/// A question about another user. The sockets of the other side are those of user 2.
 fn about(question: PolicyQuestion, uid: Option<u32>, from: &str, to: &str, service: &str) -> Message {
     Message::TestPolicy {
         question,
@@ -53,7 +53,7 @@ fn decision(answer: Message) -> (bool, u32, String) {
 }
 
 #[test]
-fn administrator_is_told_what_would_be_decided_of_others_and_by_which_line() {
+fn administrator_gets_policy_decisions_about_others_with_line() {
     use PolicyQuestion::{Connect, Join, Sockets};
     let mut w = World::with_policy(FILE);
     let root = w.join_as(0, "root", 1);
@@ -74,7 +74,7 @@ fn administrator_is_told_what_would_be_decided_of_others_and_by_which_line() {
 }
 
 #[test]
-fn decision_about_the_asker_is_what_its_requests_meet() {
+fn decision_about_own_request_matches_its_outcome() {
     let mut w = World::with_policy(FILE);
     let web = w.join_as(1, "web-1", 1);
     for (to, service) in [("db", "in"), ("db", "out"), ("web-1", "x"), ("open", "in")] {
@@ -94,7 +94,7 @@ fn decision_about_the_asker_is_what_its_requests_meet() {
 }
 
 #[test]
-fn question_about_another_user_is_refused_unless_an_administrator_asks() {
+fn policy_question_about_others_requires_administrator() {
     let mut w = World::with_policy(FILE);
     let askers = [w.join_as(1, "web-1", 1), w.join_as((0, CONTAINER), "open", 2)];
     for (asker, uid) in askers.into_iter().zip([1, 0]) {

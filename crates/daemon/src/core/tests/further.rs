@@ -56,7 +56,7 @@ pub(super) const FROM: Side = Side::Connecting;
 pub(super) const TO: Side = Side::Accepting;
 
 #[test]
-fn region_of_a_kind_that_the_peer_takes_reaches_it_and_counts_for_both() {
+fn accepted_region_is_delivered_and_counts_for_both_sides() {
     let mut w = World::new();
     let (web, db, channel) = channel_in(&mut w);
     let (before_web, before_db) = (counted(&w, "web"), counted(&w, "db"));
@@ -76,7 +76,7 @@ fn region_of_a_kind_that_the_peer_takes_reaches_it_and_counts_for_both() {
 }
 
 #[test]
-fn region_of_a_kind_that_the_peer_does_not_take_is_refused_to_its_owner_alone() {
+fn region_of_unaccepted_kind_is_refused_to_its_owner() {
     let mut w = World::new();
     let (web, db, channel) = channel_in(&mut w);
     assert_eq!(refusal(add(&mut w, web, (channel, FROM), 1)), Some(Refusal::KindMismatch));
@@ -136,7 +136,7 @@ fn region_that_either_domain_cannot_pay_for_is_refused() {
 }
 
 #[test]
-fn region_that_is_not_delivered_counts_for_nobody() {
+fn undelivered_region_counts_for_neither_side() {
     let mut w = World::new();
     let (web, db, channel) = channel_in(&mut w);
     take(&mut w, db, (channel, TO), 1, 1 << 20);

@@ -39,7 +39,7 @@ fn add_at(w: &mut World, session: u64, channel: u64, (number, kind): (u32, u32),
 }
 
 #[test]
-fn region_in_a_window_reaches_the_other_machine_and_its_place_is_free_when_neither_has_it() {
+fn window_region_is_freed_after_both_machines_drop_it() {
     let mut w = attached();
     let (caller, listener, channel, _) = channel_between(&mut w);
     let before = (counted(&w, "a"), counted(&w, "b"));
@@ -61,7 +61,7 @@ fn region_in_a_window_reaches_the_other_machine_and_its_place_is_free_when_neith
 }
 
 #[test]
-fn place_of_refused_region_is_free_and_place_in_use_is_not_taken_for_it() {
+fn refused_region_frees_its_place_and_used_place_is_rejected() {
     let mut w = attached();
     let (caller, _, channel, endpoint) = channel_between(&mut w);
     for number in 1..20 {
@@ -79,7 +79,7 @@ fn place_of_refused_region_is_free_and_place_in_use_is_not_taken_for_it() {
 }
 
 #[test]
-fn region_that_is_not_delivered_to_a_machine_leaves_no_place_taken() {
+fn undelivered_window_region_leaves_no_place_taken() {
     let mut w = attached();
     let (caller, _, channel, _) = channel_between(&mut w);
     let base = further_room(&mut w, caller, channel, "b");
@@ -90,7 +90,7 @@ fn region_that_is_not_delivered_to_a_machine_leaves_no_place_taken() {
 }
 
 #[test]
-fn memory_of_its_own_is_for_a_peer_on_the_same_machine() {
+fn memfd_region_is_accepted_only_within_same_machine() {
     let mut w = attached();
     let (caller, _, channel, _) = channel_between(&mut w);
     let region = RegionReference::with_ring(SIZE);

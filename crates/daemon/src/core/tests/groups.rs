@@ -1,4 +1,4 @@
-//! Groups: who is a member, seats, and when their places are free again.
+//! Groups: members, seats, and when their places are free again.
 
 use super::*;
 use partywall_protocol::wire::{GroupRow, What};
@@ -63,7 +63,7 @@ fn seated(w: &mut World, origin: impl Into<Origin>, pid: u32) -> (u64, u64, u64)
     }
 }
 
-/// What a session has been told of others: who, and whether alive.
+/// The notices to a session about other seats: the key, and whether it is alive.
 fn told(w: &mut World, session: u64) -> Vec<(u64, bool)> {
     let mut all = Vec::new();
     w.sent.retain(|sent| match sent.message {
@@ -84,7 +84,7 @@ fn rows(w: &mut World, session: u64) -> Vec<GroupRow> {
 }
 
 #[test]
-fn members_alone_take_part_and_all_hear_of_each_other() {
+fn only_members_join_group_and_see_other_seats() {
     let mut w = grouped();
     let (a, key_a, _) = seated(&mut w, A, 1);
     let (host, key_host, _) = seated(&mut w, Origin::Host, 2);
@@ -94,7 +94,8 @@ fn members_alone_take_part_and_all_hear_of_each_other() {
     assert_eq!(told(&mut w, b), [(key_a, true), (key_host, true)]);
     assert_eq!(w.refused(a, take_part(0), vec![]), Refusal::Protocol, "once for a session");
 
-    // Of the host it is the domain that counts, of a machine the machine: one called as the other is not the member.
+    // For processes of the host the domain counts, for those of a machine the machine: a domain with the name of a member machine is not
+    // the member.
     let as_web = w.join_as(A, "web", 9);
     assert!(matches!(w.ask(as_web, take_part(0)), Message::GroupJoined { member: 0, .. }), "it is in machine a");
     for name in ["shop", "b.x"] {
@@ -115,7 +116,7 @@ fn members_alone_take_part_and_all_hear_of_each_other() {
 }
 
 #[test]
-fn a_member_gets_its_own_window_to_write_and_the_others_to_read() {
+fn member_writes_its_own_window_and_reads_the_others() {
     let mut w = grouped();
     let (a, ..) = seated(&mut w, A, 1);
     for member in 0..3u8 {
@@ -137,7 +138,7 @@ fn a_member_gets_its_own_window_to_write_and_the_others_to_read() {
         assert_eq!(matches!(with[0], Fake::Region(..)), member == 0, "writable to its owner alone");
     }
     assert_eq!(w.refused(a, Message::GroupWindow { member: 3 }, vec![]), Refusal::Protocol);
-    // What a machine does not see it cannot have; its agent has started again.
+    // A machine cannot have a window that it does not see; its agent has started again.
     news(&mut w, MachineNews::Up { machine: A, up: true });
     assert_eq!(w.refused(a, Message::GroupWindow { member: 1 }, vec![]), Refusal::Machine);
     let again = w.join_as(A, "a", 2);
@@ -149,7 +150,7 @@ fn a_member_gets_its_own_window_to_write_and_the_others_to_read() {
 }
 
 #[test]
-fn a_place_is_free_when_all_who_were_there_have_let_go() {
+fn place_is_reused_after_all_readers_release_it() {
     let mut w = grouped();
     let (a, key, base) = seated(&mut w, A, 1);
     let (b, ..) = seated(&mut w, B, 1);
@@ -161,7 +162,7 @@ fn a_place_is_free_when_all_who_were_there_have_let_go() {
     assert!(other != base && other_key > key);
     assert_eq!(told(&mut w, next).len(), 2, "of the dead before its time it hears nothing");
     assert_eq!(w.say(b, Message::LetGo { key }, vec![]), None);
-    // Somebody who was not there does not count, nor does one twice, nor of one who lives.
+    // A release by a member that was not there does not count, nor a second one, nor one of a living seat.
     w.say(next, Message::LetGo { key }, vec![]);
     w.say(b, Message::LetGo { key }, vec![]);
     w.say(b, Message::LetGo { key: other_key }, vec![]);
@@ -199,7 +200,7 @@ fn room_and_seats_have_an_end() {
 }
 
 #[test]
-fn a_machine_that_is_gone_takes_its_window_with_it_and_has_another_when_it_comes_again() {
+fn removed_machine_loses_window_and_gets_new_one_on_return() {
     let mut w = grouped();
     let (a, key, _) = seated(&mut w, A, 1);
     let (b, ..) = seated(&mut w, B, 1);
@@ -247,7 +248,7 @@ fn bring(w: &mut World, session: u64, room: u64, memory: u64) -> Message {
 }
 
 #[test]
-fn seat_of_host_group_brings_memory_of_its_own_size() {
+fn host_group_seat_requires_memory_of_announced_size() {
     let mut w = world_with_host_group();
     let web = w.join_as(1000, "web", 1);
     assert_eq!(w.refused(web, take_part(ROOM), vec![]), Refusal::Protocol, "no memory");
@@ -272,7 +273,7 @@ fn seat_of_host_group_brings_memory_of_its_own_size() {
 }
 
 #[test]
-fn memory_of_seat_goes_to_members_alone_and_is_kept_until_all_let_go() {
+fn seat_memory_goes_to_members_and_is_kept_until_released() {
     let mut w = world_with_host_group();
     let empty = w.open_descriptors();
     let [web, db] = [("web", 1), ("db", 2)].map(|(name, pid)| w.join_as(1000, name, pid));
@@ -294,7 +295,7 @@ fn memory_of_seat_goes_to_members_alone_and_is_kept_until_all_let_go() {
 }
 
 #[test]
-fn seats_are_in_the_book_while_somebody_may_use_them() {
+fn seats_stay_in_book_while_a_process_may_use_them() {
     let mut w = grouped();
     let (a, key, base) = seated(&mut w, A, 1);
     let web = w.join_as(1000, "web", 2);
@@ -310,7 +311,7 @@ fn seats_are_in_the_book_while_somebody_may_use_them() {
 }
 
 #[test]
-fn seats_of_the_last_broker_are_given_to_nobody() {
+fn seats_of_previous_broker_are_not_reused() {
     let mut w = grouped();
     let (memory, reader, size) = (w.region(4096), w.other(), SIZE);
     let in_use = vec![(PAGE, CONTROL), (SIZE - PAGE, 1 << 40), (u64::MAX - 8191, 8192)];

@@ -164,7 +164,7 @@ fn sockets_in_two_machines_meet_in_their_windows() {
 }
 
 #[test]
-fn places_of_program_that_may_live_are_given_to_nobody() {
+fn places_of_possibly_living_program_are_not_reused() {
     for lost in [true, false] {
         let mut w = attached(EVERYBODY);
         let (web, db) = meeting(&mut w);
@@ -210,7 +210,7 @@ fn sockets_without_crossing_numbers_are_not_one_connection() {
 }
 
 #[test]
-fn connection_whose_numbers_cannot_be_read_does_not_leave_its_machine() {
+fn connection_with_unreadable_numbers_stays_in_its_machine() {
     let mut w = attached(EVERYBODY);
     let (web, _) = meeting(&mut w);
     handshake(offer(&mut w, web, socket(CLIENT, SERVER, None), near()));
@@ -218,10 +218,10 @@ fn connection_whose_numbers_cannot_be_read_does_not_leave_its_machine() {
 }
 
 #[test]
-fn region_must_be_where_both_sides_see_it() {
+fn region_outside_memory_of_both_sides_is_refused() {
     let mut w = attached(EVERYBODY);
     let (web, db) = meeting(&mut w);
-    // A place that nobody gave it, and one that another process has.
+    // A place that was not given out, and one that another process has.
     assert_eq!(refused(offer(&mut w, web, client(), far(4 << 20))), Refusal::BadRegion);
     let other = w.join_as(A, "a.web", 8);
     let base = room(offer(&mut w, other, client(), near()));
@@ -282,7 +282,7 @@ fn machine_sees_only_listeners_that_its_policy_lets_it_reach() {
         w.listed_in_machines.keys().filter(|(of, table, _)| (*of, *table) == (machine, 'l')).count()
     };
     assert_eq!((seen(&w, A), seen(&w, B), seen(&w, C)), (1, 2, 0));
-    // What the policy changes is shown at once, and what goes later leaves nothing.
+    // A change of the policy is visible at once, and a later withdrawal leaves nothing.
     let actions =
         w.core.set_policy(Arc::new(Policy::parse(&rule.replace("a.*", "c.*").replace("tcp-80", "*")).unwrap()));
     w.perform(actions);
@@ -292,12 +292,12 @@ fn machine_sees_only_listeners_that_its_policy_lets_it_reach() {
 }
 
 #[test]
-fn machine_that_lies_about_address_does_not_keep_offers_from_the_right_one() {
+fn false_listener_does_not_keep_offers_from_real_one() {
     let mut w = attached(EVERYBODY);
     let (web, db) = meeting(&mut w);
     let liar = w.join_as(C, "c.liar", 7);
     publish(&mut w, liar, listening(SERVER));
-    // Offers that nobody takes are made again, and go to each in turn.
+    // Offers that are not taken are made again, and go to each in turn.
     let taken = (0..4).any(|_| {
         let id = offered(&mut w, web);
         let met = matches!(take(&mut w, db, server(), near()), Message::RoomIs { .. });
@@ -310,7 +310,7 @@ fn machine_that_lies_about_address_does_not_keep_offers_from_the_right_one() {
 }
 
 #[test]
-fn one_machine_does_not_use_up_what_all_share() {
+fn one_machine_is_limited_to_quarter_of_offers() {
     let mut w = attached(EVERYBODY);
     let all = w.core.capacity.offers;
     let offered = (0..all).take_while(|n| {

@@ -10,7 +10,7 @@ fn joined(message: &Message) -> (u32, u64) {
 }
 
 #[test]
-fn a_domain_lasts_from_its_first_session_to_its_last_and_comes_again_with_a_greater_epoch() {
+fn domain_ends_with_last_session_and_returns_with_new_epoch() {
     let mut w = World::new();
     let (a, b) = (w.open(1000, 1), w.open(1000, 2));
     let first = joined(&w.ask(a, join("web")));
@@ -26,7 +26,7 @@ fn a_domain_lasts_from_its_first_session_to_its_last_and_comes_again_with_a_grea
 }
 
 #[test]
-fn the_first_message_is_join_or_the_session_ends() {
+fn session_ends_unless_first_message_is_join() {
     for message in [Message::Ping {}, bind("s", 1), Message::Inspect { channel: 1 }, Message::Closed { channel: 1 }] {
         let mut w = World::new();
         let s = w.open(1000, 1);
@@ -37,7 +37,7 @@ fn the_first_message_is_join_or_the_session_ends() {
 }
 
 #[test]
-fn a_join_that_is_refused_ends_the_session() {
+fn refused_join_ends_session() {
     for (uid, message, code) in [
         (1000, Message::Join { version: 2, name: "a".into() }, Refusal::Version),
         (1000, join(""), Refusal::NameInvalid),
@@ -55,7 +55,7 @@ fn a_join_that_is_refused_ends_the_session() {
 }
 
 #[test]
-fn a_second_join_is_refused_and_the_session_goes_on() {
+fn second_join_is_refused_and_session_continues() {
     let mut w = World::new();
     let s = w.join("a", 1);
     assert_eq!(w.refused(s, join("b"), vec![]), Refusal::Protocol);
@@ -63,7 +63,7 @@ fn a_second_join_is_refused_and_the_session_goes_on() {
 }
 
 #[test]
-fn who_may_join_as_nothing_is_turned_away_at_once() {
+fn user_without_allowed_name_is_disconnected_on_connect() {
     let mut w = World::new();
     let s = w.open(1001, 1);
     assert!(matches!(w.sent[0].message, Message::Refused { code: Refusal::Denied, .. }));
@@ -72,7 +72,7 @@ fn who_may_join_as_nothing_is_turned_away_at_once() {
 }
 
 #[test]
-fn the_policy_decides_who_may_join_as_what() {
+fn join_with_name_outside_policy_is_denied() {
     let mut w = World::with_policy("[[join]]\ndomain='web-*'\nusers=[7]");
     w.join_as(7, "web-1", 1);
     let s = w.open(7, 2);
@@ -131,7 +131,7 @@ fn services_are_named_once_and_bounded() {
 }
 
 #[test]
-fn what_only_the_broker_says_and_stray_descriptors_are_refused() {
+fn broker_messages_and_stray_descriptors_are_refused() {
     let mut w = World::new();
     let s = w.join("a", 1);
     assert_eq!(w.refused(s, Message::Done {}, vec![]), Refusal::Protocol);
@@ -148,7 +148,7 @@ fn what_only_the_broker_says_and_stray_descriptors_are_refused() {
 }
 
 #[test]
-fn a_malformed_packet_is_refused_and_ends_the_session_only_if_fatal() {
+fn malformed_packet_ends_session_only_if_fatal_or_unjoined() {
     let mut w = World::new();
     let (s, t, unjoined) = (w.join("a", 1), w.join("a", 2), w.open(1000, 3));
     for (session, fatal) in [(s, false), (t, true), (unjoined, false)] {
@@ -161,7 +161,7 @@ fn a_malformed_packet_is_refused_and_ends_the_session_only_if_fatal() {
 }
 
 #[test]
-fn a_new_policy_ends_the_sessions_it_would_not_let_join_and_sets_quotas() {
+fn new_policy_ends_denied_sessions_and_sets_quotas() {
     let mut w = World::with_policy("[[join]]\ndomain='*'\nusers=[1,2]");
     let (one, two) = (w.join_as(1, "a", 1), w.join_as(2, "b", 2));
     w.bind(one, "s", 1);

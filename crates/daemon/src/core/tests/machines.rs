@@ -56,7 +56,7 @@ pub(super) fn meeting(w: &mut World) -> (u64, u64) {
 }
 
 #[test]
-fn a_guest_is_called_what_its_machine_is_called() {
+fn guest_domain_gets_machine_prefix_unless_policy_names_it() {
     let mut w = attached();
     for (asked, got) in [("a", "a"), ("a.x", "a.x"), ("b", "a.b"), ("root", "a.root"), ("ab", "a.ab")] {
         let session = w.open(A, 1);
@@ -65,7 +65,7 @@ fn a_guest_is_called_what_its_machine_is_called() {
     }
     let session = w.open(A, 1);
     assert_eq!(w.refused(session, join(&"x".repeat(64)), vec![]), Refusal::NameInvalid);
-    // A machine that nobody has attached.
+    // A machine that was never attached.
     w.open(MachineId::new(9).unwrap(), 1);
     assert!(matches!(w.sent.pop().unwrap().message, Message::Refused { code: Refusal::Denied, .. }));
     // The policy can give it another name.
@@ -81,7 +81,7 @@ fn a_guest_is_called_what_its_machine_is_called() {
 }
 
 #[test]
-fn a_machine_is_no_user_of_the_host() {
+fn machine_has_no_rights_of_host_users() {
     let text = "administrators = [\"*\"]\n[[join]]\ndomain = \"db\"\nusers = [\"*\"]\ngroups = [\"*\"]\n";
     let policy = Policy::parse(text).unwrap();
     let guest = Credentials::in_machine(A, 1);
@@ -150,7 +150,7 @@ fn rule_for_high_uid_admits_no_machine() {
 }
 
 #[test]
-fn the_list_of_machines_tells_what_their_windows_are_once_it_is_known() {
+fn machine_list_shows_how_windows_are_plugged_once_known() {
     let mut w = attached();
     let root = w.join("root", 1);
     let plugged = |w: &mut World| {
@@ -162,13 +162,13 @@ fn the_list_of_machines_tells_what_their_windows_are_once_it_is_known() {
     assert_eq!(plugged(&mut w), [PluggedAs::Unknown; 2]);
     w.core.machine_news(MachineNews::Plugged { machine: A, plugged_as: PluggedAs::Memory });
     w.core.machine_news(MachineNews::Plugged { machine: B, plugged_as: PluggedAs::Device });
-    // A machine that was let go meanwhile.
+    // A machine that was detached meanwhile.
     w.core.machine_news(MachineNews::Plugged { machine: MachineId::MAX, plugged_as: PluggedAs::Device });
     assert_eq!(plugged(&mut w), [PluggedAs::Memory, PluggedAs::Device]);
 }
 
 #[test]
-fn a_place_is_a_channels_until_both_ends_are_gone() {
+fn channel_place_is_freed_after_both_ends_close() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     let with = vec![w.region(8192)];
@@ -220,7 +220,7 @@ fn links_to_machine_are_made_by_broker_and_each_end_given_once() {
 }
 
 #[test]
-fn a_broadcast_stays_on_its_machine_and_says_what_crosses() {
+fn broadcast_across_machines_is_refused_with_alternative() {
     let mut w = attached();
     let (_, publisher) = meeting(&mut w);
     let bind = Message::Bind { service: "news".into(), kind: Kind::Broadcast, backlog: 4 };
@@ -246,7 +246,7 @@ fn a_broadcast_stays_on_its_machine_and_says_what_crosses() {
 }
 
 #[test]
-fn a_ring_grows_within_a_share_of_what_is_free() {
+fn ring_growth_is_limited_to_share_of_free_memory() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     let base = place(&mut w, caller, 0, "b");
@@ -279,7 +279,7 @@ fn a_ring_grows_within_a_share_of_what_is_free() {
 }
 
 #[test]
-fn a_connection_that_comes_to_nothing_leaves_no_place_taken() {
+fn failed_connection_leaves_no_place_taken() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     let first = place(&mut w, caller, 0, "b");
@@ -301,7 +301,7 @@ fn a_connection_that_comes_to_nothing_leaves_no_place_taken() {
 }
 
 #[test]
-fn a_place_that_was_not_given_is_refused() {
+fn ungranted_place_is_refused() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     let base = place(&mut w, caller, 0, "b");
@@ -333,7 +333,7 @@ fn a_place_that_was_not_given_is_refused() {
 }
 
 #[test]
-fn a_window_that_is_not_seen_is_not_used() {
+fn window_not_seen_by_machine_is_not_used() {
     let mut w = attached();
     let (caller, _) = meeting(&mut w);
     w.core.machine_news(MachineNews::Up { machine: B, up: true });
@@ -345,7 +345,7 @@ fn a_window_that_is_not_seen_is_not_used() {
 }
 
 #[test]
-fn book_has_places_as_long_as_somebody_has_them() {
+fn places_stay_in_book_until_sessions_end() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     let base = place(&mut w, caller, 0, "b");
@@ -363,12 +363,12 @@ fn book_has_places_as_long_as_somebody_has_them() {
 }
 
 #[test]
-fn places_of_the_last_broker_are_given_to_nobody() {
+fn places_used_under_previous_broker_are_not_given_out() {
     let mut w = attached();
     let (caller, _) = meeting(&mut w);
     let first = place(&mut w, caller, 0, "b");
     w.end(caller);
-    // The same window with the next broker, in which a program of before may still use the first place and some memory further on.
+    // The same window with the next broker. A program of the earlier broker may still use the first place and some memory further on.
     let (memory, reader, allocated) = (w.other(), w.other(), SIZE);
     let (owner, peer) = (A.into(), B.into());
     tell(&mut w, MachineNews::Window { owner, peer, memory, reader, size: SIZE, allocated });
@@ -415,7 +415,7 @@ fn allocated(w: &mut World, to: u64) {
     tell(w, MachineNews::Allocated { owner: A.into(), peer: B.into(), to });
 }
 
-/// What was said to a session since this was asked last.
+/// The messages to a session since the last call.
 fn heard(w: &mut World, session: u64) -> Vec<Message> {
     let (theirs, rest) = std::mem::take(&mut w.sent).into_iter().partition(|s| s.session == session);
     w.sent = rest;
@@ -423,7 +423,7 @@ fn heard(w: &mut World, session: u64) -> Vec<Message> {
 }
 
 #[test]
-fn places_are_given_where_there_is_memory_and_who_asks_for_more_waits_until_it_is_there() {
+fn room_request_waits_until_its_memory_is_allocated() {
     let mut w = attached();
     let (caller, _) = meeting(&mut w);
     let other = w.join_as(A, "a", 8);
@@ -445,16 +445,16 @@ fn places_are_given_where_there_is_memory_and_who_asks_for_more_waits_until_it_i
     assert!(second + (512 << 10) <= HUGE_PAGE + (700 << 10) && first >= second + (512 << 10));
     allocated(&mut w, SIZE);
     assert!(heard(&mut w, caller).is_empty() && heard(&mut w, other).is_empty(), "once each");
-    // All of it is there: nobody waits.
+    // All of the memory is there, so the request does not wait.
     assert_eq!(w.refused(caller, room(0, "b", 1 << 20), vec![]), Refusal::OutOfResources);
-    // Of a window that is gone.
+    // A notice about a window that is gone.
     let (owner, peer) = (MachineId::MAX.into(), B.into());
     tell(&mut w, MachineNews::Allocated { owner, peer, to: SIZE });
     tell(&mut w, MachineNews::Shortage { owner, peer, why: String::new() });
 }
 
 #[test]
-fn a_ring_that_grows_may_have_its_share_of_what_is_still_to_come() {
+fn growing_ring_gets_share_of_unallocated_memory() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     begun(&mut w);
@@ -473,7 +473,7 @@ fn a_ring_that_grows_may_have_its_share_of_what_is_still_to_come() {
 }
 
 #[test]
-fn who_waits_for_memory_that_cannot_be_had_is_told_why() {
+fn memory_shortage_refuses_waiting_request_with_reason() {
     let mut w = attached();
     let (caller, _) = meeting(&mut w);
     begun(&mut w);
@@ -483,7 +483,7 @@ fn who_waits_for_memory_that_cannot_be_had_is_told_why() {
     let heard_of = heard(&mut w, caller);
     let [Message::Refused { code: Refusal::OutOfResources, reason }] = &heard_of[..] else { panic!("{heard_of:?}") };
     assert!(reason.contains("only") && reason.contains("all is taken"), "{reason}");
-    // What there is serves on; nobody waits for the rest, and it may come all the same.
+    // The existing memory stays in use. Requests no longer wait for the rest, which may come all the same.
     place(&mut w, caller, 0, "b");
     assert_eq!(w.refused(caller, room(0, "b", 1 << 20), vec![]), Refusal::OutOfResources);
     allocated(&mut w, SIZE - 4096);
@@ -491,7 +491,7 @@ fn who_waits_for_memory_that_cannot_be_had_is_told_why() {
 }
 
 #[test]
-fn waiting_for_memory_ends_with_the_session_and_with_the_window_and_is_bounded() {
+fn memory_wait_ends_with_session_or_window_and_is_bounded() {
     let mut w = attached();
     let (caller, _) = meeting(&mut w);
     begun(&mut w);
@@ -510,7 +510,7 @@ fn waiting_for_memory_ends_with_the_session_and_with_the_window_and_is_bounded()
 }
 
 #[test]
-fn within_a_machine_the_agent_passes_what_the_broker_does_not_see() {
+fn connection_within_machine_passes_opaque_descriptors() {
     let mut w = attached();
     let (_, listener) = meeting(&mut w);
     let caller = w.join_as(B, "x", 9);

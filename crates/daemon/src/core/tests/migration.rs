@@ -62,7 +62,7 @@ fn migrating_machine_gets_no_places_until_it_is_resumed() {
 }
 
 #[test]
-fn places_of_a_machine_that_claims_release_are_not_given_to_others() {
+fn places_of_migrated_machine_are_not_given_to_others() {
     let mut w = attached();
     let (a, _b) = (w.join_as(A, "a", 7), w.join_as(B, "b", 8));
     let held = room(&mut w, a, "b").unwrap();

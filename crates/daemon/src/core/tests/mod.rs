@@ -56,7 +56,7 @@ pub(super) fn facts(transport: Transport, local: SocketAddr, remote: Option<Sock
 pub(super) enum Fake {
     Region(u64, Rc<()>),
     Link(Rc<()>),
-    /// Of the connecting side, listens and rings; of the accepting side likewise.
+    /// An end of a bell, by number: the connecting side's to listen and to ring with, and the accepting side's likewise.
     Bell(u8, Rc<()>),
     Other(Rc<()>),
 }
@@ -101,7 +101,7 @@ impl Descriptor for Fake {
     }
 }
 
-/// Whose session it is: a number is a user of the host.
+/// The owner of a session: a number is a user of the host.
 pub(super) trait Who {
     fn with(self, pid: u32) -> Credentials;
 }
@@ -135,7 +135,7 @@ pub(super) struct Sent {
 
 pub(super) struct World {
     pub(super) core: Core<Fake>,
-    /// What becomes of offers.
+    /// The result of offers.
     pub(super) delivery: OfferDelivery,
     pub(super) sent: Vec<Sent>,
     pub(super) closed: Vec<u64>,
@@ -144,7 +144,7 @@ pub(super) struct World {
     pub(super) orders: Vec<Order>,
     /// Places that the books of windows have: where each begins, and its bytes.
     pub(super) booked: BTreeSet<(u64, u64)>,
-    /// What is in the directory, and how often.
+    /// The entries of the directory, with their counts.
     pub(super) listed: BTreeMap<(char, Fingerprint), u32>,
     pub(super) listed_in_machines: BTreeMap<(MachineId, char, Fingerprint), u32>,
     /// Machines that have a directory.
@@ -328,12 +328,12 @@ impl World {
         self.feed(CoreEvent::Closed { session: SessionId(session), by_program: true });
     }
 
-    /// Says something, and returns the answer, if there is one. What others were sent stays in `sent`.
     /// Ends a session whose program may live.
     pub(super) fn lose(&mut self, session: u64) {
         self.feed(CoreEvent::Closed { session: SessionId(session), by_program: false });
     }
 
+    /// Sends a message, and returns the answer, if there is one. Messages to other sessions stay in `sent`.
     pub(super) fn say(&mut self, session: u64, message: Message, descriptors: Vec<Fake>) -> Option<Message> {
         let request = self.next_request;
         self.next_request += 1;

@@ -30,7 +30,7 @@ fn contradicts(w: &mut World, session: u64, message: Message) {
 }
 
 #[test]
-fn either_side_may_come_first() {
+fn reclaim_works_in_either_order_of_sides() {
     for order in [[0, 1], [1, 0]] {
         let mut w = World::new();
         let sessions = [w.join("web", 1), w.join("db", 2)];
@@ -52,7 +52,7 @@ fn either_side_may_come_first() {
 }
 
 #[test]
-fn one_side_alone_is_listed_and_forgotten_with_it() {
+fn half_reclaimed_channel_ends_with_its_session() {
     let mut w = World::new();
     let web = w.join("web", 1);
     assert_eq!(reclaim(&mut w, web, claim(Side::Connecting, "db")), Message::Done {});
@@ -62,7 +62,7 @@ fn one_side_alone_is_listed_and_forgotten_with_it() {
 }
 
 #[test]
-fn a_contradiction_is_refused_and_the_first_story_stands() {
+fn contradicting_reclaim_is_refused_and_first_claim_stands() {
     let mut w = World::new();
     let (web, db, third) = (w.join("web", 1), w.join("db", 2), w.join("third", 3));
     assert_eq!(reclaim(&mut w, web, claim(Side::Connecting, "db")), Message::Done {});
@@ -99,7 +99,7 @@ fn a_contradiction_is_refused_and_the_first_story_stands() {
 }
 
 #[test]
-fn a_number_that_no_broker_gave_out_is_refused() {
+fn reclaim_of_unissued_number_is_refused() {
     let mut w = World::new();
     let web = w.join("web", 1);
     let mut message = claim(Side::Connecting, "db");
@@ -114,7 +114,7 @@ fn a_number_that_no_broker_gave_out_is_refused() {
 }
 
 #[test]
-fn a_client_that_lost_only_its_session_reclaims_its_end() {
+fn client_reclaims_its_end_after_losing_only_its_session() {
     let mut w = World::new();
     let (web, db) = (w.join("web", 1), w.join("db", 2));
     w.bind(db, "sql", 1);

@@ -1,4 +1,4 @@
-//! Who may publish, offer and take what, and whose connection is whose.
+//! The rights to publish, offer and take, and the identity of connections.
 
 mod handshake;
 mod policy;
@@ -135,7 +135,7 @@ fn world() -> (World, u64, u64) {
 }
 
 #[test]
-fn the_other_end_of_an_offer_gets_it_and_both_hold_a_channel() {
+fn taken_offer_makes_channel_for_both_ends() {
     let (mut w, web, db) = world();
     let id = offered(&mut w, web, client());
     assert!(is_offered(&w));
@@ -162,13 +162,13 @@ fn the_other_end_of_an_offer_gets_it_and_both_hold_a_channel() {
         assert_eq!(w.say(session, Message::Closed { channel }, vec![]), None);
     }
     assert_eq!((w.core.status().channels, w.open_descriptors()), (0, 0));
-    // The same sockets can come up again.
+    // The same sockets can get a ring again.
     offered(&mut w, web, client());
     met(&mut w, (web, client()), (db, server()));
 }
 
 #[test]
-fn the_same_connection_in_other_spellings_is_the_same() {
+fn ipv4_mapped_address_matches_ipv4_offer() {
     let (mut w, web, db) = world();
     offered(&mut w, web, client());
     let six = SocketFacts { local: at("[::ffff:10.0.0.1]:80"), remote: Some(at("[::ffff:10.0.0.2]:5000")), ..server() };
@@ -183,7 +183,7 @@ fn only_the_other_end_gets_an_offer() {
         socket("10.0.0.1:80", "10.0.0.2:5001"),
         socket("10.0.0.1:81", "10.0.0.2:5000"),
         socket("10.0.0.3:80", "10.0.0.2:5000"),
-        // The same end again, in another socket.
+        // The same end, in another socket.
         SocketFacts { cookie: 9, ..client() },
     ] {
         assert_eq!(
@@ -278,7 +278,7 @@ fn newer_socket_with_the_same_ends_replaces_the_stale_offer() {
 }
 
 #[test]
-fn an_offer_is_taken_back_by_who_made_it_and_ends_with_its_session_or_with_age() {
+fn offer_ends_by_cancel_session_end_or_age() {
     let (mut w, web, db) = world();
     let id = offered(&mut w, web, client());
     assert_eq!(w.refused(db, Message::Cancel { offer: id }, vec![]), Refusal::NoSuchOffer);
@@ -336,7 +336,7 @@ fn channels_and_rings_of_sockets_count_against_both_sides() {
 }
 
 #[test]
-fn a_channel_of_a_socket_is_made_by_take_alone() {
+fn socket_channel_cannot_be_bound_connected_or_reclaimed() {
     let (mut w, web, _) = world();
     let bind = Message::Bind { service: "s".into(), kind: Kind::Socket, backlog: 1 };
     assert_eq!(w.refused(web, bind, vec![]), Refusal::Protocol);
@@ -364,7 +364,7 @@ fn a_channel_of_a_socket_is_made_by_take_alone() {
 }
 
 #[test]
-fn the_directory_is_handed_to_whoever_has_joined() {
+fn directory_is_given_only_to_joined_sessions() {
     let (mut w, web, _) = world();
     assert_eq!(w.refused(web, Message::Directory {}, vec![]), Refusal::OutOfResources);
     let directory = w.other();

@@ -1,4 +1,4 @@
-//! Who sees what.
+//! The visibility of domains, services and channels.
 
 use partywall_protocol::wire::What;
 
@@ -15,7 +15,7 @@ to = 'db'
 service = 'sql'
 ";
 
-/// web (user 1) connected to db (user 2), which also has a secret service; lonely (user 3) knows nobody.
+/// web (user 1) connected to db (user 2), which also has a secret service; lonely (user 3) has no connections.
 fn world() -> (World, [u64; 4], u64) {
     let mut w = World::with_policy(POLICY);
     let sessions = [w.join_as(1, "web", 1), w.join_as(2, "db", 2), w.join_as(3, "lonely", 3), w.join_as(9, "admin", 4)];
@@ -39,7 +39,7 @@ fn names(answer: Message) -> Vec<String> {
 }
 
 #[test]
-fn a_domain_lists_what_it_may_reach_or_be_reached_from() {
+fn domain_lists_only_reachable_domains_and_their_channels() {
     let (mut w, [web, db, lonely, admin], _) = world();
     for (session, domains, services, channels) in [
         (web, &["web", "db"][..], &["db:sql"][..], &["web-db:sql"][..]),
@@ -55,7 +55,7 @@ fn a_domain_lists_what_it_may_reach_or_be_reached_from() {
 }
 
 #[test]
-fn the_rows_say_what_is() {
+fn listed_rows_match_domain_and_channel_state() {
     let (mut w, [web, ..], channel) = world();
     let Message::Domains { page } = w.ask(web, Message::List { what: What::Domains, after: 0 }) else { panic!() };
     let web_row = &page.rows[0];
@@ -72,7 +72,7 @@ fn the_rows_say_what_is() {
 }
 
 #[test]
-fn inspection_is_for_the_users_of_the_parties_and_administrators() {
+fn inspection_is_limited_to_channel_users_and_administrators() {
     let (mut w, [web, db, lonely, admin], channel) = world();
     for session in [web, db, admin] {
         assert_eq!(
@@ -85,7 +85,7 @@ fn inspection_is_for_the_users_of_the_parties_and_administrators() {
 }
 
 #[test]
-fn the_connecting_sides_region_comes_first() {
+fn inspect_returns_region_of_connecting_side_first() {
     let (mut w, [web, ..], channel) = world();
     w.feed(CoreEvent::Message {
         session: SessionId(web),

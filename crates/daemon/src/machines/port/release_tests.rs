@@ -4,7 +4,7 @@ use super::tests::{HANG, Served};
 use super::*;
 use partywall_protocol::agent::LastReason;
 
-/// What the port tells of a release.
+/// The port's report of a release.
 fn released(served: &Served) -> Option<String> {
     let start = Instant::now();
     loop {
@@ -20,7 +20,7 @@ fn released_is_passed_on_once_and_only_if_it_was_asked_for() {
     let served = Served::start();
     let mut guest = served.greet();
     guest.say(Say::Released { held: LastReason(String::new()) }.encode());
-    // What came before has been heard when the session is there.
+    // Earlier frames have been processed when the session is there.
     guest.say(Say::Open { session: 1, pid: 7 }.encode());
     let session = served.admitted();
     served.port.release();
@@ -54,7 +54,7 @@ fn agent_that_ends_or_starts_again_has_not_released() {
 fn release_without_agent_fails_at_once() {
     let served = Served::start();
     served.port.release();
-    // Accepted by the socket, but nobody greets: the port is open, and the answer comes with its end.
+    // The connection is accepted, but no greeting comes: the port is open, and the answer comes with its end.
     let (stream, _) = served.listener.accept().unwrap();
     drop(stream);
     assert!(released(&served).is_some());

@@ -211,11 +211,11 @@ fn request_number_that_is_used_again_frees_its_links() {
 }
 
 #[test]
-fn guest_that_does_not_read_is_not_read_either() {
+fn port_input_stops_while_guest_reads_no_answers() {
     let served = Served::start();
     let _taking = served.take_errands();
     let mut guest = served.greet();
-    // Each session beyond the most is answered. Nobody reads the answers, so at some point no more is taken.
+    // Each session beyond the limit is answered. The answers are not read, so at some point the port takes no more.
     guest.stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut piece = Vec::new();
     for session in 0..1024 {
@@ -312,7 +312,7 @@ fn greetings_without_end_leave_a_handful_queued() {
 }
 
 #[test]
-fn errands_of_a_port_that_wait_are_bounded_and_all_of_them_are_done() {
+fn waiting_errands_of_port_are_bounded_and_all_done() {
     const OPENED: u32 = 20_000;
     let served = Served::start();
     let guest = served.greet();
@@ -336,7 +336,7 @@ fn errands_of_a_port_that_wait_are_bounded_and_all_of_them_are_done() {
     drop(served);
 }
 
-/// What a guest is told of no windows.
+/// The message to a guest without windows.
 fn nothing_announced() -> Announced {
     Announced { windows: Vec::new(), doorbell: None }
 }
@@ -351,7 +351,7 @@ fn latest_list_of_windows_replaces_one_that_was_not_said() {
         let part = Part::Between(Origin::Host, MachineId::MIN.into());
         announce(vec![Announcement { id, own: false, part, other: "b".into(), memory: memory() }]);
     }
-    // A guest that takes nothing is told nothing, unless it is to give up its windows.
+    // A guest that takes nothing gets nothing, except the request to give up its windows.
     let (taken, left) = shared.take(true);
     assert!(taken.announce.is_none() && left);
     let (taken, left) = shared.take(false);

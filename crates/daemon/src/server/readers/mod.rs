@@ -55,7 +55,7 @@ const READER: u64 = 1 << 63;
 const TIMER: u64 = 1 << 62;
 const SPAWNER: u64 = READER | u32::MAX as u64;
 
-/// What an event of epoll's is about.
+/// The subject of an epoll event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReaderEvent {
     /// A reader's socket.
@@ -87,7 +87,7 @@ struct ReaderHandle {
     timer: OwnedFd,
     /// Sessions that it has been given and has not closed.
     open: usize,
-    /// What its socket did not take.
+    /// Orders that its socket did not take yet.
     backlog: VecDeque<(ReaderOrder, Option<OwnedFd>)>,
     /// It hung, and is waited for to end.
     killed: bool,
@@ -126,7 +126,7 @@ pub(super) struct Readers {
     by_account: HashMap<Account, u32>,
     resting: HashMap<Account, Instant>,
     disposer: Disposer,
-    /// What no disposer took. It is tried again when the next disposer is made.
+    /// Sockets that no disposer took. They are tried again when the next disposer is made.
     undisposed: Vec<OwnedFd>,
     next: u32,
     /// Dropped last: it kills the others.
@@ -309,7 +309,7 @@ impl Readers {
         let idle = |reader: &ReaderHandle| reader.open == 0 && !reader.killed;
         if self.readers.get(&number).is_some_and(idle) && self.readers.values().filter(|r| idle(r)).count() > MOST_IDLE
         {
-            // It ends when it hears nobody any more.
+            // A reader ends by itself when its socket is closed here.
             self.forget(number);
         }
     }
@@ -342,7 +342,7 @@ impl Readers {
         backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(fd));
     }
 
-    /// A reader has ended: one that was killed, or one that must not have.
+    /// A reader has ended: it was killed, or it failed.
     pub(super) fn dead(&mut self, number: u32) {
         if self.readers.get(&number).is_some_and(|reader| !reader.killed) {
             self.kill(number);
@@ -357,7 +357,7 @@ impl Readers {
         }
     }
 
-    /// Ends a session's socket, and closes it, not here. Nobody waits for it.
+    /// Shuts a session's socket down, and has another process close it without waiting.
     pub(super) fn dispose(&mut self, fd: OwnedFd) {
         let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
         self.close(fd);
@@ -366,7 +366,7 @@ impl Readers {
     /// Closes a stranger's descriptor, not here. Other copies of it stay as they are.
     pub(super) fn close(&mut self, fd: OwnedFd) {
         if let Err(fd) = self.pass_to_disposer(fd) {
-            // No descriptor is left to make another: it stays open for a while rather than holding everybody up.
+            // There is no descriptor to make another: the socket stays open for a while, so that the loop is not blocked.
             if self.undisposed.is_empty() {
                 tracing::error!("descriptors of clients cannot be closed safely, and stay open until they can");
             }
@@ -423,12 +423,12 @@ impl Readers {
     }
 }
 
-/// What a reader's socket had.
+/// The result of a look at a reader's socket.
 #[derive(Debug)]
 pub(super) enum FromReader {
     /// This, for [`ReaderReport::decode`].
     Report(packet::ReceivedPacket),
-    /// Nothing now.
+    /// No packet now.
     Nothing,
     /// The reader has ended.
     Dead,

@@ -99,7 +99,7 @@ fn keep_only(keep: &[BorrowedFd<'_>]) -> Option<Vec<OwnedFd>> {
             unsafe { libc::close(fd) };
         }
     }
-    // Nobody waits for the end of a pipe because a child has it as its standard output.
+    // A child must not keep a pipe open as its standard output, or the pipe's reader would not see its end.
     if let Ok(nothing) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
         for standard in 0..FIRST {
             // SAFETY: as above.

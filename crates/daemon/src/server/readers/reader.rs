@@ -18,7 +18,7 @@ use super::report::{ReaderOrder, ReaderReport};
 use super::urgency::ReaderUrgency;
 use crate::server::judge::{Judged, has_ended, judge};
 
-/// What epoll calls the broker's socket; sessions have greater numbers.
+/// The epoll data of the broker's socket; sessions have greater numbers.
 const BROKER: u64 = 0;
 
 pub(super) fn run(kept: Vec<OwnedFd>) {
@@ -127,7 +127,7 @@ impl ReaderProcess {
 
     /// Something happened on a session.
     fn read(&mut self, session: u64, flags: EventFlags) -> io::Result<()> {
-        // Its process is gone or has closed it; what it may have left unread has nobody to be answered to.
+        // The process is gone or has closed its end; its unread packets cannot be answered.
         if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             return self.lose(session);
         }

@@ -1,4 +1,4 @@
-//! What the broker and a reading process say to each other, one packet each. Both are the same program, so there is one version.
+//! The packets between the broker and a reading process. Both are the same program, so there is one version.
 //!
 //! ```text
 //!   order    what u8, session u64                                         [the session's socket]
@@ -69,7 +69,7 @@ impl<'a> ReaderReport<'a> {
         self.encode_as(false)
     }
 
-    /// The same, of a packet whose descriptors were all lost.
+    /// The report of a packet whose descriptors were all lost.
     pub(super) fn encode_without_descriptors(&self) -> Vec<u8> {
         self.encode_as(true)
     }
@@ -101,7 +101,7 @@ impl<'a> ReaderReport<'a> {
         out
     }
 
-    /// Whose descriptors the caller has. `None` if it makes no sense, which the same program does not say.
+    /// Decodes a report whose descriptors the caller has. `None` if it is malformed, which the same program never sends.
     pub(in crate::server) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (&what, bytes) = bytes.split_first()?;
         let (number, bytes) = bytes.split_first_chunk()?;

@@ -1,4 +1,5 @@
-//! The process that makes all others: forked before the broker serves anybody, and told by it whom to fork and whom to kill.
+//! The process that forks all others. It is forked before the broker serves clients, and executes the broker's orders to fork and to
+//! kill.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -11,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_se
 
 use super::{process, reader};
 
-/// What a child is for.
+/// The job of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Job {
@@ -31,7 +32,7 @@ const KILL: u8 = 0;
 pub(super) struct Spawner {
     socket: OwnedFd,
     pid: Pid,
-    /// What its socket did not take.
+    /// Orders that its socket did not take yet.
     backlog: VecDeque<([u8; 5], Vec<OwnedFd>)>,
 }
 
@@ -46,7 +47,7 @@ impl Spawner {
         Ok(Self { socket, pid, backlog: VecDeque::new() })
     }
 
-    /// Has a child made. Whatever is sent to it waits in its socket until it is there.
+    /// Has a child made. Packets for the child wait in its socket until it runs.
     pub(super) fn spawn(&mut self, child: u32, job: Job, with: Vec<OwnedFd>) {
         self.tell(job as u8, child, with);
     }
@@ -84,7 +85,7 @@ impl AsFd for Spawner {
 
 impl Drop for Spawner {
     fn drop(&mut self) {
-        // It ends when it hears nobody any more, and its children with it.
+        // The spawner ends when it has lost its peer, and its children with it.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         while matches!(waitpid(Some(self.pid), WaitOptions::empty()), Err(rustix::io::Errno::INTR)) {}
     }
@@ -158,14 +159,14 @@ impl Children {
         if let Ok(pid) = process::fork(name, keep, body) {
             match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(pidfd) => drop(self.running.insert(number, (pid, pidfd))),
-                // One that could not be killed some day is of no use.
+                // A process that could not be killed later is of no use.
                 Err(_) => drop(rustix::process::kill_process(pid, Signal::KILL)),
             }
         }
     }
 }
 
-/// What is sent to it is closed by the kernel when it is killed. A process that ends waits for no peer of a socket.
+/// The kernel closes the descriptors sent to it when it is killed. A process that ends does not wait for the peer of a socket.
 fn dispose(kept: Vec<OwnedFd>) {
     if let [broker] = &kept[..] {
         // Never taken out; only the broker's end is waited for.

@@ -327,7 +327,7 @@ impl Filesystem for RemoteFilesystem {
         let take = |entry: &DirectoryEntry<'_>, number: u64| {
             let mut shown = attr(number, &entry.entry.attributes);
             if number == 0 {
-                // Such an entry is listed alone; the kernel looks it up if it must.
+                // Such an entry is only listed; the kernel looks it up if it must.
                 shown.kind = kind_of(entry.kind);
             }
             let listed = if number == 0 { entry.inode } else { number };

@@ -1,7 +1,7 @@
 //! Mounting and unmounting.
 //!
-//! Root mounts by `mount(2)` here and hands the device to `fuser`, whose own unmounting would also take a mount that somebody else has made at the
-//! same path meanwhile. Other users need `fusermount3`, which `fuser` runs.
+//! Root mounts by `mount(2)` here and hands the device to `fuser`, whose own unmounting would also remove a mount that another user has
+//! made at the same path meanwhile. Other users need `fusermount3`, which `fuser` runs.
 
 use crate::filesystem::RemoteFilesystem;
 use fuser::{Config, MountOption, Session, SessionACL};

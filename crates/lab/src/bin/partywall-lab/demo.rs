@@ -64,7 +64,7 @@ impl Args {
     }
 }
 
-/// What the demo plays with.
+/// The files and machines of the demo.
 struct DemoSetUp {
     payload: HostFile,
     network: Network,

@@ -29,7 +29,7 @@ pub(crate) fn up(names: &[String], window_mib: u64) -> Result<(), Box<dyn Error>
     if std::os::unix::net::UnixStream::connect(path.join("up")).is_ok() {
         return Err("machines are up already; end that `partywall-lab up` first".into());
     }
-    // What one that was killed has left.
+    // The folder of a playground that was killed.
     let _ = std::fs::remove_dir_all(&path);
     std::fs::DirBuilder::new().mode(0o700).create(&path)?;
     let folder = Folder(path);
@@ -40,7 +40,7 @@ pub(crate) fn up(names: &[String], window_mib: u64) -> Result<(), Box<dyn Error>
     for name in names {
         options = options.guest(GuestOptions::new(name).console(&folder.0.join(name)));
     }
-    // Of use there, and no loss if it is missing.
+    // The bench is useful in the guests, but optional.
     let bench = std::env::current_exe()?.with_file_name("partywall-bench");
     if bench.exists() {
         options = options.program(bench, "partywall-bench");

@@ -20,7 +20,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Names the only test of a process.
+/// The variable with the name of the only test of a process.
 const TEST: &str = "PARTYWALL_TEST_ALONE";
 /// The most that is kept of what a test wrote, from its end.
 const KEPT: usize = 32 << 10;
@@ -68,7 +68,7 @@ fn start_test(test: &str) -> (bool, String) {
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(TEST, test)
             .stdin(Stdio::null())
-            // Waits until nobody holds the two pipes any more: children of the test have ended, too.
+            // Waits until no process holds the two pipes any more: children of the test have ended, too.
             .output()
     });
     match run {

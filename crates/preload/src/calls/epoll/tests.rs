@@ -132,7 +132,7 @@ pub(in crate::calls) fn drain(fd: c_int) -> usize {
 }
 
 #[test]
-fn setting_the_low_water_mark_is_an_edge_of_what_lies_unread() {
+fn setting_low_water_mark_is_edge_for_unread_bytes() {
     let (p, set) = (up(), Set::new());
     set.add(p.b, IN | ET, 7);
     send(p.a, b"twelve bytes").unwrap();
@@ -149,7 +149,7 @@ fn setting_the_low_water_mark_is_an_edge_of_what_lies_unread() {
 }
 
 #[test]
-fn lowering_the_low_water_mark_wakes_a_thread_that_sleeps_in_a_set() {
+fn lowering_low_water_mark_wakes_epoll_sleeper() {
     let (p, set) = (up(), Set::new());
     low_water(p.b, 100);
     set.add(p.b, IN, 7);
@@ -178,7 +178,7 @@ fn level_triggered_readiness_lasts_until_all_is_read() {
 }
 
 #[test]
-fn what_was_registered_before_the_ring_came_is_told_under_the_programs_own_number() {
+fn registration_before_ring_keeps_programs_event_data() {
     for flags in [0, ET] {
         let (set, pair) = (Set::new(), candidates());
         set.add(pair.b, IN | flags, u64::MAX);
@@ -195,7 +195,7 @@ fn what_was_registered_before_the_ring_came_is_told_under_the_programs_own_numbe
 }
 
 #[test]
-fn bytes_that_lay_in_the_kernel_when_the_ring_came_are_told() {
+fn bytes_left_in_kernel_when_ring_comes_are_reported() {
     for flags in [0, ET] {
         let (set, pair) = (Set::new(), candidates());
         set.add(pair.b, IN | flags, 5);
@@ -215,7 +215,7 @@ fn bytes_that_lay_in_the_kernel_when_the_ring_came_are_told() {
 }
 
 #[test]
-fn an_edge_is_told_once_and_again_when_more_comes() {
+fn edge_is_reported_once_and_again_when_more_comes() {
     let (set, pair) = (Set::new(), up());
     set.add(pair.b, IN | ET, 1);
     set.now();
@@ -230,7 +230,7 @@ fn an_edge_is_told_once_and_again_when_more_comes() {
 }
 
 #[test]
-fn a_sleeper_is_woken_for_edges_behind_bytes_that_it_left_unread() {
+fn sleeper_is_woken_for_edge_behind_unread_bytes() {
     let (set, pair) = (Set::new(), up());
     set.add(pair.b, IN | ET, 1);
     send(pair.a, b"one").unwrap();
@@ -244,7 +244,7 @@ fn a_sleeper_is_woken_for_edges_behind_bytes_that_it_left_unread() {
 }
 
 #[test]
-fn one_shot_is_one_until_it_is_armed_again() {
+fn one_shot_reports_once_until_rearmed() {
     for up_before in [true, false] {
         let (set, pair) = (Set::new(), candidates());
         if up_before {
@@ -266,7 +266,7 @@ fn one_shot_is_one_until_it_is_armed_again() {
 }
 
 #[test]
-fn room_is_told_when_a_full_ring_has_been_read() {
+fn room_is_reported_when_full_ring_has_been_read() {
     for flags in [0, ET] {
         let (set, pair) = (Set::new(), candidates());
         pair.bring_up();
@@ -313,7 +313,7 @@ fn room_after_a_refusal_in_another_thread_wakes_a_sleeper() {
 }
 
 #[test]
-fn the_end_is_told_as_the_kernel_tells_it() {
+fn end_is_reported_as_kernel_reports_it() {
     let (set, mut pair) = (Set::new(), up());
     set.add(pair.b, IN | RDHUP, 1);
     send(pair.a, b"last").unwrap();
@@ -335,7 +335,7 @@ fn the_end_is_told_as_the_kernel_tells_it() {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_a_peer_that_closes() {
+fn sleeper_is_woken_by_peer_that_closes() {
     let (set, mut pair) = (Set::new(), up());
     set.add(pair.b, IN | RDHUP | ET, 1);
     set.now();
@@ -377,7 +377,7 @@ fn errors_are_the_kernels() {
 }
 
 #[test]
-fn what_comes_while_one_thread_is_away_wakes_another() {
+fn event_while_one_thread_is_busy_wakes_another() {
     let (set, pairs) = (Set::new(), [up(), up()]);
     for (pair, n) in pairs.iter().zip(1..) {
         set.add(pair.b, IN | ET, n);
@@ -417,7 +417,7 @@ fn what_comes_while_one_thread_is_away_wakes_another() {
 }
 
 #[test]
-fn all_of_many_are_told_and_listeners_and_pipes_do_not_starve() {
+fn many_ready_connections_starve_neither_pipe_nor_each_other() {
     let set = Set::new();
     let pairs: Vec<_> = (0..150).map(|_| up()).collect();
     for (pair, n) in pairs.iter().zip(0..) {
@@ -457,7 +457,7 @@ fn all_of_many_are_told_and_listeners_and_pipes_do_not_starve() {
 }
 
 #[test]
-fn a_connection_registered_before_it_was_ours_is_left_alone() {
+fn connection_registered_before_adoption_stays_on_kernel() {
     use std::os::fd::IntoRawFd;
     let set = Set::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -504,7 +504,7 @@ pub(in crate::calls) fn interrupted<T: Send>(what: impl FnOnce() -> T + Send) ->
 }
 
 #[test]
-fn a_signal_interrupts_and_a_mask_lets_it_in() {
+fn signal_interrupts_wait_and_mask_admits_it() {
     let (set, pair) = (Set::new(), up());
     set.add(pair.b, IN, 1);
     assert_eq!(interrupted(|| set.wait_for(4, LONG)), Err(Errno::INTR));
@@ -549,7 +549,7 @@ fn times_are_kept() {
 }
 
 #[test]
-fn a_link_never_fills_up_with_bells_so_far_that_one_is_lost() {
+fn link_never_fills_so_far_that_bell_is_lost() {
     // A link holds some 270; each round brings one or two.
     for blocking in [false, true] {
         let (set, pair) = (Set::new(), up());
@@ -581,7 +581,7 @@ fn a_link_never_fills_up_with_bells_so_far_that_one_is_lost() {
 }
 
 #[test]
-fn what_is_told_can_be_read_though_the_ring_is_ahead_of_tcp() {
+fn reported_bytes_are_readable_though_ring_is_ahead_of_tcp() {
     for flags in [0, ET] {
         let (set, pair) = (Set::new(), candidates());
         let sent = fill(pair.a);
@@ -614,7 +614,7 @@ fn more_for_a_connection_whose_thread_is_away_wakes_another() {
         std::thread::scope(|s| {
             for _ in 0..2 {
                 s.spawn(|| {
-                    // Nothing, if nobody was woken.
+                    // There is no event if the wait ended without a wake-up.
                     if set.wait() == [(IN, 1)] {
                         receive(pair.b, 10).unwrap();
                         told.fetch_add(1, Ordering::SeqCst);

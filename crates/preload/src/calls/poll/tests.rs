@@ -21,7 +21,7 @@ fn up() -> Pair {
     Pair::up(64 << 10)
 }
 
-/// What is found for each of the descriptors.
+/// The events that are found for each of the descriptors.
 fn ask(asked: &[(c_int, i16)], timeout: c_int) -> Result<Vec<i16>, Errno> {
     let mut fds: Vec<_> = asked.iter().map(|&(fd, events)| pollfd { fd, events, revents: 77 }).collect();
     let start = Instant::now();
@@ -37,7 +37,7 @@ fn ask(asked: &[(c_int, i16)], timeout: c_int) -> Result<Vec<i16>, Errno> {
 }
 
 #[test]
-fn rings_and_other_descriptors_are_told_together() {
+fn poll_reports_rings_and_other_descriptors_together() {
     let (pairs, (reader, writer)) = ([up(), up()], rustix::pipe::pipe().unwrap());
     let asked = [(pairs[0].b, IN), (-5, IN), (reader.as_raw_fd(), IN), (pairs[1].b, IN | OUT), (9999, IN)];
     assert_eq!(ask(&asked[..4], 0).unwrap(), [0, 0, 0, OUT]);
@@ -50,7 +50,7 @@ fn rings_and_other_descriptors_are_told_together() {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_a_ring_and_by_a_pipe() {
+fn poll_sleeper_is_woken_by_ring_and_by_pipe() {
     let (pair, (reader, writer)) = (up(), rustix::pipe::pipe().unwrap());
     for round in 0..10 {
         for with_pipe in [true, false] {
@@ -74,7 +74,7 @@ fn a_sleeper_is_woken_by_a_ring_and_by_a_pipe() {
 }
 
 #[test]
-fn room_and_ends_are_told() {
+fn poll_reports_room_and_ends() {
     let mut pair = up();
     send(pair.a, b"x").unwrap();
     receive(pair.b, 1).unwrap();
@@ -101,7 +101,7 @@ fn room_and_ends_are_told() {
 }
 
 #[test]
-fn less_than_the_low_water_mark_is_nothing() {
+fn poll_ignores_data_below_low_water_mark() {
     let pair = up();
     low_water(pair.b, 5);
     send(pair.a, b"abc").unwrap();
@@ -116,14 +116,14 @@ fn less_than_the_low_water_mark_is_nothing() {
         assert_eq!(sleeper.join().unwrap(), [IN]);
     });
     assert_eq!(receive(pair.b, 10).unwrap(), b"abcde");
-    // Who asks for fewer gets them.
+    // A caller that asks for fewer bytes gets them.
     send(pair.a, b"fg").unwrap();
     assert_eq!(ask(&[(pair.b, IN)], 0).unwrap(), [0]);
     assert_eq!(receive(pair.b, 2).unwrap(), b"fg");
 }
 
 #[test]
-fn an_end_is_found_without_waiting_for_it() {
+fn end_is_found_by_poll_without_waiting() {
     let pair = up();
     assert_eq!(ask(&[(pair.b, IN)], 0).unwrap(), [0]);
     shutdown(pair.a, libc::SHUT_WR);
@@ -134,7 +134,7 @@ fn an_end_is_found_without_waiting_for_it() {
 }
 
 #[test]
-fn error_that_a_receive_met_behind_its_bytes_is_told_until_it_is_returned() {
+fn error_met_behind_bytes_is_polled_until_it_is_returned() {
     const ERR: i16 = libc::POLLERR;
     for (asked, told) in [(0, ERR | HUP), (IN | RDHUP, IN | RDHUP | ERR | HUP)] {
         let mut p = up();
@@ -150,7 +150,7 @@ fn error_that_a_receive_met_behind_its_bytes_is_told_until_it_is_returned() {
 }
 
 #[test]
-fn bytes_over_tcp_are_told_while_there_is_a_ring() {
+fn bytes_over_tcp_are_polled_beside_ring() {
     let pair = Pair::candidates(4096);
     send(pair.a, b"early").unwrap();
     pair.bring_up();
@@ -160,7 +160,7 @@ fn bytes_over_tcp_are_told_while_there_is_a_ring() {
 }
 
 #[test]
-fn a_thread_that_sleeps_on_tcp_is_known_to_until_it_wakes() {
+fn poll_sleeper_on_tcp_counts_until_it_wakes() {
     let pair = Pair::candidates(4096);
     std::thread::scope(|s| {
         let sleeper = s.spawn(|| ask(&[(pair.b, IN)], LONG).unwrap());
@@ -178,7 +178,7 @@ fn a_thread_that_sleeps_on_tcp_is_known_to_until_it_wakes() {
 }
 
 #[test]
-fn many_are_looked_at() {
+fn poll_of_forty_connections_finds_the_ready_one() {
     let pairs: Vec<_> = (0..40).map(|_| up()).collect();
     let asked: Vec<_> = pairs.iter().map(|p| (p.b, IN)).collect();
     for n in [0, 17, 39] {

@@ -22,7 +22,7 @@ fn set_of(fds: &[c_int]) -> fd_set {
     set
 }
 
-/// What is left in each of the three sets, and of the time.
+/// The descriptors left in each of the three sets, and the time left.
 fn ask(sets: [&[c_int]; 3], millis: i64) -> Result<(c_int, [Vec<c_int>; 3], Duration), Errno> {
     let mut given = sets.map(set_of);
     let mut time = timeval { tv_sec: millis / 1000, tv_usec: millis % 1000 * 1000 };
@@ -38,7 +38,7 @@ fn ask(sets: [&[c_int]; 3], millis: i64) -> Result<(c_int, [Vec<c_int>; 3], Dura
 }
 
 #[test]
-fn sets_are_left_with_what_is_ready() {
+fn select_leaves_only_ready_descriptors_in_sets() {
     let (pairs, (reader, writer)) = ([up(), up()], rustix::pipe::pipe().unwrap());
     let read = [pairs[0].b, pairs[1].b, reader.as_raw_fd()];
     let (n, left, time) = ask([&read, &[pairs[0].b], &read], 100_000).unwrap();
@@ -58,7 +58,7 @@ fn sets_are_left_with_what_is_ready() {
 }
 
 #[test]
-fn a_sleeper_is_woken_and_a_descriptor_in_two_sets_counts_twice() {
+fn select_sleeper_is_woken_and_two_sets_count_twice() {
     let pair = up();
     std::thread::scope(|s| {
         let sleeper = s.spawn(|| ask([&[pair.b], &[], &[pair.b]], 100_000).unwrap());
@@ -70,14 +70,14 @@ fn a_sleeper_is_woken_and_a_descriptor_in_two_sets_counts_twice() {
 }
 
 #[test]
-fn an_end_in_a_set_that_does_not_tell_of_it_is_no_answer() {
+fn end_of_stream_does_not_end_wait_for_exceptions() {
     let pair = up();
     send(pair.a, b"x").unwrap();
     receive(pair.b, 1).unwrap();
     for end in [pair.a, pair.b] {
         shutdown(end, libc::SHUT_WR);
     }
-    // `poll` would say HUP for ever; `select` has nothing to say of exceptions.
+    // `poll` would report HUP on every call; `select` has no exception to report.
     let (n, left, time) = ask([&[], &[], &[pair.a]], 30).unwrap();
     assert_eq!((n, left, time), (0, [vec![], vec![], vec![]], Duration::ZERO), "it waits on");
 }

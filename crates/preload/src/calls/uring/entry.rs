@@ -1,4 +1,4 @@
-//! What one entry of a submission queue asks for, as `linux/io_uring.h` lays it out.
+//! The work of one entry of a submission queue, in the layout of `linux/io_uring.h`.
 #![expect(unsafe_code, reason = "reads and replaces entries that the program has written, and lists that it names")]
 
 use libc::{c_int, c_uint, c_ulong, epoll_event};
@@ -65,10 +65,10 @@ pub(super) enum EntryDescriptor {
     List(u64, u32),
 }
 
-/// What it asks for.
+/// The work that an entry asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum EntryWork {
-    /// Nothing that has to do with a descriptor.
+    /// An entry that concerns no descriptor.
     Nothing,
     EpollControl {
         set: c_int,
@@ -118,7 +118,7 @@ impl Submitted {
             | MSG_RING
             | SOCKET
             | WAITID..=FUTEX_WAITV => EntryWork::Nothing,
-            // What the kernel refuses is for the kernel.
+            // Invalid entries are left to the kernel, which refuses them.
             EPOLL_CTL if raw.flags & FIXED_FILE == 0 && raw.priority == 0 && raw.buffer == 0 && raw.file == 0 => {
                 EntryWork::EpollControl {
                     set: raw.fd,
@@ -129,7 +129,7 @@ impl Submitted {
             }
             EPOLL_CTL => EntryWork::Nothing,
             CLOSE if raw.file != 0 || raw.flags & FIXED_FILE != 0 => EntryWork::Nothing,
-            // What comes before it in a chain must be done first.
+            // Earlier entries of its chain must be executed first.
             CLOSE if !self.is_chained => EntryWork::Close { fd: raw.fd },
             FILES_UPDATE => uses(EntryDescriptor::List(raw.address, raw.len), EntryDescriptor::None),
             SPLICE | TEE => {

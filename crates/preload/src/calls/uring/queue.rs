@@ -119,7 +119,7 @@ pub(super) fn begin(fd: c_int, params: &Params) -> bool {
     let (Some(ring), Some(entries)) = (ring, entries) else {
         for (map, len) in [(ring, ring_len), (entries, entries_len)] {
             if let Some(map) = map {
-                // SAFETY: mapped above; nobody else knows of it.
+                // SAFETY: mapped above, and not shared.
                 let _ = unsafe { munmap(map.cast(), len as usize) };
             }
         }

@@ -1,4 +1,4 @@
-//! What happens to a connection while a thread attaches its ring.
+//! Events during the attaching of a ring.
 
 use super::*;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -48,7 +48,7 @@ fn ready_to_attach(p: &Pair) -> (Files, OwnedFd, partywall_shm::layout::Geometry
     for file in [own.as_fd(), bell.as_fd()] {
         files.note(file);
     }
-    // Not kept, as it is otherwise: the session of a test of the broker in this process would be told of it.
+    // The connection is not kept as usual: the session of a broker test in this process would be sent it.
     drop(own);
     assert!(a.local().keep_bell(bell) && b.local().keep_bell(other));
     (files, peer, geometry)
@@ -78,7 +78,7 @@ fn descriptor_closed_while_ring_is_attached_leaves_nothing() {
 }
 
 #[test]
-fn descriptor_closed_by_one_thread_and_brought_up_by_another_leaves_nothing() {
+fn close_beside_attach_by_another_thread_leaks_nothing() {
     for round in 0..200 {
         let mut p = Pair::candidates(4096);
         let (a, fd) = (p.conn_a(), p.a);
@@ -109,7 +109,7 @@ fn descriptor_closed_by_one_thread_and_brought_up_by_another_leaves_nothing() {
 #[test]
 fn connection_that_cannot_have_a_ring_after_all_stays_usable() {
     let p = Pair::candidates(4096);
-    // Somebody waits for it who cannot be told of a ring.
+    // A waiter of this connection cannot be notified of a ring.
     crate::ready::make_unknown(p.conn_a());
     p.bring_up();
     assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
@@ -121,7 +121,7 @@ fn connection_that_cannot_have_a_ring_after_all_stays_usable() {
 }
 
 #[test]
-fn offered_connection_closed_by_its_last_descriptor_leaves_nothing() {
+fn offered_connection_closed_by_last_descriptor_leaks_nothing() {
     let mut p = Pair::candidates(4096);
     let (files, peer, geometry) = ready_to_attach(&p);
     p.conn_a().be_confirmed(peer.as_fd(), geometry);
@@ -134,7 +134,7 @@ fn offered_connection_closed_by_its_last_descriptor_leaves_nothing() {
 }
 
 #[test]
-fn step_towards_a_ring_that_was_abandoned_leaves_the_connection_on_tcp() {
+fn abandoned_attach_leaves_connection_on_tcp() {
     let p = Pair::candidates(4096);
     let (files, ..) = ready_to_attach(&p);
     let a = p.conn_a();
@@ -146,17 +146,17 @@ fn step_towards_a_ring_that_was_abandoned_leaves_the_connection_on_tcp() {
         });
     });
     assert_eq!(
-        (a.ring_path.stage(), a.ring_path.is_candidate(), a.is_tcp_for_good()),
+        (a.ring_path.stage(), a.ring_path.is_candidate(), a.is_tcp_permanently()),
         (ConnStage::Attaching, true, false)
     );
-    // Before, this thread waited for that one for ever.
+    // An earlier version waited here forever for the dead thread.
     assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"by tcp");
     assert_eq!((a.ring_path.stage(), files.in_use()), (ConnStage::Tcp, (0, 0)));
 }
 
 #[test]
-fn descriptor_closes_although_a_living_thread_keeps_a_step_towards_a_ring() {
+fn descriptor_closes_while_living_thread_holds_attach() {
     let mut p = Pair::candidates(4096);
     let (a, fd) = (p.conn_a(), p.a);
     std::thread::scope(|s| {
@@ -170,7 +170,7 @@ fn descriptor_closes_although_a_living_thread_keeps_a_step_towards_a_ring() {
             let _ = ended.recv();
         });
         told.recv().unwrap();
-        // Before, this waited for that thread for ever.
+        // An earlier version waited here forever for the living thread.
         close(fd);
         p.a = -1;
         drop(end);
@@ -179,7 +179,7 @@ fn descriptor_closes_although_a_living_thread_keeps_a_step_towards_a_ring() {
 }
 
 #[test]
-fn block_is_not_given_to_another_connection_while_a_thread_is_in_the_kernel_with_it() {
+fn block_is_not_reused_while_thread_is_in_kernel_with_it() {
     let mut p = Pair::candidates(4096);
     let (a, index) = (p.conn_a(), p.conn_a().index());
     assert_eq!(a.kernel_block_enter(), KernelSleep::Entered);
@@ -226,7 +226,7 @@ fn connection_that_must_stay_on_tcp_while_it_is_attached_does() {
 }
 
 #[test]
-fn step_towards_a_ring_begins_only_with_a_descriptor_of_the_connection() {
+fn offer_needs_open_descriptor_of_its_connection() {
     let mut p = Pair::candidates(4096);
     let (a, closed) = (p.conn_a(), p.a);
     p.a = dup(closed);
@@ -249,7 +249,7 @@ fn in_a_handler(signal: c_int, handler: extern "C" fn(c_int)) {
 
 /// The broker may have the socket at that moment, and the handler cannot wait for the step that its thread takes.
 #[test]
-fn calls_in_a_handler_above_a_step_are_refused_and_poll_asks_the_kernel() {
+fn calls_in_handler_above_attach_return_eagain() {
     static CONNECTION: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
     static ANSWERS: std::sync::Mutex<Vec<Result<usize, Errno>>> = std::sync::Mutex::new(Vec::new());
     extern "C" fn handler(_: c_int) {
@@ -292,7 +292,7 @@ fn calls_in_a_handler_above_a_step_are_refused_and_poll_asks_the_kernel() {
 }
 
 #[test]
-fn call_that_a_handler_has_jumped_out_of_does_not_count_for_ever() {
+fn call_left_by_longjmp_is_not_counted_forever() {
     static CONNECTION: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
     static COUNTED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     extern "C" fn handler(_: c_int) {

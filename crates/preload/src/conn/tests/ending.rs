@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_comes_after_both_directions_are_shut_is_answered_with_a_reset() {
+fn bytes_after_both_directions_are_shut_cause_reset() {
     let p = Pair::up(4096);
     send(p.a, b"read", 0).unwrap();
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"read");
@@ -15,7 +15,7 @@ fn what_comes_after_both_directions_are_shut_is_answered_with_a_reset() {
 }
 
 #[test]
-fn what_was_sent_before_the_end_is_read_and_then_the_end() {
+fn bytes_sent_before_close_are_read_and_then_end() {
     let mut p = Pair::up(4096);
     send(p.a, b"last words", 0).unwrap();
     close(p.a);
@@ -30,7 +30,7 @@ fn what_was_sent_before_the_end_is_read_and_then_the_end() {
     let failed = loop {
         std::thread::sleep(Duration::from_millis(1));
         let failed = send(p.b, b"hello?", libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).err();
-        // Full until it is known that nobody reads any more.
+        // The ring is full until the writer learns that the reader has gone.
         let is_full = failed == Some(Errno::AGAIN);
         if (failed.is_some() && !is_full) || crate::sys::now() > deadline {
             break failed;
@@ -53,7 +53,7 @@ fn closing_with_bytes_unread_resets() {
 
 /// The peer's kernel has said nothing yet: what a sender gets is decided by memory alone.
 #[test]
-fn sender_asleep_on_a_full_ring_is_reset_by_the_word_of_the_peer() {
+fn sender_asleep_on_full_ring_is_reset_by_peer_state() {
     for (finished, told) in [(false, Errno::CONNRESET), (true, Errno::PIPE)] {
         let p = Pair::up(4096);
         send(p.b, b"read", 0).unwrap();
@@ -105,7 +105,7 @@ fn shutdown_in_each_direction() {
 }
 
 #[test]
-fn a_reader_asleep_is_woken_by_close_of_the_peer() {
+fn sleeping_reader_is_woken_by_close_of_peer() {
     let mut p = Pair::up(4096);
     let a = p.a;
     p.a = -1;
@@ -118,7 +118,7 @@ fn a_reader_asleep_is_woken_by_close_of_the_peer() {
 }
 
 #[test]
-fn a_peer_that_lies_about_its_switches_is_reset() {
+fn peer_with_false_switch_count_is_reset() {
     let p = Pair::up(4096);
     send(p.a, b"x", 0).unwrap();
     recv(p.b, 1, 0).unwrap();
@@ -174,7 +174,7 @@ impl Conn {
 }
 
 #[test]
-fn a_peer_that_leaves_bytes_out_at_a_switch_is_reset() {
+fn peer_that_omits_bytes_at_switch_is_reset() {
     let p = Pair::up(4096);
     send(p.a, b"x", 0).unwrap();
     recv(p.b, 1, 0).unwrap();

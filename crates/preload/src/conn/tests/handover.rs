@@ -3,14 +3,14 @@
 use super::*;
 
 #[test]
-fn a_connection_at_rest_is_handed_over_though_its_peer_is_elsewhere() {
+fn idle_connection_is_handed_over_without_call_of_peer() {
     let p = Pair::up(4096);
     for (from, to) in [(p.a, p.b), (p.b, p.a)] {
         send(from, b"by ring", 0).unwrap();
         assert_eq!(recv(to, 9, 0).unwrap(), b"by ring");
     }
     assert_eq!(ways(p.conn_a()), (Way::Ring, Way::Ring));
-    // The peer makes no call of ours meanwhile.
+    // The peer makes no call of ours in the meantime.
     p.conn_a().bring_down(Reason::Exec);
     assert!(!p.conn_a().has(flags::BROKEN));
     let passed = crate::sys::borrow(p.a);
@@ -34,10 +34,10 @@ fn read_past(fd: c_int) -> Vec<u8> {
 }
 
 #[test]
-fn connection_taken_over_has_unread_ring_bytes_sent_again_by_tcp() {
+fn unread_ring_bytes_are_resent_by_tcp_after_handover() {
     let p = Pair::up(4096);
     send(p.b, b"unread", 0).unwrap();
-    // The peer makes no call meanwhile, and this is not for ever.
+    // The peer makes no call meanwhile, and the handover returns all the same.
     p.conn_a().bring_down(Reason::Exec);
     assert!(!p.conn_a().has(flags::BROKEN));
     assert_eq!(read_past(p.a), b"", "it is under way");
@@ -69,9 +69,9 @@ fn connection_taken_over_has_unread_ring_bytes_sent_again_by_tcp() {
 }
 
 #[test]
-fn a_peer_that_waits_sends_again_at_once_what_was_left_in_its_ring() {
+fn waiting_peer_resends_unread_ring_bytes_at_once() {
     let p = Pair::up(1 << 20);
-    // More than the kernel takes while nobody reads there; not much more, as it takes so little at a time only after a pause.
+    // More than the kernel takes while there is no reader, but not much more, as it takes only little at once and only after a pause.
     rustix::net::sockopt::set_socket_send_buffer_size(crate::sys::borrow(p.b), 4096).unwrap();
     rustix::net::sockopt::set_socket_recv_buffer_size(crate::sys::borrow(p.a), 4096).unwrap();
     let sent: Vec<u8> = (0..200_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
@@ -94,7 +94,7 @@ fn a_peer_that_waits_sends_again_at_once_what_was_left_in_its_ring() {
 }
 
 #[test]
-fn what_cannot_be_sent_again_is_a_reset() {
+fn handover_resets_connection_whose_bytes_cannot_be_resent() {
     // The peer has ended.
     let p = Pair::up(4096);
     send(p.b, b"unread", 0).unwrap();
@@ -113,7 +113,7 @@ fn what_cannot_be_sent_again_is_a_reset() {
 }
 
 #[test]
-fn a_connection_that_lingers_is_not_handed_over() {
+fn lingering_connection_stays_on_tcp() {
     let p = Pair::candidates(4096);
     crate::conn::leave::reset_on_close(p.a);
     p.conn_a().offer(p.a);

@@ -11,7 +11,7 @@ fn on_ring(ring_size: u64) -> Pair {
     p
 }
 
-/// What can be read now.
+/// The bytes that can be read now.
 fn there(p: &Pair) -> Result<Vec<u8>, Errno> {
     recv(p.b, 1 << 20, libc::MSG_DONTWAIT)
 }
@@ -67,7 +67,7 @@ fn bytes_that_came_before_are_read_at_once() {
 }
 
 #[test]
-fn sleeping_reader_hears_of_the_release_and_of_a_sender_that_does_nothing() {
+fn sleeping_reader_wakes_for_release_and_for_idle_sender() {
     for is_released in [true, false] {
         let p = on_ring(1 << 20);
         timeout(p.b, libc::SO_RCVTIMEO, 100_000);
@@ -99,14 +99,14 @@ fn sender_without_room_holds_nothing_back() {
     let p = on_ring(4096);
     assert_eq!(send(p.a, &[7; 8192], libc::MSG_MORE | libc::MSG_DONTWAIT), Ok(4096));
     assert_eq!(there(&p).unwrap().len(), 4096);
-    // The same where only the last bytes are held back.
+    // The case in which only the last bytes are held back.
     assert_eq!(send(p.a, &[7; 4000], libc::MSG_DONTWAIT), Ok(4000));
     assert_eq!(send(p.a, &[7; 200], libc::MSG_MORE | libc::MSG_DONTWAIT), Ok(96));
     assert_eq!(there(&p).unwrap().len(), 4096);
 }
 
 #[test]
-fn end_of_the_sender_releases_what_was_held_back() {
+fn shutdown_or_close_releases_held_bytes() {
     let mut p = on_ring(1 << 20);
     send(p.a, b"last", libc::MSG_MORE).unwrap();
     shutdown(p.a, libc::SHUT_WR);
@@ -152,7 +152,7 @@ fn sleeper_beside_held_bytes_is_not_armed() {
 }
 
 #[test]
-fn pipe_that_finds_no_room_releases_what_was_held_back() {
+fn full_ring_for_pipe_releases_held_bytes() {
     let p = on_ring(4096);
     send(p.a, &[7; 4000], libc::MSG_DONTWAIT).unwrap();
     assert_eq!(send(p.a, &[7; 96], libc::MSG_MORE | libc::MSG_DONTWAIT), Ok(96));
@@ -162,7 +162,7 @@ fn pipe_that_finds_no_room_releases_what_was_held_back() {
 }
 
 #[test]
-fn liar_that_changes_its_word_all_the_time_does_not_begin_anew() {
+fn changing_held_word_does_not_restart_timeout() {
     let p = on_ring(4096);
     let word = &p.conn_a().pages().unwrap().own.tx_path.held;
     send(p.a, b"bytes", 0).unwrap();

@@ -83,7 +83,7 @@ fn error_word_that_is_no_error_is_none() {
 }
 
 #[test]
-fn threads_exclude_each_other_though_another_process_frees_the_lock() {
+fn threads_exclude_each_other_after_child_frees_lock() {
     let p = carrying();
     p.conn_a().local().expose();
     let held = p.conn_a().tx.hold().unwrap();

@@ -37,7 +37,7 @@ fn lost_bell_unmaps_rings_on_both_sides_and_bytes_go_on_by_tcp() {
     poll_both(&p);
     for conn in [p.conn_a(), p.conn_b()] {
         assert!(conn.has(flags::PARTED) && !is_mapped(conn) && !conn.has(flags::BROKEN));
-        assert!(conn.is_tcp_for_good());
+        assert!(conn.is_tcp_permanently());
         assert_eq!(conn.is_accounted_for(conn.fd()), Some(true), "what is counted is what the kernel has carried");
     }
     for (from, to) in [(p.a, p.b), (p.b, p.a)] {
@@ -71,7 +71,7 @@ fn ring_with_unread_bytes_stays_mapped_until_they_are_read() {
 }
 
 #[test]
-fn side_whose_peer_makes_no_call_keeps_its_rings_and_does_not_wait() {
+fn side_with_silent_peer_keeps_rings_and_does_not_wait() {
     let p = Pair::up(4096);
     lose_bell(&p);
     for _ in 0..4 {
@@ -122,7 +122,7 @@ fn side_that_has_said_tcp_only_never_goes_back_to_its_ring() {
     }
 }
 
-/// A thread that lets the connection have its ring again, and another that asks for TCP meanwhile.
+/// One thread lets the connection have its ring again while another asks for TCP.
 #[test]
 fn wish_for_tcp_that_comes_while_the_ring_is_allowed_stands() {
     for lost in [false, true] {
@@ -140,7 +140,7 @@ fn wish_for_tcp_that_comes_while_the_ring_is_allowed_stands() {
         a.allow_ring(Reason::MovesNever);
         let said = || a.pages().unwrap().own.rx_path.flags.load(Ordering::Relaxed) & path_flags::WANT_TCP != 0;
         assert_eq!((a.ring_path.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
-        // The same, one step later.
+        // The same race, one step later.
         a.take_wish_back();
         assert_eq!((a.ring_path.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
         send(p.a, b"x", 0).unwrap();

@@ -68,7 +68,7 @@ fn down_and_up_again_in_mid_stream() {
 }
 
 #[test]
-fn two_threads_and_a_small_ring_under_constant_switching() {
+fn stream_survives_constant_switching_with_small_ring() {
     let p = Pair::up(4096);
     let total = 2_000_000usize;
     let byte = |i: usize| (i * 31 + i / 251) as u8;
@@ -105,7 +105,7 @@ fn two_threads_and_a_small_ring_under_constant_switching() {
 }
 
 #[test]
-fn what_the_kernel_holds_back_goes_when_the_stream_goes_on_by_the_ring() {
+fn bytes_held_by_kernel_are_sent_when_stream_moves_to_ring() {
     for corked in [false, true] {
         let p = Pair::candidates(65536);
         if corked {
@@ -130,7 +130,7 @@ fn what_the_kernel_holds_back_goes_when_the_stream_goes_on_by_the_ring() {
 }
 
 #[test]
-fn what_the_ring_need_not_know_of_corks_the_kernel_learns_when_it_must() {
+fn cork_reaches_kernel_only_when_it_is_needed() {
     let p = Pair::up(65536);
     let in_kernel = || rustix::net::sockopt::tcp_cork(crate::sys::borrow(p.a)).unwrap();
     // Not on the ring yet: bytes that the kernel holds back would hold up what follows them.
@@ -156,7 +156,7 @@ fn what_the_ring_need_not_know_of_corks_the_kernel_learns_when_it_must() {
 }
 
 #[test]
-fn to_bring_down_means_that_nothing_is_left_in_rings() {
+fn connection_brought_down_has_no_bytes_in_rings() {
     let p = Pair::up(4096);
     send(p.a, b"up", 0).unwrap();
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"up");
@@ -179,7 +179,7 @@ fn to_bring_down_means_that_nothing_is_left_in_rings() {
 }
 
 #[test]
-fn a_peer_that_does_not_watch_is_left_on_tcp() {
+fn peer_without_watching_flag_is_left_on_tcp() {
     let p = Pair::up(4096);
     let pages = p.conn_b().pages().unwrap();
     pages.own.rx_path.flags.fetch_and(!path_flags::WATCHING, Ordering::Relaxed);
@@ -194,7 +194,7 @@ fn bytes_that_come_over_tcp_past_the_ring_are_noticed() {
     let p = Pair::up(4096);
     send(p.a, b"x", 0).unwrap();
     recv(p.b, 1, 0).unwrap();
-    // Past our functions: nobody could say where in the stream these belong.
+    // These bytes bypass our functions, so their place in the stream is unknown.
     rustix::io::write(crate::sys::borrow(p.a), b"unseen").unwrap();
     assert_eq!(recv(p.b, 10, 0), Err(Errno::CONNRESET));
 }

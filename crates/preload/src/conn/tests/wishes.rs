@@ -8,7 +8,7 @@ fn bells(conn: &Conn) -> u64 {
 }
 
 #[test]
-fn nobody_sleeps_on_a_full_link() {
+fn reader_is_woken_though_its_link_is_full() {
     let p = Pair::up(4096);
     send(p.a, b"x", 0).unwrap();
     recv(p.b, 1, 0).unwrap();
@@ -38,7 +38,7 @@ fn sleeper_that_finds_too_little_or_too_late_arms_again() {
     use crate::conn::Interest;
     let p = Pair::up(4096);
     let (a, b) = (p.conn_a(), p.conn_b());
-    // What it waits for is two bytes, and the first comes before the peer could see its wish.
+    // The reader waits for two bytes, and the first comes before the peer could see its wish.
     let armed = b.arm(Interest::IN);
     send(p.a, b"x", 0).unwrap();
     assert!(!b.is_armed(armed), "the second byte would not be rung for");
@@ -56,7 +56,7 @@ fn sleeper_that_finds_too_little_or_too_late_arms_again() {
 }
 
 #[test]
-fn wishes_never_fill_a_link_that_nobody_sleeps_on() {
+fn wake_requests_do_not_fill_unattended_link() {
     let p = Pair::up(4096);
     for round in 0..5000 {
         // As a set does that is busy: it asks to be rung, and finds something at its next look.
@@ -68,7 +68,7 @@ fn wishes_never_fill_a_link_that_nobody_sleeps_on() {
         assert!(waiting < 200, "{waiting} bells after {round} wishes");
         assert!(round < 100 || waiting > 0, "the last bell was taken, and with it the edges of others who wait");
     }
-    // Nor does a writer whose reader stands still ring for nothing.
+    // A writer whose reader stands still does not ring for nothing either.
     let before = bells(p.conn_b());
     for _ in 0..4000 {
         send(p.a, b"x", 0).unwrap();
@@ -77,7 +77,7 @@ fn wishes_never_fill_a_link_that_nobody_sleeps_on() {
 }
 
 #[test]
-fn a_policy_that_changes_to_and_fro_does_not_fill_a_link() {
+fn alternating_policy_does_not_fill_link() {
     let p = Pair::up(4096);
     send(p.b, b"x", 0).unwrap();
     recv(p.a, 1, 0).unwrap();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// The most notices that are kept: far more than there can be in transit.
 const MOST: usize = 1024;
 
-/// What the other side says of a link once. (Rings need not be kept: a half that begins to read looks at the memory first.)
+/// A notice that the other side sends once for a link. (Rings need not be kept: a half that begins to read looks at the memory first.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkNotice {
     /// Its other end has hung up.
@@ -18,7 +18,7 @@ pub(super) enum LinkNotice {
 
 /// The notices that wait for their links, the oldest first.
 ///
-/// A notice can also come too late: of a link that is over on this side already, or of a number that gets no link because the connection was
+/// A notice can also come too late: for a link that has ended on this side, or for a number that gets no link because the connection was
 /// refused. Such numbers are remembered for a while, or their notices would fill the room of those that wait.
 #[derive(Debug, Default)]
 pub(super) struct EarlyNotices {
@@ -47,7 +47,7 @@ impl EarlyNotices {
         notices
     }
 
-    /// This number has no link any more, or gets none. What was said of it is forgotten, and what is said from now on is late.
+    /// This number has no link any more, or gets none. Its notices are dropped, and later ones count as late.
     pub(super) fn forget(&mut self, link: u32) {
         self.waiting.retain(|(of, _)| *of != link);
         if self.over.len() >= MOST {

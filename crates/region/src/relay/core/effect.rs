@@ -1,4 +1,4 @@
-//! What a relay's state machine has its loop do.
+//! The effects that a relay's state machine asks its loop to carry out.
 
 use super::super::Notice;
 

@@ -1,4 +1,4 @@
-//! What a relay knows of one link.
+//! The state of one link in a relay's state machine.
 
 use partywall_shm::layout::Geometry;
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ pub(super) struct Shortcut {
     pub(super) event: bool,
 }
 
-/// What a link is for.
+/// The purpose of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkUse {
     /// A direction of a channel: doorbells, memory, and events to be rung by.

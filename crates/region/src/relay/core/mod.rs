@@ -39,7 +39,7 @@ pub(super) const MOST_NOTICES: usize = 1024;
 /// This many rings of a link go both by the device and by the port: the device may be told of the peer a moment after this relay.
 const BOTH_WAYS: u64 = 2;
 
-/// Whose doorbell device there is.
+/// The side that has a doorbell device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DoorbellSide {
     None,
@@ -62,11 +62,11 @@ pub(super) struct RelayCore<M> {
     doorbells: DoorbellSide,
     /// The number of this side's latest greeting; in the guest.
     number: u64,
-    /// That greeting has not been answered.
+    /// Whether that greeting still waits for its answer.
     awaiting: bool,
     /// On the host, if it has a heartbeat.
     pulse: Option<Pulse>,
-    /// In the guest: nobody is at the other end of the port.
+    /// In the guest: no program has the other end of the port open.
     alone: bool,
     effects: VecDeque<RelayEffect>,
 }
@@ -93,7 +93,7 @@ impl<M: Clone> RelayCore<M> {
         this
     }
 
-    /// What is to be done next.
+    /// The next effect to carry out.
     pub(super) fn next_effect(&mut self) -> Option<RelayEffect> {
         self.effects.pop_front()
     }
@@ -116,7 +116,7 @@ impl<M: Clone> RelayCore<M> {
 
 /// Bounds and the port's output.
 impl<M> RelayCore<M> {
-    /// Bytes for the port: none while nobody is at its other end.
+    /// Bytes for the port: none while its other end is not open.
     pub(super) fn output(&self) -> &[u8] {
         if self.alone { &[] } else { &self.out }
     }
@@ -126,7 +126,7 @@ impl<M> RelayCore<M> {
         self.out.drain(..bytes.min(self.out.len()));
     }
 
-    /// How many bytes wait for the port, also while nobody is at its other end.
+    /// The number of bytes that wait for the port, also while its other end is not open.
     pub(super) fn waiting(&self) -> usize {
         self.out.len()
     }
@@ -186,7 +186,7 @@ impl<M: Clone> RelayCore<M> {
         self.send(&Frame::Control { message });
     }
 
-    /// There is another device, or none. What links had of the old one means something else now, or nothing.
+    /// The doorbell device is replaced or removed. Vectors and peers of the old device are invalid, so all links lose their shortcuts.
     pub(super) fn doorbells(&mut self, side: DoorbellSide) {
         self.doorbells = side;
         self.links.values_mut().for_each(|state| state.shortcut = Shortcut::default());
@@ -206,7 +206,7 @@ impl<M: Clone> RelayCore<M> {
     }
 }
 
-/// What comes from the port, and what goes there.
+/// Input from the port, and output to it.
 impl<M: Clone> RelayCore<M> {
     /// Bytes have come from the port. Commands that were given before them are to be reported before [`Self::heard`].
     pub(super) fn received(&mut self, bytes: &[u8]) {
@@ -232,8 +232,8 @@ impl<M: Clone> RelayCore<M> {
         Ok(true)
     }
 
-    /// The port has ended. In a guest that means that nobody is at its other end, and somebody may be there again later; on the host
-    /// it is the end, and this returns `false`.
+    /// The port has ended. In a guest this means that no program has the host's end open, and one may open it again later. On the host it
+    /// is final, and this returns `false`.
     pub(super) fn port_ended(&mut self) -> bool {
         if self.side == PortSide::Host {
             return false;
@@ -247,7 +247,7 @@ impl<M: Clone> RelayCore<M> {
         true
     }
 
-    /// Somebody is at the other end of the port, perhaps another program than before.
+    /// A program has the other end of the port open, perhaps another program than before.
     pub(super) fn accompanied(&mut self) {
         if std::mem::replace(&mut self.alone, false) {
             self.greet();
@@ -264,7 +264,7 @@ impl<M: Clone> RelayCore<M> {
     }
 
     fn send_greeting(&mut self, number: u64) {
-        // What was not sent yet was for the program that was there before.
+        // Unsent bytes were for the program that had the port before.
         self.out.clear();
         self.out.extend_from_slice(&greeting(number));
     }

@@ -6,7 +6,7 @@ use crate::relay::{Notice, PortSide};
 use partywall_protocol::port::Frame;
 use partywall_protocol::window::WindowId;
 
-/// What a process sends.
+/// Packets from a process.
 impl<M: Clone> RelayCore<M> {
     /// It rings the other end: without the port if there is a way.
     pub(in super::super) fn ring(&mut self, link: u32) {
@@ -83,7 +83,7 @@ impl<M: Clone> RelayCore<M> {
         self.links.get(&link)?.pending.front()
     }
 
-    /// It is delivered; or nobody is there any more, which the process's hang-up reports.
+    /// It is delivered, or the process has gone, which its hang-up reports.
     pub(in super::super) fn delivered(&mut self, link: u32) {
         if let Some(state) = self.links.get_mut(&link) {
             state.pending.pop_front();

@@ -3,12 +3,12 @@
 use super::super::Heartbeat;
 use std::time::{Duration, Instant};
 
-/// What the time demands.
+/// The step that is due by the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeartbeatStep {
-    /// Nothing.
+    /// Nothing is due.
     Quiet,
-    /// A ping.
+    /// Send a ping.
     Ping,
     /// The guest has been silent for too long.
     Silent,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const NUMBER: u64 = 77;
 const WINDOW: WindowId = WindowId([3; 16]);
-/// What stands for the memory of [`WINDOW`].
+/// A stand-in for the memory of [`WINDOW`].
 const MEMORY: u32 = 5;
 const BEAT: Heartbeat = Heartbeat { every: Duration::from_secs(1), limit: Duration::from_secs(10) };
 
@@ -36,7 +36,7 @@ impl Bench {
         std::iter::from_fn(|| self.core.next_effect()).collect()
     }
 
-    /// What the port is given, which takes all of it.
+    /// Takes all output for the port, decoded.
     fn written(&mut self) -> Vec<Item> {
         let bytes = self.core.output().to_vec();
         self.core.written(bytes.len());
@@ -206,7 +206,7 @@ fn time_in_which_the_relay_was_held_up_is_not_silence() {
     let mut host = Bench::new(PortSide::Host);
     host.core.link(1, LinkUse::Channel);
     host.pass(BEAT.every, BEAT.every);
-    // Its own process was stopped meanwhile.
+    // The host's own process was stopped in between.
     host.pass(BEAT.limit * 5, BEAT.limit * 5);
     assert_eq!(host.effects(), []);
     host.pass(BEAT.limit, BEAT.every);
@@ -318,7 +318,7 @@ fn ninth_delivery_that_finds_no_room_ends_the_link() {
 }
 
 #[test]
-fn link_that_ends_delivers_what_waits_first() {
+fn ending_link_delivers_pending_packets_before_close() {
     let mut host = Bench::new(PortSide::Host);
     host.core.window(WINDOW, MEMORY);
     host.core.link(1, LinkUse::Channel);

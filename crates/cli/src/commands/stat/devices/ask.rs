@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 const NET: &str = "partywall-net";
 const PACKAGE: &str = "partywall-vhost";
 
-/// What `partywall net show --json` prints of one port, as far as it is shown here.
+/// The output of `partywall net show --json` for one port, as far as it is shown here.
 #[derive(Debug, Deserialize)]
 struct PortRow {
     port: PortName,
@@ -44,7 +44,7 @@ struct DiskRow {
     counters: DiskTotals,
 }
 
-/// What `partywall net list --json` prints of one switch, as far as it is used here.
+/// The output of `partywall net list --json` for one switch, as far as it is used here.
 #[derive(Debug, Deserialize)]
 struct SwitchName {
     name: String,
@@ -63,7 +63,7 @@ pub(crate) struct CountedDeviceArgs {
 }
 
 impl CountedDeviceArgs {
-    /// Asks all of them at once. One that does not answer is a note, and takes nothing from the others.
+    /// Asks all devices at once. A device that does not answer becomes a note, and does not delay the others.
     pub(in super::super) fn look(&self, notes: &mut Vec<String>) -> DeviceTotals {
         let mut totals = DeviceTotals::default();
         thread::scope(|scope| {
@@ -106,7 +106,7 @@ impl CountedDeviceArgs {
         totals
     }
 
-    /// The switches that `partywall net list` finds. None where `partywall-net` is not installed: no switch runs without it.
+    /// The switches that `partywall net list` finds. There are none where `partywall-net` is not installed: no switch runs without it.
     fn switches(&self) -> Result<Vec<SwitchName>, String> {
         match siblings::find(NET, PACKAGE) {
             Err(_) if self.net_folder.is_none() => Ok(Vec::new()),

@@ -39,7 +39,7 @@ fn between_namespaces_sequence_numbers_decide_and_nothing_else() {
 }
 
 #[test]
-fn sequence_numbers_that_do_not_cross_refuse_within_a_namespace_too() {
+fn mismatched_sequence_numbers_are_refused_within_namespace() {
     let (mut w, web, db) = world();
     offered(&mut w, web, numbered(client(), NUMBERS));
     let behind_a_translator = numbered(server(), Numbers { sent_from: 5, received_from: 9 });
@@ -48,7 +48,7 @@ fn sequence_numbers_that_do_not_cross_refuse_within_a_namespace_too() {
 }
 
 #[test]
-fn offers_of_two_namespaces_with_the_same_ends_are_told_apart_by_their_numbers() {
+fn equal_offers_of_two_namespaces_differ_by_sequence_numbers() {
     let other = Numbers { sent_from: 3, received_from: 4 };
     let there = numbered(SocketFacts { netns: 2, cookie: 9, ..client() }, other);
     let (mut w, web, db) = world();
@@ -186,7 +186,7 @@ fn offer_is_found_only_with_the_key_of_the_accepting_namespace() {
     let id = offered(&mut w, web, c);
     assert!(w.listed.contains_key(&('o', fingerprint(&w, 1))) && !w.listed.contains_key(&('o', fingerprint(&w, 2))));
     w.ask(web, Message::Cancel { offer: id });
-    // Nobody listens there in its own namespace, and somebody does in another.
+    // There is no listener in its own namespace, and one in another.
     published(&mut w, db, SocketFacts { netns: 2, ..listening("10.0.0.1:80") }, &[]);
     offered(&mut w, web, c);
     assert!(!w.listed.contains_key(&('o', fingerprint(&w, 1))) && w.listed.contains_key(&('o', fingerprint(&w, 2))));
@@ -210,13 +210,13 @@ fn loopback_does_not_reach_into_other_namespaces() {
 }
 
 #[test]
-fn ends_whose_numbers_contradict_each_other_are_not_of_one_connection() {
+fn take_with_contradicting_byte_counts_is_ambiguous() {
     for wrong in [SocketFacts { received: 99, ..server() }, SocketFacts { sent: 49, ..server() }] {
         let (mut w, web, db) = world();
         offered(&mut w, web, client());
         assert_eq!(code(take(&mut w, db, wrong)), Refusal::Ambiguous);
     }
-    // What is under way has gone out, and has not come yet.
+    // Bytes in transit count as sent, and not as received yet.
     let (mut w, web, db) = world();
     offered(&mut w, web, SocketFacts { sent: 500, ..client() });
     let busy = SocketFacts { sent: 900, received: 300, ..server() };

@@ -1,11 +1,11 @@
-//! What the policy decides about rings of sockets.
+//! The policy's decisions about rings of sockets.
 
 use partywall_protocol::wire::{PolicyQuestion, User};
 
 use super::*;
 
 #[test]
-fn the_policy_says_who_may_have_a_ring_with_whom() {
+fn socket_rings_follow_connect_rules_and_same_user_exception() {
     let policy = "
 [[join]]
 domain = '*'
@@ -35,7 +35,7 @@ service = 'tcp-80'
 }
 
 #[test]
-fn one_user_is_no_exception_where_the_policy_says_so() {
+fn sockets_of_one_user_need_rule_if_same_user_is_off() {
     let policy = "[[join]]\ndomain = '*'\nusers = [1]\n[sockets]\nsame_user = false";
     let mut w = World::with_policy(policy);
     let (web, db) = (w.join_as(1, "web", 1), w.join_as(1, "db", 2));
@@ -62,7 +62,7 @@ fn set(clauses: &str) -> Message {
 }
 
 #[test]
-fn an_administrator_sets_the_policy_and_the_file_comes_back() {
+fn administrator_sets_move_rules_and_reset_restores_file() {
     let policy = "
 administrators = [1000]
 [[join]]
@@ -108,7 +108,7 @@ rules = ['never@port=22']
 
 const PROGRAMS: &str = "administrators = [1]\n[programs]\nallow = ['nginx', '/usr/bin/db']\n";
 
-/// What the broker says of a program that asks about itself.
+/// The broker's answer to a program that asks about itself.
 fn asked(w: &mut World, session: u64, word: &str) -> bool {
     let question = Message::TestPolicy {
         question: PolicyQuestion::Program,
@@ -148,7 +148,7 @@ fn program_that_is_not_listed_neither_offers_nor_takes() {
 }
 
 #[test]
-fn broker_believes_what_it_reads_of_a_program_before_what_that_says() {
+fn program_known_to_broker_overrides_program_in_request() {
     let mut w = World::with_policy(PROGRAMS);
     w.program = Some("/usr/bin/curl".into());
     let known = w.join_as(1, "curl", 1);
@@ -159,7 +159,7 @@ fn broker_believes_what_it_reads_of_a_program_before_what_that_says() {
 }
 
 #[test]
-fn directory_says_whether_programs_are_listed_and_follows_the_policy() {
+fn directory_flag_for_program_lists_follows_policy() {
     let mut w = World::with_policy("administrators = [1]");
     let directory = w.other();
     let actions = w.core.set_directory(directory);

@@ -1,9 +1,9 @@
-//! Which addresses a session may publish, and how long they stay listed.
+//! The addresses that a session may publish, and the time for which they stay listed.
 
 use super::*;
 
 #[test]
-fn a_listener_is_listed_where_the_kernel_says_and_a_wildcard_where_the_client_says() {
+fn listener_is_listed_by_kernel_and_wildcard_by_client() {
     let (mut w, web, _) = world();
     let here = ["10.0.0.1", "fd00::1"];
     for (local, only_v6, yes, no) in [
@@ -28,7 +28,7 @@ fn a_listener_is_listed_where_the_kernel_says_and_a_wildcard_where_the_client_sa
 }
 
 #[test]
-fn a_socket_that_does_not_listen_says_only_where_it_runs() {
+fn unconnected_socket_lists_only_its_address() {
     let (mut w, web, _) = world();
     let quiet = SocketFacts { state: SocketState::Other, remote: None, ..socket("0.0.0.0:0", "0.0.0.0:0") };
     published(&mut w, web, quiet, &["10.0.0.2"]);
@@ -36,7 +36,7 @@ fn a_socket_that_does_not_listen_says_only_where_it_runs() {
 }
 
 #[test]
-fn what_several_publish_stays_until_the_last_has_gone() {
+fn shared_listing_lasts_until_last_publisher_ends() {
     let (mut w, web, db) = world();
     published(&mut w, web, listening("10.0.0.1:80"), &[]);
     let key = published(&mut w, db, listening("10.0.0.1:80"), &[]);

@@ -19,7 +19,7 @@ fn row(w: &mut World, session: u64) -> Option<(u32, u32, String)> {
 }
 
 #[test]
-fn the_ends_of_an_old_connection_come_back_in_either_order_and_go() {
+fn ends_of_old_connection_are_reclaimed_in_either_order() {
     let sides = [(Side::Connecting, client()), (Side::Accepting, server())];
     for order in [[0, 1], [1, 0]] {
         let (mut w, web, db) = world();
@@ -43,7 +43,7 @@ fn the_ends_of_an_old_connection_come_back_in_either_order_and_go() {
 }
 
 #[test]
-fn one_end_that_goes_before_the_other_comes_leaves_nothing() {
+fn end_gone_before_other_reclaims_leaves_no_channel() {
     let (mut w, web, db) = world();
     assert_eq!(reclaim(&mut w, web, Side::Connecting, client()), Message::Done {});
     w.end(web);
@@ -53,12 +53,12 @@ fn one_end_that_goes_before_the_other_comes_leaves_nothing() {
 }
 
 #[test]
-fn nobody_comes_back_as_an_end_that_its_socket_is_not() {
+fn reclaim_with_socket_of_other_end_is_refused() {
     let (mut w, web, db) = world();
     assert_eq!(reclaim(&mut w, web, Side::Connecting, client()), Message::Done {});
     let elsewhere = |facts: SocketFacts| SocketFacts { netns: 2, cookie: 99, ..facts };
     for (side, socket) in [
-        // The side that is there; ends that are not the other's; more received than was sent; a namespace that anybody made.
+        // The side that is there already; ends that do not match; more bytes received than sent; a namespace that any user can make.
         (Side::Connecting, SocketFacts { cookie: 99, ..client() }),
         (Side::Accepting, socket(SERVER[0], "10.0.0.2:5001")),
         (Side::Accepting, socket("10.0.0.3:80", SERVER[1])),
@@ -76,7 +76,7 @@ fn nobody_comes_back_as_an_end_that_its_socket_is_not() {
 }
 
 #[test]
-fn a_number_that_no_channel_can_have_is_not_reclaimed() {
+fn impossible_channel_number_is_not_reclaimed() {
     let (mut w, web, db) = world();
     let with = vec![w.region(8192)];
     let future = Message::ReclaimSocket {
@@ -105,7 +105,7 @@ fn a_number_that_no_channel_can_have_is_not_reclaimed() {
 }
 
 #[test]
-fn what_an_end_carries_is_shown_to_its_user_and_administrators_alone() {
+fn reclaimed_region_is_shown_to_its_user_and_administrators() {
     let policy = "
 administrators = [0]
 [[join]]

@@ -1,4 +1,4 @@
-//! What the two machines do with each other.
+//! The exchanges between the two machines.
 
 use super::payload::HostFile;
 use super::{GuestPair, LONGEST};
@@ -8,7 +8,7 @@ use std::error::Error;
 
 type Done<T> = Result<T, Box<dyn Error>>;
 
-/// What a command of ours ends with when its peer has died.
+/// The exit code of our commands when the peer has died.
 const DIED: i32 = 4;
 const COPY: &str = "/tmp/copy";
 
@@ -51,7 +51,7 @@ impl GuestPair<'_> {
         percentiles(&answer)
     }
 
-    /// The same by TCP.
+    /// The round trips by TCP.
     pub(super) fn ping_tcp(&self, count: u32) -> Done<[f64; 2]> {
         let (responder, address) = self.listening("partywall tcp-ping -l 0.0.0.0:0")?;
         let answer = self.end(self.begin(self.a, &format!("partywall tcp-ping {address} -c {count} --json"))?)?;

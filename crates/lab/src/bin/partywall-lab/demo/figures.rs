@@ -1,4 +1,4 @@
-//! What was measured, as tables.
+//! The measurements, as tables.
 
 use indicatif::DecimalBytes;
 use partywall_terminal::Show;
@@ -11,7 +11,7 @@ pub(super) struct DemoFigures {
     emulated: bool,
     /// Seconds of each transfer.
     pub(super) ours: Vec<f64>,
-    /// The same by TCP.
+    /// The figures for TCP.
     pub(super) tcp: Vec<f64>,
     /// Round trips in nanoseconds, p50 and p99.
     pub(super) awake: [f64; 2],

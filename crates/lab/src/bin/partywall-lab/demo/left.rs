@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// The kernel takes a moment to end what has been killed.
 const MOMENT: Duration = Duration::from_secs(10);
 
-/// What there was.
+/// The files that existed before.
 #[derive(Debug)]
 pub(super) struct Left(Vec<PathBuf>);
 

@@ -51,7 +51,7 @@ impl HostFile {
         ["-drive".into(), drive, "-device".into(), "virtio-blk-pci,drive=file".into()]
     }
 
-    /// What it is called.
+    /// The name of the file.
     pub(super) fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }

@@ -14,14 +14,14 @@ fn acquainted(count: usize) -> Vec<Pair> {
 }
 
 #[test]
-fn one_bell_is_enough_for_who_sleeps_on_many() {
+fn one_bell_wakes_sleeper_on_many_connections() {
     let (set, pairs) = (Set::new(), acquainted(8));
     for (n, pair) in pairs.iter().enumerate() {
         set.add(pair.a, IN, n as u64);
     }
     let bells = || pairs.iter().map(Pair::bells_of_b).sum::<u64>();
     let mut fewest = u64::MAX;
-    // Should the writer be held up, the reader sleeps again meanwhile.
+    // If the writer is delayed, the reader may sleep again in between.
     for _ in 0..200 {
         let before = bells();
         std::thread::scope(|s| {
@@ -39,7 +39,7 @@ fn one_bell_is_enough_for_who_sleeps_on_many() {
                 send(pair.b, b"x").unwrap();
             }
         });
-        // None, if it had not fallen asleep yet.
+        // No bell rang if the reader had not fallen asleep yet.
         match bells() - before {
             0 => {}
             1 => return,
@@ -123,13 +123,13 @@ fn number_of(pair: &Pair) -> u64 {
 }
 
 #[test]
-fn nobody_sleeps_through_a_bell_for_another_connection() {
+fn sleeper_is_woken_by_bell_for_another_connection() {
     all_is_read(1, |_, _, _| {});
     all_is_read(3, |_, _, _| {});
 }
 
 #[test]
-fn nobody_sleeps_through_a_bell_while_a_set_changes() {
+fn sleeper_is_woken_by_bell_while_set_changes() {
     let change = |set: &Set, pair: &Pair, how: u64| {
         if how.is_multiple_of(2) {
             set.take_out(pair.a).unwrap();
@@ -144,7 +144,7 @@ fn nobody_sleeps_through_a_bell_while_a_set_changes() {
 }
 
 #[test]
-fn nobody_sleeps_through_a_bell_that_another_set_waits_for() {
+fn sleeper_is_woken_by_bell_that_another_set_waits_for() {
     let other = Set::new();
     let join = |_: &Set, pair: &Pair, how: u64| {
         other.add(pair.a, IN, number_of(pair));
@@ -156,7 +156,7 @@ fn nobody_sleeps_through_a_bell_that_another_set_waits_for() {
 }
 
 #[test]
-fn nobody_sleeps_through_a_bell_that_others_poll_for() {
+fn sleeper_is_woken_by_bell_that_others_poll_for() {
     let look = |_: &Set, pair: &Pair, how: u64| {
         let mut one = libc::pollfd { fd: pair.a, events: libc::POLLIN, revents: 0 };
         // SAFETY: memory and descriptors of this test.
@@ -167,7 +167,7 @@ fn nobody_sleeps_through_a_bell_that_others_poll_for() {
 }
 
 #[test]
-fn a_connection_that_others_wait_for_too_has_a_bell_of_its_own() {
+fn connection_with_other_waiters_rings_its_own_bell() {
     type Wait = fn(&Set, c_int) -> bool;
     let by_epoll: Wait = |other, _| !other.wait_for(1, 10_000).unwrap().is_empty();
     let by_poll: Wait = |_, fd| {
@@ -193,13 +193,13 @@ fn a_connection_that_others_wait_for_too_has_a_bell_of_its_own() {
                 send(pairs[0].b, b"x").unwrap();
                 send(pairs[1].b, b"x").unwrap();
                 assert!(first.join().unwrap() > 0);
-                let is_told = (0..5000).any(|_| {
+                let is_reported = (0..5000).any(|_| {
                     std::thread::sleep(Duration::from_millis(1));
                     second.is_finished()
                 });
                 // So that the test ends.
                 send(pairs[1].b, b"y").unwrap();
-                assert!(second.join().unwrap() && is_told, "way {how}, round {round}");
+                assert!(second.join().unwrap() && is_reported, "way {how}, round {round}");
             });
         }
     }

@@ -77,7 +77,7 @@ fn every_set_with_an_early_socket_reports_its_ring() {
 }
 
 #[test]
-fn one_shot_that_fired_before_connect_fires_again_only_when_armed() {
+fn one_shot_fired_before_connect_fires_again_only_when_armed() {
     let set = Set::new();
     let pair = early(|fd| {
         set.add(fd, IN | ONESHOT, 1);

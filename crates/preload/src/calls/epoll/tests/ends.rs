@@ -15,7 +15,7 @@ fn set_with(pairs: &[Pair]) -> Set {
 }
 
 #[test]
-fn end_is_told_before_bytes_of_another_connection_that_were_sent_later() {
+fn end_is_reported_before_bytes_sent_later_elsewhere() {
     for most in [16, 1] {
         for way in ["close", "shutdown", "dup2"] {
             let mut pairs = [up(), up(), up()];
@@ -42,7 +42,7 @@ fn end_is_told_before_bytes_of_another_connection_that_were_sent_later() {
 }
 
 #[test]
-fn bytes_are_told_though_their_sender_ends_connections_all_the_time() {
+fn bytes_are_reported_while_sender_keeps_closing_connections() {
     let pairs = [up(), up()];
     let set = set_with(&pairs);
     for _ in 0..200 {
@@ -63,7 +63,7 @@ fn readable_pipe(set: &Set, data: u64) -> (std::os::fd::OwnedFd, std::os::fd::Ow
 }
 
 #[test]
-fn descriptor_is_told_once_in_an_answer_for_which_the_kernel_is_asked_twice() {
+fn descriptor_is_reported_once_if_kernel_is_asked_twice() {
     for most in [16, 3] {
         let pairs = [up(), up()];
         let set = set_with(&pairs);
@@ -86,7 +86,7 @@ fn descriptor_is_told_once_in_an_answer_for_which_the_kernel_is_asked_twice() {
 }
 
 #[test]
-fn array_that_others_fill_hides_no_end_and_delays_no_bytes_for_ever() {
+fn full_event_array_hides_no_end_and_starves_no_bytes() {
     let mut pairs = [up(), up()];
     let set = set_with(&pairs);
     let _pipes = [readable_pipe(&set, 7), readable_pipe(&set, 8), readable_pipe(&set, 9)];

@@ -1,11 +1,11 @@
-//! What a set knows a connection by: numbers that are used again, copies, sets in sets, and sets in other programs.
+//! The identity of connections in a set: reused numbers, copies, sets in sets, and sets in other programs.
 
 #![expect(unsafe_code, reason = "calls the exported functions as a program does")]
 
 use super::*;
 
 #[test]
-fn what_is_taken_out_and_put_in_again_is_told_as_new() {
+fn removed_and_added_descriptor_is_reported_as_new() {
     let (set, pair) = (Set::new(), up());
     set.add(pair.b, IN, 1);
     send(pair.a, b"x").unwrap();
@@ -23,7 +23,7 @@ fn what_is_taken_out_and_put_in_again_is_told_as_new() {
 }
 
 #[test]
-fn a_number_that_is_used_again_is_another_connection() {
+fn reused_descriptor_number_is_another_connection() {
     let set = Set::new();
     for n in 0..50 {
         let pair = if n % 3 == 0 { candidates() } else { up() };
@@ -60,7 +60,7 @@ fn copies_of_a_set_and_of_a_connection_are_the_same_thing() {
 }
 
 #[test]
-fn a_set_within_a_set_says_that_there_is_something_in_it() {
+fn nested_set_reports_readiness_of_inner_set() {
     let (outer, inner) = (Set::new(), Set::new());
     let pairs = [up(), up()];
     for (pair, n) in pairs.iter().zip(10..) {
@@ -80,7 +80,7 @@ fn a_set_within_a_set_says_that_there_is_something_in_it() {
     for pair in &pairs {
         receive(pair.b, 10).unwrap();
     }
-    // Said once too often, at most, until somebody looks.
+    // At most one report too many, until the next look.
     assert_eq!(inner.now(), []);
     assert_eq!(outer.now(), []);
     let mut one = libc::pollfd { fd: inner.0, events: libc::POLLIN, revents: 0 };
@@ -90,7 +90,7 @@ fn a_set_within_a_set_says_that_there_is_something_in_it() {
 }
 
 #[test]
-fn a_set_that_another_program_gets_is_the_kernels() {
+fn set_handed_to_another_program_works_through_kernel() {
     let (set, pair) = (Set::new(), up());
     set.add(pair.b, IN, 41);
     send(pair.a, b"by the ring").unwrap();
@@ -118,11 +118,11 @@ fn a_set_that_another_program_gets_is_the_kernels() {
     let other = candidates();
     set.add(other.b, IN, 42);
     let conn = Conn::of(other.b).unwrap();
-    assert!(conn.is_tcp_for_good(), "what is put in now stays on TCP");
+    assert!(conn.is_tcp_permanently(), "what is put in now stays on TCP");
 }
 
 #[test]
-fn what_the_kernel_has_left_of_a_connection_that_is_gone_is_not_told() {
+fn kernel_events_of_closed_connection_are_dropped() {
     let mut p = up();
     let set = Set::new();
     set.add(p.b, IN | RDHUP, 7);

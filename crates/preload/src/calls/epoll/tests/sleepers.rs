@@ -32,7 +32,7 @@ fn sleeper_in_empty_set_hears_of_oneshot_under_programs_number() {
 }
 
 #[test]
-fn sleeper_in_empty_set_hears_of_bytes_that_lie_in_the_ring_already() {
+fn sleeper_in_empty_set_wakes_for_bytes_already_in_ring() {
     for flags in [0, ET, ONESHOT, EXCLUSIVE] {
         let (set, pair) = (Set::new(), up());
         send(pair.a, b"x").unwrap();
@@ -80,7 +80,7 @@ fn sleeper_is_woken_by_oneshot_that_is_armed_again() {
 }
 
 #[test]
-fn registration_that_becomes_oneshot_is_told_once() {
+fn registration_changed_to_oneshot_is_reported_once() {
     for rounds in 0..200 {
         let (set, pair) = (Set::new(), candidates());
         set.add(pair.b, IN, 1);
@@ -133,10 +133,10 @@ fn xorshift(state: &mut u64) -> u64 {
 
 const STOP: u64 = u64::MAX;
 
-/// Several threads wait in one set while another one adds, changes and removes at random, and a third writes. Whatever was written is
-/// read, although nobody looks at a connection without being asked to, and no event has any number except the program's.
-/// The same is played with connections that stay on TCP: the kernel promises as much.
-fn everything_is_told(seed: u64, pairs: &[Pair], bring_up: bool, rounds: u32) {
+/// Several threads wait in one set while another one adds, changes and removes at random, and a third writes. All bytes are read,
+/// although the threads read a connection only after an event, and every event has data of the program. The same runs with connections
+/// that stay on TCP: the kernel promises as much.
+fn assert_all_bytes_are_reported(seed: u64, pairs: &[Pair], bring_up: bool, rounds: u32) {
     const MODES: [u32; 6] = [0, ET, ONESHOT, ONESHOT | ET, EXCLUSIVE, EXCLUSIVE | ET];
     let set = Set::new();
     let modes: Vec<Mutex<Mode>> = (0..pairs.len())
@@ -220,13 +220,13 @@ fn everything_is_told(seed: u64, pairs: &[Pair], bring_up: bool, rounds: u32) {
 
 #[test]
 fn random_changes_lose_no_wakeup_on_tcp() {
-    everything_is_told(1, &[candidates(), candidates(), candidates()], false, 300);
+    assert_all_bytes_are_reported(1, &[candidates(), candidates(), candidates()], false, 300);
 }
 
 #[test]
 fn random_changes_lose_no_wakeup_on_rings() {
     for seed in 1..=3 {
-        everything_is_told(seed, &[up(), up(), up(), up()], false, 300);
+        assert_all_bytes_are_reported(seed, &[up(), up(), up(), up()], false, 300);
     }
 }
 
@@ -234,6 +234,6 @@ fn random_changes_lose_no_wakeup_on_rings() {
 fn random_changes_lose_no_wakeup_while_rings_come() {
     for seed in 4..=6 {
         let pairs: Vec<Pair> = (0..6).map(|_| candidates()).collect();
-        everything_is_told(seed, &pairs, true, 150);
+        assert_all_bytes_are_reported(seed, &pairs, true, 150);
     }
 }
