@@ -47,7 +47,8 @@ fn doctor_warns_of_move_rules_that_move_everything_at_once() {
     assert_eq!(before["status"], "ok", "{before}");
     assert!(world.run("watcher", &["moves", "--mode", "now"]).status.success());
     let after = finding("connections move");
-    assert_eq!((after["status"].as_str(), after["found"].as_str()), (Some("warn"), Some("now")), "{after}");
+    assert_eq!(after["status"], "warn", "{after}");
+    assert!(after["found"].as_str().unwrap().ends_with("now"), "{after}");
     assert!(after["remedy"].as_str().unwrap().contains("partywall moves --after-calls"), "{after}");
     // The broker of this test runs with our rights.
     let tracking = finding("connection tracking");

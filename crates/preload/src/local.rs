@@ -1,7 +1,6 @@
 //! The part of a connection that belongs to this process alone: the mappings of its regions, and its descriptors.
 //!
 //! Beside the arena, by the same index. Private memory: `fork` copies it, with the mappings and descriptors that it tells of.
-#![expect(unsafe_code, reason = "frees locks whose holders stayed in the parent")]
 
 use crate::arena::CONNECTIONS;
 use crate::lock::Lock;
@@ -117,12 +116,8 @@ impl LocalState {
     /// In a child, whose other threads are no more: they held these locks in the parent.
     pub(crate) fn in_child(&self) {
         self.expose();
-        for lock in [&self.sending, &self.receiving] {
-            const { assert!(size_of::<Lock>() == size_of::<AtomicU32>()) };
-            // SAFETY: a lock is one atomic word, and only this thread uses this process' copy.
-            let word = unsafe { AtomicU32::from_ptr(std::ptr::from_ref(lock).cast_mut().cast()) };
-            word.store(0, Ordering::Relaxed);
-        }
+        self.sending.clear();
+        self.receiving.clear();
     }
 
     /// A descriptor of it; -1 if this process has none.

@@ -111,6 +111,11 @@ impl Lock {
         self.0.unlock(&ThisThread);
     }
 
+    /// Frees it whichever thread holds it. For a child's copy of a lock in private memory, which threads of the parent held.
+    pub(crate) fn clear(&self) {
+        self.0.clear();
+    }
+
     /// [`LockWord::freeze`].
     pub(crate) fn freeze(&self) {
         self.0.freeze(&ThisThread);

@@ -75,7 +75,7 @@ fn child_of_another_user_cannot_crash_its_parent() {
     let world = World::new();
     let port = free_port();
     let _server = echo_server(&world, port);
-    let rounds = std::env::var("PARTYWALL_SCRIBBLE_ROUNDS").unwrap_or_else(|_| "8".to_owned());
+    let rounds = std::env::var("PARTYWALL_SCRIBBLE_ROUNDS").unwrap_or_else(|_| "2".to_owned());
     let mut parent = start(&world, "scribble", &["inherited", &port.to_string(), &rounds]);
     let (told, status) = (line(&mut parent), parent.wait());
     assert_eq!(told, format!("survived {rounds} of {rounds} rounds, then carried 1"), "{status}");

@@ -212,6 +212,11 @@ impl LockWord {
         }
     }
 
+    /// Frees it whichever thread holds it. For a lock that no other thread can reach.
+    pub(crate) fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
     /// Takes the lock and keeps it over a fork, until [`LockWord::thaw`] in the parent and [`LockWord::thaw_in_child`] in the child. In a
     /// handler that has interrupted the holder it stays the interrupted frame's, in both.
     pub(crate) fn freeze(&self, host: &impl LockHost) {
