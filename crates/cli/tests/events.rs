@@ -4,9 +4,9 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::process::ChildStdout;
+use std::process::{ChildStdout, Command, Stdio};
 
-use common::{Guard, World};
+use common::{Guard, World, library};
 use serde_json::Value;
 
 /// A follower, once it follows.
@@ -59,6 +59,65 @@ fn events_name_both_sides_and_the_clause() {
     let logged = |words: &[&str]| log.lines().any(|line| words.iter().all(|word| line.contains(word)));
     assert!(logged(&["connected", "web", "db", "[[connect]] rule 1"]), "{log}");
     assert!(logged(&["connect denied by policy", "web", "out", "no [[connect]] rule"]), "{log}");
+}
+
+/// Sends back what it receives.
+const ECHO: &str = "\
+import socket, threading
+def serve(connection):
+    while data := connection.recv(64):
+        connection.sendall(data)
+listener = socket.create_server(('127.0.0.1', 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+";
+
+/// Asks until its standard input ends, so that the connection lives for as long as the test needs it.
+const ASK: &str = "\
+import select, socket, sys
+with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as connection:
+    while not select.select([sys.stdin], [], [], 0.01)[0]:
+        connection.sendall(b'x')
+        assert connection.recv(64) == b'x'
+";
+
+#[test]
+fn rings_of_unmodified_programs_are_reported_with_the_clause() {
+    let python = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    let Some(python) = python.ok().filter(|found| found.status.success()) else {
+        return eprintln!("no python3: not tested");
+    };
+    let python = String::from_utf8(python.stdout).unwrap().trim().to_owned();
+    library();
+    let uid = rustix::process::geteuid().as_raw();
+    let policy = format!(
+        "administrators = []\n[[join]]\ndomain = '*'\nusers = [{uid}]\n[[connect]]\nfrom = 'web'\nto = 'db'\n\
+         [sockets]\nmove = 'now'\nsame_user = false\n"
+    );
+    let world = World::with_policy(Some(&policy));
+    let mut following = Following::start(&world, &["--event", "ring-made", "--event", "ring-refused"]);
+    let mut server = Guard::spawn(&mut world.partywall("db", &["run", "--", &python, "-c", ECHO]));
+    let port = BufReader::new(server.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    let service = format!("tcp-{port}");
+    let connect = |domain: &str| {
+        let mut command = world.partywall(domain, &["run", "--", &python, "-c", ASK, &port]);
+        Guard::spawn(command.stdin(Stdio::piped()))
+    };
+
+    let web = connect("web");
+    let made = following.next("ring-made");
+    assert_eq!((&made["from"], &made["to"], &made["service"]), (&"web".into(), &"db".into(), &service.as_str().into()));
+    assert_eq!((&made["line"], &made["uid"], &made["pid"]), (&5.into(), &uid.into(), &web.0.id().into()), "{made}");
+    assert!(made["rule"].as_str().unwrap().starts_with("[[connect]] rule 1"), "{made}");
+
+    let other = connect("other");
+    let refused = following.next("ring-refused");
+    assert_eq!((&refused["from"], &refused["service"]), (&"other".into(), &service.as_str().into()), "{refused}");
+    assert_eq!((&refused["refusal"], &refused["pid"]), (&"denied by policy".into(), &other.0.id().into()), "{refused}");
+    assert!(refused["rule"].as_str().unwrap().contains("no [[connect]] rule"), "{refused}");
+    // Only administrators learn whose service it was.
+    assert!(refused["to"].as_str().is_none_or(str::is_empty), "{refused}");
 }
 
 #[test]
