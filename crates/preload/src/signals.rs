@@ -17,6 +17,7 @@ static HANDLERS: AtomicU32 = AtomicU32::new(UNKNOWN);
 const UNKNOWN: u32 = 0;
 const ALIKE: u32 = 1;
 const MIXED: u32 = 2;
+const NONE: u32 = 3;
 
 /// The effect of a signal.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,14 +62,25 @@ pub(crate) fn changed() {
 /// Whether the program has handlers of both kinds.
 #[inline]
 pub(crate) fn are_mixed() -> bool {
+    handlers() == MIXED
+}
+
+/// Whether the program has any handler.
+#[inline]
+pub(crate) fn are_handled() -> bool {
+    handlers() != NONE
+}
+
+#[inline]
+fn handlers() -> u32 {
     match HANDLERS.load(Ordering::Relaxed) {
         UNKNOWN => survey(),
-        known => known == MIXED,
+        known => known,
     }
 }
 
 #[cold]
-fn survey() -> bool {
+fn survey() -> u32 {
     // A change during this is found by the next caller.
     HANDLERS.store(ALIKE, Ordering::Relaxed);
     let (mut restarts, mut interrupts) = (false, false);
@@ -79,10 +91,14 @@ fn survey() -> bool {
             SignalHandling::Interrupts => interrupts = true,
         }
     }
-    if restarts && interrupts {
-        HANDLERS.store(MIXED, Ordering::Relaxed);
-    }
-    restarts && interrupts
+    let found = match (restarts, interrupts) {
+        (true, true) => MIXED,
+        (false, false) => NONE,
+        _ => ALIKE,
+    };
+    // A change since the survey began stays unknown.
+    let _ = HANDLERS.compare_exchange(ALIKE, found, Ordering::Relaxed, Ordering::Relaxed);
+    found
 }
 
 /// Called after a wait that a handler interrupted. A thread that is being cancelled ends here.
