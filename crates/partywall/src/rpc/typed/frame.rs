@@ -126,7 +126,7 @@ impl<'a> ValueReader<'a> {
     /// use partywall::rpc::{Carried, ValueReader};
     ///
     /// let reply = CallClient::connect("web:math")?.call("echo", &[1, 7, 0])?;
-    /// assert_eq!(Option::<u16>::take(&mut ValueReader::of_result(&reply))?, Some(7));
+    /// assert_eq!(<Option<u16> as Carried>::take(&mut ValueReader::of_result(&reply))?, Some(7));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn of_result(view: &'a PeerView) -> Self {
