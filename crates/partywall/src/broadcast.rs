@@ -590,7 +590,7 @@ impl Subscriber {
     }
 }
 
-/// How many messages lie between one with this number and the expected one, with so many bytes between them. `None` if the publisher's numbers
+/// How many messages lie between one with this number and the expected one, with this number of bytes between them. `None` if the publisher's numbers
 /// do not fit its positions (protocol B4.4).
 fn gap(number: u64, expected: u64, bytes: u64) -> Option<u64> {
     let lost = number.checked_sub(expected)?;

@@ -96,7 +96,7 @@ fn survey() -> u32 {
         (false, false) => NONE,
         _ => ALIKE,
     };
-    // A change since the survey began stays unknown.
+    // A change since the survey began stays unknown, unless another thread has begun a survey meanwhile.
     let _ = HANDLERS.compare_exchange(ALIKE, found, Ordering::Relaxed, Ordering::Relaxed);
     found
 }

@@ -19,7 +19,7 @@ use support::{
 
 /// Cases that run beside each other: most of their time they wait.
 const BESIDE: u32 = 4;
-/// Every so many cases run with the tests. With a smaller stride more processes run, each as long.
+/// One of this number of cases runs with the tests. With a smaller stride more processes run, each as long.
 const USUAL: u32 = 7;
 
 fn driver() -> &'static Path {

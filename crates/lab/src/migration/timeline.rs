@@ -86,7 +86,7 @@ impl Timeline {
 }
 
 impl StreamRecord {
-    /// Bytes that came in each of so many columns.
+    /// Bytes that came in each column.
     pub fn throughput(&self, columns: usize) -> Vec<u64> {
         let (mut bytes, mut had) = (vec![0; columns], 0);
         for (at, total) in &self.bytes {

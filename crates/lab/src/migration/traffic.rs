@@ -21,7 +21,7 @@ const PIECE: u64 = 1 << 20;
 pub enum TrafficReport {
     /// It takes connections.
     Listening,
-    /// So many bytes had come by then.
+    /// Bytes that had come by then.
     Bytes {
         /// When.
         at: u64,

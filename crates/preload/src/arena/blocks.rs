@@ -7,7 +7,7 @@ use partywall_shm::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// How many blocks are looked at before the search is given up, once among those that were used before, and once among the others.
 const SEARCH: usize = 256;
-/// The search turns in so many blocks before it goes on to new ones.
+/// Blocks that the search covers before it goes on to new ones.
 const FIRST: usize = 64;
 
 /// A set of numbers.

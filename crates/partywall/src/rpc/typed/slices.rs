@@ -198,7 +198,7 @@ impl<T: PlainData> PeerSlice<T> {
     /// A copy of one element.
     ///
     /// # Errors
-    /// [`CallError::BadPointer`] if there are not so many; [`CallError::BadValue`] if its bytes are no value of the type.
+    /// [`CallError::BadPointer`] if there are fewer; [`CallError::BadValue`] if its bytes are no value of the type.
     pub fn get(&self, index: usize) -> CallResult<T> {
         let at = index.checked_mul(size_of::<T>()).ok_or(CallError::BadPointer)?;
         let part = self.view.part(at, size_of::<T>()).ok_or(CallError::BadPointer)?;
