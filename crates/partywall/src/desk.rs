@@ -13,6 +13,7 @@ use crate::arrivals::FurtherMail;
 use crate::session::{BrokerSession, PATIENCE, whole};
 use crate::{Error, Result};
 use partywall_protocol::wire::{Message, RegionReference, Side};
+use partywall_region::Link;
 use partywall_shm::layout::Geometry;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -136,6 +137,8 @@ struct DeskState {
     /// Requests whose answers are wanted, and the answers that have come.
     answers: HashMap<u32, Option<Answer>>,
     mailboxes: HashMap<EndId, Mailbox>,
+    /// Links that are rung when the answer to a request comes, and hung up if it is a refusal or does not come.
+    bells: HashMap<u32, Link>,
     /// Messages without an answer that could not be sent yet, because the broker was away or did not read.
     untold: Vec<Message>,
 }
@@ -161,6 +164,7 @@ impl SessionDesk {
             last_request: 1,
             answers: HashMap::new(),
             mailboxes: HashMap::new(),
+            bells: HashMap::new(),
             untold: Vec::new(),
         };
         Ok(Self { asking: Mutex::new(()), state: Mutex::new(state), filed })
@@ -269,6 +273,32 @@ impl SessionDesk {
         answer
     }
 
+    /// Has the thread that files the answer to a request ring a link, or hang it up if the broker refuses or goes away. `false` if the answer
+    /// has come.
+    pub(crate) fn ring_when_answered(&self, ticket: Ticket, link: Link) -> bool {
+        let mut state = self.state();
+        let is_awaited = state.number == ticket.session && matches!(state.answers.get(&ticket.request), Some(None));
+        if is_awaited {
+            state.bells.insert(ticket.request, link);
+        }
+        is_awaited
+    }
+
+    /// Forgets the link of a request.
+    pub(crate) fn forget_bell(&self, ticket: Ticket) {
+        let mut state = self.state();
+        // Requests of another session have the same numbers.
+        if state.number == ticket.session {
+            state.bells.remove(&ticket.request);
+        }
+    }
+
+    /// Files what has come, for threads that do not look by themselves.
+    pub(crate) fn file_news(&self) {
+        let others = self.state().file(None);
+        self.wake(others);
+    }
+
     /// Sends what has no answer, without waiting. A `Closed` that cannot be sent now is sent later.
     pub(crate) fn close(&self, channel: u64) {
         self.tell(Message::Closed { channel });
@@ -344,6 +374,7 @@ impl SessionDesk {
         // The requests that are remembered, and those of the session's own, have different numbers.
         state.last_request = state.last_request.max(1 << 16);
         state.answers.clear();
+        state.hang_up_bells();
         state.tell_untold();
         drop(state);
         self.wake(true);
@@ -396,6 +427,12 @@ impl DeskState {
     fn settle(&mut self, request: u32, message: Message, fds: Vec<OwnedFd>) {
         // The request was given up, so no thread waits for this answer.
         let Some(place) = self.answers.get_mut(&request) else { return };
+        let is_refused = matches!(message, Message::Refused { .. });
+        match self.bells.remove(&request) {
+            Some(link) if is_refused => link.hang_up(),
+            Some(link) => link.ring(),
+            None => {}
+        }
         *place = Some(match message {
             Message::Refused { code, reason } => Err(Error::Refused { code, reason }),
             message => {
@@ -442,9 +479,15 @@ impl DeskState {
         }
     }
 
+    /// No answer comes any more.
+    fn hang_up_bells(&mut self) {
+        self.bells.drain().for_each(|(_, link)| link.hang_up());
+    }
+
     /// The session has ended: no answer comes any more.
     fn fail(&mut self, why: &Error) -> bool {
         let mut any = false;
+        self.hang_up_bells();
         for answer in self.answers.values_mut().filter(|answer| answer.is_none()) {
             any = true;
             *answer = Some(Err(match why {

@@ -10,8 +10,9 @@ use partywall_protocol::environment;
 use partywall_protocol::wire::{
     ChannelRow, Directions, DomainRow, Kind, Message, Origin, RegionReference, ServiceRow, Side, What,
 };
+use partywall_region::Link;
 use partywall_shm::layout::Geometry;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -324,6 +325,26 @@ impl Domain {
     /// The answer to it, if it has come.
     pub(crate) fn answer(&self, ticket: Ticket) -> Option<Result<(Message, Vec<OwnedFd>)>> {
         self.inner.desk.answer(ticket)
+    }
+
+    /// As [`SessionDesk::ring_when_answered`].
+    pub(crate) fn ring_when_answered(&self, ticket: Ticket, link: Link) -> bool {
+        self.inner.desk.ring_when_answered(ticket, link)
+    }
+
+    /// As [`SessionDesk::forget_bell`].
+    pub(crate) fn forget_bell(&self, ticket: Ticket) {
+        self.inner.desk.forget_bell(ticket);
+    }
+
+    /// As [`SessionDesk::file_news`].
+    pub(crate) fn file_news(&self) {
+        self.inner.desk.file_news();
+    }
+
+    /// The session's socket, for as long as `with` runs.
+    pub(crate) fn with_session<T>(&self, with: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+        self.inner.desk.with_socket(with)
     }
 
     /// A further session of the same domain, for a listener.

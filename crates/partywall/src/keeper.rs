@@ -67,7 +67,9 @@ impl Drop for HangUpWatch {
     fn drop(&mut self) {
         // The descriptor leaves the epoll set by being closed, which its owner does next.
         if let Ok(keeper) = keeper() {
-            keeper.watched().remove(&self.id);
+            // Dropped after the lock is released: a call may own what is watched, too.
+            let removed = keeper.watched().remove(&self.id);
+            drop(removed);
         }
     }
 }

@@ -41,6 +41,7 @@ mod events;
 mod further;
 mod group;
 mod keeper;
+mod late_answer;
 mod listener;
 mod machines;
 mod memory;

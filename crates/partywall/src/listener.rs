@@ -5,6 +5,7 @@ use crate::desk::Ticket;
 use crate::domain::ChannelRegistration;
 use crate::endpoint::Carrier;
 use crate::keeper::HangUpWatch;
+use crate::late_answer::LateAnswer;
 use crate::memory;
 use crate::rx::StreamRx;
 use crate::session::{BrokerSession, PATIENCE, whole};
@@ -51,6 +52,8 @@ pub(crate) struct Subscription {
     pub(crate) watch: HangUpWatch,
     /// The broker has not said yet that the subscriber has the ring; then it is rung, for it may sleep until it has.
     pub(crate) asked: Option<Ticket>,
+    /// Rings it where the publisher makes no call after the broker's answer.
+    late: Option<LateAnswer>,
     /// Tells the broker when the subscriber is gone.
     _registration: ChannelRegistration,
 }
@@ -155,10 +158,17 @@ impl Acceptor {
                 half: offer.half.follower(),
                 watch,
                 asked: Some(asked),
+                late: None,
                 _registration: registration,
             };
-            // Most of the time the answer comes at once. If it does not, a later call hears it: who publishes does not wait for the broker.
+            // Most of the time the answer comes at once. If it does not, the keeper or a later call hears it: a publisher does not wait for the
+            // broker.
             self.await_answer(&mut subscription, Instant::now() + ANSWER)?;
+            if subscription.asked.is_some() {
+                let link = subscription.waiter.link.life().try_clone_to_owned();
+                let link = Link::bells(link.map_err(|e| Error::system("keep a link", e))?)?;
+                subscription.late = LateAnswer::watch(&self.domain, asked, link)?;
+            }
             return Ok(subscription);
         }
     }
@@ -178,6 +188,7 @@ impl Acceptor {
             None => Ok(true),
             Some(Ok(_)) => {
                 subscription.asked = None;
+                subscription.late = None;
                 subscription.waiter.link.ring();
                 Ok(true)
             }

@@ -11,6 +11,8 @@ use partywall_region::{OwnRegion, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::flags;
 use partywall_shm::record;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -39,6 +41,60 @@ fn number_of(message: &[u8]) -> u64 {
     let number = u64::from_le_bytes(number.try_into().unwrap());
     Pattern.check(number.wrapping_mul(7919), rest);
     number
+}
+
+/// A subscriber of a real broker whose publisher has admitted it and has sent, while the broker was stopped.
+fn sent_while_broker_is_stopped(message: &[u8]) -> (Daemon, Publisher, Subscriber) {
+    let broker = Daemon::start();
+    let join = |name: &str| Domain::builder().name(name).broker(broker.path()).join().unwrap();
+    let (web, shop) = (join("web"), join("shop"));
+    let mut publisher = Publisher::bind(&web, "feed", SlowReader::Hold, &fixed(RING)).unwrap();
+    let mut subscriber = subscriber(&shop);
+    subscriber.set_nonblocking(true);
+    assert!(is_readable(&publisher), "the subscriber waits to be admitted");
+    broker.signal(Signal::STOP);
+    publisher.admit().unwrap();
+    publisher.send(message).unwrap();
+    (broker, publisher, subscriber)
+}
+
+/// Waits until a descriptor is readable, for as long as a test may take.
+fn is_readable(fd: &impl AsFd) -> bool {
+    let limit = Timespec { tv_sec: HANG.as_secs() as i64, tv_nsec: 0 };
+    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&limit)).unwrap() == 1
+}
+
+#[test]
+fn late_answer_of_broker_wakes_subscriber_of_idle_publisher() {
+    let _guard = hang_guard();
+    let (broker, publisher, mut subscriber) = sent_while_broker_is_stopped(b"tick");
+    let mut message = Vec::new();
+    assert_fails!(subscriber.recv(&mut message), Error::WouldBlock);
+    broker.signal(Signal::CONT);
+    // The publisher makes no call from here on.
+    while let Err(error) = subscriber.recv(&mut message) {
+        assert!(matches!(error, Error::WouldBlock), "{error}");
+        assert!(is_readable(&subscriber), "the broker's answer rings the subscriber");
+    }
+    assert_eq!(message, b"tick");
+    drop(publisher);
+}
+
+#[test]
+fn death_of_broker_before_its_answer_ends_subscriber() {
+    let _guard = hang_guard();
+    let (broker, publisher, mut subscriber) = sent_while_broker_is_stopped(b"tick");
+    let mut message = Vec::new();
+    assert_fails!(subscriber.recv(&mut message), Error::WouldBlock);
+    broker.signal(Signal::KILL);
+    let error = loop {
+        match subscriber.recv(&mut message) {
+            Err(Error::WouldBlock) => assert!(is_readable(&subscriber), "the subscriber never gets the ring"),
+            other => break other.unwrap_err(),
+        }
+    };
+    assert!(matches!(error, Error::Dead { .. } | Error::Closed(_)), "{error}");
+    drop(publisher);
 }
 
 #[test]
