@@ -58,6 +58,7 @@ fn random_inputs_reach_every_feature() {
         found.bells += findings.bells;
         found.sleeps += findings.sleeps;
         found.ends += findings.ends;
+        found.jumps += findings.jumps;
     }
     assert!(sum.bytes > count * 10 && sum.switches > count / 10, "{sum:?}");
     assert!(sum.sleeps > count / 10 && sum.bells > count / 10, "{sum:?}");
@@ -66,6 +67,7 @@ fn random_inputs_reach_every_feature() {
     assert!(found.bytes > count && found.switches > count / 1000, "{found:?}");
     assert!(found.corrupt > count / 2 && found.bells > count / 100, "{found:?}");
     assert!(found.sleeps > count / 100 && found.ends > count / 10, "{found:?}");
+    assert!(found.jumps > count / 100, "{found:?}");
 }
 
 fn honest(messages: bool) -> Setup {

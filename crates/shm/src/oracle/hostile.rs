@@ -5,16 +5,16 @@
 //! even if they only harm the adversary. The honest half is the [`WritingHalf`] or [`ReadingHalf`] that programs run, with its
 //! wait and its end. Values that change *between two loads of one operation* need threads: `tests/loom.rs` has them.
 
-use super::memory::RingMemory;
-use super::model::byte;
+mod consumer;
+mod producer;
+
 use super::take;
 use crate::corrupt::Corrupt;
-use crate::half::{Effect, Ending, Idle, Need, ReadingHalf, WritingHalf};
-use crate::layout::{RxHalf, TxHalf};
-use crate::record;
-use crate::state::{RxState, TxState};
+use crate::half::{Effect, Ending, Idle};
 use crate::sync::Ordering;
-use crate::wake::{AWAKE, Fencing, must_ring};
+use crate::wake::AWAKE;
+use consumer::ConsumerHunt;
+use producer::ProducerHunt;
 
 /// The half that is honest, and the situation in which it begins.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +34,8 @@ pub enum Victim {
     Producer,
     /// The adversary owns the producing half and the ring's bytes.
     Consumer,
+    /// The same, and it may overwrite what the consumer has not read (protocol B4).
+    OverrunConsumer,
 }
 
 /// A word that the adversary writes.
@@ -51,6 +53,8 @@ pub enum HostileWord {
     SwitchAt,
     /// `intent`.
     Intent,
+    /// `newest`.
+    Newest,
     /// Eight bytes of the ring, at the victim's cursor.
     Ring,
 }
@@ -72,6 +76,8 @@ pub enum Act {
     Switch(u8),
     /// The victim reads the adversary's state.
     State,
+    /// The victim passes over all records but the newest.
+    SkipToNewest,
     /// The victim reads a message.
     Record,
     /// The victim takes one step of a wait.
@@ -126,6 +132,8 @@ pub struct Findings {
     pub sleeps: u64,
     /// Times that it ended.
     pub ends: u64,
+    /// Times that it went on at the newest record.
+    pub jumps: u64,
 }
 
 impl Act {
@@ -133,13 +141,14 @@ impl Act {
     pub fn decode(input: &mut &[u8]) -> Option<Self> {
         let tag = take(input)?;
         let word = match (tag >> 3) & 7 {
-            0 | 7 => HostileWord::Cursor,
+            0 => HostileWord::Cursor,
             1 => HostileWord::Wish,
             2 => HostileWord::State,
             3 => HostileWord::Generation,
             4 => HostileWord::SwitchAt,
             5 => HostileWord::Intent,
-            _ => HostileWord::Ring,
+            6 => HostileWord::Ring,
+            _ => HostileWord::Newest,
         };
         Some(match tag & 7 {
             0 => Self::Poke(word, value(input)?),
@@ -150,7 +159,8 @@ impl Act {
             5 => Self::Wish(take(input)?),
             6 => Self::Switch(tag >> 3),
             _ => match tag >> 3 & 7 {
-                0 | 4 => Self::State,
+                0 => Self::State,
+                4 => Self::SkipToNewest,
                 1 | 5 => Self::Record,
                 // Endings are rare, or little would happen before them.
                 7 => Self::End,
@@ -182,8 +192,12 @@ fn value(input: &mut &[u8]) -> Option<u64> {
 pub fn hunt_bytes(mut input: &[u8]) -> Findings {
     let first = take(&mut input).unwrap_or(0);
     let start = if first & 2 != 0 { value(&mut input).unwrap_or(0) } else { 0 };
-    let victim = if first & 1 == 0 { Victim::Producer } else { Victim::Consumer };
-    hunt(Prey { victim, size: first >> 2, start }, core::iter::from_fn(|| Act::decode(&mut input)))
+    let victim = match (first & 1, first & 4) {
+        (0, _) => Victim::Producer,
+        (_, 0) => Victim::Consumer,
+        _ => Victim::OverrunConsumer,
+    };
+    hunt(Prey { victim, size: first >> 3, start }, core::iter::from_fn(|| Act::decode(&mut input)))
 }
 
 /// Performs the steps; panics where the honest half does anything but what the protocol says.
@@ -194,8 +208,9 @@ pub fn hunt(prey: Prey, acts: impl IntoIterator<Item = Act>) -> Findings {
             acts.into_iter().for_each(|act| hunt.perform(act));
             hunt.findings
         }
-        Victim::Consumer => {
-            let mut hunt = ConsumerHunt::new(capacity(prey.size), prey.start);
+        Victim::Consumer | Victim::OverrunConsumer => {
+            let is_overrun = prey.victim == Victim::OverrunConsumer;
+            let mut hunt = ConsumerHunt::new(capacity(prey.size), prey.start, is_overrun);
             acts.into_iter().for_each(|act| hunt.perform(act));
             hunt.findings
         }
@@ -215,21 +230,6 @@ fn expect_cursor(now: u64, seen: u64, most: u64) -> Result<(), Corrupt> {
     } else {
         Ok(())
     }
-}
-
-/// An honest producer; the adversary is its reader.
-#[derive(Debug)]
-struct ProducerHunt {
-    own: TxHalf,
-    peer: RxHalf,
-    half: WritingHalf,
-    memory: RingMemory,
-    /// The expectation: committed, believed released, and where the present ring begins.
-    tail: u64,
-    head: u64,
-    base: u64,
-    expected: ExpectedWait,
-    findings: Findings,
 }
 
 /// What is expected of a half's wait.
@@ -280,367 +280,6 @@ impl ExpectedWait {
             self.wish = None;
         }
         is_met
-    }
-}
-
-impl ProducerHunt {
-    fn new(capacity: u64) -> Self {
-        Self {
-            own: TxHalf::new(),
-            peer: RxHalf::new(),
-            half: WritingHalf::new(capacity),
-            memory: RingMemory::new(capacity),
-            tail: 0,
-            head: 0,
-            base: 0,
-            expected: ExpectedWait::default(),
-            findings: Findings::default(),
-        }
-    }
-
-    fn perform(&mut self, act: Act) {
-        match act {
-            Act::Poke(word, value) => self.poke(word, |_| value),
-            Act::Nudge(word, by) => self.poke(word, |old| old.wrapping_add_signed(i64::from(by))),
-            Act::Wait(wait) => self.wait(wait),
-            // A half that has ended does nothing more.
-            _ if self.expected.ended.is_some() => {}
-            Act::End => self.end(),
-            Act::Refresh => self.refresh(),
-            Act::Move(n) | Act::Wish(n) if self.half.free() < u64::from(n) => {
-                if let Some(wish) = self.half.wish(u64::from(n)) {
-                    // The wish is between the released and the committed bytes, or no cursor could ever pass it.
-                    assert!(self.head.max(self.base) <= wish && wish < self.tail, "a wish for {wish} at {self:?}");
-                }
-                self.commit(self.half.free());
-            }
-            Act::Move(n) => self.commit(u64::from(n)),
-            Act::Switch(size) if self.half.may_switch() => {
-                self.half.switch(&self.own, capacity(size));
-                self.memory = RingMemory::new(capacity(size));
-                self.base = self.tail;
-                self.findings.switches += 1;
-            }
-            Act::State => self.note(RxState::load(&self.peer.control.state).err()),
-            _ => {}
-        }
-        let (free, capacity) = (self.half.free(), self.half.capacity());
-        assert!(free <= capacity, "{free} free in a ring of {capacity}");
-        assert_eq!(free, capacity - (self.tail - self.head.max(self.base)), "free, at {self:?}");
-        let wish = self.own.control.space_wanted.load(Ordering::Relaxed);
-        assert_eq!(wish, self.expected.wish.unwrap_or(AWAKE), "the wish that it shows, at {self:?}");
-    }
-
-    /// Protocol W1, R4, S4 and L4 for a wait, said once more.
-    fn expect_wait(&mut self, wait: HuntedWait) -> Effect {
-        if let Some(ending) = self.expected.ended {
-            return Effect::Ended(ending);
-        }
-        let head = self.peer.cursor.head.load(Ordering::Relaxed);
-        if let Err(what) = expect_cursor(head, self.head, self.tail) {
-            return Effect::Ended(Ending::Corrupt(what));
-        }
-        self.head = head;
-        let capacity = self.half.capacity();
-        let want = u64::from(wait.want).min(capacity);
-        let (is_there, until) = if wait.is_for_switch {
-            let is_first = self.findings.switches == 0;
-            (is_first || self.head > self.base || self.tail == self.base, self.base)
-        } else {
-            let unread = self.tail - self.head.max(self.base);
-            (unread + want <= capacity, (self.tail + want).wrapping_sub(capacity + 1))
-        };
-        if is_there {
-            return Effect::Ready;
-        }
-        match ExpectedWait::judge(self.peer.control.state.load(Ordering::Relaxed), 2, 4, wait.hung_up) {
-            Some(ending) => Effect::Ended(ending),
-            None => self.expected.idle(until, wait.spins),
-        }
-    }
-
-    fn wait(&mut self, wait: HuntedWait) {
-        let expected = self.expect_wait(wait);
-        let need = if wait.is_for_switch { Need::Switch } else { Need::Room(wait.want.into()) };
-        let got = self.half.next(&self.own, Some(&self.peer), wait.hung_up, need, wait.idle());
-        let is_met = self.expected.is_met(got, expected, &mut self.findings);
-        assert!(is_met, "{wait:?} gave {got:?}, not {expected:?}, at {self:?}");
-        if got == Effect::Fence && wait.looks_twice {
-            self.wait(HuntedWait { looks_twice: false, ..wait });
-        }
-    }
-
-    fn end(&mut self) {
-        let Some(ending) = self.expected.said else { return };
-        assert_eq!(self.half.end(&self.own, ending), ending);
-        let says = self.own.control.state.load(Ordering::Relaxed);
-        assert_eq!(says, if matches!(ending, Ending::Corrupt(_)) { 2 } else { 0 }, "what it says of {ending:?}");
-        assert_eq!(self.half.ended(), Some(ending));
-        self.expected.ended = Some(ending);
-        self.findings.ends += 1;
-    }
-
-    fn poke(&mut self, word: HostileWord, change: impl Fn(u64) -> u64) {
-        match word {
-            HostileWord::Wish => store(&self.peer.control.data_wanted, change),
-            HostileWord::State => store32(&self.peer.control.state, change),
-            // A reader has no other words.
-            _ => store(&self.peer.cursor.head, change),
-        }
-    }
-
-    fn refresh(&mut self) {
-        let head = self.peer.cursor.head.load(Ordering::Relaxed);
-        let expected = expect_cursor(head, self.head, self.tail);
-        let got = self.half.refresh(&self.peer);
-        assert_eq!(got.map(|_| ()), expected, "head {head} at {self:?}");
-        if expected.is_ok() {
-            self.head = head;
-        }
-        self.note(got.err());
-    }
-
-    fn commit(&mut self, n: u64) {
-        let bytes: alloc::vec::Vec<u8> = (self.tail..self.tail + n).map(byte).collect();
-        self.memory.write(self.tail, &bytes);
-        let wish = self.peer.control.data_wanted.load(Ordering::Relaxed);
-        let rung = self.half.commit(&self.own, Some(&self.peer), n, Fencing::Symmetric);
-        assert_eq!(
-            rung,
-            (self.tail..=self.tail + n).contains(&wish) && wish != AWAKE,
-            "bell for {n} with wish {wish} at {self:?}"
-        );
-        self.tail += n;
-        self.expected.wish = None;
-        assert_eq!(self.own.cursor.tail.load(Ordering::Relaxed), self.tail, "the tail that it shows");
-        self.findings.bytes += n;
-        self.findings.bells += u64::from(rung);
-    }
-
-    fn note(&mut self, corrupt: Option<Corrupt>) {
-        self.findings.corrupt += u64::from(corrupt.is_some());
-    }
-}
-
-/// An honest consumer; the adversary is its writer.
-#[derive(Debug)]
-struct ConsumerHunt {
-    own: RxHalf,
-    peer: TxHalf,
-    half: ReadingHalf,
-    memory: RingMemory,
-    /// The expectation: released, believed committed, and where the present ring is believed to end.
-    head: u64,
-    tail: u64,
-    generation: u32,
-    /// The position and the newest generation of an accepted switch.
-    switch: Option<(u64, u32)>,
-    expected: ExpectedWait,
-    findings: Findings,
-}
-
-impl ConsumerHunt {
-    fn new(capacity: u64, start: u64) -> Self {
-        let peer = TxHalf::new();
-        peer.cursor.tail.store(start, Ordering::Relaxed);
-        Self {
-            own: RxHalf::new(),
-            peer,
-            half: ReadingHalf::new(capacity, start),
-            memory: RingMemory::new(capacity),
-            head: start,
-            tail: start,
-            generation: 0,
-            switch: None,
-            expected: ExpectedWait::default(),
-            findings: Findings::default(),
-        }
-    }
-
-    fn perform(&mut self, act: Act) {
-        match act {
-            Act::Poke(word, value) => self.poke(word, |_| value),
-            Act::Nudge(word, by) => self.poke(word, |old| old.wrapping_add_signed(i64::from(by))),
-            Act::Wait(wait) => self.wait(wait),
-            // A half whose peer broke the protocol reads nothing more.
-            _ if matches!(self.expected.ended, Some(Ending::Corrupt(_))) => {}
-            Act::End => self.end(),
-            Act::Refresh => self.refresh(),
-            Act::Move(n) => {
-                let n = u64::from(n).min(self.half.available());
-                // The claim is within the ring, whatever the cursors are.
-                let _ = self.memory.read(self.head, n);
-                self.release(n);
-            }
-            Act::Wish(n) => self.wish(u64::from(n)),
-            Act::Switch(size) if self.half.must_switch() => {
-                self.half.switch(&self.own, capacity(size));
-                self.memory = RingMemory::new(capacity(size));
-                self.generation = self.generation.wrapping_add(1);
-                self.switch = self.switch.filter(|&(_, newest)| newest != self.generation);
-                self.findings.switches += 1;
-            }
-            Act::Switch(_) => {}
-            Act::State => {
-                let state = TxState::load(&self.peer.control.state);
-                let word = self.peer.control.state.load(Ordering::Relaxed);
-                assert_eq!(state.is_err(), word > 2, "state {word}");
-                self.note(state.err());
-            }
-            Act::Record => self.record(),
-        }
-        let (available, capacity) = (self.half.available(), self.half.capacity());
-        assert!(available <= capacity, "{available} available in a ring of {capacity}");
-        assert_eq!(available, self.tail - self.head, "available, at {self:?}");
-        let due = self.switch.is_some_and(|(at, _)| at == self.head);
-        assert_eq!(self.half.must_switch(), due, "whether to take the next ring, at {self:?}");
-        let wish = self.own.control.data_wanted.load(Ordering::Relaxed);
-        assert_eq!(wish, self.expected.wish.unwrap_or(AWAKE), "the wish that it shows, at {self:?}");
-    }
-
-    /// Protocol W1, R4, A3, S3, S4 and L4 for a wait, said once more.
-    fn expect_wait(&mut self, wait: HuntedWait) -> Effect {
-        if let Some(ending @ Ending::Corrupt(_)) = self.expected.ended {
-            return Effect::Ended(ending);
-        }
-        match self.expect_refresh() {
-            Err(what) => return Effect::Ended(Ending::Corrupt(what)),
-            Ok((tail, switch)) => (self.tail, self.switch) = (tail, switch),
-        }
-        let want = u64::from(wait.want).clamp(1, self.half.capacity());
-        let available = self.tail - self.head;
-        let goes_on = self.expected.ended.is_none();
-        if goes_on && (available >= want || self.switch.is_some()) {
-            return Effect::Ready;
-        }
-        let state = self.peer.control.state.load(Ordering::Relaxed);
-        match self.expected.ended.or_else(|| ExpectedWait::judge(state, 2, 3, wait.hung_up)) {
-            // What is there comes before the end.
-            Some(_) if available > 0 => Effect::Ready,
-            Some(ending) => Effect::Ended(ending),
-            None => self.expected.idle(self.head.saturating_add(want - 1), wait.spins),
-        }
-    }
-
-    fn wait(&mut self, wait: HuntedWait) {
-        let expected = self.expect_wait(wait);
-        let got = self.half.next(&self.own, Some(&self.peer), wait.hung_up, wait.want.into(), wait.idle());
-        let is_met = self.expected.is_met(got, expected, &mut self.findings);
-        assert!(is_met, "{wait:?} gave {got:?}, not {expected:?}, at {self:?}");
-        if got == Effect::Fence && wait.looks_twice {
-            self.wait(HuntedWait { looks_twice: false, ..wait });
-        }
-    }
-
-    fn end(&mut self) {
-        let Some(ending) = self.expected.said else { return };
-        assert_eq!(self.half.end(&self.own, ending), ending);
-        let says = self.own.control.state.load(Ordering::Relaxed);
-        let is_corrupt = matches!(ending, Ending::Corrupt(_));
-        assert_eq!(says, if is_corrupt { 2 } else { 0 }, "what it says of {ending:?}");
-        if is_corrupt {
-            // Not even what it had seen is read.
-            (self.tail, self.switch) = (self.head, None);
-        }
-        self.expected.ended = Some(ending);
-        self.findings.ends += 1;
-    }
-
-    fn poke(&mut self, word: HostileWord, change: impl Fn(u64) -> u64) {
-        let control = &self.peer.control;
-        match word {
-            HostileWord::Cursor => store(&self.peer.cursor.tail, change),
-            HostileWord::Wish => store(&control.space_wanted, change),
-            HostileWord::State => store32(&control.state, change),
-            HostileWord::Generation => store32(&control.generation, change),
-            HostileWord::SwitchAt => store(&control.switch_at, change),
-            HostileWord::Intent => store(&control.intent, change),
-            HostileWord::Ring => {
-                let mut old = [0; 8];
-                old.copy_from_slice(&self.memory.read(self.head, 8));
-                let new = change(u64::from_le_bytes(old)).to_le_bytes();
-                // The last positions of all cannot be counted through; before them anything goes.
-                if self.head < u64::MAX - 8 {
-                    self.memory.write(self.head, &new);
-                }
-            }
-        }
-    }
-
-    /// Protocol R4 and A3, written independently of the code under test: the accepted tail, and the switch there.
-    fn expect_refresh(&self) -> Result<(u64, Option<(u64, u32)>), Corrupt> {
-        if self.switch.is_some() {
-            // No value of the peer concerns this ring any more.
-            return Ok((self.tail, self.switch));
-        }
-        let tail = self.peer.cursor.tail.load(Ordering::Relaxed);
-        let generation = self.peer.control.generation.load(Ordering::Relaxed);
-        let at = self.peer.control.switch_at.load(Ordering::Relaxed);
-        let most = self.head.saturating_add(self.half.capacity());
-        if generation == self.generation {
-            return expect_cursor(tail, self.tail, most).map(|()| (tail, None));
-        }
-        let is_later = generation.wrapping_sub(self.generation).cast_signed() > 0;
-        let is_committed = self.tail <= at && at <= tail;
-        if is_later && is_committed && at <= most { Ok((at, Some((at, generation)))) } else { Err(Corrupt::BadSwitch) }
-    }
-
-    fn refresh(&mut self) {
-        let expected = self.expect_refresh();
-        let got = self.half.refresh(&self.peer);
-        assert_eq!(got, expected.map(|(tail, _)| tail - self.head), "a refresh at {self:?}");
-        if let Ok((tail, switch)) = expected {
-            (self.tail, self.switch) = (tail, switch);
-        }
-        self.note(got.err());
-    }
-
-    fn release(&mut self, n: u64) {
-        let wish = self.peer.control.space_wanted.load(Ordering::Relaxed);
-        let rung = self.half.release(&self.own, &self.peer, n, Fencing::Symmetric);
-        assert_eq!(
-            rung,
-            (self.head..=self.head + n).contains(&wish) && wish != AWAKE,
-            "bell for {n} with wish {wish} at {self:?}"
-        );
-        assert_eq!(must_ring(&self.peer.control.space_wanted, 0, u64::MAX), wish != u64::MAX, "bell for the end");
-        self.head += n;
-        self.expected.wish = None;
-        assert_eq!(self.own.cursor.head.load(Ordering::Relaxed), self.head, "the head that it shows");
-        self.findings.bytes += n;
-        self.findings.bells += u64::from(rung);
-    }
-
-    fn wish(&mut self, want: u64) {
-        if let Some(wish) = self.half.wish(want) {
-            assert!(self.switch.is_none(), "a wish for more of a ring that ended, at {self:?}");
-            let most = self.head.saturating_add(self.half.capacity());
-            assert!(self.tail <= wish && wish <= most, "a wish for {wish} at {self:?}");
-        }
-    }
-
-    fn record(&mut self) {
-        if self.half.available() < record::HEADER {
-            return;
-        }
-        let mut header = [0; 8];
-        header.copy_from_slice(&self.memory.read(self.head, record::HEADER));
-        // A channel may allow less than its ring could hold.
-        let longest = record::longest(self.half.capacity()) / 2;
-        match record::parse(header, self.half.available(), longest) {
-            Ok(length) => {
-                let taken = record::footprint(u64::from(length));
-                let fits = u64::from(length) <= longest && taken <= self.half.available();
-                assert!(fits, "a message of {length} at {self:?}");
-                let _ = self.memory.read(self.head, taken);
-                self.release(taken);
-            }
-            Err(corrupt) => self.note(Some(corrupt)),
-        }
-    }
-
-    fn note(&mut self, corrupt: Option<Corrupt>) {
-        self.findings.corrupt += u64::from(corrupt.is_some());
     }
 }
 
