@@ -225,20 +225,29 @@ fn measure(scene: &BenchScene<'_>, common: &Common) -> Result<Vec<Cell>> {
     let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
     for _ in 0..common.runs() {
         let mut crowd: Option<GuardedChild> = None;
-        for at in order(&plans, scale) {
-            let plan = &plans[at];
-            if plan.entries > 1 && crowd.is_none() {
-                crowd = Some(listeners(scene, &me, plan.entries)?);
-            }
-            if cells[at].problem.is_some() {
-                continue;
-            }
-            match flow(scene, &servers, plan, &me, scale) {
-                Ok(figures) => cells[at].runs.push(figures),
-                Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
-                Err(e) => {
-                    eprintln!("partywall-bench: {}: {e}", plan.key);
-                    cells[at].problem = Some(Problem::Failed(e.to_string()));
+        for mut pair in pairs(&plans) {
+            let is_close = plans[pair[0]].is_close();
+            for _ in 0..if is_close { most_turns(scale) } else { 1 } {
+                for &at in &pair {
+                    let plan = &plans[at];
+                    if plan.entries > 1 && crowd.is_none() {
+                        crowd = Some(listeners(scene, &me, plan.entries)?);
+                    }
+                    if cells[at].problem.is_some() {
+                        continue;
+                    }
+                    match flow(scene, &servers, plan, &me, scale) {
+                        Ok(figures) => cells[at].runs.push(figures),
+                        Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
+                        Err(e) => {
+                            eprintln!("partywall-bench: {}: {e}", plan.key);
+                            cells[at].problem = Some(Problem::Failed(e.to_string()));
+                        }
+                    }
+                }
+                pair.reverse();
+                if judge_pair(&pair, &cells).is_none_or(|verdict| is_settled(&verdict)) {
+                    break;
                 }
             }
         }
@@ -246,38 +255,43 @@ fn measure(scene: &BenchScene<'_>, common: &Common) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// The order of the measurements in one run. The same settings are measured without the library and with it, one after the other. Where a
-/// hundredth matters, the pair is measured several times, with the order reversed each second time, so that other load on the machine
-/// affects both.
-fn order(plans: &[ResidencyPlan], scale: Scale) -> Vec<usize> {
+/// The measurements in their order, those of the same settings without the library and with it together. Where a hundredth matters, a pair is
+/// measured again and again, each time in the other order, so that other load on the machine affects both.
+fn pairs(plans: &[ResidencyPlan]) -> Vec<Vec<usize>> {
     let mut sorted: Vec<usize> = (0..plans.len()).collect();
     sorted.sort_by_key(|at| (plans[*at].entries, plans[*at].key.settings.clone()));
-    let pairs = sorted.chunk_by(|a, b| plans[*a].key.settings == plans[*b].key.settings);
-    pairs
-        .flat_map(|pair| {
-            let turns = if plans[pair[0]].is_close() { turns(scale) } else { 1 };
-            (0..turns).flat_map(move |turn| {
-                let mut pair = pair.to_vec();
-                if turn % 2 == 1 {
-                    pair.reverse();
-                }
-                pair
-            })
-        })
-        .collect()
+    sorted.chunk_by(|a, b| plans[*a].key.settings == plans[*b].key.settings).map(<[usize]>::to_vec).collect()
 }
 
-/// How often that is.
-fn turns(scale: Scale) -> u32 {
+/// How often that is in one run, at most.
+fn most_turns(scale: Scale) -> u32 {
     match scale {
         Scale::Smoke => 1,
-        Scale::Quick => 4,
-        Scale::Full => 8,
+        Scale::Quick => 24,
+        Scale::Full => 120,
     }
 }
 
+/// Fewer turns are not enough to say how far apart they lie.
+const LEAST_TURNS: usize = 12;
+/// The width of an interval that tells a hundredth.
+const NARROW: f64 = 0.005;
+
+/// The verdict on a pair so far; `None` if there is no other side.
+fn judge_pair(pair: &[usize], cells: &[Cell]) -> Option<Verdict> {
+    let of = |mechanism| pair.iter().map(|&at| &cells[at]).find(|cell| cell.key.mechanism == mechanism);
+    Some(judge_cell(of(Mechanism::Tcp)?, Some(of(Mechanism::Transparent)?)))
+}
+
+/// Whether more turns would tell nothing new.
+fn is_settled(verdict: &Verdict) -> bool {
+    verdict.interval.is_some_and(|interval| {
+        interval.values >= LEAST_TURNS && (interval.decides(verdict.limit) || interval.width() <= NARROW)
+    })
+}
+
 impl ResidencyPlan {
-    /// Whether a hundredth matters.
+    /// Whether a hundredth matters, and the pair is measured until the interval of its ratio tells.
     fn is_close(&self) -> bool {
         matches!(self.key.word("part"), Some("remote" | "connections"))
     }
@@ -294,7 +308,7 @@ fn flow(
     let mechanism = plan.key.mechanism;
     let millis: u64 = match scale {
         Scale::Smoke => 50,
-        _ if plan.is_close() => 300,
+        _ if plan.is_close() => 150,
         Scale::Quick => 500,
         Scale::Full => 1500,
     };
@@ -356,38 +370,41 @@ fn listeners(scene: &BenchScene<'_>, me: &str, count: u64) -> Result<GuardedChil
 }
 
 fn judge(cells: &[Cell]) -> Vec<Verdict> {
-    let mut verdicts = Vec::new();
-    for plain in cells.iter().filter(|cell| cell.key.mechanism == Mechanism::Tcp) {
-        let ours = cells
-            .iter()
-            .find(|cell| cell.key.mechanism == Mechanism::Transparent && cell.key.settings == plain.key.settings);
-        let number = |name| plain.key.number(name).unwrap_or(0);
-        let word = |name| plain.key.word(name).unwrap_or("");
-        let (claim, bound, limit, metric) = match word("part") {
-            "mixed" => (format!("{} of 5 flows local", number("local")), Bound::Report, 0.0, Metric::BytesPerSecond),
-            "remote" => (
-                format!("remote {} of {} B, {} entries", word("flow"), number("message"), number("entries")),
-                Bound::AtLeast,
-                INTERCEPTION,
-                Metric::PerSecond,
-            ),
-            "sizes" if word("place") == Locality::OneCpu.name() => (
-                format!("{} of {} B on one processor", word("flow"), number("message")),
-                Bound::AtLeast,
-                0.97,
-                Metric::PerSecond,
-            ),
-            "connections" => {
-                // One question and its answer, of two that could have had a ring, may cost nothing at all.
-                let limit = if word("flow") == "errand" && word("peer") == "resident" { 1.0 } else { CONNECTING };
-                (format!("{}, peer {}", word("flow"), word("peer")), Bound::AtLeast, limit, Metric::PerSecond)
-            }
-            _ => (format!("{} of {} B", word("flow"), number("message")), Bound::Report, 0.0, Metric::PerSecond),
-        };
-        let figures = [ours.and_then(|cell| cell.median(metric)), plain.median(metric)];
-        verdicts.push(Verdict::ratio(format!("{claim} : plain"), bound, limit, metric, figures[0], figures[1]));
-    }
-    verdicts
+    let of = |mechanism| cells.iter().filter(move |cell| cell.key.mechanism == mechanism);
+    of(Mechanism::Tcp)
+        .map(|plain| {
+            let ours = of(Mechanism::Transparent).find(|cell| cell.key.settings == plain.key.settings);
+            judge_cell(plain, ours)
+        })
+        .collect()
+}
+
+/// The verdict on the same settings without the library and with it.
+fn judge_cell(plain: &Cell, ours: Option<&Cell>) -> Verdict {
+    let number = |name| plain.key.number(name).unwrap_or(0);
+    let word = |name| plain.key.word(name).unwrap_or("");
+    let (claim, bound, limit, metric) = match word("part") {
+        "mixed" => (format!("{} of 5 flows local", number("local")), Bound::Report, 0.0, Metric::BytesPerSecond),
+        "remote" => (
+            format!("remote {} of {} B, {} entries", word("flow"), number("message"), number("entries")),
+            Bound::AtLeast,
+            INTERCEPTION,
+            Metric::PerSecond,
+        ),
+        "sizes" if word("place") == Locality::OneCpu.name() => (
+            format!("{} of {} B on one processor", word("flow"), number("message")),
+            Bound::AtLeast,
+            0.97,
+            Metric::PerSecond,
+        ),
+        "connections" => {
+            // One question and its answer, of two that could have had a ring, may cost nothing at all.
+            let limit = if word("flow") == "errand" && word("peer") == "resident" { 1.0 } else { CONNECTING };
+            (format!("{}, peer {}", word("flow"), word("peer")), Bound::AtLeast, limit, Metric::PerSecond)
+        }
+        _ => (format!("{} of {} B", word("flow"), number("message")), Bound::Report, 0.0, Metric::PerSecond),
+    };
+    Verdict::by_interval(format!("{claim} : plain"), bound, limit, metric, ours, Some(plain))
 }
 
 fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {

@@ -6,7 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     mechanism::Mechanism,
-    report::{metric::Metric, stats::RunSummary, unit},
+    report::{
+        metric::Metric,
+        stats::{MedianInterval, RunSummary},
+        unit,
+    },
     task::Figures,
 };
 
@@ -145,11 +149,19 @@ impl Cell {
     /// This cell's value for each value of another's that was measured in the same turn. A machine that gets slower or faster between two
     /// turns moves both values of a turn, so these ratios lie closer together than the values do.
     pub(crate) fn ratios_to(&self, other: &Self, metric: Metric) -> Option<RunSummary> {
-        let pairs = self.runs.iter().zip(&other.runs).filter_map(|(ours, theirs)| {
+        RunSummary::of(self.ratios_by_turn(other, metric))
+    }
+
+    /// The median of these ratios, with the interval of the true one.
+    pub(crate) fn interval_to(&self, other: &Self, metric: Metric) -> Option<MedianInterval> {
+        MedianInterval::of(self.ratios_by_turn(other, metric))
+    }
+
+    fn ratios_by_turn(&self, other: &Self, metric: Metric) -> impl Iterator<Item = f64> {
+        self.runs.iter().zip(&other.runs).filter_map(move |(ours, theirs)| {
             let theirs = theirs.get(&metric).copied().filter(|&theirs| theirs > 0.0)?;
             Some(ours.get(&metric)? / theirs)
-        });
-        RunSummary::of(pairs)
+        })
     }
 
     /// Every quantity that was measured, in a fixed order.

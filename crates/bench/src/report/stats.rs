@@ -32,9 +32,77 @@ impl RunSummary {
     }
 }
 
+/// The median of several values, and the interval around it that contains the true median in 95 of 100 such experiments.
+///
+/// The interval is that of the order statistics: the number of values below the true median has the binomial distribution of as many tosses of
+/// a coin, whatever the distribution of the values is. (H. A. David, H. N. Nagaraja, *Order Statistics*, section 7.1.)
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MedianInterval {
+    /// The middle value.
+    pub(crate) median: f64,
+    /// The lower end.
+    pub(crate) low: f64,
+    /// The upper end.
+    pub(crate) high: f64,
+    /// How many values.
+    pub(crate) values: usize,
+}
+
+/// Values beyond that many say nothing more, and their weights are too small for a floating-point number.
+const MOST_VALUES: usize = 1000;
+
+impl MedianInterval {
+    /// `None` for fewer than six values: no interval between two of them is sure enough.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut sorted: Vec<f64> = values.into_iter().take(MOST_VALUES).collect();
+        sorted.sort_by(f64::total_cmp);
+        let count = sorted.len();
+        // The chance that at most `rank` tosses of `count` show heads.
+        let (mut weight, mut chance, mut rank) = (0.5f64.powi(i32::try_from(count).ok()?), 0.0, 0);
+        while chance + weight <= 0.025 {
+            chance += weight;
+            weight *= (count - rank) as f64 / (rank + 1) as f64;
+            rank += 1;
+        }
+        let median = RunSummary::of(sorted.iter().copied())?.median;
+        let low = *sorted.get(rank.checked_sub(1)?)?;
+        Some(Self { median, low, high: sorted[count - rank], values: count })
+    }
+
+    /// Whether the interval lies on one side of a limit.
+    pub(crate) fn decides(&self, limit: f64) -> bool {
+        limit <= self.low || self.high < limit
+    }
+
+    /// How far the ends lie apart, as a part of the median.
+    pub(crate) fn width(&self) -> f64 {
+        (self.high - self.low) / self.median
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn median_interval_has_the_ranks_of_the_tables() {
+        // The ranks of the tables for 95 of 100: 1 of 6, 2 of 9, 6 of 20, 40 of 100.
+        for (count, rank) in [(6, 1), (9, 2), (20, 6), (100, 40)] {
+            let interval = MedianInterval::of((1..=count).map(f64::from)).unwrap();
+            let ends = (f64::from(rank), f64::from(count + 1 - rank));
+            assert_eq!((interval.low, interval.high), ends, "of {count}");
+        }
+        assert_eq!(MedianInterval::of([1.0; 5]), None);
+        assert!(MedianInterval::of((0..5000).map(f64::from)).is_some());
+    }
+
+    #[test]
+    fn interval_on_one_side_of_a_limit_decides() {
+        let interval = MedianInterval::of([1.0, 1.0, 1.5, 1.5, 2.0, 2.0]).unwrap();
+        assert!(interval.decides(1.0) && interval.decides(2.1), "{interval:?}");
+        assert!(!interval.decides(1.2) && !interval.decides(2.0), "{interval:?}");
+        assert!((interval.width() - 1.0 / 1.5).abs() < 1e-9);
+    }
 
     #[test]
     fn takes_the_middle() {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{cell::Cell, metric::Metric, unit};
+use crate::report::{cell::Cell, metric::Metric, stats::MedianInterval, unit};
 
 /// On which side of the limit the ratio has to lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,14 +27,20 @@ pub(crate) struct Verdict {
     pub(crate) limit: f64,
     /// The ratio that was measured; absent if one side of it could not be.
     pub(crate) measured: Option<f64>,
+    /// The interval that contains the true ratio in 95 of 100 such experiments, where the turns are enough for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) interval: Option<MedianInterval>,
     /// The two figures behind it, for people.
     pub(crate) figures: String,
 }
 
 impl Verdict {
-    /// Whether the claim held, if it could be tested.
+    /// Whether the claim held, if it could be tested. `None` also if the interval of the ratio contains the limit.
     pub(crate) fn met(&self) -> Option<bool> {
         let measured = self.measured?;
+        if self.interval.is_some_and(|interval| !interval.decides(self.limit)) {
+            return None;
+        }
         match self.bound {
             Bound::AtLeast => Some(measured >= self.limit),
             Bound::AtMost => Some(measured <= self.limit),
@@ -42,12 +48,13 @@ impl Verdict {
         }
     }
 
-    /// `met`, `MISSED`, `not measured`, or nothing to judge.
+    /// `met`, `MISSED`, `undecided`, `not measured`, or nothing to judge.
     pub(crate) fn word(&self) -> &'static str {
         match (self.met(), self.bound, self.measured) {
             (Some(true), ..) => "met",
             (Some(false), ..) => "MISSED",
             (None, Bound::Report, Some(_)) => "reported",
+            (None, _, Some(_)) => "undecided",
             (None, ..) => "not measured",
         }
     }
@@ -67,6 +74,7 @@ impl Verdict {
             bound,
             limit,
             measured: ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0).map(|(ours, theirs)| ours / theirs),
+            interval: None,
             figures: format!("{} : {}", show(ours), show(theirs)),
         }
     }
@@ -90,9 +98,26 @@ impl Verdict {
         verdict
     }
 
+    /// The median of the ratios of two cells by turns, judged by the interval of the true ratio: a limit inside of it is undecided.
+    pub(crate) fn by_interval(
+        claim: impl Into<String>,
+        bound: Bound,
+        limit: f64,
+        metric: Metric,
+        ours: Option<&Cell>,
+        theirs: Option<&Cell>,
+    ) -> Self {
+        let mut verdict = Self::by_turns(claim, bound, limit, metric, ours, theirs);
+        verdict.interval = ours.zip(theirs).and_then(|(ours, theirs)| ours.interval_to(theirs, metric));
+        if let Some(MedianInterval { low, high, values, .. }) = verdict.interval {
+            verdict.figures += &format!("; 95 of 100 within {low:.4} to {high:.4}, by {values} pairs");
+        }
+        verdict
+    }
+
     /// A figure that is judged by itself.
     pub(crate) fn figure(claim: impl Into<String>, bound: Bound, limit: f64, measured: Option<f64>) -> Self {
-        Self { claim: claim.into(), bound, limit, measured, figures: String::new() }
+        Self { claim: claim.into(), bound, limit, measured, interval: None, figures: String::new() }
     }
 
     /// The limit, for people.
@@ -119,5 +144,19 @@ mod tests {
         assert_eq!(of(Bound::AtMost, Some(4.1), None), "not measured");
         assert_eq!(of(Bound::AtLeast, Some(4.1), Some(0.0)), "not measured");
         assert_eq!(of(Bound::Report, Some(4.1), Some(1.0)), "reported");
+    }
+
+    #[test]
+    fn limit_inside_of_the_interval_is_undecided() {
+        let word = |limit, ratios: &[f64]| {
+            let mut verdict = Verdict::ratio("x", Bound::AtLeast, limit, Metric::PerSecond, Some(1.0), Some(1.0));
+            verdict.interval = MedianInterval::of(ratios.iter().copied());
+            verdict.word()
+        };
+        let ratios = [0.98, 0.99, 1.0, 1.0, 1.01, 1.02];
+        assert_eq!(word(0.97, &ratios), "met");
+        assert_eq!(word(0.99, &ratios), "undecided");
+        assert_eq!(word(1.03, &ratios), "MISSED");
+        assert_eq!(word(0.99, &ratios[..5]), "met", "without an interval, the median counts");
     }
 }
