@@ -56,6 +56,15 @@ impl HangUpWatch {
         Ok(Self { id, flag: None })
     }
 
+    /// Takes the watched descriptor out of the keeper's set. Needed where the descriptor is a duplicate: the kernel takes a descriptor out by
+    /// itself only when all its duplicates are closed.
+    pub(crate) fn leave(&self, fd: BorrowedFd<'_>) {
+        if let Ok(keeper) = keeper() {
+            // It fails only if the descriptor is not in the set, which is as good.
+            let _ = epoll::delete(&keeper.epoll, fd);
+        }
+    }
+
     /// Whether the link has hung up.
     #[inline]
     pub(crate) fn has_hung_up(&self) -> bool {
@@ -65,7 +74,7 @@ impl HangUpWatch {
 
 impl Drop for HangUpWatch {
     fn drop(&mut self) {
-        // The descriptor leaves the epoll set by being closed, which its owner does next.
+        // The descriptor leaves the epoll set by being closed, which its owner does next, or has left it (`HangUpWatch::leave`).
         if let Ok(keeper) = keeper() {
             // Dropped after the lock is released: a call may own what is watched, too.
             let removed = keeper.watched().remove(&self.id);

@@ -1,8 +1,7 @@
 //! An answer of the broker that comes while its publisher makes no call (protocol B1.1).
 //!
 //! A publisher asks the broker to pass its ring on to a subscriber, and does not wait for the answer. A subscriber without the ring sleeps until it is
-//! rung, and looks again after a while only if it blocks: under `poll` or tokio it would sleep until the publisher's next call. So the keeper
-//! files the answer, and the thread that files it rings the subscriber.
+//! rung: without more, until the publisher's next call. So the keeper files the answer, and the thread that files it rings the subscriber.
 
 use crate::desk::Ticket;
 use crate::domain::Domain;
@@ -16,10 +15,9 @@ use rustix::fd::{AsFd, OwnedFd};
 pub(crate) struct LateAnswer {
     domain: Domain,
     ticket: Ticket,
-    /// Before the descriptor: it leaves the keeper's set by being closed.
-    _watch: HangUpWatch,
+    watch: HangUpWatch,
     /// The session's socket under another number, since the keeper's set has the session's own already.
-    _socket: OwnedFd,
+    socket: OwnedFd,
 }
 
 impl LateAnswer {
@@ -35,12 +33,13 @@ impl LateAnswer {
         let watch = watch.inspect_err(|_| domain.forget_bell(ticket))?;
         // The answer may have come before the watch.
         domain.file_news();
-        Ok(Some(Self { domain: domain.clone(), ticket, _watch: watch, _socket: socket }))
+        Ok(Some(Self { domain: domain.clone(), ticket, watch, socket }))
     }
 }
 
 impl Drop for LateAnswer {
     fn drop(&mut self) {
+        self.watch.leave(self.socket.as_fd());
         self.domain.forget_bell(self.ticket);
     }
 }

@@ -23,10 +23,6 @@ use std::time::{Duration, Instant};
 
 /// The largest piece that is copied before it is released, so that the writer can go on during a long read.
 const PIECE: u64 = 128 << 10;
-/// A subscriber that does not have the publisher's ring yet looks for it that often: the broker brings it, and the publisher, which does
-/// not wait for the broker, may ring only at its next call.
-const NAP: Duration = Duration::from_millis(10);
-
 /// A reading half.
 #[derive(Debug)]
 pub(crate) struct StreamRx {
@@ -302,7 +298,7 @@ impl StreamRx {
                 self.wait_for_ring(turn.deadline)?;
                 continue;
             }
-            let Self { endpoint, half, waiter, watch, is_broadcast, hung_up, .. } = self;
+            let Self { endpoint, half, waiter, watch, hung_up, .. } = self;
             let own = &endpoint.own().page().rx;
             let peer = endpoint.peer();
             let writer = peer.map(|p| &p.region.page().tx);
@@ -312,7 +308,7 @@ impl StreamRx {
                 peer_core: writer.map(|writer| &writer.control.cpu),
                 elsewhere: endpoint.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
-                nap: (*is_broadcast && peer.is_none()).then_some(NAP),
+                nap: None,
                 watch,
             };
             // The keeper may have seen a hang-up that this link has not delivered yet; memory sent before it comes first.

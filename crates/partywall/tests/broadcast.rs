@@ -81,6 +81,26 @@ fn late_answer_of_broker_wakes_subscriber_of_idle_publisher() {
 }
 
 #[test]
+fn subscribers_with_late_answers_come_and_go() {
+    let _guard = hang_guard();
+    let (broker, mut publisher, first) = sent_while_broker_is_stopped(b"tick");
+    drop(first);
+    broker.signal(Signal::CONT);
+    let domain = Domain::builder().name("shop").broker(broker.path()).join().unwrap();
+    for _ in 0..3 {
+        let mut subscriber = subscriber(&domain);
+        assert!(is_readable(&publisher), "the subscriber waits to be admitted");
+        broker.signal(Signal::STOP);
+        publisher.admit().unwrap();
+        broker.signal(Signal::CONT);
+        publisher.send(b"tock").unwrap();
+        let mut message = Vec::new();
+        subscriber.recv(&mut message).unwrap();
+        assert_eq!(message, b"tock");
+    }
+}
+
+#[test]
 fn death_of_broker_before_its_answer_ends_subscriber() {
     let _guard = hang_guard();
     let (broker, publisher, mut subscriber) = sent_while_broker_is_stopped(b"tick");
