@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # Tests the packages as a system's administrator uses them: installed, used by services and containers, upgraded while programs run, and purged.
 #
-# It packages the programs of target/debug, which must be built. The tests run on this machine's system, with an overlay in memory and in separate namespaces. So
-# they leave no file behind and use no port of the host. The tests are in scripts/packages/inside.sh.
+# It packages the programs of target/debug, which must be built. The tests run in a minimal Debian system that systemd boots in a container without network, with an
+# overlay in memory. So they leave no file behind and use no port of the host. Where such a system cannot be made or booted, they run on a copy of this machine's
+# system without systemd, and the output says so. The tests are in scripts/packages/inside.sh.
+#
+# PACKAGES_SYSTEM=host runs them on the copy in any case.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
+export TARGET_DIR
 
 skip() {
     echo "skipped: $*"
@@ -18,7 +22,20 @@ unshare --mount sh -c 'mount -t tmpfs none /mnt && mkdir /mnt/upper /mnt/work /m
     -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/merged' 2> /dev/null || skip "this kernel mounts no overlay over the system's files"
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/partywall-packages-XXXXXX")
-trap 'rm -rf "$work"' EXIT
+# systemd leaves the control groups of a container behind. Here they are below these.
+cgroups=()
+clean_up() {
+    rm -rf "$work"
+    for cgroup in "${cgroups[@]}"; do
+        # The processes of the container have been killed, and may not have ended.
+        for _ in $(seq 100); do
+            find "$cgroup" -depth -type d -exec rmdir {} + 2> /dev/null
+            [ -e "$cgroup" ] || break
+            sleep 0.1
+        done
+    done
+}
+trap clean_up EXIT
 mkdir -p "$work/target/release" "$work/new"
 for file in partywall partywalld partywall-agent partywall-net partywall-blk partywall-fs libpartywall_preload.so libpartywall_capi.so; do
     ln -s "$TARGET_DIR/debug/$file" "$work/target/release/$file"
@@ -33,6 +50,23 @@ if command -v lintian > /dev/null; then
 else
     echo "skipped: lintian is not installed, so nobody has checked the packages"
 fi
+# What `make deb` makes the SBOM of.
+known=$(DEB_DIR=$work/old scripts/deb.sh crates | cut -d' ' -f1)
+for package in "$work"/old/*.deb; do
+    for program in $(dpkg-deb --fsys-tarfile "$package" | tar t | sed -nE 's|^\./usr/s?bin/(.+)|\1|p'); do
+        grep -qxF "$program" <<< "$known" || { echo "the SBOM of \`make deb\` lacks $program of $(basename "$package")" >&2; exit 1; }
+    done
+done
+echo "test every_packaged_program_has_a_crate_in_the_sbom ... ok"
+echo "test result: ok. 1 passed; 0 failed; 0 ignored"
+
+# A program of a container with musl, if this machine has a compiler for it.
+if command -v musl-gcc > /dev/null; then
+    mkdir "$work/musl"
+    printf '#include <unistd.h>\nint main(void) { return write(1, "the program runs\\n", 17) != 17; }\n' > "$work/program.c"
+    musl-gcc -o "$work/musl/program" "$work/program.c"
+    cp "$(realpath /lib/ld-musl-x86_64.so.1)" "$work/musl/ld-musl-x86_64.so.1"
+fi
 
 # The next release: the same files, another number.
 for package in partywall partywalld libpartywall-preload; do
@@ -41,5 +75,40 @@ for package in partywall partywalld libpartywall-preload; do
     dpkg-deb -Znone --build "$work/next" "$work/new/$package.deb" > /dev/null
     rm -r "$work/next"
 done
-# Ends with everything that was started in it.
-unshare --mount --pid --net --ipc --fork --kill-child scripts/packages/system.sh "$work"
+
+# The system in which an administrator meets the packages: Debian's of this machine's release, for the programs were linked here.
+base=/
+if [ "${PACKAGES_SYSTEM:-}" = host ]; then
+    echo "packages: on a copy of this machine's system, without systemd, as PACKAGES_SYSTEM says"
+elif ! command -v systemd-nspawn > /dev/null || [ "$(. /etc/os-release && echo "$ID")" != debian ]; then
+    echo "NOT TESTED: packages on a minimal system under systemd: this takes Debian, with systemd-container; they are tested on a copy of this system instead"
+elif ! base=$(scripts/packages/root.sh "$(. /etc/os-release && echo "$VERSION_CODENAME")" \
+    systemd-sysv python3 iproute2 nftables nginx-light podman crun 2> "$work/said"); then
+    echo "NOT TESTED: packages on a minimal system under systemd: $(cat "$work/said"); they are tested on a copy of this system instead"
+    base=/
+fi
+# Of the hierarchies of control groups that systemd uses.
+while IFS=: read -r _ controllers path; do
+    case $controllers in
+        "") [ -e /sys/fs/cgroup/cgroup.procs ] && place=/sys/fs/cgroup || place=/sys/fs/cgroup/unified ;;
+        name=systemd) place=/sys/fs/cgroup/systemd ;;
+        *) continue ;;
+    esac
+    place=$place${path%/}/$(basename "$work")
+    ! mkdir "$place" 2> /dev/null || cgroups+=("$place")
+done < /proc/self/cgroup
+run() {
+    # Ends with everything that was started in it.
+    (
+        for cgroup in "${cgroups[@]}"; do echo "$BASHPID" > "$cgroup/cgroup.procs"; done
+        exec unshare --mount --mount-proc --pid --net --ipc --fork --kill-child scripts/packages/system.sh "$work" "$1"
+    )
+}
+rc=0
+run "$base" || rc=$?
+if [ "$base" != / ] && [ "$rc" -eq 66 ]; then
+    echo "NOT TESTED: packages on a minimal system under systemd, which does not boot here; they are tested on a copy of this system instead"
+    rc=0
+    run / || rc=$?
+fi
+exit "$rc"

@@ -81,6 +81,8 @@ lintian                   lintian
 podman                    podman
 crun                      crun
 musl-tools                musl-gcc
+mmdebstrap                mmdebstrap
+systemd-container         systemd-nspawn
 "
 readonly CARGO_FUZZ=0.13.2
 readonly CARGO_DENY=0.20.2
