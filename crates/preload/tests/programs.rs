@@ -359,12 +359,21 @@ impl Told {
 
 /// An echo, and a client that does what the test says. `server` starts the echo.
 fn echo(stage: &Stage<'_>, server: impl FnOnce(&[&str]) -> Guard) -> (Guard, Told) {
+    echo_with(stage, server, &[])
+}
+
+/// The same. Python runs the client's script below these words.
+fn echo_with(stage: &Stage<'_>, server: impl FnOnce(&[&str]) -> Guard, client: &[&str]) -> (Guard, Told) {
     let port = free_port();
     let p = port.to_string();
     let mut server = server(&[&script("echo_server.py"), "127.0.0.1", &p]);
     stage.await_listener(&mut server, port);
     let mut command = stage.command(1, &python());
-    command.args([&script("told_client.py"), "127.0.0.1", &p]).stdin(Stdio::piped()).stderr(Stdio::inherit());
+    command
+        .args(client)
+        .args([&script("told_client.py"), "127.0.0.1", &p])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::inherit());
     let mut program = Guard::spawn(&mut command);
     let (to, from) = (program.0.stdin.take().unwrap(), program.0.stdout.take().unwrap());
     (server, Told { program, to, from: std::io::BufReader::new(from) })
@@ -485,6 +494,49 @@ fn earlier_tcp_connection_gets_ring_once_possible() {
     eventually("the second is on a ring, too", || {
         client.do_("talk 20");
         switch.seen().channels > 1 && switch.seen().ring_bytes > 0
+    });
+    client.do_("end");
+    assert!(client.program.wait().success());
+    server.stop();
+}
+
+/// Runs a script as user 65534, who need not be able to read it.
+const AS_ANOTHER_USER: &str = "import os, sys
+with open(sys.argv[1]) as script:
+    text = script.read()
+os.setuid(65534)
+del sys.argv[0]
+exec(compile(text, sys.argv[0], 'exec'))";
+
+#[test]
+fn refused_connection_gets_ring_once_policy_allows() {
+    if !rustix::process::geteuid().is_root() {
+        skipped("programs of two users take root");
+        return;
+    }
+    let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
+    let policy = world.path("policy.toml");
+    let allowing = fs::read_to_string(&policy).unwrap();
+    let (refusing, _) = allowing.split_once("[[connect]]").unwrap();
+    fs::write(&policy, refusing).unwrap();
+    world.reload_policy();
+    let switch = Switch::new(&world);
+    let stage = Stage { world: Some(&world), spaces: None, folder };
+    let server = |arguments: &[&str]| stage.server(&python(), arguments);
+    let (mut server, mut client) = echo_with(&stage, server, &["-c", AS_ANOTHER_USER]);
+    client.do_("connect");
+    client.do_("talk 300");
+    let log = || fs::read_to_string(world.path("broker.log")).unwrap();
+    eventually("the broker refuses it", || {
+        client.do_("talk 20");
+        log().contains("no [[connect]] rule")
+    });
+    assert_eq!(switch.seen().channels, 0);
+    fs::write(&policy, &allowing).unwrap();
+    world.reload_policy();
+    eventually("it is on a ring", || {
+        client.do_("talk 20");
+        switch.seen().ring_bytes > 0
     });
     client.do_("end");
     assert!(client.program.wait().success());

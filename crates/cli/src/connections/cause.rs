@@ -151,7 +151,7 @@ fn library_remedy(reason: Reason) -> &'static str {
             "find out what the program at the other end is: its side of the ring was not what the protocol allows"
         }
         Reason::Refused => {
-            "the broker's log, or `partywall policy test --sockets`, names the rule or the quota that refused it"
+            "the broker's log, or `partywall policy test --sockets`, names the rule or the quota that refused it; it is tried again when the policy is loaded again"
         }
         Reason::Ambiguous => {
             "let the broker read sequence numbers: give it CAP_NET_ADMIN (`systemctl edit partywalld`: [Service] CapabilityBoundingSet=CAP_NET_ADMIN), and \

@@ -51,6 +51,12 @@ const fn may_try_again(reason: Reason) -> bool {
     matches!(reason, BrokerAbsent | Resources | NotTaken | NoPeer | MovesNever | ProgramNotListed | Shared)
 }
 
+/// Whether a reason may pass with another policy, or with another broker, which may have more rights. `judge_again` makes the next
+/// attempt then.
+const fn may_pass_with_policy(reason: Reason) -> bool {
+    matches!(reason, Reason::Refused | Reason::Ambiguous)
+}
+
 impl Conn {
     /// The connecting side's first step.
     #[cold]
@@ -174,9 +180,17 @@ impl Conn {
         if may_try_again(reason) {
             self.moves.try_again_later();
             self.set_stage(ConnStage::Candidate);
+        } else if may_pass_with_policy(reason) {
+            self.wait_for_policy();
         } else {
             self.set_stage(ConnStage::Tcp);
         }
+    }
+
+    /// The next attempt comes with the next policy. The sending direction is held.
+    fn wait_for_policy(&self) {
+        self.moves.set_due(Upgrade::Never);
+        self.set_stage(ConnStage::Candidate);
     }
 
     /// The further steps of both sides: is it our turn?
@@ -216,6 +230,8 @@ impl Conn {
                 Role::Accepting => self.set_stage(ConnStage::Candidate),
                 _ => self.put_off(reason),
             }
+        } else if may_pass_with_policy(reason) {
+            self.wait_for_policy();
         }
     }
 
@@ -289,6 +305,8 @@ impl Conn {
                 self.withdraw(reason);
                 if may_try_again(reason) {
                     self.set_stage(ConnStage::Candidate);
+                } else if may_pass_with_policy(reason) {
+                    self.wait_for_policy();
                 }
                 if matches!(reason, Reason::BrokerAbsent | Reason::Shared) {
                     // The offer stands, and no other will be made.

@@ -267,6 +267,8 @@ impl Conn {
             // Another thread takes this step.
             (ConnStage::Attaching, _) => {}
             // The other side counts as we do, so that there is no offer before.
+            // It may wait for another policy, or for another broker.
+            _ if !due && calls.is_multiple_of(NOW_AND_THEN) => broker::tick(),
             _ if !due => {}
             (_, Role::Accepting) => {
                 let generation = broker::offer_generation();
@@ -308,7 +310,7 @@ impl Conn {
     }
 }
 
-/// Calls between two looks at the broker of a connection that waits for an offer.
+/// Calls between two looks at the broker of a connection that takes no step.
 const NOW_AND_THEN: u32 = 16;
 
 const ESTABLISHED: u8 = 1;
