@@ -20,5 +20,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
             sys.exit("another answer than was sent")
         rounds += 1
         if rounds % 16 == 0:
-            with open(f"{folder}/rounds", "w") as file:
+            # Renamed, so that a reader never finds an empty file.
+            with open(f"{folder}/rounds.new", "w") as file:
                 file.write(str(rounds))
+            os.rename(f"{folder}/rounds.new", f"{folder}/rounds")
