@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use support::{client::Client, eventually, find, free_port, guard::Guard, world::World};
+use support::{client::Client, eventually, free_port, guard::Guard, stage::python, world::World};
 
 /// One of the programs of `programs/`, which reports its actions line by line.
 struct Program {
@@ -25,8 +25,7 @@ impl Program {
     }
 
     fn start_with(input: Stdio, world: Option<&World>, script: &str, arguments: &[&str]) -> Self {
-        let python = find("python3", "python3").expect("python3 is what these tests are written in");
-        let mut command = Command::new(python);
+        let mut command = Command::new(python());
         command.arg(format!("{}/tests/programs/{script}.py", env!("CARGO_MANIFEST_DIR"))).args(arguments);
         command.env(partywall_protocol::environment::MOVES, "after=1").env_remove("LD_PRELOAD");
         if let Some(world) = world {

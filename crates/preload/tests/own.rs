@@ -26,8 +26,7 @@ fn line(guard: &mut Guard) -> String {
 
 /// A server under the library that sends back what it receives, once it listens.
 fn echo_server(world: &World, port: u16) -> Guard {
-    let python = support::find("python3", "python3").expect("python3 is what these tests are written in");
-    let mut server = Command::new(python);
+    let mut server = Command::new(support::stage::python());
     server.arg(format!("{}/tests/programs/echo_server.py", env!("CARGO_MANIFEST_DIR")));
     server.args(["127.0.0.1", &port.to_string()]).env(partywall_protocol::environment::MOVES, "now");
     world.preload(&mut server);
