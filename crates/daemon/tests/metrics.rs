@@ -228,6 +228,17 @@ fn metrics_socket_is_of_the_broker_alone_and_goes_with_it() {
 }
 
 #[test]
+fn broker_serves_without_metrics_that_its_policy_cannot_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let file = dir.path().join("policy.toml");
+    std::fs::write(&file, format!("[metrics]\nlisten = \"{}\"\n", taken.local_addr().unwrap())).unwrap();
+    let broker = Broker::start(&Config::new(dir.path().join("b.sock")).policy_file(file)).unwrap();
+    assert_eq!(broker.metrics_port(), None);
+    broker.stop().unwrap();
+}
+
+#[test]
 fn foreign_file_or_socket_at_metrics_path_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metrics.sock");

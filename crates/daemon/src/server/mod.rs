@@ -244,8 +244,14 @@ impl Server {
         let actions = this.core.set_directory(handle.into());
         this.perform(actions);
         if let Some(address) = metrics {
-            let started = Exporter::start(&address, this.control());
-            this.exporter = Some(started.map_err(|source| StartError::Metrics { address, source })?);
+            match Exporter::start(&address, this.control()) {
+                Ok(exporter) => this.exporter = Some(exporter),
+                Err(source) if config.metrics.is_some() => return Err(StartError::Metrics { address, source }),
+                // Connections matter more than their graphs, so a line in the policy does not keep the broker from them.
+                Err(source) => {
+                    tracing::error!("{}; the broker serves without", StartError::Metrics { address, source })
+                }
+            }
         }
         Ok(this)
     }
