@@ -165,6 +165,24 @@ fn doctor_reports_whether_workers_of_a_server_may_join() {
 }
 
 #[test]
+fn domain_of_a_known_server_is_for_the_user_of_its_workers() {
+    let Some(world) = world("domain_of_a_known_server_is_for_the_user_of_its_workers") else { return };
+    let nginx = world.path("nginx");
+    copy_program("/usr/bin/env", &nginx);
+    let variables = |program: &str| {
+        let output = Guard::spawn(&mut world.partywall("shop", &["run", program])).output();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let user =
+        |variables: &str| variables.lines().find(|line| line.starts_with("PARTYWALL_DOMAIN_USER=")).map(str::to_owned);
+    let server = variables(nginx.to_str().unwrap());
+    assert!(server.contains("PARTYWALL_DOMAIN=shop\n"), "{server}");
+    let workers = user(&server).unwrap();
+    assert!(workers != "PARTYWALL_DOMAIN_USER=0", "{server}");
+    assert_eq!(user(&variables("env")), None, "a program that keeps its user");
+}
+
+#[test]
 fn policy_test_is_restricted_to_own_user_except_for_root() {
     let Some(world) = world("policy_test_is_restricted_to_own_user_except_for_root") else { return };
     // The asker, the other arguments, the exit code, and texts of the answer.

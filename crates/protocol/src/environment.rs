@@ -6,6 +6,9 @@
 pub const BROKER: &str = "PARTYWALL_BROKER";
 /// Name of the domain to join as.
 pub const DOMAIN: &str = "PARTYWALL_DOMAIN";
+/// Number of the only user whose processes join as [`DOMAIN`], for a server whose workers have another user than its first process: a
+/// domain belongs to one user. Unset, all do. Read by the preloaded library.
+pub const DOMAIN_USER: &str = "PARTYWALL_DOMAIN_USER";
 /// When connections go to a ring, in the words of [`crate::upgrade`].
 pub const MOVES: &str = "PARTYWALL_MOVES";
 /// Size of this process' rings in bytes: decimal, a power of two.
@@ -26,4 +29,4 @@ pub const LIBRARY: &str = "libpartywall_preload.so";
 pub const PRELOAD: &str = "LD_PRELOAD";
 
 /// All variables that Partywall reads, for programs that must clear them.
-pub const ALL: [&str; 5] = [BROKER, DOMAIN, MOVES, RING, SPIN_US];
+pub const ALL: [&str; 6] = [BROKER, DOMAIN, DOMAIN_USER, MOVES, RING, SPIN_US];

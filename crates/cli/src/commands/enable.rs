@@ -97,13 +97,16 @@ pub(crate) fn enable(global: &Global, args: &EnableArgs) -> Result<(), CommandFa
     }
     if let Some(domain) = global.domain.as_ref().filter(|domain| !domain.is_empty()) {
         variables.push((environment::DOMAIN, domain.clone()));
+        if let Some(user) = workers_user(&root, &unit) {
+            variables.push((environment::DOMAIN_USER, user.to_string()));
+        }
     }
     if !args.moves.is_empty() {
         variables.push((environment::MOVES, words::join(&args.moves)));
     }
     drop_in.write(name, &variables)?;
     output::print(format_args!("{name} loads Partywall from its next start on: {}", drop_in.path().display()))?;
-    for line in remarks(&unit, &obstacles) {
+    for line in remarks(&unit, &obstacles, global.domain.as_deref()) {
         output::print(format_args!("  note: {line}"))?;
     }
     tell_to_reload(&root, name)
@@ -156,8 +159,15 @@ fn obstacles(root: &SystemRoot, unit: &ServiceUnit) -> Vec<RingObstacle> {
     Program::find(held.as_os_str()).map(|found| found.obstacles()).unwrap_or_default()
 }
 
-/// The settings of a unit that keep connections on TCP, and the rule that its user needs.
-fn remarks(unit: &ServiceUnit, obstacles: &[RingObstacle]) -> Vec<String> {
+/// The number of the user of the workers, of a server that root starts. For another system the number is not known here.
+fn workers_user(root: &SystemRoot, unit: &ServiceUnit) -> Option<u32> {
+    let starts_as_root = unit.last("User").is_none_or(|user| user.is_empty() || user == "root" || user == "0");
+    let program = unit.program().filter(|_| starts_as_root && root.is_running())?;
+    worker::user_of(Path::new(&program))
+}
+
+/// The settings of a unit that keep connections on TCP, and the rule that its user needs to join as `domain`.
+fn remarks(unit: &ServiceUnit, obstacles: &[RingObstacle], domain: Option<&str>) -> Vec<String> {
     let mut all = Vec::new();
     let value = |key| unit.last(key).filter(|value| !value.is_empty());
     let families = unit.values("RestrictAddressFamilies").join(" ");
@@ -184,11 +194,15 @@ fn remarks(unit: &ServiceUnit, obstacles: &[RingObstacle]) -> Vec<String> {
         all.push("an LD_PRELOAD in its EnvironmentFile= would replace this one".to_owned());
     }
     all.extend(obstacles.iter().take(1).map(|obstacle| format!("it stays on TCP: {}", obstacle.words())));
-    let worker = || worker::of(Path::new(&unit.program()?)).map(|worker| worker.user);
-    let user = value("User").map(str::to_owned).or_else(worker);
-    if let Some(user) = user.filter(|user| user != "root") {
+    let program = unit.program();
+    let worker = || worker::of(Path::new(program.as_ref()?)).map(|worker| worker.user);
+    let own = value("User").map(str::to_owned);
+    let runs = if own.is_some() { "it runs as" } else { "its workers run as" };
+    if let Some(user) = own.or_else(worker).filter(|user| user != "root") {
+        let stem = || Path::new(program.as_ref()?).file_name()?.to_str().map(|name| format!("{name}-*"));
+        let name = domain.filter(|name| !name.is_empty()).map(str::to_owned).or_else(stem).unwrap_or("NAME".into());
         all.push(format!(
-            "it runs as {user}, whom the broker's policy must admit (`partywall policy test --from NAME --user {user}`)"
+            "{runs} {user}, whom the broker's policy must admit (partywalld.toml(5)):\n    [[join]]\n    domain = \"{name}\"\n    users = [\"{user}\"]"
         ));
     }
     all

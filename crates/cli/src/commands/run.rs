@@ -88,9 +88,10 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
             }
         }
     }
+    let workers = rustix::process::geteuid().is_root().then(|| worker::user_of(&program.path)).flatten();
     let mut command = Command::new(name);
     command.args(arguments);
-    for (variable, value) in environment(args, &broker, global.domain.as_deref())? {
+    for (variable, value) in environment(args, &broker, global.domain.as_deref(), workers)? {
         command.env(variable, value);
     }
     if obstacles.iter().all(|obstacle| obstacle.keeps_preload()) {
@@ -131,15 +132,20 @@ fn workers_stay_outside(global: &Global, program: &Path) -> Option<String> {
     ))
 }
 
-/// The environment variables that pass the options to the library. The broker decides about options that were not given.
+/// The environment variables that pass the options to the library. The broker decides about options that were not given. `workers`: the
+/// user of the program's workers, which then have the domain's name.
 fn environment(
     args: &Args,
     broker: &Path,
     domain: Option<&str>,
+    workers: Option<u32>,
 ) -> Result<Vec<(&'static str, OsString)>, CommandFailure> {
     let mut variables = vec![(environment::BROKER, broker.as_os_str().to_owned())];
     if let Some(name) = domain.filter(|name| !name.is_empty()) {
         variables.push((environment::DOMAIN, name.into()));
+        if let Some(user) = workers {
+            variables.push((environment::DOMAIN_USER, user.to_string().into()));
+        }
     }
     if !args.moves.is_empty() {
         variables.push((environment::MOVES, words::join(&args.moves).into()));

@@ -57,6 +57,11 @@ pub(crate) fn of(program: &Path) -> Option<Worker> {
     }
 }
 
+/// The number of the user of this program's workers if root starts it.
+pub(crate) fn user_of(program: &Path) -> Option<u32> {
+    Some(ids(&of(program)?.user)?.0)
+}
+
 /// The broker's answer to the workers of a server.
 #[derive(Debug)]
 pub(crate) enum Standing {

@@ -227,7 +227,7 @@ impl Turn {
     fn log_remedy(&self) {
         let settings = settings::get();
         let user = rustix::process::geteuid().as_raw();
-        match &settings.domain {
+        match settings.domain_of(user) {
             Some(domain) => log!(
                 "to let it join, add to the broker's policy a [[join]] rule with domain = \"{domain}\" and users = [{user}]"
             ),
@@ -255,12 +255,13 @@ impl Turn {
         self.state.retry_at.store(nanos(sys::now() + patience), Ordering::Relaxed);
     }
 
-    /// Opens a session as the configured domain. If there is none, or another user has that domain (as for the workers of a server that
-    /// changes its user), opens one as a domain of this process.
+    /// Opens a session as the configured domain. If there is none for this user, or another user has that domain (as for the workers of a
+    /// server that changes its user), opens one as a domain of this process.
     fn open(&self) -> Result<(), BrokerFailure> {
         let settings = settings::get();
         let own = DefaultName::new(&settings.program, process::kernel_pid());
-        let Some(domain) = &settings.domain else { return self.open_as(own.as_bytes()) };
+        let user = rustix::process::geteuid().as_raw();
+        let Some(domain) = settings.domain_of(user) else { return self.open_as(own.as_bytes()) };
         match self.open_as(domain.as_bytes()) {
             Err(BrokerFailure::Refused(Refusal::NameTaken)) => {
                 self.lose();

@@ -17,7 +17,9 @@ pub(super) struct Settings {
     /// Paths to try, in this order.
     pub(super) sockets: Vec<Vec<u8>>,
     /// The domain to join as, if it is set.
-    pub(super) domain: Option<String>,
+    domain: Option<String>,
+    /// The only user whose processes join as that domain, if it is set.
+    domain_user: Option<u32>,
     /// When connections go to a ring, in the words of `protocol::upgrade`; empty if it is not set.
     pub(super) upgrade: String,
     /// Size of our rings, if it is set.
@@ -28,6 +30,14 @@ pub(super) struct Settings {
     pub(super) program: Vec<u8>,
     /// Path of its executable; of one that is too long for a message, the last part.
     pub(super) executable: String,
+}
+
+impl Settings {
+    /// The domain that a process of this user joins as, if it is set.
+    pub(super) fn domain_of(&self, user: u32) -> Option<&str> {
+        let is_meant = self.domain_user.is_none_or(|only| only == user);
+        self.domain.as_deref().filter(|_| is_meant)
+    }
 }
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -55,6 +65,7 @@ fn read() -> Settings {
     Settings {
         sockets,
         domain: text(environment::DOMAIN),
+        domain_user: text(environment::DOMAIN_USER).and_then(|value| value.parse().ok()),
         upgrade: text(environment::MOVES).unwrap_or_default(),
         ring_size: ring_size.filter(|size: &u64| size.is_power_of_two() && (4096..=1 << 30).contains(size)),
         spin_us: text(environment::SPIN_US).and_then(|value| value.parse().ok()),
@@ -145,6 +156,15 @@ mod tests {
         assert_eq!(program(b"python3\0x.py\0"), b"python3");
         assert_eq!(program(b""), b"program");
         assert_eq!(program(b"/\0"), b"program");
+    }
+
+    #[test]
+    fn domain_of_one_user_is_not_for_others() {
+        let domain = Some("web".to_owned());
+        let settings = Settings { domain: domain.clone(), domain_user: Some(33), ..Settings::default() };
+        assert_eq!((settings.domain_of(33), settings.domain_of(0)), (Some("web"), None));
+        let settings = Settings { domain, ..Settings::default() };
+        assert_eq!((settings.domain_of(33), settings.domain_of(0)), (Some("web"), Some("web")));
     }
 
     #[test]
