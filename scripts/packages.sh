@@ -43,6 +43,13 @@ done
 # The static library is large, and only carried along: another does.
 echo 'int nothing(void) { return 0; }' | cc -xc -c -o "$work/nothing.o" -
 ar rc "$work/target/release/libpartywall_capi.a" "$work/nothing.o"
+# As `make portable` builds it, so that containers may have older C libraries.
+if scripts/portable.sh debug > "$work/portable" 2>&1; then
+    PRELOAD=$TARGET_DIR/$(uname -m)-unknown-linux-gnu/debug/libpartywall_preload.so
+    export PRELOAD
+else
+    echo "NOT TESTED: the library for old C libraries, which cannot be built here: $(tail -n 1 "$work/portable")"
+fi
 TARGET_DIR=$work/target DEB_DIR=$work/old DEB_BUILD_OPTIONS=noautodbgsym DEB_BUILDDEB_OPTIONS="-Zgzip -z1" scripts/deb.sh
 if command -v lintian > /dev/null; then
     lintian --allow-root --fail-on error "$work"/old/*.changes
@@ -87,6 +94,11 @@ elif ! base=$(scripts/packages/root.sh "$(. /etc/os-release && echo "$VERSION_CO
     echo "NOT TESTED: packages on a minimal system under systemd: $(cat "$work/said"); they are tested on a copy of this system instead"
     base=/
 fi
+# A container of an older release than that of this machine.
+old=
+if [ -n "${PRELOAD:-}" ] && ! old=$(scripts/packages/root.sh bullseye python3-minimal libpython3-stdlib 2> "$work/said"); then
+    echo "NOT TESTED: containers with an old C library: $(cat "$work/said")"
+fi
 # Of the hierarchies of control groups that systemd uses.
 while IFS=: read -r _ controllers path; do
     case $controllers in
@@ -101,7 +113,7 @@ run() {
     # Ends with everything that was started in it.
     (
         for cgroup in "${cgroups[@]}"; do echo "$BASHPID" > "$cgroup/cgroup.procs"; done
-        exec unshare --mount --mount-proc --pid --net --ipc --fork --kill-child scripts/packages/system.sh "$work" "$1"
+        exec unshare --mount --mount-proc --pid --net --ipc --fork --kill-child scripts/packages/system.sh "$work" "$1" "$old"
     )
 }
 rc=0

@@ -1,7 +1,7 @@
 """Runs a command as a container engine would with the device of `partywall container setup`: `contain.py IMAGE NAME COMMAND ...`.
 
-The caller has made new namespaces for mounts and processes. The image's folder becomes the root. It gets the mounts and variables of the specification, this
-system's /usr, and the folders of the tests. NAME is the container's domain.
+The caller has made new namespaces for mounts and processes. The image's folder becomes the root. It gets the mounts and variables of the specification, the
+folders of the tests, and this system's /usr if it has no Python. NAME is the container's domain.
 """
 
 import json
@@ -24,7 +24,9 @@ def mount(source, target, options):
     subprocess.run(["mount", "-o", ",".join(["remount", "bind", *rest]), place], check=True)
 
 
-mount("/usr", "/usr", ["ro"])
+# An image with an interpreter is of another system, whose programs and libraries it has.
+if not os.path.exists(f"{image}/usr/bin/python3"):
+    mount("/usr", "/usr", ["ro"])
 mount("/mnt/here", "/here", ["ro"])
 mount("/tmp/state", "/state", ["rw"])
 for entry in edits["mounts"]:

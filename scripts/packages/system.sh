@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Mounts a throw-away system and runs inside.sh in it: `system.sh FOLDER BASE`. Called by scripts/packages.sh in separate namespaces, with the folder of the
-# packages, and the folder with the files of the system. If that is `/`, the system is a copy of this one, without systemd. Otherwise systemd boots it; the exit
+# Mounts a throw-away system and runs inside.sh in it: `system.sh FOLDER BASE OLD`. Called by scripts/packages.sh in separate namespaces, with the folder of the
+# packages, the folder with the files of the system, and that of an older one for containers, or nothing. If that is `/`, the system is a copy of this one, without systemd. Otherwise systemd boots it; the exit
 # code is 66 if it does not.
 set -euo pipefail
 work=$1
 base=$2
+old=$3
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 layers=$work/layers
 mkdir -p "$layers"
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$layers"
-mkdir "$layers"/{upper,work,system}
+mkdir -p "$layers"/{upper,work,system} "$layers"/old/{upper,work,image}
+image=$layers/old/image
+[ -z "$old" ] || mount -t overlay overlay -o "lowerdir=$old,upperdir=$layers/old/upper,workdir=$layers/old/work" "$image"
 system=$layers/system
 mount -t overlay overlay -o "lowerdir=$base,upperdir=$layers/upper,workdir=$layers/work" "$system"
 # As if Partywall had never been on this machine.
@@ -31,7 +34,7 @@ StandardError=inherit
 [Install]
 WantedBy=multi-user.target
 UNIT
-    mkdir -p "$system"/etc/systemd/system/multi-user.target.wants "$system"/mnt/{packages,upper,here}
+    mkdir -p "$system"/etc/systemd/system/multi-user.target.wants "$system"/mnt/{packages,upper,here,old}
     ln -s /etc/systemd/system/administrator.service "$system/etc/systemd/system/multi-user.target.wants/"
     # What nspawn keeps of its containers.
     mount -t tmpfs -o mode=755 tmpfs /run
@@ -41,7 +44,7 @@ UNIT
     # Podman's containers need all capabilities, and system calls that nspawn's filter refuses. crun refuses systems that have both versions of cgroups.
     SYSTEMD_SECCOMP=0 SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 systemd-nspawn --quiet --boot --directory="$system" --machine=packages --register=no --keep-unit --link-journal=no --private-network \
         --capability=all --console=pipe --resolv-conf=off --tmpfs=/var/lib/containers \
-        --bind="$work:/mnt/packages" --bind="$layers/upper:/mnt/upper" --bind-ro="$here:/mnt/here" > "$work/boot" 2>&1 < /dev/null || rc=$?
+        --bind="$work:/mnt/packages" --bind="$layers/upper:/mnt/upper" --bind-ro="$here:/mnt/here" --bind="$image:/mnt/old" > "$work/boot" 2>&1 < /dev/null || rc=$?
     sleep 0.3
     kill $!
     if [ ! -s "$work/output" ]; then
@@ -63,7 +66,8 @@ for folder in run tmp var/lib/containers mnt; do
     mkdir -p "$system/$folder"
     mount -t tmpfs -o mode=1777 tmpfs "$system/$folder"
 done
-mkdir "$system"/mnt/{packages,upper,here}
+mkdir "$system"/mnt/{packages,upper,here,old}
+mount --bind "$image" "$system/mnt/old"
 mount --bind "$work" "$system/mnt/packages"
 mount --bind "$layers/upper" "$system/mnt/upper"
 mount --bind "$here" "$system/mnt/here"
