@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 const HANG: Duration = Duration::from_secs(60);
 const LINGERS: Duration = Duration::from_secs(600);
 
+/// The longest that a doorbell of another link takes: load explains a part of a second.
+const PROMPT: Duration = Duration::from_secs(2);
+
 /// Both ends of a port.
 fn joined() -> ((Relay, Notices), (Relay, Notices)) {
     let (a, b) = UnixStream::pair().unwrap();
@@ -60,6 +63,7 @@ fn packets() -> [Vec<u8>; 3] {
 
 #[test]
 fn descriptor_whose_close_blocks_delays_no_other_link() {
+    let longest = std::cell::Cell::new(Duration::ZERO);
     for packet in packets() {
         let ((guest, _n), (host, _m)) = joined();
         let mut peers = Vec::new();
@@ -75,10 +79,12 @@ fn descriptor_whose_close_blocks_delays_no_other_link() {
         let (here, there) = link(&guest, &host, 2, |_| {});
         let (here, there) = (Link::Socket(here), Link::Socket(there));
         let passes = || {
+            let start = Instant::now();
             here.ring();
             assert!(matches!(next(&there), LinkEvent::Bell));
             there.ring();
             assert!(matches!(next(&here), LinkEvent::Bell));
+            longest.set(longest.get().max(start.elapsed()));
         };
         passes();
         // The end of a link with unread descriptors does not wait either, nor does the end of a resting link.
@@ -91,6 +97,9 @@ fn descriptor_whose_close_blocks_delays_no_other_link() {
         drop(guest);
         assert!(matches!(next(&there), LinkEvent::HungUp));
     }
+    let longest = longest.get();
+    let _ = writeln!(std::io::stderr(), "longest round trip on another link {:.1} ms", longest.as_secs_f64() * 1e3);
+    assert!(longest < PROMPT, "{longest:?}");
 }
 
 #[test]

@@ -176,3 +176,28 @@ pub(crate) fn connect(target: &str, service: &str, ring_size: u64) -> Message {
         region: RegionReference::with_ring(ring_size),
     }
 }
+
+/// The longest time that an honest client has waited for an answer while hostile clients ran. Load explains a part of a second. The broker kills
+/// a hanging reader after three seconds (protocol C14), and an honest client of another user must not notice that.
+#[derive(Default)]
+pub(crate) struct LongestAnswer(std::time::Duration);
+
+impl LongestAnswer {
+    const MOST: std::time::Duration = std::time::Duration::from_secs(2);
+
+    pub(crate) fn of<T>(&mut self, ask: impl FnOnce() -> T) -> T {
+        let start = std::time::Instant::now();
+        let answer = ask();
+        self.0 = self.0.max(start.elapsed());
+        answer
+    }
+
+    /// Prints the longest wait, and fails if load does not explain it.
+    pub(crate) fn judge(self) {
+        use std::io::Write as _;
+        let test = std::thread::current().name().unwrap_or_default().to_owned();
+        // Written directly, because the test harness captures what `eprintln` prints.
+        let _ = writeln!(std::io::stderr(), "{test}: longest honest answer {:.1} ms", self.0.as_secs_f64() * 1e3);
+        assert!(self.0 < Self::MOST, "an honest client waited {:?}", self.0);
+    }
+}
