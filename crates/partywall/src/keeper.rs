@@ -174,3 +174,49 @@ fn run() {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        (near.into(), far.into())
+    }
+
+    /// The processor time that the keeper has used so far.
+    fn time_of_keeper() -> Duration {
+        let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+        let is_keeper = |name: &str| name.trim() == "partywall-keepe";
+        let keeper = tasks.find(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| is_keeper(&name)));
+        let times = std::fs::read_to_string(keeper.unwrap().join("schedstat")).unwrap();
+        Duration::from_nanos(times.split_whitespace().next().unwrap().parse().unwrap())
+    }
+
+    /// A peer may have a copy of this side's end of a link. The end then stays in the keeper's set after this side has closed it.
+    #[test]
+    fn hang_up_of_kept_copy_after_drop_leaves_keeper_quiet() {
+        let called = Arc::new(AtomicBool::new(false));
+        let raise = Arc::clone(&called);
+        let (near, far) = pair();
+        let copy = near.try_clone().unwrap();
+        let watch = HangUpWatch::call(near.as_fd(), move || raise.store(true, Ordering::Relaxed)).unwrap();
+        drop((watch, near, far));
+        // When the keeper reports a later hang-up, it has seen the earlier one.
+        let (near, far) = pair();
+        let watch = HangUpWatch::link(near.as_fd()).unwrap();
+        drop(far);
+        let start = Instant::now();
+        while !watch.has_hung_up() {
+            assert!(start.elapsed() < Duration::from_secs(60), "the keeper reports nothing");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!called.load(Ordering::Relaxed), "the watch was dropped before the hang-up");
+        let before = time_of_keeper();
+        std::thread::sleep(Duration::from_millis(500));
+        // A keeper that loops would use most of that time. Other tests give it little to do.
+        assert!(time_of_keeper() - before < Duration::from_millis(100), "the keeper does not sleep");
+        drop(copy);
+    }
+}

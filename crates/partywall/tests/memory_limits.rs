@@ -166,11 +166,36 @@ fn reader_of_seat_survives_attempts_to_take_pages_out() {
     });
 }
 
+/// Huge pages that this process has added to the kernel's pool. The drop restores the pool's former size.
+struct ReservedHugePages {
+    before: u64,
+}
+
+impl ReservedHugePages {
+    const NUMBER: &str = "/proc/sys/vm/nr_hugepages";
+
+    /// `None` where the kernel does not add them: this process may not change the pool, or no contiguous memory is free.
+    fn reserve(pages: u64) -> Option<Self> {
+        let number = || std::fs::read_to_string(Self::NUMBER).ok()?.trim().parse::<u64>().ok();
+        let this = Self { before: number()? };
+        let wanted = this.before + pages;
+        std::fs::write(Self::NUMBER, wanted.to_string()).ok()?;
+        (number()? >= wanted).then_some(this)
+    }
+}
+
+impl Drop for ReservedHugePages {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Self::NUMBER, self.before.to_string());
+    }
+}
+
 /// The kernel does not report holes of huge pages, so a region may have some when it is attached.
 #[test]
 fn attach_of_huge_pages_that_a_limit_forbids_is_an_error() {
     let test = "attach_of_huge_pages_that_a_limit_forbids_is_an_error";
     let Some(limit) = MemoryLimit::without_huge_pages(test) else { return };
+    let _pages = ReservedHugePages::reserve(3);
     let huge = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = rustix::fs::memfd_create("region", huge).and_then(|memory| {
         rustix::fs::ftruncate(&memory, 2 * HUGE_PAGE)?;
@@ -181,7 +206,10 @@ fn attach_of_huge_pages_that_a_limit_forbids_is_an_error() {
         Ok(memory)
     });
     let Ok(memory) = memory else {
-        let _ = writeln!(std::io::stderr(), "NOT TESTED: {test}: needs three huge pages that are reserved and free");
+        let _ = writeln!(
+            std::io::stderr(),
+            "NOT TESTED: {test}: needs three free huge pages, which the kernel does not provide"
+        );
         return;
     };
     let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());

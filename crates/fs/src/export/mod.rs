@@ -204,3 +204,48 @@ pub(crate) fn attributes(file: impl AsFd) -> Result<FileAttributes, Errno> {
         block_size: stat.stx_blksize,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use partywall::Domain;
+    use partywall_daemon::{Broker, Config};
+
+    /// Two peers as a listener sees them: a program of this host, and a program that has joined by the socket for containers and so counts as another
+    /// user.
+    fn peers_of_two_users() -> [PeerInfo; 2] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("containers")).unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let policy = format!(
+            "administrators = [{uid}]\nadministrators_in_containers = [{uid}]\n[[join]]\ndomain = '*'\nusers = [{uid}]\n[[connect]]\nfrom = '*'\nto = '*'\n"
+        );
+        let file = folder.path().join("policy.toml");
+        std::fs::write(&file, policy).unwrap();
+        let broker = Broker::start(&Config::new(folder.path().join("broker.sock")).policy_file(file)).unwrap();
+        let files = Domain::builder().name("files").broker(broker.path()).join().unwrap();
+        let mut listener = files.bind("data").unwrap();
+        ["broker.sock", "containers/broker.sock"].map(|socket| {
+            let client = Domain::builder().name(socket.replace(['/', '.'], "-"));
+            let client = client.broker(folder.path().join(socket)).join().unwrap();
+            let _stream = client.connect("files:data").unwrap();
+            listener.accept().unwrap().1
+        })
+    }
+
+    #[test]
+    fn previous_session_of_another_user_is_refused_and_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let export = Export::open(folder.path(), ExportOptions::default()).unwrap();
+        let [host, container] = peers_of_two_users();
+        let session = export.begin(Some(&host)).unwrap();
+        for other in [Some(&container), None] {
+            assert_eq!(export.end_previous(session.key, other), Err(Errno::ACCESS));
+        }
+        assert!(export.session(session.key, &host).is_ok(), "the session goes on");
+        assert_eq!(export.end_previous(session.key, Some(&host)), Ok(()));
+        assert_eq!(export.sessions(), 0);
+    }
+}
