@@ -10,17 +10,18 @@
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{Message, Origin, Refusal, Side};
+use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side};
 use partywall_shm::carve::Carve;
 use partywall_shm::layout::PAGE;
 
-use super::channel::{ChannelId, EndState};
+use super::channel::{ChannelEnd, ChannelId, EndState};
 use super::domain::DomainId;
 #[cfg(any(test, feature = "invariants"))]
 use super::further::FurtherKey;
 use super::machine::Machines;
 use super::refuse::{self, Refuse, refuse};
 use super::{Action, Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 
 /// Places that one process may have without a channel in them.
 const MOST_RESERVED: usize = 64;
@@ -305,6 +306,16 @@ impl<F> Machines<F> {
     }
 }
 
+/// What a request for a place is for.
+#[derive(Debug, Clone, Copy)]
+struct PlaceWish {
+    /// Where the other side runs.
+    there: Origin,
+    holder: Holder,
+    /// It is for another ring of a channel.
+    grows: bool,
+}
+
 impl<F: Descriptor> Core<F> {
     /// Has the books of windows written, where places have changed hands.
     pub(super) fn keep_books(&mut self) {
@@ -339,54 +350,13 @@ impl<F: Descriptor> Core<F> {
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.may_leave(peer)?;
         let here = peer.origin();
-        let mut grows = false;
-        let (there, holder) = match channel {
-            0 => {
-                let target = self.meant(peer, target);
-                let found = self.domain_named(&target).and_then(|d| self.domains.get(&d)).filter(|to| {
-                    let (me, to_name) = (&domain.name, &to.name);
-                    self.policy.is_administrator(peer)
-                        || self.policy.may_reach(me, to_name)
-                        || self.policy.may_reach(to_name, me)
-                });
-                let Some(found) = found else {
-                    return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
-                };
-                (found.founder.origin(), Holder::Process { domain: domain_id, pid: peer.pid })
-            }
-            number => {
-                let waits = |state| match state {
-                    EndState::Waiting { listener, .. } => self
-                        .sessions
-                        .get(&listener)
-                        .is_some_and(|l| l.domain == Some(domain_id) && l.peer.pid == peer.pid),
-                    _ => false,
-                };
-                let holds = |state| state == EndState::Held { domain: domain_id, pid: peer.pid };
-                let Some(user) = self.channels.get(&number).and_then(|channel| {
-                    let [connecting, accepting] = &channel.ends;
-                    let other = if waits(accepting.state) {
-                        connecting
-                    } else if !channel.ends.iter().all(|end| matches!(end.state, EndState::Held { .. })) {
-                        return None;
-                    } else if holds(connecting.state) && connecting.user == Some(peer.user) {
-                        grows = true;
-                        accepting
-                    } else if holds(accepting.state) && accepting.user == Some(peer.user) {
-                        grows = true;
-                        connecting
-                    } else {
-                        return None;
-                    };
-                    other.user
-                }) else {
-                    return refuse(
-                        Refusal::NoSuchChannel,
-                        format!("channel {number} is not waiting for you, nor yours"),
-                    );
-                };
-                (user.origin(), Holder::Channel(number))
-            }
+        let PlaceWish { there, holder, grows } = match channel {
+            0 => PlaceWish {
+                there: self.origin_to_reach(&domain.name, peer, target)?,
+                holder: Holder::Process { domain: domain_id, pid: peer.pid },
+                grows: false,
+            },
+            number => self.wish_of_channel(number, domain_id, peer)?,
         };
         if here == there {
             return refuse(Refusal::Protocol, "both sides are on this machine: use a region in a memfd");
@@ -424,6 +394,50 @@ impl<F: Descriptor> Core<F> {
         self.keep_books();
         self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
         Ok(())
+    }
+
+    /// Where a domain runs that a client may connect to, or that may connect to the client's.
+    fn origin_to_reach(&self, from: &Name, peer: Credentials, target: Name) -> Result<Origin, Refuse> {
+        let target = self.meant(peer, target);
+        let found = self.domain_named(&target).and_then(|d| self.domains.get(&d)).filter(|to| {
+            self.policy.is_administrator(peer)
+                || self.policy.may_reach(from, &to.name)
+                || self.policy.may_reach(&to.name, from)
+        });
+        match found {
+            Some(found) => Ok(found.founder.origin()),
+            None => refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now")),
+        }
+    }
+
+    /// A place for an end of a channel: of one that waits for this process, or for another ring of one that it holds.
+    fn wish_of_channel(&self, number: ChannelId, domain: DomainId, peer: Credentials) -> Result<PlaceWish, Refuse> {
+        let waits = |state| match state {
+            EndState::Waiting { listener, .. } => {
+                self.sessions.get(&listener).is_some_and(|l| l.domain == Some(domain) && l.peer.pid == peer.pid)
+            }
+            _ => false,
+        };
+        let holds =
+            |end: &ChannelEnd<F>| end.state == EndState::Held { domain, pid: peer.pid } && end.user == Some(peer.user);
+        let found = self.channels.get(&number).and_then(|channel| {
+            let [connecting, accepting] = &channel.ends;
+            let are_held = channel.ends.iter().all(|end| matches!(end.state, EndState::Held { .. }));
+            let (other, grows) = if waits(accepting.state) {
+                (connecting, false)
+            } else if are_held && holds(connecting) {
+                (accepting, true)
+            } else if are_held && holds(accepting) {
+                (connecting, true)
+            } else {
+                return None;
+            };
+            Some(PlaceWish { there: other.user?.origin(), holder: Holder::Channel(number), grows })
+        });
+        found.map_or_else(
+            || refuse(Refusal::NoSuchChannel, format!("channel {number} is not waiting for you, nor yours")),
+            Ok,
+        )
     }
 
     /// Hands out a place for the region of a socket whose other end is on another machine (protocol T4.8). It does not wait for memory: the
