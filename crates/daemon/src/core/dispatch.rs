@@ -60,20 +60,53 @@ impl<F: Descriptor> Core<F> {
         with: Vec<F>,
         socket: Option<Result<SocketFacts, String>>,
     ) -> Result<(), Refuse> {
-        let origin = self.sessions.get(&id).map_or(Origin::Host, |session| session.peer.origin());
-        // There is one exactly if the message brings one.
-        let socket = || match socket {
-            // An agent's statements about namespaces apply to its own machine only.
-            Some(Ok(facts)) => Ok(SocketFacts { origin, trusted: facts.trusted && origin == Origin::Host, ..facts }),
-            Some(Err(reason)) => refuse(Refusal::BadSocket, reason),
-            None => refuse(Refusal::Protocol, "a socket is missing"),
-        };
+        let has_joined = self.sessions.get(&id).is_some_and(|session| session.domain.is_some());
+        match Concern::of(&message) {
+            Concern::Join => self.dispatch_join(id, request, message),
+            _ if !has_joined => {
+                refuse(Refusal::Protocol, format!("the first message of a session is Join, not {}", message.name()))
+            }
+            Concern::Session => self.dispatch_session(id, request, message),
+            Concern::Channels => self.dispatch_channels(id, request, message, with),
+            Concern::Machines => self.dispatch_machines(id, request, message),
+            Concern::Groups => self.dispatch_groups(id, request, message, with),
+            Concern::Sockets => {
+                let origin = self.sessions.get(&id).map_or(Origin::Host, |session| session.peer.origin());
+                self.dispatch_sockets(id, request, message, with, ShownSocket { origin, socket })
+            }
+            Concern::Policy => self.dispatch_policy(id, request, message),
+            Concern::Broker => no_request(&message),
+        }
+    }
+
+    fn dispatch_join(&mut self, id: SessionId, request: u32, message: Message) -> Result<(), Refuse> {
         match message {
             Message::Join { version, name } => self.join(id, request, version, &name),
-            client if self.sessions.get(&id).is_none_or(|s| s.domain.is_none()) => {
-                refuse(Refusal::Protocol, format!("the first message of a session is Join, not {}", client.name()))
-            }
+            other => no_request(&other),
+        }
+    }
+
+    fn dispatch_session(&mut self, id: SessionId, request: u32, message: Message) -> Result<(), Refuse> {
+        match message {
             Message::Bind { service, kind, backlog } => self.bind(id, request, &service, kind, backlog),
+            Message::List { what, after } => self.list(id, request, what, after),
+            Message::Inspect { channel } => self.inspect(id, request, channel),
+            Message::LetGo { key } => {
+                self.let_go(id, key);
+                Ok(())
+            }
+            Message::Ping {} => {
+                self.send(id, request, Message::Done {});
+                Ok(())
+            }
+            Message::FollowEvents { after } => self.follow_events(id, request, after),
+            other => no_request(&other),
+        }
+    }
+
+    /// Requests about channels, their rings and their further regions.
+    fn dispatch_channels(&mut self, id: SessionId, request: u32, message: Message, with: Vec<F>) -> Result<(), Refuse> {
+        match message {
             Message::Connect { target, service, kind, directions, region } => {
                 let shape = connect::Shape { kind, directions, region };
                 let done = self.connect(id, request, &target, &service, shape, with);
@@ -103,51 +136,58 @@ impl<F: Descriptor> Core<F> {
                 self.drop_region(id, (channel, side), further::FurtherKey { own, number })
             }
             Message::Closed { channel } => self.closed(id, channel),
-            Message::List { what, after } => self.list(id, request, what, after),
-            Message::Inspect { channel } => self.inspect(id, request, channel),
             Message::Room { channel, size, peer } => self.room(id, request, channel, size, &peer),
+            Message::Reclaim { channel, side, peer, service, kind, directions, region } => {
+                let shape = connect::Shape { kind, directions, region };
+                self.reclaim(id, request, reclaim::ChannelClaim { channel, side, peer, service, shape }, with)
+            }
+            other => no_request(&other),
+        }
+    }
+
+    fn dispatch_machines(&mut self, id: SessionId, request: u32, message: Message) -> Result<(), Refuse> {
+        let order = match message {
             Message::AddMachine { room, migratable, name, monitor, port } => {
-                let name = refuse::name(&name)?;
-                self.order(id, request, Order::Add { name, monitor, port, room, migratable })
+                Order::Add { name: refuse::name(&name)?, monitor, port, room, migratable }
             }
-            Message::ReleaseMachine { name } => {
-                let name = refuse::name(&name)?;
-                self.order(id, request, Order::Release { name })
-            }
-            Message::ResumeMachine { name } => {
-                let name = refuse::name(&name)?;
-                self.order(id, request, Order::Resume { name })
-            }
-            Message::RemoveMachine { name } => {
-                let name = refuse::name(&name)?;
-                self.order(id, request, Order::Remove { name })
-            }
+            Message::ReleaseMachine { name } => Order::Release { name: refuse::name(&name)? },
+            Message::ResumeMachine { name } => Order::Resume { name: refuse::name(&name)? },
+            Message::RemoveMachine { name } => Order::Remove { name: refuse::name(&name)? },
+            other => return no_request(&other),
+        };
+        self.order(id, request, order)
+    }
+
+    fn dispatch_groups(&mut self, id: SessionId, request: u32, message: Message, with: Vec<F>) -> Result<(), Refuse> {
+        match message {
+            Message::JoinGroup { room, group, .. } => self.join_group(id, request, room, &group, with),
+            Message::FetchSeat { key } => self.fetch_seat(id, request, key),
+            Message::GroupWindow { member } => self.group_window(id, request, member),
+            other => no_request(&other),
+        }
+    }
+
+    /// Requests about the sockets of unmodified programs.
+    fn dispatch_sockets(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        message: Message,
+        with: Vec<F>,
+        socket: ShownSocket,
+    ) -> Result<(), Refuse> {
+        match message {
             Message::ReclaimSocket { .. } | Message::OfferDatagrams { .. } | Message::TakeDatagrams { .. }
                 if self.is_in_machine(id) =>
             {
                 let name = message.name();
                 refuse(Refusal::Machine, format!("{name} is for programs of the host"))
             }
-            Message::JoinGroup { room, group, .. } => self.join_group(id, request, room, &group, with),
-            Message::FetchSeat { key } => self.fetch_seat(id, request, key),
-            Message::GroupWindow { member } => self.group_window(id, request, member),
-            Message::LetGo { key } => {
-                self.let_go(id, key);
-                Ok(())
-            }
-            Message::Ping {} => {
-                self.send(id, request, Message::Done {});
-                Ok(())
-            }
-            Message::Reclaim { channel, side, peer, service, kind, directions, region } => {
-                let shape = connect::Shape { kind, directions, region };
-                self.reclaim(id, request, reclaim::ChannelClaim { channel, side, peer, service, shape }, with)
-            }
             Message::Directory {} => self.directory(id, request),
-            Message::Publish { addresses } => self.publish(id, request, &addresses.0, &socket()?),
+            Message::Publish { addresses } => self.publish(id, request, &addresses.0, &socket.facts()?),
             Message::Withdraw { key } => self.withdraw(id, request, key),
             Message::Offer { region } => {
-                let socket = socket()?;
+                let socket = socket.facts()?;
                 let done = self.may_move(id).and_then(|()| self.offer(id, request, region, socket, with));
                 if done.is_err() {
                     self.give_place_back(id, region);
@@ -157,23 +197,29 @@ impl<F: Descriptor> Core<F> {
             Message::Cancel { offer } => self.cancel(id, request, offer),
             Message::Take { region } => {
                 self.may_move(id)?;
-                self.take(id, request, region, socket()?, with)
+                self.take(id, request, region, socket.facts()?, with)
             }
-            Message::Confirm { offer } => self.confirm(id, request, offer, socket()?),
-            Message::Finish { offer } => self.finish(id, request, offer, socket()?),
+            Message::Confirm { offer } => self.confirm(id, request, offer, socket.facts()?),
+            Message::Finish { offer } => self.finish(id, request, offer, socket.facts()?),
             Message::ReclaimSocket { channel, side, region } => {
-                self.reclaim_socket(id, request, (channel, side), region, socket()?, with)
+                self.reclaim_socket(id, request, (channel, side), region, socket.facts()?, with)
             }
             Message::OfferDatagrams { to_high, to_low, to_port, region } => {
                 self.may_move(id)?;
                 let to = at(to_high, to_low, to_port);
-                self.offer_datagrams(id, request, to, region, socket()?, with)
+                self.offer_datagrams(id, request, to, region, socket.facts()?, with)
             }
             Message::TakeDatagrams { from_high, from_low, from_port } => {
                 self.may_move(id)?;
-                self.take_datagrams(id, request, at(from_high, from_low, from_port), socket()?, with)
+                self.take_datagrams(id, request, at(from_high, from_low, from_port), socket.facts()?, with)
             }
             Message::FetchReceiver { flow } => self.fetch_receiver(id, request, flow),
+            other => no_request(&other),
+        }
+    }
+
+    fn dispatch_policy(&mut self, id: SessionId, request: u32, message: Message) -> Result<(), Refuse> {
+        match message {
             Message::SetMoveRules { reset, clauses, ring_size, spin_us } => {
                 self.set_move_rules(id, request, reset, &clauses.0, ring_size, spin_us)
             }
@@ -188,7 +234,65 @@ impl<F: Descriptor> Core<F> {
                 let asked = PolicyQuery { question, of, to: to_user, names: [from, to, service] };
                 self.test_policy(id, request, &asked)
             }
-            Message::FollowEvents { after } => self.follow_events(id, request, after),
+            other => no_request(&other),
+        }
+    }
+}
+
+/// The part of the core that a message is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Concern {
+    /// The beginning of a session.
+    Join,
+    /// The session itself, and what it may list.
+    Session,
+    Channels,
+    Machines,
+    Groups,
+    Sockets,
+    Policy,
+    /// No part: only the broker sends such a message.
+    Broker,
+}
+
+impl Concern {
+    fn of(message: &Message) -> Self {
+        match message {
+            Message::Join { .. } => Self::Join,
+            Message::Bind { .. }
+            | Message::List { .. }
+            | Message::Inspect { .. }
+            | Message::LetGo { .. }
+            | Message::Ping {}
+            | Message::FollowEvents { .. } => Self::Session,
+            Message::Connect { .. }
+            | Message::Accepted { .. }
+            | Message::Grow { .. }
+            | Message::TakeRegions { .. }
+            | Message::AddRegion { .. }
+            | Message::ReclaimRegion { .. }
+            | Message::DropRegion { .. }
+            | Message::Closed { .. }
+            | Message::Room { .. }
+            | Message::Reclaim { .. } => Self::Channels,
+            Message::AddMachine { .. }
+            | Message::ReleaseMachine { .. }
+            | Message::ResumeMachine { .. }
+            | Message::RemoveMachine { .. } => Self::Machines,
+            Message::JoinGroup { .. } | Message::FetchSeat { .. } | Message::GroupWindow { .. } => Self::Groups,
+            Message::Directory {}
+            | Message::Publish { .. }
+            | Message::Withdraw { .. }
+            | Message::Offer { .. }
+            | Message::Cancel { .. }
+            | Message::Take { .. }
+            | Message::Confirm { .. }
+            | Message::Finish { .. }
+            | Message::ReclaimSocket { .. }
+            | Message::OfferDatagrams { .. }
+            | Message::TakeDatagrams { .. }
+            | Message::FetchReceiver { .. } => Self::Sockets,
+            Message::SetMoveRules { .. } | Message::GetMoveRules {} | Message::TestPolicy { .. } => Self::Policy,
             Message::Joined { .. }
             | Message::DirectoryIs { .. }
             | Message::Published { .. }
@@ -217,9 +321,32 @@ impl<F: Descriptor> Core<F> {
             | Message::Domains { .. }
             | Message::Services { .. }
             | Message::Channels { .. }
-            | Message::Regions { .. } => {
-                refuse(Refusal::Protocol, format!("{} is a message of the broker, not of a client", message.name()))
-            }
+            | Message::Regions { .. } => Self::Broker,
         }
     }
+}
+
+/// The socket that a message brings, or the reason why its facts could not be read.
+#[derive(Debug)]
+struct ShownSocket {
+    /// Where the session's program runs.
+    origin: Origin,
+    socket: Option<Result<SocketFacts, String>>,
+}
+
+impl ShownSocket {
+    fn facts(self) -> Result<SocketFacts, Refuse> {
+        let origin = self.origin;
+        match self.socket {
+            // An agent's statements about namespaces apply to its own machine only.
+            Some(Ok(facts)) => Ok(SocketFacts { origin, trusted: facts.trusted && origin == Origin::Host, ..facts }),
+            Some(Err(reason)) => refuse(Refusal::BadSocket, reason),
+            // `message` has checked that a socket came exactly if the message brings one.
+            None => refuse(Refusal::Protocol, "a socket is missing"),
+        }
+    }
+}
+
+fn no_request(message: &Message) -> Result<(), Refuse> {
+    refuse(Refusal::Protocol, format!("{} is a message of the broker, not of a client", message.name()))
 }
