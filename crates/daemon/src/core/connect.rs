@@ -14,7 +14,7 @@
 //! ```
 
 use partywall_protocol::wire::{
-    Directions, EventKind, Kind, Located, Message, Origin, Refusal, RegionReference, Side, User,
+    Directions, EventKind, Kind, Located, Message, Name, Origin, Refusal, RegionReference, Side, User,
 };
 use partywall_shm::layout::Geometry;
 
@@ -23,7 +23,7 @@ use super::domain::DomainId;
 use super::events::{Happened, Party};
 use super::further::{Addition, FurtherRegions};
 use super::refuse::{self, Denial, Refuse, refuse};
-use super::service::MAX_WAITING;
+use super::service::{MAX_WAITING, ServiceKey};
 use super::window_places::Holder;
 use super::{Action, Core, Descriptor, OfferDelivery, SessionId};
 use crate::credentials::Credentials;
@@ -92,6 +92,48 @@ pub(super) struct Growth {
     pub(super) region: RegionReference,
 }
 
+/// A checked request for a connection. Its memory has not been checked.
+#[derive(Debug)]
+struct ConnectPlan {
+    from: DomainId,
+    peer: Credentials,
+    target: Name,
+    to: DomainId,
+    service: Name,
+    key: ServiceKey,
+    /// The session that the service belongs to.
+    listener: SessionId,
+    here: Origin,
+    there: Origin,
+    ruling: Ruling,
+}
+
+/// The descriptors of a connection.
+#[derive(Debug)]
+struct ConnectMemory<F> {
+    /// The region of the connecting side, for programs that inspect the channel.
+    kept: Option<F>,
+    /// The connecting side's link ends.
+    links: Vec<F>,
+    /// The descriptors that the listener receives.
+    with: Vec<F>,
+}
+
+/// Makes the links of a channel. Returns the connecting side's ends, and appends the listener's ends to `with`.
+///
+/// An end that goes to a machine is its port's, and the agent makes the program's. Within a machine the agent makes the whole link and passes
+/// the memory; what comes and goes here stands for them.
+fn make_links<F: Descriptor>(count: usize, is_here: bool, with: &mut Vec<F>) -> Result<Vec<F>, Refuse> {
+    let make_link = if is_here { F::link } else { F::link_to_machine };
+    let mut links = Vec::new();
+    for _ in 0..count {
+        let (near, far) = make_link().or_else(|e| refuse(Refusal::OutOfResources, e))?;
+        links.push(near);
+        with.push(far);
+    }
+    Ok(links)
+}
+
 impl<F: Descriptor> Core<F> {
     pub(super) fn connect(
         &mut self,
@@ -104,19 +146,54 @@ impl<F: Descriptor> Core<F> {
     ) -> Result<(), Refuse> {
         let (target, service) = (refuse::name(target)?, refuse::name(service)?);
         let (located, geometry) = shape.check()?;
-        let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
+        let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
         let target = self.meant(peer, target);
         // The policy comes first: a client that may not connect must not learn whether the target exists.
-        let ruling = self.policy.ruling(&self.policy.judge_connect(peer, &from.name, &target, &service));
+        let Some(ruling) = self.may_connect(id, &target, &service)? else { return Ok(()) };
+        let Some(region) = with.first() else { return Ok(()) };
+        let Some(plan) = self.plan_connect(id, (target, service), shape, located, ruling)? else { return Ok(()) };
+        let is_here = plan.here == plan.there;
+        let mut kept = None;
+        if is_here && plan.here == Origin::Host {
+            check_region(region, geometry)?;
+            kept = Some(region.clone());
+        }
+        let mut with = with.clone();
+        let links = make_links(shape.directions.count(), is_here, &mut with)?;
+        if !is_here && let Located::Window { base } = located {
+            let holder = Holder::Process { domain: plan.from, pid: plan.peer.pid };
+            let size = geometry.region_size();
+            with[0] = self.machines.settle((plan.here, plan.there), base, size, holder, self.next_channel)?;
+        }
+        // From here on a request is refused only for want of room in the listener's socket.
+        self.apply_connect((id, request), plan, shape, ConnectMemory { kept, links, with });
+        Ok(())
+    }
+
+    /// The policy's decision about a connection. `None` if the session has ended.
+    fn may_connect(&mut self, id: SessionId, target: &Name, service: &Name) -> Result<Option<Ruling>, Refuse> {
+        let Some((domain, from, peer)) = self.member(id) else { return Ok(None) };
+        let ruling = self.policy.ruling(&self.policy.judge_connect(peer, &from.name, target, service));
         let from = from.name.to_string();
         self.tally.decision("connect", &ruling);
-        if !ruling.allowed {
-            let reason = format!("the policy does not let {from} connect to {target}:{service}");
-            let (kind, to, service) = (EventKind::ConnectRefused, target.to_string(), service.to_string());
-            let (domain, other) = (from_id, None);
-            return Err(Refuse::denied(reason, Denial { kind, peer, domain, from, to, service, other, ruling }));
+        if ruling.allowed {
+            return Ok(Some(ruling));
         }
-        let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
+        let reason = format!("the policy does not let {from} connect to {target}:{service}");
+        let (kind, to, service) = (EventKind::ConnectRefused, target.to_string(), service.to_string());
+        Err(Refuse::denied(reason, Denial { kind, peer, domain, from, to, service, other: None, ruling }))
+    }
+
+    /// Checks everything except the connection's memory, and changes nothing. `None` if the session has ended.
+    fn plan_connect(
+        &self,
+        id: SessionId,
+        (target, service): (Name, Name),
+        shape: Shape,
+        located: Located,
+        ruling: Ruling,
+    ) -> Result<Option<ConnectPlan>, Refuse> {
+        let Some((from_id, from, peer)) = self.member(id) else { return Ok(None) };
         let Some((to_id, to)) = self.domain_named(&target).and_then(|d| Some((d, self.domains.get(&d)?))) else {
             return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
         };
@@ -137,9 +214,7 @@ impl<F: Descriptor> Core<F> {
             let waiting = bound.waiting;
             return refuse(Refusal::BacklogFull, format!("{waiting} connections wait for {target}:{service} already"));
         }
-        let Some(region) = with.first() else { return Ok(()) };
         let (here, there) = (peer.origin(), to.founder.origin());
-        let mut kept = None;
         if here != there {
             self.may_leave(peer)?;
             if shape.kind == Kind::Broadcast {
@@ -156,31 +231,21 @@ impl<F: Descriptor> Core<F> {
             }
         } else if located != Located::OwnMemory {
             return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
-        } else if here == Origin::Host {
-            check_region(region, geometry)?;
-            kept = Some(region.clone());
         }
-        // An end that goes to a machine is its port's, and the agent makes the program's. Within a machine the agent makes the whole link
-        // and passes the memory; what comes and goes here stands for them.
-        let mut with = with.clone();
-        let mut links = Vec::new();
-        let make_link = if here == there { F::link } else { F::link_to_machine };
-        for _ in 0..shape.directions.count() {
-            let (near, far) = make_link().or_else(|e| refuse(Refusal::OutOfResources, e))?;
-            links.push(near);
-            with.push(far);
-        }
-        if here != there
-            && let Located::Window { base } = located
-        {
-            let holder = Holder::Process { domain: from_id, pid: peer.pid };
-            let size = geometry.region_size();
-            with[0] = self.machines.settle((here, there), base, size, holder, self.next_channel)?;
-        }
-        let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
-
-        // From here on a request is refused only for want of room in the listener's socket.
         let listener = bound.session;
+        Ok(Some(ConnectPlan { from: from_id, peer, target, to: to_id, service, key, listener, here, there, ruling }))
+    }
+
+    /// Makes the channel, and offers it to the listener.
+    fn apply_connect(
+        &mut self,
+        (id, request): (SessionId, u32),
+        plan: ConnectPlan,
+        shape: Shape,
+        ConnectMemory { kept, links, with }: ConnectMemory<F>,
+    ) {
+        let ConnectPlan { from: from_id, peer, target, to: to_id, service, key, listener, ruling, .. } = plan;
+        let Some(from) = self.domains.get(&from_id) else { return };
         let channel = self.next_channel;
         let incoming = Message::Incoming {
             channel,
@@ -231,7 +296,6 @@ impl<F: Descriptor> Core<F> {
         let what = Offered::Connection { links, ruling };
         self.offering = Some(Offering { channel, session: id, request, what });
         self.actions.push(Action::Offer { session: listener, channel, message: incoming, descriptors: with });
-        Ok(())
     }
 
     /// The offer has reached the other session or not: only now is the request answered (protocol C7).
