@@ -260,79 +260,25 @@ impl Work {
         self.state.save(machines, windows, self.groups.records());
     }
 
-    fn add(&mut self, new: NewMachine, at_once: bool) -> Result<Message, String> {
-        let NewMachine { name, monitor, socket, room, layout } = new;
-        let room = if room == 0 { ROOM } else { room };
-        self.drop_departed(&name, &monitor)?;
-        let known = self.machines.iter().find(|(_, m)| m.name == name).map(|(id, m)| (*id, m));
-        if let Some((machine, there)) = known {
-            if (&there.monitor, &there.socket) != (&monitor, &socket) {
-                let (monitor, socket) = (&there.monitor, &there.socket);
-                return Err(format!("{name} is attached, by monitor {monitor} and port {socket}; detach it first"));
-            }
-            if there.layout != layout {
-                return Err(format!("{name} is attached {}; detach it first", layout_in_words(there.layout)));
-            }
-            let plugged = self.plug(machine, false)?;
-            // Memory that was not available before may be available now.
-            self.windows.complete(machine, news(&self.control))?;
-            self.plug_doorbell(machine);
-            return Ok(self.added(machine, &plugged));
+    /// Attaches a machine, or plugs in the devices that an attached machine lacks. With `at_once`, fails if the windows cannot be plugged in now.
+    fn add(&mut self, mut new: NewMachine, at_once: bool) -> Result<Message, String> {
+        if new.room == 0 {
+            new.room = ROOM;
         }
-        if let Some(other) = self.machines.values().find(|m| m.monitor == monitor || m.socket == socket) {
-            return Err(format!("these sockets are those of {}, which is attached", other.name));
+        self.drop_departed(&new.name, &new.monitor)?;
+        if let Some(machine) = self.check_new(&new)? {
+            return self.complete(machine);
         }
         if at_once {
             // Before memory is allocated that has no place in the machine.
-            can_take(&monitor, &socket, room, layout)?;
+            can_take(&new.monitor, &new.socket, new.room, new.layout)?;
         } else {
-            Self::check_stays(&name, &monitor)?;
+            Self::check_stays(&new.name, &new.monitor)?;
         }
-        let machine = self.next;
-        let Some(next) = machine.checked_add(1) else {
-            return Err("this broker has had as many machines as it can number; restart it".to_owned());
-        };
-        self.next = next;
-        let (added, path, port) = (name.clone(), monitor.clone(), socket.clone());
-        self.control.errand(Errand::News(MachineNews::Added { machine, name: added, monitor: path, port }));
-        self.state.attached(&AttachmentRecord {
-            name: name.to_string(),
-            monitor: monitor.clone(),
-            port: socket.clone(),
-            room,
-            migratable: layout == WindowLayout::Migratable,
-        });
-        let done = self.open_windows(machine, &name, &monitor, room).and_then(|()| {
-            // Before anything is done that would have to be undone.
-            self.windows.afford(machine)?;
-            let port = Port::start(machine, &name, &socket, self.silence, self.control.clone(), self.tasks.clone());
-            let port = port.map_err(|e| format!("cannot attend to {name}: {e}"))?;
-            self.machines.insert(
-                machine,
-                Attended {
-                    name: name.clone(),
-                    monitor,
-                    socket,
-                    room,
-                    port: Some(port),
-                    layout,
-                    migration: MigrationStep::None,
-                    doorbell: Err(NOT_YET.to_owned()),
-                },
-            );
-            match self.plug(machine, false) {
-                Err(why) if at_once => {
-                    self.take_back(machine);
-                    Err(why)
-                }
-                Err(why) => {
-                    tracing::info!(machine = %name, why, "not plugged in yet");
-                    Ok(Plugged::default())
-                }
-                Ok(done) => Ok(done),
-            }
-        });
-        match done {
+        let machine = self.number()?;
+        let (name, monitor, port) = (new.name.clone(), new.monitor.clone(), new.socket.clone());
+        self.control.errand(Errand::News(MachineNews::Added { machine, name: name.clone(), monitor, port }));
+        match self.attach(machine, new, at_once) {
             Ok(plugged) => {
                 self.plug_doorbell(machine);
                 let others: Vec<MachineId> = self.machines.keys().copied().filter(|id| *id != machine).collect();
@@ -347,6 +293,73 @@ impl Work {
                 self.forget(machine);
                 Err(why)
             }
+        }
+    }
+
+    /// The machine if it is attached already, in the same way. Fails if it is attached otherwise, or if another machine has its sockets.
+    fn check_new(&self, new: &NewMachine) -> Result<Option<MachineId>, String> {
+        let NewMachine { name, monitor, socket, layout, .. } = new;
+        if let Some((machine, there)) = self.machines.iter().find(|(_, m)| m.name == *name) {
+            if (&there.monitor, &there.socket) != (monitor, socket) {
+                let (monitor, socket) = (&there.monitor, &there.socket);
+                return Err(format!("{name} is attached, by monitor {monitor} and port {socket}; detach it first"));
+            }
+            if there.layout != *layout {
+                return Err(format!("{name} is attached {}; detach it first", layout_in_words(there.layout)));
+            }
+            return Ok(Some(*machine));
+        }
+        match self.machines.values().find(|m| m.monitor == *monitor || m.socket == *socket) {
+            Some(other) => Err(format!("these sockets are those of {}, which is attached", other.name)),
+            None => Ok(None),
+        }
+    }
+
+    /// Plugs in the devices that an attached machine lacks.
+    fn complete(&mut self, machine: MachineId) -> Result<Message, String> {
+        let plugged = self.plug(machine, false)?;
+        // Memory that was not available before may be available now.
+        self.windows.complete(machine, news(&self.control))?;
+        self.plug_doorbell(machine);
+        Ok(self.added(machine, &plugged))
+    }
+
+    /// The number of the next machine.
+    fn number(&mut self) -> Result<MachineId, String> {
+        let machine = self.next;
+        let next = machine.checked_add(1);
+        self.next = next.ok_or("this broker has had as many machines as it can number; restart it")?;
+        Ok(machine)
+    }
+
+    /// Makes the windows of a new machine, starts its port, and plugs in what can be plugged in now.
+    fn attach(&mut self, machine: MachineId, new: NewMachine, at_once: bool) -> Result<Plugged, String> {
+        let NewMachine { name, monitor, socket, room, layout } = new;
+        self.state.attached(&AttachmentRecord {
+            name: name.to_string(),
+            monitor: monitor.clone(),
+            port: socket.clone(),
+            room,
+            migratable: layout == WindowLayout::Migratable,
+        });
+        self.open_windows(machine, &name, &monitor, room)?;
+        // Before anything is done that would have to be undone.
+        self.windows.afford(machine)?;
+        let port = Port::start(machine, &name, &socket, self.silence, self.control.clone(), self.tasks.clone());
+        let port = Some(port.map_err(|e| format!("cannot attend to {name}: {e}"))?);
+        let (migration, doorbell) = (MigrationStep::None, Err(NOT_YET.to_owned()));
+        let attended = Attended { name: name.clone(), monitor, socket, room, port, layout, migration, doorbell };
+        self.machines.insert(machine, attended);
+        match self.plug(machine, false) {
+            Err(why) if at_once => {
+                self.take_back(machine);
+                Err(why)
+            }
+            Err(why) => {
+                tracing::info!(machine = %name, why, "not plugged in yet");
+                Ok(Plugged::default())
+            }
+            Ok(done) => Ok(done),
         }
     }
 
