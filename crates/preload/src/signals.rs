@@ -12,8 +12,10 @@ pub(crate) use held::BlockedSignals;
 use libc::{c_int, sigset_t};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The kind of the program's handlers.
+/// The kind of the program's handlers in the low bits, and above them the number of changes. A survey stores what it has found only if that number
+/// is the one that it began with, so a result from before a change never replaces `UNKNOWN`.
 static HANDLERS: AtomicU32 = AtomicU32::new(UNKNOWN);
+const KINDS: u32 = 3;
 const UNKNOWN: u32 = 0;
 const ALIKE: u32 = 1;
 const MIXED: u32 = 2;
@@ -54,9 +56,15 @@ fn answer(signal: c_int) -> SignalHandling {
     }
 }
 
-/// The program has changed a handler.
+/// The program has changed a handler. To be called after the change.
 pub(crate) fn changed() {
-    HANDLERS.store(UNKNOWN, Ordering::Relaxed);
+    note_change(&HANDLERS);
+}
+
+fn note_change(handlers: &AtomicU32) {
+    let next = |word: u32| (word & !KINDS).wrapping_add(KINDS + 1) | UNKNOWN;
+    // EDGE handlers: releases the change; acquired in `handlers`, before a survey.
+    let _ = handlers.fetch_update(Ordering::Release, Ordering::Relaxed, |word| Some(next(word)));
 }
 
 /// Whether the program has handlers of both kinds.
@@ -73,16 +81,17 @@ pub(crate) fn are_handled() -> bool {
 
 #[inline]
 fn handlers() -> u32 {
-    match HANDLERS.load(Ordering::Relaxed) {
-        UNKNOWN => survey(),
+    // EDGE handlers: acquires the changes that are counted, so that a survey sees them.
+    let word = HANDLERS.load(Ordering::Acquire);
+    match word & KINDS {
+        UNKNOWN => survey(&HANDLERS, word),
         known => known,
     }
 }
 
+/// Asks for all handlers. `before` is the word with the number of the changes that the survey sees at least.
 #[cold]
-fn survey() -> u32 {
-    // A change during this is found by the next caller.
-    HANDLERS.store(ALIKE, Ordering::Relaxed);
+fn survey(handlers: &AtomicU32, before: u32) -> u32 {
     let (mut restarts, mut interrupts) = (false, false);
     for signal in all() {
         match answer(signal) {
@@ -96,8 +105,8 @@ fn survey() -> u32 {
         (false, false) => NONE,
         _ => ALIKE,
     };
-    // A change since the survey began stays unknown, unless another thread has begun a survey meanwhile.
-    let _ = HANDLERS.compare_exchange(ALIKE, found, Ordering::Relaxed, Ordering::Relaxed);
+    // After a change since then the next caller asks again.
+    let _ = handlers.compare_exchange(before, before | found, Ordering::Relaxed, Ordering::Relaxed);
     found
 }
 
@@ -125,4 +134,34 @@ pub(crate) fn pending(mask: &sigset_t) -> (bool, bool) {
         }
     }
     (any, interrupts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survey_from_before_a_change_is_not_kept() {
+        let handlers = AtomicU32::new(UNKNOWN);
+        let before = handlers.load(Ordering::Relaxed);
+        // Another thread changes a handler and surveys while this one has begun a survey.
+        note_change(&handlers);
+        let after = handlers.load(Ordering::Relaxed);
+        assert_eq!(after & KINDS, UNKNOWN);
+        survey(&handlers, before);
+        assert_eq!(handlers.load(Ordering::Relaxed), after, "the older survey is not kept");
+        let found = survey(&handlers, after);
+        assert_eq!(handlers.load(Ordering::Relaxed), after | found);
+        // A change between two surveys of the same kind is a change all the same.
+        note_change(&handlers);
+        survey(&handlers, after);
+        assert_eq!(handlers.load(Ordering::Relaxed) & KINDS, UNKNOWN);
+    }
+
+    #[test]
+    fn number_of_changes_wraps_and_leaves_kinds_alone() {
+        let handlers = AtomicU32::new(!KINDS | MIXED);
+        note_change(&handlers);
+        assert_eq!(handlers.load(Ordering::Relaxed), UNKNOWN);
+    }
 }

@@ -8,7 +8,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use support::{c, eventually, free_port, guard::Guard, world::World};
+use support::{
+    c, eventually, free_port,
+    guard::Guard,
+    world::{self, World},
+};
 
 /// A program of `driver/` under the library, whose connections go by rings at once.
 fn start(world: &World, program: &str, arguments: &[&str]) -> Guard {
@@ -107,6 +111,58 @@ fn send_in_handler_within_send_delivers_or_fails() {
     // By TCP, the kernel takes each byte.
     assert!(!told.ends_with("refused 0"), "no call of the handler met the ring: {told}");
     assert!(sender.wait().success());
+}
+
+/// The handler waits for the answer and leaves it for the call that it has interrupted. If that call slept afterwards, it would miss the answer.
+fn assert_no_wait_is_missed(call: &str, handler: &str, installed_by: &str) {
+    let world = World::new();
+    let port = free_port();
+    let mut server = start(&world, "latewait", &["serve", &port.to_string()]);
+    assert_eq!(line(&mut server), "ready");
+    let mut command = Command::new(c::program("latewait", &["latewait.c"], &[]));
+    command.args([call, handler, installed_by, &port.to_string()]).env(partywall_protocol::environment::MOVES, "now");
+    // A thread that spins holds signals back meanwhile, so the handler would not run.
+    command.env(partywall_protocol::environment::SPIN_US, "0");
+    world.preload(&mut command);
+    // Behind the library, so that the library's own calls meet it.
+    let signal = c::library("latesignal", &["latesignal.c"], &[]);
+    command.env("LD_PRELOAD", format!("{}:{}", world::library().display(), signal.display()));
+    let mut client = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let told = line(&mut client);
+    let sleeps = if ["poll2", "select"].contains(&call) { "in epoll 0, in poll 5" } else { "in epoll 5, in poll 0" };
+    assert_eq!(
+        told,
+        format!("missed 0, failed 0, {sleeps}"),
+        "{call} interrupted by {handler}, installed by {installed_by}"
+    );
+    assert!(client.wait().success());
+}
+
+#[test]
+fn recv_interrupted_before_its_sleep_misses_nothing() {
+    ["recv", "poll"].iter().for_each(|handler| assert_no_wait_is_missed("recv", handler, "sigaction"));
+}
+
+#[test]
+fn poll_interrupted_before_its_sleep_misses_nothing() {
+    for call in ["poll", "poll2", "select"] {
+        ["recv", "poll"].iter().for_each(|handler| assert_no_wait_is_missed(call, handler, "sigaction"));
+    }
+}
+
+#[test]
+fn epoll_interrupted_before_its_sleep_misses_nothing() {
+    for call in ["epoll", "epoll2"] {
+        ["recv", "poll", "epoll"].iter().for_each(|handler| assert_no_wait_is_missed(call, handler, "sigaction"));
+    }
+}
+
+/// A library that did not notice the handler would sleep as in a program without handlers.
+#[test]
+fn handler_is_noticed_however_it_was_installed() {
+    for installed_by in ["signal", "sysv_signal", "sigset", "syscall"] {
+        assert_no_wait_is_missed("poll", "recv", installed_by);
+    }
 }
 
 /// Locks and holders of a ring that lives through a `fork` are numbers of threads and processes.

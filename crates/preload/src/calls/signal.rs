@@ -23,6 +23,38 @@ export! {
         before
     }
 
+    /// `signal`, as compiled for System V.
+    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        // SAFETY: the caller's arguments, passed on.
+        let before = unsafe { real::__sysv_signal(signal, handler) };
+        signals::changed();
+        before
+    }
+
+    /// `sysv_signal`
+    fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        // SAFETY: the caller's arguments, passed on.
+        let before = unsafe { real::sysv_signal(signal, handler) };
+        signals::changed();
+        before
+    }
+
+    /// `bsd_signal`
+    fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        // SAFETY: the caller's arguments, passed on.
+        let before = unsafe { real::bsd_signal(signal, handler) };
+        signals::changed();
+        before
+    }
+
+    /// `sigset`
+    fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        // SAFETY: the caller's arguments, passed on.
+        let before = unsafe { real::sigset(signal, handler) };
+        signals::changed();
+        before
+    }
+
     /// `siginterrupt`
     fn siginterrupt(signal: c_int, interrupt: c_int) -> c_int {
         // SAFETY: the caller's arguments, passed on.

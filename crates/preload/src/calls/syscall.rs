@@ -59,6 +59,11 @@ export! {
                 libc::SYS_ppoll => poll::ppoll(a as _, b as _, c as _, d as _).into(),
                 #[cfg(target_arch = "x86_64")]
                 libc::SYS_select => select::select(fd, b as _, c as _, d as _, e as _).into(),
+                libc::SYS_rt_sigaction => {
+                    let result = real::syscall(number, a, b, c, d, e, f);
+                    crate::signals::changed();
+                    result
+                }
                 libc::SYS_io_uring_setup => uring::setup(a, b),
                 libc::SYS_io_uring_enter => uring::enter(fd, b as c_uint, c, d as c_uint, e, f),
                 libc::SYS_io_uring_register => uring::register(a, b as c_uint, c, d as c_uint),

@@ -122,6 +122,9 @@ impl Poll<'_> {
             return Ok(self.look() + self.ask()?);
         }
         loop {
+            if self.ups > 0 || self.datagrams().next().is_some() {
+                held.hold_if_handled();
+            }
             if !self.enter() {
                 // One has got its ring just now.
                 self.leave();

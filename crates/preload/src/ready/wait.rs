@@ -160,6 +160,7 @@ impl Call {
             Awake::Ready | Awake::Kernel => return Ok(()),
             Awake::Vain => {}
         }
+        held.hold_if_handled();
         set.fall_asleep();
         let result = self.sleep(set, &held, answer);
         set.wake_up();

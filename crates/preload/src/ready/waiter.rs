@@ -169,11 +169,7 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     }
     // A call without a timeout goes on after some handlers, and fails after others.
     let around = if deadline.is_none() && signals::are_mixed() { thread::around(set) } else { None };
-    if signals::are_handled() {
-        // A handler that runs between the look and the sleep may use this connection and take the doorbell that this call waits for. So
-        // handlers run only inside the sleep, which they interrupt.
-        held.hold();
-    }
+    held.hold_if_handled();
     let mut arming = Arming::new();
     loop {
         let armed = conn.arm(interest);

@@ -34,6 +34,14 @@ impl BlockedSignals {
         }
     }
 
+    /// To be called before a thread arms what it waits for. A handler that ran between the last look and the sleep could use the same connection
+    /// or set, and consume the doorbell that would end the sleep. So handlers run only inside the sleep, which they interrupt.
+    pub(crate) fn hold_if_handled(&mut self) {
+        if super::are_handled() {
+            self.hold();
+        }
+    }
+
     /// The mask to sleep with: what the call asks for, or what was before signals were held back; null for the present one.
     pub(crate) fn mask(&self, asked: *const sigset_t) -> *const sigset_t {
         if !asked.is_null() {
