@@ -23,7 +23,7 @@ use loom::sync::atomic::AtomicU8;
 use loom::thread;
 use partywall_shm::consumer::Consumer;
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::half::{self, Effect, Idle, Need};
+use partywall_shm::half::{self, Effect, Fenced, Idle, Need, Rounds, SecondLook, SleepStep};
 use partywall_shm::layout::{RxHalf, TxHalf};
 use partywall_shm::oracle::{byte, expect_bytes};
 use partywall_shm::producer::Producer;
@@ -344,14 +344,14 @@ fn loom_two_sleepers_share_a_wish() {
                     let (channel, bells, wanted) = (channel.clone(), bells.clone(), wanted[which]);
                     thread::spawn(move || {
                         let view = half::ReaderView { own: &channel.rx, peer: &channel.tx };
+                        let mut rounds = Rounds::new();
                         loop {
-                            let wish = view.arm();
-                            fence(Ordering::SeqCst); // heavy
-                            if view.unread(4) >= wanted {
-                                return;
-                            }
-                            if view.is_armed(wish) {
-                                bells[which].wait();
+                            let look = Fenced::after(view.arm()).look(|| (view.unread(4) >= wanted).then_some(()));
+                            let SecondLook::Nothing(quiet) = look else { return };
+                            match rounds.next(quiet, |wish| view.is_armed(wish)) {
+                                SleepStep::ArmAgain => {}
+                                SleepStep::Sleep(None) => bells[which].wait(),
+                                SleepStep::Sleep(Some(_)) => thread::yield_now(),
                             }
                         }
                     })
@@ -381,14 +381,14 @@ fn loom_a_sleeper_for_room_beside_a_writer() {
         let its_channel = channel.clone();
         let sleeper = thread::spawn(move || {
             let view = half::WriterView { own: &its_channel.tx, peer: &its_channel.rx };
+            let mut rounds = Rounds::new();
             loop {
-                let awaited = view.arm(2, 2);
-                fence(Ordering::SeqCst); // heavy
-                if view.unread(2) == 0 {
-                    return;
-                }
-                if view.is_armed(awaited) {
-                    its_channel.to_writer.wait();
+                let look = Fenced::after(view.arm(2, 2)).look(|| (view.unread(2) == 0).then_some(()));
+                let SecondLook::Nothing(quiet) = look else { return };
+                match rounds.next(quiet, |awaited| view.is_armed(awaited)) {
+                    SleepStep::ArmAgain => {}
+                    SleepStep::Sleep(None) => its_channel.to_writer.wait(),
+                    SleepStep::Sleep(Some(_)) => thread::yield_now(),
                 }
             }
         });

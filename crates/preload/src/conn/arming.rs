@@ -6,16 +6,12 @@ use partywall_shm::half::Awaited;
 use partywall_shm::wake::AWAKE;
 use std::sync::atomic::Ordering;
 
-/// Times in a row that a sleeper arms again because something has come between ([`Conn::is_armed`]). After that it sleeps for a moment: a peer
-/// that lies, and other threads that are busy, must not keep it awake.
-pub(crate) const ROUNDS: u32 = 4;
-
 impl Conn {
     /// Publishes a wish in our region, so that the peer rings. The wish is not withdrawn: another thread may share it, and a wish that
     /// has come true or is given up costs the peer at most one ring.
     ///
-    /// To be followed by [`super::heavy_fence`], once for any number of connections, and another look; and if that finds nothing, by
-    /// [`Conn::is_armed`].
+    /// To be followed by [`partywall_shm::half::Fenced::after`], once for any number of connections, and another look; and if that finds
+    /// nothing, by [`Conn::is_armed`].
     pub(crate) fn arm(&self, want: Interest) -> Armed {
         self.arm_for(want, 0)
     }
@@ -56,7 +52,7 @@ impl Conn {
 
     /// Whether the peer will ring for what was armed. To be asked after the fence and a look that has found nothing. If the peer will not,
     /// something came in between that was not enough, or that another thread took. The sleeper then arms and looks once more, at most
-    /// [`ROUNDS`] times.
+    /// [`partywall_shm::half::ROUNDS`] times.
     pub(crate) fn is_armed(&self, armed: Armed) -> bool {
         let Some(pages) = self.pages().filter(|_| self.is_up()) else { return true };
         if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {

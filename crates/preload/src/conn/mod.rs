@@ -37,7 +37,7 @@ mod tx;
 mod waiters;
 
 pub(crate) use abandoned::end_abandoned;
-pub(crate) use arming::{Armed, ROUNDS};
+pub(crate) use arming::Armed;
 pub(crate) use candidate::CandidateStep;
 pub(crate) use cursor::Cursor;
 pub(crate) use options::{changes_stream, needs_tcp};
@@ -453,7 +453,8 @@ pub(crate) enum KernelSleep {
 /// would interrupt all other processors.
 pub(crate) const FENCING: Fencing = Fencing::Symmetric;
 
-/// The sleeper's fence, for any number of connections that were armed before it.
+/// The fence between a request that was stored for the peer, or for another thread, and the look at what that one has stored. A sleeper's fence is
+/// [`partywall_shm::half::Fenced`].
 #[inline]
 pub(crate) fn heavy_fence() {
     std::sync::atomic::fence(Ordering::SeqCst);

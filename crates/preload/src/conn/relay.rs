@@ -7,6 +7,7 @@ use super::{Conn, Interest, flags};
 use crate::{scratch, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
+use partywall_shm::half::ROUNDS;
 use partywall_shm::path::Way;
 use rustix::io::Errno;
 
@@ -53,7 +54,7 @@ impl Conn {
             if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
                 refused += 1;
                 // An empty source is no want of room.
-                if !is_source_empty && self.refuse() && refused < super::ROUNDS {
+                if !is_source_empty && self.refuse() && refused < ROUNDS {
                     continue;
                 }
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };

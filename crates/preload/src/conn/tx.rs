@@ -10,7 +10,7 @@ use crate::lock::Lock;
 use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
-use partywall_shm::half::WritingHalf;
+use partywall_shm::half::{Fenced, ROUNDS, Rounds, SecondLook, SleepStep, WritingHalf};
 use partywall_shm::held::HeldBack;
 use partywall_shm::path::{Sender, Way};
 use rustix::event::epoll::EventFlags;
@@ -116,7 +116,7 @@ impl Conn {
             if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
                 // As long as the room that has come is of use.
                 refused += 1;
-                if self.refuse() && refused < super::ROUNDS {
+                if self.refuse() && refused < ROUNDS {
                     continue;
                 }
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
@@ -139,19 +139,19 @@ impl Conn {
         if !self.is_up() || !self.has(flags::HEARS_EDGES) {
             return false;
         }
-        for _ in 0..super::ROUNDS {
+        let mut rounds = Rounds::new();
+        loop {
             let armed = self.arm(Interest::OUT);
             self.drain();
-            super::heavy_fence();
-            if self.writable() == RingReadiness::Yes {
+            let look = Fenced::after(armed).look(|| (self.writable() == RingReadiness::Yes).then_some(()));
+            let SecondLook::Nothing(quiet) = look else {
                 // Not if this very thread is sending already, below a signal handler.
                 return self.tx.hold().is_ok();
-            }
-            if self.is_armed(armed) {
-                break;
+            };
+            if rounds.next(quiet, |armed| self.is_armed(armed)) != SleepStep::ArmAgain {
+                return false;
             }
         }
-        false
     }
 
     /// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing.

@@ -6,7 +6,7 @@ use super::guarded::SharedMutexGuard;
 use super::wait::has_something;
 use super::{DatagramSocket, flags};
 use crate::buffers::CallerBuffers;
-use crate::conn::{Cursor, FENCING, heavy_fence};
+use crate::conn::{Cursor, FENCING};
 use crate::log::log;
 use crate::sockaddr::ProgramAddress;
 use crate::{broker, real, sys};
@@ -15,7 +15,7 @@ use partywall_protocol::directory::Proof;
 use partywall_region::wait::this_core;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::add;
-use partywall_shm::half::{Ending, ReadingHalf};
+use partywall_shm::half::{Ending, Fenced, ReadingHalf, SecondLook};
 use partywall_shm::layout::{RegionKind, path_flags};
 use partywall_shm::record;
 use partywall_shm::status::Reason;
@@ -502,13 +502,16 @@ impl DatagramSocket {
     pub(super) fn fall_asleep_unless(&self, is_news: impl FnOnce(&mut DatagramRx) -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let Some(mut rx) = self.rx.hold() else { return true };
-        if rx.open {
+        let was_open = rx.open;
+        if was_open {
             rx.open(false);
-            heavy_fence();
+        }
+        let closed = Fenced::after(());
+        if was_open {
             // A sender that was interrupted in the middle of a datagram is checked again after a nap.
             rx.in_use().iter().for_each(wait_until_idle);
         }
-        if is_news(&mut rx) {
+        if let SecondLook::Found(()) = closed.look(|| is_news(&mut rx).then_some(())) {
             self.rise(&mut rx, true);
             return false;
         }

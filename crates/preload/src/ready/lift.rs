@@ -5,8 +5,9 @@ use super::registration::{self as reg, FRESH, GONE, HEARS_ROOM, LINKED, RING, SP
 use super::set::{ET, EXCLUSIVE, MANY, Set};
 use super::tag::Tag;
 use super::word::AtomicWord;
-use crate::conn::{Conn, heavy_fence};
+use crate::conn::Conn;
 use crate::sys;
+use partywall_shm::half::{Fenced, SecondLook};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -87,6 +88,17 @@ impl Set {
         }
     }
 
+    /// Looks again at a member that was armed before the fence. If it has nothing, and its peer will ring, no scan looks at it any more.
+    pub(super) fn cool_if_quiet(&self, fenced: Fenced<()>, number: u32) {
+        let r = reg::get(number);
+        let look = fenced.look(|| (self.look(number, false) != 0).then_some(()));
+        if let SecondLook::Nothing(quiet) = look
+            && quiet.is_armed(|()| r.conn().is_none_or(|conn| conn.is_armed(r.armed())))
+        {
+            self.cool(number);
+        }
+    }
+
     /// From the program's own registration to ours, in the kernel. `false` if the kernel does not let us.
     pub(super) fn lift(&self, number: u32) -> bool {
         let r = reg::get(number);
@@ -114,10 +126,7 @@ impl Set {
         r.note_armed(conn, super::arm(conn, mask::interest(r.events.get())));
         if self.hot.len() > MANY {
             // Enough to look at: this one is to ring.
-            heavy_fence();
-            if self.look(number, false) == 0 && conn.is_armed(r.armed()) {
-                self.cool(number);
-            }
+            self.cool_if_quiet(Fenced::after(()), number);
         }
         linked
     }

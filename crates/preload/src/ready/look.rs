@@ -8,9 +8,10 @@ use super::registration::{self as reg, FRESH, GONE, SPENT};
 use super::set::{ET, MANY, ONESHOT, Set};
 use super::tag::Tag;
 use super::word::AtomicWord;
+use crate::conn::Conn;
 use crate::conn::bell::sleep_number;
-use crate::conn::{Conn, ROUNDS, heavy_fence};
 use crate::{hidden, sys};
+use partywall_shm::half::{Fenced, Rounds, SecondLook, SleepStep};
 use rustix::event::{EventfdFlags, eventfd};
 use std::sync::atomic::Ordering;
 
@@ -369,12 +370,9 @@ impl Set {
         if count == 0 {
             return;
         }
-        heavy_fence();
+        let fenced = Fenced::after(());
         for &number in &idle[..count] {
-            let r = reg::get(number);
-            if self.look(number, false) == 0 && r.conn().is_none_or(|conn| conn.is_armed(r.armed())) {
-                self.cool(number);
-            }
+            self.cool_if_quiet(fenced, number);
         }
     }
 
@@ -393,17 +391,17 @@ impl Set {
             }
             return;
         }
-        for _ in 0..ROUNDS {
+        let mut rounds = Rounds::new();
+        loop {
             if !self.arm() {
                 return;
             }
-            heavy_fence();
-            let is_news = self.has_news_for_others();
-            if !is_news && self.are_armed() {
-                return;
-            }
-            if is_news {
-                break;
+            let look = Fenced::after(()).look(|| self.has_news_for_others().then_some(()));
+            let SecondLook::Nothing(quiet) = look else { break };
+            match rounds.next(quiet, |()| self.are_armed()) {
+                SleepStep::ArmAgain => {}
+                SleepStep::Sleep(None) => return,
+                SleepStep::Sleep(Some(_)) => break,
             }
         }
         // Something is there, or what comes could not be armed for.

@@ -4,18 +4,18 @@
 //! hidden set stands for all the former as one more descriptor.
 #![expect(unsafe_code, reason = "hands arrays to the C library")]
 
-use super::arming::{Arming, NAP, NextStep};
 use super::budget::{Awake, Peers, SpinBudget};
 use super::mask::{self, ENDS, PRI, RDHUP};
 use super::thread;
 use super::waiter;
-use crate::conn::{self, Armed, Conn, KernelSleep, heavy_fence};
+use crate::conn::{self, Armed, Conn, KernelSleep};
 use crate::datagram::Poller;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{real, scratch, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t};
+use partywall_shm::half::{Fenced, NAP, Rounds, SecondLook, SleepStep};
 use rustix::io::Errno;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
@@ -86,7 +86,7 @@ pub(crate) unsafe fn poll(
 ) -> Result<usize, Errno> {
     scratch::with_memory(fds.len(), EMPTY, |places| {
         scratch::with_memory(fds.len() + 1, NO_FD, |array| {
-            let mut poll = Poll { fds, places, array, ups: 0, others: 0, arming: Arming::new() };
+            let mut poll = Poll { fds, places, array, ups: 0, others: 0, rounds: Rounds::new() };
             // SAFETY: the mask by this function's contract.
             unsafe { poll.run(&mut patience, signals) }
         })
@@ -100,7 +100,7 @@ struct Poll<'a> {
     array: &'a mut [pollfd],
     ups: usize,
     others: usize,
-    arming: Arming,
+    rounds: Rounds,
 }
 
 impl Poll<'_> {
@@ -324,16 +324,15 @@ impl Poll<'_> {
                 }
                 place.armed = waiter::arm(conn, mask::interest(u32::from(one.events.cast_unsigned())));
             }
-            heavy_fence();
-            let found = self.look();
-            if found > 0 {
-                return Ok(found + self.ask()?);
-            }
+            let quiet = match Fenced::after(()).look(|| Some(self.look()).filter(|found| *found > 0)) {
+                SecondLook::Found(found) => return Ok(found + self.ask()?),
+                SecondLook::Nothing(quiet) => quiet,
+            };
             let are_armed = self.places.iter().all(|place| place.up.is_none_or(|conn| conn.is_armed(place.armed)));
-            match self.arming.next(are_armed) {
+            match self.rounds.next(quiet, |()| are_armed) {
                 // The caller looks and comes again.
-                NextStep::LookAgain => return Ok(0),
-                NextStep::Sleep(limit) => time = shorter(time, limit),
+                SleepStep::ArmAgain => return Ok(0),
+                SleepStep::Sleep(limit) => time = shorter(time, limit),
             }
         }
         if !self.close_datagrams() {

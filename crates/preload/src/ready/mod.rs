@@ -16,7 +16,6 @@
 //! anything is waited for, nor while a connection's directions are taken other than by trying.
 
 mod answer;
-mod arming;
 mod budget;
 mod control;
 mod datagrams;

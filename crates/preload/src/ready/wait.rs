@@ -10,14 +10,14 @@
 #![expect(unsafe_code, reason = "passes the caller's array and signal mask on to the kernel")]
 
 use super::answer::{KernelAnswer, ReadyList};
-use super::arming::{Arming, NextStep};
 use super::budget::Awake;
 use super::look::{EndsAsked, EndsNews};
 use super::set::{self, Set};
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
-use crate::{conn, real, sys};
+use crate::{real, sys};
 use libc::{c_int, epoll_event, sigset_t};
+use partywall_shm::half::{Fenced, Rounds, SecondLook, SleepStep};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::ptr;
@@ -169,15 +169,13 @@ impl Call {
 
     /// Sleeps until something is to be told, the time is over, or a signal comes.
     fn sleep(&mut self, set: &'static Set, held: &BlockedSignals, answer: &mut ReadyList) -> Result<(), WaitFailed> {
-        let mut arming = Arming::new();
+        let mut rounds = Rounds::new();
         loop {
             let mut nap = None;
             if set.arm_for_sleep() {
-                conn::heavy_fence();
-                if self.scan(set, answer) {
-                    return Ok(());
-                }
-                let NextStep::Sleep(limit) = arming.next(set.are_armed()) else { continue };
+                let look = Fenced::after(()).look(|| self.scan(set, answer).then_some(()));
+                let SecondLook::Nothing(quiet) = look else { return Ok(()) };
+                let SleepStep::Sleep(limit) = rounds.next(quiet, |()| set.are_armed()) else { continue };
                 nap = limit;
             }
             let Some(asleep) = set.close_datagrams() else {

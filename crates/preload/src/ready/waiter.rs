@@ -4,15 +4,15 @@
 //! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`Conn::drain`]).
 #![expect(unsafe_code, reason = "the C library's sleep, at which threads can be cancelled")]
 
-use super::arming::{Arming, NAP, NextStep};
 use super::budget::{Awake, Peers, SpinBudget};
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::{registration, thread};
-use crate::conn::{Armed, Conn, Deadline, Interest, WaitOutcome, heavy_fence};
+use crate::conn::{Armed, Conn, Deadline, Interest, WaitOutcome};
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::{self, BlockedSignals};
 use crate::{arena, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
+use partywall_shm::half::{Fenced, NAP, Rounds, SecondLook, SleepStep};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::ptr;
@@ -68,7 +68,7 @@ pub(super) fn local(conn: &Conn) -> &'static LocalReadiness {
 /// By a connection's index in the arena. Private memory, so that a child has its own; untouched pages of it cost nothing.
 static LOCALS: [LocalReadiness; arena::CONNECTIONS] = [const { LocalReadiness::new() }; arena::CONNECTIONS];
 
-/// Has the peer ring. A heavy fence and another look must follow before sleeping.
+/// Has the peer ring. A fence and another look must follow before sleeping ([`Fenced`]).
 #[inline]
 pub(super) fn arm(conn: &Conn, interest: Interest) -> Armed {
     let armed = conn.arm(interest);
@@ -170,20 +170,19 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     // A call without a timeout goes on after some handlers, and fails after others.
     let around = if deadline.is_none() && signals::are_mixed() { thread::around(set) } else { None };
     held.hold_if_handled();
-    let mut arming = Arming::new();
+    let mut rounds = Rounds::new();
     loop {
         let armed = conn.arm(interest);
         // Beside a sleep a look at the link costs nothing, whatever has filled it.
         conn.drain_now();
-        heavy_fence();
-        if look() {
+        let SecondLook::Nothing(quiet) = Fenced::after(armed).look(|| look().then_some(())) else {
             return WaitOutcome::Ready;
-        }
+        };
         let left = patience.left();
         if left == Some(Duration::ZERO) {
             return WaitOutcome::TimedOut;
         }
-        let NextStep::Sleep(limit) = arming.next(conn.is_armed(armed)) else { continue };
+        let SleepStep::Sleep(limit) = rounds.next(quiet, |armed| conn.is_armed(armed)) else { continue };
         let time = shorter(left, limit);
         let since = sys::now();
         let slept = match around {

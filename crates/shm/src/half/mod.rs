@@ -16,7 +16,7 @@
 //! ```
 //!
 //! A half that several threads or processes share is driven under a lock. A thread that only checks readiness uses a [`ReaderView`] or
-//! [`WriterView`], without the lock. It arms, fences and looks again through the view. A [`Broadcaster`] writes one ring for many readers, and
+//! [`WriterView`], without the lock. It arms through the view, and [`Fenced`] and [`Rounds`] take it from there to its sleep. A [`Broadcaster`] writes one ring for many readers, and
 //! follows each by a writer.
 //!
 //! All are `const` to create, so that they can lie in static memory, and know neither the mapping nor the doorbell. Loom models, the
@@ -24,12 +24,14 @@
 
 mod broadcaster;
 mod reader;
+mod sleep;
 mod view;
 mod wish;
 mod writer;
 
 pub use broadcaster::Broadcaster;
 pub use reader::ReadingHalf;
+pub use sleep::{Fenced, NAP, Quiet, ROUNDS, Rounds, SecondLook, SleepStep};
 pub use view::{Awaited, ReaderView, WriterView};
 pub use writer::{Need, WritingHalf};
 

@@ -64,7 +64,7 @@ impl<A: Access> ReaderView<'_, A> {
     }
 
     /// Asks to be rung for any byte beyond those that are there, as one of several sleepers. Returns the wish that stands, for
-    /// [`ReaderView::is_armed`]. To be followed by the heavy fence and another look.
+    /// [`ReaderView::is_armed`]. To be followed by [`super::Fenced::after`] and another look.
     #[inline]
     pub fn arm(&self) -> u64 {
         self.arm_from(self.tail())
@@ -111,8 +111,8 @@ impl<A: Access> WriterView<'_, A> {
         RxState::load(&self.peer.control.state) == Ok(RxState::Open)
     }
 
-    /// Asks to be rung once `room` bytes of a ring of `size` are free, as one of several sleepers. To be followed by the heavy fence and another
-    /// look.
+    /// Asks to be rung once `room` bytes of a ring of `size` are free, as one of several sleepers. To be followed by
+    /// [`super::Fenced::after`] and another look.
     #[inline]
     pub fn arm(&self, size: u64, room: u64) -> Awaited {
         let tail = self.own.cursor.tail.load(Ordering::Relaxed);
