@@ -2,10 +2,12 @@
 //!
 //! Beside the arena, by the same index. Private memory: `fork` copies it, with the mappings and descriptors that it tells of.
 
+mod bell;
+
 use crate::arena::CONNECTIONS;
+use crate::hidden;
 use crate::lock::Lock;
-use crate::{hidden, sys};
-use partywall_region::bell;
+pub(crate) use bell::OwnBell;
 use partywall_region::berth::Berth;
 use rustix::fd::OwnedFd;
 use std::ffi::c_int;
@@ -27,6 +29,12 @@ impl HeldBytes {
         Self { from: AtomicU64::new(0), since: AtomicU64::new(0), passed: AtomicU64::new(0) }
     }
 
+    /// Bytes of the peer before this one are not held back any more.
+    #[inline]
+    pub(crate) fn pass_to(&self, byte: u64) {
+        self.passed.fetch_max(byte, Ordering::Relaxed);
+    }
+
     /// For the next connection.
     pub(crate) fn reset(&self) {
         self.from.store(0, Ordering::Relaxed);
@@ -43,8 +51,8 @@ pub(crate) struct LocalState {
     pub(crate) descriptors: AtomicU32,
     /// One of the descriptors, plus 1.
     fd: AtomicU32,
-    /// Our end of the bell, plus 1; 0 if none.
-    link: AtomicU32,
+    /// Our end of the bell.
+    pub(crate) bell: OwnBell,
     /// The memory of our region, plus 1, to show it to a broker that comes after the one that we have now; 0 if it was not kept.
     memory: AtomicU32,
     /// The last broker, by number, that was told of a ring that it had not made.
@@ -60,8 +68,6 @@ pub(crate) struct LocalState {
     pub(crate) neighbour: AtomicU64,
     /// Bytes of the ring that is to be made.
     pub(crate) planned_ring: AtomicU64,
-    /// Bells, waits and switches, to look after the link now and then.
-    pub(crate) bells: AtomicU32,
     /// The bytes that the peer holds back, as this process has seen them.
     pub(crate) held: HeldBytes,
     /// Our region.
@@ -77,7 +83,7 @@ impl LocalState {
             generation: AtomicU32::new(0),
             descriptors: AtomicU32::new(0),
             fd: AtomicU32::new(0),
-            link: AtomicU32::new(0),
+            bell: OwnBell::new(),
             memory: AtomicU32::new(0),
             reclaimed: AtomicU64::new(0),
             exposed: AtomicU32::new(0),
@@ -86,7 +92,6 @@ impl LocalState {
             channel: AtomicU64::new(0),
             neighbour: AtomicU64::new(0),
             planned_ring: AtomicU64::new(0),
-            bells: AtomicU32::new(0),
             held: HeldBytes::new(),
             own: Berth::new(),
             peer: Berth::new(),
@@ -129,28 +134,6 @@ impl LocalState {
     /// Sets the descriptor that is used for calls of the kernel; -1 for none.
     pub(crate) fn set_fd(&self, fd: c_int) {
         self.fd.store(fd.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
-    }
-
-    /// Our end of the bell, which also hangs up when the peer is gone; -1 if there is none.
-    #[inline]
-    pub(crate) fn link(&self) -> c_int {
-        self.link.load(Ordering::Relaxed).wrapping_sub(1).cast_signed()
-    }
-
-    /// Keeps our end of a bell. `false` if there is no number to spare for it.
-    pub(crate) fn keep_bell(&self, bell: OwnedFd) -> bool {
-        let Some(kept) = hidden::keep_high(bell) else { return false };
-        self.link.store(kept.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
-        true
-    }
-
-    /// Closes our end of the bell, by which the peer sees that we have gone. One in which the peer has left descriptors stays open.
-    pub(crate) fn discard_bell(&self) {
-        if let Some(fd) = self.link.swap(0, Ordering::Relaxed).checked_sub(1).map(u32::cast_signed)
-            && !bell::is_poisoned(sys::borrow(fd))
-        {
-            hidden::discard(fd);
-        }
     }
 
     /// The memory of our region, if it was kept.

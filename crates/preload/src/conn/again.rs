@@ -55,9 +55,7 @@ impl Conn {
 
     /// Whether the peer has left our ring, and may miss something of it.
     pub(crate) fn owes(&self) -> bool {
-        !self.has(flags::SENT_AGAIN)
-            && self.is_up()
-            && self.pages().is_some_and(|p| p.peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::LEFT != 0)
+        self.pages().is_some_and(|pages| pages.owes())
     }
 
     /// To a peer that has left the ring: sends what it has left there, as far as the kernel takes it. `EAGAIN` if that is not all.
@@ -66,7 +64,7 @@ impl Conn {
         if self.has(flags::SENT_AGAIN) {
             return Ok(());
         }
-        let Pages { own, peer, local } = pages;
+        let Pages { own, peer, local, .. } = pages;
         let tail = tx.half.tail();
         let mut from = match tx.again {
             Some(from) => from,
@@ -120,7 +118,7 @@ impl Conn {
         }
         let until = sys::now() + PATIENCE;
         while let (Ok(mut tx), Some(pages)) = (self.tx.hold(), self.pages()) {
-            if !self.owes() || self.send_again(&mut tx, pages) != Err(Errno::AGAIN) {
+            if !pages.owes() || self.send_again(&mut tx, pages) != Err(Errno::AGAIN) {
                 return;
             }
             drop(tx);
@@ -157,5 +155,14 @@ impl Conn {
             Err(Errno::AGAIN) => Ok(BytesFound::Nothing),
             Err(error) => Err(error),
         }
+    }
+}
+
+impl Pages<'_> {
+    /// [`Conn::owes`].
+    pub(super) fn owes(&self) -> bool {
+        !self.path.has(flags::SENT_AGAIN)
+            && self.path.is_up()
+            && self.peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::LEFT != 0
     }
 }

@@ -33,7 +33,7 @@ impl Conn {
             }
             // Rung for any byte beyond those that are there: some may lie there unread, fewer than `SO_RCVLOWAT`, or reported already to
             // an edge-triggered waiter.
-            armed.data = pages.reading().arm_from(self.visible_tail(pages));
+            armed.data = pages.reading().arm_from(pages.visible_tail());
         }
         if want.has(Interest::OUT) {
             let size = local.own.ring_size();
@@ -58,7 +58,7 @@ impl Conn {
         if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {
             // No bell can come. While bytes may come by the ring or leave it, and until it is unmapped, the sleeper polls.
             self.part_if_lost();
-            if !self.is_on_tcp() || self.may_part_soon() {
+            if !pages.is_on_tcp() || self.may_part_soon() {
                 return false;
             }
         }

@@ -64,13 +64,15 @@ impl Conn {
         };
         self.local().neighbour.store(who, Ordering::Relaxed);
     }
+}
 
+impl Pages<'_> {
     /// Rings the peer for the bytes that were just committed, unless another bell wakes it anyway. Returns whether it rang.
-    pub(super) fn wake_reader(&self, pages: Pages) -> bool {
-        let sleep = pages.peer.rx_path.sleep.load(Ordering::Relaxed);
-        let who = pages.local.neighbour.load(Ordering::Relaxed);
+    pub(super) fn wake_reader(&self) -> bool {
+        let sleep = self.peer.rx_path.sleep.load(Ordering::Relaxed);
+        let who = self.local.neighbour.load(Ordering::Relaxed);
         if sleep == 0 || who == 0 {
-            self.ring();
+            self.local.bell.ring();
             return true;
         }
         let rung = |place: &[Cell<(u64, u64)>; KNOWN]| {
@@ -79,14 +81,14 @@ impl Conn {
                 return false;
             }
             // A bell that was not heard is none.
-            if self.ring() {
+            if self.local.bell.ring() {
                 place.set((who, sleep));
             }
             true
         };
         // The thread may be at its end.
         RUNG.try_with(rung).unwrap_or_else(|_| {
-            self.ring();
+            self.local.bell.ring();
             true
         })
     }

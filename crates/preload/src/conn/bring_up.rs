@@ -127,7 +127,7 @@ impl Conn {
     /// The broker has an offer or a take of ours, by this number. The memory of the region is kept, to be shown to a later broker.
     fn enter_handshake(&self, channel: u64, bell: OwnedFd, region: Option<OwnedFd>) -> Result<(), Reason> {
         let local = self.local();
-        if !local.keep_bell(bell) {
+        if !local.bell.keep(bell) {
             broker::cancel(channel);
             return Err(Reason::Resources);
         }
@@ -395,18 +395,11 @@ impl Conn {
             self.ask_for_tcp(reason, false);
             return Ok(());
         }
-        self.watch();
+        if let Some(pages) = self.pages() {
+            pages.watch();
+        }
         log!("fd {fd} has a ring: {} bytes out, {} in", local.own.ring_size(), local.peer.ring_size());
         Ok(())
-    }
-
-    /// Lets the peer use its ring.
-    pub(super) fn watch(&self) {
-        if let Some(pages) = self.pages() {
-            // EDGE watching (protocol T7): releases the region and its wishes; acquired in the peer's `Conn::is_our_turn`, and in
-            // `Sender::ask`.
-            pages.own.rx_path.flags.fetch_or(path_flags::WATCHING, Ordering::Release);
-        }
     }
 
     /// Gives back what an attempt has made, and stays on TCP.
@@ -417,7 +410,7 @@ impl Conn {
             broker::cancel(channel);
         }
         let local = self.local();
-        local.discard_bell();
+        local.bell.discard();
         local.discard_memory();
         local.own.vacate();
         local.peer.vacate();
@@ -446,5 +439,13 @@ impl Conn {
         self.map_peer(region, (Located::OwnMemory, geometry)).unwrap();
         self.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
         self.set_stage(ConnStage::Offered);
+    }
+}
+
+impl Pages<'_> {
+    /// Lets the peer use its ring.
+    pub(super) fn watch(&self) {
+        // EDGE watching (protocol T7): releases the region and its wishes; acquired in the peer's `is_our_turn`, and in `Sender::ask`.
+        self.own.rx_path.flags.fetch_or(path_flags::WATCHING, Ordering::Release);
     }
 }

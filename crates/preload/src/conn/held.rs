@@ -47,8 +47,7 @@ impl Conn {
     #[cold]
     fn release_slowly(&self, tx: &mut ConnTx, pages: Pages) {
         let Pages { own, peer, .. } = pages;
-        if tx.holder.release(&own.tx_path, &peer.control.rx, tx.half.tail(), super::FENCING) && self.wake_reader(pages)
-        {
+        if tx.holder.release(&own.tx_path, &peer.control.rx, tx.half.tail(), super::FENCING) && pages.wake_reader() {
             add(&own.control.tx.counters.bells_rung, 1);
         }
     }
@@ -74,73 +73,69 @@ impl Conn {
         }
     }
 
-    /// Up to where the ring may be read now, as [`Conn::takeable`].
-    #[inline]
-    pub(super) fn visible_tail(&self, pages: Pages) -> u64 {
-        self.visible(pages, pages.reading().tail())
-    }
-
-    /// Bytes that wait in the ring and are not held back. A look without any lock.
-    #[inline]
-    pub(super) fn takeable(&self, pages: Pages) -> u64 {
-        let unread = pages.reading().unread(pages.local.peer.ring_size());
-        if unread == 0 || pages.peer.tx_path.held.load(Ordering::Relaxed) == 0 {
-            return unread;
-        }
-        let head = pages.own.control.rx.cursor.head.load(Ordering::Relaxed);
-        self.visible(pages, head.wrapping_add(unread)).saturating_sub(head)
-    }
-
-    /// Like [`Conn::takeable`], for the thread that holds the receiving direction: the part of its half's available bytes that is not
-    /// held back.
-    #[inline]
-    pub(super) fn takeable_of(&self, rx: &ConnRx, pages: Pages) -> u64 {
-        let available = rx.half.available();
-        // A sender that has left the ring holds nothing back, whatever it says by now.
-        let has_left = rx.path.way() == Way::Ring && rx.path.limit().is_some();
-        if has_left || pages.peer.tx_path.held.load(Ordering::Relaxed) == 0 {
-            return available;
-        }
-        let head = rx.half.head();
-        self.visible(pages, head + available).saturating_sub(head).min(available)
-    }
-
-    /// Bytes of the peer before this one are not held back any more.
-    #[inline]
-    pub(super) fn pass_held_to(&self, byte: u64) {
-        self.local().held.passed.fetch_max(byte, Ordering::Relaxed);
-    }
-
     /// Releases all bytes that lie in the ring now: a waiter whose sleep the library cannot limit waits for them.
     pub(crate) fn pass_held(&self) {
         if self.is_up()
             && let Some(pages) = self.pages()
             && pages.peer.tx_path.held.load(Ordering::Relaxed) != 0
         {
-            self.pass_held_to(pages.reading().tail());
+            pages.local.held.pass_to(pages.reading().tail());
         }
+    }
+}
+
+impl Pages<'_> {
+    /// Up to where the ring may be read now, as [`Pages::takeable`].
+    #[inline]
+    pub(super) fn visible_tail(&self) -> u64 {
+        self.visible(self.reading().tail())
+    }
+
+    /// Bytes that wait in the ring and are not held back. A look without any lock.
+    #[inline]
+    pub(super) fn takeable(&self) -> u64 {
+        let unread = self.reading().unread(self.local.peer.ring_size());
+        if unread == 0 || self.peer.tx_path.held.load(Ordering::Relaxed) == 0 {
+            return unread;
+        }
+        let head = self.own.control.rx.cursor.head.load(Ordering::Relaxed);
+        self.visible(head.wrapping_add(unread)).saturating_sub(head)
+    }
+
+    /// Like [`Pages::takeable`], for the thread that holds the receiving direction: the part of its half's available bytes that is not
+    /// held back.
+    #[inline]
+    pub(super) fn takeable_of(&self, rx: &ConnRx) -> u64 {
+        let available = rx.half.available();
+        // A sender that has left the ring holds nothing back, whatever it says by now.
+        let has_left = rx.path.way() == Way::Ring && rx.path.limit().is_some();
+        if has_left || self.peer.tx_path.held.load(Ordering::Relaxed) == 0 {
+            return available;
+        }
+        let head = rx.half.head();
+        self.visible(head + available).saturating_sub(head).min(available)
     }
 
     /// Up to where a ring may be read whose peer has committed everything before `tail`.
     #[inline]
-    fn visible(&self, pages: Pages, tail: u64) -> u64 {
-        let word = pages.peer.tx_path.held.load(Ordering::Relaxed);
-        if word == 0 { tail } else { self.visible_of_held(pages, tail, word) }
+    fn visible(&self, tail: u64) -> u64 {
+        let word = self.peer.tx_path.held.load(Ordering::Relaxed);
+        if word == 0 { tail } else { self.visible_of_held(tail, word) }
     }
 
     #[cold]
-    fn visible_of_held(&self, pages: Pages, tail: u64, word: u64) -> u64 {
-        let local = &pages.local.held;
+    fn visible_of_held(&self, tail: u64, word: u64) -> u64 {
+        let local = &self.local.held;
         let visible = held::visible(tail, word, local.passed.load(Ordering::Relaxed));
         // A sender that has left the ring or has ended holds nothing back.
         // EDGE path: as in `Receiver::refresh`.
-        let has_left = Way::after(load_acquire_u32(&pages.peer.tx_path.switches)) == Way::Tcp;
-        if visible == tail || has_left || pages.has_said_end() || self.has(flags::PEER_GONE | flags::LEFT) {
+        let has_left = Way::after(load_acquire_u32(&self.peer.tx_path.switches)) == Way::Tcp;
+        if visible == tail || has_left || self.has_said_end() || self.path.has(flags::PEER_GONE | flags::LEFT) {
             return tail;
         }
         let now = u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX);
         // A hold that begins later than the last one. A sender that lies cannot begin again: what is read is behind it (protocol T16.6).
-        let from = visible.max(pages.own.control.rx.cursor.head.load(Ordering::Relaxed)).saturating_add(1);
+        let from = visible.max(self.own.control.rx.cursor.head.load(Ordering::Relaxed)).saturating_add(1);
         // EDGE hold: acquires from the thread that noted this hold, whose time is in `since`.
         if local.from.load(Ordering::Acquire) < from {
             local.since.store(now, Ordering::Relaxed);
@@ -155,7 +150,7 @@ impl Conn {
         local.since.store(now, Ordering::Relaxed);
         // EDGE hold: as above.
         local.from.store(tail.saturating_add(1), Ordering::Release);
-        self.pass_held_to(tail);
+        local.pass_to(tail);
         tail
     }
 }

@@ -110,7 +110,7 @@ impl Conn {
         // EDGE path: as in `Receiver::refresh`.
         let segment = load_acquire_u32(&peer.tx_path.switches) | 1 << 31;
         if self.ring_path.asked.swap(segment, Ordering::Relaxed) != segment || is_urgent {
-            self.ring();
+            self.bell().ring();
         }
     }
 
@@ -143,23 +143,6 @@ impl Conn {
         }
     }
 
-    /// Both directions are on TCP, and nothing is left in our ring's counterpart.
-    pub(super) fn is_on_tcp(&self) -> bool {
-        let Some(Pages { own, peer, .. }) = self.pages() else { return true };
-        let sends = Way::after(own.tx_path.switches.load(Ordering::Relaxed));
-        let reads = Way::after(own.rx_path.seen.load(Ordering::Relaxed));
-        // The peer's bytes may have left the ring already, with none of them unread.
-        // EDGE path: as in `Receiver::refresh`; the tail that is loaded next holds all that the peer sent before it left the ring.
-        let announced = load_acquire_u32(&peer.tx_path.switches);
-        if self.has(flags::LEFT) {
-            // Once the peer has followed us, it sends what we have left there before anything else.
-            return sends == Way::Tcp && Way::after(announced) == Way::Tcp && !self.owes();
-        }
-        // EDGE tail (protocol R2): as in `Consumer::refresh`.
-        let drained = load_acquire(&peer.control.tx.cursor.tail) == own.control.rx.cursor.head.load(Ordering::Relaxed);
-        sends == Way::Tcp && !self.owes() && drained && (reads == Way::Tcp || Way::after(announced) == Way::Tcp)
-    }
-
     /// Whether no byte goes by a ring any more, nor will: those who wait for it may ask the kernel alone.
     pub(crate) fn is_tcp_permanently(&self) -> bool {
         match self.ring_path.stage() {
@@ -167,7 +150,9 @@ impl Conn {
             ConnStage::Attached => {
                 let may_be_mapped = self.has(flags::LINK_LOST) && !self.has(flags::PARTED);
                 self.has(flags::BROKEN | flags::PEER_GONE)
-                    || (self.has(flags::WANT_TCP) && self.is_on_tcp() && !may_be_mapped)
+                    || (self.has(flags::WANT_TCP)
+                        && self.pages().is_none_or(|pages| pages.is_on_tcp())
+                        && !may_be_mapped)
             }
             ConnStage::Candidate | ConnStage::Offered | ConnStage::Attaching => false,
         }
@@ -207,7 +192,10 @@ impl Conn {
             self.follow();
             self.finish_segment();
             let waited = sys::now().saturating_sub(begin);
-            if self.is_on_tcp() || self.has(flags::BROKEN) || waited >= GRACE && self.is_idle() {
+            if self.pages().is_none_or(|pages| pages.is_on_tcp())
+                || self.has(flags::BROKEN)
+                || waited >= GRACE && self.pages().is_none_or(|pages| pages.is_idle())
+            {
                 break;
             }
             let gone = self.has(flags::PEER_GONE);
@@ -215,10 +203,14 @@ impl Conn {
                 log!("fd {} is not back on TCP, and left to the other processes that hold it", self.fd());
                 return;
             }
-            if gone && self.is_drained() {
+            if gone && self.pages().is_none_or(|pages| pages.is_drained()) {
                 break;
             }
-            if waited >= PATIENCE && self.has(flags::LEFT) && !gone && self.sends_by_tcp() {
+            if waited >= PATIENCE
+                && self.has(flags::LEFT)
+                && !gone
+                && self.pages().is_none_or(|pages| pages.sends_by_tcp())
+            {
                 // It is busy with something else, and has all that is needed when it comes back.
                 log!("fd {}: the peer makes no call; what it has sent by the ring comes when it does", self.fd());
                 break;
@@ -235,33 +227,6 @@ impl Conn {
             self.look_for_death();
         }
         log!("fd {} is back on TCP: {}", self.fd(), reason.words());
-    }
-
-    /// Whether all bytes of this side go over TCP.
-    fn sends_by_tcp(&self) -> bool {
-        let on_ring = |p: Pages| Way::after(p.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring;
-        !self.pages().is_some_and(on_ring) && !self.owes()
-    }
-
-    /// Whether all bytes of this side go over TCP, and the ring that it reads is empty and about to be left: the peer was asked to leave
-    /// it with its next byte, and may. This is reliable only some time after the request, when no earlier call of the peer can be in
-    /// progress.
-    fn is_idle(&self) -> bool {
-        let Some(Pages { own, peer, .. }) = self.pages() else { return true };
-        // EDGE tail (protocol R2): as in `Consumer::refresh`.
-        let unread = load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
-        // EDGE path: as in `Receiver::refresh`.
-        let announced = load_acquire_u32(&peer.tx_path.switches) != own.rx_path.seen.load(Ordering::Relaxed);
-        self.sends_by_tcp() && !unread && (!announced || self.has(flags::LEFT))
-    }
-
-    /// Whether the ring that we read is empty, or the peer has sent its content once more.
-    fn is_drained(&self) -> bool {
-        self.pages().is_none_or(|Pages { own, peer, .. }| {
-            // EDGE tail, path: as above.
-            load_acquire(&peer.control.tx.cursor.tail) == own.control.rx.cursor.head.load(Ordering::Relaxed)
-                || self.has(flags::LEFT) && Way::after(load_acquire_u32(&peer.tx_path.switches)) == Way::Tcp
-        })
     }
 
     /// A descriptor of it is another, too.
@@ -334,7 +299,7 @@ impl Conn {
         if let (Ok(_), Ok(_), Some(pages)) = (&tx, &rx, self.pages())
             && is_last
         {
-            self.say_end(fd, pages);
+            pages.say_end(fd);
             self.set_stage(ConnStage::Tcp);
             let channel = self.local().channel.swap(0, Ordering::Relaxed);
             if channel != 0 {
@@ -342,35 +307,15 @@ impl Conn {
             }
         }
         let local = self.local();
-        if is_last && local.link() >= 0 {
+        if is_last && local.bell.fd() >= 0 {
             // Wakes those of our own threads that still sleep on it, too.
-            let _ = rustix::net::shutdown(sys::borrow(local.link()), rustix::net::Shutdown::Both);
+            let _ = rustix::net::shutdown(sys::borrow(local.bell.fd()), rustix::net::Shutdown::Both);
         }
-        local.discard_bell();
+        local.bell.discard();
         local.discard_memory();
         if tx.is_ok() && rx.is_ok() {
             local.own.vacate();
             local.peer.vacate();
-        }
-    }
-
-    /// Stores in memory that both directions end, as the kernel does for its socket (protocol S5, T10.5). Both are held.
-    ///
-    /// Bytes that are unread now make it a reset, without an orderly end before. Bytes that the peer commits while this side closes come after
-    /// the end, as those that TCP answers with a reset: the peer then finds both words.
-    fn say_end(&self, fd: c_int, pages: Pages) {
-        let Pages { own, .. } = pages;
-        let counts = !self.has(flags::BROKEN | flags::LEFT);
-        if counts && pages.reading().has_unread() {
-            RxState::Reset.store(&own.control.rx.control.state);
-            reset_on_close(fd);
-            return;
-        }
-        TxState::Finished.store(&own.control.tx.control.state);
-        if counts {
-            pages.reading().close();
-        } else {
-            RxState::Closed.store(&own.control.rx.control.state);
         }
     }
 
@@ -406,7 +351,70 @@ impl Conn {
         }
         // Once for each direction: bells that tell nothing new would fill the link.
         if self.is_up() && self.ring_path.flags.load(Ordering::Relaxed) != before {
-            self.ring();
+            self.bell().ring();
+        }
+    }
+}
+
+impl Pages<'_> {
+    /// Both directions are on TCP, and nothing is left in our ring's counterpart.
+    pub(super) fn is_on_tcp(&self) -> bool {
+        let Self { own, peer, .. } = self;
+        let sends = Way::after(own.tx_path.switches.load(Ordering::Relaxed));
+        let reads = Way::after(own.rx_path.seen.load(Ordering::Relaxed));
+        // The peer's bytes may have left the ring already, with none of them unread.
+        // EDGE path: as in `Receiver::refresh`; the tail that is loaded next holds all that the peer sent before it left the ring.
+        let announced = load_acquire_u32(&peer.tx_path.switches);
+        if self.path.has(flags::LEFT) {
+            // Once the peer has followed us, it sends what we have left there before anything else.
+            return sends == Way::Tcp && Way::after(announced) == Way::Tcp && !self.owes();
+        }
+        // EDGE tail (protocol R2): as in `Consumer::refresh`.
+        let drained = load_acquire(&peer.control.tx.cursor.tail) == own.control.rx.cursor.head.load(Ordering::Relaxed);
+        sends == Way::Tcp && !self.owes() && drained && (reads == Way::Tcp || Way::after(announced) == Way::Tcp)
+    }
+
+    /// Whether all bytes of this side go over TCP.
+    fn sends_by_tcp(&self) -> bool {
+        Way::after(self.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Tcp && !self.owes()
+    }
+
+    /// Whether all bytes of this side go over TCP, and the ring that it reads is empty and about to be left: the peer was asked to leave
+    /// it with its next byte, and may. This is reliable only some time after the request, when no earlier call of the peer can be in
+    /// progress.
+    fn is_idle(&self) -> bool {
+        let Self { own, peer, .. } = self;
+        // EDGE tail (protocol R2): as in `Consumer::refresh`.
+        let unread = load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
+        // EDGE path: as in `Receiver::refresh`.
+        let announced = load_acquire_u32(&peer.tx_path.switches) != own.rx_path.seen.load(Ordering::Relaxed);
+        self.sends_by_tcp() && !unread && (!announced || self.path.has(flags::LEFT))
+    }
+
+    /// Whether the ring that we read is empty, or the peer has sent its content once more.
+    fn is_drained(&self) -> bool {
+        // EDGE tail, path: as above.
+        load_acquire(&self.peer.control.tx.cursor.tail) == self.own.control.rx.cursor.head.load(Ordering::Relaxed)
+            || self.path.has(flags::LEFT) && Way::after(load_acquire_u32(&self.peer.tx_path.switches)) == Way::Tcp
+    }
+
+    /// Stores in memory that both directions end, as the kernel does for its socket (protocol S5, T10.5). Both are held.
+    ///
+    /// Bytes that are unread now make it a reset, without an orderly end before. Bytes that the peer commits while this side closes come after
+    /// the end, as those that TCP answers with a reset: the peer then finds both words.
+    fn say_end(&self, fd: c_int) {
+        let own = self.own;
+        let counts = !self.path.has(flags::BROKEN | flags::LEFT);
+        if counts && self.reading().has_unread() {
+            RxState::Reset.store(&own.control.rx.control.state);
+            reset_on_close(fd);
+            return;
+        }
+        TxState::Finished.store(&own.control.tx.control.state);
+        if counts {
+            self.reading().close();
+        } else {
+            RxState::Closed.store(&own.control.rx.control.state);
         }
     }
 }

@@ -13,7 +13,6 @@ pub(crate) mod candidate;
 mod cursor;
 mod death;
 mod direction;
-mod drain;
 pub(crate) mod ends;
 mod errors;
 pub(crate) mod fork;
@@ -24,6 +23,7 @@ mod kernel_facts;
 pub(crate) mod leave;
 mod moves;
 mod options;
+mod pages;
 mod parting;
 mod peek;
 mod reclaim;
@@ -46,7 +46,7 @@ pub(crate) use ring_path::{ConnStage, flags};
 pub(crate) use tests::Pair;
 pub(crate) use waiters::{ConnWaiters, Deadline, Interest, WaitOutcome, install};
 
-use crate::local::{self, LocalState};
+use crate::local::{self, LocalState, OwnBell};
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{arena, process, sys};
 use direction::DirectionLock;
@@ -54,11 +54,10 @@ pub(crate) use holders::{Holders, UNBORN};
 use identity::SocketIdentity;
 use kernel_facts::KernelFacts;
 use moves::MoveCounters;
-use partywall_shm::half::{ReaderView, WriterView};
-use partywall_shm::layout::SocketPage;
+use pages::Pages;
 use partywall_shm::path::Way;
 use partywall_shm::status::Role;
-use partywall_shm::sync::{Own, Peer, load_acquire_u32};
+use partywall_shm::sync::load_acquire_u32;
 use partywall_shm::wake::Fencing;
 use ring_path::RingPath;
 use rustix::event::epoll::EventFlags;
@@ -88,34 +87,6 @@ pub(crate) struct Conn {
     moves: MoveCounters,
     tx: DirectionLock<tx::ConnTx>,
     rx: DirectionLock<rx::ConnRx>,
-}
-
-/// A connection that carries rings, seen from this process.
-#[derive(Debug, Clone, Copy)]
-struct Pages {
-    local: &'static LocalState,
-    own: &'static SocketPage<Own>,
-    peer: &'static SocketPage<Peer>,
-}
-
-impl Pages {
-    /// The direction that is read here, seen without holding it.
-    #[inline]
-    fn reading(&self) -> ReaderView<'static, Peer> {
-        ReaderView { own: &self.own.control.rx, peer: &self.peer.control.tx }
-    }
-
-    /// The direction that is written here, seen without holding it.
-    #[inline]
-    fn writing(&self) -> WriterView<'static, Peer> {
-        WriterView { own: &self.own.control.tx, peer: &self.peer.control.rx }
-    }
-
-    /// Whether the peer has said of either direction that it ends.
-    #[inline]
-    fn has_said_end(&self) -> bool {
-        !self.reading().is_written() || !self.writing().is_read()
-    }
 }
 
 impl Conn {
@@ -210,16 +181,22 @@ impl Conn {
     /// The bell that we listen to; -1 if there is none.
     #[inline]
     pub(crate) fn link(&self) -> c_int {
-        self.local().link()
+        self.bell().fd()
+    }
+
+    /// Our end of the link.
+    #[inline]
+    pub(crate) fn bell(&self) -> &'static OwnBell {
+        &self.local().bell
     }
 
     #[inline]
-    fn pages(&self) -> Option<Pages> {
+    fn pages(&self) -> Option<Pages<'_>> {
         let local = self.local();
         // SAFETY: our region's berth is only ever filled by `Berth::create`. Its first page stays writable when it is vacated, so that
         // a store by a thread that does not know of that yet is harmless.
         let own = unsafe { local.own.own_page() }?;
-        Some(Pages { local, own, peer: local.peer.peer_page()? })
+        Some(Pages { local, path: &self.ring_path, own, peer: local.peer.peer_page()? })
     }
 
     /// Whether something can be read, or the end has come; a look without the kernel, and without any lock.
@@ -236,7 +213,7 @@ impl Conn {
         let seen = own.rx_path.seen.load(Ordering::Relaxed);
         // EDGE path: as in `Receiver::refresh`.
         let switches = load_acquire_u32(&peer.tx_path.switches);
-        let waiting = self.takeable(pages);
+        let waiting = pages.takeable();
         let low_water = u64::from(self.kernel.low_water.load(Ordering::Relaxed));
         match Way::after(seen) {
             Way::Ring => {
@@ -304,7 +281,7 @@ impl Conn {
         if !self.is_up() || self.has(flags::LEFT) {
             return 0;
         }
-        self.pages().map_or(0, |pages| self.takeable(pages))
+        self.pages().map_or(0, |pages| pages.takeable())
     }
 
     /// Bytes of ours that wait in the ring for the peer.
@@ -312,7 +289,7 @@ impl Conn {
         if !self.is_up() {
             return 0;
         }
-        self.pages().map_or(0, |pages| pages.writing().unread(pages.local.own.ring_size()))
+        self.pages().map_or(0, |pages| pages.unsent())
     }
 
     /// The events that the kernel has reported of the connection's end, of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
@@ -335,7 +312,7 @@ impl Conn {
 
     /// Moves when something new has come to be read.
     pub(crate) fn rx_mark(&self) -> u64 {
-        self.pages().map_or(0, |pages| self.visible_tail(pages))
+        self.pages().map_or(0, |pages| pages.visible_tail())
     }
 
     /// Changes when the peer's process had ended a connection before it sent what is in the ring (protocol T17).

@@ -46,12 +46,12 @@ impl Conn {
             return;
         }
         let Some(pages) = self.pages().filter(|_| self.is_up()) else { return };
-        let Pages { own, peer, local } = pages;
+        let Pages { own, peer, local, .. } = pages;
         if tx.path.way() == Way::Ring {
             // A side that only reads goes back here.
             let _ = self.choose_way(&mut tx, pages);
         }
-        if tx.path.way() != Way::Tcp || self.owes() || tx.again.is_some() && !self.has(flags::SENT_AGAIN) {
+        if tx.path.way() != Way::Tcp || pages.owes() || tx.again.is_some() && !self.has(flags::SENT_AGAIN) {
             return;
         }
         // `LINK_LOST` stays, so this direction does not go up any more. Releases the last switch.

@@ -81,7 +81,7 @@ impl Conn {
 
     fn peek_at_ring(&self, rx: &mut ConnRx, pages: Pages, place: &mut Cursor<'_>) -> Result<usize, Errno> {
         rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
-        let n = self.takeable_of(rx, pages).min(place.left() as u64);
+        let n = pages.takeable_of(rx).min(place.left() as u64);
         if n == 0 {
             return Ok(0);
         }

@@ -170,7 +170,7 @@ impl Conn {
             let mut rx = self.rx.hold()?;
             self.may_receive(fd)?;
             rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
-            let available = self.takeable_of(&rx, pages);
+            let available = pages.takeable_of(&rx);
             if rx.path.way() == Way::Ring && available > 0 && !self.has(flags::LEFT) {
                 let n = available.min(wanted as u64);
                 // SAFETY: attached, and kept until both directions are held.

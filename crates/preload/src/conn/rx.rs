@@ -217,10 +217,10 @@ impl Conn {
         add(&pages.own.control.rx.counters.switches, 1);
         self.show_receiving(rx.path.way());
         // The peer may have rung for it.
-        self.drain();
+        self.bell().drain();
         if self.has(flags::WANT_TCP) && rx.path.way() == Way::Ring {
             // It could not go back before this, and may be asleep.
-            self.ring();
+            self.bell().ring();
         }
         true
     }
@@ -235,14 +235,14 @@ impl Conn {
         message: c_int,
         is_more: bool,
     ) -> Result<SegmentLook, Errno> {
-        let Pages { own, peer, local } = pages;
+        let Pages { own, peer, local, .. } = pages;
         let wanted = cursor.left() as u64;
         let mut available = rx.half.available();
         if available < wanted {
             available = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
         }
         if available > 0 {
-            available = self.takeable_of(rx, pages);
+            available = pages.takeable_of(rx);
         }
         if available == 0 {
             return self.nothing_in_ring(rx, pages, fd, is_more);
@@ -322,7 +322,7 @@ impl Conn {
         let ring = rx.half.release(&own.control.rx, &peer.control.tx, n, super::FENCING);
         if ring {
             add(&own.control.rx.counters.bells_rung, 1);
-            self.ring();
+            self.bell().ring();
         } else {
             add(&own.control.rx.counters.bells_saved, 1);
         }
@@ -359,7 +359,7 @@ impl Conn {
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if more > 0 || rx.path.limit().is_some() {
             // A sender that has ended holds nothing back.
-            self.pass_held_to(rx.half.head() + more);
+            pages.local.held.pass_to(rx.half.head() + more);
             self.keep_error(answer);
             return Ok(SegmentLook::Used);
         }

@@ -103,7 +103,7 @@ impl Pair {
         let (ra, ga) = a.make_region().unwrap();
         let (rb, gb) = b.make_region().unwrap();
         let (bell_a, bell_b) = partywall_region::bell::pair().unwrap();
-        assert!(a.local().keep_bell(bell_a) && b.local().keep_bell(bell_b));
+        assert!(a.bell().keep(bell_a) && b.bell().keep(bell_b));
         for (conn, fd, region, geometry) in [(a, self.a, &rb, gb), (b, self.b, &ra, ga)] {
             let (mut tx, mut rx) = (conn.tx.hold().unwrap(), conn.rx.hold().unwrap());
             assert!(conn.is_quiet());

@@ -142,7 +142,7 @@ impl Conn {
         let mut rounds = Rounds::new();
         loop {
             let armed = self.arm(Interest::OUT);
-            self.drain();
+            self.bell().drain();
             let look = Fenced::after(armed).look(|| (self.writable() == RingReadiness::Yes).then_some(()));
             let SecondLook::Nothing(quiet) = look else {
                 // Not if this very thread is sending already, below a signal handler.
@@ -237,13 +237,13 @@ impl Conn {
         add(&own.control.tx.counters.switches, 1);
         self.show_sending(tx.path.way());
         // The peer may have rung for it.
-        self.drain();
+        self.bell().drain();
         Ok(tx.path.way())
     }
 
     #[inline]
     fn send_on_ring(&self, tx: &mut ConnTx, pages: Pages, cursor: &mut Cursor<'_>, more: bool) -> Result<usize, Errno> {
-        let Pages { own, peer, local } = pages;
+        let Pages { own, peer, local, .. } = pages;
         let mut done = 0;
         let piece = PIECE.min(tx.half.capacity() / 4);
         let wanted = cursor.left() as u64;
@@ -294,7 +294,7 @@ impl Conn {
         if tx.holder.is_holding() && (!more || tx.holder.held(tx.half.tail()) >= most_held(tx.half.capacity())) {
             self.release_held(tx, pages);
         }
-        if ring && self.wake_reader(pages) {
+        if ring && pages.wake_reader() {
             add(&own.control.tx.counters.bells_rung, 1);
         } else {
             add(&own.control.tx.counters.bells_saved, 1);
@@ -385,13 +385,6 @@ impl Conn {
         answer.inspect_err(|error| self.note_error(*error))
     }
 
-    /// Rings the peer. Whether a thread that sleeps there hears it: a full bell has no edges.
-    #[inline]
-    pub(super) fn ring(&self) -> bool {
-        let bell = self.local().link();
-        bell >= 0 && partywall_region::bell::try_ring(sys::borrow(bell), b'B').is_ok()
-    }
-
     /// Sleeps until this connection may be ready. The deadline is found out at the first sleep of a call, and looked at before each other one:
     /// where a peer changes its words all the time, no sleep begins, and none would find that the time is over.
     pub(super) fn sleep(
@@ -418,14 +411,14 @@ impl Conn {
         let Some(pages) = self.pages() else { return };
         let wants = pages.peer.rx_path.flags.load(Ordering::Relaxed) & partywall_shm::layout::path_flags::WANT_TCP != 0;
         if (wants || self.has(flags::WANT_TCP))
-            && (Way::after(pages.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring || self.owes())
+            && (Way::after(pages.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring || pages.owes())
             && let Some(mut tx) = self.tx.try_hold()
             && self.is_up()
             && self.choose_way(&mut tx, pages) == Ok(Way::Tcp)
             && tx.path.way() == Way::Tcp
         {
             // The peer may sleep until this.
-            self.ring();
+            self.bell().ring();
         }
         self.part_if_lost();
     }

@@ -228,7 +228,7 @@ impl Set {
                     conn.note_link(events);
                     // The end of a peer that had finished before is an event of the link alone, and an edge if it is a reset.
                     r.edge.put(r.edge.get() | events & mask::ENDS);
-                    conn.drain();
+                    conn.bell().drain();
                     conn.attend();
                     if conn.owes() {
                         self.hear_of_room(number);
@@ -314,7 +314,7 @@ impl Set {
             }
         }
         for conn in self.hot.iter().filter_map(|number| reg::get(number).conn()) {
-            conn.drain();
+            conn.bell().drain();
         }
         self.hot.len() != 0
     }

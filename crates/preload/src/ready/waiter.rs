@@ -1,7 +1,7 @@
 //! The hidden epoll set of a thread, on which blocking calls on a connection with a ring sleep.
 //!
 //! It holds the sockets and links that the thread has waited for, edge-triggered and for as long as they live, so that a wait
-//! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`Conn::drain`]).
+//! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`crate::local`]).
 #![expect(unsafe_code, reason = "the C library's sleep, at which threads can be cancelled")]
 
 use super::budget::{Awake, Peers, SpinBudget};
@@ -72,7 +72,7 @@ static LOCALS: [LocalReadiness; arena::CONNECTIONS] = [const { LocalReadiness::n
 #[inline]
 pub(super) fn arm(conn: &Conn, interest: Interest) -> Armed {
     let armed = conn.arm(interest);
-    conn.drain();
+    conn.bell().drain();
     armed
 }
 
@@ -136,7 +136,7 @@ pub(super) fn note(event: &epoll_event) -> u16 {
             }
         } else {
             conn.note_link(events);
-            conn.drain();
+            conn.bell().drain();
             conn.attend();
         }
     }
@@ -174,7 +174,7 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     loop {
         let armed = conn.arm(interest);
         // Beside a sleep a look at the link costs nothing, whatever has filled it.
-        conn.drain_now();
+        conn.bell().drain_now();
         let SecondLook::Nothing(quiet) = Fenced::after(armed).look(|| look().then_some(())) else {
             return WaitOutcome::Ready;
         };

@@ -50,7 +50,7 @@ fn ready_to_attach(p: &Pair) -> (Files, OwnedFd, partywall_shm::layout::Geometry
     }
     // The connection is not kept as usual: the session of a broker test in this process would be sent it.
     drop(own);
-    assert!(a.local().keep_bell(bell) && b.local().keep_bell(other));
+    assert!(a.bell().keep(bell) && b.bell().keep(other));
     (files, peer, geometry)
 }
 
@@ -84,7 +84,11 @@ fn close_beside_attach_by_another_thread_leaks_nothing() {
         let (a, fd) = (p.conn_a(), p.a);
         let (files, peer, geometry) = ready_to_attach(&p);
         a.be_confirmed(peer.as_fd(), geometry);
-        p.conn_b().watch();
+        // The peer watches its ring, though it has not mapped ours.
+        #[expect(unsafe_code, reason = "reaches the page of a region that stays mapped")]
+        // SAFETY: `ready_to_attach` has made the region in this berth.
+        let own = unsafe { p.conn_b().local().own.own_page() }.unwrap();
+        own.rx_path.flags.fetch_or(path_flags::WATCHING, Ordering::Release);
         let start = Barrier::new(2);
         std::thread::scope(|s| {
             s.spawn(|| {

@@ -66,7 +66,7 @@ fn sender_asleep_on_full_ring_is_reset_by_peer_state() {
                 TxState::Finished.store(&own.control.tx.control.state);
             }
             RxState::Reset.store(&own.control.rx.control.state);
-            p.conn_b().ring();
+            p.conn_b().bell().ring();
             assert_eq!(sender.join().unwrap(), Err(told), "finished: {finished}");
         });
         assert_eq!(send(p.a, b"more", libc::MSG_NOSIGNAL), Err(Errno::PIPE), "the error is reported once");

@@ -14,13 +14,13 @@ fn reader_is_woken_though_its_link_is_full() {
     recv(p.b, 1, 0).unwrap();
     // More than it holds, and the edge of the last one is used up by a wait that ends without a result.
     for _ in 0..10_000 {
-        p.conn_a().ring();
+        p.conn_a().bell().ring();
     }
     assert!(bells(p.conn_b()) > 200);
     timeout(p.b, libc::SO_RCVTIMEO, 20);
     assert_eq!(recv(p.b, 1, 0), Err(Errno::AGAIN));
     for _ in 0..10_000 {
-        p.conn_a().ring();
+        p.conn_a().bell().ring();
     }
     timeout(p.b, libc::SO_RCVTIMEO, 100_000);
     std::thread::scope(|s| {
