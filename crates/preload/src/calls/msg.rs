@@ -213,7 +213,7 @@ export! {
             if got < 0 {
                 if done > 0 && let Some(conn) = Conn::of(fd) {
                     // Told by the next call.
-                    conn.keep_error(Err(sys::errno()));
+                    conn.errors().keep(Err(sys::errno()));
                 }
                 return if done > 0 { done.cast_signed() } else { -1 };
             }

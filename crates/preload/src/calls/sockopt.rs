@@ -68,7 +68,7 @@ export! {
                     // SAFETY: as above.
                     unsafe { answer.write_unaligned(error) };
                 }
-                error => conn.note_error(Errno::from_raw_os_error(error)),
+                error => conn.errors().note(Errno::from_raw_os_error(error)),
             }
         }
         result

@@ -10,8 +10,8 @@
 //! program gets the bytes late, as if they had been in transit. It loses them only if the peer dies before it checks.
 
 use super::cursor::Cursor;
-use super::rx::{BytesFound, kernel_receive};
-use super::tx::{ConnTx, kernel_send};
+use super::rx::{BytesFound, ReceiveTurn, kernel_receive};
+use super::tx::{SendTurn, kernel_send};
 use super::{Conn, Pages, flags};
 use crate::log::log;
 use crate::sys;
@@ -58,58 +58,6 @@ impl Conn {
         self.pages().is_some_and(|pages| pages.owes())
     }
 
-    /// To a peer that has left the ring: sends what it has left there, as far as the kernel takes it. `EAGAIN` if that is not all.
-    #[cold]
-    pub(super) fn send_again(&self, tx: &mut ConnTx, pages: Pages) -> Result<(), Errno> {
-        if self.has(flags::SENT_AGAIN) {
-            return Ok(());
-        }
-        let Pages { own, peer, local, .. } = pages;
-        let tail = tx.half.tail();
-        let mut from = match tx.again {
-            Some(from) => from,
-            None => {
-                // Pairs with the release in `leave_ring`: its head is final.
-                // EDGE left (protocol T13.3): acquires from the peer's `Conn::leave_ring`, whose flag was seen before.
-                fence(Ordering::Acquire);
-                let free = tx.half.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
-                let unread = tx.half.capacity() - free;
-                if !tx.path.follow_out(&own.tx_path, &peer.rx_path, unread).map_err(|e| self.corrupt(e))? {
-                    return Err(
-                        self.fail_permanently("the peer has left bytes in the ring, and others have gone by TCP since")
-                    );
-                }
-                add(&own.control.tx.counters.switches, 1);
-                self.show_sending(Way::Tcp);
-                log!("fd {}: the peer has left the ring, {unread} bytes go again by TCP", self.fd());
-                tail - unread
-            }
-        };
-        while from < tail {
-            // SAFETY: made by `Berth::create` at attaching, kept until both directions are held; this one's lock makes the
-            // span ours alone.
-            #[expect(unsafe_code, reason = "reads our own ring")]
-            let span = unsafe { local.own.own_span(from, tail - from) };
-            let span = span.into_mut_slice();
-            let mut list = [iovec { iov_base: span.as_mut_ptr().cast(), iov_len: span.len() }];
-            match kernel_send(self.fd(), &mut list, 0) {
-                Ok(n) => from += n as u64,
-                Err(error) => {
-                    tx.again = Some(from);
-                    if error != Errno::AGAIN {
-                        // The kernel has ended the connection, and reports that itself from here on.
-                        self.ring_path.set_flag(flags::SENT_AGAIN, true);
-                        self.kernel.note(EventFlags::HUP.bits());
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        tx.again = Some(from);
-        self.ring_path.set_flag(flags::SENT_AGAIN, true);
-        Ok(())
-    }
-
     /// Before this side ends: sends the bytes that a peer that has left has not received, and waits for the kernel to take them. If the
     /// kernel does not take them all, the connection is reset, so they are not lost silently.
     pub(crate) fn send_again_before_the_end(&'static self, fd: c_int) {
@@ -118,7 +66,7 @@ impl Conn {
         }
         let until = sys::now() + PATIENCE;
         while let (Ok(mut tx), Some(pages)) = (self.tx.hold(), self.pages()) {
-            if !pages.owes() || self.send_again(&mut tx, pages) != Err(Errno::AGAIN) {
+            if !pages.owes() || (SendTurn { conn: self, pages, tx: &mut tx }).send_again() != Err(Errno::AGAIN) {
                 return;
             }
             drop(tx);
@@ -132,11 +80,67 @@ impl Conn {
             let _ = poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&moment));
         }
     }
+}
 
+impl SendTurn<'_> {
+    /// To a peer that has left the ring: sends what it has left there, as far as the kernel takes it. `EAGAIN` if that is not all.
+    #[cold]
+    pub(super) fn send_again(&mut self) -> Result<(), Errno> {
+        if self.conn.has(flags::SENT_AGAIN) {
+            return Ok(());
+        }
+        let Pages { own, peer, local, .. } = self.pages;
+        let tail = self.tx.half.tail();
+        let mut from = match self.tx.again {
+            Some(from) => from,
+            None => {
+                // Pairs with the release in `leave_ring`: its head is final.
+                // EDGE left (protocol T13.3): acquires from the peer's `Conn::leave_ring`, whose flag was seen before.
+                fence(Ordering::Acquire);
+                let free = self.tx.half.refresh(&peer.control.rx).map_err(|e| self.conn.corrupt(e))?;
+                let unread = self.tx.half.capacity() - free;
+                if !self.tx.path.follow_out(&own.tx_path, &peer.rx_path, unread).map_err(|e| self.conn.corrupt(e))? {
+                    return Err(self
+                        .conn
+                        .fail_permanently("the peer has left bytes in the ring, and others have gone by TCP since"));
+                }
+                add(&own.control.tx.counters.switches, 1);
+                self.conn.show_sending(Way::Tcp);
+                log!("fd {}: the peer has left the ring, {unread} bytes go again by TCP", self.conn.fd());
+                tail - unread
+            }
+        };
+        while from < tail {
+            // SAFETY: made by `Berth::create` at attaching, kept until both directions are held; this one's lock makes the
+            // span ours alone.
+            #[expect(unsafe_code, reason = "reads our own ring")]
+            let span = unsafe { local.own.own_span(from, tail - from) };
+            let span = span.into_mut_slice();
+            let mut list = [iovec { iov_base: span.as_mut_ptr().cast(), iov_len: span.len() }];
+            match kernel_send(self.conn.fd(), &mut list, 0) {
+                Ok(n) => from += n as u64,
+                Err(error) => {
+                    self.tx.again = Some(from);
+                    if error != Errno::AGAIN {
+                        // The kernel has ended the connection, and reports that itself from here on.
+                        self.conn.ring_path.set_flag(flags::SENT_AGAIN, true);
+                        self.conn.kernel.note(EventFlags::HUP.bits());
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        self.tx.again = Some(from);
+        self.conn.ring_path.set_flag(flags::SENT_AGAIN, true);
+        Ok(())
+    }
+}
+
+impl ReceiveTurn<'_> {
     /// Receives from the kernel alone, after we have left the ring. The direction is held.
     #[cold]
     pub(super) fn receive_outside(
-        &self,
+        &mut self,
         fd: c_int,
         cursor: &mut Cursor<'_>,
         message: c_int,

@@ -22,7 +22,6 @@ use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::Reason;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 /// Between two questions whether the peer is alive, in [`sys::ticks`]: about a millisecond. An end that nothing in memory announces
@@ -41,7 +40,7 @@ impl Conn {
     pub(crate) fn reset_events(&self) -> u32 {
         let always = EventFlags::IN | EventFlags::RDNORM | EventFlags::OUT | EventFlags::WRNORM | EventFlags::RDHUP;
         let always = always | EventFlags::HUP;
-        let untold = self.has(flags::RESET_UNTOLD | flags::BROKEN) || self.has_kept_error();
+        let untold = self.has(flags::RESET_UNTOLD | flags::BROKEN) || self.errors().has_kept();
         (if untold { always | EventFlags::ERR } else { always }).bits()
     }
 
@@ -165,12 +164,5 @@ impl Conn {
             (old & flags::RESET == 0).then_some(old | verdict)
         });
         true
-    }
-
-    /// The kernel has reported an error that ends the connection: no verdict of ours is to follow, and report it again.
-    pub(crate) fn note_error(&self, error: Errno) {
-        if !matches!(error, Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::FAULT | Errno::INVAL | Errno::NOBUFS) {
-            self.ring_path.set_flag(flags::ERROR_SEEN, true);
-        }
     }
 }

@@ -13,7 +13,7 @@
 //! ```
 
 use super::rx::ConnRx;
-use super::tx::ConnTx;
+use super::tx::SendTurn;
 use super::{Conn, Pages, flags};
 use crate::sys;
 use partywall_shm::counters::add;
@@ -36,22 +36,6 @@ pub(super) const fn most_held(capacity: u64) -> u64 {
 }
 
 impl Conn {
-    /// Releases the held bytes to the reader. The caller holds the sending direction.
-    #[inline]
-    pub(super) fn release_held(&self, tx: &mut ConnTx, pages: Pages) {
-        if tx.holder.is_holding() {
-            self.release_slowly(tx, pages);
-        }
-    }
-
-    #[cold]
-    fn release_slowly(&self, tx: &mut ConnTx, pages: Pages) {
-        let Pages { own, peer, .. } = pages;
-        if tx.holder.release(&own.tx_path, &peer.control.rx, tx.half.tail(), super::FENCING) && pages.wake_reader() {
-            add(&own.control.tx.counters.bells_rung, 1);
-        }
-    }
-
     /// The program has asked for what waits to be sent.
     pub(super) fn release_now(&self, fd: c_int) {
         if !self.is_up() {
@@ -62,7 +46,7 @@ impl Conn {
             && self.is_up()
             && let Some(pages) = self.pages()
         {
-            self.release_held(&mut tx, pages);
+            SendTurn { conn: self, pages, tx: &mut tx }.release_held();
         }
     }
 
@@ -80,6 +64,26 @@ impl Conn {
             && pages.peer.tx_path.held.load(Ordering::Relaxed) != 0
         {
             pages.local.held.pass_to(pages.reading().tail());
+        }
+    }
+}
+
+impl SendTurn<'_> {
+    /// Releases the held bytes to the reader. The caller holds the sending direction.
+    #[inline]
+    pub(super) fn release_held(&mut self) {
+        if self.tx.holder.is_holding() {
+            self.release_slowly();
+        }
+    }
+
+    #[cold]
+    fn release_slowly(&mut self) {
+        let Pages { own, peer, .. } = self.pages;
+        if self.tx.holder.release(&own.tx_path, &peer.control.rx, self.tx.half.tail(), super::FENCING)
+            && self.pages.wake_reader()
+        {
+            add(&own.control.tx.counters.bells_rung, 1);
         }
     }
 }

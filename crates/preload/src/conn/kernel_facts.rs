@@ -77,6 +77,16 @@ impl KernelFacts {
         self.note(EventFlags::ERR.bits());
     }
 
+    /// Whether an error is kept.
+    pub(super) fn has_error(&self) -> bool {
+        self.kept_error() != 0
+    }
+
+    /// The number of the error that is kept; 0 if there is none.
+    pub(super) fn kept_error(&self) -> i32 {
+        self.error.load(Ordering::Relaxed).cast_signed()
+    }
+
     /// Takes the error that was kept.
     pub(super) fn take_error(&self) -> Option<Errno> {
         let error = self.error.swap(0, Ordering::Relaxed).cast_signed();

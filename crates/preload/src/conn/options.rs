@@ -1,5 +1,6 @@
 //! The socket options that change the results of calls: read when a connection gets a ring, and followed from then on.
 
+use super::tx::SendTurn;
 use super::{Conn, flags};
 use crate::{real, sys};
 use libc::{c_int, socklen_t};
@@ -71,7 +72,7 @@ impl Conn {
             return false;
         }
         if !on && let Some(pages) = self.pages() {
-            self.release_held(&mut tx, pages);
+            SendTurn { conn: self, pages, tx: &mut tx }.release_held();
         }
         true
     }

@@ -5,7 +5,7 @@
 //! seen that of the peer and has read everything in the peer's ring. The memory of the window keeps the last value for the peer.
 
 use super::rx::ConnRx;
-use super::tx::ConnTx;
+use super::tx::{ConnTx, SendTurn};
 use super::{Conn, Pages, flags};
 use crate::log::log;
 use crate::{broker, process};
@@ -49,7 +49,7 @@ impl Conn {
         let Pages { own, peer, local, .. } = pages;
         if tx.path.way() == Way::Ring {
             // A side that only reads goes back here.
-            let _ = self.choose_way(&mut tx, pages);
+            let _ = SendTurn { conn: self, pages, tx: &mut tx }.choose_way();
         }
         if tx.path.way() != Way::Tcp || pages.owes() || tx.again.is_some() && !self.has(flags::SENT_AGAIN) {
             return;

@@ -1,21 +1,15 @@
 //! `MSG_PEEK`: bytes are copied and stay where they are.
 
 use super::cursor::Cursor;
-use super::rx::{BytesFound, ConnRx, MOST_SEGMENTS, NO_BUFFERS, SegmentLook, kernel_receive};
-use super::{Conn, Pages, flags};
+use super::flags;
+use super::rx::{BytesFound, MOST_SEGMENTS, NO_BUFFERS, ReceiveTurn, SegmentLook, kernel_receive};
 use libc::{c_int, iovec};
 use partywall_shm::path::Way;
 use rustix::io::Errno;
 
-impl Conn {
+impl ReceiveTurn<'_> {
     /// Copies what is there now, and leaves it there. With no room for any, says whether there is something.
-    pub(super) fn peek(
-        &'static self,
-        rx: &mut ConnRx,
-        pages: Pages,
-        fd: c_int,
-        cursor: &Cursor<'_>,
-    ) -> Result<BytesFound, Errno> {
+    pub(super) fn peek(&mut self, fd: c_int, cursor: &Cursor<'_>) -> Result<BytesFound, Errno> {
         let mut byte = 0u8;
         let mut one = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let counts = cursor.left() > 0;
@@ -28,12 +22,12 @@ impl Conn {
         for _ in 0..MOST_SEGMENTS {
             let (mut from_ring, mut from_tcp) = (0, 0);
             // The first segment, and the one after it if that has begun; no more than one switch is ahead of us.
-            let first = rx.path.way();
+            let first = self.rx.path.way();
             if first == Way::Ring {
-                from_ring = self.peek_at_ring(rx, pages, &mut place)?;
+                from_ring = self.peek_at_ring(&mut place)?;
             }
-            rx.path.refresh(&pages.peer.tx_path).map_err(|e| self.corrupt(e))?;
-            let limit = rx.path.limit();
+            self.rx.path.refresh(&self.pages.peer.tx_path).map_err(|e| self.conn.corrupt(e))?;
+            let limit = self.rx.path.limit();
             let mut has_ended = false;
             if place.left() > 0
                 && (first == Way::Tcp && limit != Some(0) || first == Way::Ring && limit == Some(from_ring as u64))
@@ -47,26 +41,26 @@ impl Conn {
                         from_tcp = n;
                     }
                     Err(Errno::AGAIN) => {}
-                    Err(error) => self.keep_error(Err(error)),
+                    Err(error) => self.conn.errors().keep(Err(error)),
                 }
             }
             if first == Way::Tcp && limit == Some(from_tcp as u64) {
-                from_ring = self.peek_at_ring(rx, pages, &mut place)?;
+                from_ring = self.peek_at_ring(&mut place)?;
             }
             if from_ring + from_tcp > 0 {
                 return Ok(BytesFound::Bytes(if counts { from_ring + from_tcp } else { 0 }));
             }
             // There are no bytes. Whether that is the end is decided as in receiving.
-            let nothing = match rx.path.way() {
-                Way::Ring => self.nothing_in_ring(rx, pages, fd, false)?,
+            let nothing = match self.rx.path.way() {
+                Way::Ring => self.nothing_in_ring(fd, false)?,
                 Way::Tcp if limit == Some(0) => {
-                    self.pass(rx, pages);
+                    self.pass();
                     SegmentLook::Used
                 }
                 Way::Tcp if has_ended => self.end()?,
-                Way::Tcp => match self.take_error() {
+                Way::Tcp => match self.conn.errors().take() {
                     Some(error) => return Err(error),
-                    None if self.has(flags::READ_SHUT) => SegmentLook::End,
+                    None if self.conn.has(flags::READ_SHUT) => SegmentLook::End,
                     None => SegmentLook::Nothing,
                 },
             };
@@ -79,15 +73,15 @@ impl Conn {
         Ok(BytesFound::Nothing)
     }
 
-    fn peek_at_ring(&self, rx: &mut ConnRx, pages: Pages, place: &mut Cursor<'_>) -> Result<usize, Errno> {
-        rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
-        let n = pages.takeable_of(rx).min(place.left() as u64);
+    fn peek_at_ring(&mut self, place: &mut Cursor<'_>) -> Result<usize, Errno> {
+        self.rx.half.refresh(&self.pages.peer.control.tx).map_err(|e| self.conn.corrupt(e))?;
+        let n = self.pages.takeable_of(self.rx).min(place.left() as u64);
         if n == 0 {
             return Ok(0);
         }
         // SAFETY: attached, and kept until both directions are held.
         #[expect(unsafe_code, reason = "reads from the peer's ring")]
-        let span = unsafe { pages.local.peer.peer_span(rx.half.head(), n) };
+        let span = unsafe { self.pages.local.peer.peer_span(self.rx.half.head(), n) };
         Ok(place.copy_from(span))
     }
 }

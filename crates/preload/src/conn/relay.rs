@@ -1,9 +1,9 @@
 //! Bytes between a connection and a file or a pipe (`sendfile`, `splice`), without a copy where they are in a ring.
 
 use super::cursor::Cursor;
-use super::rx::BytesFound;
-use super::tx::{ConnTx, PIECE, raise_sigpipe};
-use super::{Conn, Interest, flags};
+use super::rx::{BytesFound, ReceiveTurn};
+use super::tx::{PIECE, SendTurn, raise_sigpipe};
+use super::{Conn, Interest, Pages, flags};
 use crate::{scratch, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
@@ -27,7 +27,7 @@ impl Conn {
         let mut deadline = None;
         while done < wanted {
             let mut is_source_empty = false;
-            let result = self.try_send_from(fd, wanted - done, &mut |room| {
+            let result = try_send_from(self, fd, wanted - done, &mut |room| {
                 let result = read(room);
                 is_source_empty = result == Err(Errno::AGAIN);
                 result
@@ -41,7 +41,7 @@ impl Conn {
                 }
                 Err(Errno::AGAIN) => {}
                 Err(error) if done > 0 => {
-                    self.put_error_back(error);
+                    self.errors().put_back(error);
                     break;
                 }
                 Err(error) => {
@@ -68,36 +68,71 @@ impl Conn {
         Ok(done)
     }
 
-    fn try_send_from(
+    /// Hands bytes to `write` until `wanted` have gone, without their being copied where they are in a ring.
+    ///
+    /// `write` takes as many as it can, at least one, or fails.
+    pub(crate) fn receive_into(
         &'static self,
         fd: c_int,
         wanted: usize,
+        dont_wait: bool,
+        mut write: impl FnMut(*const u8, usize) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let mut deadline = None;
+        loop {
+            match try_receive_into(self, fd, wanted, &mut write) {
+                Ok(BytesFound::Bytes(n)) => return Ok(n),
+                Ok(BytesFound::End) => return Ok(0),
+                Ok(BytesFound::Nothing) if dont_wait || self.may_not_wait(fd) => return Err(Errno::AGAIN),
+                Ok(BytesFound::Nothing) => self.sleep(Interest::IN, &self.kernel.receive_timeout, &mut deadline)?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// One step of [`Conn::send_from`].
+fn try_send_from(
+    conn: &'static Conn,
+    fd: c_int,
+    wanted: usize,
+    read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd)) };
+    let mut tx = conn.tx.hold()?;
+    conn.may_send(fd)?;
+    let mut turn = SendTurn { conn, pages, tx: &mut tx };
+    match turn.choose_way()? {
+        Way::Ring => turn.send_on_ring_from(wanted, read),
+        Way::Tcp => turn.send_on_tcp_from(fd, wanted, read),
+    }
+}
+
+impl SendTurn<'_> {
+    fn send_on_ring_from(
+        &mut self,
+        wanted: usize,
         read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
-        let mut tx = self.tx.hold()?;
-        self.may_send(fd)?;
-        if self.choose_way(&mut tx, pages)? == Way::Tcp {
-            return self.send_on_tcp_from(&mut tx, fd, wanted, read);
-        }
-        let mut free = tx.half.free();
+        let Pages { own, peer, local, .. } = self.pages;
+        let mut free = self.tx.half.free();
         if free < (wanted as u64).min(PIECE) {
-            free = tx.half.refresh(&pages.peer.control.rx).map_err(|e| self.corrupt(e))?;
+            free = self.tx.half.refresh(&peer.control.rx).map_err(|e| self.conn.corrupt(e))?;
         }
         if free == 0 {
-            add(&pages.own.control.tx.counters.stalls, 1);
+            add(&own.control.tx.counters.stalls, 1);
             // There is no room for what follows.
-            self.release_held(&mut tx, pages);
+            self.release_held();
             return Err(Errno::AGAIN);
         }
-        let n = free.min(wanted as u64).min(PIECE.min(tx.half.capacity() / 4));
+        let n = free.min(wanted as u64).min(PIECE.min(self.tx.half.capacity() / 4));
         // SAFETY: as in `send_on_ring`.
         #[expect(unsafe_code, reason = "writes into our own ring")]
-        let span = unsafe { pages.local.own.own_span(tx.half.tail(), n) };
+        let span = unsafe { local.own.own_span(self.tx.half.tail(), n) };
         let n = read(span.into_mut_slice())?;
         if n > 0 {
-            self.commit(&mut tx, pages, n as u64, self.kernel.is_corked());
-            add(&pages.own.control.tx.counters.messages, 1);
+            self.commit(n as u64, self.conn.kernel.is_corked());
+            add(&own.control.tx.counters.messages, 1);
         }
         Ok(n)
     }
@@ -105,13 +140,12 @@ impl Conn {
     /// The socket's own buffer takes less than it is given at times, and what was read from a pipe cannot be put back: so only
     /// as much is read as the kernel says it has room for.
     fn send_on_tcp_from(
-        &self,
-        tx: &mut ConnTx,
+        &mut self,
         fd: c_int,
         wanted: usize,
         read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        if let Some(error) = self.take_error() {
+        if let Some(error) = self.conn.errors().take() {
             return Err(error);
         }
         let mut one = [rustix::event::PollFd::from_borrowed_fd(sys::borrow(fd), rustix::event::PollFlags::OUT)];
@@ -125,7 +159,7 @@ impl Conn {
             let mut rest = &mut buffer[..n];
             while !rest.is_empty() {
                 let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
-                match self.send_to_kernel(tx, fd, &mut list, 0) {
+                match self.send_to_kernel(fd, &mut list, 0) {
                     Ok(sent) => rest = &mut rest[sent..],
                     Err(Errno::AGAIN) => {
                         let _ = rustix::event::poll(&mut one, None);
@@ -136,63 +170,42 @@ impl Conn {
             Ok(n)
         })
     }
+}
 
-    /// Hands bytes to `write` until `wanted` have gone, without their being copied where they are in a ring.
-    ///
-    /// `write` takes as many as it can, at least one, or fails.
-    pub(crate) fn receive_into(
-        &'static self,
-        fd: c_int,
-        wanted: usize,
-        dont_wait: bool,
-        mut write: impl FnMut(*const u8, usize) -> Result<usize, Errno>,
-    ) -> Result<usize, Errno> {
-        let mut deadline = None;
-        loop {
-            match self.try_receive_into(fd, wanted, &mut write) {
-                Ok(BytesFound::Bytes(n)) => return Ok(n),
-                Ok(BytesFound::End) => return Ok(0),
-                Ok(BytesFound::Nothing) if dont_wait || self.may_not_wait(fd) => return Err(Errno::AGAIN),
-                Ok(BytesFound::Nothing) => self.sleep(Interest::IN, &self.kernel.receive_timeout, &mut deadline)?,
-                Err(error) => return Err(error),
-            }
+/// One step of [`Conn::receive_into`].
+fn try_receive_into(
+    conn: &'static Conn,
+    fd: c_int,
+    wanted: usize,
+    write: &mut impl FnMut(*const u8, usize) -> Result<usize, Errno>,
+) -> Result<BytesFound, Errno> {
+    let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd)) };
+    {
+        let mut rx = conn.rx.hold()?;
+        conn.may_receive(fd)?;
+        rx.half.refresh(&pages.peer.control.tx).map_err(|e| conn.corrupt(e))?;
+        let available = pages.takeable_of(&rx);
+        if rx.path.way() == Way::Ring && available > 0 && !conn.has(flags::LEFT) {
+            let n = available.min(wanted as u64);
+            // SAFETY: attached, and kept until both directions are held.
+            #[expect(unsafe_code, reason = "hands the peer's ring to the kernel")]
+            let span = unsafe { pages.local.peer.peer_span(rx.half.head(), n) };
+            let n = write(span.as_ptr(), span.len())?;
+            ReceiveTurn { conn, pages, rx: &mut rx }.release(n as u64)?;
+            return Ok(BytesFound::Bytes(n));
         }
     }
-
-    fn try_receive_into(
-        &'static self,
-        fd: c_int,
-        wanted: usize,
-        write: &mut impl FnMut(*const u8, usize) -> Result<usize, Errno>,
-    ) -> Result<BytesFound, Errno> {
-        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
-        {
-            let mut rx = self.rx.hold()?;
-            self.may_receive(fd)?;
-            rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
-            let available = pages.takeable_of(&rx);
-            if rx.path.way() == Way::Ring && available > 0 && !self.has(flags::LEFT) {
-                let n = available.min(wanted as u64);
-                // SAFETY: attached, and kept until both directions are held.
-                #[expect(unsafe_code, reason = "hands the peer's ring to the kernel")]
-                let span = unsafe { pages.local.peer.peer_span(rx.half.head(), n) };
-                let n = write(span.as_ptr(), span.len())?;
-                self.release(&mut rx, pages, n as u64)?;
-                return Ok(BytesFound::Bytes(n));
-            }
+    // The end, a switch, or TCP: by a look, and then by what the look has shown to be there.
+    let mut buffer = [0u8; 4096];
+    let mut list = [iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: wanted.min(buffer.len()) }];
+    let Some(mut peek) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
+    match conn.try_receive(fd, &mut peek, libc::MSG_PEEK)? {
+        BytesFound::Bytes(n) => {
+            let n = write(buffer.as_ptr(), n)?;
+            list[0].iov_len = n;
+            let Some(mut rest) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
+            conn.try_receive(fd, &mut rest, 0)
         }
-        // The end, a switch, or TCP: by a look, and then by what the look has shown to be there.
-        let mut buffer = [0u8; 4096];
-        let mut list = [iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: wanted.min(buffer.len()) }];
-        let Some(mut peek) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
-        match self.try_receive(fd, &mut peek, libc::MSG_PEEK)? {
-            BytesFound::Bytes(n) => {
-                let n = write(buffer.as_ptr(), n)?;
-                list[0].iov_len = n;
-                let Some(mut rest) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
-                self.try_receive(fd, &mut rest, 0)
-            }
-            other => Ok(other),
-        }
+        other => Ok(other),
     }
 }

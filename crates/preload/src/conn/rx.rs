@@ -114,7 +114,7 @@ impl Conn {
                 Ok(BytesFound::End) => return Ok(done),
                 Ok(BytesFound::Nothing) => {}
                 Err(error) if done > 0 => {
-                    self.put_error_back(error);
+                    self.errors().put_back(error);
                     return Ok(done);
                 }
                 Err(error) => return Err(error),
@@ -174,17 +174,18 @@ impl Conn {
             Err(error) => return Err(error),
         };
         self.may_receive(fd)?;
+        let mut turn = ReceiveTurn { conn: self, pages, rx: &mut rx };
         if self.has(flags::LEFT) {
-            return self.receive_outside(fd, cursor, message);
+            return turn.receive_outside(fd, cursor, message);
         }
         if message & libc::MSG_PEEK != 0 || cursor.left() == 0 {
-            return self.peek(&mut rx, pages, fd, cursor);
+            return turn.peek(fd, cursor);
         }
         let mut done = 0;
         for _ in 0..MOST_SEGMENTS {
-            let got = match rx.path.way() {
-                Way::Ring => self.receive_from_ring(&mut rx, pages, fd, cursor, message, done > 0),
-                Way::Tcp => self.receive_from_tcp(&mut rx, pages, fd, cursor, message),
+            let got = match turn.rx.path.way() {
+                Way::Ring => turn.receive_from_ring(fd, cursor, message, done > 0),
+                Way::Tcp => turn.receive_from_tcp(fd, cursor, message),
             };
             match got {
                 // Another segment begins here.
@@ -200,7 +201,7 @@ impl Conn {
                 Ok(SegmentLook::End) => return Ok(BytesFound::End),
                 Ok(SegmentLook::Nothing) => return Ok(BytesFound::Nothing),
                 Err(error) if done > 0 => {
-                    self.put_error_back(error);
+                    self.errors().put_back(error);
                     return Ok(BytesFound::Bytes(done));
                 }
                 Err(error) => return Err(error),
@@ -209,100 +210,8 @@ impl Conn {
         Ok(if done > 0 { BytesFound::Bytes(done) } else { BytesFound::Nothing })
     }
 
-    /// Goes on to the next segment, if this one is used up.
-    pub(super) fn pass(&self, rx: &mut ConnRx, pages: Pages) -> bool {
-        if !rx.path.pass(&pages.own.rx_path) {
-            return false;
-        }
-        add(&pages.own.control.rx.counters.switches, 1);
-        self.show_receiving(rx.path.way());
-        // The peer may have rung for it.
-        self.bell().drain();
-        if self.has(flags::WANT_TCP) && rx.path.way() == Way::Ring {
-            // It could not go back before this, and may be asleep.
-            self.bell().ring();
-        }
-        true
-    }
-
-    #[inline]
-    fn receive_from_ring(
-        &'static self,
-        rx: &mut ConnRx,
-        pages: Pages,
-        fd: c_int,
-        cursor: &mut Cursor<'_>,
-        message: c_int,
-        is_more: bool,
-    ) -> Result<SegmentLook, Errno> {
-        let Pages { own, peer, local, .. } = pages;
-        let wanted = cursor.left() as u64;
-        let mut available = rx.half.available();
-        if available < wanted {
-            available = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
-        }
-        if available > 0 {
-            available = pages.takeable_of(rx);
-        }
-        if available == 0 {
-            return self.nothing_in_ring(rx, pages, fd, is_more);
-        }
-        let n = available.min(wanted);
-        // SAFETY: attached, and kept until both directions are held.
-        #[expect(unsafe_code, reason = "reads from the peer's ring")]
-        let span = unsafe { local.peer.peer_span(rx.half.head(), n) };
-        let n = if message & libc::MSG_TRUNC != 0 {
-            cursor.skip(n as usize);
-            n
-        } else {
-            cursor.copy_from(span) as u64
-        };
-        self.release(rx, pages, n)?;
-        if !is_more {
-            add(&own.control.rx.counters.messages, 1);
-        }
-        Ok(SegmentLook::Bytes(n as usize))
-    }
-
-    /// The ring is empty: by a switch, at the end, or just so.
-    pub(super) fn nothing_in_ring(
-        &'static self,
-        rx: &mut ConnRx,
-        pages: Pages,
-        fd: c_int,
-        is_more: bool,
-    ) -> Result<SegmentLook, Errno> {
-        let Pages { own, peer, .. } = pages;
-        rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
-        if let Some(left) = rx.path.limit() {
-            // The sender has left the ring; all that it committed before can be seen by now.
-            let more = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
-            if more > 0 {
-                return Ok(SegmentLook::Used);
-            }
-            if left > 0 {
-                return Err(self.fail_permanently("the peer left bytes out at a switch"));
-            }
-            self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
-            self.pass(rx, pages);
-            return Ok(SegmentLook::Used);
-        }
-        if is_more {
-            return Ok(SegmentLook::Nothing);
-        }
-        add(&own.control.rx.counters.stalls, 1);
-        self.ask_the_kernel(rx, pages, fd)
-    }
-
-    /// The rest has come by rings, which count themselves.
-    fn show_received(&self, rx: &ConnRx) {
-        if let Some(line) = self.line() {
-            line.rx.tcp.store(rx.path.total().wrapping_sub(rx.half.head()), Ordering::Relaxed);
-        }
-    }
-
     /// Goes on to the next segment if nothing of the present one is left, without a call that reads.
-    pub(super) fn finish_segment(&self) {
+    pub(super) fn finish_segment(&'static self) {
         if let Some(mut rx) = self.rx.try_hold()
             && self.is_up()
             && !self.has(flags::LEFT)
@@ -310,77 +219,8 @@ impl Conn {
             && rx.path.refresh(&pages.peer.tx_path).is_ok()
         {
             self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
-            self.pass(&mut rx, pages);
+            ReceiveTurn { conn: self, pages, rx: &mut rx }.pass();
         }
-    }
-
-    /// Gives `n` bytes of the ring back.
-    #[inline]
-    pub(super) fn release(&self, rx: &mut ConnRx, pages: Pages, n: u64) -> Result<(), Errno> {
-        let Pages { own, peer, .. } = pages;
-        rx.path.received(n).map_err(|e| self.corrupt(e))?;
-        let ring = rx.half.release(&own.control.rx, &peer.control.tx, n, super::FENCING);
-        if ring {
-            add(&own.control.rx.counters.bells_rung, 1);
-            self.bell().ring();
-        } else {
-            add(&own.control.rx.counters.bells_saved, 1);
-        }
-        Ok(())
-    }
-
-    /// The ring is empty: has the end come over the kernel's socket? `Used`: look at the ring again.
-    fn ask_the_kernel(&'static self, rx: &mut ConnRx, pages: Pages, fd: c_int) -> Result<SegmentLook, Errno> {
-        let Pages { peer, .. } = pages;
-        // Told once, while the ring still had something.
-        if let Some(error) = self.take_reset() {
-            return Err(error);
-        }
-        let said = self.kernel.said();
-        let ended = pages.has_said_end() || self.has(flags::PEER_GONE);
-        let is_shut = self.has(flags::READ_SHUT);
-        let now = sys::ticks();
-        let is_due = now.wrapping_sub(self.moves.asked_at.load(Ordering::Relaxed)) >= RARELY;
-        if said == 0 && !ended && !is_shut && !is_due {
-            return Ok(SegmentLook::Nothing);
-        }
-        self.moves.asked_at.store(now, Ordering::Relaxed);
-        // A program that never sleeps and never sends notices the peer's requests here.
-        self.follow();
-        self.kernel.take_readable();
-        let mut byte = 0u8;
-        let mut list = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
-        let answer = kernel_receive(fd, &mut list, libc::MSG_PEEK);
-        if answer == Err(Errno::AGAIN) && !(ended && self.look_for_reset()) {
-            return Ok(if is_shut { SegmentLook::End } else { SegmentLook::Nothing });
-        }
-        // Anything that the kernel has, an end or bytes, came after the peer's earlier changes in memory: look there once more.
-        let more = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
-        rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
-        if more > 0 || rx.path.limit().is_some() {
-            // A sender that has ended holds nothing back.
-            pages.local.held.pass_to(rx.half.head() + more);
-            self.keep_error(answer);
-            return Ok(SegmentLook::Used);
-        }
-        match answer {
-            Ok(1..) => Err(self.fail_permanently("bytes came over TCP past the ring")),
-            // The kernel's own reset may come after our verdict.
-            Err(error) if error != Errno::AGAIN && !self.has(flags::RESET) => {
-                self.note_error(error);
-                Err(error)
-            }
-            _ => self.end(),
-        }
-    }
-
-    /// The end of the data: in order, or by a reset that the kernel does not know of.
-    pub(super) fn end(&self) -> Result<SegmentLook, Errno> {
-        self.look_for_reset();
-        if self.has(flags::BROKEN) {
-            return Err(Errno::CONNRESET);
-        }
-        self.take_reset().map_or(Ok(SegmentLook::End), Err)
     }
 
     /// The errors that forbid receiving on either route. The caller holds the direction.
@@ -394,49 +234,205 @@ impl Conn {
         }
         if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(self.without_ring(fd)) }
     }
+}
 
-    fn receive_from_tcp(
-        &self,
-        rx: &mut ConnRx,
-        pages: Pages,
+/// What a thread does in the receiving direction while it holds it.
+#[derive(Debug)]
+pub(super) struct ReceiveTurn<'a> {
+    pub(super) conn: &'static Conn,
+    pub(super) pages: Pages<'a>,
+    pub(super) rx: &'a mut ConnRx,
+}
+
+impl ReceiveTurn<'_> {
+    /// Goes on to the next segment, if this one is used up.
+    pub(super) fn pass(&mut self) -> bool {
+        if !self.rx.path.pass(&self.pages.own.rx_path) {
+            return false;
+        }
+        add(&self.pages.own.control.rx.counters.switches, 1);
+        self.conn.show_receiving(self.rx.path.way());
+        // The peer may have rung for it.
+        self.conn.bell().drain();
+        if self.conn.has(flags::WANT_TCP) && self.rx.path.way() == Way::Ring {
+            // It could not go back before this, and may be asleep.
+            self.conn.bell().ring();
+        }
+        true
+    }
+
+    #[inline]
+    fn receive_from_ring(
+        &mut self,
         fd: c_int,
         cursor: &mut Cursor<'_>,
         message: c_int,
+        is_more: bool,
     ) -> Result<SegmentLook, Errno> {
-        let peer = pages.peer;
-        rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
-        if self.pass(rx, pages) {
+        let Pages { own, peer, local, .. } = self.pages;
+        let wanted = cursor.left() as u64;
+        let mut available = self.rx.half.available();
+        if available < wanted {
+            available = self.rx.half.refresh(&peer.control.tx).map_err(|e| self.conn.corrupt(e))?;
+        }
+        if available > 0 {
+            available = self.pages.takeable_of(self.rx);
+        }
+        if available == 0 {
+            return self.nothing_in_ring(fd, is_more);
+        }
+        let n = available.min(wanted);
+        // SAFETY: attached, and kept until both directions are held.
+        #[expect(unsafe_code, reason = "reads from the peer's ring")]
+        let span = unsafe { local.peer.peer_span(self.rx.half.head(), n) };
+        let n = if message & libc::MSG_TRUNC != 0 {
+            cursor.skip(n as usize);
+            n
+        } else {
+            cursor.copy_from(span) as u64
+        };
+        self.release(n)?;
+        if !is_more {
+            add(&own.control.rx.counters.messages, 1);
+        }
+        Ok(SegmentLook::Bytes(n as usize))
+    }
+
+    /// The ring is empty: by a switch, at the end, or just so.
+    pub(super) fn nothing_in_ring(&mut self, fd: c_int, is_more: bool) -> Result<SegmentLook, Errno> {
+        let Pages { own, peer, .. } = self.pages;
+        self.rx.path.refresh(&peer.tx_path).map_err(|e| self.conn.corrupt(e))?;
+        if let Some(left) = self.rx.path.limit() {
+            // The sender has left the ring; all that it committed before can be seen by now.
+            let more = self.rx.half.refresh(&peer.control.tx).map_err(|e| self.conn.corrupt(e))?;
+            if more > 0 {
+                return Ok(SegmentLook::Used);
+            }
+            if left > 0 {
+                return Err(self.conn.fail_permanently("the peer left bytes out at a switch"));
+            }
+            self.conn.rx.counted.store(self.rx.path.total(), Ordering::Relaxed);
+            self.pass();
+            return Ok(SegmentLook::Used);
+        }
+        if is_more {
+            return Ok(SegmentLook::Nothing);
+        }
+        add(&own.control.rx.counters.stalls, 1);
+        self.ask_the_kernel(fd)
+    }
+
+    /// The rest has come by rings, which count themselves.
+    fn show_received(&self) {
+        if let Some(line) = self.conn.line() {
+            line.rx.tcp.store(self.rx.path.total().wrapping_sub(self.rx.half.head()), Ordering::Relaxed);
+        }
+    }
+
+    /// Gives `n` bytes of the ring back.
+    #[inline]
+    pub(super) fn release(&mut self, n: u64) -> Result<(), Errno> {
+        let Pages { own, peer, .. } = self.pages;
+        self.rx.path.received(n).map_err(|e| self.conn.corrupt(e))?;
+        let ring = self.rx.half.release(&own.control.rx, &peer.control.tx, n, super::FENCING);
+        if ring {
+            add(&own.control.rx.counters.bells_rung, 1);
+            self.conn.bell().ring();
+        } else {
+            add(&own.control.rx.counters.bells_saved, 1);
+        }
+        Ok(())
+    }
+
+    /// The ring is empty: has the end come over the kernel's socket? `Used`: look at the ring again.
+    fn ask_the_kernel(&mut self, fd: c_int) -> Result<SegmentLook, Errno> {
+        let Pages { peer, .. } = self.pages;
+        // Told once, while the ring still had something.
+        if let Some(error) = self.conn.errors().take_reset() {
+            return Err(error);
+        }
+        let said = self.conn.kernel.said();
+        let ended = self.pages.has_said_end() || self.conn.has(flags::PEER_GONE);
+        let is_shut = self.conn.has(flags::READ_SHUT);
+        let now = sys::ticks();
+        let is_due = now.wrapping_sub(self.conn.moves.asked_at.load(Ordering::Relaxed)) >= RARELY;
+        if said == 0 && !ended && !is_shut && !is_due {
+            return Ok(SegmentLook::Nothing);
+        }
+        self.conn.moves.asked_at.store(now, Ordering::Relaxed);
+        // A program that never sleeps and never sends notices the peer's requests here.
+        self.conn.follow();
+        self.conn.kernel.take_readable();
+        let mut byte = 0u8;
+        let mut list = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        let answer = kernel_receive(fd, &mut list, libc::MSG_PEEK);
+        if answer == Err(Errno::AGAIN) && !(ended && self.conn.look_for_reset()) {
+            return Ok(if is_shut { SegmentLook::End } else { SegmentLook::Nothing });
+        }
+        // Anything that the kernel has, an end or bytes, came after the peer's earlier changes in memory: look there once more.
+        let more = self.rx.half.refresh(&peer.control.tx).map_err(|e| self.conn.corrupt(e))?;
+        self.rx.path.refresh(&peer.tx_path).map_err(|e| self.conn.corrupt(e))?;
+        if more > 0 || self.rx.path.limit().is_some() {
+            // A sender that has ended holds nothing back.
+            self.pages.local.held.pass_to(self.rx.half.head() + more);
+            self.conn.errors().keep(answer);
+            return Ok(SegmentLook::Used);
+        }
+        match answer {
+            Ok(1..) => Err(self.conn.fail_permanently("bytes came over TCP past the ring")),
+            // The kernel's own reset may come after our verdict.
+            Err(error) if error != Errno::AGAIN && !self.conn.has(flags::RESET) => {
+                self.conn.errors().note(error);
+                Err(error)
+            }
+            _ => self.end(),
+        }
+    }
+
+    /// The end of the data: in order, or by a reset that the kernel does not know of.
+    pub(super) fn end(&self) -> Result<SegmentLook, Errno> {
+        self.conn.look_for_reset();
+        if self.conn.has(flags::BROKEN) {
+            return Err(Errno::CONNRESET);
+        }
+        self.conn.errors().take_reset().map_or(Ok(SegmentLook::End), Err)
+    }
+
+    fn receive_from_tcp(&mut self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<SegmentLook, Errno> {
+        let peer = self.pages.peer;
+        self.rx.path.refresh(&peer.tx_path).map_err(|e| self.conn.corrupt(e))?;
+        if self.pass() {
             return Ok(SegmentLook::Used);
         }
         let mut space = NO_BUFFERS;
-        let list = cursor.rest(&mut space, rx.path.limit().unwrap_or(u64::MAX));
+        let list = cursor.rest(&mut space, self.rx.path.limit().unwrap_or(u64::MAX));
         let asked: usize = list.iter().map(|one| one.iov_len).sum();
         let answer = kernel_receive(fd, list, message & libc::MSG_TRUNC);
         if let Ok(n @ 1..) = answer {
             cursor.skip(n);
-            rx.path.received(n as u64).map_err(|e| self.corrupt(e))?;
+            self.rx.path.received(n as u64).map_err(|e| self.conn.corrupt(e))?;
             // Lock-free readers must see whether the segment is used up.
-            self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
-            self.show_received(rx);
+            self.conn.rx.counted.store(self.rx.path.total(), Ordering::Relaxed);
+            self.show_received();
             return Ok(if n < asked { SegmentLook::Last(n) } else { SegmentLook::Bytes(n) });
         }
-        self.kernel.take_readable();
+        self.conn.kernel.take_readable();
         // The sender's changes in memory before the kernel's event are visible by now.
-        rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
-        if rx.path.limit() == Some(0) {
-            self.keep_error(answer);
+        self.rx.path.refresh(&peer.tx_path).map_err(|e| self.conn.corrupt(e))?;
+        if self.rx.path.limit() == Some(0) {
+            self.conn.errors().keep(answer);
             return Ok(SegmentLook::Used);
         }
         match answer {
-            Ok(_) if rx.path.limit().is_some() => {
-                Err(self.fail_permanently("the peer ended before the byte of its switch"))
+            Ok(_) if self.rx.path.limit().is_some() => {
+                Err(self.conn.fail_permanently("the peer ended before the byte of its switch"))
             }
             Ok(_) => self.end(),
-            Err(_) if self.has(flags::RESET) => self.end(),
-            Err(Errno::AGAIN) if self.has(flags::READ_SHUT) => Ok(SegmentLook::End),
-            Err(Errno::AGAIN) => self.take_error().map_or(Ok(SegmentLook::Nothing), Err),
+            Err(_) if self.conn.has(flags::RESET) => self.end(),
+            Err(Errno::AGAIN) if self.conn.has(flags::READ_SHUT) => Ok(SegmentLook::End),
+            Err(Errno::AGAIN) => self.conn.errors().take().map_or(Ok(SegmentLook::Nothing), Err),
             Err(error) => {
-                self.note_error(error);
+                self.conn.errors().note(error);
                 Err(error)
             }
         }

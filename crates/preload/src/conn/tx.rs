@@ -105,7 +105,7 @@ impl Conn {
                 }
                 Err(Errno::AGAIN) => {}
                 Err(error) if done > 0 => {
-                    self.put_error_back(error);
+                    self.errors().put_back(error);
                     return Ok(done);
                 }
                 Err(error) => return Err(error),
@@ -161,14 +161,15 @@ impl Conn {
         self.may_send(fd)?;
         if cursor.left() == 0 {
             // An empty send fails where any send would, and is no reason to switch.
-            if tx.path.way() == Way::Ring && !self.is_over(pages) {
+            if tx.path.way() == Way::Ring && !is_over(self, pages) {
                 return Ok(0);
             }
-            return self.take_from_kernel(kernel_send(fd, &mut [], 0));
+            return self.errors().noted(kernel_send(fd, &mut [], 0));
         }
-        match self.choose_way(&mut tx, pages) {
-            Ok(Way::Ring) => self.send_on_ring(&mut tx, pages, cursor, more != 0 || self.kernel.is_corked()),
-            Ok(Way::Tcp) => self.send_on_tcp(&mut tx, fd, cursor, more),
+        let mut turn = SendTurn { conn: self, pages, tx: &mut tx };
+        match turn.choose_way() {
+            Ok(Way::Ring) => turn.send_on_ring(cursor, more != 0 || self.kernel.is_corked()),
+            Ok(Way::Tcp) => turn.send_on_tcp(fd, cursor, more),
             Err(error) => Err(error),
         }
     }
@@ -184,9 +185,9 @@ impl Conn {
                 return Err(Errno::CONNRESET);
             }
             // A reset that was not reported yet comes first.
-            let mut error = self.take_error();
+            let mut error = self.errors().take();
             if error.is_none() && !self.has(flags::RESET) {
-                error = self.take_from_kernel(kernel_send(fd, &mut [], 0)).err();
+                error = self.errors().noted(kernel_send(fd, &mut [], 0)).err();
             }
             return Err(error.unwrap_or(Errno::PIPE));
         }
@@ -194,118 +195,6 @@ impl Conn {
             return Err(self.fail_permanently("a process died while it was sending"));
         }
         if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(self.without_ring(fd)) }
-    }
-
-    /// Whether the ring has no reader any more.
-    #[inline]
-    fn is_over(&self, pages: Pages) -> bool {
-        self.kernel.said() & ENDS != 0 || !pages.writing().is_read() || self.has(flags::PEER_GONE)
-    }
-
-    /// The route of the next byte. Switches if it is time to.
-    #[inline]
-    pub(super) fn choose_way(&self, tx: &mut ConnTx, pages: Pages) -> Result<Way, Errno> {
-        let Pages { own, peer, .. } = pages;
-        let leave = tx.path.ask(&peer.rx_path).map_err(|e| self.corrupt(e))?;
-        if leave.has_left {
-            return self.send_again(tx, pages).map(|()| Way::Tcp);
-        }
-        // Without a bell the way stays TCP, whatever else is wanted: `TCP_ONLY` may have been said (protocol T15.7).
-        let ours = self.has(flags::WANT_TCP | flags::LINK_LOST);
-        if self.is_over(pages) {
-            if self.look_for_reset() {
-                // An unknown state is no end in order (protocol S4).
-                let ended = if self.has(flags::BROKEN) { Errno::CONNRESET } else { Errno::PIPE };
-                return Err(self.take_error().unwrap_or(ended));
-            }
-            // The kernel knows what to say of it, now and from now on.
-            self.kernel.give_cork(self.fd());
-            return Ok(Way::Tcp);
-        }
-        match tx.path.way() {
-            Way::Tcp if leave.may_go_up() && !ours => {
-                tx.path.switch(&own.tx_path);
-                self.kernel.push_tcp(self.fd());
-            }
-            Way::Ring if (leave.wants_tcp || ours) && leave.may_switch => {
-                self.release_held(tx, pages);
-                tx.path.switch(&own.tx_path);
-                self.kernel.give_cork(self.fd());
-            }
-            way => return Ok(way),
-        }
-        add(&own.control.tx.counters.switches, 1);
-        self.show_sending(tx.path.way());
-        // The peer may have rung for it.
-        self.bell().drain();
-        Ok(tx.path.way())
-    }
-
-    #[inline]
-    fn send_on_ring(&self, tx: &mut ConnTx, pages: Pages, cursor: &mut Cursor<'_>, more: bool) -> Result<usize, Errno> {
-        let Pages { own, peer, local, .. } = pages;
-        let mut done = 0;
-        let piece = PIECE.min(tx.half.capacity() / 4);
-        let wanted = cursor.left() as u64;
-        let mut free = tx.half.free();
-        if free < wanted {
-            free = tx.half.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
-        }
-        while cursor.left() > 0 {
-            if free == 0 {
-                free = tx.half.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
-                if free == 0 {
-                    add(&own.control.tx.counters.stalls, 1);
-                    // There is no room for what follows.
-                    self.release_held(tx, pages);
-                    break;
-                }
-            }
-            let n = free.min(cursor.left() as u64).min(piece);
-            // SAFETY: made by `Berth::create` at attaching, kept until both directions are held; this one's lock makes the
-            // span ours alone.
-            #[expect(unsafe_code, reason = "writes into our own ring")]
-            let span = unsafe { local.own.own_span(tx.half.tail(), n) };
-            let n = cursor.copy_into(span) as u64;
-            if n == 0 {
-                // The ring has gone though the direction is held: another process has changed what the connection keeps in shared memory.
-                return Err(self.fail_permanently("its ring was given up during a call"));
-            }
-            self.commit(tx, pages, n, more || cursor.left() > 0 && tx.holder.is_holding());
-            free -= n;
-            done += n as usize;
-        }
-        if done > 0 {
-            add(&own.control.tx.counters.messages, 1);
-        }
-        Ok(done)
-    }
-
-    /// Publishes `n` bytes that were written at the tail. `more`: the program has said that others follow.
-    #[inline]
-    pub(super) fn commit(&self, tx: &mut ConnTx, pages: Pages, n: u64, more: bool) {
-        let Pages { own, peer, .. } = pages;
-        if more {
-            tx.holder.hold(&own.tx_path, tx.half.tail());
-        }
-        super::ends::show(&own.tx_path);
-        let ring = tx.half.commit(&own.control.tx, Some(&peer.control.rx), n, super::FENCING);
-        tx.path.sent(n);
-        if tx.holder.is_holding() && (!more || tx.holder.held(tx.half.tail()) >= most_held(tx.half.capacity())) {
-            self.release_held(tx, pages);
-        }
-        if ring && pages.wake_reader() {
-            add(&own.control.tx.counters.bells_rung, 1);
-        } else {
-            add(&own.control.tx.counters.bells_saved, 1);
-        }
-    }
-
-    /// The rest has gone by rings, which count themselves.
-    fn show_sent(&self, tx: &ConnTx) {
-        if let Some(line) = self.line() {
-            line.tx.tcp.store(tx.path.total().wrapping_sub(tx.half.tail()), Ordering::Relaxed);
-        }
     }
 
     /// Makes a sending call of the kernel past the cursor, for what only TCP can carry, of a connection that stays there. Its
@@ -333,56 +222,6 @@ impl Conn {
             }
             std::thread::sleep(Duration::from_micros(100));
         }
-    }
-
-    /// Hands it to the kernel, without waiting there. The direction is held, so that bytes keep their order.
-    fn send_on_tcp(&self, tx: &mut ConnTx, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
-        let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; ENTRIES];
-        let mut done = 0;
-        if let Some(error) = self.take_error() {
-            return Err(error);
-        }
-        while cursor.left() > 0 {
-            let list = cursor.rest(&mut space, u64::MAX);
-            match self.send_to_kernel(tx, fd, list, more) {
-                Ok(n) => {
-                    cursor.skip(n);
-                    done += n;
-                }
-                Err(error) if done > 0 => {
-                    self.put_error_back(error);
-                    break;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
-    }
-
-    /// Makes one call of the kernel, and counts its bytes. An error is recorded: the call has taken it out of the socket, and without the
-    /// record [`Conn::look_for_reset`] would take the rest for an end that was not reported.
-    pub(super) fn send_to_kernel(
-        &self,
-        tx: &mut ConnTx,
-        fd: c_int,
-        list: &mut [iovec],
-        more: c_int,
-    ) -> Result<usize, Errno> {
-        let answer = self.take_from_kernel(kernel_send(fd, list, more));
-        match answer {
-            Ok(n) => {
-                tx.path.sent(n as u64);
-                self.show_sent(tx);
-            }
-            Err(Errno::AGAIN) => {}
-            Err(_) => self.kernel.note(EventFlags::HUP.bits()),
-        }
-        answer
-    }
-
-    /// An answer of the kernel, of whose errors is noted that they were reported.
-    fn take_from_kernel(&self, answer: Result<usize, Errno>) -> Result<usize, Errno> {
-        answer.inspect_err(|error| self.note_error(*error))
     }
 
     /// Sleeps until this connection may be ready. The deadline is found out at the first sleep of a call, and looked at before each other one:
@@ -414,7 +253,7 @@ impl Conn {
             && (Way::after(pages.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring || pages.owes())
             && let Some(mut tx) = self.tx.try_hold()
             && self.is_up()
-            && self.choose_way(&mut tx, pages) == Ok(Way::Tcp)
+            && (SendTurn { conn: self, pages, tx: &mut tx }).choose_way() == Ok(Way::Tcp)
             && tx.path.way() == Way::Tcp
         {
             // The peer may sleep until this.
@@ -422,6 +261,169 @@ impl Conn {
         }
         self.part_if_lost();
     }
+}
+
+/// What a thread does in the sending direction while it holds it.
+#[derive(Debug)]
+pub(super) struct SendTurn<'a> {
+    pub(super) conn: &'a Conn,
+    pub(super) pages: Pages<'a>,
+    pub(super) tx: &'a mut ConnTx,
+}
+
+impl SendTurn<'_> {
+    /// The route of the next byte. Switches if it is time to.
+    #[inline]
+    pub(super) fn choose_way(&mut self) -> Result<Way, Errno> {
+        let Pages { own, peer, .. } = self.pages;
+        let leave = self.tx.path.ask(&peer.rx_path).map_err(|e| self.conn.corrupt(e))?;
+        if leave.has_left {
+            return self.send_again().map(|()| Way::Tcp);
+        }
+        // Without a bell the way stays TCP, whatever else is wanted: `TCP_ONLY` may have been said (protocol T15.7).
+        let ours = self.conn.has(flags::WANT_TCP | flags::LINK_LOST);
+        if is_over(self.conn, self.pages) {
+            if self.conn.look_for_reset() {
+                // An unknown state is no end in order (protocol S4).
+                let ended = if self.conn.has(flags::BROKEN) { Errno::CONNRESET } else { Errno::PIPE };
+                return Err(self.conn.errors().take().unwrap_or(ended));
+            }
+            // The kernel knows what to say of it, now and from now on.
+            self.conn.kernel.give_cork(self.conn.fd());
+            return Ok(Way::Tcp);
+        }
+        match self.tx.path.way() {
+            Way::Tcp if leave.may_go_up() && !ours => {
+                self.tx.path.switch(&own.tx_path);
+                self.conn.kernel.push_tcp(self.conn.fd());
+            }
+            Way::Ring if (leave.wants_tcp || ours) && leave.may_switch => {
+                self.release_held();
+                self.tx.path.switch(&own.tx_path);
+                self.conn.kernel.give_cork(self.conn.fd());
+            }
+            way => return Ok(way),
+        }
+        add(&own.control.tx.counters.switches, 1);
+        self.conn.show_sending(self.tx.path.way());
+        // The peer may have rung for it.
+        self.conn.bell().drain();
+        Ok(self.tx.path.way())
+    }
+
+    #[inline]
+    fn send_on_ring(&mut self, cursor: &mut Cursor<'_>, more: bool) -> Result<usize, Errno> {
+        let Pages { own, peer, local, .. } = self.pages;
+        let mut done = 0;
+        let piece = PIECE.min(self.tx.half.capacity() / 4);
+        let wanted = cursor.left() as u64;
+        let mut free = self.tx.half.free();
+        if free < wanted {
+            free = self.tx.half.refresh(&peer.control.rx).map_err(|e| self.conn.corrupt(e))?;
+        }
+        while cursor.left() > 0 {
+            if free == 0 {
+                free = self.tx.half.refresh(&peer.control.rx).map_err(|e| self.conn.corrupt(e))?;
+                if free == 0 {
+                    add(&own.control.tx.counters.stalls, 1);
+                    // There is no room for what follows.
+                    self.release_held();
+                    break;
+                }
+            }
+            let n = free.min(cursor.left() as u64).min(piece);
+            // SAFETY: made by `Berth::create` at attaching, kept until both directions are held; this one's lock makes the
+            // span ours alone.
+            #[expect(unsafe_code, reason = "writes into our own ring")]
+            let span = unsafe { local.own.own_span(self.tx.half.tail(), n) };
+            let n = cursor.copy_into(span) as u64;
+            if n == 0 {
+                // The ring has gone though the direction is held: another process has changed what the connection keeps in shared memory.
+                return Err(self.conn.fail_permanently("its ring was given up during a call"));
+            }
+            self.commit(n, more || cursor.left() > 0 && self.tx.holder.is_holding());
+            free -= n;
+            done += n as usize;
+        }
+        if done > 0 {
+            add(&own.control.tx.counters.messages, 1);
+        }
+        Ok(done)
+    }
+
+    /// Publishes `n` bytes that were written at the tail. `more`: the program has said that others follow.
+    #[inline]
+    pub(super) fn commit(&mut self, n: u64, more: bool) {
+        let Pages { own, peer, .. } = self.pages;
+        if more {
+            self.tx.holder.hold(&own.tx_path, self.tx.half.tail());
+        }
+        super::ends::show(&own.tx_path);
+        let ring = self.tx.half.commit(&own.control.tx, Some(&peer.control.rx), n, super::FENCING);
+        self.tx.path.sent(n);
+        if self.tx.holder.is_holding()
+            && (!more || self.tx.holder.held(self.tx.half.tail()) >= most_held(self.tx.half.capacity()))
+        {
+            self.release_held();
+        }
+        if ring && self.pages.wake_reader() {
+            add(&own.control.tx.counters.bells_rung, 1);
+        } else {
+            add(&own.control.tx.counters.bells_saved, 1);
+        }
+    }
+
+    /// The rest has gone by rings, which count themselves.
+    fn show_sent(&self) {
+        if let Some(line) = self.conn.line() {
+            line.tx.tcp.store(self.tx.path.total().wrapping_sub(self.tx.half.tail()), Ordering::Relaxed);
+        }
+    }
+
+    /// Hands it to the kernel, without waiting there. The direction is held, so that bytes keep their order.
+    fn send_on_tcp(&mut self, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
+        let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; ENTRIES];
+        let mut done = 0;
+        if let Some(error) = self.conn.errors().take() {
+            return Err(error);
+        }
+        while cursor.left() > 0 {
+            let list = cursor.rest(&mut space, u64::MAX);
+            match self.send_to_kernel(fd, list, more) {
+                Ok(n) => {
+                    cursor.skip(n);
+                    done += n;
+                }
+                Err(error) if done > 0 => {
+                    self.conn.errors().put_back(error);
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Makes one call of the kernel, and counts its bytes. An error is recorded: the call has taken it out of the socket, and without the
+    /// record [`Conn::look_for_reset`] would take the rest for an end that was not reported.
+    pub(super) fn send_to_kernel(&mut self, fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
+        let answer = self.conn.errors().noted(kernel_send(fd, list, more));
+        match answer {
+            Ok(n) => {
+                self.tx.path.sent(n as u64);
+                self.show_sent();
+            }
+            Err(Errno::AGAIN) => {}
+            Err(_) => self.conn.kernel.note(EventFlags::HUP.bits()),
+        }
+        answer
+    }
+}
+
+/// Whether the ring has no reader any more.
+#[inline]
+fn is_over(conn: &Conn, pages: Pages) -> bool {
+    conn.kernel.said() & ENDS != 0 || !pages.writing().is_read() || conn.has(flags::PEER_GONE)
 }
 
 /// One sending call of the kernel, that neither waits nor raises a signal.

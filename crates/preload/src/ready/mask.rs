@@ -47,7 +47,7 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
         // Over, or nearly: an error goes away by being read, our own end makes theirs the end of all.
         open |= (wanted | ENDS) & !ready;
         ready |= hung_up & RDHUP;
-        if conn.has_kept_error() {
+        if conn.errors().has_kept() {
             // It was taken out of the socket, where it would be found otherwise.
             ready |= EventFlags::ERR.bits();
         }

@@ -78,7 +78,7 @@ fn error_word_that_is_no_error_is_none() {
     for value in [4096, 1 << 16, u32::MAX] {
         let p = carrying();
         p.conn_a().kernel.error.store(value, Ordering::Relaxed);
-        assert_eq!(p.conn_a().take_error(), None, "{value:#x}");
+        assert_eq!(p.conn_a().errors().take(), None, "{value:#x}");
     }
 }
 
