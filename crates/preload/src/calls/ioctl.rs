@@ -28,12 +28,12 @@ export! {
             // SAFETY: as above.
             libc::FIOASYNC if unsafe { word.read_unaligned() } != 0 => conn.stay_on_tcp(Reason::Option),
             libc::FIONREAD => {
-                let more = c_int::try_from(conn.unread()).unwrap_or(c_int::MAX);
+                let more = c_int::try_from(conn.look().unread()).unwrap_or(c_int::MAX);
                 // SAFETY: the caller's word, which the kernel has written.
                 unsafe { word.write_unaligned(word.read_unaligned().saturating_add(more)) };
             }
             libc::TIOCOUTQ => {
-                let more = c_int::try_from(conn.unsent()).unwrap_or(c_int::MAX);
+                let more = c_int::try_from(conn.look().unsent()).unwrap_or(c_int::MAX);
                 // SAFETY: as above.
                 unsafe { word.write_unaligned(word.read_unaligned().saturating_add(more)) };
             }

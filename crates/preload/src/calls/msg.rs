@@ -195,7 +195,7 @@ export! {
             sys::now() + seconds + Duration::from_nanos(u64::try_from(t.tv_nsec).unwrap_or(0))
         });
         // An error is reported before anything else, here.
-        if let Some(error) = Conn::of(fd).filter(|conn| conn.may_have_failed()).and_then(Conn::pending_error) {
+        if let Some(error) = Conn::of(fd).filter(|conn| conn.look().may_have_failed()).and_then(Conn::pending_error) {
             return sys::fail(error) as c_int;
         }
         let mut done = 0;

@@ -1,7 +1,7 @@
 //! Calls of a thread that are in the kernel with a connection, and will never come back.
 //!
 //! A signal handler that leaves by `longjmp` abandons the call that it has interrupted. That call would count as one in the kernel
-//! permanently: its connection would never be shown to the broker ([`Conn::is_quiet`]), and its block would never be reused. So each
+//! permanently: its connection would never be shown to the broker ([`super::bring_up::is_quiet`]), and its block would never be reused. So each
 //! thread records the connections that it enters. If it begins another call and no frame of its stack was interrupted by a signal, its
 //! earlier records are of abandoned calls.
 //!

@@ -11,6 +11,7 @@
 
 use super::cursor::Cursor;
 use super::rx::{BytesFound, ReceiveTurn, kernel_receive};
+use super::shown;
 use super::tx::{SendTurn, kernel_send};
 use super::{Conn, Pages, flags};
 use crate::log::log;
@@ -48,7 +49,7 @@ impl Conn {
         }
         self.ring_path.set_flag(flags::LEFT, true);
         // Releases the last head. Both at once: a peer that went to TCP first could not send anything again.
-        // EDGE left (protocol T13.3): releases the last head; acquired by the fence in the peer's `Conn::send_again`.
+        // EDGE left (protocol T13.3): releases the last head; acquired by the fence in the peer's `SendTurn::send_again`.
         own.rx_path.flags.fetch_or(path_flags::LEFT | path_flags::WANT_TCP, Ordering::AcqRel);
         true
     }
@@ -105,7 +106,7 @@ impl SendTurn<'_> {
                         .fail_permanently("the peer has left bytes in the ring, and others have gone by TCP since"));
                 }
                 add(&own.control.tx.counters.switches, 1);
-                self.conn.show_sending(Way::Tcp);
+                shown::sending(self.conn, Way::Tcp);
                 log!("fd {}: the peer has left the ring, {unread} bytes go again by TCP", self.conn.fd());
                 tail - unread
             }

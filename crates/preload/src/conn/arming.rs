@@ -1,5 +1,6 @@
 //! Wishes: what a sleeper stores so that the peer rings, and whether the peer will.
 
+use super::parting;
 use super::waiters::Interest;
 use super::{Conn, Pages, flags, tx};
 use partywall_shm::half::Awaited;
@@ -58,7 +59,7 @@ impl Conn {
         if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {
             // No bell can come. While bytes may come by the ring or leave it, and until it is unmapped, the sleeper polls.
             self.part_if_lost();
-            if !pages.is_on_tcp() || self.may_part_soon() {
+            if !pages.is_on_tcp() || parting::may_part_soon(self) {
                 return false;
             }
         }

@@ -50,20 +50,18 @@ const fn mix(n: u64) -> u64 {
     n ^ n >> 31
 }
 
-impl Conn {
-    /// Records which process is at the other end: the process that listens there, or, for an accepted connection, the process that the
-    /// broker names.
-    pub(super) fn note_neighbour(&self, process: Option<u32>) {
-        let (_, peer): (_, SocketAddr) = self.identity.addresses();
-        let bits = partywall_shm::address::wide(peer.ip());
-        let at = mix(mix(bits as u64) ^ (bits >> 64) as u64) ^ u64::from(peer.port());
-        let who = match (self.role(), process) {
-            (Role::Connecting, _) => mix(at) | 1,
-            (_, Some(process)) if process != 0 => mix(u64::from(process)) & !1,
-            _ => 0,
-        };
-        self.local().neighbour.store(who, Ordering::Relaxed);
-    }
+/// Records which process is at the other end: the process that listens there, or, for an accepted connection, the process that the
+/// broker names.
+pub(super) fn note_neighbour(conn: &Conn, process: Option<u32>) {
+    let (_, peer): (_, SocketAddr) = conn.identity.addresses();
+    let bits = partywall_shm::address::wide(peer.ip());
+    let at = mix(mix(bits as u64) ^ (bits >> 64) as u64) ^ u64::from(peer.port());
+    let who = match (conn.role(), process) {
+        (Role::Connecting, _) => mix(at) | 1,
+        (_, Some(process)) if process != 0 => mix(u64::from(process)) & !1,
+        _ => 0,
+    };
+    conn.local().neighbour.store(who, Ordering::Relaxed);
 }
 
 impl Pages<'_> {

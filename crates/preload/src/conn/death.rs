@@ -124,7 +124,7 @@ impl Conn {
         };
         // A peer that has left the ring gets its bytes by TCP, and the kernel knows what becomes of them.
         let has_left = || pages.peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::LEFT != 0;
-        if self.unsent() == 0 || has_left() {
+        if self.look().unsent() == 0 || has_left() {
             return false;
         }
         let fd = self.fd();
@@ -151,10 +151,10 @@ impl Conn {
         };
         // Once it is dead its head is final. Where both directions had ended before, TCP has closed, and nothing follows.
         let both_ended = tx != TxState::Open && self.has(flags::WRITE_SHUT);
-        if !is_dead || both_ended || self.unsent() == 0 || has_left() {
+        if !is_dead || both_ended || self.look().unsent() == 0 || has_left() {
             return false;
         }
-        log!("fd {}: reset: the peer has ended with {} bytes of ours unread", self.fd(), self.unsent());
+        log!("fd {}: reset: the peer has ended with {} bytes of ours unread", self.fd(), self.look().unsent());
         // After the peer's FIN a reset is an error of the sending side alone, as in the kernel.
         let kind = if tx == TxState::Open { 0 } else { flags::RESET_IS_PIPE };
         let verdict = flags::RESET | flags::RESET_UNTOLD | kind;

@@ -2,6 +2,7 @@
 
 use super::holders::UNBORN;
 use super::{Conn, ConnStage};
+use super::{bring_up, shown};
 use crate::{arena, process, status, sys, table};
 use partywall_shm::status::Reason;
 use std::time::Duration;
@@ -44,9 +45,9 @@ pub(crate) fn before() {
         // Another thread may be attaching rings just now, which the child would not have: let it finish, or not begin.
         let held = conn.tx.hold();
         if held.is_ok() && conn.ring_path.stage() == ConnStage::Offered {
-            conn.withdraw(Reason::Shared);
+            bring_up::withdraw(conn, Reason::Shared);
             // Once only one of the two has it, it is worth another try.
-            conn.put_off(Reason::Shared);
+            bring_up::put_off(conn, Reason::Shared);
         }
         conn.identity.holders.add(me | UNBORN);
         drop(held);
@@ -67,7 +68,7 @@ pub(crate) fn in_child() {
     each(|conn| {
         conn.local().in_child();
         conn.identity.holders.rename(process::forker() | UNBORN, me);
-        conn.show_again();
+        shown::begin_again(conn);
     });
 }
 
@@ -81,6 +82,6 @@ pub(crate) fn in_stray_child() {
     each(|conn| {
         conn.local().in_child();
         conn.identity.holders.add(me);
-        conn.show_again();
+        shown::begin_again(conn);
     });
 }

@@ -1,7 +1,9 @@
 //! Which connection it is, and who holds it.
 
 use super::Holders;
+use crate::sys;
 use partywall_shm::address::wide;
+use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,6 +19,17 @@ impl SocketIdentity {
     /// The addresses of both ends; of our own, only the port, or nothing, until it was asked for.
     pub(super) fn addresses(&self) -> (SocketAddr, SocketAddr) {
         self.addresses.load()
+    }
+
+    /// Asks the kernel for our own address, if it is not known yet.
+    pub(super) fn know_own_address(&self, fd: c_int) {
+        let (local, peer) = self.addresses();
+        if local.ip().is_unspecified()
+            && let Ok(name) = rustix::net::getsockname(sys::borrow(fd))
+            && let Ok(local) = SocketAddr::try_from(name)
+        {
+            self.addresses.store(local, peer);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is known of the kernel's socket of a connection without a question to the kernel.
 
-use super::candidate::queued;
+use super::accounts::queued;
 use super::options::get;
 use crate::sys;
 use libc::c_int;
@@ -112,6 +112,15 @@ impl KernelFacts {
     pub(super) fn is_quiet(&self) -> bool {
         // EDGE in-kernel: acquires from `KernelFacts::leave`. In one order with the stage, as in `KernelFacts::enter`.
         self.in_kernel.load(Ordering::SeqCst) == 0
+    }
+
+    /// The number of bytes that a call waits for: all, or `SO_RCVLOWAT`. Even a call that receives no bytes waits for one.
+    pub(super) fn enough_of(&self, wanted: usize, all: bool) -> usize {
+        match wanted {
+            0 => 0,
+            _ if all => wanted,
+            _ => wanted.min(self.low_water.load(Ordering::Relaxed).max(1) as usize),
+        }
     }
 
     /// Asks the kernel for `SO_RCVTIMEO`.

@@ -1,5 +1,7 @@
 //! The ways out of a ring: back to TCP permanently, a permanent error, and closing.
 
+use super::bring_up;
+use super::shown;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
 use crate::log::log;
@@ -60,14 +62,14 @@ impl Conn {
                 self.ring_path.because(reason);
                 self.set_stage(ConnStage::Tcp);
             }
-            ConnStage::Offered => self.withdraw(reason),
+            ConnStage::Offered => bring_up::withdraw(self, reason),
             ConnStage::Attached => {
                 drop(held);
                 self.ask_for_tcp(reason, false);
             }
             ConnStage::Tcp => {}
             // The thread that took this step has abandoned it.
-            ConnStage::Attaching if held.is_ok() => self.withdraw(reason),
+            ConnStage::Attaching if held.is_ok() => bring_up::withdraw(self, reason),
             // This very thread takes it, below a signal handler, and finds this at the end.
             ConnStage::Attaching => {
                 self.ring_path.because(reason);
@@ -87,7 +89,7 @@ impl Conn {
             let Ok(_held) = self.tx.hold() else { return stage };
             if self.ring_path.stage() == ConnStage::Attaching {
                 // The thread that took the step has died, or left it by `longjmp` from a signal handler.
-                self.withdraw(Reason::NotTaken);
+                bring_up::withdraw(self, Reason::NotTaken);
             }
             // A step may have begun since, of another thread.
         }
@@ -101,7 +103,7 @@ impl Conn {
     pub(super) fn ask_for_tcp(&'static self, reason: Reason, is_urgent: bool) {
         self.ring_path.because(reason);
         self.ring_path.set_flag(flags::WANT_TCP, true);
-        self.show(LineState::Down);
+        shown::state(self, LineState::Down);
         let Some(Pages { own, peer, .. }) = self.pages() else { return };
         // EDGE want-tcp: releases the reason; the peer needs no more than the flag.
         own.rx_path.flags.fetch_or(path_flags::WANT_TCP, Ordering::AcqRel);
@@ -121,25 +123,7 @@ impl Conn {
         if !self.has(flags::LINK_LOST)
             && self.ring_path.reason.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            self.take_wish_back();
-        }
-    }
-
-    /// Another thread may ask for TCP with the same flag at any moment, because the bell is lost or for another reason. So the reason is
-    /// checked once more after the flag is cleared: of the two threads, the later one sees the other's change.
-    pub(super) fn take_wish_back(&'static self) {
-        self.ring_path.set_flag(flags::WANT_TCP, false);
-        self.show(LineState::Up);
-        if let Some(Pages { own, .. }) = self.pages() {
-            // A side that has said that it sends by TCP alone does not take that back ([`super::parting`]).
-            let allowed = |flags: u32| (flags & path_flags::TCP_ONLY == 0).then_some(flags & !path_flags::WANT_TCP);
-            // EDGE want-tcp: in one order with the other threads that ask for TCP, since each changes the same word.
-            let _ = own.rx_path.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, allowed);
-        }
-        if self.has(flags::LINK_LOST) {
-            self.ask_for_tcp(Reason::LinkLost, false);
-        } else if self.ring_path.reason() != Reason::None {
-            self.ask_for_tcp(self.ring_path.reason(), false);
+            take_wish_back(self);
         }
     }
 
@@ -248,7 +232,7 @@ impl Conn {
             return;
         }
         // A thread that takes a step towards a ring ends it first, since it may show the descriptor to the broker, and may come to a ring.
-        // No step begins any more with this descriptor ([`Conn::may_step`]).
+        // No step begins any more with this descriptor ([`bring_up::may_step`]).
         let held = (!self.is_up()).then(|| self.tx.hold_within(STEP));
         let local = self.local();
         // EDGE descriptors: releases what was done with this one; the last acquires it.
@@ -271,7 +255,7 @@ impl Conn {
         }
         // Only where the direction is held: another process that has the block may have changed the stage since.
         if is_last && held.is_some() && matches!(self.ring_path.stage(), ConnStage::Offered | ConnStage::Attaching) {
-            self.withdraw(Reason::None);
+            bring_up::withdraw(self, Reason::None);
         }
         drop(held);
         waiters().gone(self);
@@ -279,44 +263,16 @@ impl Conn {
             if is_last {
                 self.send_again_before_the_end(fd);
             }
-            self.part(fd, is_last);
+            part(self, fd, is_last);
         }
         local.set_fd(-1);
         if is_last {
-            self.end_line();
+            shown::end(self);
         } else {
-            self.show(self.ring_path.state_of(self.ring_path.stage()));
+            shown::state(self, self.ring_path.state_of(self.ring_path.stage()));
         }
         self.identity.holders.leave(me);
         arena::free(self.index());
-    }
-
-    /// This process' part in a ring ends; with the last process, the ring does.
-    fn part(&'static self, fd: c_int, is_last: bool) {
-        // A thread that is inside finishes first. A handler that interrupted this very thread inside cannot wait for it: then the
-        // mappings stay until their place is used again.
-        let (tx, rx) = (self.tx.hold(), self.rx.hold());
-        if let (Ok(_), Ok(_), Some(pages)) = (&tx, &rx, self.pages())
-            && is_last
-        {
-            pages.say_end(fd);
-            self.set_stage(ConnStage::Tcp);
-            let channel = self.local().channel.swap(0, Ordering::Relaxed);
-            if channel != 0 {
-                broker::closed(channel);
-            }
-        }
-        let local = self.local();
-        if is_last && local.bell.fd() >= 0 {
-            // Wakes those of our own threads that still sleep on it, too.
-            let _ = rustix::net::shutdown(sys::borrow(local.bell.fd()), rustix::net::Shutdown::Both);
-        }
-        local.bell.discard();
-        local.discard_memory();
-        if tx.is_ok() && rx.is_ok() {
-            local.own.vacate();
-            local.peer.vacate();
-        }
     }
 
     /// The program's `shutdown`. To be called before the kernel's for writing.
@@ -353,6 +309,52 @@ impl Conn {
         if self.is_up() && self.ring_path.flags.load(Ordering::Relaxed) != before {
             self.bell().ring();
         }
+    }
+}
+
+/// Another thread may ask for TCP with the same flag at any moment, because the bell is lost or for another reason. So the reason is
+/// checked once more after the flag is cleared: of the two threads, the later one sees the other's change.
+pub(super) fn take_wish_back(conn: &'static Conn) {
+    conn.ring_path.set_flag(flags::WANT_TCP, false);
+    shown::state(conn, LineState::Up);
+    if let Some(Pages { own, .. }) = conn.pages() {
+        // A side that has said that it sends by TCP alone does not take that back ([`super::parting`]).
+        let allowed = |flags: u32| (flags & path_flags::TCP_ONLY == 0).then_some(flags & !path_flags::WANT_TCP);
+        // EDGE want-tcp: in one order with the other threads that ask for TCP, since each changes the same word.
+        let _ = own.rx_path.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, allowed);
+    }
+    if conn.has(flags::LINK_LOST) {
+        conn.ask_for_tcp(Reason::LinkLost, false);
+    } else if conn.ring_path.reason() != Reason::None {
+        conn.ask_for_tcp(conn.ring_path.reason(), false);
+    }
+}
+
+/// This process' part in a ring ends; with the last process, the ring does.
+fn part(conn: &'static Conn, fd: c_int, is_last: bool) {
+    // A thread that is inside finishes first. A handler that interrupted this very thread inside cannot wait for it: then the
+    // mappings stay until their place is used again.
+    let (tx, rx) = (conn.tx.hold(), conn.rx.hold());
+    if let (Ok(_), Ok(_), Some(pages)) = (&tx, &rx, conn.pages())
+        && is_last
+    {
+        pages.say_end(fd);
+        conn.set_stage(ConnStage::Tcp);
+        let channel = conn.local().channel.swap(0, Ordering::Relaxed);
+        if channel != 0 {
+            broker::closed(channel);
+        }
+    }
+    let local = conn.local();
+    if is_last && local.bell.fd() >= 0 {
+        // Wakes those of our own threads that still sleep on it, too.
+        let _ = rustix::net::shutdown(sys::borrow(local.bell.fd()), rustix::net::Shutdown::Both);
+    }
+    local.bell.discard();
+    local.discard_memory();
+    if tx.is_ok() && rx.is_ok() {
+        local.own.vacate();
+        local.peer.vacate();
     }
 }
 

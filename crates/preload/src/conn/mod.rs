@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "reaches the pages of regions that stay mapped")]
 
 mod abandoned;
+pub(crate) mod accounts;
 mod again;
 mod arming;
 pub(crate) mod bell;
@@ -26,6 +27,7 @@ mod options;
 mod pages;
 mod parting;
 mod peek;
+mod readiness;
 mod reclaim;
 mod relay;
 mod ring_path;
@@ -41,6 +43,7 @@ pub(crate) use arming::Armed;
 pub(crate) use candidate::CandidateStep;
 pub(crate) use cursor::Cursor;
 pub(crate) use options::{changes_stream, needs_tcp};
+pub(crate) use readiness::{RingLook, RingReadiness};
 pub(crate) use ring_path::{ConnStage, flags};
 #[cfg(test)]
 pub(crate) use tests::Pair;
@@ -48,34 +51,20 @@ pub(crate) use waiters::{ConnWaiters, Deadline, Interest, WaitOutcome, install};
 
 use crate::local::{self, LocalState, OwnBell};
 use crate::table::{self, DescriptorKind, Entry};
-use crate::{arena, process, sys};
+use crate::{arena, process};
 use direction::DirectionLock;
 pub(crate) use holders::{Holders, UNBORN};
 use identity::SocketIdentity;
 use kernel_facts::KernelFacts;
 use moves::MoveCounters;
 use pages::Pages;
-use partywall_shm::path::Way;
 use partywall_shm::status::Role;
-use partywall_shm::sync::load_acquire_u32;
 use partywall_shm::wake::Fencing;
 use ring_path::RingPath;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-
-/// The result of a look without the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RingReadiness {
-    /// Not ready, as far as the ring goes; the kernel's socket tells by an event if that changes.
-    No,
-    /// Ready.
-    Yes,
-    /// The way is TCP, or the end may have come over it: what `poll` says of the descriptor decides.
-    AskKernel,
-}
+use std::sync::atomic::Ordering;
 
 /// The block. All zeros when new.
 #[derive(Debug)]
@@ -137,13 +126,7 @@ impl Conn {
 
     fn set_stage(&self, stage: ConnStage) {
         self.ring_path.set_stage(stage);
-        self.show(self.ring_path.state_of(stage));
-    }
-
-    /// In a child: shows it among its own.
-    fn show_again(&self) {
-        self.begin_line(self.fd());
-        self.show(self.ring_path.state_of(self.ring_path.stage()));
+        shown::state(self, self.ring_path.state_of(stage));
     }
 
     /// Number of its channel or offer; 0 if it has none.
@@ -199,131 +182,15 @@ impl Conn {
         Some(Pages { local, path: &self.ring_path, own, peer: local.peer.peer_page()? })
     }
 
-    /// Whether something can be read, or the end has come; a look without the kernel, and without any lock.
-    pub(crate) fn readable(&self) -> RingReadiness {
-        if !self.is_up() {
-            return RingReadiness::AskKernel;
-        }
-        let Some(pages) = self.pages() else { return RingReadiness::AskKernel };
-        let Pages { own, peer, .. } = pages;
-        let always = flags::READ_SHUT | flags::BROKEN | flags::RESET;
-        if self.has(always | flags::LEFT) {
-            return if self.has(always) { RingReadiness::Yes } else { RingReadiness::AskKernel };
-        }
-        let seen = own.rx_path.seen.load(Ordering::Relaxed);
-        // EDGE path: as in `Receiver::refresh`.
-        let switches = load_acquire_u32(&peer.tx_path.switches);
-        let waiting = pages.takeable();
-        let low_water = u64::from(self.kernel.low_water.load(Ordering::Relaxed));
-        match Way::after(seen) {
-            Way::Ring => {
-                if waiting > 0 && (waiting >= low_water || switches != seen && self.are_enough(waiting, low_water)) {
-                    return RingReadiness::Yes;
-                }
-                let ended = pages.has_said_end() || self.has(flags::PEER_GONE);
-                let asked = self.kernel.said() != 0;
-                if switches != seen || ended || asked { RingReadiness::AskKernel } else { RingReadiness::No }
-            }
-            // The switch up has been announced: what waits in the ring is next once TCP is read up to there. Bytes before it may
-            // be under way still.
-            Way::Tcp
-                if switches != seen
-                    && waiting > 0
-                    && if low_water > 1 {
-                        self.are_enough(waiting, low_water)
-                    } else {
-                        self.rx.counted.load(Ordering::Relaxed) == peer.tx_path.switched_at.load(Ordering::Relaxed)
-                    } =>
-            {
-                RingReadiness::Yes
-            }
-            Way::Tcp => RingReadiness::AskKernel,
-        }
-    }
-
-    /// Whether the bytes that wait in the ring and those in the kernel's queue are together what `SO_RCVLOWAT` asks for. At a switch,
-    /// neither has to be enough alone.
-    #[cold]
-    fn are_enough(&self, waiting: u64, low_water: u64) -> bool {
-        low_water > 1 && waiting + candidate::queued(sys::borrow(self.fd()), libc::FIONREAD).unwrap_or(0) >= low_water
-    }
-
-    /// Whether something can be written, or will fail at once; a look without the kernel, and without any lock.
-    pub(crate) fn writable(&self) -> RingReadiness {
-        if !self.is_up() {
-            return RingReadiness::AskKernel;
-        }
-        let Some(pages) = self.pages() else { return RingReadiness::AskKernel };
-        let Pages { own, local, .. } = pages;
-        if self.has(flags::WRITE_SHUT | flags::BROKEN | flags::RESET) {
-            return RingReadiness::Yes;
-        }
-        match Way::after(own.tx_path.switches.load(Ordering::Relaxed)) {
-            Way::Tcp => RingReadiness::AskKernel,
-            Way::Ring => {
-                if !pages.writing().is_read() || self.has(flags::PEER_GONE) {
-                    return RingReadiness::AskKernel;
-                }
-                let size = local.own.ring_size();
-                if pages.writing().unread(size) <= size - tx::enough(size) {
-                    RingReadiness::Yes
-                } else if self.kernel.said() & tx::ENDS != 0 {
-                    RingReadiness::AskKernel
-                } else {
-                    RingReadiness::No
-                }
-            }
-        }
-    }
-
-    /// Bytes that wait in the ring to be read.
-    pub(crate) fn unread(&self) -> u64 {
-        if !self.is_up() || self.has(flags::LEFT) {
-            return 0;
-        }
-        self.pages().map_or(0, |pages| pages.takeable())
-    }
-
-    /// Bytes of ours that wait in the ring for the peer.
-    pub(crate) fn unsent(&self) -> u64 {
-        if !self.is_up() {
-            return 0;
-        }
-        self.pages().map_or(0, |pages| pages.unsent())
+    /// A look without the kernel.
+    #[inline]
+    pub(crate) fn look(&self) -> RingLook<'_> {
+        RingLook(self)
     }
 
     /// The events that the kernel has reported of the connection's end, of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
     pub(crate) fn has_hung_up(&self) -> u32 {
         self.kernel.has_hung_up()
-    }
-
-    /// Whether either side has said that it sends or reads no more, or the peer has gone: then the kernel has news, now or soon.
-    #[inline]
-    pub(crate) fn is_ending(&self) -> bool {
-        self.is_up()
-            && (self.has(flags::PEER_GONE | flags::READ_SHUT | flags::WRITE_SHUT)
-                || self.pages().is_some_and(|pages| pages.has_said_end()))
-    }
-
-    /// Whether the kernel may have an error to tell: it always may where bytes come from it.
-    pub(crate) fn may_have_failed(&self) -> bool {
-        !self.is_up() || self.is_ending() || self.readable() == RingReadiness::AskKernel
-    }
-
-    /// Moves when something new has come to be read.
-    pub(crate) fn rx_mark(&self) -> u64 {
-        self.pages().map_or(0, |pages| pages.visible_tail())
-    }
-
-    /// Changes when the peer's process had ended a connection before it sent what is in the ring (protocol T17).
-    #[inline]
-    pub(crate) fn ends(&self) -> u32 {
-        self.pages().filter(|_| self.is_up()).map_or(0, |pages| pages.peer.tx_path.ends.load(Ordering::Relaxed))
-    }
-
-    /// Moves when a sending call was refused for want of room: that there is room again is news then.
-    pub(crate) fn tx_mark(&self) -> u64 {
-        u64::from(self.moves.refusals.load(Ordering::Relaxed))
     }
 
     /// An event on the kernel's socket said this.
@@ -404,14 +271,6 @@ impl Conn {
         }
         // Closed by another thread, and perhaps another connection's by now.
         Errno::BADF
-    }
-
-    /// When a call that waits now is to give up.
-    fn deadline(timeout: &AtomicU64) -> Option<Duration> {
-        match timeout.load(Ordering::Relaxed) {
-            0 => None,
-            nanoseconds => Some(sys::now() + Duration::from_nanos(nanoseconds)),
-        }
     }
 }
 

@@ -25,21 +25,6 @@ pub(super) fn keep_alive(fd: c_int) {
 }
 
 impl Conn {
-    /// Asks the kernel for all of them.
-    pub(super) fn learn_options(&self, fd: c_int) {
-        self.learn_waiting(fd);
-        self.kernel.learn_low_water(fd);
-        self.kernel.learn_cork(fd);
-    }
-
-    fn learn_waiting(&self, fd: c_int) {
-        if let Ok(status) = rustix::fs::fcntl_getfl(sys::borrow(fd)) {
-            self.ring_path.set_flag(flags::NONBLOCK, status.contains(OFlags::NONBLOCK));
-        }
-        self.kernel.learn_receive_timeout(fd);
-        self.kernel.learn_send_timeout(fd);
-    }
-
     /// The program has set an option, and the kernel has taken it.
     pub(crate) fn option_was_set(&'static self, fd: c_int, level: c_int, name: c_int) {
         if level == libc::SOL_SOCKET {
@@ -86,7 +71,7 @@ impl Conn {
     /// not know, and their users set the flag without its knowledge.
     pub(super) fn may_not_wait(&self, fd: c_int) -> bool {
         if self.has(flags::WANT_TCP) {
-            self.learn_waiting(fd);
+            learn_waiting(self, fd);
         }
         self.has(flags::NONBLOCK)
     }
@@ -95,6 +80,21 @@ impl Conn {
     pub(crate) fn blocking_was_set(&self, nonblocking: bool) {
         self.ring_path.set_flag(flags::NONBLOCK, nonblocking);
     }
+}
+
+/// Asks the kernel for all of them.
+pub(super) fn learn(conn: &Conn, fd: c_int) {
+    learn_waiting(conn, fd);
+    conn.kernel.learn_low_water(fd);
+    conn.kernel.learn_cork(fd);
+}
+
+fn learn_waiting(conn: &Conn, fd: c_int) {
+    if let Ok(status) = rustix::fs::fcntl_getfl(sys::borrow(fd)) {
+        conn.ring_path.set_flag(flags::NONBLOCK, status.contains(OFlags::NONBLOCK));
+    }
+    conn.kernel.learn_receive_timeout(fd);
+    conn.kernel.learn_send_timeout(fd);
 }
 
 /// Whether an option is one that bytes in memory cannot honour.

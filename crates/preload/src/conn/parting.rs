@@ -5,6 +5,7 @@
 //! seen that of the peer and has read everything in the peer's ring. The memory of the window keeps the last value for the peer.
 
 use super::rx::ConnRx;
+use super::shown;
 use super::tx::{ConnTx, SendTurn};
 use super::{Conn, Pages, flags};
 use crate::log::log;
@@ -23,65 +24,64 @@ impl Conn {
     #[inline]
     pub(super) fn part_if_lost(&self) {
         if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {
-            self.try_to_part();
+            try_to_part(self);
         }
     }
+}
 
-    /// Whether a sleeper has to poll for the peer's word, because no ring announces it. A peer that makes no call does not give the word,
-    /// so the sleeper stops to poll after some time.
-    pub(super) fn may_part_soon(&self) -> bool {
-        !self.has(flags::PARTED)
-            && !self.is_shared()
-            && self.moves.looks_for_answer.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+/// Whether a sleeper has to poll for the peer's word, because no ring announces it. A peer that makes no call does not give the word,
+/// so the sleeper stops to poll after some time.
+pub(super) fn may_part_soon(conn: &Conn) -> bool {
+    !conn.has(flags::PARTED)
+        && !conn.is_shared()
+        && conn.moves.looks_for_answer.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+}
+
+#[cold]
+fn try_to_part(conn: &Conn) {
+    if !conn.is_up() || conn.has(flags::BROKEN) {
+        return;
     }
-
-    #[cold]
-    fn try_to_part(&self) {
-        if !self.is_up() || self.has(flags::BROKEN) {
-            return;
-        }
-        let (Some(mut tx), Some(mut rx)) = (self.tx.try_hold(), self.rx.try_hold()) else { return };
-        // Another process has separate mappings, and would find the state of this one beside them. A fork in another thread holds the sending direction while it enters the child, so it comes before or after this.
-        if self.identity.holders.has_others(process::kernel_pid()) {
-            return;
-        }
-        let Some(pages) = self.pages().filter(|_| self.is_up()) else { return };
-        let Pages { own, peer, local, .. } = pages;
-        if tx.path.way() == Way::Ring {
-            // A side that only reads goes back here.
-            let _ = SendTurn { conn: self, pages, tx: &mut tx }.choose_way();
-        }
-        if tx.path.way() != Way::Tcp || pages.owes() || tx.again.is_some() && !self.has(flags::SENT_AGAIN) {
-            return;
-        }
-        // `LINK_LOST` stays, so this direction does not go up any more. Releases the last switch.
-        // EDGE tcp-only (protocol T15.7): releases the last switch and the last byte; acquired below, in the peer.
-        own.rx_path.flags.fetch_or(path_flags::TCP_ONLY | path_flags::WANT_TCP, Ordering::AcqRel);
-        // EDGE tcp-only (protocol T15.7): acquires the peer's last switch and byte from the store above, in the peer.
-        if load_acquire_u32(&peer.rx_path.flags) & path_flags::TCP_ONLY == 0 {
-            return;
-        }
-        // The peer's last switch and last byte are there by now.
-        let is_followed = load_acquire_u32(&peer.tx_path.switches) == rx.path.seen() && rx.path.way() == Way::Tcp;
-        let is_drained = load_acquire(&peer.control.tx.cursor.tail) == rx.half.head();
-        if !is_drained && !self.has(flags::LEFT) || !is_followed && !self.has(flags::LEFT) {
-            return;
-        }
-        // From here on only the kernel's bytes count.
-        let (sent, received) =
-            (tx.path.total().wrapping_sub(tx.half.tail()), rx.path.total().wrapping_sub(rx.half.head()));
-        (*tx, *rx) = (ConnTx::new(0, sent), ConnRx::new(0, received));
-        self.tx.counted.store(sent, Ordering::Relaxed);
-        self.rx.counted.store(received, Ordering::Relaxed);
-        self.ring_path.set_flag(flags::PARTED, true);
-        local.own.vacate();
-        local.peer.vacate();
-        self.show(LineState::Tcp);
-        log!("fd {}: the rings are unmapped; the connection goes on by TCP", self.fd());
-        drop((tx, rx));
-        let channel = self.local().channel.swap(0, Ordering::Relaxed);
-        if channel != 0 {
-            broker::closed(channel);
-        }
+    let (Some(mut tx), Some(mut rx)) = (conn.tx.try_hold(), conn.rx.try_hold()) else { return };
+    // Another process has separate mappings, and would find the state of this one beside them. A fork in another thread holds the sending direction while it enters the child, so it comes before or after this.
+    if conn.identity.holders.has_others(process::kernel_pid()) {
+        return;
+    }
+    let Some(pages) = conn.pages().filter(|_| conn.is_up()) else { return };
+    let Pages { own, peer, local, .. } = pages;
+    if tx.path.way() == Way::Ring {
+        // A side that only reads goes back here.
+        let _ = SendTurn { conn, pages, tx: &mut tx }.choose_way();
+    }
+    if tx.path.way() != Way::Tcp || pages.owes() || tx.again.is_some() && !conn.has(flags::SENT_AGAIN) {
+        return;
+    }
+    // `LINK_LOST` stays, so this direction does not go up any more. Releases the last switch.
+    // EDGE tcp-only (protocol T15.7): releases the last switch and the last byte; acquired below, in the peer.
+    own.rx_path.flags.fetch_or(path_flags::TCP_ONLY | path_flags::WANT_TCP, Ordering::AcqRel);
+    // EDGE tcp-only (protocol T15.7): acquires the peer's last switch and byte from the store above, in the peer.
+    if load_acquire_u32(&peer.rx_path.flags) & path_flags::TCP_ONLY == 0 {
+        return;
+    }
+    // The peer's last switch and last byte are there by now.
+    let is_followed = load_acquire_u32(&peer.tx_path.switches) == rx.path.seen() && rx.path.way() == Way::Tcp;
+    let is_drained = load_acquire(&peer.control.tx.cursor.tail) == rx.half.head();
+    if !is_drained && !conn.has(flags::LEFT) || !is_followed && !conn.has(flags::LEFT) {
+        return;
+    }
+    // From here on only the kernel's bytes count.
+    let (sent, received) = (tx.path.total().wrapping_sub(tx.half.tail()), rx.path.total().wrapping_sub(rx.half.head()));
+    (*tx, *rx) = (ConnTx::new(0, sent), ConnRx::new(0, received));
+    conn.tx.counted.store(sent, Ordering::Relaxed);
+    conn.rx.counted.store(received, Ordering::Relaxed);
+    conn.ring_path.set_flag(flags::PARTED, true);
+    local.own.vacate();
+    local.peer.vacate();
+    shown::state(conn, LineState::Tcp);
+    log!("fd {}: the rings are unmapped; the connection goes on by TCP", conn.fd());
+    drop((tx, rx));
+    let channel = conn.local().channel.swap(0, Ordering::Relaxed);
+    if channel != 0 {
+        broker::closed(channel);
     }
 }

@@ -10,48 +10,6 @@ use partywall_shm::layout::{Geometry, PAGE};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-impl Conn {
-    /// Whether the broker that we have now, and whose number this is, has not heard of its ring.
-    pub(super) fn is_older_than(&self, broker: u64) -> bool {
-        let channel = self.channel();
-        channel != 0 && channel < broker && self.local().reclaimed.load(Ordering::Relaxed) != broker
-    }
-
-    /// Tells the broker by `tell`, if it has not heard of this ring; `None`: a thread is in the way.
-    fn reclaim<T>(&'static self, fd: c_int, broker: u64, tell: impl FnOnce(&ConnClaim) -> T) -> Option<Option<T>> {
-        // While this is held, no thread closes the descriptors that are sent.
-        let _held = self.tx.try_hold()?;
-        let local = self.local();
-        let Some(memory) =
-            local.memory().filter(|_| self.ring_path.stage() == ConnStage::Attached && self.is_older_than(broker))
-        else {
-            return Some(None);
-        };
-        local.reclaimed.store(broker, Ordering::Relaxed);
-        // With another `SO_LINGER`, the broker would have to do the work of `close`, if it came to hold the socket last.
-        if !matches!(rustix::net::sockopt::socket_linger(sys::borrow(fd)), Ok(None)) {
-            return Some(None);
-        }
-        let geometry = Geometry::new(PAGE, local.own.ring_size()).ok();
-        let claim = geometry.map(|geometry| ConnClaim {
-            channel: self.channel(),
-            role: self.role(),
-            geometry,
-            socket: sys::borrow(fd),
-            region: sys::borrow(memory),
-        });
-        Some(claim.map(|claim| tell(&claim)))
-    }
-
-    /// The policy is another, and so perhaps is the broker.
-    pub(super) fn reclaim_later(&'static self, fd: c_int) {
-        let number = broker::directory().map_or(0, |directory| directory.instance());
-        if self.is_older_than(number) && !broker::reclaim(|tell| self.reclaim(fd, number, tell).is_some()) {
-            self.moves.judge_later();
-        }
-    }
-}
-
 /// For the broker's session: [`reclaim_all`].
 pub(super) static EACH: EachClaim = reclaim_all;
 
@@ -61,9 +19,49 @@ fn reclaim_all(broker: u64, tell: &mut dyn FnMut(&ConnClaim) -> bool) {
         if let Some(conn) = Conn::of(fd)
             && conn.fd() == fd
             && conn.is_up()
-            && conn.reclaim(fd, broker, &mut *tell) == Some(Some(false))
+            && reclaim(conn, fd, broker, &mut *tell) == Some(Some(false))
         {
             return;
         }
+    }
+}
+
+/// Whether the broker that we have now, and whose number this is, has not heard of its ring.
+pub(super) fn is_older_than(conn: &Conn, broker: u64) -> bool {
+    let channel = conn.channel();
+    channel != 0 && channel < broker && conn.local().reclaimed.load(Ordering::Relaxed) != broker
+}
+
+/// Tells the broker by `tell`, if it has not heard of this ring; `None`: a thread is in the way.
+fn reclaim<T>(conn: &'static Conn, fd: c_int, broker: u64, tell: impl FnOnce(&ConnClaim) -> T) -> Option<Option<T>> {
+    // While this is held, no thread closes the descriptors that are sent.
+    let _held = conn.tx.try_hold()?;
+    let local = conn.local();
+    let Some(memory) =
+        local.memory().filter(|_| conn.ring_path.stage() == ConnStage::Attached && is_older_than(conn, broker))
+    else {
+        return Some(None);
+    };
+    local.reclaimed.store(broker, Ordering::Relaxed);
+    // With another `SO_LINGER`, the broker would have to do the work of `close`, if it came to hold the socket last.
+    if !matches!(rustix::net::sockopt::socket_linger(sys::borrow(fd)), Ok(None)) {
+        return Some(None);
+    }
+    let geometry = Geometry::new(PAGE, local.own.ring_size()).ok();
+    let claim = geometry.map(|geometry| ConnClaim {
+        channel: conn.channel(),
+        role: conn.role(),
+        geometry,
+        socket: sys::borrow(fd),
+        region: sys::borrow(memory),
+    });
+    Some(claim.map(|claim| tell(&claim)))
+}
+
+/// The policy is another, and so perhaps is the broker.
+pub(super) fn reclaim_later(conn: &'static Conn, fd: c_int) {
+    let number = broker::directory().map_or(0, |directory| directory.instance());
+    if is_older_than(conn, number) && !broker::reclaim(|tell| reclaim(conn, fd, number, tell).is_some()) {
+        conn.moves.judge_later();
     }
 }

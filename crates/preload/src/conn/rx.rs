@@ -2,6 +2,8 @@
 
 use super::cursor::Cursor;
 use super::direction::{DirectionState, WORDS, optional};
+use super::shown;
+use super::waiters::deadline as deadline_of;
 use super::{Conn, Interest, Pages, flags};
 use crate::local::LocalState;
 use crate::lock::Lock;
@@ -99,7 +101,7 @@ impl Conn {
         self.part_if_lost();
         let dont_wait = message & libc::MSG_DONTWAIT != 0;
         let peek = message & libc::MSG_PEEK != 0;
-        let enough = self.enough_of(cursor.left(), message & libc::MSG_WAITALL != 0);
+        let enough = self.kernel.enough_of(cursor.left(), message & libc::MSG_WAITALL != 0);
         let mut done = 0;
         let mut deadline = None;
         loop {
@@ -107,7 +109,7 @@ impl Conn {
                 Ok(BytesFound::Bytes(n)) => {
                     // Peeked bytes are read again.
                     done = if peek { n } else { done + n };
-                    if done >= enough || (peek && !self.may_hold(enough)) {
+                    if done >= enough || (peek && enough as u64 > self.local().peer.ring_size()) {
                         return Ok(done);
                     }
                 }
@@ -124,7 +126,7 @@ impl Conn {
             }
             if peek && done > 0 {
                 // There is something, so that a sleep would end at once.
-                let end = *deadline.get_or_insert_with(|| Self::deadline(&self.kernel.receive_timeout));
+                let end = *deadline.get_or_insert_with(|| deadline_of(&self.kernel.receive_timeout));
                 let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 20_000 };
                 if end.is_some_and(|end| sys::now() >= end)
                     || sys::has_ended(fd)
@@ -143,20 +145,6 @@ impl Conn {
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// The number of bytes that a call waits for: all, or `SO_RCVLOWAT`. Even a call that receives no bytes waits for one.
-    fn enough_of(&self, wanted: usize, all: bool) -> usize {
-        match wanted {
-            0 => 0,
-            _ if all => wanted,
-            _ => wanted.min(self.kernel.low_water.load(Ordering::Relaxed).max(1) as usize),
-        }
-    }
-
-    /// Whether the ring can ever hold this much at once.
-    fn may_hold(&self, n: usize) -> bool {
-        n as u64 <= self.local().peer.ring_size()
     }
 
     /// Takes what is there now, across the ends of segments.
@@ -251,7 +239,7 @@ impl ReceiveTurn<'_> {
             return false;
         }
         add(&self.pages.own.control.rx.counters.switches, 1);
-        self.conn.show_receiving(self.rx.path.way());
+        shown::receiving(self.conn, self.rx.path.way());
         // The peer may have rung for it.
         self.conn.bell().drain();
         if self.conn.has(flags::WANT_TCP) && self.rx.path.way() == Way::Ring {
@@ -324,7 +312,7 @@ impl ReceiveTurn<'_> {
 
     /// The rest has come by rings, which count themselves.
     fn show_received(&self) {
-        if let Some(line) = self.conn.line() {
+        if let Some(line) = shown::line(self.conn) {
             line.rx.tcp.store(self.rx.path.total().wrapping_sub(self.rx.half.head()), Ordering::Relaxed);
         }
     }

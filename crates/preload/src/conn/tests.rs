@@ -12,6 +12,8 @@ mod wishes;
 use super::{Conn, ConnStage, KernelSleep, flags};
 use crate::broker::PolicyView;
 use crate::calls::testing::{ioctl_number, *};
+use crate::conn::bring_up;
+use crate::conn::candidate;
 use crate::conn::candidate::CandidateStep;
 use crate::sys;
 use partywall_protocol::upgrade::Upgrade;
@@ -48,7 +50,7 @@ impl Pair {
         };
         for (s, role) in [(&a, Role::Connecting), (&b, Role::Accepting)] {
             let (local, peer) = (s.local_addr().unwrap(), s.peer_addr().unwrap());
-            Conn::adopt_under(policy, s.as_raw_fd(), role, local, peer).unwrap();
+            candidate::adopt_under(policy, s.as_raw_fd(), role, local, peer).unwrap();
         }
         Self { a: a.into_raw_fd(), b: b.into_raw_fd() }
     }
@@ -74,7 +76,7 @@ impl Pair {
         };
         for (s, role) in [(&a, Role::Connecting), (&b, Role::Accepting)] {
             let (local, peer) = (s.local_addr().unwrap(), s.peer_addr().unwrap());
-            Conn::adopt_under(policy, s.as_raw_fd(), role, local, peer).unwrap();
+            candidate::adopt_under(policy, s.as_raw_fd(), role, local, peer).unwrap();
         }
         crate::ready::connected(a.as_raw_fd());
         Self { a: a.into_raw_fd(), b: b.into_raw_fd() }
@@ -100,20 +102,20 @@ impl Pair {
     /// Brings both sides up, as the broker and the two sides do together.
     pub(crate) fn bring_up(&self) {
         let (a, b) = (self.conn_a(), self.conn_b());
-        let (ra, ga) = a.make_region().unwrap();
-        let (rb, gb) = b.make_region().unwrap();
+        let (ra, ga) = bring_up::make_region(a).unwrap();
+        let (rb, gb) = bring_up::make_region(b).unwrap();
         let (bell_a, bell_b) = partywall_region::bell::pair().unwrap();
         assert!(a.bell().keep(bell_a) && b.bell().keep(bell_b));
         for (conn, fd, region, geometry) in [(a, self.a, &rb, gb), (b, self.b, &ra, ga)] {
             let (mut tx, mut rx) = (conn.tx.hold().unwrap(), conn.rx.hold().unwrap());
-            assert!(conn.is_quiet());
-            conn.attach(fd, &mut tx, &mut rx, region.as_fd(), (Located::OwnMemory, geometry)).unwrap();
+            assert!(bring_up::is_quiet(conn));
+            bring_up::attach(conn, fd, &mut tx, &mut rx, region.as_fd(), (Located::OwnMemory, geometry)).unwrap();
         }
     }
 
     /// As if the broker had said that this process is at the other end of `b`.
     pub(crate) fn introduce(&self) {
-        self.conn_b().note_neighbour(Some(crate::process::kernel_pid()));
+        super::bell::note_neighbour(self.conn_b(), Some(crate::process::kernel_pid()));
     }
 
     /// Bells that `b` has rung for what it has written.

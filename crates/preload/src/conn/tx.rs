@@ -3,7 +3,8 @@
 use super::cursor::Cursor;
 use super::direction::{DirectionState, WORDS, optional};
 use super::held::most_held;
-use super::waiters::waiters;
+use super::shown;
+use super::waiters::{deadline as deadline_of, waiters};
 use super::{Conn, Deadline, Interest, Pages, RingReadiness, WaitOutcome, flags};
 use crate::local::LocalState;
 use crate::lock::Lock;
@@ -85,48 +86,11 @@ impl DirectionState for ConnTx {
 impl Conn {
     /// Sends the rest of the cursor. Blocks as the socket would, unless `MSG_DONTWAIT` is among the flags.
     pub(crate) fn send(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
-        let result = self.send_all(fd, cursor, message);
+        let result = send_all(self, fd, cursor, message);
         if result == Err(Errno::PIPE) && message & libc::MSG_NOSIGNAL == 0 {
             raise_sigpipe();
         }
         result
-    }
-
-    fn send_all(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
-        self.part_if_lost();
-        let (dont_wait, more) = (message & libc::MSG_DONTWAIT != 0, message & libc::MSG_MORE);
-        let (mut done, mut refused) = (0, 0);
-        let mut deadline = None;
-        loop {
-            match self.try_send(fd, cursor, more) {
-                Ok(n) => {
-                    done += n;
-                    refused = if n > 0 { 0 } else { refused };
-                }
-                Err(Errno::AGAIN) => {}
-                Err(error) if done > 0 => {
-                    self.errors().put_back(error);
-                    return Ok(done);
-                }
-                Err(error) => return Err(error),
-            }
-            if cursor.left() == 0 {
-                return Ok(done);
-            }
-            if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
-                // As long as the room that has come is of use.
-                refused += 1;
-                if self.refuse() && refused < ROUNDS {
-                    continue;
-                }
-                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
-            }
-            match self.sleep(Interest::OUT, &self.kernel.send_timeout, &mut deadline) {
-                Ok(()) => {}
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
-            }
-        }
     }
 
     /// Records that a sending call was refused for want of room. An edge-triggered waiter that was notified of the earlier room gets the
@@ -143,7 +107,7 @@ impl Conn {
         loop {
             let armed = self.arm(Interest::OUT);
             self.bell().drain();
-            let look = Fenced::after(armed).look(|| (self.writable() == RingReadiness::Yes).then_some(()));
+            let look = Fenced::after(armed).look(|| (self.look().writable() == RingReadiness::Yes).then_some(()));
             let SecondLook::Nothing(quiet) = look else {
                 // Not if this very thread is sending already, below a signal handler.
                 return self.tx.hold().is_ok();
@@ -151,26 +115,6 @@ impl Conn {
             if rounds.next(quiet, |armed| self.is_armed(armed)) != SleepStep::ArmAgain {
                 return false;
             }
-        }
-    }
-
-    /// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing.
-    fn try_send(&'static self, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
-        let Some(pages) = self.pages() else { return Err(self.without_ring(fd)) };
-        let mut tx = self.tx.hold()?;
-        self.may_send(fd)?;
-        if cursor.left() == 0 {
-            // An empty send fails where any send would, and is no reason to switch.
-            if tx.path.way() == Way::Ring && !is_over(self, pages) {
-                return Ok(0);
-            }
-            return self.errors().noted(kernel_send(fd, &mut [], 0));
-        }
-        let mut turn = SendTurn { conn: self, pages, tx: &mut tx };
-        match turn.choose_way() {
-            Ok(Way::Ring) => turn.send_on_ring(cursor, more != 0 || self.kernel.is_corked()),
-            Ok(Way::Tcp) => turn.send_on_tcp(fd, cursor, more),
-            Err(error) => Err(error),
         }
     }
 
@@ -235,7 +179,7 @@ impl Conn {
         if deadline.flatten().is_some_and(|deadline| sys::now() >= deadline) {
             return Err(Errno::AGAIN);
         }
-        let deadline = *deadline.get_or_insert_with(|| Self::deadline(timeout));
+        let deadline = *deadline.get_or_insert_with(|| deadline_of(timeout));
         match waiters().wait(self, interest, deadline) {
             WaitOutcome::Ready => Ok(()),
             WaitOutcome::TimedOut => Err(Errno::AGAIN),
@@ -260,6 +204,63 @@ impl Conn {
             self.bell().ring();
         }
         self.part_if_lost();
+    }
+}
+
+fn send_all(conn: &'static Conn, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
+    conn.part_if_lost();
+    let (dont_wait, more) = (message & libc::MSG_DONTWAIT != 0, message & libc::MSG_MORE);
+    let (mut done, mut refused) = (0, 0);
+    let mut deadline = None;
+    loop {
+        match try_send(conn, fd, cursor, more) {
+            Ok(n) => {
+                done += n;
+                refused = if n > 0 { 0 } else { refused };
+            }
+            Err(Errno::AGAIN) => {}
+            Err(error) if done > 0 => {
+                conn.errors().put_back(error);
+                return Ok(done);
+            }
+            Err(error) => return Err(error),
+        }
+        if cursor.left() == 0 {
+            return Ok(done);
+        }
+        if dont_wait || conn.may_not_wait(fd) || conn.tx.is_held_by_this_thread() {
+            // As long as the room that has come is of use.
+            refused += 1;
+            if conn.refuse() && refused < ROUNDS {
+                continue;
+            }
+            return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+        }
+        match conn.sleep(Interest::OUT, &conn.kernel.send_timeout, &mut deadline) {
+            Ok(()) => {}
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing.
+fn try_send(conn: &'static Conn, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
+    let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd)) };
+    let mut tx = conn.tx.hold()?;
+    conn.may_send(fd)?;
+    if cursor.left() == 0 {
+        // An empty send fails where any send would, and is no reason to switch.
+        if tx.path.way() == Way::Ring && !is_over(conn, pages) {
+            return Ok(0);
+        }
+        return conn.errors().noted(kernel_send(fd, &mut [], 0));
+    }
+    let mut turn = SendTurn { conn, pages, tx: &mut tx };
+    match turn.choose_way() {
+        Ok(Way::Ring) => turn.send_on_ring(cursor, more != 0 || conn.kernel.is_corked()),
+        Ok(Way::Tcp) => turn.send_on_tcp(fd, cursor, more),
+        Err(error) => Err(error),
     }
 }
 
@@ -305,7 +306,7 @@ impl SendTurn<'_> {
             way => return Ok(way),
         }
         add(&own.control.tx.counters.switches, 1);
-        self.conn.show_sending(self.tx.path.way());
+        shown::sending(self.conn, self.tx.path.way());
         // The peer may have rung for it.
         self.conn.bell().drain();
         Ok(self.tx.path.way())
@@ -375,7 +376,7 @@ impl SendTurn<'_> {
 
     /// The rest has gone by rings, which count themselves.
     fn show_sent(&self) {
-        if let Some(line) = self.conn.line() {
+        if let Some(line) = shown::line(self.conn) {
             line.tx.tcp.store(self.tx.path.total().wrapping_sub(self.tx.half.tail()), Ordering::Relaxed);
         }
     }

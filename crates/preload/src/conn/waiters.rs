@@ -4,6 +4,8 @@
 
 use super::Conn;
 use crate::installed::Installed;
+use crate::sys;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The events that a wait is for.
@@ -36,6 +38,14 @@ pub(crate) enum WaitOutcome {
 
 /// When a wait ends at the latest, by the monotonic clock; `None` never.
 pub(crate) type Deadline = Option<Duration>;
+
+/// When a call that waits now is to give up, by a time limit of the socket in nanoseconds.
+pub(super) fn deadline(timeout: &AtomicU64) -> Deadline {
+    match timeout.load(Ordering::Relaxed) {
+        0 => None,
+        nanoseconds => Some(sys::now() + Duration::from_nanos(nanoseconds)),
+    }
+}
 
 /// The waiting side of readiness, as connections see it.
 pub(crate) trait ConnWaiters: Sync {

@@ -180,7 +180,7 @@ impl Set {
         // The kernel's events were recorded while it was in the set, but not those that came while it was taken out.
         r.kernel.put(mask::ALL);
         r.edge.put(0);
-        r.tx_told.put(conn.tx_mark());
+        r.tx_told.put(conn.look().tx_mark());
         self.untold(r);
         self.heat(number);
     }

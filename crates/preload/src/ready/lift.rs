@@ -174,8 +174,8 @@ impl Set {
         r.raise(if r.events.get() & OUT != 0 { RING | HEARS_ROOM } else { RING });
         r.kernel.put(0);
         r.edge.put(0);
-        r.rx_told.put(conn.rx_mark());
-        r.tx_told.put(conn.tx_mark());
+        r.rx_told.put(conn.look().rx_mark());
+        r.tx_told.put(conn.look().tx_mark());
         // This comes before the caller looks for sleepers; a thread that falls asleep looks here afterwards.
         self.rings.fetch_add(1, Ordering::SeqCst);
         self.heat(number);

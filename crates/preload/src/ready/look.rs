@@ -26,7 +26,7 @@ const TICKS: u64 = 120_000;
 /// Answers without room for all ends after which bytes are reported all the same.
 const MOST_UNSUCCESSFUL: u32 = 16;
 
-/// Whether the kernel was asked for ends before bytes are reported ([`Conn::ends`]).
+/// Whether the kernel was asked for ends before bytes are reported ([`crate::conn::RingLook::ends`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndsAsked {
     /// It was, or that is not needed.
@@ -63,7 +63,7 @@ impl Set {
         }
         let Some(conn) = r.conn() else { return 0 };
         // Before the look: what comes after it is news.
-        let marks = || if events & ET != 0 { (conn.rx_mark(), conn.tx_mark()) } else { (0, 0) };
+        let marks = || if events & ET != 0 { (conn.look().rx_mark(), conn.look().tx_mark()) } else { (0, 0) };
         let (mut rx, mut tx) = marks();
         let mut ready = mask::of(conn, events, &r.kernel);
         // Bytes that came during the look may have been seen already, and would be reported twice.
@@ -86,7 +86,7 @@ impl Set {
         }
         if tell && *asked != EndsAsked::Yes {
             // Loaded after the bytes were seen: it is as it was when they were committed, or later.
-            let ends = conn.ends();
+            let ends = conn.look().ends();
             if ends != r.ends.get() {
                 *asked = EndsAsked::MustAsk(EndsNews { number, ends });
                 return 0;
@@ -147,7 +147,7 @@ impl Set {
                 let r = reg::get(number);
                 let is_next = r.active.get() != self.answers.get()
                     && r.conn().is_some_and(|conn| {
-                        !ends_only || conn.is_ending() || conn.has_hung_up() != 0 || conn.is_reset()
+                        !ends_only || conn.look().is_ending() || conn.has_hung_up() != 0 || conn.is_reset()
                     });
                 let ready = if is_next && told < max { self.look(number, true) } else { 0 };
                 if ready != 0 {

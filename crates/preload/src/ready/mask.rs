@@ -26,24 +26,24 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
     let mut ready = 0;
     let mut open = 0;
     let hung_up = conn.has_hung_up();
-    if conn.is_reset() || (hung_up != 0 || conn.is_ending()) && conn.look_for_reset() {
+    if conn.is_reset() || (hung_up != 0 || conn.look().is_ending()) && conn.look_for_reset() {
         return conn.reset_events() & (wanted | ENDS);
     }
     if wanted & IN != 0 {
-        match conn.readable() {
+        match conn.look().readable() {
             RingReadiness::Yes => ready |= IN,
             RingReadiness::AskKernel => open |= IN,
             RingReadiness::No => {}
         }
     }
     if wanted & OUT != 0 {
-        match conn.writable() {
+        match conn.look().writable() {
             RingReadiness::Yes => ready |= OUT,
             RingReadiness::AskKernel => open |= OUT,
             RingReadiness::No => {}
         }
     }
-    if hung_up != 0 || conn.is_ending() {
+    if hung_up != 0 || conn.look().is_ending() {
         // Over, or nearly: an error goes away by being read, our own end makes theirs the end of all.
         open |= (wanted | ENDS) & !ready;
         ready |= hung_up & RDHUP;
@@ -53,7 +53,7 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
         }
     } else {
         open |= wanted & (PRI | RDHUP);
-        if wanted & (IN | OUT) == 0 && conn.readable() == RingReadiness::AskKernel {
+        if wanted & (IN | OUT) == 0 && conn.look().readable() == RingReadiness::AskKernel {
             // A caller that asks for the end alone: where bytes come by TCP, the end does too.
             open |= ENDS;
         }

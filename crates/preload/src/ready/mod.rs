@@ -116,7 +116,7 @@ fn brought_up(conn: &'static Conn) -> bool {
 /// The program has set `SO_RCVLOWAT`. As in the kernel, readable bytes are an edge again, even if they were reported before. For bytes in
 /// its own socket, the kernel reports that itself.
 pub(crate) fn low_water_was_set(conn: &'static Conn) {
-    if conn.readable() != conn::RingReadiness::Yes {
+    if conn.look().readable() != conn::RingReadiness::Yes {
         return;
     }
     let is_to_tell = |r: &SetRegistration| r.is(registration::RING) && r.edge.get() & mask::IN != mask::IN;

@@ -63,7 +63,7 @@ pub(super) struct SetRegistration {
     pub(super) edge: AtomicU32,
     /// The set's count of answers when this was last part of one.
     pub(super) active: AtomicU32,
-    /// The ends that the peer's process had told of when the kernel was last asked for them ([`Conn::ends`]).
+    /// The ends that the peer's process had told of when the kernel was last asked for them ([`crate::conn::RingLook::ends`]).
     pub(super) ends: AtomicU32,
     /// The state in which it was armed last ([`Armed`]).
     armed: [AtomicU64; 2],

@@ -1,6 +1,7 @@
 //! Events during the attaching of a ring.
 
 use super::*;
+use crate::conn::bring_up;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::fs;
 use std::sync::Barrier;
@@ -41,8 +42,8 @@ impl Files {
 /// `a` has all that it needs to attach its ring. Its files, and the peer's region with its shape.
 fn ready_to_attach(p: &Pair) -> (Files, OwnedFd, partywall_shm::layout::Geometry) {
     let (a, b) = (p.conn_a(), p.conn_b());
-    let (own, _) = a.make_region().unwrap();
-    let (peer, geometry) = b.make_region().unwrap();
+    let (own, _) = bring_up::make_region(a).unwrap();
+    let (peer, geometry) = bring_up::make_region(b).unwrap();
     let (bell, other) = partywall_region::bell::pair().unwrap();
     let mut files = Files(Vec::new());
     for file in [own.as_fd(), bell.as_fd()] {
@@ -62,13 +63,13 @@ fn descriptor_closed_while_ring_is_attached_leaves_nothing() {
     let (descriptors, mappings) = files.in_use();
     assert!(descriptors == 1 && mappings > 0, "{descriptors} descriptors, {mappings} mappings");
     let (mut tx, mut rx) = (a.tx.hold().unwrap(), a.rx.hold().unwrap());
-    assert!(a.is_quiet());
+    assert!(bring_up::is_quiet(a));
     std::thread::scope(|s| {
         // The kernel's part of `close` comes later.
         let closes = s.spawn(|| a.drop_descriptor(fd));
         // Time for a thread that does not wait.
         std::thread::sleep(Duration::from_millis(100));
-        a.attach(fd, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
+        bring_up::attach(a, fd, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
         drop((tx, rx));
         closes.join().unwrap();
     });
@@ -83,7 +84,7 @@ fn close_beside_attach_by_another_thread_leaks_nothing() {
         let mut p = Pair::candidates(4096);
         let (a, fd) = (p.conn_a(), p.a);
         let (files, peer, geometry) = ready_to_attach(&p);
-        a.be_confirmed(peer.as_fd(), geometry);
+        bring_up::be_confirmed(a, peer.as_fd(), geometry);
         // The peer watches its ring, though it has not mapped ours.
         #[expect(unsafe_code, reason = "reaches the page of a region that stays mapped")]
         // SAFETY: `ready_to_attach` has made the region in this berth.
@@ -128,7 +129,7 @@ fn connection_that_cannot_have_a_ring_after_all_stays_usable() {
 fn offered_connection_closed_by_last_descriptor_leaks_nothing() {
     let mut p = Pair::candidates(4096);
     let (files, peer, geometry) = ready_to_attach(&p);
-    p.conn_a().be_confirmed(peer.as_fd(), geometry);
+    bring_up::be_confirmed(p.conn_a(), peer.as_fd(), geometry);
     let copy = dup(p.a);
     close(p.a);
     assert_eq!(files.in_use().0, 1, "it is open still");
@@ -146,7 +147,7 @@ fn abandoned_attach_leaves_connection_on_tcp() {
     std::thread::scope(|s| {
         s.spawn(|| {
             std::mem::forget(a.tx.hold().unwrap());
-            assert!(a.is_quiet());
+            assert!(bring_up::is_quiet(a));
         });
     });
     assert_eq!(
@@ -169,7 +170,7 @@ fn descriptor_closes_while_living_thread_holds_attach() {
         s.spawn(move || {
             // As one that leaves a handler by `longjmp`, and waits for something else then.
             std::mem::forget(a.tx.hold().unwrap());
-            assert!(a.is_quiet());
+            assert!(bring_up::is_quiet(a));
             tell.send(()).unwrap();
             let _ = ended.recv();
         });
@@ -211,7 +212,7 @@ fn connection_that_must_stay_on_tcp_while_it_is_attached_does() {
     let (a, (_, peer, geometry)) = (p.conn_a(), ready_to_attach(&p));
     CONNECTION.store(p.a, Ordering::Relaxed);
     let (mut tx, mut rx) = (a.tx.hold().unwrap(), a.rx.hold().unwrap());
-    assert!(a.is_quiet());
+    assert!(bring_up::is_quiet(a));
     #[expect(unsafe_code, reason = "a signal handler of this test")]
     // SAFETY: nothing else here uses the signal, and what the handler calls is made for handlers.
     unsafe {
@@ -219,7 +220,7 @@ fn connection_that_must_stay_on_tcp_while_it_is_attached_does() {
         libc::raise(libc::SIGURG);
     }
     assert_eq!(a.ring_path.stage(), ConnStage::Attaching, "the thread below the handler goes on");
-    a.attach(p.a, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
+    bring_up::attach(a, p.a, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
     drop((tx, rx));
     assert_eq!(
         (a.ring_path.stage(), a.ring_path.reason(), a.has(flags::WANT_TCP)),
@@ -237,7 +238,7 @@ fn offer_needs_open_descriptor_of_its_connection() {
     let reason = a.ring_path.reason();
     close(closed);
     // A thread that was about to, when another closed the number. It may be another connection's by now.
-    a.offer(closed);
+    bring_up::offer(a, closed);
     assert_eq!((a.ring_path.stage(), a.ring_path.reason()), (ConnStage::Candidate, reason));
 }
 
@@ -272,7 +273,7 @@ fn calls_in_handler_above_attach_return_eagain() {
     let (a, (_, peer, geometry)) = (p.conn_a(), ready_to_attach(&p));
     CONNECTION.store(p.a, Ordering::Relaxed);
     let (mut tx, mut rx) = (a.tx.hold().unwrap(), Some(a.rx.hold().unwrap()));
-    assert!(a.is_quiet());
+    assert!(bring_up::is_quiet(a));
     in_a_handler(libc::SIGTTOU, handler);
     // The first steps of both sides hold the sending direction alone.
     drop(rx.take());
@@ -281,7 +282,7 @@ fn calls_in_handler_above_attach_return_eagain() {
     let once = [refused, refused, refused, Ok(0), Ok(libc::POLLOUT as usize)];
     assert_eq!(*ANSWERS.lock().unwrap(), [once, once].concat());
     let mut rx = a.rx.hold().unwrap();
-    a.attach(p.a, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
+    bring_up::attach(a, p.a, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
     drop((tx, rx));
     assert_eq!(send(p.a, b"x", 0), Ok(1));
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"x");

@@ -1,6 +1,7 @@
 //! Connections that leave for another program, and what lies unread in their rings.
 
 use super::*;
+use crate::conn::bring_up;
 
 #[test]
 fn idle_connection_is_handed_over_without_call_of_peer() {
@@ -116,6 +117,6 @@ fn handover_resets_connection_whose_bytes_cannot_be_resent() {
 fn lingering_connection_stays_on_tcp() {
     let p = Pair::candidates(4096);
     crate::conn::leave::reset_on_close(p.a);
-    p.conn_a().offer(p.a);
+    bring_up::offer(p.conn_a(), p.a);
     assert_eq!((p.conn_a().ring_path.stage(), p.conn_a().ring_path.reason()), (ConnStage::Tcp, Reason::Option));
 }

@@ -18,7 +18,7 @@ fn there(p: &Pair) -> Result<Vec<u8>, Errno> {
 
 fn assert_held(p: &Pair) {
     assert_eq!(ioctl_number(p.b, libc::FIONREAD), 0);
-    assert_eq!(p.conn_b().readable(), RingReadiness::No);
+    assert_eq!(p.conn_b().look().readable(), RingReadiness::No);
     assert_eq!(recv(p.b, 9, libc::MSG_DONTWAIT | libc::MSG_PEEK), Err(Errno::AGAIN));
     assert_eq!(there(p), Err(Errno::AGAIN));
 }

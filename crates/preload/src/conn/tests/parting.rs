@@ -1,6 +1,8 @@
 //! Connections to another machine whose bell is lost: both sides unmap their rings, and no byte is lost.
 
 use super::*;
+use crate::conn::accounts;
+use crate::conn::leave;
 
 /// As if a relay between the two machines had ended.
 fn lose_bell(p: &Pair) {
@@ -38,7 +40,11 @@ fn lost_bell_unmaps_rings_on_both_sides_and_bytes_go_on_by_tcp() {
     for conn in [p.conn_a(), p.conn_b()] {
         assert!(conn.has(flags::PARTED) && !is_mapped(conn) && !conn.has(flags::BROKEN));
         assert!(conn.is_tcp_permanently());
-        assert_eq!(conn.is_accounted_for(conn.fd()), Some(true), "what is counted is what the kernel has carried");
+        assert_eq!(
+            accounts::is_accounted_for(conn, conn.fd()),
+            Some(true),
+            "what is counted is what the kernel has carried"
+        );
     }
     for (from, to) in [(p.a, p.b), (p.b, p.a)] {
         send(from, b"by tcp", 0).unwrap();
@@ -141,7 +147,7 @@ fn wish_for_tcp_that_comes_while_the_ring_is_allowed_stands() {
         let said = || a.pages().unwrap().own.rx_path.flags.load(Ordering::Relaxed) & path_flags::WANT_TCP != 0;
         assert_eq!((a.ring_path.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
         // The same race, one step later.
-        a.take_wish_back();
+        leave::take_wish_back(a);
         assert_eq!((a.ring_path.reason(), a.has(flags::WANT_TCP), said()), (reason, true, true));
         send(p.a, b"x", 0).unwrap();
         assert_eq!((ways(a).0, recv(p.b, 9, 0).unwrap()), (Way::Tcp, b"x".to_vec()));
