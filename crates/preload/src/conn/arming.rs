@@ -1,8 +1,9 @@
 //! Wishes: what a sleeper stores so that the peer rings, and whether the peer will.
 
 use super::parting;
+use super::readiness::enough;
 use super::waiters::Interest;
-use super::{Conn, Pages, flags, tx};
+use super::{Conn, Pages, flags};
 use partywall_shm::half::Awaited;
 use partywall_shm::wake::AWAKE;
 use std::sync::atomic::Ordering;
@@ -39,7 +40,7 @@ impl Conn {
         if want.has(Interest::OUT) {
             let size = local.own.ring_size();
             // Rung when enough is free to be worth a wake-up.
-            armed.room = Some(pages.writing().arm(size, tx::enough(size)));
+            armed.room = Some(pages.writing().arm(size, enough(size)));
         }
         armed
     }

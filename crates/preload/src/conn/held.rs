@@ -26,14 +26,6 @@ use std::time::Duration;
 
 /// How long a reader leaves bytes that are held back: as long as the kernel's timer runs.
 const LONGEST: Duration = Duration::from_millis(200);
-/// A sender holds back no more than this: by TCP, a segment that is full is sent.
-const SEGMENT: u64 = 64 << 10;
-
-/// The most that a sender holds back in a ring of this size.
-#[inline]
-pub(super) const fn most_held(capacity: u64) -> u64 {
-    if SEGMENT < capacity / 2 { SEGMENT } else { capacity / 2 }
-}
 
 impl Conn {
     /// The program has asked for what waits to be sent.

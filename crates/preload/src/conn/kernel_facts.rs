@@ -1,9 +1,8 @@
 //! What is known of the kernel's socket of a connection without a question to the kernel.
 
 use super::accounts::queued;
-use super::options::get;
-use crate::sys;
-use libc::c_int;
+use crate::{real, sys};
+use libc::{c_int, socklen_t};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,6 +15,9 @@ const UNCORKED: u32 = 0;
 const CORKED: u32 = 1;
 /// The program has set it, and the kernel does not know.
 const CORK_KEPT: u32 = 2;
+
+/// The kernel's events when nothing can be sent any more.
+pub(super) const SEND_ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
 
 /// Options of the socket, news of it, and threads in calls on it.
 #[derive(Debug)]
@@ -197,4 +199,11 @@ fn learn_timeout(fd: c_int, name: c_int, word: &AtomicU64) {
         let microseconds = u64::try_from(value.tv_usec).unwrap_or(0);
         word.store(seconds.saturating_mul(1_000_000_000).saturating_add(microseconds * 1000), Ordering::Relaxed);
     }
+}
+
+#[expect(unsafe_code, reason = "asks for a socket option by pointer")]
+fn get<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> bool {
+    let mut len = size_of::<T>() as socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes of plain numbers.
+    unsafe { real::getsockopt(fd, level, name, std::ptr::from_mut(value).cast(), &raw mut len) == 0 }
 }

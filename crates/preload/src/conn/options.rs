@@ -2,8 +2,8 @@
 
 use super::tx::SendTurn;
 use super::{Conn, flags};
-use crate::{real, sys};
-use libc::{c_int, socklen_t};
+use crate::sys;
+use libc::c_int;
 use partywall_shm::path::Way;
 use rustix::fs::OFlags;
 use rustix::net::sockopt;
@@ -117,11 +117,4 @@ pub(crate) fn needs_tcp(level: c_int, name: c_int) -> bool {
 /// Whether an option makes of the stream something else than what is read and written.
 pub(crate) fn changes_stream(level: c_int, name: c_int) -> bool {
     level == libc::IPPROTO_TCP && matches!(name, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_MD5SIG)
-}
-
-#[expect(unsafe_code, reason = "asks for a socket option by pointer")]
-pub(super) fn get<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> bool {
-    let mut len = size_of::<T>() as socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes of plain numbers.
-    unsafe { real::getsockopt(fd, level, name, std::ptr::from_mut(value).cast(), &raw mut len) == 0 }
 }

@@ -1,6 +1,7 @@
 //! What of a connection is ready, by a look at memory alone.
 
-use super::{Conn, Pages, accounts, flags, tx};
+use super::kernel_facts::SEND_ENDS;
+use super::{Conn, Pages, accounts, flags};
 use crate::sys;
 use partywall_shm::path::Way;
 use partywall_shm::sync::load_acquire_u32;
@@ -15,6 +16,12 @@ pub(crate) enum RingReadiness {
     Yes,
     /// The way is TCP, or the end may have come over it: what `poll` says of the descriptor decides.
     AskKernel,
+}
+
+/// The free space from which on a ring of this size is writable.
+#[inline]
+pub(super) const fn enough(size: u64) -> u64 {
+    size / 4
 }
 
 /// A look at a connection without the kernel, and without any lock.
@@ -88,9 +95,9 @@ impl RingLook<'_> {
                     return RingReadiness::AskKernel;
                 }
                 let size = local.own.ring_size();
-                if pages.writing().unread(size) <= size - tx::enough(size) {
+                if pages.writing().unread(size) <= size - enough(size) {
                     RingReadiness::Yes
-                } else if self.0.kernel.said() & tx::ENDS != 0 {
+                } else if self.0.kernel.said() & SEND_ENDS != 0 {
                     RingReadiness::AskKernel
                 } else {
                     RingReadiness::No

@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::direction::{DirectionState, WORDS, optional};
-use super::held::most_held;
+use super::kernel_facts::SEND_ENDS;
 use super::shown;
 use super::waiters::{deadline as deadline_of, waiters};
 use super::{Conn, Deadline, Interest, Pages, RingReadiness, WaitOutcome, flags};
@@ -19,17 +19,18 @@ use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The kernel's events when nothing can be sent any more.
-pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
 /// A large write is committed in pieces, so that the reader starts early.
 pub(super) const PIECE: u64 = 64 << 10;
 /// The most entries of a list that are handed to the kernel at once.
 const ENTRIES: usize = 16;
 
-/// The free space from which on a ring of this size is writable.
+/// A sender holds back no more than this: by TCP, a segment that is full is sent.
+const SEGMENT: u64 = 64 << 10;
+
+/// The most that a sender holds back in a ring of this size.
 #[inline]
-pub(super) const fn enough(size: u64) -> u64 {
-    size / 4
+const fn most_held(capacity: u64) -> u64 {
+    if SEGMENT < capacity / 2 { SEGMENT } else { capacity / 2 }
 }
 
 /// The state that the lock of the sending direction guards.
@@ -424,7 +425,7 @@ impl SendTurn<'_> {
 /// Whether the ring has no reader any more.
 #[inline]
 fn is_over(conn: &Conn, pages: Pages) -> bool {
-    conn.kernel.said() & ENDS != 0 || !pages.writing().is_read() || conn.has(flags::PEER_GONE)
+    conn.kernel.said() & SEND_ENDS != 0 || !pages.writing().is_read() || conn.has(flags::PEER_GONE)
 }
 
 /// One sending call of the kernel, that neither waits nor raises a signal.
