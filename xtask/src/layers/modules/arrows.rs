@@ -1,4 +1,4 @@
-//! The uses between the top-level modules of a crate.
+//! The uses between the top-level modules of a crate, and between the modules of each of them.
 //!
 //! Paths that begin with `crate`, `self` or `super` are followed, in `use` items, in code and in the arguments of macros.
 //! A name that lib.rs re-exports counts as the module it comes from. Items under `#[cfg(test)]` are left out: a test may use any module.
@@ -33,8 +33,11 @@ pub(super) struct Found {
     pub(super) arrows: Vec<Arrow>,
 }
 
+/// The sources of a crate's library.
+pub(super) struct Sources<'a>(Vec<(&'a File, Vec<String>, syn::File)>);
+
 /// Reads the sources of the library in `crates/<krate>`.
-pub(super) fn crate_arrows(krate: &str, files: &[File]) -> Result<Found, Error> {
+pub(super) fn read<'a>(krate: &str, files: &'a [File]) -> Result<Sources<'a>, Error> {
     let folder = format!("crates/{krate}/src/");
     let mut sources = Vec::new();
     for file in files {
@@ -49,27 +52,39 @@ pub(super) fn crate_arrows(krate: &str, files: &[File]) -> Result<Found, Error> 
         })?;
         sources.push((file, module_path(path), parsed));
     }
-    let root = sources.iter().find(|(_, path, _)| path.is_empty()).map(|(_, _, parsed)| Root::of(&parsed.items));
-    let root = root.unwrap_or_default();
-    let tests: Vec<Vec<String>> =
-        sources.iter().flat_map(|(_, path, parsed)| test_modules(path, &parsed.items)).collect();
-    let mut found = Found { modules: root.modules.clone(), arrows: Vec::new() };
-    for (file, path, parsed) in &sources {
-        // lib.rs is above all modules, and a module that lib.rs does not have is one of tests only.
-        let Some(from) = path.first().filter(|first| root.modules.contains(*first)) else { continue };
-        if tests.iter().any(|test| path.starts_with(test)) {
-            continue;
-        }
-        let mut seen = Paths { here: path.clone(), found: Vec::new() };
-        seen.visit_file(parsed);
-        for (target, line) in seen.found {
-            let Some(to) = root.resolve(&target) else { continue };
-            if to != *from {
-                found.arrows.push(Arrow { from: from.clone(), to, place: format!("{}:{line}", file.path) });
+    Ok(Sources(sources))
+}
+
+impl Sources<'_> {
+    /// The modules that have modules in separate files, and the crate's root, which is empty.
+    pub(super) fn parents(&self) -> BTreeSet<&[String]> {
+        self.0.iter().filter_map(|(_, path, _)| path.split_last().map(|(_, parent)| parent)).collect()
+    }
+
+    /// The modules directly below `parent`, and the uses between them. An item of the parent itself is [`ROOT`].
+    pub(super) fn arrows(&self, parent: &[String]) -> Found {
+        let root = self.0.iter().find(|(_, path, _)| path == parent).map(|(_, _, parsed)| Root::of(&parsed.items));
+        let root = root.unwrap_or_default();
+        let tests: Vec<Vec<String>> =
+            self.0.iter().flat_map(|(_, path, parsed)| test_modules(path, &parsed.items)).collect();
+        let mut found = Found { modules: root.modules.clone(), arrows: Vec::new() };
+        for (file, path, parsed) in &self.0 {
+            // The parent is above all modules, and a module that it does not have is one of tests only.
+            let Some(from) = path.strip_prefix(parent).and_then(<[String]>::first) else { continue };
+            if !root.modules.contains(from) || tests.iter().any(|test| path.starts_with(test)) {
+                continue;
+            }
+            let mut seen = Paths { here: path.clone(), found: Vec::new() };
+            seen.visit_file(parsed);
+            for (target, line) in seen.found {
+                let Some(to) = target.strip_prefix(parent).and_then(|target| root.resolve(target)) else { continue };
+                if to != *from {
+                    found.arrows.push(Arrow { from: from.clone(), to, place: format!("{}:{line}", file.path) });
+                }
             }
         }
+        found
     }
-    Ok(found)
 }
 
 /// `conn/tx.rs` -> `conn`, `tx`; `conn/mod.rs` -> `conn`; `lib.rs` -> nothing.
@@ -293,7 +308,7 @@ mod tests {
     fn arrows(text: &str) -> Vec<String> {
         let root = "mod a; mod b; mod c; pub use b::{Thing, sub::Deep as Renamed}; pub fn own() {}";
         let files = [file("lib.rs", root), file("a/inner.rs", text), file("main.rs", "use crate::b;")];
-        let found = crate_arrows("one", &files).expect("the fixtures parse");
+        let found = read("one", &files).expect("the fixtures parse").arrows(&[]);
         found.arrows.into_iter().map(|arrow| format!("{}->{}", arrow.from, arrow.to)).collect()
     }
 
@@ -315,6 +330,23 @@ mod tests {
                 arrows(text)
             );
         }
+    }
+
+    #[test]
+    fn arrows_between_modules_of_a_module_are_found() {
+        let files = [
+            file("lib.rs", "mod a; mod d;"),
+            file("a/mod.rs", "mod b; mod c; pub use c::Thing; struct Own;"),
+            file("a/b.rs", "use super::Thing; use super::Own; use crate::d;"),
+            file("a/c/deep.rs", "use super::super::b;"),
+            file("d.rs", "use crate::a::b;"),
+        ];
+        let sources = read("one", &files).expect("the fixtures parse");
+        let inner = ["a".to_owned()];
+        assert!(sources.parents().contains(&inner[..]));
+        let found = sources.arrows(&inner).arrows.into_iter();
+        let found: Vec<_> = found.map(|arrow| format!("{}->{}", arrow.from, arrow.to)).collect();
+        assert_eq!(found, ["b->c", "b->lib.rs", "c->b"]);
     }
 
     #[test]
@@ -343,13 +375,13 @@ mod tests {
             let declares = format!("{attribute} mod tests;");
             let uses = file("a/tests/deep.rs", "use crate::b;");
             let files = [file("lib.rs", "mod a; mod b;"), file("a/mod.rs", &declares), uses];
-            assert_eq!(crate_arrows("one", &files).expect("it parses").arrows.len(), arrows, "{attribute}");
+            assert_eq!(read("one", &files).expect("it parses").arrows(&[]).arrows.len(), arrows, "{attribute}");
         }
     }
 
     #[test]
     fn arrow_names_file_and_line() {
         let files = [file("lib.rs", "mod a; mod b;"), file("a.rs", "\nuse crate::b;")];
-        assert_eq!(crate_arrows("one", &files).expect("it parses").arrows[0].place, "crates/one/src/a.rs:2");
+        assert_eq!(read("one", &files).expect("it parses").arrows(&[]).arrows[0].place, "crates/one/src/a.rs:2");
     }
 }

@@ -1,7 +1,8 @@
 //! Modules inside a crate use one another only downwards, along the picture in ARCHITECTURE.md.
 //!
 //! The picture is the table: [`picture`] reads it from the document. [`arrows`] finds which module uses which. An arrow that
-//! points upwards or sideways is an error.
+//! points upwards or sideways is an error. Deeper modules have no picture: those of one module must not use one another in a circle,
+//! except in the modules of [`CIRCULAR`]. A method call names no module, so the check sees only paths.
 
 mod arrows;
 mod picture;
@@ -17,6 +18,21 @@ use crate::tree::Tree;
 
 const DOCUMENT: &str = "ARCHITECTURE.md";
 
+/// Modules whose own modules still use one another in a circle, by crate. The list only gets shorter: an entry without a circle is a finding.
+const CIRCULAR: &[(&str, &str)] = &[
+    ("protocol", "wire"),
+    ("region", "relay"),
+    ("partywall", "asynchronous"),
+    ("partywall", "rpc"),
+    ("partywall", "rpc::typed"),
+    ("daemon", "core"),
+    ("daemon", "policy"),
+    ("preload", "calls"),
+    ("preload", "datagram"),
+    ("preload", "ready"),
+    ("vhost", "disk"),
+];
+
 /// The findings, and a note for each crate of the picture.
 pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
     let pictures = picture::read(&tree.read(DOCUMENT)?.text);
@@ -28,12 +44,64 @@ pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
     }
     findings.extend(without_picture(&pictures, files.iter().map(|file| file.path.as_str())));
     for picture in &pictures {
-        let found = arrows::crate_arrows(&picture.krate, &files)?;
+        let sources = arrows::read(&picture.krate, &files)?;
+        let found = sources.arrows(&[]);
         findings.extend(judge(picture, &found));
+        for parent in sources.parents().into_iter().filter(|parent| !parent.is_empty()) {
+            let circles = circles(&sources.arrows(parent).arrows);
+            findings.extend(judge_circles(&picture.krate, &parent.join("::"), circles));
+        }
         let arrows: BTreeSet<_> = found.arrows.iter().map(|arrow| (&arrow.from, &arrow.to)).collect();
         notes.push(format!("{}: {} modules, {} arrows", picture.krate, found.modules.len(), arrows.len()));
     }
     Ok((findings, notes))
+}
+
+fn judge_circles(krate: &str, parent: &str, circles: Vec<(String, String)>) -> Vec<Finding> {
+    if !CIRCULAR.contains(&(krate, parent)) {
+        let circle = |(place, circle)| {
+            Finding::new(place, format!("the modules of `{parent}` use one another in a circle: {circle}"))
+        };
+        return circles.into_iter().map(circle).collect();
+    }
+    if circles.is_empty() {
+        return vec![Finding::new(krate, format!("the modules of `{parent}` have no circle: take it from `CIRCULAR`"))];
+    }
+    Vec::new()
+}
+
+/// The circles among the ends of `arrows`: of each, the place of an arrow in it, and its modules. An item of the parent itself closes none.
+fn circles(arrows: &[Arrow]) -> Vec<(String, String)> {
+    let mut uses: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for arrow in arrows {
+        uses.entry(&arrow.from).or_default().insert(&arrow.to);
+    }
+    let reached = |from: &str| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(module) = next.pop() {
+            for &to in uses.get(module).into_iter().flatten() {
+                if seen.insert(to) {
+                    next.push(to);
+                }
+            }
+        }
+        seen
+    };
+    let reach: BTreeMap<&str, BTreeSet<&str>> = uses.keys().map(|module| (*module, reached(module))).collect();
+    let (mut found, mut done) = (Vec::new(), BTreeSet::new());
+    for (&module, to) in &reach {
+        let is_in = |other: &&str| to.contains(*other) && reach.get(*other).is_some_and(|back| back.contains(module));
+        let circle: BTreeSet<&str> = reach.keys().copied().filter(is_in).collect();
+        if circle.len() > 1 && done.insert(circle.clone()) {
+            let inside = |arrow: &&Arrow| circle.contains(arrow.from.as_str()) && circle.contains(arrow.to.as_str());
+            let inside: Vec<&Arrow> = arrows.iter().filter(inside).collect();
+            let pairs: BTreeSet<String> =
+                inside.iter().map(|arrow| format!("{} -> {}", arrow.from, arrow.to)).collect();
+            let place = inside.first().map(|arrow| arrow.place.clone()).unwrap_or_default();
+            found.push((place, pairs.into_iter().collect::<Vec<_>>().join(", ")));
+        }
+    }
+    found
 }
 
 /// Libraries that the document has no picture of.
@@ -98,6 +166,28 @@ mod tests {
         let modules = ["calls", "conn", "udp", "sys"].map(str::to_owned).into();
         let found = arrows::Found { modules, arrows: arrows.iter().map(arrow).collect() };
         judge(&picture(), &found).into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn circle_of_modules_is_found_once() {
+        let arrow = |(from, to): &(&str, &str)| Arrow {
+            from: (*from).to_owned(),
+            to: (*to).to_owned(),
+            place: format!("{from}.rs:1"),
+        };
+        let of = |pairs: &[(&str, &str)]| circles(&pairs.iter().map(arrow).collect::<Vec<_>>());
+        assert_eq!(of(&[("a", "b"), ("b", "c"), ("a", "c"), ("c", arrows::ROOT)]), []);
+        let found = of(&[("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")]);
+        assert_eq!(found, [("a.rs:1".to_owned(), "a -> b, b -> c, c -> a".to_owned())]);
+    }
+
+    #[test]
+    fn listed_circle_passes_and_listed_module_without_one_is_found() {
+        let circle = || vec![("a.rs:1".to_owned(), "a -> b, b -> a".to_owned())];
+        assert_eq!(judge_circles("preload", "conn", circle()).len(), 1);
+        assert_eq!(judge_circles("preload", "conn", Vec::new()).len(), 0);
+        assert_eq!(judge_circles("daemon", "core", circle()).len(), 0);
+        assert_eq!(judge_circles("daemon", "core", Vec::new()).len(), 1);
     }
 
     #[test]
