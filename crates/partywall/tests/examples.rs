@@ -71,6 +71,19 @@ fn call_example_sums_in_the_server() {
 }
 
 #[test]
+fn typed_call_example_passes_values_and_heap_slices() {
+    let _guard = hang_guard();
+    let broker = partywall_daemon::Broker::embedded().unwrap();
+    let _server = start("typed_calls", &["serve"], broker.path());
+    assert_eq!(output("typed_calls", &["find", "Emma"], broker.path()), "shelf 7, 474 pages\n");
+    assert_eq!(output("typed_calls", &["find", "Ulysses"], broker.path()), "no such book\n");
+    assert_eq!(output("typed_calls", &["pages", "200", "300"], broker.path()), "500 pages\n2 books in the library\n");
+    let error = begin("typed_calls", &["find", ""], broker.path()).output().unwrap();
+    let text = String::from_utf8(error.stderr).unwrap();
+    assert!(!error.status.success() && text.contains("visitor asks for a book without a title"), "{text}");
+}
+
+#[test]
 fn asynchronous_example_asks_all_at_once() {
     let _guard = hang_guard();
     let broker = partywall_daemon::Broker::embedded().unwrap();

@@ -3,8 +3,11 @@
 use super::channel_options;
 use super::driver::{ClientCore, SharedClient};
 use super::error::CallError;
+use super::functions::ClientFunctions;
 use super::heap::{HEAP_KIND, Heap, HeapOptions, MOST_SEGMENTS};
+use super::incoming::{CallAnswer, IncomingCall};
 use super::method::Method;
+use super::methods::{CallingPeer, Methods};
 use super::sender::{CallSender, check_hello, prepare};
 use super::slots::ReceivedReply;
 use super::view::{PeerHeap, PeerView};
@@ -14,6 +17,7 @@ use crate::rx::StreamRx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::call::{CallRecord, RecordKind};
+use partywall_shm::corrupt::Corrupt;
 use rustix::fd::{AsFd, OwnedFd};
 use std::fmt;
 use std::ops::Deref;
@@ -49,6 +53,7 @@ pub struct CallClientBuilder {
     max_peer_heap: u64,
     same_address: bool,
     timeout: Option<Duration>,
+    methods: Methods,
 }
 
 impl Default for CallClientBuilder {
@@ -59,6 +64,7 @@ impl Default for CallClientBuilder {
             max_peer_heap: 256 << 20,
             same_address: false,
             timeout: None,
+            methods: Methods::default(),
         }
     }
 }
@@ -100,13 +106,51 @@ impl CallClientBuilder {
         self
     }
 
+    /// Offers a function to the server, which calls it back while it executes a call of this client ([`IncomingCall::call_back`]). The thread
+    /// that waits for that call executes it. The function cannot wait for another call of the same connection.
+    ///
+    /// ```
+    /// use partywall::rpc::{CallClient, CallServer};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder()
+    ///     .method("sign", |call| Ok(call.call_back("password", &[])?.to_vec().into()))
+    ///     .bind(&web, "notary")?;
+    /// let client = CallClient::builder().method("password", |_| Ok(vec![7; 100].into())).connect(&web, "web:notary")?;
+    /// assert_eq!(client.call("sign", &[])?.to_vec(), [7; 100]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn method<F>(mut self, name: &str, function: F) -> Self
+    where
+        F: Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync + 'static,
+    {
+        self.methods.add(Method::named(name), Some(name), Arc::new(function));
+        self
+    }
+
+    /// Whether the server may call back.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn takes_calls(&self) -> bool {
+        !self.methods.is_empty()
+    }
+
     /// Connects a domain to `DOMAIN:SERVICE`, and waits until the server has accepted, at most ten seconds.
     ///
     /// # Errors
-    /// As [`Domain::connect`]; [`Error::TimedOut`] if the server does not accept; [`Error::Corrupt`] if the service is not one of calls.
+    /// As [`Domain::connect`]; [`Error::TimedOut`] if the server does not accept; [`Error::Corrupt`] if the service is not one of calls;
+    /// [`Error::Invalid`] if two methods have one number.
     pub fn connect(&self, domain: &Domain, target: &str) -> Result<CallClient> {
+        self.methods.check()?;
         let ClientParts { sender, rx, room_link, heap, peer_heap, timeout } = self.open(domain, target)?;
-        Ok(CallClient { core: Arc::new(ClientCore::new(sender, rx, room_link, heap, peer_heap, timeout)) })
+        let functions = (!self.methods.is_empty()).then(|| {
+            let info = rx.endpoint().info().clone();
+            let server = CallingPeer { info, heap: heap.clone(), peer_heap: peer_heap.clone() };
+            ClientFunctions::new(self.methods.clone(), server)
+        });
+        let core = ClientCore::new(sender, rx, room_link, heap, peer_heap, timeout, functions);
+        Ok(CallClient { core: Arc::new(core) })
     }
 
     /// Connects, and leaves to the caller how calls wait.
@@ -122,10 +166,12 @@ impl CallClientBuilder {
         let room_link = tx.core.waiter.link.as_fd().try_clone_to_owned();
         let room_link = room_link.map_err(|e| Error::system("keep a link", e))?;
         let mut sender = CallSender::new(tx, heap.clone());
-        sender.hello()?;
+        sender.hello(!self.methods.is_empty())?;
         rx.waiter.timeout = Some(ACCEPTANCE);
         match rx.next_record()? {
-            Some(record) => check_hello(&record)?,
+            // A server has no calls to take.
+            Some(record) if check_hello(&record)? => return Err(Corrupt::BadRecord.into()),
+            Some(_) => {}
             None => return Err(Error::Closed("the server has closed the connection")),
         }
         let peer_heap = PeerHeap::new(regions, self.same_address);

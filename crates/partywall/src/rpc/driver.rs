@@ -14,11 +14,12 @@
 //! A thread that finds no room in the ring releases the lock as well: it retries, and sleeps on the link between attempts.
 
 use super::client::ReleasesBlocks;
-use super::error::{CallError, CallStatus};
+use super::error::CallError;
+use super::functions::{ClientFunctions, refusal};
 use super::heap::{Block, Heap};
 use super::sender::CallSender;
-use super::slots::{ConnectionEnd, ReceivedReply, Slots};
-use super::view::{PeerHeap, PeerView};
+use super::slots::{CallStep, ConnectionEnd, ReceivedReply, Slots};
+use super::view::PeerHeap;
 use crate::rx::StreamRx;
 use crate::{Error, PeerInfo, Result};
 use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
@@ -52,6 +53,8 @@ pub(crate) struct ClientCore {
     pub(crate) peer_heap: PeerHeap,
     pub(crate) timeout: Option<Duration>,
     pub(crate) peer: PeerInfo,
+    /// What the server may call back; `None` if this client takes no calls.
+    functions: Option<ClientFunctions>,
 }
 
 pub(crate) struct ClientState {
@@ -79,8 +82,15 @@ pub(crate) struct CallReceiver {
     heap: PeerHeap,
 }
 
-/// `None`: the record was about memory, and was no reply.
-pub(crate) type Received = Result<Option<(u32, ReceivedReply)>>;
+/// A record of the server's, judged.
+pub(crate) enum ServerRecord {
+    Reply(u32, ReceivedReply),
+    CallBack(CallRecord),
+    /// It was about the server's heap, and is done.
+    Memory,
+}
+
+pub(crate) type Received = Result<ServerRecord>;
 
 impl CallReceiver {
     #[cfg(feature = "tokio")]
@@ -111,18 +121,10 @@ impl CallReceiver {
     #[inline]
     fn judge(&self, record: &CallRecord) -> Received {
         match (record.kind, record.bytes) {
-            (RecordKind::Reply, bytes) => {
-                let status = CallStatus::from_wire(record.status).filter(|status| status.admits(record.method));
-                let status = status.ok_or(Corrupt::BadRecord)?;
-                let view = PeerView::from_record(bytes, &self.heap).ok_or(Corrupt::BadRecord)?;
-                let held = match bytes {
-                    CallBytes::Inline(..) => None,
-                    CallBytes::Reference { address, .. } => Some(address),
-                };
-                Ok(Some((record.id, ReceivedReply { status, code: record.method, view, held })))
-            }
+            (RecordKind::Reply, _) => Ok(ServerRecord::Reply(record.id, ReceivedReply::judge(record, &self.heap)?)),
+            (RecordKind::Call, _) => Ok(ServerRecord::CallBack(*record)),
             (RecordKind::Segment, CallBytes::Reference { address, len }) => {
-                self.heap.admit(record.id, address, len).map(|()| None)
+                self.heap.admit(record.id, address, len).map(|()| ServerRecord::Memory)
             }
             _ => Err(Corrupt::BadRecord.into()),
         }
@@ -137,6 +139,7 @@ impl ClientCore {
         heap: Heap,
         peer_heap: PeerHeap,
         timeout: Option<Duration>,
+        functions: Option<ClientFunctions>,
     ) -> Self {
         let peer = rx.endpoint().info().clone();
         let receiver = Some(Box::new(CallReceiver { rx, heap: peer_heap.clone() }));
@@ -152,6 +155,7 @@ impl ClientCore {
             peer_heap,
             timeout,
             peer,
+            functions,
         }
     }
 
@@ -224,10 +228,14 @@ impl ClientCore {
     #[inline]
     fn file(&self, state: &mut ClientState, receiver: &mut CallReceiver, received: Received) -> bool {
         let filed = match received {
-            Ok(Some((id, outcome))) => state.slots.deliver(id, outcome).map_err(Error::Corrupt),
-            Ok(None) => Ok(None),
+            Ok(ServerRecord::Reply(id, outcome)) => state.slots.deliver(id, outcome).map_err(Error::Corrupt),
+            Ok(ServerRecord::CallBack(record)) => self.file_call_back(state, record).map(|()| None),
+            Ok(ServerRecord::Memory) => Ok(None),
             Err(e) => Err(e),
         };
+        if !state.slots.refused.is_empty() {
+            state.refuse();
+        }
         match filed {
             Ok(None) => {}
             Ok(Some(unwanted)) => state.release(unwanted),
@@ -245,6 +253,37 @@ impl ClientCore {
             self.turn.notify_all();
         }
         true
+    }
+
+    #[cold]
+    fn file_call_back(&self, state: &mut ClientState, record: CallRecord) -> Result<()> {
+        // A server has at most one call back for each call, so one that has more does not wait for replies (protocol K8.1).
+        if self.functions.is_none() || state.sender.owed_replies() >= super::WINDOW {
+            return Err(Corrupt::BadRecord.into());
+        }
+        state.slots.call_back(record).map_err(Error::Corrupt)
+    }
+
+    /// Executes a call back without the lock, and replies.
+    #[cold]
+    fn execute<'a>(&'a self, state: Held<'a>, record: &CallRecord, deadline: Option<Instant>) -> Held<'a> {
+        drop(state);
+        // A record is filed only if there are functions.
+        let executed = self.functions.as_ref().map(|own| own.server.reply(record.id, own.execute(record)));
+        let mut state = self.enter();
+        let Some((reply, lent)) = executed else { return state };
+        state.slots.end_call_back(record.id, lent);
+        let (mut state, sent) = self.send(state, &reply, deadline);
+        if matches!(sent, Err(Error::TimedOut)) {
+            state.sender.owe(reply, false);
+        }
+        state
+    }
+
+    /// Fails on a thread that executes a call back of this connection.
+    #[inline]
+    fn check_thread(&self) -> CallResult<()> {
+        self.functions.as_ref().map_or(Ok(()), ClientFunctions::check_thread)
     }
 
     /// A thread that receives no more lets another one receive.
@@ -271,6 +310,9 @@ impl ClientCore {
         method: u32,
         (bytes, arguments): (CallBytes, Option<Block>),
     ) -> (Held<'a>, CallResult<(u32, u64)>) {
+        if let Err(e) = self.check_thread() {
+            return (state, Err(e));
+        }
         let mut arguments = Some(arguments);
         let (state, opened) = self.drive(state, deadline, |slots| {
             // A connection that has ended takes no call, though its answers can still be had.
@@ -303,9 +345,28 @@ impl ClientCore {
         id: u32,
         position: u64,
     ) -> (Held<'a>, CallResult<ReceivedReply>) {
-        let (mut state, outcome) = self.drive(state, deadline, |slots| slots.take_answer(id));
-        let outcome = outcome.map_err(|e| state.seen(e, position));
-        (state, outcome)
+        let mut state = state;
+        loop {
+            let step;
+            (state, step) = match self.check_thread() {
+                Ok(()) => self.drive(state, deadline, |slots| slots.take_step(id)),
+                Err(e) => (state, Err(e)),
+            };
+            let record = match step {
+                Ok(CallStep::Answered(reply)) => return (state, Ok(reply)),
+                Ok(CallStep::CalledBack(record)) => record,
+                Err(e) => {
+                    let e = state.seen(e, position);
+                    return (state, Err(e));
+                }
+            };
+            state = self.execute(state, &record, deadline);
+            // Calls back without end let no wait time out.
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                let answer = state.slots.take_answer(id).ok_or(CallError::TimedOut);
+                return (state, answer);
+            }
+        }
     }
 
     /// Sends a record. A thread that waits for room does so without the lock, and no longer than until its deadline.
@@ -375,7 +436,10 @@ impl ClientCore {
     pub(crate) fn give_up(&self, id: u32) {
         let mut state = self.enter();
         match state.slots.take_answer(id) {
-            None => state.slots.abandon(id),
+            None => {
+                state.slots.abandon(id);
+                state.refuse();
+            }
             Some(ReceivedReply { held: Some(address), .. }) => state.release(address),
             Some(_) => {}
         }
@@ -394,6 +458,15 @@ impl ClientState {
         // An attempt of this thread would take the ring of the doorbell for which another thread sleeps.
         let may_send = self.queue == 0;
         self.sender.release(address, may_send);
+    }
+
+    /// Answers the calls back that no thread executes.
+    #[cold]
+    fn refuse(&mut self) {
+        let may_send = self.queue == 0;
+        while let Some(id) = self.slots.refused.pop() {
+            self.sender.owe(refusal(id), may_send);
+        }
     }
 
     /// Fills in whether the server had taken the call that begins at this byte of the stream.

@@ -1,9 +1,10 @@
 //! A call as the function that executes it sees it, and what the function answers.
 
+use super::conversation::CallsBack;
 use super::error::CallError;
 use super::heap::{Block, Heap};
 use super::method::Method;
-use super::server::ServedClient;
+use super::methods::CallingPeer;
 use super::view::PeerView;
 use crate::PeerInfo;
 use partywall_shm::call::CallBytes;
@@ -11,6 +12,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 type CallResult<T> = std::result::Result<T, CallError>;
 
@@ -51,10 +53,12 @@ type CallResult<T> = std::result::Result<T, CallError>;
 /// ```
 pub struct IncomingCall<'a> {
     pub(crate) args: PeerView,
-    pub(crate) client: Cow<'a, Arc<ServedClient>>,
+    pub(crate) client: Cow<'a, Arc<CallingPeer>>,
     pub(crate) method: u32,
     /// Pointers that may still be followed.
     pub(crate) follows: AtomicU64,
+    /// `None` where the function cannot call back.
+    pub(crate) back: Option<&'a dyn CallsBack>,
 }
 
 impl fmt::Debug for IncomingCall<'_> {
@@ -111,8 +115,83 @@ impl IncomingCall<'_> {
         self.client.peer_heap.view(address, len).ok_or(CallError::BadPointer)
     }
 
+    /// Calls a function of the client ([`CallClientBuilder::method`](super::CallClientBuilder::method)) while the client waits for this call,
+    /// and waits for its result. The thread that made this call executes it. The client may change the bytes of the result when this call is
+    /// answered.
+    ///
+    /// Other calls of the client that arrive meanwhile are executed after this one. A call may call back 65,536 times.
+    ///
+    /// ```
+    /// use partywall::rpc::{CallClient, CallServer};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder().method("copy", |call| {
+    ///     for part in 1..=3u8 {
+    ///         call.call_back("progress", &[part])?;
+    ///     }
+    ///     Ok(().into())
+    /// }).bind(&web, "files")?;
+    ///
+    /// let (sender, parts) = std::sync::mpsc::channel();
+    /// let client = CallClient::builder().method("progress", move |call| {
+    ///     let _ = sender.send(call.args().to_vec());
+    ///     Ok(().into())
+    /// }).connect(&web, "web:files")?;
+    /// client.call("copy", &[])?;
+    /// drop(client);
+    /// assert_eq!(parts.iter().collect::<Vec<_>>(), [[1], [2], [3]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`CallClient::call`](super::CallClient::call), with the sides exchanged. [`CallError::Refused`] if the client has no functions or has
+    /// given up its call, in a notice, in a call that [`IncomingCall::to_owned`] has copied, and in a server of tasks.
+    pub fn call_back(&self, method: impl Into<Method>, arguments: &[u8]) -> CallResult<PeerView> {
+        self.call_back_by(None, method.into(), arguments)
+    }
+
+    /// The same with a limit: the longest time that the client may take. The client may still execute the function afterwards, and this call
+    /// cannot call back again until it has.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallError, CallServer};
+    /// # use std::time::Duration;
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder().method("ask", |call| {
+    ///     match call.call_back_within(Duration::from_millis(1), "slow", &[]) {
+    ///         Err(CallError::TimedOut) => Ok(vec![0].into()),
+    ///         answer => Ok(answer?.to_vec().into()),
+    ///     }
+    /// }).bind(&web, "math")?;
+    /// let client = CallClient::builder().method("slow", |_| {
+    ///     std::thread::sleep(Duration::from_millis(50));
+    ///     Ok(vec![1].into())
+    /// }).connect(&web, "web:math")?;
+    /// assert_eq!(client.call("ask", &[])?.to_vec(), [0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`IncomingCall::call_back`].
+    pub fn call_back_within(
+        &self,
+        longest: Duration,
+        method: impl Into<Method>,
+        arguments: &[u8],
+    ) -> CallResult<PeerView> {
+        self.call_back_by(Instant::now().checked_add(longest), method.into(), arguments)
+    }
+
+    fn call_back_by(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<PeerView> {
+        let cannot = "calls back are for a call that its server's own thread executes, and for no notice";
+        let back = self.back.ok_or_else(|| CallError::Refused(cannot.into()))?;
+        back.call_back(&self.client, method.number(), arguments, deadline)
+    }
+
     /// The same call without a borrow, for a function that passes it to another thread. The client may change its arguments when the call
-    /// is answered.
+    /// is answered. It cannot call back.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};
@@ -133,6 +212,7 @@ impl IncomingCall<'_> {
             client: Cow::Owned(Arc::clone(&self.client)),
             method: self.method,
             follows: AtomicU64::new(self.follows.load(Ordering::Relaxed)),
+            back: None,
         }
     }
 }

@@ -37,11 +37,14 @@
 //! [`PeerView::trusting`] gives the bytes in place, to programs that trust their peer.
 
 pub(crate) mod client;
+pub(crate) mod conversation;
 pub(crate) mod driver;
 pub(crate) mod error;
+mod functions;
 pub(crate) mod heap;
 pub(crate) mod incoming;
 pub(crate) mod method;
+pub(crate) mod methods;
 pub(crate) mod sender;
 pub(crate) mod server;
 pub(crate) mod slots;

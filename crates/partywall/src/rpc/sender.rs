@@ -14,14 +14,16 @@ fn plain(kind: RecordKind, id: u32, bytes: CallBytes) -> CallRecord {
     CallRecord { kind, id, method: 0, status: 0, bytes }
 }
 
-/// The first record of a side.
-fn hello() -> CallRecord {
-    CallRecord { method: VERSION, ..plain(RecordKind::Hello, 0, CallBytes::EMPTY) }
+/// The first record of a side, which says whether it is a client that takes calls back.
+fn hello(takes_calls: bool) -> CallRecord {
+    let record = plain(RecordKind::Hello, 0, CallBytes::EMPTY);
+    CallRecord { method: VERSION, status: takes_calls.into(), ..record }
 }
 
-/// Judges the first record of the peer.
-pub(crate) fn check_hello(record: &CallRecord) -> Result<()> {
-    if *record == hello() { Ok(()) } else { Err(Error::Corrupt(Corrupt::BadRecord)) }
+/// Judges the first record of the peer. Returns whether the peer takes calls.
+pub(crate) fn check_hello(record: &CallRecord) -> Result<bool> {
+    let takes_calls = record.status == 1;
+    if *record == hello(takes_calls) { Ok(takes_calls) } else { Err(Error::Corrupt(Corrupt::BadRecord)) }
 }
 
 /// Sends records, and before each what the peer must know of this side's heap to understand it.
@@ -31,25 +33,25 @@ pub(crate) struct CallSender {
     heap: Heap,
     /// Segments of the heap that the peer has been told of.
     announced: usize,
-    /// Addresses of the peer's blocks that are released, and whose records found no room.
-    unreleased: Vec<u64>,
+    /// Records that found no room, and go before the next one: releases of the peer's blocks, and refusals of calls back.
+    owed: Vec<CallRecord>,
 }
 
 impl CallSender {
     /// A sender that does not wait for room: sending fails with [`Error::WouldBlock`] where there is none.
     pub(crate) fn new(mut tx: StreamTx, heap: Heap) -> Self {
         tx.core.waiter.nonblocking = true;
-        Self { tx, heap, announced: 0, unreleased: Vec::new() }
+        Self { tx, heap, announced: 0, owed: Vec::new() }
     }
 
-    pub(crate) fn hello(&mut self) -> Result<()> {
-        self.tx.put_record(&hello()).map(drop)
+    pub(crate) fn hello(&mut self, takes_calls: bool) -> Result<()> {
+        self.tx.put_record(&hello(takes_calls)).map(drop)
     }
 
     /// Sends a record, and returns the byte of the stream where it begins.
     #[inline]
     pub(crate) fn send(&mut self, record: &CallRecord) -> Result<u64> {
-        if self.announced < self.heap.memory.count() || !self.unreleased.is_empty() {
+        if self.announced < self.heap.memory.count() || !self.owed.is_empty() {
             self.send_owed()?;
         }
         self.tx.put_record(record)
@@ -62,19 +64,29 @@ impl CallSender {
             self.tx.put_record(&plain(RecordKind::Segment, notice.number, bytes))?;
             self.announced += 1;
         }
-        while let Some(address) = self.unreleased.last().copied() {
-            self.tx.put_record(&release_of(address))?;
-            self.unreleased.pop();
+        while let Some(record) = self.owed.last() {
+            self.tx.put_record(record)?;
+            self.owed.pop();
         }
         Ok(())
     }
 
     /// Gives a block of the peer's back. Where there is no room now, or unless it `may_send`, the record goes before the next one.
     pub(crate) fn release(&mut self, address: u64, may_send: bool) {
+        self.owe(release_of(address), may_send);
+    }
+
+    /// Sends a record that refers to no memory of this side. Where there is no room now, or unless it `may_send`, it goes before the next one.
+    pub(crate) fn owe(&mut self, record: CallRecord, may_send: bool) {
         // An error that is not the lack of room ends the connection, and its end gives all blocks back.
-        if !may_send || matches!(self.tx.put_record(&release_of(address)), Err(Error::WouldBlock)) {
-            self.unreleased.push(address);
+        if !may_send || matches!(self.tx.put_record(&record), Err(Error::WouldBlock)) {
+            self.owed.push(record);
         }
+    }
+
+    /// Replies that have found no room yet.
+    pub(crate) fn owed_replies(&self) -> usize {
+        self.owed.iter().filter(|record| record.kind == RecordKind::Reply).count()
     }
 }
 

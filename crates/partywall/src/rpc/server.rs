@@ -2,12 +2,14 @@
 
 use super::channel_options;
 use super::client::take_heap;
-use super::error::{CallError, CallStatus};
+use super::conversation::{BackCaller, Conversation};
+use super::error::CallError;
 use super::heap::{Block, Heap, HeapOptions, HeapShare};
-use super::incoming::{AnswerBytes, CallAnswer, IncomingCall};
+use super::incoming::{CallAnswer, IncomingCall};
 use super::method::Method;
-use super::sender::{CallSender, check_hello, prepare};
-use super::view::{PeerHeap, PeerView};
+use super::methods::{CallingPeer, MOST_FOLLOWS, Methods};
+use super::sender::{CallSender, check_hello};
+use super::view::PeerHeap;
 use crate::domain::lock;
 use crate::further::Regions;
 use crate::listener::Acceptor;
@@ -19,17 +21,14 @@ use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
 use partywall_shm::corrupt::Corrupt;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 type CallResult<T> = std::result::Result<T, CallError>;
-type Function = dyn Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync;
 
 /// The longest that a client may take to send its first record.
 const FIRST_RECORD: Duration = Duration::from_secs(10);
@@ -39,8 +38,7 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 /// The methods of a server, and the limits of its clients.
 #[derive(Default)]
 pub struct CallServerBuilder {
-    methods: BTreeMap<u32, Box<Function>>,
-    clash: Option<String>,
+    methods: Methods,
     limits: Limits,
 }
 
@@ -65,7 +63,7 @@ impl Default for Limits {
             heap: HeapOptions::default(),
             max_peer_heap: 256 << 20,
             max_clients: 4096,
-            max_follows: 1 << 16,
+            max_follows: MOST_FOLLOWS,
             same_address: false,
             first_record: FIRST_RECORD,
         }
@@ -74,22 +72,19 @@ impl Default for Limits {
 
 impl fmt::Debug for CallServerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallServerBuilder").field("methods", &self.methods.len()).field("limits", &self.limits).finish()
+        f.debug_struct("CallServerBuilder").field("methods", &self.methods).field("limits", &self.limits).finish()
     }
 }
 
 impl CallServerBuilder {
     /// Offers a function under a name. It runs on the thread of the calling client, so it may block.
     #[must_use]
-    pub fn method<F>(self, name: &str, function: F) -> Self
+    pub fn method<F>(mut self, name: &str, function: F) -> Self
     where
         F: Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync + 'static,
     {
-        let mut this = self.numbered(Method::named(name), function);
-        if this.clash.as_deref() == Some("") {
-            this.clash = Some(format!("`{name}` has the number of another method: rename one of them"));
-        }
-        this
+        self.methods.add(Method::named(name), Some(name), Arc::new(function));
+        self
     }
 
     /// Offers a function under a number.
@@ -98,9 +93,7 @@ impl CallServerBuilder {
     where
         F: Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync + 'static,
     {
-        if self.methods.insert(method.number(), Box::new(function)).is_some() {
-            self.clash.get_or_insert_default();
-        }
+        self.methods.add(method, None, Arc::new(function));
         self
     }
 
@@ -179,11 +172,8 @@ impl CallServerBuilder {
     /// # Errors
     /// As [`Domain::bind`]; [`Error::Invalid`] if two methods have one number.
     pub fn bind(self, domain: &Domain, service: &str) -> Result<CallServer> {
-        let Self { methods, clash, limits } = self;
-        if let Some(clash) = clash {
-            let unnamed = "two methods have the same number: give each its own";
-            return Err(Error::Invalid(if clash.is_empty() { unnamed.into() } else { clash }));
-        }
+        let Self { methods, limits } = self;
+        methods.check()?;
         let acceptor = Acceptor::bind(domain, service, Kind::Message, &channel_options(&limits.options))?;
         let error = |e| Error::system("make the event that stops a server", e);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(error)?;
@@ -225,7 +215,7 @@ pub struct CallServer {
 }
 
 struct ServerCore {
-    methods: BTreeMap<u32, Box<Function>>,
+    methods: Methods,
     limits: Limits,
     /// Readable once the server is to stop.
     stop: OwnedFd,
@@ -251,7 +241,7 @@ struct Connection {
 
 impl fmt::Debug for ServerCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerCore").field("methods", &self.methods.len()).finish_non_exhaustive()
+        f.debug_struct("ServerCore").field("methods", &self.methods).finish_non_exhaustive()
     }
 }
 
@@ -377,38 +367,33 @@ fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo,
     // The ring has room for an answer to every call that the client may have in flight. A client whose ring has no room breaks the
     // protocol (K4), so the server does not wait for it.
     let mut sender = CallSender::new(tx, heap.clone());
-    sender.hello()?;
+    sender.hello(false)?;
     // Until then the client takes a place of `max_clients` for nothing.
     rx.waiter.timeout = Some(core.limits.first_record);
     let Some(first) = rx.next_record()? else { return Ok(()) };
     rx.waiter.timeout = None;
-    let mut outcome = check_hello(&first);
     let peer_heap = PeerHeap::new(regions, core.limits.same_address);
-    let client = Arc::new(ServedClient { info, heap, peer_heap });
-    let mut replies = ReplySide::new(sender);
+    let client = Arc::new(CallingPeer { info, heap, peer_heap });
+    let hello = check_hello(&first);
+    let takes_calls = matches!(hello, Ok(true));
+    let mut outcome = hello.map(drop);
+    let mut conversation = Conversation::new(rx, ReplySide::new(sender), takes_calls);
     while outcome.is_ok() && !core.is_stopped.load(Ordering::Acquire) {
-        outcome = match rx.next_record() {
-            Ok(Some(record)) => take(core, &client, &mut replies, &record),
+        outcome = match conversation.next() {
+            Ok(Some(record)) => take(core, &client, &mut conversation, &record),
             Ok(None) => break,
             Err(e) => Err(e),
         };
     }
     match outcome {
-        Err(Error::Corrupt(what)) => Err(rx.blame(what)),
+        Err(Error::Corrupt(what)) => Err(conversation.rx.blame(what)),
         // The server's own doing: the link was shut down to wake this thread.
-        Err(_) if core.is_stopped.load(Ordering::Acquire) => {
-            rx.close_after_shutdown();
+        _ if core.is_stopped.load(Ordering::Acquire) && (outcome.is_err() || conversation.has_ended()) => {
+            conversation.rx.close_after_shutdown();
             Ok(())
         }
         other => other,
     }
-}
-
-/// The state that the calls of one client share.
-pub(crate) struct ServedClient {
-    pub(crate) info: PeerInfo,
-    pub(crate) heap: Heap,
-    pub(crate) peer_heap: PeerHeap,
 }
 
 /// The sending half to one client.
@@ -420,38 +405,24 @@ pub(crate) struct ReplySide {
 
 /// Takes a client's record, and executes a call on this thread.
 #[inline]
-fn take(core: &ServerCore, client: &Arc<ServedClient>, replies: &mut ReplySide, record: &CallRecord) -> Result<()> {
-    let execute = || {
-        let function = core.methods.get(&record.method).ok_or(CallError::UnknownMethod)?;
-        let args = PeerView::from_record(record.bytes, &client.peer_heap).ok_or(CallError::BadPointer)?;
-        let follows = AtomicU64::new(core.limits.max_follows);
-        let call = IncomingCall { args, client: Cow::Borrowed(client), method: record.method, follows };
-        catch_unwind(AssertUnwindSafe(|| function(&call))).unwrap_or(Err(CallError::Panicked))
-    };
+fn take(
+    core: &ServerCore,
+    client: &Arc<CallingPeer>,
+    conversation: &mut Conversation,
+    record: &CallRecord,
+) -> Result<()> {
+    let most = core.limits.max_follows;
     match record.kind {
-        RecordKind::Call => replies.answer(client, record.id, execute()),
+        RecordKind::Call => {
+            let back = BackCaller::new(conversation, record.id);
+            let result = core.methods.execute(record, client, most, Some(&back));
+            conversation.replies.answer(client, record.id, result)
+        }
         RecordKind::Notice => {
-            let _ = execute();
+            let _ = core.methods.execute(record, client, most, None);
             Ok(())
         }
-        _ => replies.take(client, record),
-    }
-}
-
-impl ServedClient {
-    fn prepare(&self, answer: CallAnswer) -> CallResult<(CallBytes, Option<Block>)> {
-        match answer.bytes {
-            AnswerBytes::Inline(bytes) => Ok((bytes, None)),
-            AnswerBytes::Copied(bytes) => Ok(prepare(&self.heap, &bytes)?),
-            AnswerBytes::Block(block) => {
-                if !self.heap.holds(&block) {
-                    return Err(CallError::Refused(
-                        "the function has answered with memory of another connection".into(),
-                    ));
-                }
-                Ok((CallBytes::Reference { address: block.address(), len: block.len() as u64 }, Some(block)))
-            }
-        }
+        _ => conversation.take(client, record),
     }
 }
 
@@ -461,7 +432,7 @@ impl ReplySide {
     }
 
     /// Takes a record about memory. No other kind is left for a client to send.
-    pub(crate) fn take(&mut self, client: &ServedClient, record: &CallRecord) -> Result<()> {
+    pub(crate) fn take(&mut self, client: &CallingPeer, record: &CallRecord) -> Result<()> {
         match (record.kind, record.bytes) {
             (RecordKind::Release, CallBytes::Reference { address, .. }) => {
                 // To release what is not lent, or twice, is a lie (protocol K7).
@@ -475,31 +446,26 @@ impl ReplySide {
     }
 
     #[inline]
-    pub(crate) fn answer(&mut self, client: &ServedClient, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
-        let prepared = result.and_then(|answer| client.prepare(answer));
-        let (status, code, (bytes, lent)) = match prepared {
-            Ok(prepared) => (CallStatus::Done, 0, prepared),
-            Err(error) => {
-                let (status, code, text) = CallStatus::from_error(error);
-                // A text that finds no memory is cut.
-                let short = || (CallBytes::inline(cut(&text)).unwrap_or(CallBytes::EMPTY), None);
-                (status, code, prepare(&client.heap, text.as_bytes()).unwrap_or_else(|_| short()))
-            }
-        };
+    pub(crate) fn answer(&mut self, client: &CallingPeer, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
+        let (record, lent) = client.reply(id, result);
         if let Some(block) = lent {
             let before = self.lent.insert(block.address(), block);
             debug_assert!(before.is_none(), "the books give each address to one block at a time");
         }
-        let record = CallRecord { kind: RecordKind::Reply, id, method: code, status: status as u16, bytes };
-        match self.sender.send(&record) {
-            Ok(_) => Ok(()),
+        self.send(&record).map(drop)
+    }
+
+    /// Sends a record. A client whose ring has no room for it has too many calls under way (protocol K4.1).
+    #[inline]
+    pub(crate) fn send(&mut self, record: &CallRecord) -> Result<u64> {
+        match self.sender.send(record) {
             Err(Error::WouldBlock) => Err(Corrupt::BadRecord.into()),
-            Err(e) => Err(e),
+            other => other,
         }
     }
-}
 
-/// The beginning of a text, at most as long as a record carries.
-fn cut(text: &str) -> &[u8] {
-    &text.as_bytes()[..text.floor_char_boundary(partywall_shm::call::INLINE)]
+    /// Whether the client has taken the record that begins at this byte of the stream.
+    pub(crate) fn is_taken(&mut self, position: u64) -> bool {
+        self.sender.tx.is_taken(position)
+    }
 }

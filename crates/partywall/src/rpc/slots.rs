@@ -1,9 +1,11 @@
 //! The calls of a connection that are in flight, and the replies that no caller has taken yet.
 
+use super::conversation::MOST_CALLS_BACK;
 use super::error::{CallError, CallStatus};
 use super::heap::Block;
-use super::view::PeerView;
+use super::view::{PeerHeap, PeerView};
 use crate::Error;
+use partywall_shm::call::{CallBytes, CallRecord};
 use partywall_shm::corrupt::Corrupt;
 
 /// The calls of a connection.
@@ -15,6 +17,8 @@ pub(crate) struct Slots {
     pub(crate) unanswered: usize,
     /// Why nothing more will be received, once that is so.
     pub(crate) ended: Option<ConnectionEnd>,
+    /// Calls whose call back no thread executes. Each is to be refused.
+    pub(crate) refused: Vec<u32>,
 }
 
 struct CallSlot {
@@ -22,6 +26,27 @@ struct CallSlot {
     state: SlotState,
     /// The arguments, if they were copied to the heap for this call.
     arguments: Option<Block>,
+    /// `None` until the server calls back during this call.
+    back: Option<Box<BackState>>,
+}
+
+/// The calls back during one call (protocol K8).
+#[derive(Default)]
+struct BackState {
+    /// One that the caller has not taken yet.
+    pending: Option<CallRecord>,
+    /// The caller executes one.
+    is_running: bool,
+    /// All of them so far.
+    count: u32,
+    /// Results that the server reads in place until it has answered the call.
+    lent: Vec<Block>,
+}
+
+/// The next event of a call for its caller.
+pub(crate) enum CallStep {
+    Answered(ReceivedReply),
+    CalledBack(CallRecord),
 }
 
 enum SlotState {
@@ -39,6 +64,21 @@ pub(crate) struct ReceivedReply {
     pub(crate) view: PeerView,
     /// The peer's block that is to be released.
     pub(crate) held: Option<u64>,
+}
+
+impl ReceivedReply {
+    /// Judges a *reply* record (protocol K5, K7).
+    #[inline]
+    pub(crate) fn judge(record: &CallRecord, heap: &PeerHeap) -> Result<Self, Corrupt> {
+        let status = CallStatus::from_wire(record.status).filter(|status| status.admits(record.method));
+        let status = status.ok_or(Corrupt::BadRecord)?;
+        let view = PeerView::from_record(record.bytes, heap).ok_or(Corrupt::BadRecord)?;
+        let held = match record.bytes {
+            CallBytes::Inline(..) => None,
+            CallBytes::Reference { address, .. } => Some(address),
+        };
+        Ok(Self { status, code: record.method, view, held })
+    }
 }
 
 /// Why nothing more will be received.
@@ -80,7 +120,7 @@ impl Slots {
     pub(crate) fn open(&mut self, arguments: Option<Block>) -> u32 {
         self.unanswered += 1;
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(CallSlot { generation: 0, state: SlotState::Free, arguments: None });
+            self.slots.push(CallSlot { generation: 0, state: SlotState::Free, arguments: None, back: None });
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[index as usize];
@@ -107,7 +147,7 @@ impl Slots {
         let index = id & ((1 << INDEX_BITS) - 1);
         if let Some(slot) = self.slot(id) {
             slot.generation = (slot.generation + 1) & (u32::MAX >> INDEX_BITS);
-            (slot.state, slot.arguments) = (SlotState::Free, None);
+            (slot.state, slot.arguments, slot.back) = (SlotState::Free, None, None);
             self.free.push(index);
         }
     }
@@ -120,7 +160,12 @@ impl Slots {
             SlotState::Waiting => {
                 slot.state = SlotState::Answered(outcome);
                 slot.arguments = None;
+                let is_late = slot.back.as_mut().is_some_and(|back| back.pending.take().is_some());
                 self.unanswered -= 1;
+                if is_late {
+                    // The server has not waited for it.
+                    self.refused.push(id);
+                }
                 Ok(None)
             }
             SlotState::Abandoned => {
@@ -130,6 +175,48 @@ impl Slots {
             }
             SlotState::Free | SlotState::Answered(_) => Err(Corrupt::BadRecord),
         }
+    }
+
+    /// Files a call back. It waits for the thread that waits for its call.
+    pub(crate) fn call_back(&mut self, record: CallRecord) -> Result<(), Corrupt> {
+        let slot = self.slot(record.id).ok_or(Corrupt::BadRecord)?;
+        let is_waiting = match slot.state {
+            SlotState::Waiting => true,
+            SlotState::Abandoned => false,
+            SlotState::Free | SlotState::Answered(_) => return Err(Corrupt::BadRecord),
+        };
+        let back = slot.back.get_or_insert_default();
+        if back.pending.is_some() || back.is_running || back.count >= MOST_CALLS_BACK {
+            return Err(Corrupt::BadRecord);
+        }
+        back.count += 1;
+        if is_waiting {
+            back.pending = Some(record);
+        } else {
+            self.refused.push(record.id);
+        }
+        Ok(())
+    }
+
+    /// The caller has executed a call back, whose result may be in a block.
+    pub(crate) fn end_call_back(&mut self, id: u32, lent: Option<Block>) {
+        if let Some(back) = self.slot(id).and_then(|slot| slot.back.as_mut()) {
+            back.is_running = false;
+            back.lent.extend(lent);
+        }
+    }
+
+    /// The answer to a call, or a call back that its caller is to execute.
+    #[inline]
+    pub(crate) fn take_step(&mut self, id: u32) -> Option<CallStep> {
+        let slot = self.slot(id)?;
+        if let SlotState::Waiting = slot.state {
+            let back = slot.back.as_mut()?;
+            let record = back.pending.take()?;
+            back.is_running = true;
+            return Some(CallStep::CalledBack(record));
+        }
+        self.take_answer(id).map(CallStep::Answered)
     }
 
     #[inline]
@@ -158,7 +245,12 @@ impl Slots {
     pub(crate) fn abandon(&mut self, id: u32) {
         let has_ended = self.ended.is_some();
         match self.slot(id) {
-            Some(slot) if matches!(slot.state, SlotState::Waiting) && !has_ended => slot.state = SlotState::Abandoned,
+            Some(slot) if matches!(slot.state, SlotState::Waiting) && !has_ended => {
+                slot.state = SlotState::Abandoned;
+                if slot.back.as_mut().is_some_and(|back| back.pending.take().is_some()) {
+                    self.refused.push(id);
+                }
+            }
             _ => self.close(id),
         }
     }
@@ -169,7 +261,7 @@ mod tests {
     use super::super::view::PeerHeap;
     use super::*;
     use crate::further::Regions;
-    use partywall_shm::call::CallBytes;
+    use partywall_shm::call::{CallBytes, RecordKind};
 
     fn reply(held: Option<u64>) -> ReceivedReply {
         let heap = PeerHeap::new(Regions::of(None), false);
@@ -186,5 +278,42 @@ mod tests {
         let id = slots.open(None);
         assert_eq!((slots.withdraw(id), slots.unanswered), (None, 0));
         assert!(slots.deliver(id, reply(None)).is_err(), "it is not under way");
+    }
+
+    #[test]
+    fn calls_back_of_a_call_are_limited_and_come_one_by_one() {
+        let mut slots = Slots::default();
+        let id = slots.open(None);
+        let record = CallRecord { kind: RecordKind::Call, id, method: 7, status: 0, bytes: CallBytes::EMPTY };
+        for _ in 0..MOST_CALLS_BACK {
+            assert_eq!(slots.call_back(record), Ok(()));
+            assert!(slots.call_back(record).is_err(), "one is pending");
+            assert!(matches!(slots.take_step(id), Some(CallStep::CalledBack(taken)) if taken == record));
+            assert!(slots.take_step(id).is_none());
+            assert!(slots.call_back(record).is_err(), "one is running");
+            slots.end_call_back(id, None);
+        }
+        assert!(slots.call_back(record).is_err());
+        let given_up = slots.open(None);
+        slots.abandon(given_up);
+        for _ in 0..MOST_CALLS_BACK {
+            assert_eq!(slots.call_back(CallRecord { id: given_up, ..record }), Ok(()));
+            assert_eq!(slots.refused.pop(), Some(given_up));
+        }
+        assert!(slots.call_back(CallRecord { id: given_up, ..record }).is_err());
+    }
+
+    #[test]
+    fn pending_call_back_is_refused_with_the_end_of_its_call() {
+        let mut slots = Slots::default();
+        let record = |id| CallRecord { kind: RecordKind::Call, id, method: 7, status: 0, bytes: CallBytes::EMPTY };
+        let (answered, given_up) = (slots.open(None), slots.open(None));
+        slots.call_back(record(answered)).unwrap();
+        slots.call_back(record(given_up)).unwrap();
+        slots.deliver(answered, reply(None)).unwrap();
+        slots.abandon(given_up);
+        assert_eq!(slots.refused, [answered, given_up]);
+        assert!(matches!(slots.take_step(answered), Some(CallStep::Answered(_))));
+        assert!(slots.call_back(record(answered)).is_err(), "it is over");
     }
 }

@@ -9,7 +9,7 @@ use crate::asynchronous::services::blocking;
 use crate::domain::lock;
 use crate::rpc::WINDOW;
 use crate::rpc::client::{CallClientBuilder, ClientParts, ReleasesBlocks, Reply};
-use crate::rpc::driver::CallReceiver;
+use crate::rpc::driver::{CallReceiver, ServerRecord};
 use crate::rpc::error::CallError;
 use crate::rpc::heap::{Block, Heap};
 use crate::rpc::method::Method;
@@ -18,6 +18,7 @@ use crate::rpc::slots::{ConnectionEnd, ReceivedReply, Slots};
 use crate::rpc::view::{PeerHeap, PeerView};
 use crate::{Domain, Error, PeerInfo, Result};
 use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
+use partywall_shm::corrupt::Corrupt;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::fmt;
@@ -122,8 +123,10 @@ impl SharedCalls {
     fn receive(&self, state: &mut CallsState) -> bool {
         while state.slots.ended.is_none() {
             let filed = match state.receiver.receive_now() {
-                Ok(Some((id, outcome))) => self.file(state, id, outcome),
-                Ok(None) => Ok(()),
+                Ok(ServerRecord::Reply(id, outcome)) => self.file(state, id, outcome),
+                // This client takes no calls (protocol K8).
+                Ok(ServerRecord::CallBack(_)) => Err(Corrupt::BadRecord.into()),
+                Ok(ServerRecord::Memory) => Ok(()),
                 Err(Error::WouldBlock) => return false,
                 Err(e) => Err(e),
             };
@@ -250,8 +253,11 @@ impl AsyncCallClient {
     /// ```
     ///
     /// # Errors
-    /// As [`AsyncCallClient::connect`].
+    /// As [`AsyncCallClient::connect`]; [`Error::Invalid`] for options with methods, because this client takes no calls back.
     pub async fn connect_with(domain: &Domain, target: &str, options: &CallClientBuilder) -> Result<Self> {
+        if options.takes_calls() {
+            return Err(Error::Invalid("a client of tasks takes no calls back: leave out its methods".into()));
+        }
         let (domain, target, options) = (domain.clone(), target.to_owned(), options.clone());
         let parts = blocking(move || options.open(&domain, &target)).await?;
         let ClientParts { sender, mut rx, room_link, heap, peer_heap, timeout } = parts;

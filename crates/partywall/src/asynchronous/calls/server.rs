@@ -12,8 +12,9 @@ use crate::rpc::error::{CallError, MOST_TEXT};
 use crate::rpc::heap::{Heap, HeapShare};
 use crate::rpc::incoming::{AnswerBytes, CallAnswer, IncomingCall};
 use crate::rpc::method::Method;
+use crate::rpc::methods::CallingPeer;
 use crate::rpc::sender::{CallSender, check_hello};
-use crate::rpc::server::{CallServerBuilder, Limits, PAUSE, ReplySide, ServedClient};
+use crate::rpc::server::{CallServerBuilder, Limits, PAUSE, ReplySide};
 use crate::rpc::view::{PeerHeap, PeerView};
 use crate::rx::StreamRx;
 use crate::tx::StreamTx;
@@ -392,9 +393,9 @@ async fn serve(
         take_heap(&regions, limits.max_peer_heap)?;
         let heap = Heap::within(regions.clone(), limits.heap, share);
         let mut sender = CallSender::new(tx, heap.clone());
-        sender.hello()?;
+        sender.hello(false)?;
         rx.waiter.nonblocking = true;
-        let client = ServedClient { info, heap, peer_heap: PeerHeap::new(regions, limits.same_address) };
+        let client = CallingPeer { info, heap, peer_heap: PeerHeap::new(regions, limits.same_address) };
         Ok((sender, rx, client))
     });
     let (sender, rx, client) = opened.await?;
@@ -404,7 +405,8 @@ async fn serve(
     let first = tokio::time::timeout(core.limits.first_record, poll_fn(|cx| inbox.poll_next(cx)));
     let Some(first) = first.await.map_err(|_| Error::TimedOut)?? else { return Ok(()) };
     let replies = Arc::new(Mutex::new(ReplySide::new(sender)));
-    let mut outcome = check_hello(&first);
+    // Functions that are futures call nothing back.
+    let mut outcome = check_hello(&first).map(drop);
     if outcome.is_ok() {
         outcome = serve_calls(core, &mut inbox, &Arc::new(client), &replies).await;
     }
@@ -425,7 +427,7 @@ enum ServeStep {
 async fn serve_calls(
     core: &Arc<TaskServerCore>,
     inbox: &mut ClientRecords,
-    client: &Arc<ServedClient>,
+    client: &Arc<CallingPeer>,
     replies: &Arc<Mutex<ReplySide>>,
 ) -> Result<()> {
     let (mut calls, mut notices) = (JoinSet::new(), JoinSet::new());
@@ -494,11 +496,12 @@ fn copied_len(result: &CallResult<CallAnswer>) -> usize {
     }
 }
 
-async fn execute(core: &TaskServerCore, client: &Arc<ServedClient>, record: &CallRecord) -> CallResult<CallAnswer> {
+async fn execute(core: &TaskServerCore, client: &Arc<CallingPeer>, record: &CallRecord) -> CallResult<CallAnswer> {
     let function = core.methods.get(&record.method).ok_or(CallError::UnknownMethod)?;
     let args = PeerView::from_record(record.bytes, &client.peer_heap).ok_or(CallError::BadPointer)?;
     let follows = AtomicU64::new(core.limits.max_follows);
-    let call = IncomingCall { args, client: Cow::Owned(Arc::clone(client)), method: record.method, follows };
+    let call =
+        IncomingCall { args, client: Cow::Owned(Arc::clone(client)), method: record.method, follows, back: None };
     let answering = catch_unwind(AssertUnwindSafe(|| function(call))).map_err(|_| CallError::Panicked)?;
     Caught(answering).await
 }
