@@ -7,7 +7,8 @@ use common::process::{self, child};
 use common::world::World;
 use common::*;
 use partywall::rpc::{
-    Argument, CallClient, CallError, CallServer, HeapSlice, IncomingCall, Method, PeerSlice, PlainData, ValueWriter,
+    Argument, CallClient, CallError, CallServer, Carried, HeapSlice, IncomingCall, Method, PeerSlice, PlainData,
+    ValueWriter,
 };
 use partywall::{Domain, MessageListener, MessageSocket, Options, RingSize};
 use std::time::Duration;
@@ -168,6 +169,34 @@ fn values_of_every_kind_arrive_as_they_were() {
     assert_eq!(client.large(large).unwrap(), large);
     assert_eq!(client.pick(&['a', 'ß'], 1).unwrap(), 'ß');
     assert_eq!(client.calls().heap().stats().blocks, 0, "no copy is left");
+}
+
+#[test]
+fn values_behind_the_last_inline_byte_follow_the_earlier_ones() {
+    let expected: Vec<u8> = (0..60).collect();
+    for first in 0..60 {
+        let (head, tail) = expected.split_at(first);
+        let mut frame = ValueWriter::default();
+        head.iter().for_each(|byte| byte.put(&mut frame));
+        assert_eq!(frame.bytes(), head);
+        // The rest as one value.
+        let mut last = ValueWriter::default();
+        tail.to_vec().put(&mut last);
+        tail.to_vec().put(&mut frame);
+        assert_eq!(frame.bytes(), [head, last.bytes()].concat(), "{first}");
+    }
+    assert_eq!(frame(&[&[7u8; 40], &9u8]), [[7; 40].as_slice(), &[9]].concat());
+}
+
+#[test]
+fn heap_slice_of_the_server_stays_until_it_is_dropped() {
+    let _guard = hang_guard();
+    let (_world, _server, client) = painted();
+    let held: Vec<PeerSlice<u64>> = (1..20).map(|count| client.squares(count).unwrap()).collect();
+    for (count, squares) in (1u64..).zip(&held) {
+        assert_eq!(squares.to_vec().unwrap(), (0..count).map(|n| n * n).collect::<Vec<_>>());
+        assert_eq!(squares.get(count as usize - 1).unwrap(), (count - 1) * (count - 1));
+    }
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! A peer of calls that owns its records and its heap, and does with them what bytes say. `random_calls.rs` takes the bytes from a generator, and
 //! the fuzz target `call_records` from the fuzzer.
 
-use partywall::rpc::{CallClient, CallError, CallServer, CallServerBuilder, HeapOptions, Method};
+use partywall::rpc::{
+    CallAnswer, CallClient, CallError, CallServer, CallServerBuilder, Carried, Declared, HeapOptions, IncomingCall,
+    Method, MethodResult, PeerSlice, ValueReader,
+};
 use partywall::{ChannelRegion, Domain, Error, MessageListener, MessageSocket, Options, RingSize};
 use std::time::Duration;
 
@@ -11,7 +14,7 @@ const BASE: u64 = 0x3000_4000_0000;
 const SIZE: u64 = 8192;
 /// Operations of one input.
 const MOST: usize = 256;
-const METHODS: [&str; 5] = ["null", "echo", "zeros", "walk", "nothing"];
+const METHODS: [&str; 7] = ["null", "echo", "zeros", "walk", "nothing", "ask", "typed"];
 
 /// The bytes that decide, one after the other; zeros at the end.
 struct Input<'a>(std::slice::Iter<'a, u8>);
@@ -70,8 +73,10 @@ impl Input<'_> {
     }
 }
 
-fn hello() -> Vec<u8> {
-    [1u64 << 32, 1, 0, 0, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect()
+/// A client that `takes_calls` back says so.
+fn hello(takes_calls: bool) -> Vec<u8> {
+    let kind = 1 | u64::from(takes_calls) << 16;
+    [1u64 << 32, kind, 0, 0, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 fn options() -> Options {
@@ -94,6 +99,33 @@ fn functions() -> CallServerBuilder {
             }
             Ok(().into())
         })
+        .method("ask", ask)
+        .method("typed", typed)
+}
+
+/// Calls the client back twice. A client that does not answer in time is left alone.
+fn ask(call: &IncomingCall<'_>) -> Result<CallAnswer, CallError> {
+    let short = Duration::from_micros(500);
+    let first = call.call_back_within(short, "echo", &[7; 100]);
+    let second = call.call_back_within(short, "null", &[]);
+    for view in [&first, &second].into_iter().flatten() {
+        let bytes = view.try_to_vec()?;
+        assert!(bytes.len() as u64 <= SIZE, "{} bytes", bytes.len());
+        assert!(view.read_at(bytes.len(), &mut [0]).is_err());
+    }
+    Ok(first?.try_to_vec()?.into())
+}
+
+/// Reads a frame of typed values: a text and numbers that may lie in the caller's heap, and an optional value.
+fn typed(call: &IncomingCall<'_>) -> Result<CallAnswer, CallError> {
+    let mut frame = ValueReader::of_call(call);
+    let numbers: PeerSlice<u32> = <fn(&[u32]) as Declared>::see(&mut frame)?;
+    assert!(numbers.len() as u64 * 4 <= SIZE);
+    let text = String::take(&mut frame)?;
+    let flag = <Option<bool> as Carried>::take(&mut frame)?;
+    frame.finish()?;
+    let sum = numbers.iter().try_fold(0u64, |sum, number| Ok::<_, CallError>(sum + u64::from(number?)))?;
+    Ok((text, flag.map(|flag| sum + u64::from(flag))).give())
 }
 
 /// Does what the input says, until it is over or the connection is. Returns whether the connection lives.
@@ -180,7 +212,7 @@ impl LiedToServer {
         let Ok(mut liar) = MessageSocket::connect_with(&self.domain, &target, &options()) else { return };
         // Results by reference need it.
         let _ = liar.regions().take(HEAP, 8, 1 << 20);
-        let _ = liar.send(&hello());
+        let _ = liar.send(&hello(!input.byte().is_multiple_of(4)));
         lie(&mut liar, &mut input);
         let reply = self.honest.call("echo", &[7; 100]).unwrap();
         assert_eq!(reply.try_to_vec().unwrap(), [7; 100]);
@@ -215,10 +247,22 @@ impl LyingServer {
         let target = format!("{}:lies", self.domain.name());
         let domain = self.domain.clone();
         let client = std::thread::spawn(move || {
-            let client = CallClient::builder().max_peer_heap(1 << 20).connect(&domain, &target)?;
+            let client = CallClient::builder()
+                .max_peer_heap(1 << 20)
+                .heap(HeapOptions::default().first(1 << 16).max(1 << 18))
+                .method("null", |_| Ok(().into()))
+                .method("echo", |call| Ok(call.args().try_to_vec()?.into()))
+                .method("zeros", |call| Ok(call.heap().allocate(1000)?.into()))
+                .method("typed", typed)
+                .connect(&domain, &target)?;
+            // Its caller gives it up.
+            drop(client.start("null", &[]));
             let short = Duration::from_millis(2);
             for n in 0..8u8 {
                 let arguments = vec![n; 30 * usize::from(n)];
+                if n % 4 == 3 {
+                    let _ = client.call_within(short, "typed", &[]).and_then(Vec::<u16>::receive);
+                }
                 match client.call_within(short, METHODS[usize::from(n) % METHODS.len()], &arguments) {
                     // Any reply can be read to its end and not beyond.
                     Ok(reply) => {
@@ -235,7 +279,7 @@ impl LyingServer {
         });
         let mut liar = self.listener.accept().unwrap().0;
         let _ = liar.regions().take(HEAP, 8, 1 << 20);
-        let _ = liar.send(&hello());
+        let _ = liar.send(&hello(input.byte().is_multiple_of(16)));
         lie(&mut liar, &mut input);
         // A client whose server has gone ends by itself.
         drop(liar);
