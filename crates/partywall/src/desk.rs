@@ -27,6 +27,9 @@ pub(crate) const MOST_RINGS: usize = 8;
 /// The longest that a thread waits before it looks again whether another thread has filed its answer.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// The same for a thread that cannot wait for the broker's socket, because the process has no descriptors left.
+const SHORT_LOOK: Duration = Duration::from_millis(1);
+
 /// An end of a channel: the channel's number and the side.
 pub(crate) type EndId = (u64, Side);
 
@@ -219,10 +222,13 @@ impl SessionDesk {
 
     /// Sleeps until there may be news.
     fn pause(&self, flags: PollFlags, deadline: Instant) -> Result<()> {
-        let socket = self.state().session.as_fd().try_clone_to_owned();
-        let socket = socket.map_err(|e| Error::system("wait for the broker", e))?;
-        let mut fds = [PollFd::new(&socket, flags), PollFd::new(&self.filed, PollFlags::IN)];
-        let left = deadline.saturating_duration_since(Instant::now()).min(LOOK);
+        // A copy, because another thread may open another session meanwhile. A process without free descriptors looks again soon: to fail here would
+        // leave a request whose answer is never heard.
+        let socket = self.state().session.as_fd().try_clone_to_owned().ok();
+        let longest = if socket.is_some() { LOOK } else { SHORT_LOOK };
+        let mut fds = vec![PollFd::new(&self.filed, PollFlags::IN)];
+        fds.extend(socket.as_ref().map(|socket| PollFd::new(socket, flags)));
+        let left = deadline.saturating_duration_since(Instant::now()).min(longest);
         let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
         match rustix::event::poll(&mut fds, Some(&left)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -201,8 +201,12 @@ impl Acceptor {
 
     fn take(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<Option<Taken>> {
         let Message::Incoming { channel, .. } = message else { return Ok(None) };
-        let incoming = match whole(&message, &fds).and_then(|()| self.check(message, fds)) {
-            Ok(incoming) => incoming,
+        let checked = whole(&message, &fds).and_then(|()| self.check(message, fds)).and_then(|incoming| {
+            let claim = (incoming.parts.base == 0).then(|| incoming.memory.try_clone()).transpose();
+            Ok((incoming, claim.map_err(|e| Error::system("keep a region", e))?))
+        });
+        let (incoming, claim) = match checked {
+            Ok(checked) => checked,
             Err(e) => {
                 // Its place in the backlog is free again (protocol C7).
                 self.session.tell(&Message::Closed { channel }, &[])?;
@@ -229,8 +233,6 @@ impl Acceptor {
             start: 0,
             region: RegionReference::new(Located::from_base(parts.base), geometry),
         };
-        let claim = memory.try_clone().map_err(|e| Error::system("keep a region", e));
-        let claim = if parts.base == 0 { Some(claim?) } else { None };
         let registration =
             self.domain.register(channel, Side::Accepting, &info, kind, parts.directions, geometry, claim);
         self.tell_accepted(&accepted, &memory)?;

@@ -3,6 +3,7 @@
  *
  * A server with these limits of descriptors accepts connections, and exchanges a few bytes on each, until it has no descriptor left. Its
  * client has as many as it wants. Prints how many connections there were, and on how many of them bytes went by something else than TCP.
+ * Then it closes all of them, and does the same again.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ROUNDS = 12, MOST = 200 };
+enum { ROUNDS = 12, MOST = 400 };
 
 static void client(in_port_t port) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -34,6 +35,28 @@ static void client(in_port_t port) {
     _exit(0);
 }
 
+// Accepts connections until that fails. Returns how many there were.
+static int serve(int listener, int *fds, int *by_ring, int *error) {
+    int n = 0, fd;
+    *by_ring = 0;
+    while (n < MOST && (fd = accept(listener, NULL, NULL)) >= 0) {
+        struct timespec moment = {0, 1000000};
+        char byte;
+        fds[n++] = fd;
+        for (int i = 0; i < ROUNDS; i++) {
+            if (recv(fd, &byte, 1, 0) != 1) exit(1);
+            nanosleep(&moment, NULL);
+            if (send(fd, &byte, 1, 0) != 1) exit(1);
+        }
+        struct tcp_info info = {0};
+        socklen_t size = sizeof info;
+        getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size);
+        *by_ring += info.tcpi_bytes_sent < ROUNDS;
+    }
+    *error = errno;
+    return n;
+}
+
 int main(int count, char **values) {
     if (count != 3) return 2;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -46,24 +69,12 @@ int main(int count, char **values) {
     if (child == 0) client(at.sin_port);
     if (setrlimit(RLIMIT_NOFILE, &limit)) return 1;
     alarm(100);
-    int n = 0, by_ring = 0, fd;
-    while ((fd = accept(listener, NULL, NULL)) >= 0) {
-        struct timespec moment = {0, 1000000};
-        char byte;
-        n++;
-        for (int i = 0; i < ROUNDS; i++) {
-            if (recv(fd, &byte, 1, 0) != 1) return 1;
-            nanosleep(&moment, NULL);
-            if (send(fd, &byte, 1, 0) != 1) return 1;
-        }
-        struct tcp_info info = {0};
-        size = sizeof info;
-        getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size);
-        by_ring += info.tcpi_bytes_sent < ROUNDS;
+    for (int i = 0; i < 2; i++) {
+        int fds[MOST], by_ring, error, n = serve(listener, fds, &by_ring, &error);
+        getrlimit(RLIMIT_NOFILE, &limit);
+        printf("%d connections, error %d, limit %lu, %d by ring\n", n, error, (unsigned long)limit.rlim_cur, by_ring);
+        while (n > 0) close(fds[--n]);
     }
-    int error = errno;
-    getrlimit(RLIMIT_NOFILE, &limit);
-    printf("%d connections, error %d, limit %lu, %d by ring\n", n, error, (unsigned long)limit.rlim_cur, by_ring);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     return 0;
