@@ -147,6 +147,10 @@ impl Server {
         let begun = Instant::now();
         let (mut asked, mut left) = (0, 0);
         while asked + left == 0 || (asked < ACCEPTED && left < LEFT && begun.elapsed() < ACCEPTING) {
+            if self.readers.is_clogged() {
+                self.gate.close(self.epoll.as_fd(), listeners(&self.socket, self.containers.as_ref()));
+                return;
+            }
             let Some(listener) = self.listener(door) else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) if is_hung_up(&socket) => {
@@ -192,13 +196,14 @@ impl Server {
     fn close_left(&mut self, socket: OwnedFd) {
         let watch = Stopwatch::start();
         let peer = getsockopt(&socket, PeerCredentials);
+        let account = peer.ok().map(|peer| Account::of(User::Host(peer.uid()), Home::Unknown));
         if closing_collects_nothing() && packet::is_harmless_to_close(socket.as_fd(), PARTING) {
             drop(socket);
         } else {
-            self.readers.dispose(socket);
+            self.readers.dispose(account, socket);
         }
-        if let Ok(peer) = peer {
-            self.charge(Account::of(User::Host(peer.uid()), Home::Unknown), watch.elapsed());
+        if let Some(account) = account {
+            self.charge(account, watch.elapsed());
         }
     }
 
@@ -210,7 +215,7 @@ impl Server {
                 if self.core.may_log(None) {
                     tracing::warn!(%error, "the kernel does not say whose a new session is");
                 }
-                return self.readers.dispose(socket);
+                return self.readers.dispose(None, socket);
             }
         };
         let (home, program) = home::peer(socket.as_fd(), peer.pid());
@@ -223,7 +228,7 @@ impl Server {
                 tracing::info!(%account, "a new session was hung up on: its user opens more than the broker can begin");
             }
             self.core.count_refused_session(Refusal::Quota);
-            self.readers.dispose(dropped.socket);
+            self.readers.dispose(Some(account), dropped.socket);
         }
         self.charge(account, watch.elapsed());
     }
@@ -235,9 +240,9 @@ impl Server {
             if admitted > 0 && begun.elapsed() >= ADMITTING {
                 return;
             }
-            let Some((account, arrival)) = self.arrivals.next(|account| !self.shares.is_used_up(*account)) else {
-                return;
-            };
+            let (shares, readers) = (&self.shares, &self.readers);
+            let may = |account: &Account| !shares.is_used_up(*account) && !readers.is_clogged_by(Some(*account));
+            let Some((account, arrival)) = self.arrivals.next(may) else { return };
             let watch = Stopwatch::start();
             self.admit(arrival);
             self.charge(account, watch.elapsed());
@@ -246,13 +251,14 @@ impl Server {
 
     /// Begins a session, which the process of its user reads. A client that is refused gets an answer, too.
     fn admit(&mut self, arrival: Arrival) {
+        let account = arrival.account();
         let Arrival { socket, peer, home, program } = arrival;
         if is_hung_up(&socket) {
-            return self.readers.dispose(socket);
+            return self.readers.dispose(Some(account), socket);
         }
         let session = self.next_session();
         let peer = credentials(peer, home, session);
-        self.sessions.insert(session, SessionSocket { socket, read: ReadBy::Nobody });
+        self.sessions.insert(session, SessionSocket { socket, read: ReadBy::Nobody(account) });
         self.feed(CoreEvent::Opened { session, peer, program });
         if !self.sessions.contains_key(&session) {
             return;
@@ -320,7 +326,7 @@ impl Server {
                 wire::encode(0, &Message::Refused { code: Refusal::OutOfResources, reason }, &mut self.outgoing);
                 // If it has gone already, it need not be told.
                 let _ = packet::try_send(socket.as_fd(), &self.outgoing, &[]);
-                self.readers.dispose(socket);
+                self.readers.dispose(None, socket);
                 Turned::Away
             }
             // The kernel demands a descriptor before it checks whether a client waits.

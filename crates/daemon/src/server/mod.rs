@@ -301,7 +301,7 @@ impl Server {
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let tick = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
-        let arrivals = self.arrivals.has_any(|account| !self.shares.is_used_up(*account)).then_some(Duration::ZERO);
+        let arrivals = self.arrivals.has_any(|account| self.may_begin(*account)).then_some(Duration::ZERO);
         let shares = self.shares.renews_in(Instant::now());
         let timeout =
             [self.gate.reopens_in(), self.watch.due_in(), tick, timeout, arrivals, shares].into_iter().flatten().min();
@@ -333,6 +333,11 @@ impl Server {
         self.look_at_flows();
         self.tell_time();
         Ok(())
+    }
+
+    /// Whether a user's next session may begin now.
+    fn may_begin(&self, account: Account) -> bool {
+        !self.shares.is_used_up(account) && !self.readers.is_clogged_by(Some(account))
     }
 
     /// Charges work to a user. A user that has used up a share is not served for a while (protocol C16).
@@ -460,7 +465,7 @@ enum ReadBy {
     /// The process that reads it.
     Reader(u32),
     /// No reader: it is about to be refused, or to get one.
-    Nobody,
+    Nobody(Account),
 }
 
 impl SessionSocket {
@@ -475,7 +480,7 @@ impl Drop for Server {
         // Before the lock is given up: a broker that waits for it may want the same port.
         self.exporter = None;
         while let Some((_, arrival)) = self.arrivals.next(|_| true) {
-            self.readers.dispose(arrival.socket);
+            self.readers.dispose(Some(arrival.account()), arrival.socket);
         }
     }
 }

@@ -168,7 +168,7 @@ impl Server {
             // The kernel takes it out of the epoll set.
             ReadBy::EventLoop => drop(socket),
             ReadBy::Reader(reader) => self.readers.end(reader, session.0, socket),
-            ReadBy::Nobody => self.readers.dispose(socket),
+            ReadBy::Nobody(account) => self.readers.dispose(Some(account), socket),
         }
     }
 }

@@ -383,13 +383,80 @@ fn descriptor_is_closed_after_disposer_has_ended() {
     let (one, its_peer) = packet::pair().unwrap();
     let (other, others_peer) = packet::pair().unwrap();
     bench.server.readers.lose_disposer();
-    bench.server.readers.close(one);
+    bench.server.readers.close(None, one);
     bench.server.readers.keep_undisposed(other);
     assert!(bench.server.readers.has_waste());
     let begin = Instant::now();
     while bench.server.readers.has_waste() || !judge::is_hung_up(&its_peer) || !judge::is_hung_up(&others_peer) {
         bench.server.turn(Some(Duration::from_millis(100))).unwrap();
         assert!(begin.elapsed() < Duration::from_secs(60), "a descriptor stays open");
+    }
+}
+
+/// Accounts of two other users.
+fn two_accounts() -> [Account; 2] {
+    [65_533, 65_534].map(|uid| Account::of(User::Host(uid), Home::Broker))
+}
+
+#[test]
+fn descriptors_of_user_behind_hung_spawner_are_bounded() {
+    let mut bench = Bench::new();
+    let [user, other] = two_accounts();
+    let blocked = bench.server.readers.block_spawner();
+    let mut disposed = 0;
+    while !bench.server.readers.is_clogged() {
+        let (socket, peer) = packet::pair().unwrap();
+        drop(peer);
+        bench.server.readers.dispose(Some(user), socket);
+        disposed += 1;
+        assert!(disposed < 1000, "there is no limit");
+    }
+    assert!(bench.server.readers.is_clogged_by(Some(user)) && !bench.server.readers.is_clogged_by(Some(other)));
+    let (orders, undisposed) = bench.server.readers.waiting_for_test(Some(user));
+    assert_eq!((orders, undisposed), (0, 128));
+    let (orders, _) = bench.server.readers.waiting_for_test(None);
+    assert!(orders <= 6, "{orders} orders about disposers wait");
+    // Connections wait in the kernel's queue, and sessions of this user in the broker's.
+    let honest = bench.connect();
+    say(&honest, &Message::Join { version: 1, name: "honest".to_owned() }, &[]);
+    let peer = libc::ucred { pid: rustix::process::getpid().as_raw_nonzero().get(), uid: 65_533, gid: 65_533 };
+    let (socket, client) = packet::pair().unwrap();
+    assert!(bench.push(arrival(socket, peer)).is_none());
+    for _ in 0..5 {
+        bench.server.turn(Some(Duration::ZERO)).unwrap();
+    }
+    assert_eq!(bench.server.core.status().sessions, 0);
+    assert_eq!(bench.server.readers.waiting_for_test(Some(user)).1, 128);
+    // All of it goes on when the spawner does.
+    bench.server.readers.unblock_spawner(blocked);
+    let begin = Instant::now();
+    let mut is_answered = false;
+    while bench.server.readers.has_waste() || !is_answered || bench.server.arrivals.has_any(|_| true) {
+        bench.server.turn(Some(Duration::from_millis(100))).unwrap();
+        is_answered |= packet::try_recv(honest.as_fd(), &mut [0; 4096]).is_ok();
+        assert!(begin.elapsed() < Duration::from_secs(60), "the broker does not go on");
+    }
+    drop(client);
+}
+
+#[test]
+fn orders_about_user_behind_hung_spawner_are_bounded() {
+    let mut bench = Bench::new();
+    let [user, other] = two_accounts();
+    let blocked = bench.server.readers.block_spawner();
+    let mut readers = 0;
+    while let Ok(number) = bench.server.readers.reader_of(user) {
+        bench.server.readers.forget(number);
+        readers += 1;
+        assert!(readers < 1000, "there is no limit");
+    }
+    assert_eq!(bench.server.readers.waiting_for_test(Some(user)).0, 4);
+    assert!(bench.server.readers.reader_of(other).is_ok(), "another user gets a reader");
+    bench.server.readers.unblock_spawner(blocked);
+    let begin = Instant::now();
+    while bench.server.readers.reader_of(user).is_err() {
+        bench.server.turn(Some(Duration::from_millis(100))).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(60), "the user gets no reader again");
     }
 }
 

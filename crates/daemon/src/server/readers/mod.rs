@@ -49,6 +49,14 @@ const MOST_IDLE: usize = 8;
 const ORDERS: usize = 32;
 /// Descriptors that a disposer is given before it is replaced: less than its socket has room for.
 const FULL: usize = 64;
+/// Orders about one user's readers that wait for the spawner, and orders about disposers. Beyond that, the user gets no other reader, and the
+/// disposer is not replaced.
+const MOST_ORDERS: usize = 4;
+/// Orders that wait for one user's reader. Beyond that, the user's new sessions are refused.
+const MOST_BACKLOG: usize = 1024;
+/// Descriptors of one user that no disposer took. While a user has as many, the broker takes no connection out of the kernel's queue: it learns
+/// whose a connection is only afterwards.
+const MOST_UNDISPOSED: usize = 128;
 
 /// Epoll's names for what belongs to readers have this bit; sessions do not reach it.
 const READER: u64 = 1 << 63;
@@ -126,8 +134,8 @@ pub(super) struct Readers {
     by_account: HashMap<Account, u32>,
     resting: HashMap<Account, Instant>,
     disposer: Disposer,
-    /// Sockets that no disposer took. They are tried again when the next disposer is made.
-    undisposed: Vec<OwnedFd>,
+    /// Sockets that no disposer took, with the user that they came from, where that is known. They are tried again when the next disposer is made.
+    undisposed: Vec<(Option<Account>, OwnedFd)>,
     next: u32,
     /// Dropped last: it kills the others.
     spawner: Spawner,
@@ -157,7 +165,18 @@ impl Readers {
             ));
         }
         if let Some(number) = self.by_account.get(&account) {
+            let waiting = self.readers.get(number).map_or(0, |reader| reader.backlog.len());
+            if waiting >= MOST_BACKLOG {
+                return Err(format!(
+                    "{waiting} orders about sessions of {account} wait for the process that reads them"
+                ));
+            }
             return Ok(*number);
+        }
+        if self.spawner.waiting(Some(account)) >= MOST_ORDERS {
+            return Err(format!(
+                "the broker still makes earlier processes to read sessions of {account}; try again later"
+            ));
         }
         if self.readers.len() >= MOST {
             return Err(format!("the broker reads from as many users as it may at once ({MOST}); try again later"));
@@ -174,7 +193,7 @@ impl Readers {
         epoll::add(&self.epoll, &timer, EventData::new_u64(data | TIMER), EventFlags::IN)?;
         let urgent = self.readers.values().filter(|reader| reader.may_be_urgent).count() < MOST_URGENT;
         let job = if urgent { Job::ReadUrgently } else { Job::Read };
-        self.spawner.spawn(number, job, vec![theirs, timer.try_clone()?]);
+        self.spawner.spawn(number, job, Some(account), vec![theirs, timer.try_clone()?]);
         self.watch_spawner();
         let reader = ReaderHandle {
             account,
@@ -221,14 +240,32 @@ impl Readers {
     pub(super) fn lose_disposer(&mut self) {
         let (socket, other) = packet::pair().unwrap();
         drop(other);
-        self.spawner.kill(self.disposer.number);
+        self.spawner.kill(self.disposer.number, None);
         self.disposer = Disposer { number: self.disposer.number, socket, holds: 0 };
     }
 
     /// As if no disposer had taken this.
     #[cfg(test)]
     pub(super) fn keep_undisposed(&mut self, fd: OwnedFd) {
-        self.undisposed.push(fd);
+        self.undisposed.push((None, fd));
+    }
+
+    /// As if the spawner took no orders, until [`unblock_spawner`](Self::unblock_spawner).
+    #[cfg(test)]
+    pub(super) fn block_spawner(&mut self) -> spawner::BlockedSpawner {
+        self.spawner.block()
+    }
+
+    #[cfg(test)]
+    pub(super) fn unblock_spawner(&mut self, blocked: spawner::BlockedSpawner) {
+        self.spawner.unblock(blocked);
+        self.watch_spawner();
+    }
+
+    /// Orders about a user, or about disposers, that wait for the spawner; and descriptors of this user that wait for a disposer.
+    #[cfg(test)]
+    pub(super) fn waiting_for_test(&self, account: Option<Account>) -> (usize, usize) {
+        (self.spawner.waiting(account), self.undisposed_of(account))
     }
 
     /// Waits until the reader of a user has something to say.
@@ -248,7 +285,10 @@ impl Readers {
                     self.flush(number);
                 }
             }
-            _ => with.into_iter().for_each(|fd| self.dispose(fd)),
+            other => {
+                let account = other.map(|reader| reader.account);
+                with.into_iter().for_each(|fd| self.dispose(account, fd));
+            }
         }
     }
 
@@ -337,9 +377,9 @@ impl Readers {
         let _ = epoll::delete(&self.epoll, &reader.timer);
         let (account, backlog) = (reader.account, std::mem::take(&mut reader.backlog));
         self.resting.insert(account, Instant::now() + REST);
-        self.spawner.kill(number);
+        self.spawner.kill(number, Some(account));
         self.watch_spawner();
-        backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(fd));
+        backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(Some(account), fd));
     }
 
     /// A reader has ended: it was killed, or it failed.
@@ -350,28 +390,46 @@ impl Readers {
         self.forget(number);
     }
 
-    fn forget(&mut self, number: u32) {
+    pub(super) fn forget(&mut self, number: u32) {
         if let Some(reader) = self.readers.remove(&number) {
             self.by_account.remove(&reader.account);
-            reader.backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(fd));
+            let account = Some(reader.account);
+            reader.backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(account, fd));
         }
     }
 
-    /// Shuts a session's socket down, and has another process close it without waiting.
-    pub(super) fn dispose(&mut self, fd: OwnedFd) {
+    /// Shuts a session's socket down, and has another process close it without waiting. `account` is the user that it came from, where that is
+    /// known.
+    pub(super) fn dispose(&mut self, account: Option<Account>, fd: OwnedFd) {
         let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
-        self.close(fd);
+        self.close(account, fd);
     }
 
     /// Closes a stranger's descriptor, not here. Other copies of it stay as they are.
-    pub(super) fn close(&mut self, fd: OwnedFd) {
+    pub(super) fn close(&mut self, account: Option<Account>, fd: OwnedFd) {
         if let Err(fd) = self.pass_to_disposer(fd) {
-            // There is no descriptor to make another: the socket stays open for a while, so that the loop is not blocked.
+            // There is no descriptor to make another, or the spawner is behind: the socket stays open for a while, so that the loop is not
+            // blocked.
             if self.undisposed.is_empty() {
                 tracing::error!("descriptors of clients cannot be closed safely, and stay open until they can");
             }
-            self.undisposed.push(fd);
+            self.undisposed.push((account, fd));
         }
+    }
+
+    fn undisposed_of(&self, account: Option<Account>) -> usize {
+        self.undisposed.iter().filter(|(of, _)| *of == account).count()
+    }
+
+    /// Whether so many descriptors of a user wait to be closed that its sessions must wait as well.
+    pub(super) fn is_clogged_by(&self, account: Option<Account>) -> bool {
+        self.undisposed.len() >= MOST_UNDISPOSED && self.undisposed_of(account) >= MOST_UNDISPOSED
+    }
+
+    /// Whether so many descriptors of any one user wait to be closed that no connection is to be accepted.
+    pub(super) fn is_clogged(&self) -> bool {
+        self.undisposed.len() >= MOST_UNDISPOSED
+            && self.undisposed.iter().any(|(account, _)| self.undisposed_of(*account) >= MOST_UNDISPOSED)
     }
 
     fn pass_to_disposer(&mut self, fd: OwnedFd) -> Result<(), OwnedFd> {
@@ -399,20 +457,23 @@ impl Readers {
         }
         // At most as many as one disposer takes, so that a turn stays short.
         for _ in 0..FULL {
-            let Some(fd) = self.undisposed.pop() else { break };
+            let Some((account, fd)) = self.undisposed.pop() else { break };
             if let Err(fd) = self.pass_to_disposer(fd) {
-                self.undisposed.push(fd);
+                self.undisposed.push((account, fd));
                 break;
             }
         }
     }
 
     fn replace_disposer(&mut self) {
+        if self.spawner.waiting(None) >= MOST_ORDERS {
+            return;
+        }
         let number = self.number();
         let Ok((socket, theirs)) = packet::pair() else { return };
-        self.spawner.spawn(number, Job::Dispose, vec![theirs]);
+        self.spawner.spawn(number, Job::Dispose, None, vec![theirs]);
         let old = std::mem::replace(&mut self.disposer, Disposer { number, socket, holds: 0 });
-        self.spawner.kill(old.number);
+        self.spawner.kill(old.number, None);
         self.watch_spawner();
     }
 
@@ -444,7 +505,7 @@ impl Spawned {
         let mut spawner = self.0;
         let (socket, theirs) = packet::pair()?;
         epoll::add(epoll, spawner.as_fd(), EventData::new_u64(SPAWNER), EventFlags::empty())?;
-        spawner.spawn(1, Job::Dispose, vec![theirs]);
+        spawner.spawn(1, Job::Dispose, None, vec![theirs]);
         let mut this = Readers {
             epoll: epoll.try_clone_to_owned()?,
             readers: BTreeMap::new(),

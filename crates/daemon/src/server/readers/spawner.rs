@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 
 use super::{process, reader};
+use crate::credentials::Account;
 
 /// The job of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,16 @@ pub(super) struct Spawner {
     socket: OwnedFd,
     pid: Pid,
     /// Orders that its socket did not take yet.
-    backlog: VecDeque<([u8; 5], Vec<OwnedFd>)>,
+    backlog: VecDeque<SpawnerOrder>,
+}
+
+/// An order to fork or to kill.
+#[derive(Debug)]
+struct SpawnerOrder {
+    bytes: [u8; 5],
+    with: Vec<OwnedFd>,
+    /// The user whose reader it is about; `None` for a disposer.
+    about: Option<Account>,
 }
 
 impl Spawner {
@@ -48,25 +58,43 @@ impl Spawner {
     }
 
     /// Has a child made. Packets for the child wait in its socket until it runs.
-    pub(super) fn spawn(&mut self, child: u32, job: Job, with: Vec<OwnedFd>) {
-        self.tell(job as u8, child, with);
+    pub(super) fn spawn(&mut self, child: u32, job: Job, about: Option<Account>, with: Vec<OwnedFd>) {
+        self.tell(job as u8, child, about, with);
     }
 
     /// Has a child killed, if it has not ended.
-    pub(super) fn kill(&mut self, child: u32) {
-        self.tell(KILL, child, Vec::new());
+    pub(super) fn kill(&mut self, child: u32, about: Option<Account>) {
+        self.tell(KILL, child, about, Vec::new());
     }
 
-    fn tell(&mut self, what: u8, child: u32, with: Vec<OwnedFd>) {
+    /// How many orders about a user's readers wait, or about disposers.
+    pub(super) fn waiting(&self, about: Option<Account>) -> usize {
+        self.backlog.iter().filter(|order| order.about == about).count()
+    }
+
+    fn tell(&mut self, what: u8, child: u32, about: Option<Account>, with: Vec<OwnedFd>) {
         let mut bytes = [what; 5];
         bytes[1..].copy_from_slice(&child.to_le_bytes());
-        self.backlog.push_back((bytes, with));
+        self.backlog.push_back(SpawnerOrder { bytes, with, about });
         self.flush();
+    }
+
+    /// As if the process took no orders. Returns what takes them again.
+    #[cfg(test)]
+    pub(super) fn block(&mut self) -> BlockedSpawner {
+        let (full, other) = packet::pair().unwrap();
+        while packet::try_send(full.as_fd(), &[KILL; 5], &[]).is_ok() {}
+        BlockedSpawner { socket: std::mem::replace(&mut self.socket, full), _other: other }
+    }
+
+    #[cfg(test)]
+    pub(super) fn unblock(&mut self, blocked: BlockedSpawner) {
+        self.socket = blocked.socket;
     }
 
     /// Sends what waits, as far as there is room; whether nothing is left.
     pub(super) fn flush(&mut self) -> bool {
-        while let Some((bytes, with)) = self.backlog.front() {
+        while let Some(SpawnerOrder { bytes, with, .. }) = self.backlog.front() {
             let fds: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
             match packet::try_send(self.socket.as_fd(), bytes, &fds) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
@@ -75,6 +103,14 @@ impl Spawner {
         }
         true
     }
+}
+
+/// The socket of a spawner that takes no orders.
+#[cfg(test)]
+#[derive(Debug)]
+pub(in crate::server) struct BlockedSpawner {
+    socket: OwnedFd,
+    _other: OwnedFd,
 }
 
 impl AsFd for Spawner {
