@@ -1,41 +1,39 @@
-//! Rings on huge pages. They need pages that the operator has reserved; where there are none these tests say so and pass.
+//! Rings on huge pages. These tests reserve the pages themselves where they may. Elsewhere, and where the operator has reserved none, they report
+//! that and pass.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
 
+use common::huge_page_pool::{HugePages, free};
+use common::process::alone;
 use common::*;
 use partywall::{Error, Options, RingSize};
 use std::io::{Read, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-const FREE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 /// Two regions of two pages each, a larger ring on either side, and some to spare.
 const NEEDED: u64 = 32;
 
-fn free() -> u64 {
-    std::fs::read_to_string(FREE).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
-}
-
-/// The machine's huge pages, for one test at a time; `None` if there are too few.
-fn pages(test: &str) -> Option<MutexGuard<'static, ()>> {
-    static PAGES: Mutex<()> = Mutex::new(());
-    let turn = PAGES.lock().unwrap_or_else(PoisonError::into_inner);
-    if free() >= NEEDED {
-        return Some(turn);
-    }
-    // Past the harness, which keeps what tests print to itself.
-    let _ = writeln!(
-        std::io::stderr(),
-        "NOT TESTED: {test}: fewer than {NEEDED} huge pages are free; `sysctl -w vm.nr_hugepages=64` reserves them"
-    );
-    None
+/// Runs a test in a separate process, while huge pages are there for it.
+fn with_pages(test: &str, body: impl FnOnce()) {
+    let Some(_pages) = HugePages::get(test, NEEDED) else { return };
+    alone(test, || {
+        let _guard = hang_guard();
+        body();
+    });
 }
 
 #[test]
 fn streams_flow_through_huge_pages_and_grow_there() {
-    let _guard = hang_guard();
-    let Some(_pages) = pages("streams_flow_through_huge_pages_and_grow_there") else { return };
+    with_pages("streams_flow_through_huge_pages_and_grow_there", stream_through_huge_pages);
+}
+
+#[test]
+fn more_than_is_reserved_is_an_error_and_not_a_crash() {
+    with_pages("more_than_is_reserved_is_an_error_and_not_a_crash", ask_for_more_than_is_reserved);
+}
+
+fn stream_through_huge_pages() {
     let before = free();
     let world = World::new();
     let options = adaptive(4096, 4 << 20).huge_pages(true);
@@ -70,9 +68,7 @@ fn streams_flow_through_huge_pages_and_grow_there() {
     eventually("every page is given back", || free() == before);
 }
 
-#[test]
-fn more_than_is_reserved_is_an_error_and_not_a_crash() {
-    let Some(_pages) = pages("more_than_is_reserved_is_an_error_and_not_a_crash") else { return };
+fn ask_for_more_than_is_reserved() {
     let before = free();
     // The largest ring on either side: a machine with more pages than that has none to lack.
     let too_much = (before * (2 << 20)).next_power_of_two().min(1 << 30);
