@@ -78,7 +78,7 @@ fn answer(mut stream: Stream) {
 }
 
 #[test]
-fn listener_without_descriptors_serves_clients_once_it_has_some_again() {
+fn listener_serves_again_after_running_out_of_descriptors() {
     let _guard = hang_guard();
     let broker = Daemon::start();
     let mut server = child("listener", &broker.path());

@@ -49,7 +49,7 @@ const MOST_IDLE: usize = 8;
 const ORDERS: usize = 32;
 /// Descriptors that a disposer is given before it is replaced: less than its socket has room for.
 const FULL: usize = 64;
-/// Orders about one user's readers that wait for the spawner, and orders about disposers. Beyond that, the user gets no other reader, and the
+/// Orders about one user's readers that wait for the spawner, and orders about disposers (protocol C13.5). Beyond that, the user gets no other reader, and the
 /// disposer is not replaced.
 const MOST_ORDERS: usize = 4;
 /// Orders that wait for one user's reader. Beyond that, the user's new sessions are refused.
