@@ -1,5 +1,7 @@
 //! The loop: what programs say goes to the port, what the port says goes to programs, and descriptors are put in place.
 
+mod inward;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,13 +15,13 @@ use partywall_region::ending::has_ended;
 use partywall_region::inspect::{Inspector, Unhurried};
 use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_region::revocation::Revoker;
-use partywall_region::{Link, link, packet};
+use partywall_region::{Link, packet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
 use crate::handshake::LocalHandshakes;
-use crate::introduce::{Incoming, Introductions, ParcelContent, ParcelTaken};
+use crate::introduce::{Introductions, ParcelContent};
 use crate::listen::Listening;
 use crate::release::{self, ReleaseStep, Releasing};
 use crate::windows::GuestWindows;
@@ -421,127 +423,6 @@ impl Serving {
             Say::Release {} => self.release(),
             // Not for a broker to say.
             Say::Released { .. } | Say::Open { .. } | Say::Seen { .. } | Say::DoorbellSeen { .. } => {}
-        }
-    }
-
-    /// The memory of a window that the broker gives a program. If the window has gone, refuses the program's request and returns `None`.
-    fn window_for(
-        &mut self,
-        session: u32,
-        request: u32,
-        window: Option<partywall_region::pmem::WindowId>,
-        owner: bool,
-        called: &str,
-    ) -> Option<OwnedFd> {
-        let memory = window.and_then(|id| self.windows.memory(id, owner));
-        if memory.is_none() {
-            self.refuse(session, request, Refusal::Machine, &format!("{called} has just gone"));
-        }
-        memory
-    }
-
-    fn pass_in(&mut self, session: u32, window: Option<partywall_region::pmem::WindowId>, links: &[u32], bytes: &[u8]) {
-        // Each link gets its end at once: whatever becomes of the program, the other side hears of it by that.
-        let mut ends = Vec::new();
-        for number in links {
-            let Ok((near, far)) = Link::pair() else { return self.close(session) };
-            self.relay.link(*number, near, None);
-            ends.push(far);
-        }
-        let mut with = Vec::new();
-        let packet = || Incoming { session, packet: bytes.to_vec() };
-        match wire::decode(bytes) {
-            Ok((_, Message::Incoming { channel, region, .. })) => {
-                if !region.is_in_window() {
-                    let incoming = Incoming { session, packet: bytes.to_vec() };
-                    if let Some((incoming, brought)) = self.introductions.incoming(channel, incoming) {
-                        self.send(incoming.session, &incoming.packet, &brought);
-                    }
-                    return;
-                }
-                let Some(memory) = window.and_then(|id| self.windows.memory(id, false)) else { return };
-                with.push(memory);
-                with.append(&mut ends);
-            }
-            Ok((request, Message::RoomIs { .. })) => {
-                self.handshakes.placed(session, request);
-                let Some(memory) = self.window_for(session, request, window, true, "the window") else { return };
-                with.push(memory);
-            }
-            Ok((request, Message::GroupWindowIs { own, .. })) => {
-                let Some(memory) = self.window_for(session, request, window, own, "the group's window") else { return };
-                with.push(memory);
-            }
-            Ok((_, Message::Attached { channel, .. })) => {
-                match self.introductions.take((channel, ParcelContent::Endpoint), &packet()) {
-                    ParcelTaken::Memory(memory) => with.push(memory),
-                    ParcelTaken::Held | ParcelTaken::Nothing => return,
-                }
-            }
-            Ok((_, Message::Ring { channel, side, generation, .. })) => {
-                match self.introductions.take((channel, ParcelContent::Ring(side, generation)), &packet()) {
-                    ParcelTaken::Memory(memory) => with.push(memory),
-                    ParcelTaken::Held | ParcelTaken::Nothing => return,
-                }
-            }
-            // Without its memory, the program gives the region up.
-            Ok((_, Message::RegionAdded { channel, side, number, region, .. })) => with.extend(match window {
-                Some(id) if region.is_in_window() => self.windows.memory(id, false),
-                _ => match self.introductions.take((channel, ParcelContent::Further(side, number)), &packet()) {
-                    ParcelTaken::Memory(memory) => Some(memory),
-                    ParcelTaken::Held => return,
-                    ParcelTaken::Nothing => None,
-                },
-            }),
-            Ok((request, Message::Connected { channel, links, .. })) => {
-                if let Some(near) = self.introductions.connected_elsewhere(session, request) {
-                    return self.send(session, bytes, &near);
-                }
-                // Both sides are here: so are their links.
-                let (mut near, mut far) = (Vec::new(), Vec::new());
-                for _ in 0..links {
-                    let Ok((here, there)) = link::pair() else { return self.close(session) };
-                    near.push(here);
-                    far.push(there);
-                }
-                self.send(session, bytes, &near);
-                if let Some((incoming, brought)) = self.introductions.connected(session, request, channel, far) {
-                    self.send(incoming.session, &incoming.packet, &brought);
-                }
-                return;
-            }
-            Ok((request, Message::DirectoryIs { .. })) => {
-                let memory = self.window_for(session, request, window, false, "the window from the host");
-                let Some(memory) = memory else { return };
-                with.push(memory);
-                // Beside what the broker sends: the word by which the directory is revoked (protocol G7.5).
-                with.extend(self.revoker.reader());
-            }
-            Ok((request, Message::Bell { offer })) => {
-                let end = match self.introductions.connected_elsewhere(session, request) {
-                    Some(mut near) => near.pop(),
-                    None => match self.handshakes.bell(session, request, offer) {
-                        Ok(end) => end,
-                        Err(_) => return self.close(session),
-                    },
-                };
-                with.extend(end);
-            }
-            Ok((request, Message::PeerIs { region, .. })) => {
-                let near = self.handshakes.peer(session, request);
-                let far = window.filter(|_| region.is_in_window()).and_then(|id| self.windows.memory(id, false));
-                with.extend(far.or(near));
-            }
-            Ok((request, Message::Refused { .. })) => {
-                self.introductions.refused(session, request);
-                self.handshakes.refused(session, request);
-            }
-            Ok((request, _)) => self.introductions.done(session, request),
-            Err(_) => {}
-        }
-        self.send(session, bytes, &with);
-        for (message, memory) in self.introductions.settled() {
-            self.send(message.session, &message.packet, &[memory]);
         }
     }
 }

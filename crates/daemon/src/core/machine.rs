@@ -350,94 +350,46 @@ impl<F: Descriptor> Core<F> {
     }
 
     fn take_news(&mut self, news: MachineNews<F>) {
-        let Machines { known, windows, .. } = &mut self.machines;
         match news {
-            MachineNews::Added { machine, name, monitor, port } => {
-                let (plugged_as, rung_by) = (PluggedAs::Unknown, RungBy::Port);
-                let from = name.to_string();
-                let (fixed_by, is_migrating) = (NOT_ASKED.to_owned(), false);
-                let record =
-                    MachineRecord { name, monitor, port, up: false, plugged_as, rung_by, fixed_by, is_migrating };
-                known.insert(machine, record);
-                self.note_machine(EventKind::MachineAttached, machine, from);
-            }
-            MachineNews::Removed { machine } => {
-                let gone = known.remove(&machine);
-                let from = gone.map_or_else(String::new, |gone| gone.name.to_string());
-                self.note_machine(EventKind::MachineDetached, machine, from);
-                let Machines { windows, .. } = &mut self.machines;
-                self.actions.push(Action::EndDirectory { machine });
-                windows.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
-                self.group_machine_removed(machine);
-                self.serve_waiting();
-            }
-            MachineNews::Up { machine, up } => {
-                self.groups.unseen(machine);
-                let mut changed = None;
-                if let Some(known) = known.get_mut(&machine) {
-                    changed = (known.up != up).then(|| known.name.to_string());
-                    (known.up, known.rung_by) = (up, RungBy::Port);
-                }
-                for ((owner, peer), window) in windows {
-                    window.seen_by_owner &= *owner != machine.into();
-                    window.seen_by_peer &= *peer != machine.into();
-                }
-                if let Some(name) = changed {
-                    self.note_machine(if up { EventKind::MachineUp } else { EventKind::MachineDown }, machine, name);
-                }
-            }
+            MachineNews::Added { machine, name, monitor, port } => self.machine_added(machine, name, monitor, port),
+            MachineNews::Removed { machine } => self.machine_removed(machine),
+            MachineNews::Up { machine, up } => self.machine_up(machine, up),
             MachineNews::Plugged { machine, plugged_as } => {
-                if let Some(known) = known.get_mut(&machine) {
-                    known.plugged_as = plugged_as;
-                }
+                self.with_machine(machine, |record| record.plugged_as = plugged_as);
             }
             MachineNews::Fixed { machine, by } => {
-                if let Some(known) = known.get_mut(&machine) {
-                    known.fixed_by = by.unwrap_or_default();
-                }
+                self.with_machine(machine, |record| record.fixed_by = by.unwrap_or_default());
             }
             MachineNews::Migrating { machine, leaves } => {
-                if let Some(known) = known.get_mut(&machine) {
-                    known.is_migrating = leaves;
-                }
+                self.with_machine(machine, |record| record.is_migrating = leaves);
                 // Requests that wait for a place in a window of this machine are refused now.
                 self.serve_waiting();
             }
-            MachineNews::Rung { machine, rung_by } => {
-                if let Some(known) = known.get_mut(&machine) {
-                    known.rung_by = rung_by;
-                }
-            }
+            MachineNews::Rung { machine, rung_by } => self.with_machine(machine, |record| record.rung_by = rung_by),
             MachineNews::Window { owner, peer, memory, reader, size, allocated } => {
-                let keeps_directory = owner == Origin::Host && size / DIRECTORY_SHARE >= DIRECTORY_ROOM;
-                // The first huge page is the header's.
-                let first = if keeps_directory { DIRECTORY_BASE + DIRECTORY_ROOM } else { HUGE_PAGE };
-                let mut window = PairWindow::new(memory, reader, size, allocated, first);
-                (window.seen_by_owner, window.seen_by_peer) = (owner == Origin::Host, peer == Origin::Host);
-                windows.insert((owner, peer), window);
-                self.look_for_directory(owner, peer);
+                self.window_added((owner, peer), WindowFiles { memory, reader }, size, allocated);
             }
             MachineNews::InUse { owner, peer, places } => {
-                if let Some(window) = windows.get_mut(&(owner, peer)) {
+                if let Some(window) = self.machines.windows.get_mut(&(owner, peer)) {
                     window.abandon_places(&places);
                 }
             }
             MachineNews::Allocated { owner, peer, to } => {
                 // The window may belong to a machine that was detached meanwhile.
-                if let Some(window) = windows.get_mut(&(owner, peer)) {
+                if let Some(window) = self.machines.windows.get_mut(&(owner, peer)) {
                     window.extend(to);
                     self.look_for_directory(owner, peer);
                     self.serve_waiting();
                 }
             }
             MachineNews::Shortage { owner, peer, why } => {
-                if let Some(window) = windows.get_mut(&(owner, peer)) {
+                if let Some(window) = self.machines.windows.get_mut(&(owner, peer)) {
                     window.shortage = Some(why);
                     self.serve_waiting();
                 }
             }
             MachineNews::Seen { machine, owner, peer } => {
-                if let Some(window) = windows.get_mut(&(owner, peer)) {
+                if let Some(window) = self.machines.windows.get_mut(&(owner, peer)) {
                     window.seen_by_owner |= owner == machine.into();
                     window.seen_by_peer |= peer == machine.into();
                 }
@@ -449,6 +401,59 @@ impl<F: Descriptor> Core<F> {
             }
             MachineNews::GroupSeen { machine, of } => self.groups.seen(machine, of),
         }
+    }
+
+    /// Changes the record of a machine that is known.
+    fn with_machine(&mut self, machine: MachineId, change: impl FnOnce(&mut MachineRecord)) {
+        if let Some(record) = self.machines.known.get_mut(&machine) {
+            change(record);
+        }
+    }
+
+    fn machine_added(&mut self, machine: MachineId, name: Name, monitor: String, port: String) {
+        let (plugged_as, rung_by) = (PluggedAs::Unknown, RungBy::Port);
+        let from = name.to_string();
+        let (fixed_by, is_migrating) = (NOT_ASKED.to_owned(), false);
+        let record = MachineRecord { name, monitor, port, up: false, plugged_as, rung_by, fixed_by, is_migrating };
+        self.machines.known.insert(machine, record);
+        self.note_machine(EventKind::MachineAttached, machine, from);
+    }
+
+    fn machine_removed(&mut self, machine: MachineId) {
+        let gone = self.machines.known.remove(&machine);
+        let from = gone.map_or_else(String::new, |gone| gone.name.to_string());
+        self.note_machine(EventKind::MachineDetached, machine, from);
+        self.actions.push(Action::EndDirectory { machine });
+        self.machines.windows.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
+        self.group_machine_removed(machine);
+        self.serve_waiting();
+    }
+
+    /// The agent of a machine has come or gone. It has seen no window yet.
+    fn machine_up(&mut self, machine: MachineId, up: bool) {
+        self.groups.unseen(machine);
+        let mut changed = None;
+        self.with_machine(machine, |record| {
+            changed = (record.up != up).then(|| record.name.to_string());
+            (record.up, record.rung_by) = (up, RungBy::Port);
+        });
+        for ((owner, peer), window) in &mut self.machines.windows {
+            window.seen_by_owner &= *owner != machine.into();
+            window.seen_by_peer &= *peer != machine.into();
+        }
+        if let Some(name) = changed {
+            self.note_machine(if up { EventKind::MachineUp } else { EventKind::MachineDown }, machine, name);
+        }
+    }
+
+    fn window_added(&mut self, (owner, peer): (Origin, Origin), files: WindowFiles<F>, size: u64, allocated: u64) {
+        let keeps_directory = owner == Origin::Host && size / DIRECTORY_SHARE >= DIRECTORY_ROOM;
+        // The first huge page is the header's.
+        let first = if keeps_directory { DIRECTORY_BASE + DIRECTORY_ROOM } else { HUGE_PAGE };
+        let mut window = PairWindow::new(files.memory, files.reader, size, allocated, first);
+        (window.seen_by_owner, window.seen_by_peer) = (owner == Origin::Host, peer == Origin::Host);
+        self.machines.windows.insert((owner, peer), window);
+        self.look_for_directory(owner, peer);
     }
 
     /// The qualified name of a session's domain. Guest names are prefixed with the machine's name unless policy allows an exception.

@@ -1,0 +1,193 @@
+//! What the broker sends to programs of this machine: each packet with the memory and the links that belong to it.
+//!
+//! The host cannot send descriptors here. So the agent keeps what programs give and windows hold, and puts it in place. A packet is looked at
+//! first ([`Serving::plan_in`]), and then goes to its program, or ends the program's session.
+
+use super::Serving;
+use crate::introduce::{Incoming, ParcelContent, ParcelTaken};
+use partywall_protocol::wire::{self, Message, Refusal};
+use partywall_region::pmem::WindowId;
+use partywall_region::{Link, link};
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// A packet of the broker's for a program.
+#[derive(Debug, Clone, Copy)]
+struct PacketIn<'a> {
+    session: u32,
+    window: Option<WindowId>,
+    bytes: &'a [u8],
+}
+
+impl PacketIn<'_> {
+    /// The packet, to be kept until its memory is here.
+    fn to_incoming(self) -> Incoming {
+        Incoming { session: self.session, packet: self.bytes.to_vec() }
+    }
+}
+
+/// What becomes of a packet of the broker's.
+#[derive(Debug)]
+enum Inward {
+    /// The program gets it, with these descriptors.
+    Pass(Vec<OwnedFd>),
+    /// Nothing more: it has gone already, waits for its memory, or was refused.
+    Done,
+    /// The program's session ends.
+    Close,
+}
+
+impl Serving {
+    /// Passes a packet of the broker's on to a program.
+    pub(super) fn pass_in(&mut self, session: u32, window: Option<WindowId>, links: &[u32], bytes: &[u8]) {
+        let Ok(ends) = self.take_links(links) else { return self.close(session) };
+        let packet = PacketIn { session, window, bytes };
+        let inward = match wire::decode(bytes) {
+            Ok((request, message)) => self.plan_in(packet, request, &message, ends),
+            Err(_) => Inward::Pass(Vec::new()),
+        };
+        match inward {
+            Inward::Pass(with) => {
+                self.send(session, bytes, &with);
+                for (message, memory) in self.introductions.settled() {
+                    self.send(message.session, &message.packet, &[memory]);
+                }
+            }
+            Inward::Done => {}
+            Inward::Close => self.close(session),
+        }
+    }
+
+    /// Gives each link an end at once, and returns the ends for the program. Whatever becomes of the program, the other side learns of it by
+    /// its link.
+    fn take_links(&mut self, links: &[u32]) -> io::Result<Vec<OwnedFd>> {
+        let mut ends = Vec::new();
+        for number in links {
+            let (near, far) = Link::pair()?;
+            self.relay.link(*number, near, None);
+            ends.push(far);
+        }
+        Ok(ends)
+    }
+
+    /// Decides what becomes of a packet of the broker's, and takes what goes with it out of what the agent keeps.
+    fn plan_in(&mut self, packet: PacketIn<'_>, request: u32, message: &Message, ends: Vec<OwnedFd>) -> Inward {
+        let session = packet.session;
+        let with = match *message {
+            Message::Incoming { channel, region, .. } if !region.is_in_window() => {
+                return self.introduce(packet, channel);
+            }
+            Message::Incoming { .. } => match self.memory(packet.window, false) {
+                Some(memory) => return Inward::Pass(std::iter::once(memory).chain(ends).collect()),
+                None => return Inward::Done,
+            },
+            Message::RoomIs { .. } => {
+                self.handshakes.placed(session, request);
+                return self.pass_window(packet, request, true, "the window");
+            }
+            Message::GroupWindowIs { own, .. } => return self.pass_window(packet, request, own, "the group's window"),
+            Message::DirectoryIs { .. } => return self.pass_directory(packet, request),
+            Message::Attached { channel, .. } => return self.pass_parcel(packet, (channel, ParcelContent::Endpoint)),
+            Message::Ring { channel, side, generation, .. } => {
+                return self.pass_parcel(packet, (channel, ParcelContent::Ring(side, generation)));
+            }
+            Message::RegionAdded { region, .. } if packet.window.is_some() && region.is_in_window() => {
+                self.memory(packet.window, false)
+            }
+            Message::RegionAdded { channel, side, number, .. } => {
+                let content = (channel, ParcelContent::Further(side, number));
+                match self.introductions.take(content, &packet.to_incoming()) {
+                    ParcelTaken::Memory(memory) => Some(memory),
+                    ParcelTaken::Held => return Inward::Done,
+                    // Without its memory, the program gives the region up.
+                    ParcelTaken::Nothing => None,
+                }
+            }
+            Message::Connected { channel, links, .. } => return self.connect(packet, request, channel, links),
+            Message::Bell { offer } => match self.introductions.connected_elsewhere(session, request) {
+                Some(mut near) => near.pop(),
+                None => match self.handshakes.bell(session, request, offer) {
+                    Ok(end) => end,
+                    Err(_) => return Inward::Close,
+                },
+            },
+            Message::PeerIs { region, .. } => {
+                let near = self.handshakes.peer(session, request);
+                self.memory(packet.window.filter(|_| region.is_in_window()), false).or(near)
+            }
+            Message::Refused { .. } => {
+                self.introductions.refused(session, request);
+                self.handshakes.refused(session, request);
+                None
+            }
+            _ => {
+                self.introductions.done(session, request);
+                None
+            }
+        };
+        Inward::Pass(with.into_iter().collect())
+    }
+
+    /// A connection between two programs of this machine comes to the accepting one, once its memory is here.
+    fn introduce(&mut self, packet: PacketIn<'_>, channel: u64) -> Inward {
+        if let Some((incoming, brought)) = self.introductions.incoming(channel, packet.to_incoming()) {
+            self.send(incoming.session, &incoming.packet, &brought);
+        }
+        Inward::Done
+    }
+
+    /// A request to connect is granted: the program gets its links.
+    fn connect(&mut self, packet: PacketIn<'_>, request: u32, channel: u64, links: u8) -> Inward {
+        let session = packet.session;
+        if let Some(near) = self.introductions.connected_elsewhere(session, request) {
+            self.send(session, packet.bytes, &near);
+            return Inward::Done;
+        }
+        // Both sides are here: so are their links.
+        let (mut near, mut far) = (Vec::new(), Vec::new());
+        for _ in 0..links {
+            let Ok((here, there)) = link::pair() else { return Inward::Close };
+            near.push(here);
+            far.push(there);
+        }
+        self.send(session, packet.bytes, &near);
+        if let Some((incoming, brought)) = self.introductions.connected(session, request, channel, far) {
+            self.send(incoming.session, &incoming.packet, &brought);
+        }
+        Inward::Done
+    }
+
+    /// Passes a packet on with the memory that another program of this machine has given for it.
+    fn pass_parcel(&mut self, packet: PacketIn<'_>, content: (u64, ParcelContent)) -> Inward {
+        match self.introductions.take(content, &packet.to_incoming()) {
+            ParcelTaken::Memory(memory) => Inward::Pass(vec![memory]),
+            ParcelTaken::Held | ParcelTaken::Nothing => Inward::Done,
+        }
+    }
+
+    /// Passes a packet on with the window that it names. A window that has gone makes it a refusal.
+    fn pass_window(&mut self, packet: PacketIn<'_>, request: u32, owner: bool, called: &str) -> Inward {
+        match self.memory(packet.window, owner) {
+            Some(memory) => Inward::Pass(vec![memory]),
+            None => {
+                self.refuse(packet.session, request, Refusal::Machine, &format!("{called} has just gone"));
+                Inward::Done
+            }
+        }
+    }
+
+    /// Passes the host's directory on.
+    fn pass_directory(&mut self, packet: PacketIn<'_>, request: u32) -> Inward {
+        let mut inward = self.pass_window(packet, request, false, "the window from the host");
+        if let Inward::Pass(with) = &mut inward {
+            // Beside what the broker sends: the word by which the directory is revoked (protocol G7.5).
+            with.extend(self.revoker.reader());
+        }
+        inward
+    }
+
+    /// The memory of a window, for its owner or for a reader.
+    fn memory(&self, window: Option<WindowId>, owner: bool) -> Option<OwnedFd> {
+        window.and_then(|id| self.windows.memory(id, owner))
+    }
+}
