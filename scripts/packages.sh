@@ -25,6 +25,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/partywall-packages-XXXXXX")
 # systemd leaves the control groups of a container behind. Here they are below these.
 cgroups=()
 clean_up() {
+    # Of a run that ends early.
+    wait
     rm -rf "$work"
     for cgroup in "${cgroups[@]}"; do
         # The processes of the container have been killed, and may not have ended.
@@ -43,6 +45,22 @@ done
 # The static library is large, and only carried along: another does.
 echo 'int nothing(void) { return 0; }' | cc -xc -c -o "$work/nothing.o" -
 ar rc "$work/target/release/libpartywall_capi.a" "$work/nothing.o"
+# The systems are made meanwhile, the first time: the one in which an administrator meets the packages, of this machine's release, for the programs were linked
+# here; and one of an older release, for containers.
+make_base() {
+    if ! command -v systemd-nspawn > /dev/null || [ "$(. /etc/os-release && echo "$ID")" != debian ]; then
+        echo "this takes Debian, with systemd-container" >&2
+        return 1
+    fi
+    scripts/packages/root.sh "$(. /etc/os-release && echo "$VERSION_CODENAME")" systemd-sysv python3 iproute2 nftables nginx-light podman crun
+}
+if [ "${PACKAGES_SYSTEM:-}" != host ]; then
+    make_base > "$work/base" 2> "$work/base.said" &
+    making_base=$!
+fi
+scripts/packages/root.sh bullseye python3-minimal libpython3-stdlib > "$work/older" 2> "$work/older.said" &
+making_older=$!
+
 # As `make portable` builds it, so that containers may have older C libraries.
 if scripts/portable.sh debug > "$work/portable" 2>&1; then
     PRELOAD=$TARGET_DIR/$(uname -m)-unknown-linux-gnu/debug/libpartywall_preload.so
@@ -83,21 +101,19 @@ for package in partywall partywalld libpartywall-preload; do
     rm -r "$work/next"
 done
 
-# The system in which an administrator meets the packages: Debian's of this machine's release, for the programs were linked here.
 base=/
 if [ "${PACKAGES_SYSTEM:-}" = host ]; then
     echo "packages: on a copy of this machine's system, without systemd, as PACKAGES_SYSTEM says"
-elif ! command -v systemd-nspawn > /dev/null || [ "$(. /etc/os-release && echo "$ID")" != debian ]; then
-    echo "NOT TESTED: packages on a minimal system under systemd: this takes Debian, with systemd-container; they are tested on a copy of this system instead"
-elif ! base=$(scripts/packages/root.sh "$(. /etc/os-release && echo "$VERSION_CODENAME")" \
-    systemd-sysv python3 iproute2 nftables nginx-light podman crun 2> "$work/said"); then
-    echo "NOT TESTED: packages on a minimal system under systemd: $(cat "$work/said"); they are tested on a copy of this system instead"
-    base=/
+elif ! wait "$making_base"; then
+    echo "NOT TESTED: packages on a minimal system under systemd: $(cat "$work/base.said"); they are tested on a copy of this system instead"
+else
+    base=$(cat "$work/base")
 fi
-# A container of an older release than that of this machine.
 old=
-if [ -n "${PRELOAD:-}" ] && ! old=$(scripts/packages/root.sh bullseye python3-minimal libpython3-stdlib 2> "$work/said"); then
-    echo "NOT TESTED: containers with an old C library: $(cat "$work/said")"
+if wait "$making_older"; then
+    [ -z "${PRELOAD:-}" ] || old=$(cat "$work/older")
+else
+    echo "NOT TESTED: containers with an old C library: $(cat "$work/older.said")"
 fi
 # Of the hierarchies of control groups that systemd uses.
 while IFS=: read -r _ controllers path; do

@@ -31,6 +31,8 @@ Type=oneshot
 ExecStart=/bin/bash /mnt/here/inside.sh
 StandardOutput=append:/mnt/packages/output
 StandardError=inherit
+# The containers of the tests have first processes, which ignore SIGTERM.
+KillSignal=SIGKILL
 [Install]
 WantedBy=multi-user.target
 UNIT
