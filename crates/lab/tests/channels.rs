@@ -20,7 +20,9 @@ const DIED: i32 = 4;
 fn programs_in_guests_and_on_the_host_connect() {
     let program = world::program("partywall-cli", "partywall");
     let shared_table = program.parent().unwrap().join("examples/shared_table");
-    let mut world = World::with("channels", ImageOptions::default().program(&shared_table, "shared_table"));
+    let shared_tree = program.parent().unwrap().join("examples/shared_tree");
+    let image = ImageOptions::default().program(&shared_table, "shared_table").program(&shared_tree, "shared_tree");
+    let mut world = World::with("channels", image);
     let [a, b] = world.boot(["a", "b"]);
     let before = open_files(&world);
     obstacles_are_named(&world, &a);
@@ -42,6 +44,7 @@ fn programs_in_guests_and_on_the_host_connect() {
     guest_and_host(&world, &a);
     within_a_guest(&a);
     tables_are_shared(&world, &shared_table, &a, &b);
+    trees_are_walked_in_place(&world, &shared_tree, &a, &b);
     names_are_the_machines_own(&world, &a, &b);
     rings_of_many_channels_are_given_back(&a, &b);
 
@@ -238,6 +241,34 @@ fn tables_are_shared(world: &World, shared_table: &std::path::Path, a: &Guest, b
     std::io::Read::read_to_string(&mut reader.0.stdout.take().unwrap(), &mut said).unwrap();
     assert!(said.contains(&sum), "{said}");
     assert_eq!(server.wait(HANG).unwrap().status, 0);
+}
+
+/// Calls whose arguments and results lie in heaps. Each heap outgrows its first segment.
+fn trees_are_walked_in_place(world: &World, shared_tree: &std::path::Path, a: &Guest, b: &Guest) {
+    let nodes = 20_000u64;
+    let expected = format!("{nodes} nodes, sum {}, read at the client's addresses", (0..nodes).sum::<u64>());
+    // From one guest to another more often than the window has room for heaps at the same time, ...
+    let server = b.begin("exec shared_tree serve b trees");
+    b.wait_service("trees");
+    for _ in 0..12 {
+        let said = a.sh(&format!("timeout 60 shared_tree sum a b:trees {nodes}"));
+        assert!(said.contains(&expected), "{said}");
+    }
+    server.signal(Signal::KILL).unwrap();
+    // ... within a guest, ...
+    let server = a.begin("exec shared_tree serve one grove");
+    a.wait_service("grove");
+    let said = a.sh(&format!("timeout 60 shared_tree sum two one:grove {nodes}"));
+    assert!(said.contains(&expected), "{said}");
+    server.signal(Signal::KILL).unwrap();
+    // ... and from a guest to the host.
+    let mut command = std::process::Command::new(shared_tree);
+    command.args(["serve", "h", "wood"]).env("PARTYWALL_BROKER", world.path("broker.sock"));
+    let mut server = Process(command.spawn().unwrap());
+    a.wait_service("wood");
+    let said = a.sh(&format!("timeout 60 shared_tree sum a h:wood {nodes}"));
+    assert!(said.contains(&expected), "{said}");
+    server.0.kill().unwrap();
 }
 
 /// A guest can be what its machine is called, and what begins with that; others' names it does not get.

@@ -136,12 +136,19 @@ impl Endpoint {
     /// Makes a further region of this side: in separate memory, or in a place that the broker gives in the window to the peer. Returns
     /// where in the window that is, or 0, and the memory. Blocks until the broker has answered, at most ten seconds.
     pub(crate) fn make_further(&self, options: &RegionOptions) -> Result<(OwnRegion, u64, OwnedFd)> {
+        match self.place_for(options.ring_size)? {
+            Some(place) => Ok((memory::extension_at(&place, options)?, place.base, place.memory)),
+            None => OwnRegion::create(options).map(|(region, memory)| (region, 0, memory)).map_err(Error::from),
+        }
+    }
+
+    /// A place for a further region in the window to the peer; `None` if the peer is on this machine.
+    pub(crate) fn place_for(&self, size: u64) -> Result<Option<Place>> {
         match &self.carrier {
             Carrier::Broker(registration) if self.is_windowed => {
-                let place = registration.room(&self.info.name, PAGE + options.ring_size)?;
-                Ok((memory::extension_at(&place, options)?, place.base, place.memory))
+                registration.room(&self.info.name, PAGE + size).map(Some)
             }
-            _ => OwnRegion::create(options).map(|(region, memory)| (region, 0, memory)).map_err(Error::from),
+            _ => Ok(None),
         }
     }
 

@@ -10,6 +10,7 @@ use crate::arrivals::{Allowance, ArrivedRegion, FurtherMail, HeldKey, take_messa
 use crate::desk::Ticket;
 use crate::domain::{ChannelRegistration, lock};
 use crate::endpoint::{Carrier, Endpoint};
+use crate::memory::Place;
 use crate::{Error, Result};
 use partywall_protocol::wire::{Located, Message, RegionReference, Side};
 use partywall_region::{OwnRegion, PeerRegion, RegionOptions};
@@ -142,16 +143,18 @@ impl Regions {
         Ok(arrived)
     }
 
-    /// Has memory that the caller has made passed on to the peer as a further region, and returns its number. The peer is on this machine.
-    pub(crate) fn add_memory(&self, kind: u32, geometry: Geometry, memory: OwnedFd) -> Result<u32> {
+    /// A place for a region with this many bytes of content in the window to the peer; `None` if the peer is on this machine, which takes
+    /// separate memory. Blocks until the broker has answered, at most ten seconds.
+    pub(crate) fn place_for(&self, size: u64) -> Result<Option<Place>> {
+        self.endpoint()?.place_for(size)
+    }
+
+    /// Has memory that the caller has made passed on to the peer as a further region, and returns its number. `base` is where it lies in the
+    /// window `memory`, and 0 for separate memory.
+    pub(crate) fn add_memory(&self, kind: u32, geometry: Geometry, base: u64, memory: OwnedFd) -> Result<u32> {
         let endpoint = self.endpoint()?;
-        if endpoint.is_windowed() {
-            let reason =
-                "the peer is on another machine, which cannot map this memory: a call there carries at most 40 bytes";
-            return Err(Error::Invalid(reason.into()));
-        }
         let number = endpoint.next_region_number();
-        pass_on(&endpoint, number, kind, 0, geometry, memory)?;
+        pass_on(&endpoint, number, kind, base, geometry, memory)?;
         Ok(number)
     }
 

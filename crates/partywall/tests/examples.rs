@@ -84,6 +84,15 @@ fn typed_call_example_passes_values_and_heap_slices() {
 }
 
 #[test]
+fn shared_tree_example_walks_a_tree_at_the_clients_addresses() {
+    let _guard = hang_guard();
+    let broker = partywall_daemon::Broker::embedded().unwrap();
+    let _server = start("shared_tree", &["serve", "shop", "trees"], broker.path());
+    let said = output("shared_tree", &["sum", "visitor", "shop:trees", "100000"], broker.path());
+    assert_eq!(said, "100000 nodes, sum 4999950000, read at the client's addresses\n");
+}
+
+#[test]
 fn asynchronous_example_asks_all_at_once() {
     let _guard = hang_guard();
     let broker = partywall_daemon::Broker::embedded().unwrap();

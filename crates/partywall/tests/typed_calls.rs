@@ -373,7 +373,8 @@ fn answer_that_is_no_value_is_an_error_of_the_call() {
         let server = lying_server(&world, answer);
         let client = CanvasClient::new(CallClient::builder().connect(&world.shop, "web:lies").unwrap());
         let result = call(&client);
-        assert!(matches!(result, Err(CallError::BadValue(_))), "{what}: {result:?}");
+        let Err(CallError::BadValue(why)) = result else { panic!("{what}: {result:?}") };
+        assert_eq!(what == "a pointer", why == "a pointer in a result", "{what}: {why}");
         drop(server.join().unwrap());
     }
 }

@@ -8,7 +8,7 @@
 #![expect(unsafe_code, reason = "maps shared memory at given addresses, and hands out pointers into it")]
 
 use crate::region::RegionOptions;
-use crate::{RegionError, membarrier, memfd};
+use crate::{RegionError, membarrier, memfd, pmem};
 use partywall_shm::bytes::PeerBytes;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{ControlPage, Geometry, HUGE_PAGE, PAGE, RegionKind};
@@ -37,8 +37,14 @@ unsafe impl Send for SegmentMapping {}
 unsafe impl Sync for SegmentMapping {}
 
 impl SegmentMapping {
-    /// Maps all of `fd`, which this process has made or verified. `address`: where the content is to be; `None`: anywhere.
-    fn new(fd: BorrowedFd<'_>, geometry: Geometry, writable: bool, address: Option<u64>) -> Result<Self, RegionError> {
+    /// Maps a segment from byte `from` of `fd` on, which this process has made or verified. `address`: where the content is to be; `None`:
+    /// anywhere.
+    fn new(
+        (fd, from): (BorrowedFd<'_>, u64),
+        geometry: Geometry,
+        writable: bool,
+        address: Option<u64>,
+    ) -> Result<Self, RegionError> {
         let size = geometry.region_size();
         let error = |e| RegionError::system("map a segment of a heap", size, e);
         let len = usize::try_from(size).map_err(|_| error(Errno::NOMEM))?;
@@ -51,7 +57,7 @@ impl SegmentMapping {
         // If this fails, the kernel may have removed the reservation already, and another thread may have mapped something there. So it is
         // left alone.
         // SAFETY: a fixed mapping over all of the reservation that was made just now, which nothing has pointers into.
-        unsafe { mmap(base.cast(), len, prot, flags, fd, 0) }.map_err(error)?;
+        unsafe { mmap(base.cast(), len, prot, flags, fd, from) }.map_err(error)?;
         // From here on it is dropped, and so unmapped, when anything fails.
         let this = Self { base, len, geometry };
         if geometry.ring_offset() == HUGE_PAGE {
@@ -157,13 +163,35 @@ impl OwnSegment {
         let options = RegionOptions { kind: RegionKind::Further, huge_pages, ..RegionOptions::endpoint(size) };
         let geometry = options.geometry()?;
         let fd = memfd::create(geometry)?;
-        let this = Self { map: SegmentMapping::new(fd.as_fd(), geometry, true, address)? };
-        let page = this.page();
-        page.awaken(geometry);
-        let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
-        page.header.write(options.kind, geometry, options.header_flags() | membarrier::register(), pid, options.epoch);
+        let this = Self { map: SegmentMapping::new((fd.as_fd(), 0), geometry, true, address)? };
+        this.establish(&options, membarrier::register());
         memfd::seal(fd.as_fd(), geometry.region_size())?;
         Ok((this, fd))
+    }
+
+    /// Makes a segment at byte `base` of a window, for a peer on another machine. The broker gave that place to this process alone.
+    ///
+    /// # Errors
+    /// As [`OwnSegment::create`]; [`RegionError::Corrupt`] if the window has no room for the segment there.
+    pub fn create_in(window: BorrowedFd<'_>, base: u64, size: u64, address: Option<u64>) -> Result<Self, RegionError> {
+        let options = RegionOptions { kind: RegionKind::Further, ..RegionOptions::endpoint(size) };
+        let geometry = options.geometry()?;
+        let window = pmem::received(window)?;
+        let from = window.place(base, geometry)?;
+        let this = Self { map: SegmentMapping::new((window.as_fd(), from), geometry, true, address)? };
+        // The content of an earlier region must not reach the next one's peer (protocol V4.3).
+        // SAFETY: mapped writable just now, this long, and without pointers into it. Peers only read.
+        unsafe { this.map.base.write_bytes(0, this.map.len) };
+        this.establish(&options, 0);
+        Ok(this)
+    }
+
+    /// Writes the control page of a new segment of zeros and, last, its header.
+    fn establish(&self, options: &RegionOptions, flags: u32) {
+        let (page, geometry) = (self.page(), self.geometry());
+        page.awaken(geometry);
+        let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
+        page.header.write(options.kind, geometry, options.header_flags() | flags, pid, options.epoch);
     }
 
     fn page(&self) -> &ControlPage {
@@ -212,10 +240,28 @@ impl PeerSegment {
     /// [`HEAP_ADDRESSES`], or the memory is not what it should be.
     pub fn attach(fd: BorrowedFd<'_>, geometry: Geometry, address: Option<u64>) -> Result<Self, RegionError> {
         memfd::verify(fd, geometry)?;
-        let map = SegmentMapping::new(fd, geometry, false, address)?;
+        Self::check(SegmentMapping::new((fd, 0), geometry, false, address)?)
+    }
+
+    /// The same for a segment at byte `base` of a window that this machine reads (protocol V4).
+    ///
+    /// # Errors
+    /// As [`PeerSegment::attach`].
+    pub fn attach_in(
+        window: BorrowedFd<'_>,
+        base: u64,
+        geometry: Geometry,
+        address: Option<u64>,
+    ) -> Result<Self, RegionError> {
+        let window = pmem::received(window)?;
+        let from = window.place(base, geometry)?;
+        Self::check(SegmentMapping::new((window.as_fd(), from), geometry, false, address)?)
+    }
+
+    fn check(map: SegmentMapping) -> Result<Self, RegionError> {
         // SAFETY: the first 4096 bytes are mapped readable as long as `map` lives; words that can only be loaded.
         let page = unsafe { &*map.base.cast::<ControlPage<Peer>>() };
-        page.header.check(RegionKind::Further, geometry)?;
+        page.header.check(RegionKind::Further, map.geometry)?;
         Ok(Self { map })
     }
 
@@ -267,6 +313,38 @@ mod tests {
         // Now the addresses are free, and the memory is still there.
         let again = PeerSegment::attach(fd.as_fd(), Geometry::new(PAGE, 1 << 16).unwrap(), Some(AT)).unwrap();
         assert_eq!(again.address(), AT);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "makes a window")]
+    fn segment_in_window_begins_empty_and_is_read_at_its_place() {
+        let spec = crate::pmem::WindowSpec { room: 8 << 20, owner: "a".into(), peer: "b".into() };
+        let window = crate::pmem::WindowFile::create(&spec).unwrap();
+        let (size, place) = (1 << 16, 2 << 20);
+        for at in [AT, AT + (64 << 20)] {
+            let own = OwnSegment::create_in(window.as_fd(), place, size, Some(at)).unwrap();
+            assert_eq!(own.content().addr() as u64, at);
+            let theirs = PeerSegment::attach_in(window.as_fd(), place, own.geometry(), None).unwrap();
+            let mut seen = [1; 8];
+            theirs.bytes(65_528, 8).unwrap().copy_to(&mut seen);
+            assert_eq!(seen, [0; 8], "what an earlier segment left is gone");
+            // SAFETY: this test alone writes its own mapping.
+            unsafe { own.content().add(65_528).copy_from(b"leftover".as_ptr(), 8) };
+            theirs.bytes(65_528, 8).unwrap().copy_to(&mut seen);
+            assert_eq!(&seen, b"leftover");
+            let taken = PeerSegment::attach_in(window.as_fd(), place, own.geometry(), Some(at));
+            assert!(matches!(taken, Err(RegionError::HeapAddress { .. })), "{taken:?}");
+            let geometry = own.geometry();
+            drop(own);
+            assert_eq!(PeerSegment::attach_in(window.as_fd(), place, geometry, Some(at)).unwrap().address(), at);
+            let wrong = Geometry::new(PAGE, 2 * size).unwrap();
+            assert!(PeerSegment::attach_in(window.as_fd(), place, wrong, None).is_err(), "another size");
+        }
+        let geometry = Geometry::new(PAGE, size).unwrap();
+        for bad in [0, 2048, window.window().unwrap().size() - size, !4095] {
+            assert!(OwnSegment::create_in(window.as_fd(), bad, size, None).is_err(), "{bad}");
+            assert!(PeerSegment::attach_in(window.as_fd(), bad, geometry, None).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -107,7 +107,8 @@ impl CallClientBuilder {
     }
 
     /// Offers a function to the server, which calls it back while it executes a call of this client ([`IncomingCall::call_back`]). The thread
-    /// that waits for that call executes it. The function cannot wait for another call of the same connection.
+    /// that waits for that call executes it. The function cannot wait for another call of the same connection. A function
+    /// that holds the client keeps the connection open.
     ///
     /// ```
     /// use partywall::rpc::{CallClient, CallServer};
@@ -195,11 +196,8 @@ pub(crate) trait ReleasesBlocks: fmt::Debug + Send + Sync {
     fn release(&self, address: u64);
 }
 
-/// Takes the peer's heap. A heap is for a peer on the same machine: between machines, calls carry their bytes in the record alone.
+/// Takes the peer's heap.
 pub(crate) fn take_heap(regions: &Regions, bytes: u64) -> Result<()> {
-    if regions.is_between_machines()? {
-        return Ok(());
-    }
     regions.take(HEAP_KIND, MOST_SEGMENTS as u8, bytes)
 }
 
@@ -254,7 +252,7 @@ impl CallClient {
     /// this connection's heap, and copied there otherwise.
     ///
     /// # Errors
-    /// [`CallError`] names every outcome. Between machines, bytes by reference fail with [`CallError::Connection`].
+    /// [`CallError`] names every outcome.
     pub fn call(&self, method: impl Into<Method>, arguments: &[u8]) -> CallResult<Reply> {
         self.call_by(self.core.deadline(None), method.into(), arguments)
     }

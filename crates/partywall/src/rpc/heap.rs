@@ -6,10 +6,11 @@
 
 use crate::domain::lock;
 use crate::further::Regions;
-use crate::{Error, Result};
+use crate::{Error, Refusal, Result};
 use offset_allocator::{Allocation, Allocator};
 use partywall_region::RegionError;
 use partywall_region::segment::{HEAP_ADDRESSES, OwnSegment};
+use rustix::fd::AsFd;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -45,7 +46,7 @@ pub struct HeapOptions {
     pub first: u64,
     /// The most bytes of all segments together, at most 2 GiB.
     pub max: u64,
-    /// Take the memory from huge pages, which the operator must have reserved.
+    /// Take the memory from huge pages, which the operator must have reserved. Between machines this has no effect.
     pub huge_pages: bool,
     /// Keep the memory from being swapped out.
     pub locked: bool,
@@ -370,7 +371,10 @@ impl HeapMemory {
 
     /// Another segment, in which `room` bytes fit, and which the peer has.
     fn segment_for(&self, books: &HeapBooks, room: u64, asked: u64) -> Result<HeapSegment> {
-        let huge = if self.options.huge_pages { 2 << 20 } else { 4096 };
+        // Memory of a window is of whatever pages the host has given it.
+        let is_between_machines = self.regions.is_between_machines()?;
+        let huge_pages = self.options.huge_pages && !is_between_machines;
+        let huge = if huge_pages { 2 << 20 } else { 4096 };
         // A space of the allocator's is found by its size rounded up, by an eighth at most.
         let needed = (room + room / 8).max(huge);
         let usual = self.options.first.max(4096) << books.segments.len();
@@ -380,13 +384,25 @@ impl HeapMemory {
         if size < room || books.segments.len() >= MOST_SEGMENTS {
             return Err(self.too_large(asked));
         }
+        let (size, place) = match self.regions.place_for(size) {
+            // The broker gives a quarter of what is free in the window, at most.
+            Err(Error::Refused { code: Refusal::OutOfResources, .. }) if needed.next_power_of_two() < size => {
+                let less = needed.next_power_of_two();
+                (less, self.regions.place_for(less)?)
+            }
+            place => (size, place?),
+        };
         let portion = self.share.take(size).ok_or_else(|| self.too_large(asked))?;
         let (channel, side) = self.regions.end()?;
         let before = books.segments.iter().map(|segment| segment.size).sum();
         let mut candidates = (0..ATTEMPTS).map(|attempt| address_for(channel, side, attempt, before, huge));
-        let (memory, fd) = loop {
+        let make = |address| match &place {
+            Some(place) => OwnSegment::create_in(place.memory.as_fd(), place.base, size, address).map(|it| (it, None)),
+            None => OwnSegment::create(size, huge_pages, address).map(|(it, memory)| (it, Some(memory))),
+        };
+        let (memory, separate) = loop {
             let address = candidates.next();
-            match OwnSegment::create(size, self.options.huge_pages, address) {
+            match make(address) {
                 // Another broker's channel has the same number. Without any address of heaps, the peer maps it where it can and reads by an
                 // offset.
                 Err(RegionError::HeapAddress { .. }) if address.is_some() => {}
@@ -396,7 +412,12 @@ impl HeapMemory {
         if self.options.locked {
             memory.lock()?;
         }
-        let number = self.regions.add_memory(HEAP_KIND, memory.geometry(), fd)?;
+        let (base, shared) = match (separate, place) {
+            (Some(separate), _) => (0, separate),
+            (None, Some(place)) => (place.base, place.memory),
+            (None, None) => return Err(Error::BrokerConfused("a segment without memory".into())),
+        };
+        let number = self.regions.add_memory(HEAP_KIND, memory.geometry(), base, shared)?;
         let address = memory.content().addr() as u64;
         let granules = u32::try_from(size / GRANULE).map_err(|_| self.too_large(asked))?;
         // A space of the books takes 32 bytes, so there are at most as many as half the granules.

@@ -60,12 +60,17 @@ impl PeerHeap {
             }
             self.regions.give_up(false, arrived.number);
         };
-        // A heap has separate memory; memory in a window is never a heap.
-        if arrived.kind != HEAP_KIND || arrived.base != 0 || arrived.geometry.ring_size() != size {
+        // Between machines a segment lies in a window (protocol K6.5), and elsewhere it has separate memory.
+        let is_in_window = arrived.base != 0;
+        let is_expected = arrived.kind == HEAP_KIND && is_in_window == self.regions.is_between_machines()?;
+        if !is_expected || arrived.geometry.ring_size() != size {
             self.regions.give_up(false, number);
             return Err(Corrupt::BadRegion.into());
         }
-        let attach = |at| PeerSegment::attach(arrived.memory.as_fd(), arrived.geometry, at);
+        let attach = |at| match arrived.base {
+            0 => PeerSegment::attach(arrived.memory.as_fd(), arrived.geometry, at),
+            base => PeerSegment::attach_in(arrived.memory.as_fd(), base, arrived.geometry, at),
+        };
         // Elsewhere are the heaps of other channels, which a peer could keep from being mapped.
         let page = arrived.geometry.ring_offset();
         let wanted = Some(address).filter(|_| may_have(channel, 1 - side, address, end, page));

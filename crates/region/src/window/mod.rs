@@ -79,8 +79,13 @@ impl Window {
         Ok(OwnRegion::establish(map, options, options.header_flags()))
     }
 
-    /// Maps a region at `base`, which must be where regions can be: behind the header, whole, on a page.
+    /// Maps a region at `base`, which must be where regions can be.
     pub(crate) fn map(&self, base: u64, geometry: Geometry, writable: bool) -> Result<Mapping, RegionError> {
+        Mapping::new_at(self.fd.as_fd(), self.place(base, geometry)?, geometry, writable)
+    }
+
+    /// Where in the descriptor the region at `base` begins. It must be where regions can be: behind the header, whole, on a page.
+    pub(crate) fn place(&self, base: u64, geometry: Geometry) -> Result<u64, RegionError> {
         let end = base.checked_add(geometry.region_size());
         if base < PAGE || !base.is_multiple_of(PAGE) || end.is_none_or(|end| end > self.size) {
             return Err(Corrupt::BadRegion.into());
@@ -89,7 +94,7 @@ impl Window {
             // Memory of a window is of whatever pages the host has given it.
             return Err(Corrupt::BadRegion.into());
         }
-        Mapping::new_at(self.fd.as_fd(), self.from + base, geometry, writable)
+        Ok(self.from + base)
     }
 }
 
