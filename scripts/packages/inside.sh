@@ -209,6 +209,15 @@ users = ["www-data"]
 domain = "db"
 users = ["games"]
 
+POLICY
+    expect "a good policy" partywalld --check-policy
+    reload_broker
+    # Both may join, and no rule lets them connect.
+    await "the refusal is in the reason" eval 'partywall why :7432 | grep -q "refused: the broker refused"'
+    broker_log | grep -q 'ring denied by policy.*no \[\[connect\]\] rule' || fail "the log lacks the refusal"
+    ! rings 7432 || fail "the connection is on a ring although no rule allows it"
+    cat >> /etc/partywall/partywalld.toml << 'POLICY'
+
 [[connect]]
 from = "web"
 to = "db"

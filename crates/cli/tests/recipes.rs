@@ -77,10 +77,33 @@ fn printed_options(comment: &str) -> (String, String) {
     (options.to_owned(), below.unwrap_or_else(|| panic!("no line `{comment}` in {text}")).to_owned())
 }
 
+/// The text of a file in the repository.
+fn read(file: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().parent().unwrap();
+    std::fs::read_to_string(root.join(file)).unwrap()
+}
+
+#[test]
+fn readme_names_a_dependency_and_features_that_exist() {
+    let readme = read("README.md");
+    let (_, dependencies) = readme.split_once("[dependencies]\n").unwrap();
+    let (line, rest) = dependencies.split_once('\n').unwrap();
+    let path = line.split('"').nth(1).unwrap().strip_prefix("../partywall/").unwrap();
+    let manifest = read(&format!("{path}/Cargo.toml"));
+    assert!(manifest.contains("name = \"partywall\""), "{path}");
+    let feature = rest.split_once("features = [\"").unwrap().1.split_once('"').unwrap().0;
+    assert!(manifest.contains(&format!("\n{feature} = [")), "the crate has no feature {feature}");
+}
+
+#[test]
+fn kernel_message_of_read_only_windows_is_explained() {
+    let guide = read("docs/vm.md");
+    let line = guide.lines().find(|line| line.contains("not_armed")).unwrap();
+    assert!(line.contains("nfit") && line.contains("Nothing is wrong"), "{line}");
+}
+
 #[test]
 fn documented_qemu_options_are_the_printed_ones() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().parent().unwrap();
-    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
     let (options, without_kvm) = printed_options("# Without KVM");
     assert!(without_kvm.starts_with("-accel tcg"), "{without_kvm}");
 

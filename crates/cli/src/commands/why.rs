@@ -55,7 +55,8 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
 
 fn nothing(target: &WantedConnection, notes: &[String]) -> CommandFailure {
     let failure = CommandFailure::new(Code::Refused, format!("no TCP connection and no channel is there of {target}"));
-    let list = "`partywall top` lists those of programs under `partywall run`";
+    let list =
+        "`partywall top` lists those of programs with the library, and `partywall list` the process of each domain";
     match notes {
         [] => failure.hint(list),
         notes => failure.hint(format!("{list}\n  {}", notes.join("\n  "))),

@@ -151,7 +151,8 @@ fn library_remedy(reason: Reason) -> &'static str {
             "find out what the program at the other end is: its side of the ring was not what the protocol allows"
         }
         Reason::Refused => {
-            "the broker's log, or `partywall policy test --sockets`, names the rule or the quota that refused it; it is tried again when the policy is loaded again"
+            "`journalctl -u partywalld --grep 'ring denied'`, or `partywall policy test --sockets --from NAME --to NAME:tcp-PORT` with the names of \
+             `partywall list`, names the rule; it is tried again when the policy is loaded again"
         }
         Reason::Ambiguous => {
             "let the broker read sequence numbers: give it CAP_NET_ADMIN (`systemctl edit partywalld`: [Service] CapabilityBoundingSet=CAP_NET_ADMIN), and \
@@ -162,7 +163,8 @@ fn library_remedy(reason: Reason) -> &'static str {
             "raise the limits of memory or descriptors (`partywall doctor` shows them); it is tried again"
         }
         Reason::NotTaken => {
-            "nothing, if the other program uses the connection soon: its library takes the offer up when it reads or writes"
+            "nothing, if the other program uses the connection soon: its library takes the offer up when it reads or writes; otherwise `partywall why` \
+             with the connection's address has the reason of the other end"
         }
         Reason::LinkLost => {
             "nothing, if the broker or an agent was restarted: connections that are made from now on move; see `partywall vm list`"
