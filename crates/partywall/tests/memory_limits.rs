@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::huge_page_pool::{self, HugePages};
+use common::huge_page_pool::HugePages;
 use common::memory_limit::{MemoryLimit, come_under};
 use common::pool::PoolBroker;
 use common::process::{Process, alone, child, role};
@@ -20,7 +20,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::{Path, PathBuf};
 
 /// The size of a writer's shared memory.
@@ -87,9 +87,7 @@ fn read_file(path: &Path, limit: &Path) {
 /// Attaches a region of huge pages that it may not have: the error is the system's, and no signal.
 fn attach_huge_region(path: &Path, limit: &Path) {
     let file = File::open(path).unwrap();
-    if limit != Path::new("-") {
-        come_under(limit);
-    }
+    come_under(limit);
     let geometry = Geometry::new(HUGE_PAGE, HUGE_PAGE).unwrap();
     let attached = PeerRegion::attach(file.as_fd(), RegionKind::Endpoint, geometry);
     assert!(matches!(attached, Err(RegionError::System { .. })), "{attached:?}");
@@ -169,47 +167,22 @@ fn reader_of_seat_survives_attempts_to_take_pages_out() {
     });
 }
 
-/// A region of huge pages with a hole, which the kernel does not report.
-fn huge_region_with_hole() -> OwnedFd {
-    let huge = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memory = rustix::fs::memfd_create("region", huge).unwrap();
-    rustix::fs::ftruncate(&memory, 2 * HUGE_PAGE).unwrap();
-    // The page beyond the end hides the hole in the number of blocks.
-    fallocate(&memory, FallocateFlags::KEEP_SIZE, 0, 3 * HUGE_PAGE).unwrap();
-    fallocate(&memory, PUNCH, HUGE_PAGE, HUGE_PAGE).unwrap();
-    rustix::fs::fcntl_add_seals(&memory, partywall_region::memfd::SEALS).unwrap();
-    memory
-}
-
-fn assert_not_attached(memory: &OwnedFd, limit: &str) {
-    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
-    assert!(child(&format!("region {path} {limit}"), Path::new("")).wait());
-}
-
+/// The kernel does not report holes of huge pages, so a region may have some when it is attached.
 #[test]
 fn attach_of_huge_pages_that_a_limit_forbids_is_an_error() {
     let test = "attach_of_huge_pages_that_a_limit_forbids_is_an_error";
     let Some(limit) = MemoryLimit::without_huge_pages(test) else { return };
     let Some(_pages) = HugePages::get(test, 3) else { return };
-    alone(test, || assert_not_attached(&huge_region_with_hole(), &limit.path().display().to_string()));
-}
-
-/// Where no control group limits huge pages, a full pool does.
-#[test]
-fn attach_of_huge_pages_that_the_pool_lacks_is_an_error() {
-    let test = "attach_of_huge_pages_that_the_pool_lacks_is_an_error";
-    if huge_page_pool::are_made_on_demand() {
-        let _ = writeln!(std::io::stderr(), "NOT TESTED: {test}: the kernel makes huge pages beside those of its pool");
-        return;
-    }
-    let Some(_pages) = HugePages::get(test, 3) else { return };
     alone(test, || {
-        let memory = huge_region_with_hole();
-        let rest = rustix::fs::memfd_create("rest", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC);
-        let rest = rest.unwrap();
-        fallocate(&rest, FallocateFlags::empty(), 0, huge_page_pool::free() * HUGE_PAGE).unwrap();
-        assert_eq!(huge_page_pool::free(), 0);
-        assert_not_attached(&memory, "-");
+        let huge = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = rustix::fs::memfd_create("region", huge).unwrap();
+        rustix::fs::ftruncate(&memory, 2 * HUGE_PAGE).unwrap();
+        // The page beyond the end hides the hole in the number of blocks.
+        fallocate(&memory, FallocateFlags::KEEP_SIZE, 0, 3 * HUGE_PAGE).unwrap();
+        fallocate(&memory, PUNCH, HUGE_PAGE, HUGE_PAGE).unwrap();
+        rustix::fs::fcntl_add_seals(&memory, partywall_region::memfd::SEALS).unwrap();
+        let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+        assert!(child(&format!("region {path} {}", limit.path().display()), Path::new("")).wait());
     });
 }
 

@@ -22,9 +22,10 @@ impl HugePages {
         if role().is_some() {
             return Some(Self { before: None, _turn: None });
         }
-        let turn = File::create(std::env::temp_dir().join("partywall-test-huge-pages.lock")).unwrap();
-        rustix::fs::flock(&turn, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        let mut this = Self { before: None, _turn: Some(turn) };
+        // A machine without such pages has none free either.
+        let turn = File::open(Path::new(POOL).join("nr_hugepages")).ok();
+        turn.iter().for_each(|turn| rustix::fs::flock(turn, rustix::fs::FlockOperation::LockExclusive).unwrap());
+        let mut this = Self { before: None, _turn: turn };
         if free() < pages {
             let size = number("nr_hugepages");
             this.before = Some(size);
@@ -55,11 +56,6 @@ impl Drop for HugePages {
 /// Huge pages that nobody has.
 pub(crate) fn free() -> u64 {
     number("free_hugepages")
-}
-
-/// Whether the kernel makes huge pages on demand, beside those of the pool.
-pub(crate) fn are_made_on_demand() -> bool {
-    number("nr_overcommit_hugepages") != 0
 }
 
 fn number(file: &str) -> u64 {

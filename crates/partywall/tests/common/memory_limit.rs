@@ -1,6 +1,7 @@
 //! A memory limit for processes of a test: a control group (version 1 or 2) of the test's own.
 
 use super::process::role;
+use std::cell::Cell;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ pub(crate) struct MemoryLimit {
     path: PathBuf,
     /// Whether this process made it. The process in which a test runs alone only uses it, so that it is removed even after an abort.
     made_here: bool,
+    /// Huge pages were not limited in this hierarchy before, and are until the drop.
+    limits_huge_pages: Cell<bool>,
 }
 
 impl MemoryLimit {
@@ -25,6 +28,10 @@ impl MemoryLimit {
     /// A limit that leaves no huge pages to the test. `None`, reported on standard error, where this process may not set one.
     pub(crate) fn without_huge_pages(test: &str) -> Option<Self> {
         Self::made(test, |this| {
+            let is_limited = |control| fs::read_to_string(control).is_ok_and(|names: String| names.contains("hugetlb"));
+            if !is_limited(this.control()) && fs::write(this.control(), "+hugetlb").is_ok() {
+                this.limits_huge_pages.set(true);
+            }
             let version_2 = fs::write(this.path.join("hugetlb.2MB.max"), "0");
             version_2.or_else(|_| fs::write(this.path.join("hugetlb.2MB.limit_in_bytes"), "0"))
         })
@@ -37,7 +44,8 @@ impl MemoryLimit {
         }
         let maker = if made_here { std::process::id() } else { std::os::unix::process::parent_id() };
         let made = hierarchies().into_iter().find_map(|root| {
-            let this = Self { path: root.join(format!("{PREFIX}{test}-{maker}")), made_here };
+            let path = root.join(format!("{PREFIX}{test}-{maker}"));
+            let this = Self { path, made_here, limits_huge_pages: Cell::new(false) };
             // A control group that was made here and has no limit is removed by the drop.
             let ready = if made_here {
                 fs::create_dir(&this.path).and_then(|()| set(&this)).is_ok()
@@ -77,6 +85,11 @@ impl MemoryLimit {
         Ok(())
     }
 
+    /// The file that says what control groups beside this one limit.
+    fn control(&self) -> PathBuf {
+        self.path.with_file_name("cgroup.subtree_control")
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -100,6 +113,9 @@ impl Drop for MemoryLimit {
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));
+        }
+        if self.limits_huge_pages.get() {
+            let _ = fs::write(self.control(), "-hugetlb");
         }
     }
 }
