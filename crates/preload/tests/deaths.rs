@@ -1,6 +1,6 @@
 //! The results at one end of a connection after the other has gone, for every kind of death, with unread bytes at either end, and in
 //! every order of calls: the same with the library as by TCP. The cases are those of `driver/deaths.c`.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod support;
 

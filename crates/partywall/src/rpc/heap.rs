@@ -6,8 +6,9 @@
 
 use crate::domain::lock;
 use crate::further::Regions;
-use crate::{Error, Refusal, Result};
+use crate::{Error, Result};
 use offset_allocator::{Allocation, Allocator};
+use partywall_protocol::wire::Refusal;
 use partywall_region::RegionError;
 use partywall_region::segment::{HEAP_ADDRESSES, OwnSegment};
 use rustix::fd::AsFd;
