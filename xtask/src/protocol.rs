@@ -1,9 +1,12 @@
-//! `cargo xtask protocol`: the clauses of docs/protocol.md that code names exist.
+//! `cargo xtask protocol`: the clauses of docs/protocol.md that code names exist, and each number has one rule.
+//!
+//! A number names one clause, and a clause has at most one MUST or MUST NOT: a definition, a fact or a permission has none. Every MUST stands in a
+//! clause, except in the text before the first section.
 //!
 //! Code names a clause as `protocol R4`, several as `protocol R4, W3` or `protocol R1-R3`. Clauses that no code names
 //! are listed: either nothing implements them yet, or the code that does has not said so.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -24,6 +27,7 @@ static MENTION: LazyLock<Regex> = LazyLock::new(|| {
         r"\b[Pp]rotocol ([A-Z][0-9]+(?:\.[0-9]+)?\b(?:(?:, |-|\u{2013}|/| and |, and )[A-Z][0-9]+(?:\.[0-9]+)?\b)*)",
     )
 });
+static MUST: LazyLock<Regex> = LazyLock::new(|| pattern(r"\bMUST\b"));
 static ONE: LazyLock<Regex> = LazyLock::new(|| pattern(r"([-\u{2013}])?([A-Z][0-9]+)"));
 
 fn pattern(text: &str) -> Regex {
@@ -53,8 +57,9 @@ impl Clause {
 }
 
 pub(crate) fn check(tree: &Tree) -> Result<Report, Error> {
-    let clauses = clauses(&tree.read(DOCUMENT)?.text);
-    let mut findings = Vec::new();
+    let document = tree.read(DOCUMENT)?.text;
+    let clauses = clauses(&document);
+    let mut findings = rules(&document);
     let mut named = BTreeSet::new();
     for file in tree.files("rs")? {
         // The fixtures of this check name clauses that do not exist.
@@ -86,6 +91,43 @@ pub(crate) fn check(tree: &Tree) -> Result<Report, Error> {
 
 fn clauses(document: &str) -> BTreeSet<Clause> {
     CLAUSE.captures_iter(document).filter_map(|found| Clause::parse(found.get(1)?.as_str())).collect()
+}
+
+/// Where a number has more than one rule: it stands twice, or its clause has several MUSTs. And where a MUST has no number.
+fn rules(document: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    // The number of the present clause, and the MUSTs in it so far. `None` between a heading and the first clause below it.
+    let mut clause: Option<(&str, usize)> = None;
+    let mut is_begun = false;
+    for (at, line) in (1..).zip(document.lines()) {
+        let mut finding = |what| findings.push(Finding::new(format!("{DOCUMENT}:{at}"), what));
+        if line.starts_with("## ") {
+            (is_begun, clause) = (true, None);
+        } else if let Some(name) = CLAUSE.captures(line).and_then(|found| found.get(1)) {
+            clause = Some((name.as_str(), 0));
+            if let Some(earlier) = places.insert(name.as_str(), at) {
+                finding(format!(
+                    "{} stands at line {earlier} already: give the rule a number that no other has",
+                    name.as_str()
+                ));
+            }
+        }
+        let musts = MUST.find_iter(line).count();
+        match &mut clause {
+            Some((name, count)) => {
+                if *count <= 1 && *count + musts > 1 {
+                    finding(format!("{name} has more than one MUST: split it into clauses with numbers below {name}"));
+                }
+                *count += musts;
+            }
+            None if is_begun && musts > 0 => {
+                finding("a MUST outside of a numbered clause: give it a number".to_owned())
+            }
+            None => {}
+        }
+    }
+    findings
 }
 
 /// Every clause that `text` names, and on which line. `R1-R3` names three.
@@ -124,6 +166,19 @@ mod tests {
         let found = clauses("- **M1** A region.\n  - **M1.1** A part.\n- **M10.2** Text, see M3.\n\nC7 is not one.\n");
         let found: Vec<String> = found.iter().map(Clause::to_string).collect();
         assert_eq!(found, ["M1", "M10"]);
+    }
+
+    #[test]
+    fn clause_with_two_rules_or_rule_without_clause_is_found() {
+        let lines = |text: &str| rules(text).into_iter().map(|finding| finding.place).collect::<Vec<_>>();
+        let sound = "MUST binds a party.\n## M. Memory\n- **M1** It MUST do,\n  so.\n  - **M1.1** It MUST NOT do.\n- **M2** A fact.\n";
+        assert_eq!(lines(sound), Vec::<String>::new());
+        let twice =
+            lines("## M. Memory\n- **M1** It MUST do one thing.\n\n  | a | MUST do another |\n  | b | MUST too |\n");
+        assert_eq!(twice, ["docs/protocol.md:4"], "once for each clause");
+        assert_eq!(lines("## M. Memory\n- **M1** It MUST, and MUST NOT.\n"), ["docs/protocol.md:2"]);
+        assert_eq!(lines("## M. Memory\nAll MUST do it.\n- **M1** A fact.\n"), ["docs/protocol.md:2"]);
+        assert_eq!(lines("## M. Memory\n- **M1** A fact.\n- **M1** Another.\n"), ["docs/protocol.md:3"]);
     }
 
     #[test]
