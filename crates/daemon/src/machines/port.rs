@@ -3,45 +3,31 @@
 //! The program at the other end may be hostile. Its statements apply to this machine only. Sessions, links and waiting bytes are bounded.
 //! Malformed input ends its session, or the port.
 
+mod open;
+
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use partywall_protocol::agent::{LastName, Say};
-use partywall_protocol::socket::SocketFacts;
+use open::Open;
 use partywall_protocol::window::WindowId;
-use partywall_protocol::wire::{self, MachineId, Message, Name, Origin, RungBy};
-use partywall_region::packet;
-use partywall_region::relay::{Doorbells, Heartbeat, LinkUse, Notice, Notices, PortSide, Relay};
+use partywall_protocol::wire::{MachineId, Name, Origin};
+use partywall_region::relay::{Heartbeat, Notices, PortSide, Relay};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
-use super::carried;
 use super::tasks::AttendantTasks;
 use crate::control::{Errand, ErrandCount, ServerControl};
 use crate::core::{MachineNews, Membership};
-use crate::credentials::Credentials;
 
-/// Sessions that one guest may have at a time.
-const MOST_SESSIONS: usize = 512;
-/// Links that one guest may have at a time.
-const MOST_LINKS: usize = 4096;
-/// Packets taken from one session before the others get their turn.
-const BURST: usize = 16;
-/// While this many bytes wait for the port, sessions have to wait too (protocol P5).
-const HIGH: usize = 64 << 10;
-/// While this many of a port's errands wait for the event loop, its guest is not heard (protocol P5). Some bring a descriptor.
-const MOST_ERRANDS: usize = 64;
 /// Between two attempts to reach a port, and two looks at one that is full.
 const AGAIN: Duration = Duration::from_millis(300);
-const SOON: Duration = Duration::from_millis(5);
 
 /// A window that a guest gets.
 #[derive(Debug)]
@@ -110,9 +96,6 @@ impl PortShared {
         (taken, left)
     }
 }
-
-/// How long an agent may take to give up the windows: longer than it waits for its programs.
-const RELEASE: Duration = Duration::from_secs(60);
 
 /// A port at work, on its own thread.
 #[derive(Debug)]
@@ -199,15 +182,6 @@ struct Attend {
     nothing: OwnedFd,
 }
 
-/// How many links a request of a guest's program asks for: those of a channel or connection to another machine.
-fn links_of(message: &Message) -> usize {
-    match message {
-        Message::Connect { directions, region, .. } if region.is_in_window() => directions.count(),
-        Message::Offer { region } | Message::Take { region } if region.is_in_window() => 1,
-        _ => 0,
-    }
-}
-
 /// The port is to end.
 struct Stop;
 
@@ -263,378 +237,6 @@ impl Attend {
             self.errand(Errand::News(MachineNews::Up { machine: self.machine, up }));
             self.said.set(Some(up));
         }
-    }
-}
-
-/// A port whose other end is open.
-struct Open<'a> {
-    at: &'a Attend,
-    relay: Relay,
-    /// This end of the sessions of the guest's programs.
-    sessions: BTreeMap<u32, OwnedFd>,
-    links: BTreeSet<u32>,
-    /// Numbers that the guest has given to links which the broker is asked to make: by session and request.
-    connecting: BTreeMap<(u32, u32), Vec<u32>>,
-    next_link: u32,
-    windows: Vec<Announcement>,
-    /// Orders wait until the guest takes something.
-    orders_left: bool,
-    /// The doorbell device that the guest has been told of, and whether it has said that it uses it.
-    doorbell: Option<(Switchboard, bool)>,
-    /// When the guest must have given up its windows, if it is to.
-    release_by: Option<Instant>,
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        self.end_release(Some("its agent has ended, or the port was closed".to_owned()));
-    }
-}
-
-impl<'a> Open<'a> {
-    fn new(at: &'a Attend, relay: Relay) -> Self {
-        let (sessions, links, connecting) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
-        // The guest's own links have even numbers.
-        Self {
-            at,
-            relay,
-            sessions,
-            links,
-            connecting,
-            next_link: 1,
-            windows: Vec::new(),
-            orders_left: false,
-            doorbell: None,
-            release_by: None,
-        }
-    }
-
-    /// Until the port is closed.
-    fn serve(&mut self, notices: &Notices) -> Result<(), Stop> {
-        loop {
-            let full = self.is_full();
-            let ready = {
-                let mut fds = vec![PollFd::new(&*self.at.bell, PollFlags::IN)];
-                if !full {
-                    fds.push(PollFd::new(notices, PollFlags::IN));
-                    fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
-                }
-                let looks_soon = full || self.orders_left;
-                wait(&fds, looks_soon.then_some(SOON).or(self.release_patience())).unwrap_or_default()
-            };
-            let sessions: Vec<u32> =
-                self.sessions.keys().copied().zip(ready.iter().skip(2)).filter_map(|(s, r)| r.then_some(s)).collect();
-            self.hear_orders()?;
-            if self.release_patience().is_some_and(|left| left.is_zero()) {
-                self.end_release(Some(format!("its agent has not answered within {RELEASE:?}")));
-                // An answer that still comes must not count for the next request. Both sides begin again.
-                return Ok(());
-            }
-            // The guest's messages may need answers, so none are read while answers wait. The relay then stops reading.
-            while !self.is_full()
-                && let Some(notice) = notices.try_recv()
-            {
-                match notice {
-                    Notice::Up => self.begin(),
-                    Notice::Control(bytes) => match Say::decode(&bytes) {
-                        Ok(said) => self.heard(said),
-                        Err(error) => {
-                            tracing::warn!(machine = self.at.name, %error, "port closed");
-                            return Ok(());
-                        }
-                    },
-                    Notice::Closed(link) => drop(self.links.remove(&link)),
-                    Notice::Silent => {
-                        tracing::warn!(machine = self.at.name, "the machine hangs, or its agent has ended");
-                        self.forget_sessions();
-                        self.at.say_up(false);
-                    }
-                    Notice::Down { why } => {
-                        tracing::info!(machine = self.at.name, why, "port closed");
-                        return Ok(());
-                    }
-                    Notice::Alone => {}
-                }
-            }
-            for session in sessions {
-                if self.is_full() {
-                    break;
-                }
-                self.read(session);
-            }
-        }
-    }
-
-    /// More waits for the port, or for the event loop, than may (protocol P5).
-    fn is_full(&self) -> bool {
-        self.relay.waiting() > HIGH || self.at.errands.waiting() >= MOST_ERRANDS
-    }
-
-    /// An agent has greeted: it knows nothing of sessions before.
-    fn begin(&mut self) {
-        self.forget_sessions();
-        self.end_release(Some("its agent has started again meanwhile".to_owned()));
-        self.windows.clear();
-        self.doorbell = None;
-        self.say(&Say::Name { name: LastName(self.at.name.clone()) });
-        self.at.say_up(true);
-        self.at.shared.has_greeted.store(true, Ordering::Relaxed);
-        self.at.task(Task::Up { machine: self.at.machine });
-    }
-
-    fn release_patience(&self) -> Option<Duration> {
-        self.release_by.map(|by| by.saturating_duration_since(Instant::now()))
-    }
-
-    /// The guest has given up its windows, or has not, if it was to.
-    fn end_release(&mut self, failure: Option<String>) {
-        if self.release_by.take().is_some() {
-            self.at.released(failure);
-        }
-    }
-
-    fn hear_orders(&mut self) -> Result<(), Stop> {
-        let _ = rustix::io::read(&self.at.bell, &mut [0; 8]);
-        let (PortOrders { announce, release, stop }, left) = self.at.shared.take(self.is_full());
-        self.orders_left = left;
-        if let Some(announced) = announce {
-            self.announce(announced);
-        }
-        if release {
-            self.release_by = Some(Instant::now() + RELEASE);
-            self.say(&Say::Release {});
-        }
-        if stop { Err(Stop) } else { Ok(()) }
-    }
-
-    fn announce(&mut self, Announced { windows, doorbell }: Announced) {
-        self.announce_doorbell(doorbell);
-        for window in &windows {
-            // No region of a channel lies in a group's window, so no place is taken from it.
-            if let (Part::Between(..), Ok(memory)) = (window.part, window.memory.try_clone()) {
-                self.relay.window(window.id, memory);
-            }
-            let (id, peer) = (window.id, LastName(window.other.chars().take(64).collect()));
-            self.say(&Say::Window { id, owner: window.own, peer });
-        }
-        for gone in self.windows.iter().filter(|old| windows.iter().all(|new| new.id != old.id)) {
-            self.relay.forget(gone.id);
-        }
-        self.windows = windows;
-    }
-
-    fn announce_doorbell(&mut self, doorbell: Option<Switchboard>) {
-        let told = self.doorbell.as_ref().map(|(told, _)| told.id());
-        if let Some(doorbell) = doorbell.filter(|doorbell| told != Some(doorbell.id())) {
-            self.say(&Say::Doorbell { id: doorbell.id() });
-            self.doorbell = Some((doorbell, false));
-        }
-    }
-
-    fn forget_sessions(&mut self) {
-        self.sessions.clear();
-        self.links.clear();
-        self.connecting.clear();
-    }
-
-    fn forget_session(&mut self, session: u32) {
-        self.sessions.remove(&session);
-        let connecting: Vec<u32> =
-            self.connecting.extract_if(.., |(of, _), _| *of == session).flat_map(|(_, links)| links).collect();
-        self.drop_links(&connecting);
-    }
-
-    /// These numbers of the guest's get no links.
-    fn drop_links(&mut self, numbers: &[u32]) {
-        for link in numbers {
-            self.links.remove(link);
-            self.relay.forget_link(*link);
-        }
-    }
-
-    fn say(&self, what: &Say) {
-        // All messages here are short enough.
-        let _ = self.relay.control(&what.encode());
-    }
-
-    fn heard(&mut self, said: Say) {
-        match said {
-            Say::Open { session, pid } => self.open(session, pid),
-            Say::Close { session, by_program } => {
-                if let Some(socket) = self.sessions.get(&session).filter(|_| by_program) {
-                    // If there is no room for it, the program counts as alive.
-                    let _ = packet::try_send(socket.as_fd(), &carried::GONE, &[]);
-                }
-                self.forget_session(session);
-            }
-            Say::Packet { session, links, socket, bytes, .. } => {
-                if self.sessions.contains_key(&session)
-                    && self.pass_in(session, &links, socket.as_ref(), &bytes).is_err()
-                {
-                    self.close(session);
-                }
-                // The links of a request that was not passed on.
-                let unused: Vec<u32> = links.into_iter().filter(|link| !self.links.contains(link)).collect();
-                self.drop_links(&unused);
-            }
-            Say::Seen { id, owner } => {
-                let machine = self.at.machine;
-                if let Some(window) = self.windows.iter().find(|w| w.id == id && w.own == owner) {
-                    self.at.errand(Errand::News(match window.part {
-                        Part::Between(owner, peer) => MachineNews::Seen { machine, owner, peer },
-                        Part::Group(of) => MachineNews::GroupSeen { machine, of },
-                    }));
-                }
-            }
-            Say::DoorbellSeen { id } => {
-                if let Some((doorbell, seen @ false)) = &mut self.doorbell
-                    && doorbell.id() == id
-                {
-                    *seen = true;
-                    self.relay.doorbells(Doorbells::Host(Box::new(doorbell.clone())));
-                    let (machine, rung_by) = (self.at.machine, RungBy::Interrupts);
-                    self.at.errand(Errand::News(MachineNews::Rung { machine, rung_by }));
-                }
-            }
-            Say::Released { held } if self.release_by.is_some() => {
-                // The machine has no sessions any more, and its programs no places: later messages about them are ignored.
-                self.forget_sessions();
-                self.end_release(Some(held.0).filter(|held| !held.is_empty()));
-            }
-            // Not for a guest to say, or not asked for.
-            Say::Released { .. } | Say::Release {} | Say::Window { .. } | Say::Name { .. } | Say::Doorbell { .. } => {}
-        }
-    }
-
-    fn open(&mut self, session: u32, pid: u32) {
-        if self.sessions.len() >= MOST_SESSIONS || self.sessions.contains_key(&session) {
-            return self.close(session);
-        }
-        let Ok((ours, theirs)) = packet::pair() else { return self.close(session) };
-        self.at.errand(Errand::Admit(theirs, Credentials::in_machine(self.at.machine, pid)));
-        self.sessions.insert(session, ours);
-    }
-
-    fn close(&mut self, session: u32) {
-        self.forget_session(session);
-        self.say(&Say::Close { session, by_program: false });
-    }
-
-    /// Passes a packet of the guest's on to the broker.
-    fn pass_in(&mut self, session: u32, links: &[u32], shown: Option<&SocketFacts>, bytes: &[u8]) -> io::Result<()> {
-        let mut stand_ins = 0;
-        let mut socket = None;
-        if let Ok((request, message)) = wire::decode(bytes) {
-            // The memory of a region is not here, and a socket is what the agent says of it.
-            socket = shown.filter(|_| message.brings_socket());
-            stand_ins = message.fd_count() - usize::from(message.brings_socket());
-            let due = links_of(&message);
-            if due > 0 {
-                let known = links.iter().any(|link| self.links.contains(link));
-                let is_twice = links.windows(2).any(|two| two[0] == two[1]);
-                if known || is_twice || links.len() != due || self.links.len() + links.len() > MOST_LINKS {
-                    return Err(io::ErrorKind::InvalidData.into());
-                }
-                self.links.extend(links);
-                // An earlier request with this number gets no links.
-                if let Some(earlier) = self.connecting.insert((session, request), links.to_vec()) {
-                    self.drop_links(&earlier);
-                }
-            }
-        }
-        let Some(of) = self.sessions.get(&session) else { return Ok(()) };
-        let fds: Vec<BorrowedFd<'_>> = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins).collect();
-        packet::try_send(of.as_fd(), &carried::encode(socket, bytes), &fds)
-    }
-
-    /// Takes what the broker says to a program.
-    fn read(&mut self, session: u32) {
-        let mut buf = [0; wire::MAX_PACKET];
-        for _ in 0..BURST {
-            let Some(socket) = self.sessions.get(&session) else { return };
-            match packet::try_recv(socket.as_fd(), &mut buf) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Ok(received) if received.len > 0 => {
-                    let bytes = &buf[..received.len];
-                    self.pass_out(session, bytes, received.fds);
-                }
-                _ => return self.close(session),
-            }
-        }
-    }
-
-    fn pass_out(&mut self, session: u32, bytes: &[u8], fds: Vec<OwnedFd>) {
-        let mut packet = bytes.to_vec();
-        let (mut window, mut links) = (None, Vec::new());
-        let mut fds = fds.into_iter();
-        match wire::decode(bytes) {
-            Ok((_, Message::Incoming { channel, region, .. })) if region.is_in_window() => {
-                window = fds.next().and_then(|memory| self.window_of(&memory));
-                if window.is_none() || self.links.len() + fds.len() > MOST_LINKS {
-                    return self.turn_down(session, channel);
-                }
-                for end in fds {
-                    links.push((self.next_link, end));
-                    self.links.insert(self.next_link);
-                    self.next_link = self.next_link.wrapping_add(2);
-                }
-            }
-            Ok((request, answer @ (Message::Connected { .. } | Message::Bell { .. }))) => {
-                let carries = if matches!(answer, Message::Bell { .. }) { LinkUse::Bell } else { LinkUse::Channel };
-                // Within the guest, its agent makes the links.
-                if let Some(numbers) = self.connecting.remove(&(session, request)) {
-                    let said = Say::Packet { session, window: None, links: Vec::new(), socket: None, bytes: packet };
-                    let _ = self.relay.control_with(&said.encode(), numbers.into_iter().zip(fds).collect(), carries);
-                    return;
-                }
-            }
-            Ok((request, Message::Refused { .. })) => {
-                self.forget_links_asked_for(session, request);
-            }
-            Ok((
-                request,
-                Message::RoomIs { .. }
-                | Message::GroupWindowIs { .. }
-                | Message::DirectoryIs { .. }
-                | Message::PeerIs { .. },
-            )) => {
-                window = fds.next().and_then(|memory| self.window_of(&memory));
-                self.forget_links_asked_for(session, request);
-            }
-            Ok((_, Message::RegionAdded { region, .. })) if region.is_in_window() => {
-                window = fds.next().and_then(|memory| self.window_of(&memory));
-            }
-            // Regions of channels within the guest are not here, and those in windows cannot be mapped by the asker.
-            Ok((request, Message::Regions { .. })) => {
-                wire::encode(request, &Message::Regions { connecting: false, accepting: false }, &mut packet);
-            }
-            _ => {}
-        }
-        let numbers = links.iter().map(|(number, _)| *number).collect();
-        let said = Say::Packet { session, window, links: numbers, socket: None, bytes: packet };
-        let _ = self.relay.control_with(&said.encode(), links, LinkUse::Channel);
-    }
-
-    /// The broker has made no links for a request that asked for some.
-    fn forget_links_asked_for(&mut self, session: u32, request: u32) {
-        let numbers = self.connecting.remove(&(session, request)).unwrap_or_default();
-        self.drop_links(&numbers);
-    }
-
-    /// A connection that this guest cannot be given.
-    fn turn_down(&self, session: u32, channel: u64) {
-        tracing::warn!(machine = self.at.name, channel, "a connection was turned down: too many links, or no window");
-        let mut packet = Vec::new();
-        wire::encode(0, &Message::Closed { channel }, &mut packet);
-        if let Some(socket) = self.sessions.get(&session) {
-            let _ = packet::try_send(socket.as_fd(), &packet, &[]);
-        }
-    }
-
-    fn window_of(&self, memory: &OwnedFd) -> Option<WindowId> {
-        let file = |fd: &OwnedFd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
-        let wanted = file(memory)?;
-        self.windows.iter().find(|w| file(&w.memory) == Some(wanted)).map(|w| w.id)
     }
 }
 

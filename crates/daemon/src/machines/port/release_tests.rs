@@ -2,7 +2,10 @@
 
 use super::tests::{HANG, Served};
 use super::*;
-use partywall_protocol::agent::LastReason;
+use partywall_protocol::agent::{LastReason, Say};
+use partywall_region::packet;
+use std::os::fd::AsFd;
+use std::time::Instant;
 
 /// The port's report of a release.
 fn released(served: &Served) -> Option<String> {

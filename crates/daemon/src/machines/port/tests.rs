@@ -1,9 +1,13 @@
 //! A port whose guest is played by the test.
 
+use super::open::{MOST_ERRANDS, MOST_SESSIONS};
 use super::*;
+use partywall_protocol::agent::Say;
 use partywall_protocol::port::{Decoder, Frame, Item, greeting};
-use partywall_region::Link;
+use partywall_protocol::wire::{self, Message};
+use partywall_region::{Link, packet};
 use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::time::Instant;
 
