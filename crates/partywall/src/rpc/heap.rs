@@ -385,15 +385,18 @@ impl HeapMemory {
         if size < room || books.segments.len() >= MOST_SEGMENTS {
             return Err(self.too_large(asked));
         }
-        let (size, place) = match self.regions.place_for(size) {
+        let portion = |size| self.share.take(size).ok_or_else(|| self.too_large(asked));
+        let (mut size, mut taken) = (size, portion(size)?);
+        let place = match self.regions.place_for(size) {
             // The broker gives a quarter of what is free in the window, at most.
             Err(Error::Refused { code: Refusal::OutOfResources, .. }) if needed.next_power_of_two() < size => {
-                let less = needed.next_power_of_two();
-                (less, self.regions.place_for(less)?)
+                size = needed.next_power_of_two();
+                drop(taken);
+                taken = portion(size)?;
+                self.regions.place_for(size)
             }
-            place => (size, place?),
-        };
-        let portion = self.share.take(size).ok_or_else(|| self.too_large(asked))?;
+            place => place,
+        }?;
         let (channel, side) = self.regions.end()?;
         let before = books.segments.iter().map(|segment| segment.size).sum();
         let mut candidates = (0..ATTEMPTS).map(|attempt| address_for(channel, side, attempt, before, huge));
@@ -423,7 +426,7 @@ impl HeapMemory {
         let granules = u32::try_from(size / GRANULE).map_err(|_| self.too_large(asked))?;
         // A space of the books takes 32 bytes, so there are at most as many as half the granules.
         let spaces = Allocator::with_max_allocs(granules, (granules / 2).max(128));
-        Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new(), _portion: portion })
+        Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new(), _portion: taken })
     }
 
     /// Frees the block at this address. Only a raw block is freed by its address: any other block has an owner, which frees it once.
