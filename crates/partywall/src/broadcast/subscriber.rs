@@ -85,12 +85,12 @@ impl Subscriber {
     }
 
     /// Receives one message into `buf`, replacing its content. If the publisher has overwritten the next message
-    /// ([`SlowReader::Newest`]), this is the newest one.
+    /// ([`SlowReader::Newest`](crate::SlowReader::Newest)), this is the newest one.
     ///
     /// # Errors
-    /// [`Error::Lagged`] if this subscriber was dropped for being slow, or, with [`SlowReader::Newest`], if one message after the other was
-    /// overwritten while it was copied: then a later call may succeed. [`Error::Closed`] when the publisher has ended and all
-    /// messages were read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
+    /// [`Error::Lagged`] if this subscriber was dropped for being slow, or, with [`SlowReader::Newest`](crate::SlowReader::Newest), if one
+    /// message after the other was overwritten while it was copied: then a later call may succeed. [`Error::Closed`] when the publisher has
+    /// ended and all messages were read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
     pub fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
         self.wait()?;
         if self.rx.may_be_overrun() { self.copy_numbered(buf, false) } else { self.copy_next(buf) }
@@ -140,7 +140,7 @@ impl Subscriber {
     }
 
     /// Messages that this subscriber has not got, of those after the first message that it received: the publisher has overwritten them
-    /// ([`SlowReader::Newest`]), or [`Subscriber::recv_newest`] has passed over them.
+    /// ([`SlowReader::Newest`](crate::SlowReader::Newest)), or [`Subscriber::recv_newest`] has passed over them.
     pub fn lost(&self) -> u64 {
         self.lost
     }

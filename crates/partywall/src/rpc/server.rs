@@ -154,7 +154,7 @@ impl CallServerBuilder {
     }
 
     /// Whether a client's heap that cannot be mapped at the client's address ends the connection. Otherwise it is mapped elsewhere, and
-    /// [`PeerView::offset`] has the difference.
+    /// [`PeerView::offset`](super::PeerView::offset) has the difference.
     #[must_use]
     pub fn same_address(mut self, required: bool) -> Self {
         self.limits.same_address = required;
