@@ -44,7 +44,8 @@ UNIT
     tail -n +1 -s 0.1 -f "$work/output" &
     rc=0
     # Podman's containers need all capabilities, and system calls that nspawn's filter refuses. crun refuses systems that have both versions of cgroups.
-    SYSTEMD_SECCOMP=0 SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 systemd-nspawn --quiet --boot --directory="$system" --machine=packages --register=no --keep-unit --link-journal=no --private-network \
+    # A system that hangs must not use up the time of the whole suite.
+    SYSTEMD_SECCOMP=0 SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout --kill-after=10 600 systemd-nspawn --quiet --boot --directory="$system" --machine=packages --register=no --keep-unit --link-journal=no --private-network \
         --capability=all --console=pipe --resolv-conf=off --tmpfs=/var/lib/containers \
         --bind="$work:/mnt/packages" --bind="$layers/upper:/mnt/upper" --bind-ro="$here:/mnt/here" --bind="$image:/mnt/old" > "$work/boot" 2>&1 < /dev/null || rc=$?
     sleep 0.3
