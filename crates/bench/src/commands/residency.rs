@@ -404,7 +404,8 @@ fn judge_cell(plain: &Cell, ours: Option<&Cell>) -> Verdict {
         }
         _ => (format!("{} of {} B", word("flow"), number("message")), Bound::Report, 0.0, Metric::PerSecond),
     };
-    Verdict::by_interval(format!("{claim} : plain"), bound, limit, metric, ours, Some(plain))
+    let interval = ours.and_then(|ours| ours.interval_to(plain, metric));
+    Verdict::by_turns(format!("{claim} : plain"), bound, limit, metric, ours, Some(plain)).with_interval(interval)
 }
 
 fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {

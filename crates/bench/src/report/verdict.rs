@@ -98,21 +98,13 @@ impl Verdict {
         verdict
     }
 
-    /// The median of the ratios of two cells by turns, judged by the interval of the true ratio: a limit inside of it is undecided.
-    pub(crate) fn by_interval(
-        claim: impl Into<String>,
-        bound: Bound,
-        limit: f64,
-        metric: Metric,
-        ours: Option<&Cell>,
-        theirs: Option<&Cell>,
-    ) -> Self {
-        let mut verdict = Self::by_turns(claim, bound, limit, metric, ours, theirs);
-        verdict.interval = ours.zip(theirs).and_then(|(ours, theirs)| ours.interval_to(theirs, metric));
-        if let Some(MedianInterval { low, high, values, .. }) = verdict.interval {
-            verdict.figures += &format!("; 95 of 100 within {low:.4} to {high:.4}, by {values} pairs");
+    /// The same verdict, judged by the interval of the true ratio: a limit inside of it is undecided.
+    pub(crate) fn with_interval(mut self, interval: Option<MedianInterval>) -> Self {
+        if let Some(MedianInterval { low, high, values, .. }) = interval {
+            self.figures += &format!("; 95 of 100 within {low:.4} to {high:.4}, by {values} pairs");
         }
-        verdict
+        self.interval = interval;
+        self
     }
 
     /// A figure that is judged by itself.
@@ -149,9 +141,8 @@ mod tests {
     #[test]
     fn limit_inside_of_the_interval_is_undecided() {
         let word = |limit, ratios: &[f64]| {
-            let mut verdict = Verdict::ratio("x", Bound::AtLeast, limit, Metric::PerSecond, Some(1.0), Some(1.0));
-            verdict.interval = MedianInterval::of(ratios.iter().copied());
-            verdict.word()
+            let verdict = Verdict::ratio("x", Bound::AtLeast, limit, Metric::PerSecond, Some(1.0), Some(1.0));
+            verdict.with_interval(MedianInterval::of(ratios.iter().copied())).word()
         };
         let ratios = [0.98, 0.99, 1.0, 1.0, 1.01, 1.02];
         assert_eq!(word(0.97, &ratios), "met");

@@ -421,12 +421,12 @@ impl Readers {
         self.undisposed.iter().filter(|(of, _)| *of == account).count()
     }
 
-    /// Whether so many descriptors of a user wait to be closed that its sessions must wait as well.
+    /// Whether a user has reached the limit of descriptors that wait to be closed. The sessions of that user wait then, too.
     pub(super) fn is_clogged_by(&self, account: Option<Account>) -> bool {
         self.undisposed.len() >= MOST_UNDISPOSED && self.undisposed_of(account) >= MOST_UNDISPOSED
     }
 
-    /// Whether so many descriptors of any one user wait to be closed that no connection is to be accepted.
+    /// Whether any user has reached that limit. No connection is accepted then.
     pub(super) fn is_clogged(&self) -> bool {
         self.undisposed.len() >= MOST_UNDISPOSED
             && self.undisposed.iter().any(|(account, _)| self.undisposed_of(*account) >= MOST_UNDISPOSED)
