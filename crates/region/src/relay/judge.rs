@@ -15,7 +15,7 @@
 
 use super::core::MemoryDelivery;
 use super::doorbells::VectorEvent;
-use super::effects::{FileNumbers, numbers_of};
+use super::memory::{FileNumbers, numbers_of};
 use crate::link::Packet;
 use crate::{Link, LinkEvent, packet};
 use rustix::fd::OwnedFd;

@@ -2,8 +2,8 @@
 
 use super::DirectionWatch;
 use super::core::MemoryDelivery;
-use super::effects::WindowMemory;
 use super::judge;
+use super::memory::WindowMemory;
 use crate::link::Packet;
 use crate::{Link, LinkEvent};
 use rustix::fd::{AsFd as _, OwnedFd};

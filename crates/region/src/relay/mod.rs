@@ -19,6 +19,7 @@ mod effects;
 mod judge;
 mod latency;
 mod local;
+mod memory;
 mod notices;
 mod port;
 mod pump;

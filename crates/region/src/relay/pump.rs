@@ -2,10 +2,11 @@
 
 use super::core::{DoorbellSide, LinkUse, MemoryDelivery, RelayCore};
 use super::doorbells::Doorbells;
-use super::effects::{Surroundings, WindowMemory};
+use super::effects::Surroundings;
 use super::judge::{self, JudgedPacket, Judges};
 use super::latency::{BellDirection, RelayLatency};
 use super::local::LocalLink;
+use super::memory::WindowMemory;
 use super::notices::NoticeSender;
 use super::{DirectionWatch, Heartbeat, Notice, PortSide, RelayBacklog};
 use crate::LinkEvent;
