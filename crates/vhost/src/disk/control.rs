@@ -1,7 +1,7 @@
 //! The control socket of a disk, beside its own: `SOCKET.control`.
 
 use super::DiskCounters;
-use super::engine::DiskHandle;
+use crate::handle::RequestHandle;
 use crate::{VhostError, line};
 use serde::{Deserialize, Serialize};
 use std::os::unix::net::UnixListener;
@@ -21,6 +21,9 @@ pub enum DiskControl {
     /// End, when all requests that were taken are complete.
     Stop,
 }
+
+/// The handle for requests to a running disk.
+pub type DiskHandle = RequestHandle<DiskControl>;
 
 /// A disk, as it is.
 #[derive(Debug, Clone, Serialize, Deserialize)]

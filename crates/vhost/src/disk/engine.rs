@@ -3,7 +3,7 @@
 //! The loop looks at the queues and at io_uring for a while before it sleeps; how long adapts to what that finds. An idle disk uses no
 //! processor time.
 
-use super::control::{DiskControl, DiskReport};
+use super::control::{DiskControl, DiskHandle, DiskReport};
 use super::image::{DiskImage, SERIAL};
 use super::request::{self, DiskOperation, DiskRequest, DiskStatus, MOST_RANGE, SECTOR};
 use super::task::{AfterTask, DiskTask, TaskStep};
@@ -42,9 +42,6 @@ const CONTROL: u64 = 0x100;
 const LISTENER: u64 = 0x101;
 const SOCKET: u64 = 0x102;
 const FILE: u64 = 0x103;
-
-/// The handle for requests to a running disk.
-pub type DiskHandle = RequestHandle<DiskControl>;
 
 /// A disk.
 #[derive(Debug)]

@@ -5,9 +5,9 @@
 pub(crate) mod random;
 
 use partywall_vhost::VhostError;
-use partywall_vhost::disk::control::{DiskControl, DiskReport};
+use partywall_vhost::disk::control::{DiskControl, DiskHandle, DiskReport};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
-use partywall_vhost::disk::engine::{DiskEngine, DiskHandle};
+use partywall_vhost::disk::engine::DiskEngine;
 use partywall_vhost::disk::{DiskCounters, DiskOptions};
 use std::path::PathBuf;
 use std::thread::JoinHandle;

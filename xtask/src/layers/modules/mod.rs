@@ -29,7 +29,6 @@ const CIRCULAR: &[(&str, &str)] = &[
     ("preload", "calls"),
     ("preload", "datagram"),
     ("preload", "ready"),
-    ("vhost", "disk"),
 ];
 
 /// The findings, and a note for each crate of the picture.
