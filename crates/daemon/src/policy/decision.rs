@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use partywall_protocol::wire::{Name, Origin};
 use toml::Spanned;
 
-use super::programs::ProgramGlob;
+use super::programs::{ProgramGlob, ProgramLists};
 use super::{ConnectRule, JoinRule, Policy};
 use crate::credentials::{Credentials, Home};
 
@@ -256,6 +256,22 @@ impl Policy {
             return Grounds::SameUser { stated };
         }
         self.judge_connect(peer, from, to, service)
+    }
+
+    /// Whether connections of the program with this executable may move to a ring, and why.
+    pub(crate) fn judge_program(&self, path: &str) -> Grounds<'_> {
+        let listed = |key, list: &'_ [Spanned<ProgramGlob>]| {
+            list.iter().position(|glob| glob.get_ref().matches(path)).map(|at| (key, at))
+        };
+        let Some(ProgramLists { allow, deny }) = &self.programs else { return Grounds::AnyProgram };
+        if let Some((key, at)) = listed("deny", deny) {
+            return Grounds::ListedProgram { key, glob: &deny[at], allowed: false };
+        }
+        let Some(allow) = allow else { return Grounds::AnyProgram };
+        match listed("allow", allow.get_ref()) {
+            Some((key, at)) => Grounds::ListedProgram { key, glob: &allow.get_ref()[at], allowed: true },
+            None => Grounds::UnlistedProgram { allow },
+        }
     }
 }
 

@@ -7,7 +7,6 @@ use toml::Spanned;
 use wildmatch::WildMatch;
 
 use super::Policy;
-use super::decision::Grounds;
 
 /// The lists, as they are written in the file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -18,7 +17,7 @@ pub(crate) struct ProgramLists {
     pub(super) allow: Option<Spanned<Vec<Spanned<ProgramGlob>>>>,
     /// These are not, whatever `allow` says.
     #[serde(default)]
-    deny: Vec<Spanned<ProgramGlob>>,
+    pub(super) deny: Vec<Spanned<ProgramGlob>>,
 }
 
 /// A pattern for the path of an executable if it has a slash, and for the last part of that path otherwise.
@@ -27,7 +26,8 @@ pub(crate) struct ProgramLists {
 pub(crate) struct ProgramGlob(WildMatch);
 
 impl ProgramGlob {
-    fn matches(&self, path: &str) -> bool {
+    /// Whether the pattern is one for this executable.
+    pub(super) fn matches(&self, path: &str) -> bool {
         let name = || path.rsplit('/').next().unwrap_or_default();
         self.0.matches(if self.0.to_string().contains('/') { path } else { name() })
     }
@@ -59,22 +59,6 @@ impl Policy {
     /// Whether the file lists programs at all.
     pub(crate) fn lists_programs(&self) -> bool {
         self.programs.is_some()
-    }
-
-    /// Whether connections of the program with this executable may move to a ring, and why.
-    pub(crate) fn judge_program(&self, path: &str) -> Grounds<'_> {
-        let listed = |key, list: &'_ [Spanned<ProgramGlob>]| {
-            list.iter().position(|glob| glob.get_ref().matches(path)).map(|at| (key, at))
-        };
-        let Some(ProgramLists { allow, deny }) = &self.programs else { return Grounds::AnyProgram };
-        if let Some((key, at)) = listed("deny", deny) {
-            return Grounds::ListedProgram { key, glob: &deny[at], allowed: false };
-        }
-        let Some(allow) = allow else { return Grounds::AnyProgram };
-        match listed("allow", allow.get_ref()) {
-            Some((key, at)) => Grounds::ListedProgram { key, glob: &allow.get_ref()[at], allowed: true },
-            None => Grounds::UnlistedProgram { allow },
-        }
     }
 }
 

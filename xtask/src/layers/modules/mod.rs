@@ -25,7 +25,6 @@ const CIRCULAR: &[(&str, &str)] = &[
     ("partywall", "rpc"),
     ("partywall", "rpc::typed"),
     ("daemon", "core"),
-    ("daemon", "policy"),
     ("preload", "calls"),
     ("preload", "datagram"),
     ("preload", "ready"),
