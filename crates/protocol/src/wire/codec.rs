@@ -1,15 +1,12 @@
-//! Bytes in, bytes out: the header, the primitive fields, and the one way in which a packet can be wrong.
-//!
-//! There is one encoder and one decoder, and neither allocates. [`encode_into`] writes to memory of the caller, [`decode_borrowed`]
-//! returns a message whose texts and lists lie in the packet. [`encode`] and [`decode`] are these two with a [`Message`] that owns
-//! what it says.
+//! Bytes in, bytes out: the primitive fields, and the one way in which a packet can be wrong. Nothing here allocates, except where a field
+//! owns what it says.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 use core::num::NonZeroU64;
 
-use super::{BorrowedMessage, HEADER, MAGIC, MAX_PACKET, MAX_STRING, Message};
+use super::{MAGIC, MAX_PACKET, MAX_STRING};
 use partywall_shm::layout::Geometry;
 
 /// Why a packet is not a message. Always the sender's fault.
@@ -60,68 +57,6 @@ impl WireError {
     }
 }
 
-/// Replaces what is in `out` by the packet that says `message`, at most [`MAX_PACKET`] bytes.
-///
-/// Never fails: a string over [`MAX_STRING`] is cut, and a [`Page`](super::Page) takes the rows that fit and says `more`.
-pub fn encode(request: u32, message: &Message, out: &mut Vec<u8>) {
-    out.clear();
-    out.resize(MAX_PACKET, 0);
-    let mut writer = PacketWriter::new(out);
-    write(request, message.kind(), message, &mut writer);
-    debug_assert!(!writer.is_overfull(), "{} does not fit a packet", message.name());
-    let len = writer.len();
-    out.truncate(len);
-}
-
-/// Writes the packet that says `message` to the beginning of `memory`, without allocating. `None` if it does not fit.
-pub fn encode_into<'a>(request: u32, message: &BorrowedMessage<'_>, memory: &'a mut [u8]) -> Option<&'a [u8]> {
-    let mut writer = PacketWriter::new(memory);
-    write(request, message.kind(), message, &mut writer);
-    let len = (!writer.is_overfull()).then_some(writer.len())?;
-    memory.get(..len)
-}
-
-fn write(request: u32, kind: u16, fields: &impl Put, out: &mut PacketWriter<'_>) {
-    MAGIC.put(out);
-    kind.put(out);
-    request.put(out);
-    fields.put(out);
-}
-
-/// Reads one packet: its request number and its message.
-///
-/// # Errors
-/// [`WireError`] when the packet is anything but exactly one well-formed message.
-pub fn decode(packet: &[u8]) -> Result<(u32, Message), WireError> {
-    let (request, message) = decode_borrowed(packet)?;
-    Ok((request, Message::own(message)))
-}
-
-/// As [`decode`], without allocating: the message's texts and lists lie in the packet.
-///
-/// # Errors
-/// The same as those of [`decode`].
-pub fn decode_borrowed(packet: &[u8]) -> Result<(u32, BorrowedMessage<'_>), WireError> {
-    if packet.len() > MAX_PACKET {
-        return Err(WireError::TooLong(packet.len()));
-    }
-    if packet.len() < HEADER {
-        return Err(WireError::Truncated("the header"));
-    }
-    let mut reader = PacketReader(packet);
-    let magic = u16::take(&mut reader)?;
-    if magic != MAGIC {
-        return Err(WireError::Magic(magic));
-    }
-    let kind = u16::take(&mut reader)?;
-    let request = u32::take(&mut reader)?;
-    let message = BorrowedMessage::take_fields(kind, &mut reader)?;
-    match reader.remaining() {
-        0 => Ok((request, message)),
-        n => Err(WireError::Trailing(n)),
-    }
-}
-
 /// Appends what `message` says to a stream.
 pub(crate) fn append(message: &impl Put, out: &mut Vec<u8>) {
     let mut measured = PacketWriter::new(&mut []);
@@ -138,15 +73,6 @@ where
 {
     let value = T::take(reader)?;
     if value == constant { Ok(()) } else { Err(WireError::Value { field: "what is reserved", value: value.into() }) }
-}
-
-/// The request number of a packet whose header is sound, though its fields may not be: so that a refusal can repeat it.
-pub fn request_of(packet: &[u8]) -> Option<u32> {
-    let mut reader = PacketReader(packet.get(..HEADER)?);
-    let magic = u16::take(&mut reader).ok()?;
-    let _kind = u16::take(&mut reader).ok()?;
-    let request = u32::take(&mut reader).ok()?;
-    (magic == MAGIC).then_some(request)
 }
 
 /// The part of a packet that has not been read yet.
@@ -229,9 +155,9 @@ pub trait Take<'a>: Put + Sized {
     fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError>;
 }
 
-/// The type of a field of [`Message`]: a value that owns what it says, and has one representation on the wire.
+/// The type of a field of [`Message`](super::Message): a value that owns what it says, and has one representation on the wire.
 pub trait Field: Put + Sized {
-    /// The type of the field in [`BorrowedMessage`], while the value lies in a packet.
+    /// The type of the field in [`BorrowedMessage`](super::BorrowedMessage), while the value lies in a packet.
     type Borrowed<'a>: Take<'a>;
     /// The most bytes that a value takes: what a field of fixed size takes, unless its type says otherwise.
     const MAX: usize = <Self::Borrowed<'static> as Take<'static>>::MIN;

@@ -26,6 +26,7 @@ mod declare;
 mod descriptors;
 mod message;
 mod name;
+mod packet;
 mod page;
 mod region;
 pub(crate) mod table;
@@ -38,9 +39,10 @@ mod strategies;
 #[cfg(test)]
 mod tests;
 
-pub use codec::{WireError, decode, decode_borrowed, encode, encode_into, request_of};
+pub use codec::WireError;
 pub use message::{BorrowedMessage, Message, MessageKind};
 pub use name::{Name, NameError};
+pub use packet::{decode, decode_borrowed, encode, encode_into, request_of};
 pub use page::{BorrowedPage, ChannelRow, DomainRow, EventRow, GroupRow, MachineRow, Page, ServiceRow};
 pub use region::{Located, RegionReference, Within};
 pub use text::{AddressList, BorrowedAddresses, BorrowedText, Text};
