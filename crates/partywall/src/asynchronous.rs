@@ -24,6 +24,7 @@
 //! ```
 #![expect(unsafe_code, reason = "tokio asks for a promise about descriptors")]
 
+mod blocking;
 mod calls;
 mod messages;
 mod services;

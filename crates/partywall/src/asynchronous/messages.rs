@@ -1,7 +1,7 @@
 //! Messages and broadcasts under tokio.
 
+use super::blocking::blocking;
 use super::register;
-use super::services::blocking;
 use crate::{Domain, Error, MessageReceiver, MessageSender, MessageSocket, Options, Result, Subscriber};
 use std::future::poll_fn;
 use std::os::fd::AsRawFd;

@@ -4,12 +4,12 @@
 //! runtime's threads for blocking calls.
 
 use crate::{Domain, Error, Listener, MessageListener, Options, PeerInfo, Result, Stream};
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use super::blocking::{blocking, ended};
 use super::{AsyncMessageSocket, AsyncStream, register};
 
 /// How long an accepting thread may wait for what has woken it. It is longer only while the broker is away.
@@ -32,15 +32,6 @@ impl AsyncStream {
         let (domain, target, options) = (domain.clone(), target.to_owned(), options.clone());
         Self::new(blocking(move || domain.connect_with(&target, &options)).await?)
     }
-}
-
-pub(super) async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    spawn_blocking(call).await.map_err(ended)?
-}
-
-/// The runtime has ended, or the call has panicked.
-fn ended(error: tokio::task::JoinError) -> Error {
-    Error::system("run a blocking call", io::Error::other(error))
 }
 
 /// A listener whose connections can be waited for: what streams and messages have in common.

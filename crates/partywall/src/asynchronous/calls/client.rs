@@ -4,8 +4,8 @@
 //! also for other calls, and wakes those. The connection's task does the same whenever the descriptor becomes readable.
 
 use super::make_room;
+use crate::asynchronous::blocking::blocking;
 use crate::asynchronous::register;
-use crate::asynchronous::services::blocking;
 use crate::domain::lock;
 use crate::rpc::WINDOW;
 use crate::rpc::client::{CallClientBuilder, ClientParts, ReleasesBlocks, Reply};

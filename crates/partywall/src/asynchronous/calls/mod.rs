@@ -9,7 +9,7 @@ pub use client::{AsyncCallClient, AsyncOngoing};
 pub use server::{AsyncCallServer, AsyncCallServerBuilder};
 
 use crate::Result;
-use crate::asynchronous::services::blocking;
+use crate::asynchronous::blocking::blocking;
 use crate::rpc::Heap;
 use partywall_shm::call::INLINE;
 

@@ -1,8 +1,9 @@
 //! The server of calls, driven by tokio: one task for each client, and one for each call under way.
 
 use super::make_room;
+use crate::asynchronous::blocking::blocking;
 use crate::asynchronous::register;
-use crate::asynchronous::services::{Accepting, Turnstile, blocking};
+use crate::asynchronous::services::{Accepting, Turnstile};
 use crate::domain::lock;
 use crate::further::Regions;
 use crate::listener::Acceptor;
