@@ -1,16 +1,18 @@
 //! The client of a connection of calls.
 
+use super::answer::CallAnswer;
+use super::calling_peer::CallingPeer;
 use super::channel_options;
-use super::driver::{ClientCore, SharedClient};
+use super::driver::ClientCore;
 use super::error::CallError;
 use super::functions::ClientFunctions;
-use super::heap::{HEAP_KIND, Heap, HeapOptions, MOST_SEGMENTS};
-use super::incoming::{CallAnswer, IncomingCall};
+use super::heap::{Heap, HeapOptions};
+use super::incoming::IncomingCall;
 use super::method::Method;
-use super::methods::{CallingPeer, Methods};
+use super::methods::Methods;
+use super::reply::Reply;
 use super::sender::{CallSender, check_hello, prepare};
-use super::slots::ReceivedReply;
-use super::view::{PeerHeap, PeerView};
+use super::view::{PeerHeap, PeerView, take_heap};
 use crate::connect;
 use crate::further::Regions;
 use crate::rx::StreamRx;
@@ -19,8 +21,6 @@ use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::call::{CallRecord, RecordKind};
 use partywall_shm::corrupt::Corrupt;
 use rustix::fd::{AsFd, OwnedFd};
-use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -190,17 +190,6 @@ pub(crate) struct ClientParts {
     pub(crate) timeout: Option<Duration>,
 }
 
-/// A client as its replies see it.
-pub(crate) trait ReleasesBlocks: fmt::Debug + Send + Sync {
-    /// Gives a block of the server's back.
-    fn release(&self, address: u64);
-}
-
-/// Takes the peer's heap.
-pub(crate) fn take_heap(regions: &Regions, bytes: u64) -> Result<()> {
-    regions.take(HEAP_KIND, MOST_SEGMENTS as u8, bytes)
-}
-
 /// A connection to a server. Threads may use it, and clones of it, at the same time.
 ///
 /// Dropping the last clone closes the connection, once all replies are dropped.
@@ -292,7 +281,7 @@ impl CallClient {
         let (state, outcome) = core.finish(state, deadline, id, position);
         drop(state);
         match outcome {
-            Ok(outcome) => Reply::new(outcome, core),
+            Ok(outcome) => Reply::held_by(outcome, || Arc::clone(core)),
             Err(e) => {
                 core.give_up(id);
                 Err(e)
@@ -438,7 +427,7 @@ impl Ongoing {
         drop(state);
         let outcome = outcome?;
         self.is_over = true;
-        Reply::new(outcome, &self.core)
+        Reply::held_by(outcome, || Arc::clone(&self.core))
     }
 
     /// Waits for the result, but no longer than this. `None` if there is no result yet; the call is still in progress then.
@@ -482,7 +471,7 @@ impl Ongoing {
             }
             Ok(outcome) => {
                 self.is_over = true;
-                Reply::new(outcome, &self.core).map(Some)
+                Reply::held_by(outcome, || Arc::clone(&self.core)).map(Some)
             }
         }
     }
@@ -514,54 +503,5 @@ impl Ongoing {
 impl Drop for Ongoing {
     fn drop(&mut self) {
         self.give_up();
-    }
-}
-
-/// The result of a call. The server keeps its memory until this is dropped.
-#[derive(Debug)]
-pub struct Reply {
-    view: PeerView,
-    held: Option<(Arc<dyn ReleasesBlocks>, u64)>,
-}
-
-impl Reply {
-    #[inline]
-    fn new(outcome: ReceivedReply, core: &SharedClient) -> CallResult<Self> {
-        Self::held_by(outcome, || Arc::clone(core))
-    }
-
-    /// A reply whose memory this client releases.
-    #[inline]
-    pub(crate) fn held_by<R: ReleasesBlocks + 'static>(
-        outcome: ReceivedReply,
-        client: impl FnOnce() -> Arc<R>,
-    ) -> CallResult<Self> {
-        let ReceivedReply { status, code, view, held } = outcome;
-        let reply = Self { view, held: held.map(|address| (client() as Arc<dyn ReleasesBlocks>, address)) };
-        match status.error(code, &reply) {
-            None => Ok(reply),
-            Some(error) => Err(error),
-        }
-    }
-
-    /// The bytes of the result. The server may change them when this reply has been dropped.
-    pub fn view(&self) -> &PeerView {
-        &self.view
-    }
-}
-
-impl Deref for Reply {
-    type Target = PeerView;
-
-    fn deref(&self) -> &PeerView {
-        &self.view
-    }
-}
-
-impl Drop for Reply {
-    fn drop(&mut self) {
-        if let Some((core, address)) = self.held.take() {
-            core.release(address);
-        }
     }
 }

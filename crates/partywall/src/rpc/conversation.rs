@@ -11,12 +11,14 @@
 //! reply, other calls of the client arrive. They are kept, and executed later in their order.
 
 use super::WINDOW;
+use super::calling_peer::CallingPeer;
 use super::error::CallError;
 use super::heap::Block;
-use super::methods::CallingPeer;
+use super::incoming::CallsBack;
+use super::reply::ReceivedReply;
+use super::reply_side::ReplySide;
 use super::sender::prepare;
-use super::server::ReplySide;
-use super::slots::{ConnectionEnd, ReceivedReply};
+use super::slots::{ConnectionEnd, MOST_CALLS_BACK};
 use super::view::PeerView;
 use crate::domain::lock;
 use crate::rx::StreamRx;
@@ -29,8 +31,6 @@ use std::time::Instant;
 
 type CallResult<T> = std::result::Result<T, CallError>;
 
-/// Calls back during one call (protocol K8.2).
-pub(crate) const MOST_CALLS_BACK: u32 = 1 << 16;
 /// Records of a client that are kept while it executes a call back (protocol K8.5).
 const MOST_KEPT: usize = 1024;
 const TOO_MANY_KEPT: &str = "the client sends other calls and does not answer a call back";
@@ -181,17 +181,6 @@ fn end_of(error: Option<&Error>) -> ConnectionEnd {
 
 fn refused(why: &str) -> CallError {
     CallError::Refused(why.into())
-}
-
-/// A call that can call back. The trait hides the borrow of the conversation, so that a call may be borrowed for a shorter time.
-pub(crate) trait CallsBack: Send + Sync {
-    fn call_back(
-        &self,
-        client: &CallingPeer,
-        method: u32,
-        arguments: &[u8],
-        deadline: Option<Instant>,
-    ) -> CallResult<PeerView>;
 }
 
 /// A call while its function runs on the thread that serves its client.

@@ -13,12 +13,12 @@
 //! ```
 //! A thread that finds no room in the ring releases the lock as well: it retries, and sleeps on the link between attempts.
 
-use super::client::ReleasesBlocks;
 use super::error::CallError;
 use super::functions::{ClientFunctions, refusal};
 use super::heap::{Block, Heap};
+use super::reply::{ReceivedReply, ReleasesBlocks};
 use super::sender::CallSender;
-use super::slots::{CallStep, ConnectionEnd, ReceivedReply, Slots};
+use super::slots::{CallStep, ConnectionEnd, Slots};
 use super::view::PeerHeap;
 use crate::rx::StreamRx;
 use crate::{Error, PeerInfo, Result};
@@ -28,7 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 type CallResult<T> = std::result::Result<T, CallError>;
@@ -488,6 +488,3 @@ fn wait_on<'a>(condition: &Condvar, state: Held<'a>, deadline: Option<Instant>) 
         }
     }
 }
-
-/// The part of its client that a reply keeps alive.
-pub(crate) type SharedClient = Arc<ClientCore>;

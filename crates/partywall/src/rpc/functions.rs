@@ -2,9 +2,12 @@
 //!
 //! A call back is executed by the thread that waits for the call in which it is made, so a client needs no further thread for it.
 
-use super::error::{CallError, CallStatus};
-use super::incoming::CallAnswer;
-use super::methods::{CallingPeer, MOST_FOLLOWS, Methods, inline_text};
+use super::answer::CallAnswer;
+use super::calling_peer::CallingPeer;
+use super::error::CallError;
+use super::methods::{MOST_FOLLOWS, Methods};
+use super::sender::inline_text;
+use super::status::CallStatus;
 use crate::domain::lock;
 use partywall_shm::call::{CallRecord, RecordKind};
 use std::sync::{Arc, Mutex};

@@ -4,13 +4,14 @@
 //! hand out. There a bug of this process could reveal them to a peer, and they would use up huge pages and locked memory.
 #![expect(unsafe_code, reason = "hands out parts of a segment's memory, which its books keep apart")]
 
+use super::heap_addresses::{ATTEMPTS, address_for};
 use crate::domain::lock;
 use crate::further::Regions;
 use crate::{Error, Result};
 use offset_allocator::{Allocation, Allocator};
 use partywall_protocol::wire::Refusal;
 use partywall_region::RegionError;
-use partywall_region::segment::{HEAP_ADDRESSES, OwnSegment};
+use partywall_region::segment::OwnSegment;
 use rustix::fd::AsFd;
 use std::collections::HashMap;
 use std::fmt;
@@ -27,10 +28,6 @@ const GRANULE: u64 = 64;
 /// The largest alignment of a block.
 const MOST_ALIGNMENT: u64 = 4096;
 const LARGEST_SEGMENT: u64 = 1 << 30;
-/// Places that are tried for a segment.
-const ATTEMPTS: u64 = 16;
-/// Addresses for one side of a channel: all segments of its heap, and the control pages before them.
-const SIDE_ADDRESSES: u64 = 4 << 30;
 
 /// Options of this side's heap of a connection.
 ///
@@ -444,28 +441,6 @@ impl HeapMemory {
     }
 }
 
-/// The start of the addresses that a side of a channel tries (protocol K6.1). Channels of one broker share the addresses of the first
-/// attempt only after 4096 numbers. Later attempts are far from those of neighbouring channels.
-fn addresses_for(channel: u64, side: u8, attempt: u64) -> u64 {
-    let sides = (HEAP_ADDRESSES.end - HEAP_ADDRESSES.start) / SIDE_ADDRESSES;
-    let place = channel.wrapping_mul(2).wrapping_add(u64::from(side) + attempt * 1021) % sides;
-    HEAP_ADDRESSES.start + place * SIDE_ADDRESSES
-}
-
-/// Where a heap's next segment is mapped, if it has `before` bytes of segments already (protocol K6.1).
-fn address_for(channel: u64, side: u8, attempt: u64, before: u64, align: u64) -> u64 {
-    // Segments double in size, so none overlaps the one before; each begins behind its own control page.
-    (addresses_for(channel, side, attempt) + 2 * before).next_multiple_of(align) + align
-}
-
-/// Whether a side of a channel may have a segment's content from `address` to `end`, behind a control page of `page` bytes (protocol K6.3).
-pub(crate) fn may_have(channel: u64, side: u8, address: u64, end: u64, page: u64) -> bool {
-    (0..ATTEMPTS).any(|attempt| {
-        let begin = addresses_for(channel, side, attempt);
-        address >= begin + page && end <= begin + SIDE_ADDRESSES
-    })
-}
-
 impl HeapSegment {
     fn holds(&self, address: u64, len: u64) -> bool {
         let end = self.address + self.size;
@@ -585,32 +560,5 @@ impl fmt::Debug for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         self.heap.free(self.address, false);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn side_may_have_its_own_addresses_alone() {
-        const MIB: u64 = 1 << 20;
-        for (channel, side) in [(1, 0), (1, 1), (7, 0), (u64::MAX, 1)] {
-            for attempt in 0..ATTEMPTS {
-                let at = address_for(channel, side, attempt, MIB, 4096);
-                assert!(may_have(channel, side, at, at + MIB, 4096));
-                let begin = addresses_for(channel, side, attempt);
-                assert!(
-                    !may_have(channel, side, begin, begin + MIB, 4096),
-                    "its control page would be its neighbour's"
-                );
-                let last = begin + SIDE_ADDRESSES;
-                assert!(may_have(channel, side, last - MIB, last, 4096));
-                assert!(!may_have(channel, side, last - MIB, last + 4096, 4096), "across the end");
-            }
-            let first = address_for(channel, side, 0, 0, 4096);
-            assert!(!may_have(channel, 1 - side, first, first + MIB, 4096), "the other side's");
-            assert!(!may_have(channel.wrapping_add(1), side, first, first + MIB, 4096), "another channel's");
-        }
     }
 }

@@ -1,13 +1,11 @@
-//! A call as the function that executes it sees it, and what the function answers.
+//! A call as the function that executes it sees it.
 
-use super::conversation::CallsBack;
+use super::calling_peer::CallingPeer;
 use super::error::CallError;
-use super::heap::{Block, Heap};
+use super::heap::Heap;
 use super::method::Method;
-use super::methods::CallingPeer;
 use super::view::PeerView;
 use crate::PeerInfo;
-use partywall_shm::call::CallBytes;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -217,57 +215,13 @@ impl IncomingCall<'_> {
     }
 }
 
-/// The result of a call: bytes, or a [`Block`] that the client reads in place.
-///
-/// ```
-/// use partywall::rpc::CallAnswer;
-///
-/// let nothing: CallAnswer = ().into();
-/// let number: CallAnswer = 7u32.to_le_bytes().into();
-/// let bytes: CallAnswer = vec![0; 1000].into();
-/// # let _ = (nothing, number, bytes);
-/// ```
-#[derive(Debug)]
-pub struct CallAnswer {
-    pub(crate) bytes: AnswerBytes,
-}
-
-#[derive(Debug)]
-pub(crate) enum AnswerBytes {
-    Inline(CallBytes),
-    Copied(Vec<u8>),
-    Block(Block),
-}
-
-impl CallAnswer {
-    /// Bytes that a record carries; `None` for more.
-    #[inline]
-    pub(crate) fn inline(bytes: &[u8]) -> Option<Self> {
-        CallBytes::inline(bytes).map(|bytes| Self { bytes: AnswerBytes::Inline(bytes) })
-    }
-}
-
-impl From<()> for CallAnswer {
-    fn from((): ()) -> Self {
-        Self { bytes: AnswerBytes::Inline(CallBytes::EMPTY) }
-    }
-}
-
-impl<const N: usize> From<[u8; N]> for CallAnswer {
-    fn from(bytes: [u8; N]) -> Self {
-        let inline = CallBytes::inline(&bytes).map(AnswerBytes::Inline);
-        Self { bytes: inline.unwrap_or_else(|| AnswerBytes::Copied(bytes.to_vec())) }
-    }
-}
-
-impl From<Vec<u8>> for CallAnswer {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self { bytes: AnswerBytes::Copied(bytes) }
-    }
-}
-
-impl From<Block> for CallAnswer {
-    fn from(block: Block) -> Self {
-        Self { bytes: AnswerBytes::Block(block) }
-    }
+/// A call that can call back. The trait hides the borrow of the conversation, so that a call may be borrowed for a shorter time.
+pub(crate) trait CallsBack: Send + Sync {
+    fn call_back(
+        &self,
+        client: &CallingPeer,
+        method: u32,
+        arguments: &[u8],
+        deadline: Option<Instant>,
+    ) -> CallResult<PeerView>;
 }

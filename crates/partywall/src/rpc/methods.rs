@@ -1,14 +1,13 @@
 //! The functions of one side of a connection, and how one of them is executed.
 
-use super::conversation::CallsBack;
-use super::error::{CallError, CallStatus};
-use super::heap::{Block, Heap};
-use super::incoming::{AnswerBytes, CallAnswer, IncomingCall};
+use super::answer::CallAnswer;
+use super::calling_peer::CallingPeer;
+use super::error::CallError;
+use super::incoming::{CallsBack, IncomingCall};
 use super::method::Method;
-use super::sender::prepare;
-use super::view::{PeerHeap, PeerView};
-use crate::{Error, PeerInfo, Result};
-use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
+use super::view::PeerView;
+use crate::{Error, Result};
+use partywall_shm::call::CallRecord;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -77,51 +76,4 @@ impl Methods {
         let call = IncomingCall { args, client: Cow::Borrowed(peer), method: record.method, follows, back };
         catch_unwind(AssertUnwindSafe(|| function(&call))).unwrap_or(Err(CallError::Panicked))
     }
-}
-
-/// The side whose calls are executed: what they all share.
-pub(crate) struct CallingPeer {
-    pub(crate) info: PeerInfo,
-    /// This side's heap, for results.
-    pub(crate) heap: Heap,
-    pub(crate) peer_heap: PeerHeap,
-}
-
-impl CallingPeer {
-    fn prepare(&self, answer: CallAnswer) -> CallResult<(CallBytes, Option<Block>)> {
-        match answer.bytes {
-            AnswerBytes::Inline(bytes) => Ok((bytes, None)),
-            AnswerBytes::Copied(bytes) => Ok(prepare(&self.heap, &bytes)?),
-            AnswerBytes::Block(block) => {
-                if !self.heap.holds(&block) {
-                    return Err(CallError::Refused(
-                        "the function has answered with memory of another connection".into(),
-                    ));
-                }
-                Ok((CallBytes::Reference { address: block.address(), len: block.len() as u64 }, Some(block)))
-            }
-        }
-    }
-
-    /// The record that answers a call, and the block that it refers to.
-    #[inline]
-    pub(crate) fn reply(&self, id: u32, result: CallResult<CallAnswer>) -> (CallRecord, Option<Block>) {
-        let prepared = result.and_then(|answer| self.prepare(answer));
-        let (status, code, (bytes, lent)) = match prepared {
-            Ok(prepared) => (CallStatus::Done, 0, prepared),
-            Err(error) => {
-                let (status, code, text) = CallStatus::from_error(error);
-                // A text that finds no memory is cut.
-                let short = || (inline_text(&text), None);
-                (status, code, prepare(&self.heap, text.as_bytes()).unwrap_or_else(|_| short()))
-            }
-        };
-        (CallRecord { kind: RecordKind::Reply, id, method: code, status: status as u16, bytes }, lent)
-    }
-}
-
-/// The beginning of a text, as much of it as a record carries.
-pub(crate) fn inline_text(text: &str) -> CallBytes {
-    let cut = &text.as_bytes()[..text.floor_char_boundary(partywall_shm::call::INLINE)];
-    CallBytes::inline(cut).unwrap_or(CallBytes::EMPTY)
 }

@@ -36,26 +36,34 @@
 //! The memory of a peer is read at one of two levels of trust. A [`PeerView`] is guarded: it copies, and checks every extent.
 //! [`PeerView::trusting`] gives the bytes in place, to programs that trust their peer.
 
+pub(crate) mod answer;
+pub(crate) mod calling_peer;
 pub(crate) mod client;
 pub(crate) mod conversation;
 pub(crate) mod driver;
 pub(crate) mod error;
 mod functions;
 pub(crate) mod heap;
+mod heap_addresses;
 pub(crate) mod incoming;
 pub(crate) mod method;
 pub(crate) mod methods;
+pub(crate) mod reply;
+pub(crate) mod reply_side;
 pub(crate) mod sender;
 pub(crate) mod server;
 pub(crate) mod slots;
+pub(crate) mod status;
 mod typed;
 pub(crate) mod view;
 
-pub use client::{CallClient, CallClientBuilder, Ongoing, Reply};
+pub use answer::CallAnswer;
+pub use client::{CallClient, CallClientBuilder, Ongoing};
 pub use error::CallError;
 pub use heap::{Block, Heap, HeapOptions, HeapStats};
-pub use incoming::{CallAnswer, IncomingCall};
+pub use incoming::IncomingCall;
 pub use method::Method;
+pub use reply::Reply;
 pub use server::{CallServer, CallServerBuilder};
 pub use typed::{
     Argument, Carried, Declared, HeapSlice, MethodResult, PeerSlice, PeerSliceIter, PlainData, ValueReader, ValueWriter,

@@ -108,3 +108,9 @@ pub(crate) fn prepare(heap: &Heap, bytes: &[u8]) -> Result<(CallBytes, Option<Bl
     block.copy_from_slice(bytes);
     Ok((CallBytes::Reference { address: block.address(), len }, Some(block)))
 }
+
+/// The beginning of a text, as much of it as a record carries.
+pub(crate) fn inline_text(text: &str) -> CallBytes {
+    let cut = &text.as_bytes()[..text.floor_char_boundary(partywall_shm::call::INLINE)];
+    CallBytes::inline(cut).unwrap_or(CallBytes::EMPTY)
+}

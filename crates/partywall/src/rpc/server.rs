@@ -1,15 +1,17 @@
 //! The server of calls.
 
+use super::answer::CallAnswer;
+use super::calling_peer::CallingPeer;
 use super::channel_options;
-use super::client::take_heap;
 use super::conversation::{BackCaller, Conversation};
 use super::error::CallError;
-use super::heap::{Block, Heap, HeapOptions, HeapShare};
-use super::incoming::{CallAnswer, IncomingCall};
+use super::heap::{Heap, HeapOptions, HeapShare};
+use super::incoming::IncomingCall;
 use super::method::Method;
-use super::methods::{CallingPeer, MOST_FOLLOWS, Methods};
+use super::methods::{MOST_FOLLOWS, Methods};
+use super::reply_side::ReplySide;
 use super::sender::{CallSender, check_hello};
-use super::view::PeerHeap;
+use super::view::{PeerHeap, take_heap};
 use crate::domain::lock;
 use crate::further::Regions;
 use crate::listener::Acceptor;
@@ -17,8 +19,7 @@ use crate::rx::StreamRx;
 use crate::tx::StreamTx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::Kind;
-use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
-use partywall_shm::corrupt::Corrupt;
+use partywall_shm::call::{CallRecord, RecordKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
@@ -396,13 +397,6 @@ fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo,
     }
 }
 
-/// The sending half to one client.
-pub(crate) struct ReplySide {
-    sender: CallSender,
-    /// Results that the client reads in place, by address. They come back by a *release* record, or with the end of the connection.
-    lent: HashMap<u64, Block>,
-}
-
 /// Takes a client's record, and executes a call on this thread.
 #[inline]
 fn take(
@@ -423,49 +417,5 @@ fn take(
             Ok(())
         }
         _ => conversation.take(client, record),
-    }
-}
-
-impl ReplySide {
-    pub(crate) fn new(sender: CallSender) -> Self {
-        Self { sender, lent: HashMap::new() }
-    }
-
-    /// Takes a record about memory. No other kind is left for a client to send.
-    pub(crate) fn take(&mut self, client: &CallingPeer, record: &CallRecord) -> Result<()> {
-        match (record.kind, record.bytes) {
-            (RecordKind::Release, CallBytes::Reference { address, .. }) => {
-                // To release what is not lent, or twice, is a lie (protocol K7).
-                self.lent.remove(&address).map(drop).ok_or(Error::Corrupt(Corrupt::BadRecord))
-            }
-            (RecordKind::Segment, CallBytes::Reference { address, len }) => {
-                client.peer_heap.admit(record.id, address, len)
-            }
-            _ => Err(Corrupt::BadRecord.into()),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn answer(&mut self, client: &CallingPeer, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
-        let (record, lent) = client.reply(id, result);
-        if let Some(block) = lent {
-            let before = self.lent.insert(block.address(), block);
-            debug_assert!(before.is_none(), "the books give each address to one block at a time");
-        }
-        self.send(&record).map(drop)
-    }
-
-    /// Sends a record. A client whose ring has no room for it has too many calls under way (protocol K4.1).
-    #[inline]
-    pub(crate) fn send(&mut self, record: &CallRecord) -> Result<u64> {
-        match self.sender.send(record) {
-            Err(Error::WouldBlock) => Err(Corrupt::BadRecord.into()),
-            other => other,
-        }
-    }
-
-    /// Whether the client has taken the record that begins at this byte of the stream.
-    pub(crate) fn is_taken(&mut self, position: u64) -> bool {
-        self.sender.tx.is_taken(position)
     }
 }

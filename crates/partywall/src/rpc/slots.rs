@@ -1,11 +1,10 @@
 //! The calls of a connection that are in flight, and the replies that no caller has taken yet.
 
-use super::conversation::MOST_CALLS_BACK;
-use super::error::{CallError, CallStatus};
+use super::error::CallError;
 use super::heap::Block;
-use super::view::{PeerHeap, PeerView};
+use super::reply::ReceivedReply;
 use crate::Error;
-use partywall_shm::call::{CallBytes, CallRecord};
+use partywall_shm::call::CallRecord;
 use partywall_shm::corrupt::Corrupt;
 
 /// The calls of a connection.
@@ -57,30 +56,6 @@ enum SlotState {
     Answered(ReceivedReply),
 }
 
-/// A reply that has been received.
-pub(crate) struct ReceivedReply {
-    pub(crate) status: CallStatus,
-    pub(crate) code: u32,
-    pub(crate) view: PeerView,
-    /// The peer's block that is to be released.
-    pub(crate) held: Option<u64>,
-}
-
-impl ReceivedReply {
-    /// Judges a *reply* record (protocol K5, K7).
-    #[inline]
-    pub(crate) fn judge(record: &CallRecord, heap: &PeerHeap) -> Result<Self, Corrupt> {
-        let status = CallStatus::from_wire(record.status).filter(|status| status.admits(record.method));
-        let status = status.ok_or(Corrupt::BadRecord)?;
-        let view = PeerView::from_record(record.bytes, heap).ok_or(Corrupt::BadRecord)?;
-        let held = match record.bytes {
-            CallBytes::Inline(..) => None,
-            CallBytes::Reference { address, .. } => Some(address),
-        };
-        Ok(Self { status, code: record.method, view, held })
-    }
-}
-
 /// Why nothing more will be received.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ConnectionEnd {
@@ -112,6 +87,8 @@ impl ConnectionEnd {
     }
 }
 
+/// Calls back during one call (protocol K8.2).
+pub(crate) const MOST_CALLS_BACK: u32 = 1 << 16;
 /// Bits of a call's id that are the index of its slot; the others are the slot's generation.
 const INDEX_BITS: u32 = 20;
 
@@ -258,7 +235,8 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use super::super::view::PeerHeap;
+    use super::super::status::CallStatus;
+    use super::super::view::{PeerHeap, PeerView};
     use super::*;
     use crate::further::Regions;
     use partywall_shm::call::{CallBytes, RecordKind};

@@ -2,7 +2,8 @@
 #![expect(unsafe_code, reason = "offers a reader that trusts its peer the peer's memory in place")]
 
 use super::error::CallError;
-use super::heap::{HEAP_KIND, MOST_SEGMENTS, may_have};
+use super::heap::{HEAP_KIND, MOST_SEGMENTS};
+use super::heap_addresses::may_have;
 use crate::domain::lock;
 use crate::further::Regions;
 use crate::{Error, Result};
@@ -96,6 +97,11 @@ impl PeerHeap {
         let len = usize::try_from(len).ok()?;
         Some(PeerView { bytes: ViewBytes::Mapped { segment: Arc::clone(segment), at, len } })
     }
+}
+
+/// Takes the peer's heap.
+pub(crate) fn take_heap(regions: &Regions, bytes: u64) -> Result<()> {
+    regions.take(HEAP_KIND, MOST_SEGMENTS as u8, bytes)
 }
 
 /// Bytes of a call or a reply, as this side sees them. They are read by copies, and each read is checked to lie in the peer's heap:

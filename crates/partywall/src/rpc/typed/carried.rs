@@ -1,51 +1,13 @@
 //! What may be an argument or a result of a typed method.
 
 use super::frame::{ValueReader, ValueWriter};
+use super::plain::PlainData;
 use super::slices::{HeapSlice, PeerSlice};
-use crate::rpc::client::Reply;
+use crate::rpc::answer::CallAnswer;
 use crate::rpc::error::CallError;
-use crate::rpc::incoming::CallAnswer;
-use zerocopy::{Immutable, IntoBytes, TryFromBytes};
+use crate::rpc::reply::Reply;
 
 type CallResult<T> = Result<T, CallError>;
-
-/// PlainData data: a type whose values are their bytes, without pointers and without padding. Its bytes travel as they are in memory.
-///
-/// The three traits of the crate `zerocopy` are derived, and check the type when it is compiled. Bytes of a peer's become a value only if
-/// they are one: a `bool` that is 2, or an `enum` without that variant, is [`CallError::BadValue`]. Numbers, `bool`, `char` and arrays of
-/// them are plain.
-///
-/// ```
-/// use partywall::rpc::PlainData;
-/// use zerocopy::{Immutable, IntoBytes, TryFromBytes};
-///
-/// #[derive(Debug, Clone, Copy, PartialEq, TryFromBytes, IntoBytes, Immutable)]
-/// #[repr(u8)]
-/// enum Colour {
-///     Red = 1,
-///     Green = 2,
-/// }
-///
-/// #[derive(Debug, Clone, Copy, PartialEq, TryFromBytes, IntoBytes, Immutable)]
-/// #[repr(C)]
-/// struct Pixel {
-///     at: [u16; 2],
-///     colour: Colour,
-///     is_lit: bool,
-/// }
-///
-/// impl PlainData for Colour {}
-/// impl PlainData for Pixel {}
-/// ```
-pub trait PlainData: TryFromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
-
-macro_rules! plain {
-    ($($type:ty)*) => {
-        $(impl PlainData for $type {})*
-    };
-}
-plain!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64 bool char);
-impl<T: PlainData, const N: usize> PlainData for [T; N] {}
 
 /// A value that travels by copy, as an argument or a result: plain data, options, pairs and triples of them, `Vec` and `String`.
 ///
@@ -286,7 +248,10 @@ impl<C: Carried> MethodResult for C {
 
     #[inline]
     fn receive(reply: Reply) -> CallResult<C> {
-        ValueReader::whole(&reply)
+        let mut frame = ValueReader::of_result(&reply);
+        let value = C::take(&mut frame)?;
+        frame.finish()?;
+        Ok(value)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The bytes of a typed call: one value after the other, without padding.
 
+use super::plain::{self, PlainData};
 use super::slices::PeerSlice;
-use super::{Carried, PlainData};
 use crate::rpc::error::CallError;
 use crate::rpc::incoming::IncomingCall;
 use crate::rpc::view::PeerView;
@@ -9,9 +9,6 @@ use partywall_shm::call::INLINE;
 use zerocopy::IntoBytes;
 
 type CallResult<T> = Result<T, CallError>;
-
-/// The largest value that is judged in memory of the stack.
-const SMALL: usize = 128;
 
 /// Collects the values of a typed call or result. Up to 40 bytes need no memory.
 ///
@@ -159,17 +156,7 @@ impl<'a> ValueReader<'a> {
     /// The next value: a copy of its bytes, which is judged.
     #[inline]
     pub(super) fn plain<T: PlainData>(&mut self) -> CallResult<T> {
-        let mut small = [0; SMALL];
-        let mut large = Vec::new();
-        let bytes = match small.get_mut(..size_of::<T>()) {
-            Some(bytes) => bytes,
-            None => {
-                large.resize(size_of::<T>(), 0);
-                &mut large[..]
-            }
-        };
-        self.fill(bytes)?;
-        judge(bytes)
+        plain::copied(|bytes| self.fill(bytes))
     }
 
     /// Whether an optional value follows.
@@ -194,19 +181,4 @@ impl<'a> ValueReader<'a> {
         };
         PeerSlice::of_view(view)
     }
-
-    /// A value that was carried.
-    pub(super) fn whole<C: Carried>(view: &'a PeerView) -> CallResult<C> {
-        let mut frame = Self::of_result(view);
-        let value = C::take(&mut frame)?;
-        frame.finish()?;
-        Ok(value)
-    }
-}
-
-/// The value that these bytes are, of which this process has the only copy.
-#[inline]
-pub(super) fn judge<T: PlainData>(bytes: &[u8]) -> CallResult<T> {
-    T::try_read_from_bytes(bytes)
-        .map_err(|_| CallError::BadValue(format!("no value of type `{}`", std::any::type_name::<T>())))
 }

@@ -5,8 +5,10 @@
 
 mod carried;
 mod frame;
+mod plain;
 mod slices;
 
-pub use carried::{Argument, Carried, Declared, MethodResult, PlainData};
+pub use carried::{Argument, Carried, Declared, MethodResult};
 pub use frame::{ValueReader, ValueWriter};
+pub use plain::PlainData;
 pub use slices::{HeapSlice, PeerSlice, PeerSliceIter};

@@ -1,11 +1,10 @@
 //! Slices of plain data: in this side's heap, and in the peer's.
 #![expect(unsafe_code, reason = "a block of the heap is seen as the elements that were stored in it")]
 
-use super::PlainData;
-use super::frame::judge;
-use crate::rpc::client::Reply;
+use super::plain::{self, PlainData};
 use crate::rpc::error::CallError;
 use crate::rpc::heap::{Block, Heap};
+use crate::rpc::reply::Reply;
 use crate::rpc::view::PeerView;
 use std::fmt;
 use std::marker::PhantomData;
@@ -201,8 +200,7 @@ impl<T: PlainData> PeerSlice<T> {
     /// [`CallError::BadPointer`] if there are fewer; [`CallError::BadValue`] if its bytes are no value of the type.
     pub fn get(&self, index: usize) -> CallResult<T> {
         let at = index.checked_mul(size_of::<T>()).ok_or(CallError::BadPointer)?;
-        let part = self.view.part(at, size_of::<T>()).ok_or(CallError::BadPointer)?;
-        super::ValueReader::whole(&part)
+        plain::copied(|bytes| self.view.read_at(at, bytes))
     }
 
     /// The elements one after the other. They are copied by pieces of 4 KiB.
@@ -344,7 +342,7 @@ impl<T: PlainData> Iterator for PeerSliceIter<'_, T> {
             }
         }
         let end = self.at + size_of::<T>();
-        let value = judge(&self.stage[self.at..end]);
+        let value = plain::judge(&self.stage[self.at..end]);
         self.at = end;
         Some(value)
     }
