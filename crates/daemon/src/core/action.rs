@@ -1,11 +1,12 @@
 //! The events that go into the core, and the actions that come out of it.
 
-use partywall_protocol::directory::DirectoryChange;
-use partywall_protocol::wire::{MachineId, Message, Refusal, Side};
+use std::net::SocketAddr;
 
-use super::machine::Order;
-use super::session::SessionId;
-use super::socket::{FlowSocket, SocketFacts};
+use partywall_protocol::directory::DirectoryChange;
+use partywall_protocol::socket::SocketFacts;
+use partywall_protocol::wire::{MachineId, Message, Name, Refusal, Side};
+
+use super::id::SessionId;
 use crate::credentials::Credentials;
 
 /// An event that the driver reports to the core.
@@ -181,4 +182,50 @@ pub enum Action<F> {
         /// The session whose socket is to be closed.
         session: SessionId,
     },
+}
+
+/// An administrator's order, which takes more than the core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Take this machine in.
+    Add {
+        /// Its name.
+        name: Name,
+        /// Its monitor's socket.
+        monitor: String,
+        /// Its port's socket.
+        port: String,
+        /// Bytes for regions in each of its windows.
+        room: u64,
+        /// Only with devices that a live migration allows.
+        migratable: bool,
+    },
+    /// Have it give up its windows, because it is to be migrated.
+    Release {
+        /// Its name.
+        name: Name,
+    },
+    /// Let a released machine have its windows again.
+    Resume {
+        /// Its name.
+        name: Name,
+    },
+    /// Let it go.
+    Remove {
+        /// Its name.
+        name: Name,
+    },
+}
+
+/// A socket of a flow, and a datagram that must reach it and no other for as long as the flow lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowSocket {
+    /// The socket's own number (`SO_COOKIE`).
+    pub cookie: u64,
+    /// Its network namespace's number.
+    pub netns: u64,
+    /// Where the datagram is from.
+    pub from: SocketAddr,
+    /// Where it is sent to: an address of the socket.
+    pub to: SocketAddr,
 }

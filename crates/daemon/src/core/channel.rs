@@ -1,16 +1,13 @@
 //! Channels: what the broker knows of two ends that no longer need it.
 
+use partywall_protocol::socket::SocketId;
 use partywall_protocol::wire::{Directions, EventKind, Kind, Name, Side, User};
 
-use super::domain::DomainId;
-use super::events::{Happened, Party};
-use super::further::{FurtherKey, FurtherRegions};
-use super::service::ServiceKey;
-use super::socket::SocketId;
-use super::{Core, Descriptor, SessionId};
+use super::further_regions::{FurtherKey, FurtherRegions};
+use super::happened::{Happened, Party};
+use super::id::{ChannelId, DomainId, ServiceKey, SessionId};
+use super::{Core, Descriptor};
 use crate::credentials::Credentials;
-
-pub(super) type ChannelId = u64;
 
 #[derive(Debug)]
 pub(super) struct Channel<F> {

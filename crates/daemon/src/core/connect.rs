@@ -18,14 +18,15 @@ use partywall_protocol::wire::{
 };
 use partywall_shm::layout::Geometry;
 
-use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
-use super::domain::DomainId;
-use super::events::{Happened, Party};
-use super::further::{Addition, FurtherRegions};
+use super::channel::{Channel, ChannelEnd, EndState};
+use super::further_regions::{Addition, FurtherRegions};
+use super::happened::{Happened, Party};
+use super::id::{ChannelId, DomainId, ServiceKey, SessionId};
+use super::pair_window::Holder;
 use super::refuse::{self, Denial, Refuse, refuse};
-use super::service::{MAX_WAITING, ServiceKey};
-use super::window_places::Holder;
-use super::{Action, Core, Descriptor, OfferDelivery, SessionId};
+use super::region::{check_region, located};
+use super::service::MAX_WAITING;
+use super::{Action, Core, Descriptor, OfferDelivery};
 use crate::credentials::Credentials;
 use crate::policy::Ruling;
 
@@ -48,16 +49,6 @@ impl Shape {
         }
         located(self.region)
     }
-}
-
-/// Proves that there can be such a region, which may be in a window, or refuses it.
-pub(super) fn located(region: RegionReference) -> Result<(Located, Geometry), Refuse> {
-    region.check().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
-}
-
-/// Proves that there can be such a region in separate memory, or refuses it.
-pub(super) fn own_memory(region: RegionReference) -> Result<Geometry, Refuse> {
-    region.check_own_memory().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
 /// A request that is answered when something has been put into another session's socket.
@@ -581,8 +572,4 @@ impl<F: Descriptor> Core<F> {
             process.held.insert((channel, side));
         }
     }
-}
-
-pub(super) fn check_region<F: Descriptor>(region: &F, geometry: Geometry) -> Result<(), Refuse> {
-    region.check_region(geometry).or_else(|e| refuse(Refusal::BadRegion, e))
 }

@@ -2,13 +2,14 @@
 
 use partywall_protocol::wire::{Message, Origin, Refusal};
 
+use super::action::Order;
 use super::events::AskedFor;
 use super::explain::{AskedUser, PolicyQuery};
-use super::machine::Order;
+use super::further_regions::{Addition, FurtherKey, FurtherRegion, TakenKind};
+use super::id::SessionId;
 use super::refuse::{self, Refuse, refuse};
-use super::session::SessionId;
 use super::socket::{SocketFacts, at};
-use super::{Core, Descriptor, connect, further, reclaim};
+use super::{Core, Descriptor, connect, reclaim};
 
 impl<F: Descriptor> Core<F> {
     pub(super) fn message(
@@ -121,19 +122,19 @@ impl<F: Descriptor> Core<F> {
                 self.grow(id, request, growth, with)
             }
             Message::TakeRegions { channel, side, kind, count, bytes } => {
-                let allowance = further::TakenKind { count, bytes };
+                let allowance = TakenKind { count, bytes };
                 self.take_regions(id, request, (channel, side), kind, allowance)
             }
             Message::AddRegion { channel, side, number, kind, region } => {
-                let addition = further::Addition { channel, side, number, kind, region };
+                let addition = Addition { channel, side, number, kind, region };
                 self.add_region(id, request, addition, with)
             }
             Message::ReclaimRegion { channel, side, own, number, kind, bytes } => {
-                let (key, region) = (further::FurtherKey { own, number }, further::FurtherRegion { kind, bytes });
+                let (key, region) = (FurtherKey { own, number }, FurtherRegion { kind, bytes });
                 self.reclaim_region(id, request, (channel, side), key, region)
             }
             Message::DropRegion { channel, side, own, number } => {
-                self.drop_region(id, (channel, side), further::FurtherKey { own, number })
+                self.drop_region(id, (channel, side), FurtherKey { own, number })
             }
             Message::Closed { channel } => self.closed(id, channel),
             Message::Room { channel, size, peer } => self.room(id, request, channel, size, &peer),

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use partywall_protocol::wire::{Name, Refusal, Side};
 
-use super::channel::{ChannelId, EndState};
+use super::channel::EndState;
+use super::id::{ChannelId, DomainId};
 use super::refuse::{Refuse, refuse};
 use super::{Core, Descriptor};
 use crate::credentials::Credentials;
 use crate::policy::Quota;
-
-pub(super) type DomainId = u32;
 
 /// One incarnation of a name, from its first session to the end of its last (protocol C5).
 #[derive(Debug)]

@@ -12,12 +12,11 @@ use std::sync::Arc;
 
 use partywall_protocol::wire::{EventKind, EventRow, Message, Origin, Page, Refusal, User};
 
-use super::channel::ChannelId;
-use super::domain::DomainId;
+use super::happened::{Happened, Party, is_logged};
+use super::id::{DomainId, SessionId};
 use super::refuse::{Denial, Refuse, refuse};
-use super::{Core, Descriptor, SessionId};
+use super::{Core, Descriptor};
 use crate::credentials::{Credentials, Home};
-use crate::policy::Ruling;
 
 /// Events that are kept for one follower.
 pub(super) const KEPT: usize = 1024;
@@ -29,37 +28,6 @@ const ROWS: usize = 80;
 const MOST_OF_ACCOUNT: usize = 4;
 /// Sessions that follow and are no administrator's.
 const MOST: usize = 32;
-
-/// Something that has happened, as the place that knows of it describes it.
-#[derive(Debug, Default)]
-pub(super) struct Happened {
-    pub(super) channel: ChannelId,
-    /// Why it was refused, if it was.
-    pub(super) code: Option<Refusal>,
-    pub(super) from: String,
-    pub(super) to: String,
-    pub(super) service: String,
-    /// The clause that decided, or why it was refused otherwise.
-    pub(super) grounds: String,
-    /// The line of that clause, or 0.
-    pub(super) line: u32,
-    /// The other side, which sees what was allowed.
-    pub(super) other: Option<Party>,
-}
-
-/// A side that has done something, or to which something was done.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Party {
-    pub(super) user: User,
-    pub(super) domain: DomainId,
-}
-
-impl Happened {
-    /// The event of a decision.
-    pub(super) fn by(ruling: &Ruling) -> Self {
-        Self { grounds: ruling.words.clone(), line: ruling.line, ..Self::default() }
-    }
-}
 
 /// A session that follows.
 #[derive(Debug)]
@@ -304,39 +272,5 @@ impl<F: Descriptor> Core<F> {
         for (id, request, message) in answers {
             self.send(id, request, message);
         }
-    }
-}
-
-/// Domains that come and go are logged once each, elsewhere; refusals for other reasons than the policy are details.
-fn is_logged(kind: EventKind, code: Option<Refusal>) -> bool {
-    match kind {
-        EventKind::Connected | EventKind::RingMade => true,
-        EventKind::JoinRefused | EventKind::ConnectRefused | EventKind::RingRefused => code == Some(Refusal::Denied),
-        _ => false,
-    }
-}
-
-impl Happened {
-    fn log(&self, kind: EventKind, peer: Credentials) {
-        let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        let sentence = match kind {
-            EventKind::Connected => "connected",
-            EventKind::RingMade => "ring made",
-            EventKind::JoinRefused => "join denied by policy",
-            EventKind::ConnectRefused => "connect denied by policy",
-            EventKind::RingRefused => "ring denied by policy",
-            _ => kind.words(),
-        };
-        tracing::info!(
-            user = %peer.user,
-            pid = peer.pid,
-            from = known(&self.from),
-            to = known(&self.to),
-            service = known(&self.service),
-            channel = (self.channel != 0).then_some(self.channel),
-            rule = known(&self.grounds),
-            line = (self.line != 0).then_some(self.line),
-            "{sentence}"
-        );
     }
 }

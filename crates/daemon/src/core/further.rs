@@ -11,15 +11,14 @@
 //!   ReclaimRegion ------------->         <--------------  ReclaimRegion
 //! ```
 
-use std::collections::BTreeMap;
-
 use partywall_protocol::wire::{Kind, Located, Message, Origin, Refusal, RegionReference, Side, User};
 
-use super::channel::{Channel, ChannelId, EndState};
-use super::connect::{check_region, located};
-use super::domain::DomainId;
+use super::channel::{Channel, EndState};
+use super::further_regions::{Addition, FurtherKey, FurtherRegion, TakenKind};
+use super::id::{ChannelId, DomainId, SessionId};
 use super::refuse::{Refuse, refuse};
-use super::{Core, Descriptor, SessionId};
+use super::region::{check_region, located};
+use super::{Core, Descriptor};
 
 /// Most further regions that a side of a channel owns at a time (protocol F1.2).
 pub(super) const MOST_OWNED: usize = 8;
@@ -27,126 +26,6 @@ pub(super) const MOST_OWNED: usize = 8;
 const MOST_KINDS: usize = 8;
 /// Most regions of the other side that an end can have come to hold: as many as the count of a kind can say, of each kind.
 const MOST_HELD: usize = MOST_KINDS * u8::MAX as usize;
-
-/// The further regions of one end of a channel.
-#[derive(Debug, Default)]
-pub(super) struct FurtherRegions {
-    /// The kinds that the end takes of the other side, with their limits.
-    takes: BTreeMap<u32, TakenKind>,
-    /// The regions that are charged to this end, its own and the other side's.
-    counted: BTreeMap<FurtherKey, FurtherRegion>,
-    /// The greatest number that a region of this side has had.
-    last: u32,
-    /// The end came by `Reclaim`, so it may have regions that this broker has not passed on.
-    reclaimed: bool,
-}
-
-/// Regions of one kind that a side takes at a time.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct TakenKind {
-    pub(super) count: u8,
-    pub(super) bytes: u64,
-}
-
-/// A further region, as one end of its channel names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct FurtherKey {
-    /// Whether the region is that end's.
-    pub(super) own: bool,
-    pub(super) number: u32,
-}
-
-/// The charged part of a further region.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct FurtherRegion {
-    pub(super) kind: u32,
-    pub(super) bytes: u64,
-}
-
-/// A client's description of a region that it wants to add.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Addition {
-    pub(super) channel: ChannelId,
-    pub(super) side: Side,
-    pub(super) number: u32,
-    pub(super) kind: u32,
-    pub(super) region: RegionReference,
-}
-
-impl FurtherKey {
-    /// The same region, from the point of view of the other end.
-    pub(super) fn seen_from_other_side(self) -> Self {
-        Self { own: !self.own, ..self }
-    }
-}
-
-impl FurtherRegions {
-    /// The regions of an end that came by `Reclaim`.
-    pub(super) fn of_reclaimed_end() -> Self {
-        Self { reclaimed: true, ..Self::default() }
-    }
-
-    /// The regions that are charged to the end.
-    pub(super) fn keys(&self) -> impl Iterator<Item = FurtherKey> {
-        self.counted.keys().copied()
-    }
-
-    /// The regions that are charged to the end, with their bytes.
-    #[cfg(any(test, feature = "invariants"))]
-    pub(super) fn bytes_by_key(&self) -> BTreeMap<FurtherKey, u64> {
-        self.counted.iter().map(|(key, region)| (*key, region.bytes)).collect()
-    }
-
-    /// The greatest number that a region of the end has had.
-    #[cfg(any(test, feature = "invariants"))]
-    pub(super) fn last(&self) -> u32 {
-        self.last
-    }
-
-    /// Whether a region counts for the end.
-    pub(super) fn counts(&self, key: FurtherKey) -> bool {
-        self.counted.contains_key(&key)
-    }
-
-    /// Bytes that count against the domain of the end.
-    pub(super) fn bytes(&self) -> u64 {
-        self.counted.values().map(|region| region.bytes).sum()
-    }
-
-    /// How many the end owns.
-    pub(super) fn owned(&self) -> usize {
-        self.counted.keys().filter(|key| key.own).count()
-    }
-
-    /// Whether the end takes another region of the other side, and if not, why.
-    fn would_take(&self, kind: u32, bytes: u64) -> Result<(), Refuse> {
-        let Some(allowance) = self.takes.get(&kind) else {
-            return refuse(Refusal::KindMismatch, format!("the other side takes no further regions of kind {kind}"));
-        };
-        let has = || self.counted.iter().filter(|(key, region)| !key.own && region.kind == kind);
-        if has().count() >= usize::from(allowance.count) {
-            let most = allowance.count;
-            return refuse(
-                Refusal::Quota,
-                format!("the other side has {most} regions of kind {kind}, and takes no more"),
-            );
-        }
-        let total = has().map(|(_, region)| region.bytes).sum::<u64>().saturating_add(bytes);
-        if total > allowance.bytes {
-            let most = allowance.bytes;
-            let reason = format!("with this one, {total} bytes of kind {kind}; the other side takes {most} at a time");
-            return refuse(Refusal::Quota, reason);
-        }
-        Ok(())
-    }
-
-    fn add(&mut self, key: FurtherKey, region: FurtherRegion) {
-        if key.own {
-            self.last = self.last.max(key.number);
-        }
-        self.counted.insert(key, region);
-    }
-}
 
 impl<F: Descriptor> Core<F> {
     /// A channel that can have further regions, of which the session's process has this side, and where this side and the other are.

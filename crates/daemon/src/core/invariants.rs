@@ -6,9 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use partywall_protocol::directory::slot_of;
 use partywall_protocol::wire::{Message, Side};
 
-use super::channel::{Channel, ChannelId, EndState};
+use super::channel::{Channel, EndState};
 use super::connect::{Offered, Offering};
-use super::further::{Addition, FurtherKey, MOST_OWNED};
+use super::further::MOST_OWNED;
+use super::further_regions::{Addition, FurtherKey};
+use super::id::ChannelId;
 use super::service::MAX_WAITING;
 use super::socket::{Offer, Publication, Sockets};
 use super::{Action, Core, CoreEvent, Descriptor, OfferDelivery, SessionId};
@@ -311,7 +313,7 @@ impl<F: Descriptor> Core<F> {
                 regions += usize::from(end.region.is_some());
                 assert!(end.further.owned() <= MOST_OWNED);
                 let own = end.further.keys().filter(|key| key.own).map(|key| key.number);
-                assert!(own.max() <= Some(end.further.last()), "a region has a greater number than the greatest");
+                assert!(own.max() <= Some(end.further.last), "a region has a greater number than the greatest");
                 match end.state {
                     EndState::Waiting { listener, service } => {
                         assert!(self.sessions[&listener].waiting.contains(id));

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use partywall_protocol::wire::{EventKind, Message, Name, Origin, Refusal, VERSION};
 
-use super::domain::{DomainId, DomainRecord};
-use super::events::Happened;
+use super::domain::DomainRecord;
+use super::happened::Happened;
+use super::id::DomainId;
 use super::refuse::{self, Denial, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
 use crate::credentials::Credentials;

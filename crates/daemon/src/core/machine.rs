@@ -15,11 +15,13 @@ use partywall_protocol::wire::{
 };
 use partywall_shm::layout::HUGE_PAGE;
 
-use super::events::Happened;
+use super::action::{Action, Order};
 use super::group::{Membership, WindowFiles};
+use super::happened::Happened;
+use super::id::SessionId;
+use super::pair_window::{PairWindow, Waiting};
 use super::refuse::{self, Refuse, refuse};
-use super::window_places::{PairWindow, Waiting};
-use super::{Action, Core, Descriptor, SessionId};
+use super::{Core, Descriptor};
 use crate::credentials::Credentials;
 
 /// Where the directory of a machine begins in its window from the host, and the bytes that are kept for it there (protocol T1.6).
@@ -27,39 +29,6 @@ pub(super) const DIRECTORY_BASE: u64 = HUGE_PAGE;
 const DIRECTORY_ROOM: u64 = partywall_protocol::directory::SIZE.next_multiple_of(HUGE_PAGE);
 /// A window has a directory if the directory takes at most this fraction of it: one part in three.
 const DIRECTORY_SHARE: u64 = 3;
-
-/// An administrator's order, which takes more than the core.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
-    /// Take this machine in.
-    Add {
-        /// Its name.
-        name: Name,
-        /// Its monitor's socket.
-        monitor: String,
-        /// Its port's socket.
-        port: String,
-        /// Bytes for regions in each of its windows.
-        room: u64,
-        /// Only with devices that a live migration allows.
-        migratable: bool,
-    },
-    /// Have it give up its windows, because it is to be migrated.
-    Release {
-        /// Its name.
-        name: Name,
-    },
-    /// Let a released machine have its windows again.
-    Resume {
-        /// Its name.
-        name: Name,
-    },
-    /// Let it go.
-    Remove {
-        /// Its name.
-        name: Name,
-    },
-}
 
 /// News about the machines, from the thread that attends to them.
 #[derive(Debug)]

@@ -14,12 +14,14 @@
 //! here, and a refused request changes nothing. Descriptors are opaque ([`Descriptor`]): tests use counters, the event loop
 //! uses real ones, and dropping one closes it. Each concept has its file:
 //!
+//! - `id` has the numbers by which records name one another, `happened` describes an event, and `refuse` a refusal;
 //! - `action` defines the events and actions, and `dispatch` gives each message to the part that answers it;
 //! - `session` opens and ends sessions, `join` makes domains of them, `domain` accounts for what a domain has;
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` takes them over from an earlier broker
 //!   (protocol C9);
 //! - `view` answers `List` and `Inspect` (C10), and `explain` reports what the policy would decide (C17);
-//! - `machine` knows virtual machines, and `window_places` hands out places in the windows between them (protocol G);
+//! - `further` passes on further regions, and `further_regions` accounts for those of an end (F); `region` proves what a client says of one;
+//! - `machine` knows virtual machines, `pair_window` the places in a window between two, and `window_places` hands them out (protocol G);
 //! - `events` reports events to sessions that follow them (C18);
 //! - `report` counts the work done, for metrics;
 //! - `group` knows the members of groups, and hands out seats (protocol J);
@@ -34,14 +36,19 @@ mod domain;
 mod events;
 mod explain;
 mod further;
+mod further_regions;
 mod group;
+mod happened;
+mod id;
 #[cfg(any(test, feature = "invariants"))]
 mod invariants;
 mod join;
 mod log;
 mod machine;
+mod pair_window;
 mod reclaim;
 mod refuse;
+mod region;
 mod report;
 mod service;
 mod session;
@@ -56,25 +63,27 @@ use std::sync::Arc;
 
 use partywall_protocol::wire::{EventKind, Message, Name, Origin, Refusal, Side, User};
 
-pub use action::{Action, CoreEvent, OfferDelivery};
+pub use action::{Action, CoreEvent, FlowSocket, OfferDelivery, Order};
 pub use descriptor::Descriptor;
 pub use group::Membership;
-pub use machine::{MachineNews, Order};
+pub use id::SessionId;
+pub use machine::MachineNews;
 pub(crate) use report::{CoreReport, DecisionKey};
-pub use session::SessionId;
-pub use socket::{FlowSocket, Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
+pub use socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 
 use crate::credentials::Account;
 use crate::policy::{Policy, SocketRules};
-use channel::{Channel, ChannelId};
+use channel::Channel;
 use connect::Offering;
-use domain::{DomainId, DomainRecord};
-use events::{EventQueues, Happened};
+use domain::DomainRecord;
+use events::EventQueues;
 use group::Groups;
+use happened::Happened;
+use id::{ChannelId, DomainId, ServiceKey};
 use log::LogBudget;
 use machine::Machines;
 use report::RequestCounts;
-use service::{Service, ServiceKey};
+use service::Service;
 use session::SessionRecord;
 use socket::Sockets;
 

@@ -6,10 +6,12 @@
 
 use partywall_protocol::wire::{Located, Message, Name, Origin, Refusal, Side, User};
 
-use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
-use super::connect::{Shape, check_region};
-use super::further::FurtherRegions;
+use super::channel::{Channel, ChannelEnd, EndState};
+use super::connect::Shape;
+use super::further_regions::FurtherRegions;
+use super::id::ChannelId;
 use super::refuse::{self, Refuse, refuse};
+use super::region::check_region;
 use super::{Core, Descriptor, SessionId};
 
 /// A side's claim to its channel.

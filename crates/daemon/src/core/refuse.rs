@@ -2,8 +2,8 @@
 
 use partywall_protocol::wire::{EventKind, Name, Refusal};
 
-use super::domain::DomainId;
-use super::events::Party;
+use super::happened::Party;
+use super::id::DomainId;
 use crate::credentials::Credentials;
 use crate::policy::Ruling;
 

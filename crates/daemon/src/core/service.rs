@@ -2,11 +2,9 @@
 
 use partywall_protocol::wire::{Kind, Message, Name, Refusal};
 
-use super::domain::DomainId;
+use super::id::{DomainId, ServiceKey, SessionId};
 use super::refuse::{self, Refuse, refuse};
-use super::{Core, Descriptor, SessionId};
-
-pub(super) type ServiceKey = u64;
+use super::{Core, Descriptor};
 
 /// The most offers that lie in one session's socket, over all its services.
 ///

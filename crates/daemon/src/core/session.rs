@@ -4,16 +4,10 @@ use std::collections::BTreeSet;
 
 use partywall_protocol::wire::{EventKind, Message, Origin, Refusal, Side};
 
-use super::channel::ChannelId;
-use super::domain::DomainId;
-use super::events::Happened;
-use super::service::ServiceKey;
+use super::happened::Happened;
+use super::id::{ChannelId, DomainId, ServiceKey, SessionId};
 use super::{Action, Core, Descriptor};
 use crate::credentials::Credentials;
-
-/// Number of a session; the event loop never uses one twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SessionId(pub u64);
 
 #[derive(Debug)]
 pub(super) struct SessionRecord {

@@ -5,8 +5,9 @@
 
 use partywall_protocol::wire::{ChannelRow, DomainRow, Kind, Message, Page, Refusal, ServiceRow, Side, What};
 
-use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
-use super::domain::{DomainId, DomainRecord};
+use super::channel::{Channel, ChannelEnd, EndState};
+use super::domain::DomainRecord;
+use super::id::{ChannelId, DomainId};
 use super::refuse::{Refuse, refuse};
 use super::service::Service;
 use super::{Action, Core, Descriptor, SessionId};

@@ -24,9 +24,11 @@ use super::facts::Ends;
 use super::offer::{Offer, OfferOf, near_region_of};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use super::{SocketFacts, SocketState};
-use crate::core::channel::{ChannelId, EndState};
-use crate::core::connect::{check_region, own_memory};
+use crate::core::action::FlowSocket;
+use crate::core::channel::EndState;
+use crate::core::id::ChannelId;
 use crate::core::refuse::{Refuse, refuse};
+use crate::core::region::{check_region, own_memory};
 use crate::core::{Action, Core, Descriptor, SessionId};
 
 /// An address of a message.
@@ -37,19 +39,6 @@ pub(in crate::core) fn at(high: u64, low: u64, port: u16) -> SocketAddr {
 /// Stands for every address of the receiver in the directory's fingerprint of an offer: the receiver of a wildcard does not
 /// know to which of its addresses a datagram was sent.
 const ANY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-
-/// A socket of a flow, and a datagram that must reach it and no other for as long as the flow lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FlowSocket {
-    /// The socket's own number (`SO_COOKIE`).
-    pub cookie: u64,
-    /// Its network namespace's number.
-    pub netns: u64,
-    /// Where the datagram is from.
-    pub from: SocketAddr,
-    /// Where it is sent to: an address of the socket.
-    pub to: SocketAddr,
-}
 
 /// The core's record of a flow, beside its channel.
 #[derive(Debug)]

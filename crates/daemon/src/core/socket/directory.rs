@@ -4,7 +4,7 @@ use partywall_protocol::directory::{DirectoryChange, Fingerprint, Terms};
 use partywall_protocol::wire::{EventKind, MachineId, Message, Origin, Refusal, Text};
 
 use super::publish::{Publication, PublishedEntry};
-use crate::core::events::Happened;
+use crate::core::happened::Happened;
 use crate::core::machine::DIRECTORY_BASE;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};

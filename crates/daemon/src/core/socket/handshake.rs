@@ -3,7 +3,7 @@
 use partywall_protocol::wire::{Refusal, RegionReference};
 
 use super::SocketFacts;
-use crate::core::domain::DomainId;
+use crate::core::id::DomainId;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Descriptor, SessionId};
 use crate::credentials::Credentials;

@@ -36,14 +36,13 @@ use std::hash::{BuildHasher as _, RandomState};
 use partywall_protocol::directory::{Fingerprint, OfferKey};
 use partywall_protocol::wire::{MachineId, Origin, Refusal};
 
-pub use datagram::FlowSocket;
 pub(super) use datagram::{FlowRecord, at};
 pub(super) use facts::Ends;
 pub(super) use offer::Offer;
 pub use partywall_protocol::socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 pub(super) use publish::Publication;
 
-use super::channel::ChannelId;
+use super::id::ChannelId;
 use super::refuse::{Refuse, refuse};
 
 /// One machine may have at most this fraction of what all domains share: one part in four.

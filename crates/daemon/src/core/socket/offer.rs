@@ -9,12 +9,12 @@ use partywall_shm::layout::Geometry;
 use super::facts::Ends;
 use super::handshake::{Handshake, bell};
 use super::{NamespaceId, SocketFacts, SocketState};
-use crate::core::channel::ChannelId;
-use crate::core::connect::{check_region, located};
-use crate::core::domain::{DomainId, DomainRecord};
+use crate::core::domain::DomainRecord;
+use crate::core::id::{ChannelId, DomainId};
+use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
+use crate::core::region::{check_region, located};
 use crate::core::session::SessionRecord;
-use crate::core::window_places::Holder;
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 

@@ -5,8 +5,9 @@ use partywall_protocol::wire::{Directions, EventKind, Kind, Name, Origin, Refusa
 
 use super::SocketId;
 use super::offer::Offer;
-use crate::core::channel::{Channel, ChannelEnd, ChannelId};
-use crate::core::domain::{DomainId, DomainRecord};
+use crate::core::channel::{Channel, ChannelEnd};
+use crate::core::domain::DomainRecord;
+use crate::core::id::{ChannelId, DomainId};
 use crate::core::refuse::{self, Denial, Refuse, refuse};
 use crate::core::{Core, Descriptor};
 use crate::credentials::Credentials;

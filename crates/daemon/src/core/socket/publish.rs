@@ -10,7 +10,7 @@ use partywall_protocol::wire::{Message, Name, Origin, Refusal};
 
 use super::open::service_of;
 use super::{NamespaceId, SocketFacts, SocketState};
-use crate::core::domain::DomainId;
+use crate::core::id::DomainId;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Core, Descriptor, SessionId};
 

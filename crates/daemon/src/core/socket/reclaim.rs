@@ -11,9 +11,10 @@ use super::facts::{Ends, carries_on};
 use super::offer::near_region_of;
 use super::open::service_of;
 use super::{SocketFacts, SocketState};
-use crate::core::channel::{Channel, ChannelEnd, ChannelId, EndState};
-use crate::core::connect::check_region;
+use crate::core::channel::{Channel, ChannelEnd, EndState};
+use crate::core::id::ChannelId;
 use crate::core::refuse::{self, Refuse, refuse};
+use crate::core::region::check_region;
 use crate::core::{Core, Descriptor, SessionId};
 
 /// The name of the other end until it reclaims.

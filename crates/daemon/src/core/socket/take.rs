@@ -16,10 +16,9 @@ use super::facts::{Ends, NotPeers, are_peers, carries_on};
 use super::handshake::{Handshake, Taker};
 use super::offer::{Offer, OfferOf, connected_with};
 use super::open::{SocketSide, affords_both_ends, service_of};
-use crate::core::channel::ChannelId;
-use crate::core::domain::DomainId;
+use crate::core::id::{ChannelId, DomainId};
+use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::window_places::Holder;
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 

@@ -2,7 +2,8 @@
 
 use partywall_protocol::wire::{EventKind, EventRow, User};
 
-use super::super::events::{Happened, KEPT, Party};
+use super::super::events::KEPT;
+use super::super::happened::{Happened, Party};
 use super::*;
 
 const FILE: &str = "\

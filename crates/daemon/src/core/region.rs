@@ -1,0 +1,22 @@
+//! The proof of what a client says of a region.
+
+use partywall_protocol::wire::{Located, Refusal, RegionReference};
+use partywall_shm::layout::Geometry;
+
+use super::Descriptor;
+use super::refuse::{Refuse, refuse};
+
+/// Proves that there can be such a region, which may be in a window, or refuses it.
+pub(super) fn located(region: RegionReference) -> Result<(Located, Geometry), Refuse> {
+    region.check().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
+}
+
+/// Proves that there can be such a region in separate memory, or refuses it.
+pub(super) fn own_memory(region: RegionReference) -> Result<Geometry, Refuse> {
+    region.check_own_memory().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
+}
+
+/// Proves that the memory is of this shape, or refuses it.
+pub(super) fn check_region<F: Descriptor>(region: &F, geometry: Geometry) -> Result<(), Refuse> {
+    region.check_region(geometry).or_else(|e| refuse(Refusal::BadRegion, e))
+}
