@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::call_records::{self, BY_REFERENCE, CALL, HELLO, RELEASE, REPLY, SEGMENT, hello, record};
 use common::process::{self, child};
 use common::world::World;
 use common::*;
@@ -11,7 +12,7 @@ use partywall::asynchronous::{AsyncCallClient, AsyncCallServer, AsyncCallServerB
 use partywall::rpc::{
     CallClient, CallClientBuilder, CallError, CallServer, HeapOptions, HeapSlice, IncomingCall, Method, PeerSlice,
 };
-use partywall::{Domain, MessageListener, MessageSocket, Options, RingSize};
+use partywall::{Domain, MessageListener, MessageSocket};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -426,21 +427,6 @@ async fn client_killed_with_calls_under_way_leaves_nothing() {
     assert_eq!(honest.call("echo", b"on").await.unwrap().to_vec(), b"on");
 }
 
-fn record(kind: u64, id: u32, method: u32, payload: &[u64]) -> Vec<u8> {
-    let mut words = vec![u64::from(id) | u64::from(method) << 32, kind];
-    words.extend(payload);
-    words.resize(7, 0);
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-const CALL: u64 = 2;
-const REPLY: u64 = 4;
-const BY_REFERENCE: u64 = 1 << 8;
-
-fn raw_options() -> Options {
-    Options::default().ring(RingSize::Fixed(1 << 16))
-}
-
 #[tokio::test]
 async fn client_that_lies_is_ended_alone() {
     let _guard = hang_guard();
@@ -451,17 +437,17 @@ async fn client_that_lies_is_ended_alone() {
     let echo = Method::named("echo").number();
     let cases = [
         ("no hello", vec![record(CALL, 0, 0, &[])]),
-        ("another version", vec![record(1, 0, 2, &[])]),
-        ("kind 255", vec![record(1, 0, 1, &[]), record(255, 0, 0, &[])]),
-        ("a second hello", vec![record(1, 0, 1, &[]), record(1, 0, 1, &[])]),
-        ("a reply", vec![record(1, 0, 1, &[]), record(REPLY, 0, 0, &[])]),
-        ("a release of nothing", vec![record(1, 0, 1, &[]), record(5 | BY_REFERENCE, 0, 0, &[0x3000_0000_0000, 0])]),
-        ("a segment that is not there", vec![record(1, 0, 1, &[]), record(6 | BY_REFERENCE, 9, 0, &[4096, 4096])]),
+        ("another version", vec![record(HELLO, 0, 2, &[])]),
+        ("kind 255", vec![hello(), record(255, 0, 0, &[])]),
+        ("a second hello", vec![hello(), hello()]),
+        ("a reply", vec![hello(), record(REPLY, 0, 0, &[])]),
+        ("a release of nothing", vec![hello(), record(RELEASE | BY_REFERENCE, 0, 0, &[0x3000_0000_0000, 0])]),
+        ("a segment that is not there", vec![hello(), record(SEGMENT | BY_REFERENCE, 9, 0, &[4096, 4096])]),
     ];
     for (what, records) in cases {
         let shop = shop.clone();
         let liar = tokio::task::spawn_blocking(move || {
-            let mut liar = MessageSocket::connect_with(&shop, "web:calls", &raw_options()).unwrap();
+            let mut liar = MessageSocket::connect_with(&shop, "web:calls", &call_records::options()).unwrap();
             for record in records {
                 let _ = liar.send(&record);
             }
@@ -474,9 +460,9 @@ async fn client_that_lies_is_ended_alone() {
     }
     // Answers that nobody reads.
     let flood = tokio::task::spawn_blocking(move || {
-        let mut liar = MessageSocket::connect_with(&shop, "web:calls", &raw_options()).unwrap();
+        let mut liar = MessageSocket::connect_with(&shop, "web:calls", &call_records::options()).unwrap();
         liar.set_timeout(Some(Duration::from_secs(20)));
-        liar.send(&record(1, 0, 1, &[])).unwrap();
+        liar.send(&hello()).unwrap();
         let failed = (0..10_000).find_map(|n| liar.send(&record(CALL, n, echo, &[])).err());
         (liar, failed)
     });
@@ -499,10 +485,10 @@ async fn server_that_lies_is_corrupt_to_its_client() {
     ];
     for (what, lie) in cases {
         let world = World::new();
-        let mut listener = MessageListener::bind(&world.web, "lies", &raw_options()).unwrap();
+        let mut listener = MessageListener::bind(&world.web, "lies", &call_records::options()).unwrap();
         let server = std::thread::spawn(move || {
             let mut socket = listener.accept().unwrap().0;
-            socket.send(&record(1, 0, 1, &[])).unwrap();
+            socket.send(&hello()).unwrap();
             socket.send(&lie).unwrap();
             socket
         });

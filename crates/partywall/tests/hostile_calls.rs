@@ -1,41 +1,19 @@
-//! Clients and servers of calls that lie. They speak through a message socket: a message of 56 bytes is a record whose words are theirs.
+//! Clients and servers of calls that lie.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
 
+use common::call_records::*;
 use common::world::World;
 use common::*;
 use partywall::rpc::{CallClient, CallError, CallServer, CallServerBuilder, HeapOptions};
-use partywall::{ChannelRegion, Error, MessageListener, MessageSocket, Options, RingSize};
+use partywall::{ChannelRegion, Error, MessageListener, MessageSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 const HEAP: u32 = u32::from_le_bytes(*b"heap");
 const ECHO: u32 = partywall::rpc::Method::named("echo").number();
-const HELLO: u64 = 1;
-const CALL: u64 = 2;
-const NOTICE: u64 = 3;
-const REPLY: u64 = 4;
-const RELEASE: u64 = 5;
-const SEGMENT: u64 = 6;
-const BY_REFERENCE: u64 = 1 << 8;
-
-/// The words of a record behind its stamp.
-fn record(kind: u64, id: u32, method: u32, payload: &[u64]) -> Vec<u8> {
-    let mut words = vec![u64::from(id) | u64::from(method) << 32, kind];
-    words.extend(payload);
-    words.resize(7, 0);
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-fn hello() -> Vec<u8> {
-    record(HELLO, 0, 1, &[])
-}
-
-fn options() -> Options {
-    Options::default().ring(RingSize::Fixed(1 << 16))
-}
 
 fn functions() -> CallServerBuilder {
     CallServer::builder()

@@ -1,6 +1,8 @@
 //! Helpers of the library's tests: bytes that encode their position, hang guards, polling, processes, raw peers.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
+pub(crate) mod call_records;
+pub(crate) mod gate;
 pub(crate) mod huge_page_pool;
 pub(crate) mod memory_limit;
 pub(crate) mod pattern;
