@@ -598,16 +598,3 @@ messages! {
         bytes: u64,
     }
 }
-
-impl MessageKind {
-    /// Bytes of the longest packet with a message of any of these kinds.
-    pub const fn longest_of(kinds: &[Self]) -> usize {
-        let (mut longest, mut at) = (0, 0);
-        while at < kinds.len() {
-            let bytes = kinds[at].longest();
-            longest = if bytes > longest { bytes } else { longest };
-            at += 1;
-        }
-        longest
-    }
-}

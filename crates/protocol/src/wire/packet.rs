@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use super::codec::{PacketReader, PacketWriter, Put, Take as _, WireError};
-use super::message::{BorrowedMessage, Message};
+use super::message::{BorrowedMessage, Message, MessageKind};
 use super::{HEADER, MAGIC, MAX_PACKET};
 
 /// Replaces what is in `out` by the packet that says `message`, at most [`MAX_PACKET`] bytes.
@@ -79,4 +79,17 @@ pub fn request_of(packet: &[u8]) -> Option<u32> {
     let _kind = u16::take(&mut reader).ok()?;
     let request = u32::take(&mut reader).ok()?;
     (magic == MAGIC).then_some(request)
+}
+
+impl MessageKind {
+    /// Bytes of the longest packet with a message of any of these kinds.
+    pub const fn longest_of(kinds: &[Self]) -> usize {
+        let (mut longest, mut at) = (0, 0);
+        while at < kinds.len() {
+            let bytes = kinds[at].longest();
+            longest = if bytes > longest { bytes } else { longest };
+            at += 1;
+        }
+        longest
+    }
 }
