@@ -1,21 +1,11 @@
-//! File bytes straight from a peer's heap: to a file on the server, to the kernel's FUSE device on the client.
+//! File bytes straight from a peer's heap to the kernel's FUSE device.
 //!
 //! The bytes are handed to the kernel by their address. No code of this process reads them, so a peer that changes them meanwhile changes what the
 //! kernel copies, and nothing else.
 #![expect(unsafe_code, reason = "hands memory that a peer can change to the kernel, by its address")]
 
-use partywall::rpc::{PeerView, Reply};
-use rustix::fd::BorrowedFd;
+use partywall::rpc::Reply;
 use rustix::io::Errno;
-
-/// Writes bytes of a view, from `at` on, to a file. One copy is made: the kernel's.
-pub(crate) fn write_view(file: BorrowedFd<'_>, view: &PeerView, at: usize, offset: u64) -> Result<usize, Errno> {
-    // SAFETY: the slice is only passed to `pwrite`, which takes its address and length. The mapping lives as long as `view`, and the kernel copes
-    // with bytes that change while it copies them. No reference to the bytes outlives this call.
-    let bytes = unsafe { view.trusting() };
-    let bytes = bytes.get(at..).ok_or(Errno::INVAL)?;
-    rustix::io::pwrite(file, bytes, offset)
-}
 
 /// The body of a reply.
 #[derive(Debug)]

@@ -4,7 +4,6 @@
 //! connects to the calls of the same export, under the service's name with `.calls` behind it. Calls name the session by the number that its stream
 //! was given, and bytes of files then pass by reference, in the heaps of the connection.
 
-use crate::direct::write_view;
 use crate::error::FsError;
 use crate::export::{Export, ExportSession, lock, share_of_user};
 use crate::frame::{REPLY_HEADER, ReplyHeader, RequestHeader, write_parts};
@@ -148,7 +147,10 @@ fn answer_call(export: &Export, call: &IncomingCall<'_>) -> Result<CallAnswer, C
         let mut word = || u64::take(&mut fields).map_err(failed);
         let (handle, offset) = (word()?, word()?);
         let start = CALL_HEADER + FileRequest::WRITE_HEADER;
-        let write = |file: rustix::fd::BorrowedFd<'_>, done, at| write_view(file, args, start + done, at);
+        let write = |file: rustix::fd::BorrowedFd<'_>, done, at| {
+            let errno = |e| Errno::from_io_error(&e).unwrap_or(Errno::IO);
+            args.write_to(start + done..args.len(), file, at).map_err(errno)
+        };
         let written = session.write(handle, offset, args.len() - start, write).map_err(failed)?;
         return Ok(written.to_le_bytes().into());
     }

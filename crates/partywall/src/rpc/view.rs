@@ -13,6 +13,7 @@ use partywall_shm::call::{CallBytes, INLINE, InlineBytes};
 use partywall_shm::corrupt::Corrupt;
 use rustix::fd::AsFd;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// One segment of the peer's heap.
@@ -244,6 +245,37 @@ impl PeerView {
                 Some(segment.memory.address().wrapping_sub(segment.address).cast_signed())
             }
         }
+    }
+
+    /// Writes some of the bytes to a file, at `offset`, by one system call that may write fewer of them. Returns how many.
+    ///
+    /// The kernel reads the peer's memory by its address, and this process does not. So a peer that changes the bytes meanwhile changes what
+    /// the file gets, and nothing else.
+    ///
+    /// # Errors
+    /// The error of `pwrite`; `EINVAL` for a range that the view does not have.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let file = std::sync::Arc::new(tempfile::tempfile()?);
+    /// # let kept = std::sync::Arc::clone(&file);
+    /// let _server = CallServer::builder().method("log", move |call| {
+    ///     let written = call.args().write_to(0..100, &*file, 0).map_err(|e| partywall::rpc::CallError::application(5, &e.to_string()))?;
+    ///     Ok((written as u64).to_le_bytes().into())
+    /// }).bind(&web, "files")?;
+    /// # let client = CallClient::connect("web:files")?;
+    /// assert_eq!(u64::from_le_bytes(client.call("log", &[7; 100])?.array(0)?), 100);
+    /// # assert_eq!(kept.metadata()?.len(), 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn write_to(&self, range: Range<usize>, file: impl AsFd, offset: u64) -> std::io::Result<usize> {
+        // SAFETY: the slice is only passed to `pwrite`, which takes its address and length. The mapping lives as long as `self`, and the kernel
+        // copes with bytes that change while it copies them. No reference to the bytes outlives this call.
+        let bytes = unsafe { self.trusting() };
+        let bytes = bytes.get(range).ok_or(rustix::io::Errno::INVAL)?;
+        Ok(rustix::io::pwrite(file, bytes, offset)?)
     }
 
     /// The bytes in place: the *trusting* level of trust. No copy is made.
