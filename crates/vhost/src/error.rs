@@ -24,6 +24,9 @@ pub enum VhostError {
         /// The error of the system.
         source: io::Error,
     },
+    /// The library or the broker.
+    #[error(transparent)]
+    Partywall(#[from] partywall::Error),
     /// A front end broke the vhost-user protocol.
     #[error("the front end broke the vhost-user protocol: {0}")]
     Protocol(String),

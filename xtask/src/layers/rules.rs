@@ -7,7 +7,7 @@
 //!  +----------+------------+------- preload
 //!  |          +------------+------- vm <--- lab, daemon, vhost, bench
 //!  |          +------------+------- agent
-//! partywall <--- capi, python, fs
+//! partywall <--- capi, python, fs, vhost
 //!  |          |                     lab <--- bench
 //!  +----------+--- cli, bench, fuzz (names of counters and messages)
 //!  +----------+------------+------- fuzz, which starts a daemon
@@ -23,7 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("partywall-terminal", &[]),
     ("partywall-region", &["partywall-shm", "partywall-protocol"]),
     ("partywall-vm", &["partywall-protocol", "partywall-region"]),
-    ("partywall-vhost", &["partywall-vm", "partywall-terminal"]),
+    ("partywall-vhost", &["partywall", "partywall-vm", "partywall-terminal"]),
     ("partywall-lab", &["partywall-shm", "partywall-region", "partywall-vm", "partywall-terminal"]),
     ("partywall", &["partywall-shm", "partywall-protocol", "partywall-region"]),
     ("partywall-daemon", &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-vm"]),

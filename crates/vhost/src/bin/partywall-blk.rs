@@ -1,10 +1,12 @@
 //! `partywall-blk`: serves a disk, and asks a running one.
 
 use clap::{Parser, Subcommand};
+use partywall::Domain;
 use partywall_terminal::{printable, table};
 use partywall_vhost::VhostError;
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
 use partywall_vhost::disk::engine::DiskEngine;
+use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions};
 use partywall_vhost::disk::{DiskOptions, FaultRule, MOST_QUEUES, attach};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
@@ -26,7 +28,9 @@ Examples:
   partywall blk attach --socket /run/disk.sock --qmp /run/a.qmp     plug it into a running machine
   partywall blk detach --socket /run/disk.sock --qmp /run/a.qmp     and remove it
   partywall blk resize --socket /run/disk.sock 20G                  make it larger while it is in use
-  partywall blk show --socket /run/disk.sock";
+  partywall blk show --socket /run/disk.sock
+  partywall blk export data /dev/vdb --domain store                 in machine a: offer a disk to other domains
+  partywall blk serve --from a.store:data --socket /run/data.sock   on the host: serve it to another machine";
 
 /// Disks for virtual machines without Partywall inside
 #[derive(Debug, Parser)]
@@ -40,6 +44,8 @@ struct Cli {
 enum BlkCommand {
     /// Serve a disk in the foreground
     Serve(Box<ServeArgs>),
+    /// Offer a disk of this machine, container or host to other domains, in the foreground
+    Export(DiskExportArgs),
     /// Show a disk and its counters
     Show {
         #[command(flatten)]
@@ -98,14 +104,20 @@ struct SocketArgs {
 #[derive(Debug, clap::Args)]
 struct ServeArgs {
     /// A raw file, or a block device
-    path: PathBuf,
+    #[arg(required_unless_present = "from", conflicts_with = "from")]
+    path: Option<PathBuf>,
+    /// A disk that another domain offers by `partywall blk export`, instead of a file
+    #[arg(long, value_name = "DOMAIN:NAME")]
+    from: Option<String>,
+    #[command(flatten)]
+    importing: ImportArgs,
     #[command(flatten)]
     at: SocketArgs,
     /// Let the guest only read
     #[arg(long)]
     read_only: bool,
     /// Bypass the host's page cache (O_DIRECT)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "from")]
     direct: bool,
     /// Make each write durable before it completes, so that the guest need not flush
     #[arg(long)]
@@ -133,6 +145,47 @@ struct ServeArgs {
     inject_delay: u64,
 }
 
+#[derive(Debug, clap::Args)]
+struct ImportArgs {
+    #[command(flatten)]
+    join: JoinArgs,
+    /// Requests that the exporter executes at a time; each takes a connection, of up to 8 MiB of memory on each side
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32), requires = "from")]
+    connections: u16,
+    /// Seconds that requests wait for an exporter that has gone or does not answer, before they fail
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "from")]
+    grace: u64,
+}
+
+#[derive(Debug, clap::Args)]
+struct JoinArgs {
+    /// Socket of the broker [default: /run/partywall/broker.sock if it exists, else $XDG_RUNTIME_DIR/partywall/broker.sock]
+    #[arg(long, value_name = "PATH", env = "PARTYWALL_BROKER", hide_env_values = true)]
+    broker: Option<PathBuf>,
+    /// Name to join under [default: USER-PID]
+    #[arg(long, value_name = "NAME", env = "PARTYWALL_DOMAIN", hide_env_values = true)]
+    domain: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct DiskExportArgs {
+    /// The service to offer; the service NAME.calls is offered beside it
+    name: String,
+    /// A raw file, or a block device
+    path: PathBuf,
+    #[command(flatten)]
+    join: JoinArgs,
+    /// Let users only read, and several at a time
+    #[arg(long)]
+    read_only: bool,
+    /// Bypass the page cache (O_DIRECT)
+    #[arg(long)]
+    direct: bool,
+    /// Ignore discards, so that the file keeps its allocated blocks
+    #[arg(long)]
+    no_discard: bool,
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     partywall_terminal::log_to_stderr("info");
@@ -142,6 +195,7 @@ fn main() -> ExitCode {
 fn run(command: BlkCommand) -> Result<(), VhostError> {
     match command {
         BlkCommand::Serve(arguments) => serve(*arguments),
+        BlkCommand::Export(arguments) => export(arguments),
         BlkCommand::Show { at, json } => show(&control::ask(&at.socket, &DiskControl::Show)?, json),
         BlkCommand::Resize { at, size } => say(control::ask(&at.socket, &DiskControl::Resize { size })?),
         BlkCommand::Args { at, queues, libvirt } => {
@@ -176,8 +230,37 @@ fn absolute(path: &Path) -> Result<PathBuf, VhostError> {
     std::path::absolute(path).map_err(VhostError::file_error("find", path))
 }
 
+fn join(arguments: &JoinArgs) -> Result<Domain, VhostError> {
+    let mut builder = Domain::builder();
+    if let Some(name) = &arguments.domain {
+        builder = builder.name(name);
+    }
+    if let Some(broker) = &arguments.broker {
+        builder = builder.broker(broker);
+    }
+    Ok(builder.join()?)
+}
+
+fn catch_signals() -> Result<signal_hook::iterator::Signals, VhostError> {
+    let signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]);
+    signals.map_err(|source| VhostError::System { call: "catch signals", source })
+}
+
+fn export(arguments: DiskExportArgs) -> Result<(), VhostError> {
+    let DiskExportArgs { name, path, join: joining, read_only, direct, no_discard } = arguments;
+    let mut signals = catch_signals()?;
+    let domain = join(&joining)?;
+    let shown = printable(&path.to_string_lossy()).to_string();
+    let options = DiskExportOptions { path, read_only, direct, discard: !no_discard };
+    let _export = DiskExport::bind(options, &domain, &name)?;
+    say(format_args!("exporting {shown} as {}:{name}", domain.name()))?;
+    signals.forever().next();
+    Ok(())
+}
+
 fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
-    let mut options = DiskOptions::new(&arguments.path);
+    let source = arguments.path.clone().or_else(|| arguments.from.clone().map(PathBuf::from)).unwrap_or_default();
+    let mut options = DiskOptions::new(&source);
     options.read_only = arguments.read_only;
     options.direct = arguments.direct;
     options.writethrough = arguments.writethrough;
@@ -190,18 +273,21 @@ fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
         options.serial = serial;
     }
     let socket = arguments.at.socket;
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
-        .map_err(|source| VhostError::System { call: "catch signals", source })?;
-    let (engine, handle) = DiskEngine::new(options, &socket, arguments.owner)?;
+    let mut signals = catch_signals()?;
+    let (engine, handle) = match arguments.from {
+        None => DiskEngine::new(options, &socket, arguments.owner)?,
+        Some(target) => {
+            let ImportArgs { join: joining, connections, grace } = arguments.importing;
+            let (domain, grace) = (join(&joining)?, Duration::from_secs(grace));
+            let from = ImportOptions { domain, target, connections: connections.into(), grace };
+            DiskEngine::import(options, from, &socket, arguments.owner)?
+        }
+    };
     let running = std::thread::spawn(move || engine.run());
     let listener = control::listen(&socket)?;
     let asked = handle.clone();
     std::thread::spawn(move || control::serve(&listener, &asked));
-    say(format_args!(
-        "serving {} at {}",
-        printable(&arguments.path.to_string_lossy()),
-        printable(&socket.to_string_lossy())
-    ))?;
+    say(format_args!("serving {} at {}", printable(&source.to_string_lossy()), printable(&socket.to_string_lossy())))?;
     // An engine that ends by itself has failed, or was asked to end.
     let watcher = signals.handle();
     let ended = std::thread::spawn(move || {
@@ -243,6 +329,7 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         ">WRITES",
         ">BYTES",
         ">FLUSHES",
+        ">COPIED",
         ">FAILED",
         ">REFUSED",
         ">RECOVERED",
@@ -258,6 +345,7 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         counters.writes,
         counters.written_bytes,
         counters.flushes,
+        counters.copied_bytes,
         counters.failed,
         counters.refused,
         counters.recovered,

@@ -21,6 +21,9 @@ pub struct DiskCounters {
     pub refused: u64,
     /// Requests that an earlier back end had taken and not completed.
     pub recovered: u64,
+    /// Bytes that the back end has copied: none of a file, and each byte of an imported disk once.
+    #[serde(default)]
+    pub copied_bytes: u64,
     /// Queues and connections that broke the rules.
     pub broken: u64,
 }

@@ -1,13 +1,16 @@
 //! The loop that serves one disk, in one thread.
 //!
-//! The loop looks at the queues and at io_uring for a while before it sleeps; how long adapts to what that finds. An idle disk uses no
+//! The loop looks at the queues and at the store for a while before it sleeps; how long adapts to what that finds. An idle disk uses no
 //! processor time.
 
 use super::control::{DiskControl, DiskHandle, DiskReport};
-use super::image::{DiskImage, SERIAL};
+use super::exported::{ImportOptions, ImportedDisk};
+use super::file::FileDisk;
+use super::image::SERIAL;
 use super::request::{self, DiskOperation, DiskRequest, DiskStatus, MOST_RANGE, SECTOR};
+use super::store::DiskStore;
+use super::store_task::MOST_TASKS;
 use super::task::{AfterTask, DiskTask, TaskStep};
-use super::uring::{MOST_TASKS, TaskQueue};
 use super::{DiskCounters, DiskOptions};
 use crate::VhostError;
 use crate::chain::{BufferPiece, ChainBuffers};
@@ -18,7 +21,6 @@ use crate::ring::VirtioRing;
 use crate::session::{DeviceModel, FrontendSession};
 use crate::spin::{AdaptiveSpin, nanoseconds};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,14 +43,13 @@ const SEGMENTS: u32 = 126;
 const CONTROL: u64 = 0x100;
 const LISTENER: u64 = 0x101;
 const SOCKET: u64 = 0x102;
-const FILE: u64 = 0x103;
+const STORE: u64 = 0x103;
 
 /// A disk.
 #[derive(Debug)]
 pub struct DiskEngine {
     options: DiskOptions,
-    image: DiskImage,
-    queue: TaskQueue,
+    store: Box<dyn DiskStore>,
     tasks: Vec<Option<DiskTask>>,
     free: Vec<usize>,
     buffers: ChainBuffers,
@@ -67,18 +68,38 @@ pub struct DiskEngine {
 impl DiskEngine {
     /// Opens a disk and listens for a front end at `socket`.
     pub fn new(options: DiskOptions, socket: &Path, owner: Option<u32>) -> Result<(Self, DiskHandle), VhostError> {
-        let image = DiskImage::open(&options)?;
-        let queue = TaskQueue::new(image.fd(), options.faults.delay)?;
+        let store = FileDisk::open(&options)?;
+        Self::on(Box::new(store), options, socket, owner)
+    }
+
+    /// Takes a disk that another domain exports, and listens for a front end at `socket`. The path in `options` is only shown.
+    pub fn import(
+        options: DiskOptions,
+        from: ImportOptions,
+        socket: &Path,
+        owner: Option<u32>,
+    ) -> Result<(Self, DiskHandle), VhostError> {
+        options.check()?;
+        let store = ImportedDisk::connect(from, options.read_only, options.faults.delay)?;
+        Self::on(Box::new(store), options, socket, owner)
+    }
+
+    fn on(
+        store: Box<dyn DiskStore>,
+        options: DiskOptions,
+        socket: &Path,
+        owner: Option<u32>,
+    ) -> Result<(Self, DiskHandle), VhostError> {
         let poller = WatchSet::new()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).map_err(VhostError::system("make an eventfd"))?);
         let (sender, requests) = channel();
         let handle = RequestHandle::new(sender, Arc::clone(&wake));
-        let ended = queue.descriptor().map_err(|source| VhostError::System { call: "watch io_uring", source })?;
+        let ended = store.descriptor()?;
         let engine = Self {
             listener: FrontendListener::new(socket, owner, &poller, LISTENER)?,
             wake: poller.watch(wake, CONTROL)?,
-            _ended: poller.watch(ended, FILE)?,
+            _ended: poller.watch(ended, STORE)?,
             tasks: std::iter::repeat_with(|| None).take(MOST_TASKS).collect(),
             free: (0..MOST_TASKS).rev().collect(),
             buffers: ChainBuffers::default(),
@@ -88,8 +109,7 @@ impl DiskEngine {
             start: Instant::now(),
             stopping: false,
             options,
-            image,
-            queue,
+            store,
             poller,
             requests,
         };
@@ -135,7 +155,7 @@ impl DiskEngine {
     /// Takes requests, and completes those that are done; whether there was any.
     fn serve(&mut self) -> bool {
         let taken = self.take_requests();
-        self.queue.submit();
+        self.store.submit();
         let done = self.complete();
         self.publish();
         taken || done
@@ -147,7 +167,7 @@ impl DiskEngine {
         let writethrough = self.options.writethrough || features & (1 << virtio_blk::VIRTIO_BLK_F_FLUSH) == 0;
         let (table, rings) = session.parts();
         let memory = Arc::clone(table.map());
-        let geometry = self.image.geometry(self.options.discard);
+        let geometry = self.store.geometry(self.options.discard);
         let mut taken = false;
         for index in 0..rings.len() {
             for turn in 0..TURN {
@@ -210,7 +230,7 @@ impl DiskEngine {
         taken
     }
 
-    /// Begins a request, or does it at once where io_uring is of no use.
+    /// Begins a request, or does it at once where the store is not needed.
     fn begin(&mut self, mut task: DiskTask, memory: &Arc<GuestMemoryMmap>) {
         if self.options.faults.fails(&task.request) {
             self.counters.failed += 1;
@@ -220,13 +240,13 @@ impl DiskEngine {
             let status = self.identify(&task, memory);
             return self.answer(task, status, memory);
         }
-        if task.request.operation == DiskOperation::Flush && self.image.geometry(false).read_only {
+        if task.request.operation == DiskOperation::Flush && self.store.geometry(false).read_only {
             return self.answer(task, DiskStatus::Done, memory);
         }
-        if !task.is_aligned(&self.image) {
+        if !self.store.takes(&task) {
             // Neighbours in a block are read and written with it, so nothing else may be under way.
             self.finish_tasks();
-            let status = match self.by_copy(&task, memory) {
+            let status = match self.store.by_copy(&task, memory) {
                 Ok(()) => DiskStatus::Done,
                 Err(_) => DiskStatus::Failed,
             };
@@ -244,7 +264,7 @@ impl DiskEngine {
     fn go_on(&mut self, id: usize, memory: &Arc<GuestMemoryMmap>) {
         let Some(task) = self.tasks.get(id).and_then(Option::as_ref) else { return };
         let skip = usize::try_from(task.done).unwrap_or(usize::MAX);
-        if !self.queue.begin(id, task.next(), memory, &task.pieces, skip) {
+        if !self.store.begin(id, task.next(), memory, &task.pieces, skip) {
             self.end(id, DiskStatus::Failed, memory);
         }
     }
@@ -252,7 +272,7 @@ impl DiskEngine {
     /// Takes the results of tasks; whether there were any.
     fn complete(&mut self) -> bool {
         let mut worked = false;
-        while let Some((id, result)) = self.queue.ended() {
+        while let Some((id, result)) = self.store.ended() {
             worked = true;
             let Some(task) = self.tasks.get_mut(id).and_then(Option::as_mut) else { continue };
             let after = task.after(result);
@@ -334,49 +354,12 @@ impl DiskEngine {
         put(&task.pieces, &serial, memory)
     }
 
-    /// Reads, writes or zeroes by a copy.
-    fn by_copy(&self, task: &DiskTask, memory: &GuestMemoryMmap) -> Result<(), Errno> {
-        const STEP: usize = 1 << 20;
-        let mut offset = task.request.offset;
-        match task.request.operation {
-            DiskOperation::WriteZeroes { .. } => {
-                let zeroes = vec![0; STEP];
-                let mut left = task.request.length;
-                while left > 0 {
-                    let part = left.min(STEP as u64);
-                    self.image.write_at(offset, &zeroes[..usize::try_from(part).unwrap_or(STEP)])?;
-                    (offset, left) = (offset + part, left - part);
-                }
-            }
-            operation => {
-                let mut bytes = vec![0; STEP];
-                for piece in &task.pieces {
-                    let mut at = 0;
-                    while at < piece.length {
-                        let part = &mut bytes[..STEP.min(piece.length - at)];
-                        let address = GuestAddress(piece.address.0 + at as u64);
-                        if operation == DiskOperation::Read {
-                            self.image.read_at(offset, part)?;
-                            memory.write_slice(part, address).map_err(|_| Errno::FAULT)?;
-                        } else {
-                            memory.read_slice(part, address).map_err(|_| Errno::FAULT)?;
-                            self.image.write_at(offset, part)?;
-                        }
-                        (at, offset) = (at + part.len(), offset + part.len() as u64);
-                    }
-                }
-            }
-        }
-        let durable = task.writethrough && task.request.operation != DiskOperation::Read;
-        if durable { self.image.sync() } else { Ok(()) }
-    }
-
     /// Waits until no task is under way.
     fn finish_tasks(&mut self) {
-        self.queue.submit();
-        while self.queue.busy() > 0 {
+        self.store.submit();
+        while self.store.busy() > 0 {
             if !self.complete() {
-                self.queue.wait();
+                self.store.wait();
             }
         }
     }
@@ -386,7 +369,7 @@ impl DiskEngine {
         let is_left = |ring: &VirtioRing| ring.runs() && ring.unfinished() > 0;
         while self.session.as_ref().is_some_and(|session| session.rings().iter().any(is_left)) {
             self.take_requests();
-            self.queue.submit();
+            self.store.submit();
             // This makes room for the next ones.
             self.finish_tasks();
         }
@@ -489,27 +472,27 @@ impl DiskEngine {
             DiskControl::Show => {
                 let report = DiskReport {
                     path: self.options.path.clone(),
-                    capacity: self.image.geometry(false).capacity,
+                    capacity: self.store.geometry(false).capacity,
                     read_only: self.options.read_only,
                     connected: self.session.as_ref().is_some_and(|s| s.rings().iter().any(|ring| ring.runs())),
                     occupied: self.session.is_some(),
                     recovers: self.session.as_ref().is_some_and(FrontendSession::survives),
-                    under_way: self.queue.busy() as u64,
-                    counters: self.counters,
+                    under_way: self.store.busy() as u64,
+                    counters: DiskCounters { copied_bytes: self.store.copied_bytes(), ..self.counters },
                 };
                 serde_json::to_value(report).map_err(|e| VhostError::Refused(e.to_string()))
             }
             DiskControl::Resize { size } => {
                 if let Some(size) = size {
-                    self.image.grow(size)?;
+                    self.store.grow(size)?;
                 }
-                if self.image.refresh()? {
+                if self.store.refresh()? {
                     let config = self.config();
                     if let Some(session) = &mut self.session {
                         session.set_config(config);
                     }
                 }
-                Ok(serde_json::json!(self.image.geometry(false).capacity))
+                Ok(serde_json::json!(self.store.geometry(false).capacity))
             }
             DiskControl::Stop => {
                 self.stopping = true;
@@ -527,7 +510,7 @@ impl DiskEngine {
             virtio_ring::VIRTIO_RING_F_EVENT_IDX,
             virtio_config::VIRTIO_F_VERSION_1,
         ];
-        let geometry = self.image.geometry(self.options.discard);
+        let geometry = self.store.geometry(self.options.discard);
         let optional = [
             (!self.options.writethrough, virtio_blk::VIRTIO_BLK_F_FLUSH),
             (geometry.read_only, virtio_blk::VIRTIO_BLK_F_RO),
@@ -549,8 +532,8 @@ impl DiskEngine {
 
     /// The configuration that a driver reads: `struct virtio_blk_config`.
     fn config(&self) -> Vec<u8> {
-        let geometry = self.image.geometry(self.options.discard);
-        let block = self.image.block();
+        let geometry = self.store.geometry(self.options.discard);
+        let block = self.store.block();
         let align = (block / SECTOR as u32).max(1);
         let mut config = vec![0; 60];
         let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);

@@ -13,7 +13,7 @@ const HANDOVER: Duration = Duration::from_secs(30);
 /// Bytes of a serial number.
 pub(super) const SERIAL: usize = virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES as usize;
 /// Alignment that every device is content with, and blocks that are tried for unbuffered access.
-const ALIGN: usize = 4096;
+pub(super) const ALIGN: usize = 4096;
 const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
 
 /// How a disk is served.
@@ -57,7 +57,7 @@ impl DiskOptions {
         }
     }
 
-    fn check(&self) -> Result<(), VhostError> {
+    pub(super) fn check(&self) -> Result<(), VhostError> {
         let serial =
             self.serial.len() <= SERIAL && self.serial.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
         if !serial {
@@ -190,6 +190,17 @@ impl DiskImage {
                 };
             }
             (from, offset) = (&from[part..], offset + part as u64);
+        }
+        Ok(())
+    }
+
+    /// Writes zeroes at any place, as [`Self::write_at`].
+    pub(crate) fn write_zeroes(&self, mut offset: u64, mut length: u64) -> Result<(), Errno> {
+        let zeroes = vec![0; 1 << 20];
+        while length > 0 {
+            let part = length.min(zeroes.len() as u64);
+            self.write_at(offset, &zeroes[..usize::try_from(part).unwrap_or(zeroes.len())])?;
+            (offset, length) = (offset + part, length - part);
         }
         Ok(())
     }

@@ -9,18 +9,23 @@
 //!
 //! - [`request`] reads a request from a queue and judges it. It makes no system call.
 //! - [`engine`] is the loop of one disk, in one thread. [`control`] is the socket by which it is resized and asked for counters.
+//! - [`exported`] is for disks of other domains, in place of a file of this host.
 //! - [`driver`] is a guest's driver without a machine around it, for tests and the bench.
 
 pub mod attach;
 pub mod control;
 pub mod driver;
 pub mod engine;
+pub mod exported;
 pub mod load;
 pub mod request;
 
 mod counters;
 mod fault;
+mod file;
 mod image;
+mod store;
+mod store_task;
 mod task;
 mod uring;
 

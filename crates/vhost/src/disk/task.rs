@@ -1,8 +1,7 @@
-//! The course of one request: one or more tasks for the file, then its answer.
+//! The course of one request: one or more tasks for the store, then its answer.
 
-use super::image::DiskImage;
 use super::request::{DiskOperation, DiskRequest, DiskStatus};
-use super::uring::FileTask;
+use super::store_task::StoreTask;
 use crate::chain::BufferPiece;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -46,20 +45,20 @@ pub(crate) enum AfterTask {
 }
 
 impl DiskTask {
-    /// The next task for the file.
-    pub(crate) fn next(&self) -> FileTask {
+    /// The next task for the store.
+    pub(crate) fn next(&self) -> StoreTask {
         let (offset, left) = (self.request.offset + self.done, self.request.length - self.done);
         match (self.step, self.request.operation) {
-            (TaskStep::Delay, _) => FileTask::Delay,
-            (TaskStep::Sync, _) | (_, DiskOperation::Flush | DiskOperation::Identify) => FileTask::Sync,
-            (TaskStep::Zeroes, _) => FileTask::Zero { offset, length: left, durable: self.writethrough },
-            (TaskStep::Main, DiskOperation::Read) => FileTask::Read { offset },
-            (TaskStep::Main, DiskOperation::Write) => FileTask::Write { offset, durable: self.writethrough },
+            (TaskStep::Delay, _) => StoreTask::Delay,
+            (TaskStep::Sync, _) | (_, DiskOperation::Flush | DiskOperation::Identify) => StoreTask::Sync,
+            (TaskStep::Zeroes, _) => StoreTask::Zero { offset, length: left, durable: self.writethrough },
+            (TaskStep::Main, DiskOperation::Read) => StoreTask::Read { offset },
+            (TaskStep::Main, DiskOperation::Write) => StoreTask::Write { offset, durable: self.writethrough },
             (TaskStep::Main, DiskOperation::Discard | DiskOperation::WriteZeroes { unmap: true }) => {
-                FileTask::Allocate { offset, length: left, mode: mode(FallocateFlags::PUNCH_HOLE) }
+                StoreTask::Allocate { offset, length: left, mode: mode(FallocateFlags::PUNCH_HOLE) }
             }
             (TaskStep::Main, DiskOperation::WriteZeroes { unmap: false }) => {
-                FileTask::Allocate { offset, length: left, mode: mode(FallocateFlags::ZERO_RANGE) }
+                StoreTask::Allocate { offset, length: left, mode: mode(FallocateFlags::ZERO_RANGE) }
             }
         }
     }
@@ -101,19 +100,6 @@ impl DiskTask {
         self.step = TaskStep::Sync;
         AfterTask::Continue
     }
-
-    /// Whether the file takes the buffers as they are.
-    pub(crate) fn is_aligned(&self, image: &DiskImage) -> bool {
-        let pieces = || self.pieces.iter();
-        match self.request.operation {
-            DiskOperation::Read | DiskOperation::Write => {
-                image.is_aligned(0, 0, self.request.offset)
-                    && pieces().all(|piece| image.is_aligned(piece.address.0 as usize, piece.length, 0))
-            }
-            DiskOperation::WriteZeroes { .. } => image.is_aligned(0, 0, self.request.offset | self.request.length),
-            DiskOperation::Discard | DiskOperation::Flush | DiskOperation::Identify => true,
-        }
-    }
 }
 
 fn mode(flag: FallocateFlags) -> i32 {
@@ -134,7 +120,7 @@ mod tests {
     fn short_read_is_continued_and_the_end_of_a_file_is_a_failure() {
         let mut task = task(DiskOperation::Read, false);
         assert_eq!(task.after(Ok(4096)), AfterTask::Continue);
-        assert_eq!(task.next(), FileTask::Read { offset: 8192 });
+        assert_eq!(task.next(), StoreTask::Read { offset: 8192 });
         assert_eq!(task.after(Err(Errno::AGAIN)), AfterTask::Continue);
         assert_eq!(task.after(Ok(0)), AfterTask::Answer(DiskStatus::Failed));
         assert_eq!(task.after(Ok(4096)), AfterTask::Answer(DiskStatus::Done));
@@ -150,11 +136,11 @@ mod tests {
 
     #[test]
     fn writethrough_makes_each_change_durable() {
-        assert_eq!(task(DiskOperation::Write, true).next(), FileTask::Write { offset: 4096, durable: true });
+        assert_eq!(task(DiskOperation::Write, true).next(), StoreTask::Write { offset: 4096, durable: true });
         for operation in [DiskOperation::Discard, DiskOperation::WriteZeroes { unmap: true }] {
             let mut task = task(operation, true);
             assert_eq!(task.after(Ok(0)), AfterTask::Continue);
-            assert_eq!(task.next(), FileTask::Sync);
+            assert_eq!(task.next(), StoreTask::Sync);
             assert_eq!(task.after(Ok(0)), AfterTask::Answer(DiskStatus::Done));
         }
     }
@@ -163,9 +149,9 @@ mod tests {
     fn zeroes_are_written_where_the_file_system_cannot_fill_a_range() {
         let mut zeroes = task(DiskOperation::WriteZeroes { unmap: false }, true);
         assert_eq!(zeroes.after(Err(Errno::OPNOTSUPP)), AfterTask::Continue);
-        assert_eq!(zeroes.next(), FileTask::Zero { offset: 4096, length: 8192, durable: true });
+        assert_eq!(zeroes.next(), StoreTask::Zero { offset: 4096, length: 8192, durable: true });
         assert_eq!(zeroes.after(Ok(4096)), AfterTask::Continue);
-        assert_eq!(zeroes.next(), FileTask::Zero { offset: 8192, length: 4096, durable: true });
+        assert_eq!(zeroes.next(), StoreTask::Zero { offset: 8192, length: 4096, durable: true });
         assert_eq!(zeroes.after(Ok(4096)), AfterTask::Answer(DiskStatus::Done));
         let mut discard = task(DiskOperation::Discard, false);
         assert_eq!(discard.after(Err(Errno::OPNOTSUPP)), AfterTask::Answer(DiskStatus::Unsupported));

@@ -3,6 +3,7 @@
 //!
 //! A task owns what the kernel uses for it: the guest's memory and the list of its pieces. A queue that is dropped waits for its tasks.
 
+use super::store_task::{MOST_TASKS, StoreTask};
 use crate::VhostError;
 use crate::chain::BufferPiece;
 use io_uring::{IoUring, opcode, squeue, types};
@@ -11,8 +12,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 
-/// Tasks that are under way at most.
-pub(crate) const MOST_TASKS: usize = 1024;
 /// Pieces that the kernel takes in one call.
 const MOST_PIECES: usize = 1024;
 /// Tasks that are handed to the kernel by one call at most.
@@ -21,23 +20,6 @@ const ENTRIES: u32 = 256;
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 /// The file among the registered ones.
 const FILE: types::Fixed = types::Fixed(0);
-
-/// The operation of a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FileTask {
-    /// Reads into the task's pieces.
-    Read { offset: u64 },
-    /// Writes the task's pieces, durably if wanted.
-    Write { offset: u64, durable: bool },
-    /// Writes zeroes, as many as one call takes and not more than `length`.
-    Zero { offset: u64, length: u64, durable: bool },
-    /// `fallocate` with this mode.
-    Allocate { offset: u64, length: u64, mode: i32 },
-    /// `fdatasync`.
-    Sync,
-    /// Waits for a while.
-    Delay,
-}
 
 /// The memory that the kernel uses until the task has ended.
 #[derive(Default)]
@@ -101,7 +83,7 @@ impl TaskQueue {
     pub(crate) fn begin(
         &mut self,
         id: usize,
-        task: FileTask,
+        task: StoreTask,
         memory: &Arc<GuestMemoryMmap>,
         pieces: &[BufferPiece],
         skip: usize,
@@ -109,12 +91,12 @@ impl TaskQueue {
         let Some(held) = self.held.get_mut(id).filter(|held| !held.busy) else { return false };
         held.pieces.clear();
         match task {
-            FileTask::Read { .. } | FileTask::Write { .. } => {
+            StoreTask::Read { .. } | StoreTask::Write { .. } => {
                 if !collect(memory, pieces, skip, &mut held.pieces) {
                     return false;
                 }
             }
-            FileTask::Zero { length, .. } => {
+            StoreTask::Zero { length, .. } => {
                 let mut left = usize::try_from(length).unwrap_or(usize::MAX).min(ZEROES.len() * 64);
                 while left > 0 {
                     let part = left.min(ZEROES.len());
@@ -122,28 +104,28 @@ impl TaskQueue {
                     left -= part;
                 }
             }
-            FileTask::Allocate { .. } | FileTask::Sync | FileTask::Delay => {}
+            StoreTask::Allocate { .. } | StoreTask::Sync | StoreTask::Delay => {}
         }
         let (list, count) = (held.pieces.as_ptr(), u32::try_from(held.pieces.len()).unwrap_or(0));
         let single = held.pieces.first().filter(|_| count == 1).map(|piece| (piece.iov_base, piece.iov_len));
         let single = single.and_then(|(base, length)| Some((base.cast::<u8>(), u32::try_from(length).ok()?)));
         let flags = |durable: bool| if durable { libc::RWF_DSYNC } else { 0 };
         let entry = match (task, single) {
-            (FileTask::Read { offset }, Some((base, length))) => {
+            (StoreTask::Read { offset }, Some((base, length))) => {
                 opcode::Read::new(FILE, base, length).offset(offset).build()
             }
-            (FileTask::Read { offset }, None) => opcode::Readv::new(FILE, list, count).offset(offset).build(),
-            (FileTask::Write { offset, durable }, Some((base, length))) => {
+            (StoreTask::Read { offset }, None) => opcode::Readv::new(FILE, list, count).offset(offset).build(),
+            (StoreTask::Write { offset, durable }, Some((base, length))) => {
                 opcode::Write::new(FILE, base, length).offset(offset).rw_flags(flags(durable)).build()
             }
-            (FileTask::Write { offset, durable } | FileTask::Zero { offset, durable, .. }, _) => {
+            (StoreTask::Write { offset, durable } | StoreTask::Zero { offset, durable, .. }, _) => {
                 opcode::Writev::new(FILE, list, count).offset(offset).rw_flags(flags(durable)).build()
             }
-            (FileTask::Allocate { offset, length, mode }, _) => {
+            (StoreTask::Allocate { offset, length, mode }, _) => {
                 opcode::Fallocate::new(FILE, length).offset(offset).mode(mode).build()
             }
-            (FileTask::Sync, _) => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
-            (FileTask::Delay, _) => opcode::Timeout::new(&raw const *self.delay).build(),
+            (StoreTask::Sync, _) => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
+            (StoreTask::Delay, _) => opcode::Timeout::new(&raw const *self.delay).build(),
         };
         held.memory = Some(Arc::clone(memory));
         held.busy = true;

@@ -1,0 +1,93 @@
+//! `partywall blk export` in a guest: another guest, which has nothing of Partywall inside, has the disk as an ordinary virtio disk. The
+//! exporter and the back end are killed under load.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod world;
+
+use partywall_lab::{Guest, GuestOptions, ImageOptions, Running};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Instant;
+use world::{HANG, Inside, Process, World, program};
+
+const MIB: u64 = 1 << 20;
+
+fn start_export(guest: &Guest) -> Running<'_> {
+    let line = "partywall blk export data /tmp/disk.raw --domain store > /tmp/export.log 2>&1";
+    let running = guest.start(&["sh", "-c", &format!(": > /tmp/export.log; exec {line}")]).unwrap();
+    let deadline = Instant::now() + HANG;
+    while !guest.sh("cat /tmp/export.log").contains("exporting") {
+        assert!(Instant::now() < deadline, "{}", guest.sh("cat /tmp/export.log"));
+    }
+    running
+}
+
+fn start_back_end(world: &World) -> Process {
+    let socket = world.path("disk.sock");
+    let mut command = world.command(&["blk", "serve", "--from", "a.store:data", "--connections", "2", "--socket"]);
+    command.arg(socket).arg("--broker").arg(world.path("broker.sock")).env("RUST_LOG", "warn");
+    let mut child = Process(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving"), "{line} {}", world.log());
+    child
+}
+
+fn report(world: &World, name: &str) -> u64 {
+    let shown = world.command(&["blk", "show", "--json", "--socket"]).arg(world.path("disk.sock")).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    report[name].as_u64().or(report["counters"][name].as_u64()).unwrap()
+}
+
+#[test]
+fn disk_of_one_guest_is_used_by_another_through_kills() {
+    let blk = program("partywall-vhost", "partywall-blk");
+    let image = ImageOptions::default().program(blk, "partywall-blk").module("virtio_blk");
+    let world = World::with("exported-disk", image);
+    let shared = ["-object", "memory-backend-memfd,id=ram,size=256M,share=on", "-machine", "memory-backend=ram"];
+    let [a, b] = world.boot_as([GuestOptions::new("a"), GuestOptions::new("b").arguments(shared.map(str::to_owned))]);
+    let said = world.attach(&a);
+    assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), world.log());
+    world.wait_ready(1);
+    a.sh("truncate -s 24M /tmp/disk.raw");
+    let mut export = start_export(&a);
+    let mut back_end = start_back_end(&world);
+    let mut plug = world.command(&["vm", "attach", "b", "--disk"]);
+    let done = plug.arg(world.path("disk.sock")).arg("--qmp").arg(b.monitor()).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    b.sh("n=0; while [ ! -e /sys/block/vda ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done");
+    assert_eq!(b.sh("cat /sys/block/vda/size").trim(), (24 * MIB / 512).to_string());
+
+    // Each part is written and flushed, through a kill of the exporter and one of the back end.
+    let load = "for n in 0 1 2 3 4 5; do
+            dd if=/dev/urandom of=/tmp/part bs=64k count=64 2>/dev/null
+            dd if=/tmp/part of=/dev/vda bs=64k seek=$((n*64)) conv=fsync 2>/dev/null || exit 1
+            cat /tmp/part >> /tmp/all
+            echo $n > /tmp/progress
+        done";
+    let running = b.start(&["sh", "-c", load]).unwrap();
+    for (n, exporter) in [(0, true), (2, false)] {
+        b.sh(&format!("while [ ! -s /tmp/progress ] || [ $(cat /tmp/progress) -lt {n} ]; do sleep 0.02; done"));
+        if exporter {
+            a.sh("killall -9 partywall-blk");
+            export.wait(HANG).unwrap();
+            export = start_export(&a);
+        } else {
+            drop(back_end);
+            back_end = start_back_end(&world);
+        }
+    }
+    let end = running.wait(HANG).unwrap();
+    assert_eq!(end.status, 0, "the guest has seen an error of its disk: {}", a.sh("cat /tmp/export.log"));
+    b.sh("echo 3 > /proc/sys/vm/drop_caches");
+    let sum = b.sh("sha256sum < /tmp/all");
+    assert_eq!(b.sh("sha256sum < /dev/vda"), sum);
+    assert_eq!(a.sh("sha256sum < /tmp/disk.raw"), sum);
+    assert_eq!(b.sh("dmesg | grep -ciE 'i/o error' || true").trim(), "0");
+    // What the second back end has read and written was copied once.
+    assert_eq!(report(&world, "copied_bytes"), report(&world, "read_bytes") + report(&world, "written_bytes"));
+    assert!(report(&world, "read_bytes") >= 24 * MIB);
+    drop((export, back_end));
+}

@@ -1,0 +1,531 @@
+//! A disk that another domain exports, as the store of a back end. Threads execute its tasks by calls.
+#![expect(unsafe_code, reason = "copies from memory that the exporter can change, by its address")]
+
+use super::link::{ExportCalls, ExportFailure, ExportLink};
+use super::wire::{ExportOperation, LARGEST_DATA, LARGEST_RANGE, Welcome};
+use crate::VhostError;
+use crate::chain::BufferPiece;
+use crate::disk::request::DiskGeometry;
+use crate::disk::store::DiskStore;
+use crate::disk::store_task::StoreTask;
+use crate::disk::task::DiskTask;
+use partywall::Domain;
+use partywall::rpc::Reply;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+
+/// Between two attempts to reach an exporter that has gone.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long requests wait for an exporter that has gone, while the machine waits for the end of all requests.
+const HURRY: Duration = Duration::from_secs(2);
+/// How long an exporter may take to begin a session.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// Where a disk is imported from.
+#[derive(Debug, Clone)]
+pub struct ImportOptions {
+    /// The domain that connects.
+    pub domain: Domain,
+    /// The exporter, as `DOMAIN:NAME`.
+    pub target: String,
+    /// Requests that the exporter executes at a time. Each has a thread and a connection.
+    pub connections: usize,
+    /// How long a request waits for an exporter that has gone or does not answer, before it fails.
+    pub grace: Duration,
+}
+
+/// The store of a disk that another domain exports.
+#[derive(Debug)]
+pub struct ImportedDisk {
+    shared: Arc<ImportCore>,
+    workers: Vec<JoinHandle<()>>,
+    done: Receiver<Done>,
+    /// One that was waited for, and is to be returned first.
+    next: Option<Done>,
+    busy: usize,
+    geometry: DiskGeometry,
+    block: u32,
+}
+
+type Done = (usize, Result<u32, Errno>);
+
+/// A task for a thread.
+struct StoreJob {
+    id: usize,
+    task: StoreTask,
+    memory: Arc<GuestMemoryMmap>,
+    pieces: Vec<BufferPiece>,
+}
+
+/// What the threads share.
+struct ImportCore {
+    options: ImportOptions,
+    delay: Duration,
+    /// The disk as it was at first. An exporter that comes back must have the same.
+    first: Welcome,
+    jobs: Mutex<StoreJobs>,
+    offered: Condvar,
+    link: Mutex<CurrentLink>,
+    /// The machine waits for the end of all requests.
+    hurries: AtomicBool,
+    /// Readable while `is_rung`.
+    wake: OwnedFd,
+    is_rung: AtomicBool,
+    copied: AtomicU64,
+    unsynced: Unsynced,
+}
+
+#[derive(Default)]
+struct StoreJobs {
+    jobs: VecDeque<StoreJob>,
+    is_over: bool,
+}
+
+/// The session, and how many there were before.
+struct CurrentLink {
+    generation: u64,
+    link: Option<ExportLink>,
+    boot: [u8; 16],
+}
+
+/// Changes that were done and are not known to be durable.
+#[derive(Default)]
+struct Unsynced {
+    done: AtomicU64,
+    synced: AtomicU64,
+    /// The exporter's machine has started again since such changes, so they may be lost.
+    is_lost: AtomicBool,
+}
+
+impl std::fmt::Debug for ImportCore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImportCore").field("target", &self.options.target).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ImportedDisk {
+    /// Begins a session with the exporter.
+    pub(crate) fn connect(options: ImportOptions, read_only: bool, delay: Duration) -> Result<Self, VhostError> {
+        let link = connect_within(&options)?;
+        let first = link.welcome;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(VhostError::system("make an eventfd"))?;
+        let connections = options.connections.max(1);
+        let shared = Arc::new(ImportCore {
+            options,
+            delay,
+            first,
+            jobs: Mutex::default(),
+            offered: Condvar::new(),
+            link: Mutex::new(CurrentLink { generation: 0, boot: first.boot, link: Some(link) }),
+            hurries: AtomicBool::new(false),
+            wake,
+            is_rung: AtomicBool::new(false),
+            copied: AtomicU64::new(0),
+            unsynced: Unsynced::default(),
+        });
+        let (sender, done) = channel();
+        let read_only = read_only || first.read_only;
+        let geometry = DiskGeometry { capacity: first.capacity, read_only, discards: first.discards && !read_only };
+        let mut disk = Self { shared, workers: Vec::new(), done, next: None, busy: 0, geometry, block: first.block };
+        for _ in 0..connections {
+            let (shared, sender) = (Arc::clone(&disk.shared), sender.clone());
+            let worker = std::thread::Builder::new().name("pw-blk-import".into()).spawn(move || shared.work(&sender));
+            disk.workers.push(worker.map_err(|source| VhostError::System { call: "start a thread", source })?);
+        }
+        Ok(disk)
+    }
+}
+
+/// The first session. The exporter may still be ending that of an earlier back end.
+fn connect_within(options: &ImportOptions) -> Result<ExportLink, VhostError> {
+    let until = Instant::now() + options.grace;
+    loop {
+        match ExportLink::connect(&options.domain, &options.target, GREETING) {
+            Err(e) if Instant::now() >= until => return Err(e),
+            Err(_) => std::thread::sleep(PAUSE),
+            link => return link,
+        }
+    }
+}
+
+impl Drop for ImportedDisk {
+    fn drop(&mut self) {
+        self.shared.hurries.store(true, Ordering::Relaxed);
+        lock(&self.shared.jobs).is_over = true;
+        self.shared.offered.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl DiskStore for ImportedDisk {
+    fn geometry(&self, discards: bool) -> DiskGeometry {
+        DiskGeometry { discards: self.geometry.discards && discards, ..self.geometry }
+    }
+
+    fn block(&self) -> u32 {
+        self.block
+    }
+
+    fn refresh(&mut self) -> Result<bool, VhostError> {
+        let away = || VhostError::Refused(format!("the exporter of {} does not answer", self.shared.options.target));
+        let capacity = self.shared.measure().ok_or_else(away)?;
+        if capacity < self.geometry.capacity || !capacity.is_multiple_of(self.block.into()) {
+            return Err(VhostError::Refused(format!("the exported disk has {capacity} bytes now, which are fewer")));
+        }
+        let before = std::mem::replace(&mut self.geometry.capacity, capacity);
+        Ok(before != capacity)
+    }
+
+    fn grow(&mut self, _: u64) -> Result<(), VhostError> {
+        Err(VhostError::Refused("make the disk larger where it is exported, and leave out the size here".into()))
+    }
+
+    fn takes(&self, _: &DiskTask) -> bool {
+        true
+    }
+
+    fn by_copy(&mut self, _: &DiskTask, _: &GuestMemoryMmap) -> Result<(), Errno> {
+        Err(Errno::INVAL)
+    }
+
+    fn begin(
+        &mut self,
+        id: usize,
+        task: StoreTask,
+        memory: &Arc<GuestMemoryMmap>,
+        pieces: &[BufferPiece],
+        skip: usize,
+    ) -> bool {
+        let has_data = matches!(task, StoreTask::Read { .. } | StoreTask::Write { .. });
+        let pieces = if has_data { front(pieces, skip, LARGEST_DATA as usize) } else { Vec::new() };
+        let is_inside = |piece: &BufferPiece| memory.get_slice(piece.address, piece.length).is_ok();
+        if (has_data && pieces.is_empty()) || !pieces.iter().all(is_inside) {
+            return false;
+        }
+        lock(&self.shared.jobs).jobs.push_back(StoreJob { id, task, memory: Arc::clone(memory), pieces });
+        self.shared.offered.notify_one();
+        self.busy += 1;
+        true
+    }
+
+    fn submit(&mut self) {}
+
+    fn busy(&self) -> usize {
+        self.busy
+    }
+
+    fn wait(&mut self) {
+        if self.next.is_some() || self.busy == 0 {
+            return;
+        }
+        self.next = match self.done.recv_timeout(HURRY) {
+            Err(RecvTimeoutError::Timeout) => {
+                self.shared.hurries.store(true, Ordering::Relaxed);
+                let next = self.done.recv().ok();
+                self.shared.hurries.store(false, Ordering::Relaxed);
+                next
+            }
+            next => next.ok(),
+        };
+    }
+
+    fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {
+        let next = self.next.take().or_else(|| self.done.try_recv().ok()).or_else(|| {
+            // What is sent after this is rung for.
+            self.shared.is_rung.swap(false, Ordering::SeqCst).then(|| {
+                let _ = rustix::io::read(&self.shared.wake, &mut [0_u8; 8]);
+                self.done.try_recv().ok()
+            })?
+        })?;
+        self.busy -= 1;
+        Some(next)
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd, VhostError> {
+        let wake = self.shared.wake.try_clone();
+        wake.map_err(|source| VhostError::System { call: "watch the answers of an exporter", source })
+    }
+
+    fn copied_bytes(&self) -> u64 {
+        self.shared.copied.load(Ordering::Relaxed)
+    }
+}
+
+/// The pieces behind the first `skip` bytes, of `most` bytes at most.
+fn front(pieces: &[BufferPiece], mut skip: usize, mut most: usize) -> Vec<BufferPiece> {
+    let mut front = Vec::new();
+    for piece in pieces {
+        let passed = skip.min(piece.length);
+        skip -= passed;
+        let length = (piece.length - passed).min(most);
+        most -= length;
+        if length > 0 {
+            let address = vm_memory::GuestAddress(piece.address.0.wrapping_add(passed as u64));
+            front.push(BufferPiece { address, length });
+        }
+    }
+    front
+}
+
+/// A thread's connection, and the session that it is of.
+type OwnCalls = Option<(u64, ExportCalls)>;
+
+impl ImportCore {
+    /// Executes tasks until the store is dropped.
+    fn work(&self, done: &Sender<Done>) {
+        let mut calls = None;
+        loop {
+            let mut queue = lock(&self.jobs);
+            let job = loop {
+                match queue.jobs.pop_front() {
+                    Some(job) => break job,
+                    None if queue.is_over => return,
+                    None => queue = self.offered.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            drop(queue);
+            let result = self.execute(&mut calls, &job);
+            let id = job.id;
+            // The guest's memory is not used any more when the task has ended.
+            drop(job);
+            if done.send((id, result)).is_err() {
+                return;
+            }
+            if !self.is_rung.swap(true, Ordering::SeqCst) {
+                let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// Executes a task, also if the exporter goes and comes back meanwhile.
+    fn execute(&self, calls: &mut OwnCalls, job: &StoreJob) -> Result<u32, Errno> {
+        if job.task == StoreTask::Delay {
+            std::thread::sleep(self.delay);
+            return Ok(0);
+        }
+        self.persist(calls, |calls| self.attempt(calls, job))
+    }
+
+    fn measure(&self) -> Option<u64> {
+        let measured = self.persist(&mut None, |calls| {
+            let reply = calls.request(ExportOperation::Measure, (0, 0), false, 0)?;
+            reply.array(0).map(u64::from_le_bytes).map_err(|_| ExportFailure::Errno(Errno::IO))
+        });
+        measured.ok()
+    }
+
+    /// Makes attempts until one has a result, and fails when the grace is over (protocol E1.3). A session that gives no answer ends before that, so that nothing
+    /// of it is executed later.
+    fn persist<T>(
+        &self,
+        own: &mut OwnCalls,
+        attempt: impl Fn(&ExportCalls) -> Result<T, ExportFailure>,
+    ) -> Result<T, Errno> {
+        let mut away = None;
+        loop {
+            let generation = match self.connected(own) {
+                Ok((generation, calls)) => match attempt(calls) {
+                    Ok(result) => return Ok(result),
+                    Err(ExportFailure::Errno(e)) => return Err(e),
+                    Err(ExportFailure::Ended) => generation,
+                },
+                Err(generation) => generation,
+            };
+            *own = None;
+            let since = *away.get_or_insert_with(Instant::now);
+            self.renew(generation, since);
+            let grace = if self.hurries.load(Ordering::Relaxed) { HURRY } else { self.options.grace };
+            if since.elapsed() >= grace {
+                return Err(Errno::IO);
+            }
+        }
+    }
+
+    /// This thread's connection of the present session. Fails with the number of a session that gives none.
+    fn connected<'c>(&self, own: &'c mut OwnCalls) -> Result<(u64, &'c ExportCalls), u64> {
+        let current = lock(&self.link);
+        let generation = current.generation;
+        let Some(session) = current.link.as_ref().map(|link| link.welcome.session) else { return Err(generation) };
+        drop(current);
+        if own.as_ref().is_none_or(|(of, _)| *of != generation) {
+            let ImportOptions { domain, target, grace, .. } = &self.options;
+            let calls = ExportCalls::connect(domain, target, session, *grace).map_err(|_| generation)?;
+            *own = Some((generation, calls));
+        }
+        own.as_ref().map(|(_, calls)| (generation, calls)).ok_or(generation)
+    }
+
+    /// Makes another session in place of the one with this number, unless another thread has done so.
+    fn renew(&self, generation: u64, since: Instant) {
+        let mut current = lock(&self.link);
+        if current.generation != generation {
+            return;
+        }
+        let target = &self.options.target;
+        if current.link.take().is_some() {
+            warn!("{target}: the exporter has gone, or does not answer");
+        }
+        match ExportLink::connect(&self.options.domain, target, GREETING) {
+            Ok(link) if self.is_same(&link.welcome) => {
+                if link.welcome.boot != current.boot {
+                    self.unsynced.lose();
+                }
+                info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
+                current.generation += 1;
+                current.boot = link.welcome.boot;
+                current.link = Some(link);
+            }
+            Ok(_) => {
+                warn!("{target}: the exporter is back with another disk, which is not used");
+                std::thread::sleep(PAUSE);
+            }
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+
+    /// Whether this may be the disk of the first session: it is as large, and takes the same requests.
+    fn is_same(&self, welcome: &Welcome) -> bool {
+        let Welcome { capacity, block, read_only, .. } = self.first;
+        welcome.capacity >= capacity && welcome.block == block && welcome.read_only == read_only
+    }
+
+    fn attempt(&self, calls: &ExportCalls, job: &StoreJob) -> Result<u32, ExportFailure> {
+        let total: usize = job.pieces.iter().map(|piece| piece.length).sum();
+        let done = u32::try_from(total).unwrap_or(u32::MAX);
+        match job.task {
+            StoreTask::Read { offset } => {
+                let reply = calls.request(ExportOperation::Read, (offset, total as u64), false, 0)?;
+                let is_whole = reply.len() == total && copy_reply(&reply, job);
+                self.copied.fetch_add(total as u64, Ordering::Relaxed);
+                if is_whole { Ok(done) } else { Err(ExportFailure::Errno(Errno::IO)) }
+            }
+            StoreTask::Write { offset, durable } => {
+                calls.write((offset, total), durable, |mut room| {
+                    job.pieces.iter().all(|piece| {
+                        let (now, later) = std::mem::take(&mut room).split_at_mut(piece.length);
+                        room = later;
+                        job.memory.read_slice(now, piece.address).is_ok()
+                    })
+                })?;
+                self.copied.fetch_add(total as u64, Ordering::Relaxed);
+                self.unsynced.change(durable);
+                Ok(done)
+            }
+            StoreTask::Zero { offset, length, durable } => {
+                let length = length.min(LARGEST_RANGE);
+                calls.request(ExportOperation::Zero, (offset, length), durable, 0)?;
+                self.unsynced.change(durable);
+                Ok(u32::try_from(length).unwrap_or(u32::MAX))
+            }
+            StoreTask::Allocate { offset, length, mode } => {
+                calls.request(ExportOperation::Allocate, (offset, length), false, mode)?;
+                self.unsynced.change(false);
+                Ok(0)
+            }
+            StoreTask::Sync => {
+                let before = self.unsynced.done.load(Ordering::SeqCst);
+                calls.request(ExportOperation::Sync, (0, 0), false, 0)?;
+                self.unsynced.synced(before).map(|()| 0).map_err(ExportFailure::Errno)
+            }
+            StoreTask::Delay => Ok(0),
+        }
+    }
+}
+
+impl Unsynced {
+    fn change(&self, durable: bool) {
+        if !durable {
+            self.done.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The exporter's machine has started again.
+    fn lose(&self) {
+        let synced = self.synced.load(Ordering::SeqCst);
+        if self.done.load(Ordering::SeqCst) != synced {
+            self.is_lost.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// The changes before `done` are durable, unless some were lost before that: this fails once, so that the guest knows (protocol E3).
+    fn synced(&self, done: u64) -> Result<(), Errno> {
+        self.synced.fetch_max(done, Ordering::SeqCst);
+        if self.is_lost.swap(false, Ordering::SeqCst) { Err(Errno::IO) } else { Ok(()) }
+    }
+}
+
+/// Copies the bytes of a reply to the pieces of a job, which have as many.
+fn copy_reply(reply: &Reply, job: &StoreJob) -> bool {
+    // SAFETY: no code here reads the slice; only its address and length are taken. Its mapping lives as long as `reply`.
+    let bytes = unsafe { reply.view().trusting() };
+    let (address, len) = (bytes.as_ptr().cast_mut(), bytes.len());
+    // SAFETY: `len` bytes are mapped at `address` as long as `reply`, which outlives the slice. The slice is only read, and volatile access copes with
+    // an exporter that changes the bytes meanwhile.
+    let from: VolatileSlice<'_> = unsafe { VolatileSlice::new(address, len) };
+    let mut at = 0;
+    job.pieces.iter().all(|piece| {
+        let part = from.subslice(at, piece.length);
+        let to = job.memory.get_slice(piece.address, piece.length);
+        at += piece.length;
+        match (part, to) {
+            (Ok(part), Ok(to)) => {
+                part.copy_to_volatile_slice(to);
+                true
+            }
+            _ => false,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::GuestAddress;
+
+    fn piece(address: u64, length: usize) -> BufferPiece {
+        BufferPiece { address: GuestAddress(address), length }
+    }
+
+    #[test]
+    fn front_of_pieces_skips_and_ends_where_it_should() {
+        let pieces = [piece(0, 10), piece(100, 20), piece(200, 30)];
+        assert_eq!(front(&pieces, 0, 100), pieces);
+        assert_eq!(front(&pieces, 10, 25), [piece(100, 20), piece(200, 5)]);
+        assert_eq!(front(&pieces, 15, 5), [piece(105, 5)]);
+        assert_eq!(front(&pieces, 60, 5), []);
+    }
+
+    #[test]
+    fn flush_fails_once_after_changes_were_lost() {
+        let unsynced = Unsynced::default();
+        unsynced.lose();
+        assert_eq!(unsynced.synced(0), Ok(()), "there was nothing to lose");
+        unsynced.change(true);
+        unsynced.lose();
+        assert_eq!(unsynced.synced(0), Ok(()), "the change was durable");
+        unsynced.change(false);
+        unsynced.lose();
+        assert_eq!(unsynced.synced(1), Err(Errno::IO));
+        assert_eq!(unsynced.synced(1), Ok(()));
+        unsynced.change(false);
+        assert_eq!(unsynced.synced(2), Ok(()));
+        unsynced.lose();
+        assert_eq!(unsynced.synced(2), Ok(()), "all was durable");
+    }
+}

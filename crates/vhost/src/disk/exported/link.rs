@@ -1,0 +1,120 @@
+//! The connection of a disk's user to its exporter: one session, and a connection of calls for each of its threads.
+
+use super::server::{LARGEST_HEAP, heap_options};
+use super::wire::{ExportOperation, FIELDS, RequestFields, WELCOME, Welcome, calls_service, errno_of, hello};
+use crate::VhostError;
+use partywall::rpc::{CallClient, CallError, Method, Reply};
+use partywall::{Domain, Stream};
+use rustix::io::Errno;
+use std::io::{Read, Write};
+use std::time::Duration;
+
+/// Why a request has no result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExportFailure {
+    /// The exporter has answered with this.
+    Errno(Errno),
+    /// The session has ended, or gives no answer in time.
+    Ended,
+}
+
+/// One session.
+#[derive(Debug)]
+pub(super) struct ExportLink {
+    /// The session ends with it.
+    _stream: Stream,
+    pub(super) welcome: Welcome,
+}
+
+impl ExportLink {
+    /// Begins a session with `DOMAIN:SERVICE`.
+    pub(super) fn connect(domain: &Domain, target: &str, longest: Duration) -> Result<Self, VhostError> {
+        let mut stream = domain.connect(target)?;
+        stream.set_read_timeout(Some(longest));
+        let mut bytes = [0; WELCOME];
+        let asked = stream.write_all(&hello()).and_then(|()| stream.read_exact(&mut bytes));
+        asked.map_err(|e| VhostError::Refused(format!("{target} does not answer as an exporter of a disk: {e}")))?;
+        let welcome = Welcome::read(&bytes)
+            .ok_or_else(|| VhostError::Refused(format!("{target} answers, and is no exporter of a disk")))?;
+        match welcome.refused() {
+            None => Ok(Self { _stream: stream, welcome }),
+            Some(Errno::BUSY) => Err(VhostError::Refused(format!(
+                "another back end uses the disk {target}; a disk that can be written has one user"
+            ))),
+            Some(Errno::PROTONOSUPPORT) => Err(VhostError::Refused(format!(
+                "{target} speaks another version of the protocol of disks: install the same release on both sides"
+            ))),
+            Some(e) => Err(VhostError::Refused(format!("{target} does not give its disk: {e}"))),
+        }
+    }
+}
+
+/// A thread's connection of calls.
+#[derive(Debug)]
+pub(super) struct ExportCalls {
+    client: CallClient,
+    session: u64,
+}
+
+impl ExportCalls {
+    pub(super) fn connect(
+        domain: &Domain,
+        target: &str,
+        session: u64,
+        longest: Duration,
+    ) -> Result<Self, ExportFailure> {
+        let client = CallClient::builder().heap(heap_options()).max_peer_heap(LARGEST_HEAP).timeout(longest);
+        let client = client.connect(domain, &calls_service(target)).map_err(|e| {
+            tracing::debug!(error = %e, "no connection for the requests of a disk");
+            ExportFailure::Ended
+        })?;
+        Ok(Self { client, session })
+    }
+
+    /// Executes a request without data.
+    pub(super) fn request(
+        &self,
+        operation: ExportOperation,
+        (offset, length): (u64, u64),
+        durable: bool,
+        mode: i32,
+    ) -> Result<Reply, ExportFailure> {
+        let fields = RequestFields { session: self.session, offset, length, durable, mode };
+        self.client.call(Method::numbered(operation as u32), &fields.bytes()).map_err(failure_of)
+    }
+
+    /// Executes a write of `length` bytes, which `fill` copies to where the exporter reads them.
+    pub(super) fn write(
+        &self,
+        (offset, length): (u64, usize),
+        durable: bool,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> Result<(), ExportFailure> {
+        let refused = ExportFailure::Errno(Errno::NOMEM);
+        let block = self.client.heap().allocate_aligned(length + FIELDS, crate::disk::image::ALIGN);
+        let mut block = block.map_err(|_| refused)?;
+        let (data, rest) = block.split_at_mut(length);
+        if !fill(data) {
+            return Err(ExportFailure::Errno(Errno::FAULT));
+        }
+        let fields = RequestFields { session: self.session, offset, length: length as u64, durable, mode: 0 };
+        rest.copy_from_slice(&fields.bytes());
+        let method = Method::numbered(ExportOperation::Write as u32);
+        self.client.call(method, &block).map(drop).map_err(failure_of)
+    }
+}
+
+fn failure_of(error: CallError) -> ExportFailure {
+    match error {
+        CallError::Application { code, .. } => match errno_of(code) {
+            Some(Errno::NOTCONN) => ExportFailure::Ended,
+            e => ExportFailure::Errno(e.unwrap_or(Errno::IO)),
+        },
+        // Another session may have an answer. Of all else the exporter has taken note.
+        CallError::Closed { .. } | CallError::Dead { .. } | CallError::Corrupt(_) | CallError::TimedOut => {
+            ExportFailure::Ended
+        }
+        CallError::Connection(_) => ExportFailure::Ended,
+        _ => ExportFailure::Errno(Errno::IO),
+    }
+}

@@ -1,0 +1,359 @@
+//! The exporter of a disk: executes the requests of its user in a file or block device.
+
+use super::session::{UserSession, UserSessions};
+use super::wire::{
+    ExportOperation, FIELDS, HELLO, LARGEST_DATA, LARGEST_RANGE, RequestFields, VERSION, Welcome, calls_service,
+    read_hello,
+};
+use crate::VhostError;
+use crate::disk::image::{ALIGN, DiskImage, DiskOptions};
+use partywall::rpc::{CallAnswer, CallError, CallServer, HeapOptions, IncomingCall, Method};
+use partywall::{Domain, Listener, PeerInfo, Stream};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tracing::{debug, info, warn};
+
+/// The longest that a user may take to say hello.
+const FIRST: Duration = Duration::from_secs(10);
+/// Between two attempts to accept while the broker is away.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Connections of calls at a time, and streams whose user waits for a session.
+const MOST_CONNECTIONS: usize = 256;
+/// The most memory of each side's heap on one connection.
+pub(super) const LARGEST_HEAP: u64 = 8 << 20;
+
+/// How both sides make their heaps: with room for one of the largest requests.
+pub(super) fn heap_options() -> HeapOptions {
+    HeapOptions::default().first(2 << 20).max(LARGEST_HEAP)
+}
+
+/// How a disk is exported.
+#[derive(Debug, Clone)]
+pub struct DiskExportOptions {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// The disk cannot be written, and may have several users.
+    pub read_only: bool,
+    /// Data bypasses the page cache.
+    pub direct: bool,
+    /// Sectors that the user gives up are given back to the file system or device.
+    pub discard: bool,
+}
+
+/// An exported disk.
+#[derive(Debug)]
+struct ExportedDisk {
+    image: RwLock<DiskImage>,
+    file: OwnedFd,
+    block: u64,
+    read_only: bool,
+    discard: bool,
+    boot: [u8; 16],
+    sessions: UserSessions,
+}
+
+/// A disk that is exported as a service of a domain. Dropping this stops it.
+///
+/// ```
+/// use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let store = partywall::Domain::builder().name("store").broker(broker.path()).join()?;
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("disk.raw");
+/// # std::fs::File::create(&path)?.set_len(1 << 20)?;
+/// let options = DiskExportOptions { path, read_only: false, direct: false, discard: true };
+/// let _export = DiskExport::bind(options, &store, "data")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct DiskExport {
+    stop: Arc<OwnedFd>,
+    accepting: Option<JoinHandle<()>>,
+    _calls: CallServer,
+}
+
+impl DiskExport {
+    /// Opens the disk and binds a service of the domain, with the service of its calls beside it: the same name with `.calls` behind it.
+    ///
+    /// # Errors
+    /// Those of the file, which another process may have locked, and of the library.
+    pub fn bind(options: DiskExportOptions, domain: &Domain, service: &str) -> Result<Self, VhostError> {
+        let mut open = DiskOptions::new(&options.path);
+        open.read_only = options.read_only;
+        open.direct = options.direct;
+        let image = DiskImage::open(&open)?;
+        let file = image.fd().try_clone_to_owned();
+        let disk = Arc::new(ExportedDisk {
+            file: file.map_err(|source| VhostError::System { call: "keep the disk", source })?,
+            block: image.block().into(),
+            read_only: options.read_only,
+            discard: options.discard,
+            boot: boot_number()?,
+            image: RwLock::new(image),
+            sessions: UserSessions::default(),
+        });
+        let mut calls = CallServer::builder()
+            .heap(heap_options().max(LARGEST_HEAP * MOST_CONNECTIONS as u64))
+            .max_peer_heap(LARGEST_HEAP)
+            .max_clients(MOST_CONNECTIONS)
+            .max_clients_of_domain(MOST_CONNECTIONS);
+        for operation in [
+            ExportOperation::Read,
+            ExportOperation::Write,
+            ExportOperation::Sync,
+            ExportOperation::Zero,
+            ExportOperation::Allocate,
+            ExportOperation::Measure,
+        ] {
+            let disk = Arc::clone(&disk);
+            calls = calls.numbered(Method::numbered(operation as u32), move |call| disk.answer(operation, call));
+        }
+        let calls = calls.bind(domain, &calls_service(service))?;
+        let mut listener = domain.bind(service)?;
+        listener.set_nonblocking(true);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let stop = Arc::new(stop.map_err(VhostError::system("make the event that stops an export"))?);
+        let stopped = Arc::clone(&stop);
+        let accepting = std::thread::Builder::new()
+            .name("pw-blk-accept".into())
+            .spawn(move || accept(&disk, listener, &stopped))
+            .map_err(|source| VhostError::System { call: "start a thread", source })?;
+        Ok(Self { stop, accepting: Some(accepting), _calls: calls })
+    }
+}
+
+impl Drop for DiskExport {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+/// The kernel's number of its boot: after another boot, what was not made durable is lost.
+fn boot_number() -> Result<[u8; 16], VhostError> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(PATH).map_err(VhostError::file_error("read", PATH))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let number = u128::from_str_radix(&digits, 16);
+    number.map(u128::to_le_bytes).map_err(|_| VhostError::Refused(format!("{PATH} has no number")))
+}
+
+impl ExportedDisk {
+    fn image(&self) -> RwLockReadGuard<'_, DiskImage> {
+        self.image.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, peer: &PeerInfo) -> Welcome {
+        let session = match self.sessions.begin(peer, self.read_only) {
+            Ok(session) => session,
+            Err(e) => return Welcome::refusal(e),
+        };
+        let geometry = self.image().geometry(self.discard);
+        Welcome {
+            errno: 0,
+            read_only: self.read_only,
+            discards: geometry.discards,
+            session,
+            capacity: geometry.capacity,
+            block: u32::try_from(self.block).unwrap_or(512),
+            boot: self.boot,
+        }
+    }
+
+    /// Executes one call (protocol E2).
+    fn answer(&self, operation: ExportOperation, call: &IncomingCall<'_>) -> Result<CallAnswer, CallError> {
+        let args = call.args();
+        let data = args.len().checked_sub(FIELDS).ok_or_else(|| failed(Errno::BADMSG))?;
+        let fields = RequestFields::read(&args.array(data)?).ok_or_else(|| failed(Errno::BADMSG))?;
+        let session = self.sessions.find(fields.session, call.peer()).ok_or_else(|| failed(Errno::NOTCONN))?;
+        // Held until the answer is made: the session's end waits for this request.
+        let _running = UserSession::enter(&session).ok_or_else(|| failed(Errno::NOTCONN))?;
+        self.check(operation, &fields, data).map_err(failed)?;
+        match operation {
+            ExportOperation::Read => self.read(call, &fields),
+            ExportOperation::Write => self.write(call, &fields).map_err(failed),
+            ExportOperation::Sync => rustix::fs::fdatasync(&self.file).map(|()| ().into()).map_err(failed),
+            ExportOperation::Zero => self.zero(&fields).map_err(failed),
+            ExportOperation::Allocate => self.allocate(&fields).map_err(failed),
+            ExportOperation::Measure => {
+                let mut image = self.image.write().unwrap_or_else(PoisonError::into_inner);
+                image.refresh().map_err(|_| failed(Errno::IO))?;
+                Ok(image.geometry(self.discard).capacity.to_le_bytes().into())
+            }
+        }
+    }
+
+    /// Judges a request before anything is executed (protocol E2.3).
+    fn check(&self, operation: ExportOperation, fields: &RequestFields, data: usize) -> Result<(), Errno> {
+        let RequestFields { offset, length, .. } = *fields;
+        let most = match operation {
+            ExportOperation::Sync | ExportOperation::Measure => {
+                return if data == 0 { Ok(()) } else { Err(Errno::BADMSG) };
+            }
+            ExportOperation::Read | ExportOperation::Write => LARGEST_DATA,
+            ExportOperation::Zero | ExportOperation::Allocate => LARGEST_RANGE,
+        };
+        let is_write = operation == ExportOperation::Write;
+        if data as u64 != if is_write { length } else { 0 } || length == 0 || length > most {
+            return Err(Errno::BADMSG);
+        }
+        if operation != ExportOperation::Read && self.read_only {
+            return Err(Errno::ROFS);
+        }
+        let end = offset.checked_add(length).ok_or(Errno::INVAL)?;
+        let capacity = self.image().geometry(self.discard).capacity;
+        if end > capacity || !(offset | length).is_multiple_of(self.block) {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    }
+
+    fn read(&self, call: &IncomingCall<'_>, fields: &RequestFields) -> Result<CallAnswer, CallError> {
+        let len = usize::try_from(fields.length).map_err(|_| failed(Errno::INVAL))?;
+        let mut block = call.heap().allocate_aligned(len, ALIGN).map_err(|_| failed(Errno::NOMEM))?;
+        let mut done = 0;
+        while done < len {
+            match rustix::io::pread(&self.file, &mut block[done..], fields.offset + done as u64) {
+                // The file has become smaller.
+                Ok(0) => return Err(failed(Errno::IO)),
+                Ok(read) => done += read,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        Ok(block.into())
+    }
+
+    fn write(&self, call: &IncomingCall<'_>, fields: &RequestFields) -> Result<CallAnswer, Errno> {
+        let len = usize::try_from(fields.length).map_err(|_| Errno::INVAL)?;
+        let mut done = 0;
+        while done < len {
+            match call.args().write_to(done..len, &self.file, fields.offset + done as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(written) => done += written,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
+            }
+        }
+        self.settle(fields)
+    }
+
+    /// Makes a change durable, if its user wants that.
+    fn settle(&self, fields: &RequestFields) -> Result<CallAnswer, Errno> {
+        if fields.durable {
+            rustix::fs::fdatasync(&self.file)?;
+        }
+        Ok(().into())
+    }
+
+    fn zero(&self, fields: &RequestFields) -> Result<CallAnswer, Errno> {
+        self.image().write_zeroes(fields.offset, fields.length)?;
+        self.settle(fields)
+    }
+
+    fn allocate(&self, fields: &RequestFields) -> Result<CallAnswer, Errno> {
+        let mode = FallocateFlags::from_bits(fields.mode.cast_unsigned()).ok_or(Errno::INVAL)?;
+        let may = [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE].map(|kind| kind | FallocateFlags::KEEP_SIZE);
+        if !may.contains(&mode) {
+            return Err(Errno::INVAL);
+        }
+        rustix::fs::fallocate(&self.file, mode, fields.offset, fields.length)?;
+        self.settle(fields)
+    }
+}
+
+fn failed(e: Errno) -> CallError {
+    CallError::application(e.raw_os_error().unsigned_abs(), "")
+}
+
+/// Accepts the streams of users until the export stops.
+fn accept(disk: &Arc<ExportedDisk>, mut listener: Listener, stop: &Arc<OwnedFd>) {
+    let mut sessions: Vec<JoinHandle<()>> = Vec::new();
+    loop {
+        sessions.retain(|session| !session.is_finished());
+        match listener.accept() {
+            // One more would have to wait for a session in any case. Its stream is dropped.
+            Ok(_) if sessions.len() >= MOST_CONNECTIONS => {}
+            Ok((stream, peer)) => {
+                let (disk, stop) = (Arc::clone(disk), Arc::clone(stop));
+                let serve = move || {
+                    if let Err(e) = serve(&disk, stream, &peer, &stop) {
+                        debug!(user = peer.name, error = %e, "a user of the disk has ended");
+                    }
+                };
+                sessions.extend(std::thread::Builder::new().name("pw-blk-session".into()).spawn(serve));
+            }
+            Err(partywall::Error::WouldBlock) => {
+                let mut fds =
+                    [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN), PollFd::new(&**stop, PollFlags::IN)];
+                let _ = poll(&mut fds, None);
+                let has_hung_up = fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+                // Without a broker, the listener's session stays readable until the broker is back.
+                if !fds[1].revents().is_empty() || (has_hung_up && pause(stop)) {
+                    break;
+                }
+            }
+            Err(e) => {
+                warn!(error = %e, "no user can be accepted now");
+                if pause(stop) {
+                    break;
+                }
+            }
+        }
+    }
+    for session in sessions {
+        let _ = session.join();
+    }
+}
+
+/// Waits for a moment; `true` if the export is to stop.
+fn pause(stop: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(stop, PollFlags::IN)];
+    let longest = Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() };
+    let _ = poll(&mut fds, Some(&longest));
+    !fds[0].revents().is_empty()
+}
+
+/// One session, until its stream or the export ends.
+fn serve(disk: &ExportedDisk, stream: Stream, peer: &PeerInfo, stop: &OwnedFd) -> std::io::Result<()> {
+    let (Some(mut reader), Some(mut writer)) = stream.into_halves() else { return Ok(()) };
+    reader.set_timeout(Some(FIRST));
+    let mut first = [0; HELLO];
+    reader.read_exact(&mut first)?;
+    let welcome = match read_hello(first) {
+        Some(VERSION) => disk.begin(peer),
+        Some(_) => Welcome::refusal(Errno::PROTONOSUPPORT),
+        None => return Ok(()),
+    };
+    if welcome.errno != 0 {
+        return writer.write_all(&welcome.bytes());
+    }
+    info!(user = peer.name, "the disk is in use");
+    let ended = writer.write_all(&welcome.bytes()).and_then(|()| {
+        reader.set_nonblocking(true);
+        // Nothing follows. The end of the stream is the end of the session.
+        while let Err(e) = reader.read(&mut [0; 1])
+            && e.kind() == ErrorKind::WouldBlock
+        {
+            let mut fds = [PollFd::new(&reader, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+            poll(&mut fds, None)?;
+            if !fds[1].revents().is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    });
+    disk.sessions.end(welcome.session);
+    info!(user = peer.name, "the disk is free");
+    ended
+}

@@ -1,0 +1,211 @@
+//! The messages between the exporter of a disk and its user (protocol E). Nothing here makes a system call.
+
+use rustix::io::Errno;
+
+/// The version of this protocol.
+pub(super) const VERSION: u32 = 1;
+/// Bytes that one request reads or writes at most.
+pub(super) const LARGEST_DATA: u64 = 1 << 20;
+/// Bytes that one request zeroes or gives up at most.
+pub(super) const LARGEST_RANGE: u64 = 1 << 31;
+/// Bytes of a hello.
+pub(super) const HELLO: usize = 8;
+/// Bytes of a welcome.
+pub(super) const WELCOME: usize = 48;
+/// Bytes of the fields of a request.
+pub(super) const FIELDS: usize = 32;
+
+/// The operations, which are the numbers of their methods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum ExportOperation {
+    Read = 1,
+    Write = 2,
+    Sync = 3,
+    Zero = 4,
+    Allocate = 5,
+    Measure = 6,
+}
+
+/// The service of an export's calls.
+pub(super) fn calls_service(service: &str) -> String {
+    format!("{service}.calls")
+}
+
+/// The first message of a session, on its stream.
+pub(super) fn hello() -> [u8; HELLO] {
+    let mut bytes = [0; HELLO];
+    bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
+    bytes
+}
+
+/// The version that a hello names, or `None` if it is none.
+pub(super) fn read_hello(bytes: [u8; HELLO]) -> Option<u32> {
+    let [v0, v1, v2, v3, rest @ ..] = bytes;
+    (rest == [0; 4]).then(|| u32::from_le_bytes([v0, v1, v2, v3]))
+}
+
+/// The answer to a hello (protocol E1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Welcome {
+    /// The reason why there is no session, or 0.
+    pub(super) errno: i32,
+    /// The disk cannot be written.
+    pub(super) read_only: bool,
+    /// The disk gives sectors up.
+    pub(super) discards: bool,
+    /// The number that requests name.
+    pub(super) session: u64,
+    /// Bytes of the disk.
+    pub(super) capacity: u64,
+    /// Bytes of a block.
+    pub(super) block: u32,
+    /// The kernel's number of its boot. With another one, writes that were not made durable are lost.
+    pub(super) boot: [u8; 16],
+}
+
+impl Welcome {
+    /// A refusal.
+    pub(super) fn refusal(errno: Errno) -> Self {
+        Self { errno: errno.raw_os_error(), ..Self::default() }
+    }
+
+    /// Why there is no session.
+    pub(super) fn refused(&self) -> Option<Errno> {
+        errno_of(self.errno.cast_unsigned())
+    }
+
+    pub(super) fn bytes(&self) -> [u8; WELCOME] {
+        let mut bytes = [0; WELCOME];
+        let flags = u32::from(self.read_only) | u32::from(self.discards) << 1;
+        bytes[..4].copy_from_slice(&self.errno.to_le_bytes());
+        bytes[4..8].copy_from_slice(&flags.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.session.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.capacity.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.block.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.boot);
+        bytes
+    }
+
+    /// `None` if no exporter says this (protocol E1.4).
+    pub(super) fn read(bytes: &[u8; WELCOME]) -> Option<Self> {
+        let flags = word(bytes, 4)?;
+        let welcome = Self {
+            errno: word(bytes, 0)?.cast_signed(),
+            read_only: flags & 1 != 0,
+            discards: flags & 2 != 0,
+            session: long(bytes, 8)?,
+            capacity: long(bytes, 16)?,
+            block: word(bytes, 24)?,
+            boot: *bytes[32..].first_chunk()?,
+        };
+        let is_refusal = welcome.refused().map(Self::refusal) == Some(welcome);
+        let is_disk = welcome.errno == 0
+            && flags <= 3
+            && word(bytes, 28)? == 0
+            && (512..=1 << 16).contains(&welcome.block)
+            && welcome.block.is_power_of_two()
+            && welcome.capacity > 0
+            && welcome.capacity.is_multiple_of(welcome.block.into())
+            && i64::try_from(welcome.capacity).is_ok();
+        (is_refusal || is_disk).then_some(welcome)
+    }
+}
+
+/// The fields of a request (protocol E2). In a write they follow the data, so that the data begins on a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RequestFields {
+    pub(super) session: u64,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    /// The change is durable before the answer.
+    pub(super) durable: bool,
+    /// The mode of an *allocate*.
+    pub(super) mode: i32,
+}
+
+impl RequestFields {
+    pub(super) fn bytes(&self) -> [u8; FIELDS] {
+        let mut bytes = [0; FIELDS];
+        bytes[..8].copy_from_slice(&self.session.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
+        bytes[24..28].copy_from_slice(&u32::from(self.durable).to_le_bytes());
+        bytes[28..].copy_from_slice(&self.mode.to_le_bytes());
+        bytes
+    }
+
+    /// `None` for an unknown flag.
+    pub(super) fn read(bytes: &[u8; FIELDS]) -> Option<Self> {
+        let durable = match word(bytes, 24)? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        let mode = word(bytes, 28)?.cast_signed();
+        Some(Self { session: long(bytes, 0)?, offset: long(bytes, 8)?, length: long(bytes, 16)?, durable, mode })
+    }
+}
+
+/// The error that a peer has sent; `None` for 0, and for a number that is no error of a kernel.
+pub(super) fn errno_of(code: u32) -> Option<Errno> {
+    i32::try_from(code).ok().filter(|code| (1..4096).contains(code)).map(Errno::from_raw_os_error)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DISK: Welcome = Welcome {
+        errno: 0,
+        read_only: true,
+        discards: false,
+        session: 7,
+        capacity: 1 << 30,
+        block: 4096,
+        boot: [3; 16],
+    };
+
+    #[test]
+    fn messages_round_trip() {
+        assert_eq!(read_hello(hello()), Some(VERSION));
+        assert_eq!(Welcome::read(&DISK.bytes()), Some(DISK));
+        let refusal = Welcome::refusal(Errno::BUSY);
+        assert_eq!(Welcome::read(&refusal.bytes()), Some(refusal));
+        let fields = RequestFields { session: 1, offset: 2, length: 3, durable: true, mode: 5 };
+        assert_eq!(RequestFields::read(&fields.bytes()), Some(fields));
+    }
+
+    #[test]
+    fn welcome_of_an_impossible_disk_is_no_welcome() {
+        for lie in [
+            Welcome { capacity: 0, ..DISK },
+            Welcome { capacity: (1 << 30) + 512, ..DISK },
+            Welcome { capacity: 1 << 63, ..DISK },
+            Welcome { block: 0, ..DISK },
+            Welcome { block: 1, ..DISK },
+            Welcome { block: 768, ..DISK },
+            Welcome { block: 1 << 17, ..DISK },
+            Welcome { errno: -5, ..DISK },
+            Welcome { errno: 5, ..DISK },
+            Welcome { errno: 4096, ..Welcome::default() },
+        ] {
+            assert_eq!(Welcome::read(&lie.bytes()), None, "{lie:?}");
+        }
+        let mut bytes = DISK.bytes();
+        bytes[28] = 1;
+        assert_eq!(Welcome::read(&bytes), None, "a reserved word");
+        let mut bytes = RequestFields { session: 1, offset: 2, length: 3, durable: true, mode: 5 }.bytes();
+        bytes[24] = 2;
+        assert_eq!(RequestFields::read(&bytes), None, "an unknown flag");
+        assert_eq!(read_hello([1; HELLO]), None);
+    }
+}

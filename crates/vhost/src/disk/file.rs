@@ -1,0 +1,120 @@
+//! A disk whose bytes are in a file or block device of this host.
+
+use super::DiskOptions;
+use super::image::DiskImage;
+use super::request::{DiskGeometry, DiskOperation};
+use super::store::DiskStore;
+use super::store_task::StoreTask;
+use super::task::DiskTask;
+use super::uring::TaskQueue;
+use crate::VhostError;
+use crate::chain::BufferPiece;
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+/// The file, and the tasks for it that the kernel has.
+#[derive(Debug)]
+pub(crate) struct FileDisk {
+    image: DiskImage,
+    queue: TaskQueue,
+}
+
+impl FileDisk {
+    /// Opens it, and waits until no other back end has it.
+    pub(crate) fn open(options: &DiskOptions) -> Result<Self, VhostError> {
+        let image = DiskImage::open(options)?;
+        let queue = TaskQueue::new(image.fd(), options.faults.delay)?;
+        Ok(Self { image, queue })
+    }
+}
+
+impl DiskStore for FileDisk {
+    fn geometry(&self, discards: bool) -> DiskGeometry {
+        self.image.geometry(discards)
+    }
+
+    fn block(&self) -> u32 {
+        self.image.block()
+    }
+
+    fn refresh(&mut self) -> Result<bool, VhostError> {
+        self.image.refresh()
+    }
+
+    fn grow(&mut self, size: u64) -> Result<(), VhostError> {
+        self.image.grow(size)
+    }
+
+    fn takes(&self, task: &DiskTask) -> bool {
+        let image = &self.image;
+        match task.request.operation {
+            DiskOperation::Read | DiskOperation::Write => {
+                let fits = |piece: &BufferPiece| image.is_aligned(piece.address.0 as usize, piece.length, 0);
+                image.is_aligned(0, 0, task.request.offset) && task.pieces.iter().all(fits)
+            }
+            DiskOperation::WriteZeroes { .. } => image.is_aligned(0, 0, task.request.offset | task.request.length),
+            DiskOperation::Discard | DiskOperation::Flush | DiskOperation::Identify => true,
+        }
+    }
+
+    fn by_copy(&mut self, task: &DiskTask, memory: &GuestMemoryMmap) -> Result<(), Errno> {
+        const STEP: usize = 1 << 20;
+        let mut offset = task.request.offset;
+        match task.request.operation {
+            DiskOperation::WriteZeroes { .. } => self.image.write_zeroes(offset, task.request.length)?,
+            operation => {
+                let mut bytes = vec![0; STEP];
+                for piece in &task.pieces {
+                    let mut at = 0;
+                    while at < piece.length {
+                        let part = &mut bytes[..STEP.min(piece.length - at)];
+                        let address = GuestAddress(piece.address.0 + at as u64);
+                        if operation == DiskOperation::Read {
+                            self.image.read_at(offset, part)?;
+                            memory.write_slice(part, address).map_err(|_| Errno::FAULT)?;
+                        } else {
+                            memory.read_slice(part, address).map_err(|_| Errno::FAULT)?;
+                            self.image.write_at(offset, part)?;
+                        }
+                        (at, offset) = (at + part.len(), offset + part.len() as u64);
+                    }
+                }
+            }
+        }
+        let durable = task.writethrough && task.request.operation != DiskOperation::Read;
+        if durable { self.image.sync() } else { Ok(()) }
+    }
+
+    fn begin(
+        &mut self,
+        id: usize,
+        task: StoreTask,
+        memory: &Arc<GuestMemoryMmap>,
+        pieces: &[BufferPiece],
+        skip: usize,
+    ) -> bool {
+        self.queue.begin(id, task, memory, pieces, skip)
+    }
+
+    fn submit(&mut self) {
+        self.queue.submit();
+    }
+
+    fn busy(&self) -> usize {
+        self.queue.busy()
+    }
+
+    fn wait(&mut self) {
+        self.queue.wait();
+    }
+
+    fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {
+        self.queue.ended()
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd, VhostError> {
+        self.queue.descriptor().map_err(|source| VhostError::System { call: "watch io_uring", source })
+    }
+}

@@ -1,0 +1,65 @@
+//! Where the bytes of a disk are.
+
+use super::request::DiskGeometry;
+use super::store_task::StoreTask;
+use super::task::DiskTask;
+use crate::VhostError;
+use crate::chain::BufferPiece;
+use rustix::io::Errno;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vm_memory::GuestMemoryMmap;
+
+/// A file or block device of this host, or a disk that another domain exports.
+pub(crate) trait DiskStore: fmt::Debug + Send {
+    /// The limits of requests.
+    fn geometry(&self, discards: bool) -> DiskGeometry;
+
+    /// Bytes of a block.
+    fn block(&self) -> u32;
+
+    /// Looks at the size again. Returns whether it has changed.
+    fn refresh(&mut self) -> Result<bool, VhostError>;
+
+    /// Makes the disk larger.
+    fn grow(&mut self, size: u64) -> Result<(), VhostError>;
+
+    /// Whether tasks can do this request with its buffers as they are.
+    fn takes(&self, task: &DiskTask) -> bool;
+
+    /// Does a request that tasks cannot do, by a copy. No task may be under way.
+    fn by_copy(&mut self, task: &DiskTask, memory: &GuestMemoryMmap) -> Result<(), Errno>;
+
+    /// Begins a task with the number `id`, which no other task has. Returns `false` if one of the pieces is not in the memory.
+    ///
+    /// The first `skip` bytes of the pieces are left out. A task may do fewer bytes than it is given.
+    fn begin(
+        &mut self,
+        id: usize,
+        task: StoreTask,
+        memory: &Arc<GuestMemoryMmap>,
+        pieces: &[BufferPiece],
+        skip: usize,
+    ) -> bool;
+
+    /// Hands over what [`Self::begin`] has collected.
+    fn submit(&mut self);
+
+    /// Tasks that are under way.
+    fn busy(&self) -> usize;
+
+    /// Waits until a task has ended.
+    fn wait(&mut self);
+
+    /// The next task that has ended, and its result.
+    fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)>;
+
+    /// Has input when a task has ended.
+    fn descriptor(&self) -> Result<OwnedFd, VhostError>;
+
+    /// Bytes that the back end has copied.
+    fn copied_bytes(&self) -> u64 {
+        0
+    }
+}

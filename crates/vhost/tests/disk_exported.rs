@@ -1,0 +1,434 @@
+//! A disk that a domain exports, as a driver sees it: contents, faults of the exporter, and hostile users and exporters.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod disk_common;
+
+use disk_common::random::{Random, noise};
+use disk_common::{DISCARD, FLUSH, HANG, IN, IOERR, MIB, OK, OUT, WRITE_ZEROES, range};
+use partywall::Domain;
+use partywall::rpc::{CallClient, CallError, CallServer, Method};
+use partywall_daemon::Broker;
+use partywall_vhost::VhostError;
+use partywall_vhost::disk::control::{DiskControl, DiskHandle, DiskReport};
+use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
+use partywall_vhost::disk::engine::DiskEngine;
+use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions};
+use partywall_vhost::disk::{DiskCounters, DiskOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vhost::VhostBackend;
+use vm_memory::Bytes;
+
+/// A broker, and a file to export.
+struct Setting {
+    broker: Broker,
+    folder: tempfile::TempDir,
+}
+
+impl Setting {
+    fn new(size: u64) -> Self {
+        let setting = Self { broker: Broker::embedded().unwrap(), folder: tempfile::tempdir().unwrap() };
+        std::fs::File::create(setting.image()).unwrap().set_len(size).unwrap();
+        setting
+    }
+
+    fn image(&self) -> PathBuf {
+        self.folder.path().join("image")
+    }
+
+    fn join(&self, name: &str) -> Domain {
+        Domain::builder().name(name).broker(self.broker.path()).join().unwrap()
+    }
+
+    fn export(&self) -> (Domain, DiskExport) {
+        self.export_with(|_| ())
+    }
+
+    fn export_with(&self, change: impl FnOnce(&mut DiskExportOptions)) -> (Domain, DiskExport) {
+        let domain = self.join("store");
+        let mut options = DiskExportOptions { path: self.image(), read_only: false, direct: false, discard: true };
+        change(&mut options);
+        let export = DiskExport::bind(options, &domain, "data").unwrap();
+        (domain, export)
+    }
+
+    fn import(&self, name: &str, grace: Duration) -> Result<Imported, VhostError> {
+        let from = ImportOptions { domain: self.join(name), target: "store:data".into(), connections: 3, grace };
+        let socket = self.folder.path().join(name);
+        let (engine, handle) = DiskEngine::import(DiskOptions::new("store:data"), from, &socket, None)?;
+        Ok(Imported { handle, socket, engine: Some(std::thread::spawn(|| engine.run())) })
+    }
+}
+
+/// A back end that ends with the test.
+struct Imported {
+    handle: DiskHandle,
+    socket: PathBuf,
+    engine: Option<JoinHandle<Result<(), VhostError>>>,
+}
+
+impl Imported {
+    fn driver(&self) -> DiskDriver {
+        let options = DiskDriverOptions { buffer: 4 << 20, ..DiskDriverOptions::default() };
+        DiskDriver::connect(&self.socket, options).unwrap()
+    }
+
+    fn counters(&self) -> DiskCounters {
+        let report: DiskReport = serde_json::from_value(self.handle.ask(DiskControl::Show).unwrap()).unwrap();
+        report.counters
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        let _ = self.handle.ask(DiskControl::Stop);
+        let end = self.engine.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            end.unwrap().unwrap().unwrap();
+        }
+    }
+}
+
+fn content(image: &Path, at: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    std::fs::File::open(image).unwrap().read_exact_at(&mut bytes, at).unwrap();
+    bytes
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn imported_disk_has_the_contents_of_the_exported_one() {
+    let setting = Setting::new(8 * MIB);
+    let _export = setting.export();
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    assert_eq!(driver.sectors().unwrap(), 8 * MIB / 512);
+    let mut random = Random(0x0123_4567_89ab_cdef);
+    let mut model = vec![0; 8 << 20];
+    let mut copied = 0;
+    for n in 0..60_u64 {
+        // Some requests are longer than what one call carries.
+        let len = if n % 9 == 0 { 3 << 20 } else { (1 + random.below(64) as usize) * 512 };
+        let sector = random.below((model.len() - len) as u64 / 512 + 1);
+        let at = sector as usize * 512;
+        match n % 3 {
+            0 | 1 => {
+                let bytes = noise(n, len);
+                assert_eq!(driver.run(OUT, sector, &bytes, 0).unwrap().0, OK);
+                model[at..at + len].copy_from_slice(&bytes);
+            }
+            _ => assert!(driver.run(IN, sector, &[], len as u32).unwrap() == (OK, model[at..at + len].to_vec())),
+        }
+        copied += len as u64;
+    }
+    for (kind, flags) in [(WRITE_ZEROES, 0), (WRITE_ZEROES, 1), (DISCARD, 0)] {
+        let sector = random.below(4096) as usize;
+        let (status, _) = driver.run(kind, 0, &range(sector as u64, 1024, flags), 0).unwrap();
+        assert_eq!(status, OK, "{kind} {flags}");
+        model[sector * 512..][..1024 * 512].fill(0);
+    }
+    assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK);
+    assert!(content(&setting.image(), 0, model.len()) == model);
+    assert_eq!(disk.counters().copied_bytes, copied, "each byte is copied once");
+    assert_eq!(driver.run(IN, 8 * MIB / 512, &[], 512).unwrap().0, IOERR, "beyond the end");
+}
+
+#[test]
+fn many_requests_under_way_are_all_done() {
+    let setting = Setting::new(4 * MIB);
+    let _export = setting.export();
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    for round in 0..20_u64 {
+        let mut offered = 0;
+        while let Some(place) = driver.take_place(0) {
+            let bytes = noise(round * 100 + u64::from(place), 4096);
+            driver.memory().write_slice(&bytes, driver.data(0, place)).unwrap();
+            driver.offer(0, place, OUT, u64::from(place) * 8, 4096, true).unwrap();
+            offered += 1;
+        }
+        driver.kick(0).unwrap();
+        for _ in 0..offered {
+            assert_eq!(driver.wait(0, Duration::ZERO, HANG).unwrap().expect("a request was lost").status, OK);
+        }
+        for place in 0..offered {
+            let stored = content(&setting.image(), place * 4096, 4096);
+            assert!(stored == noise(round * 100 + place, 4096), "round {round}, place {place}");
+        }
+    }
+}
+
+#[test]
+fn disk_has_one_user_and_is_free_after_it() {
+    let setting = Setting::new(MIB);
+    let _export = setting.export();
+    let first = setting.import("first", LONG).unwrap();
+    let refused = setting.import("second", Duration::ZERO).err().unwrap().to_string();
+    assert!(refused.contains("another back end uses the disk store:data"), "{refused}");
+    assert_eq!(first.driver().run(OUT, 0, &noise(1, 512), 0).unwrap().0, OK);
+    drop(first);
+    let second = setting.import("second", LONG).unwrap();
+    assert!(second.driver().run(IN, 0, &[], 512).unwrap() == (OK, noise(1, 512)));
+}
+
+#[test]
+fn read_only_disk_has_several_users_and_no_writers() {
+    let setting = Setting::new(MIB);
+    let _export = setting.export_with(|options| options.read_only = true);
+    let users = ["first", "second"].map(|name| setting.import(name, LONG).unwrap());
+    for user in &users {
+        let mut driver = user.driver();
+        assert_eq!(driver.run(IN, 0, &[], 512).unwrap().0, OK);
+        assert_eq!(driver.run(OUT, 0, &noise(1, 512), 0).unwrap().0, IOERR);
+    }
+    let raw = Raw::begin(&setting, "raw");
+    assert_eq!(raw.ask(2, 0, 512, &noise(1, 512)), Err(rustix::io::Errno::ROFS.raw_os_error()));
+    assert_eq!(content(&setting.image(), 0, 512), [0; 512]);
+}
+
+#[test]
+fn requests_wait_for_an_exporter_that_comes_back() {
+    let setting = Setting::new(MIB);
+    let export = setting.export();
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
+    drop(export);
+    for n in 0..8_u64 {
+        let place = driver.take_place(0).unwrap();
+        driver.memory().write_slice(&noise(n, 4096), driver.data(0, place)).unwrap();
+        driver.offer(0, place, OUT, 8 * n, 4096, true).unwrap();
+    }
+    driver.kick(0).unwrap();
+    assert_eq!(driver.wait(0, Duration::ZERO, Duration::from_millis(300)).unwrap(), None, "there is no exporter");
+    let _export = setting.export();
+    for _ in 0..8 {
+        assert_eq!(driver.wait(0, Duration::ZERO, HANG).unwrap().expect("a request was lost").status, OK);
+    }
+    for n in 0..8 {
+        assert_eq!(driver.run(IN, 8 * n, &[], 4096).unwrap(), (OK, noise(n, 4096)));
+    }
+    assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK, "the kernel of the exporter is the same");
+}
+
+#[test]
+fn requests_fail_while_an_exporter_is_away_for_long() {
+    let setting = Setting::new(MIB);
+    let export = setting.export();
+    let disk = setting.import("user", Duration::from_millis(200)).unwrap();
+    let mut driver = disk.driver();
+    drop(export);
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, IOERR);
+    let _export = setting.export();
+    assert_eq!(driver.run(OUT, 0, &noise(2, 4096), 0).unwrap().0, OK);
+    assert!(driver.run(IN, 0, &[], 4096).unwrap() == (OK, noise(2, 4096)));
+}
+
+#[test]
+fn smaller_disk_of_a_returned_exporter_is_not_used() {
+    let setting = Setting::new(2 * MIB);
+    let export = setting.export();
+    let disk = setting.import("user", Duration::from_millis(300)).unwrap();
+    let mut driver = disk.driver();
+    drop(export);
+    std::fs::File::options().write(true).open(setting.image()).unwrap().set_len(MIB).unwrap();
+    let _export = setting.export();
+    assert_eq!(driver.run(IN, 0, &[], 512).unwrap().0, IOERR);
+}
+
+#[test]
+fn grown_disk_is_seen_after_resize() {
+    let setting = Setting::new(MIB);
+    let _export = setting.export();
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    std::fs::File::options().write(true).open(setting.image()).unwrap().set_len(2 * MIB).unwrap();
+    assert!(disk.handle.ask(DiskControl::Resize { size: Some(4 * MIB) }).is_err());
+    assert_eq!(disk.handle.ask(DiskControl::Resize { size: None }).unwrap(), serde_json::json!(2 * MIB));
+    assert_eq!(driver.run(OUT, MIB / 512, &noise(1, 512), 0).unwrap().0, OK);
+}
+
+#[test]
+fn reset_waits_briefly_for_an_exporter_that_is_away() {
+    let setting = Setting::new(MIB);
+    let export = setting.export();
+    let disk = setting.import("user", Duration::from_secs(3600)).unwrap();
+    let mut driver = disk.driver();
+    drop(export);
+    let place = driver.take_place(0).unwrap();
+    driver.offer(0, place, OUT, 0, 4096, true).unwrap();
+    driver.kick(0).unwrap();
+    let deadline = Instant::now() + HANG;
+    let under_way = || -> u64 {
+        let report: DiskReport = serde_json::from_value(disk.handle.ask(DiskControl::Show).unwrap()).unwrap();
+        report.under_way
+    };
+    while under_way() == 0 {
+        assert!(Instant::now() < deadline);
+    }
+    // The front end's request ends all requests of the queue. It would wait for an hour otherwise, and the test with it.
+    driver.frontend().unwrap().get_vring_base(0).unwrap();
+    assert_eq!(under_way(), 0);
+}
+
+/// A user that follows no rules.
+struct Raw {
+    calls: CallClient,
+    session: u64,
+    _stream: partywall::Stream,
+    _domain: Domain,
+}
+
+impl Raw {
+    fn begin(setting: &Setting, name: &str) -> Self {
+        let domain = setting.join(name);
+        let mut stream = domain.connect("store:data").unwrap();
+        stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        let mut welcome = [0; 48];
+        stream.read_exact(&mut welcome).unwrap();
+        assert_eq!(welcome[..4], [0; 4], "no session");
+        let session = u64::from_le_bytes(*welcome[8..].first_chunk().unwrap());
+        let calls = CallClient::builder().connect(&domain, "store:data.calls").unwrap();
+        Self { calls, session, _stream: stream, _domain: domain }
+    }
+
+    /// Sends a request with the fields behind its data.
+    fn ask(&self, method: u32, offset: u64, length: u64, data: &[u8]) -> Result<Vec<u8>, i32> {
+        self.ask_of(self.session, method, (offset, length), 0, data)
+    }
+
+    fn ask_of(
+        &self,
+        session: u64,
+        method: u32,
+        (offset, length): (u64, u64),
+        mode: u32,
+        data: &[u8],
+    ) -> Result<Vec<u8>, i32> {
+        let mut bytes = data.to_vec();
+        for long in [session, offset, length] {
+            bytes.extend(long.to_le_bytes());
+        }
+        bytes.extend(0_u32.to_le_bytes());
+        bytes.extend(mode.to_le_bytes());
+        match self.calls.call(Method::numbered(method), &bytes) {
+            Ok(reply) => Ok(reply.to_vec()),
+            Err(CallError::Application { code, .. }) => Err(code.cast_signed()),
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+#[test]
+fn requests_of_a_hostile_user_change_nothing_but_its_disk() {
+    use rustix::io::Errno;
+    let setting = Setting::new(MIB);
+    let _export = setting.export();
+    let raw = Raw::begin(&setting, "raw");
+    let other = CallClient::builder().connect(&setting.join("other"), "store:data.calls").unwrap();
+    let errno = |e: Errno| Err(e.raw_os_error());
+    assert_eq!(raw.ask(1, MIB, 512, &[]), errno(Errno::INVAL), "beyond the end");
+    assert_eq!(raw.ask(1, u64::MAX - 511, 512, &[]), errno(Errno::INVAL), "an overflow");
+    assert_eq!(raw.ask(1, 0, 2 << 20, &[]), errno(Errno::BADMSG), "too long");
+    assert_eq!(raw.ask(1, 0, 0, &[]), errno(Errno::BADMSG), "nothing");
+    assert_eq!(raw.ask(1, 1, 512, &[]), errno(Errno::INVAL), "no whole block");
+    assert_eq!(raw.ask(2, 0, 1024, &[7; 512]), errno(Errno::BADMSG), "fewer data than said");
+    assert_eq!(raw.ask(2, MIB, 512, &[7; 512]), errno(Errno::INVAL), "a write beyond the end");
+    assert_eq!(raw.ask(4, 0, 1 << 40, &[]), errno(Errno::BADMSG), "too many zeroes");
+    assert_eq!(raw.ask(3, 0, 0, &[1]), errno(Errno::BADMSG), "a flush with data");
+    // COLLAPSE_RANGE would move what lies behind, and no mode at all would make the file larger.
+    for mode in [0, 1, 8, 32, 1 << 31] {
+        assert_eq!(raw.ask_of(raw.session, 5, (0, 4096), mode, &[]), errno(Errno::INVAL), "mode {mode}");
+    }
+    assert_eq!(raw.ask_of(raw.session + 1, 1, (0, 512), 0, &[]), errno(Errno::NOTCONN), "no session");
+    // Another domain names the session that is there.
+    let mut fields = [0; 32];
+    fields[..8].copy_from_slice(&raw.session.to_le_bytes());
+    fields[16..24].copy_from_slice(&512_u64.to_le_bytes());
+    let stolen = other.call(Method::numbered(1), &fields);
+    assert!(matches!(stolen, Err(CallError::Application { code, .. }) if code == Errno::NOTCONN.raw_os_error() as u32));
+    assert_eq!(std::fs::metadata(setting.image()).unwrap().len(), MIB);
+    assert!(content(&setting.image(), 0, MIB as usize).iter().all(|byte| *byte == 0));
+    // The export still serves.
+    assert_eq!(raw.ask(2, 0, 512, &[7; 512]), Ok(Vec::new()));
+    assert_eq!(raw.ask(1, 0, 512, &[]), Ok(vec![7; 512]));
+}
+
+#[test]
+fn session_ends_with_its_stream() {
+    let setting = Setting::new(MIB);
+    let _export = setting.export();
+    let Raw { calls, session, _stream: stream, _domain } = Raw::begin(&setting, "raw");
+    drop(stream);
+    // The next user's session begins only after the end of this one.
+    let _next = Raw::begin(&setting, "next");
+    let mut fields = [0; 32];
+    fields[..8].copy_from_slice(&session.to_le_bytes());
+    fields[16..24].copy_from_slice(&512_u64.to_le_bytes());
+    let late = calls.call(Method::numbered(1), &fields);
+    let code = rustix::io::Errno::NOTCONN.raw_os_error() as u32;
+    assert!(matches!(late, Err(CallError::Application { code: said, .. }) if said == code), "{late:?}");
+}
+
+#[test]
+fn other_version_and_other_greeting_get_no_session() {
+    let setting = Setting::new(MIB);
+    let _export = setting.export();
+    for (greeting, errno) in
+        [([2, 0, 0, 0, 0, 0, 0, 0], Some(rustix::io::Errno::PROTONOSUPPORT.raw_os_error())), (*b"GET / HT", None)]
+    {
+        let mut stream = setting.join("raw").connect("store:data").unwrap();
+        stream.write_all(&greeting).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert_eq!(answer.first_chunk().map(|code| i32::from_le_bytes(*code)), errno);
+    }
+}
+
+/// An exporter that answers reads with bytes of another number.
+#[test]
+fn answer_of_a_lying_exporter_is_an_error() {
+    let setting = Setting::new(MIB);
+    let domain = setting.join("store");
+    let _calls = CallServer::builder()
+        .numbered(Method::numbered(1), |call| {
+            let fields: [u8; 32] = call.args().array(0)?;
+            let length = u64::from_le_bytes(*fields[16..].first_chunk().unwrap());
+            Ok(vec![7; if length == 512 { 512 } else { 100 }].into())
+        })
+        .bind(&domain, "data.calls")
+        .unwrap();
+    let mut listener = domain.bind("data").unwrap();
+    let (welcomes, stop) = (4, std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    listener.set_nonblocking(true);
+    let stopped = std::sync::Arc::clone(&stop);
+    let serving = std::thread::spawn(move || {
+        let mut streams = Vec::new();
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            let Ok((mut stream, _)) = listener.accept() else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let mut welcome = [0; 48];
+            welcome[8] = 1;
+            welcome[16..24].copy_from_slice(&MIB.to_le_bytes());
+            welcome[24..28].copy_from_slice(&512_u32.to_le_bytes());
+            let _ = stream.write_all(&welcome);
+            streams.push(stream);
+            assert!(streams.len() < welcomes);
+        }
+    });
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    assert_eq!(driver.run(IN, 0, &[], 4096).unwrap().0, IOERR, "a short answer");
+    assert!(driver.run(IN, 0, &[], 512).unwrap() == (OK, vec![7; 512]));
+    assert_eq!(driver.run(OUT, 0, &noise(1, 512), 0).unwrap().0, IOERR, "an exporter that does not write");
+    drop((driver, disk));
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    serving.join().unwrap();
+}
