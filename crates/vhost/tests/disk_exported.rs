@@ -18,6 +18,8 @@ use partywall_vhost::disk::{DiskCounters, DiskOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vhost::VhostBackend;
@@ -390,6 +392,145 @@ fn other_version_and_other_greeting_get_no_session() {
     }
 }
 
+/// An exporter in this process, whose machine can start again and lose what was not flushed.
+struct Forgetful {
+    disk: Arc<Mutex<ForgetfulDisk>>,
+    stop: Arc<AtomicBool>,
+    serving: Option<JoinHandle<()>>,
+    _calls: CallServer,
+    _domain: Domain,
+}
+
+struct ForgetfulDisk {
+    boot: u8,
+    stored: Vec<u8>,
+    cached: Vec<u8>,
+    flushes: u32,
+    /// The session that is not over.
+    session: u64,
+}
+
+impl Forgetful {
+    fn start(setting: &Setting) -> Self {
+        let domain = setting.join("store");
+        let empty = vec![0; 4 << 20];
+        let disk = ForgetfulDisk { boot: 1, stored: empty.clone(), cached: empty, flushes: 0, session: 0 };
+        let disk = Arc::new(Mutex::new(disk));
+        let mut calls = CallServer::builder();
+        for number in 1..=3_u32 {
+            let disk = Arc::clone(&disk);
+            calls = calls.numbered(Method::numbered(number), move |call| {
+                let mut disk = disk.lock().unwrap();
+                let args = call.args().to_vec();
+                let (data, fields) = args.split_at(args.len() - 32);
+                let long = |at: usize| u64::from_le_bytes(*fields[at..].first_chunk().unwrap());
+                if long(0) != disk.session {
+                    return Err(CallError::application(rustix::io::Errno::NOTCONN.raw_os_error() as u32, ""));
+                }
+                let at = long(8) as usize;
+                match number {
+                    1 => return Ok(disk.cached[at..at + long(16) as usize].to_vec().into()),
+                    2 => disk.cached[at..at + data.len()].copy_from_slice(data),
+                    _ => {
+                        disk.flushes += 1;
+                        disk.stored = disk.cached.clone();
+                    }
+                }
+                Ok(().into())
+            });
+        }
+        let calls = calls.bind(&domain, "data.calls").unwrap();
+        let mut listener = domain.bind("data").unwrap();
+        listener.set_nonblocking(true);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, shared) = (Arc::clone(&stop), Arc::clone(&disk));
+        let serving = std::thread::spawn(move || {
+            let mut streams = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                let Ok((mut stream, _)) = listener.accept() else {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                };
+                let mut disk = shared.lock().unwrap();
+                disk.session += 1;
+                let mut welcome = [0; 48];
+                welcome[8..16].copy_from_slice(&disk.session.to_le_bytes());
+                welcome[16..24].copy_from_slice(&(disk.cached.len() as u64).to_le_bytes());
+                welcome[24..28].copy_from_slice(&512_u32.to_le_bytes());
+                welcome[32] = disk.boot;
+                let _ = stream.write_all(&welcome);
+                streams.push(stream);
+            }
+        });
+        Self { disk, stop, serving: Some(serving), _calls: calls, _domain: domain }
+    }
+
+    /// The machine loses its power: sessions end, and what was not flushed is gone.
+    fn restart(&self) {
+        let mut disk = self.disk.lock().unwrap();
+        disk.boot += 1;
+        disk.session += 1;
+        disk.cached = disk.stored.clone();
+    }
+
+    /// The exporter's process alone ends and starts.
+    fn reconnect(&self) {
+        self.disk.lock().unwrap().session += 1;
+    }
+}
+
+impl Drop for Forgetful {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.serving.take().map(JoinHandle::join);
+    }
+}
+
+#[test]
+fn changes_that_an_exporter_lost_are_repeated() {
+    let setting = Setting::new(MIB);
+    let exporter = Forgetful::start(&setting);
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
+    assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK);
+    // The same sectors twice: the order of the changes counts.
+    for n in 2..5 {
+        assert_eq!(driver.run(OUT, 4, &noise(n, 4096), 0).unwrap().0, OK);
+    }
+    exporter.restart();
+    assert!(driver.run(IN, 4, &[], 4096).unwrap() == (OK, noise(4, 4096)), "lost writes are not repeated");
+    assert!(driver.run(IN, 0, &[], 2048).unwrap() == (OK, noise(1, 4096)[..2048].to_vec()));
+    assert!(exporter.disk.lock().unwrap().stored[2048..2048 + 4096] == noise(4, 4096), "they are durable now");
+    // Changes that were flushed are not repeated over newer ones.
+    exporter.disk.lock().unwrap().stored[..512].fill(9);
+    exporter.restart();
+    assert!(driver.run(IN, 0, &[], 512).unwrap() == (OK, vec![9; 512]));
+    drop((driver, disk));
+}
+
+#[test]
+fn more_changes_than_a_heap_has_room_for_are_flushed() {
+    let setting = Setting::new(MIB);
+    let exporter = Forgetful::start(&setting);
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    for n in 0..40_u64 {
+        assert_eq!(driver.run(OUT, n % 4 * 2048, &noise(n, 1 << 20), 0).unwrap().0, OK, "write {n}");
+        if n == 20 {
+            // What is kept in heaps of ended connections is flushed with the next session.
+            exporter.reconnect();
+        }
+    }
+    let flushes = exporter.disk.lock().unwrap().flushes;
+    assert!((2..20).contains(&flushes), "{flushes} flushes");
+    exporter.restart();
+    for n in 36..40_u64 {
+        assert!(driver.run(IN, n % 4 * 2048, &[], 1 << 20).unwrap() == (OK, noise(n, 1 << 20)), "write {n}");
+    }
+    drop((driver, disk));
+}
+
 /// An exporter that answers reads with bytes of another number.
 #[test]
 fn answer_of_a_lying_exporter_is_an_error() {
@@ -404,12 +545,12 @@ fn answer_of_a_lying_exporter_is_an_error() {
         .bind(&domain, "data.calls")
         .unwrap();
     let mut listener = domain.bind("data").unwrap();
-    let (welcomes, stop) = (4, std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let (welcomes, stop) = (4, Arc::new(AtomicBool::new(false)));
     listener.set_nonblocking(true);
-    let stopped = std::sync::Arc::clone(&stop);
+    let stopped = Arc::clone(&stop);
     let serving = std::thread::spawn(move || {
         let mut streams = Vec::new();
-        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+        while !stopped.load(Ordering::Relaxed) {
             let Ok((mut stream, _)) = listener.accept() else {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
@@ -429,6 +570,6 @@ fn answer_of_a_lying_exporter_is_an_error() {
     assert!(driver.run(IN, 0, &[], 512).unwrap() == (OK, vec![7; 512]));
     assert_eq!(driver.run(OUT, 0, &noise(1, 512), 0).unwrap().0, IOERR, "an exporter that does not write");
     drop((driver, disk));
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     serving.join().unwrap();
 }

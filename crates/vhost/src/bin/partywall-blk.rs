@@ -153,7 +153,7 @@ struct ImportArgs {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32), requires = "from")]
     connections: u16,
     /// Seconds that requests wait for an exporter that has gone or does not answer, before they fail
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "from")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "from")]
     grace: u64,
 }
 

@@ -1,8 +1,9 @@
 //! A disk that another domain exports, as the store of a back end. Threads execute its tasks by calls.
 #![expect(unsafe_code, reason = "copies from memory that the exporter can change, by its address")]
 
+use super::changes::{ChangeLog, DiskChange};
 use super::link::{ExportCalls, ExportFailure, ExportLink};
-use super::wire::{ExportOperation, LARGEST_DATA, LARGEST_RANGE, Welcome};
+use super::wire::{ExportOperation, LARGEST_DATA, Welcome};
 use crate::VhostError;
 use crate::chain::BufferPiece;
 use crate::disk::request::DiskGeometry;
@@ -27,6 +28,8 @@ use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long requests wait for an exporter that has gone, while the machine waits for the end of all requests.
 const HURRY: Duration = Duration::from_secs(2);
+/// Bytes that one request fills with zeroes, so that each is answered in time. The next request goes on.
+const ZEROES: u64 = 64 << 20;
 /// How long an exporter may take to begin a session.
 const GREETING: Duration = Duration::from_secs(10);
 
@@ -81,7 +84,8 @@ struct ImportCore {
     wake: OwnedFd,
     is_rung: AtomicBool,
     copied: AtomicU64,
-    unsynced: Unsynced,
+    /// Changes that are not known to be durable.
+    changes: ChangeLog,
 }
 
 #[derive(Default)]
@@ -95,15 +99,6 @@ struct CurrentLink {
     generation: u64,
     link: Option<ExportLink>,
     boot: [u8; 16],
-}
-
-/// Changes that were done and are not known to be durable.
-#[derive(Default)]
-struct Unsynced {
-    done: AtomicU64,
-    synced: AtomicU64,
-    /// The exporter's machine has started again since such changes, so they may be lost.
-    is_lost: AtomicBool,
 }
 
 impl std::fmt::Debug for ImportCore {
@@ -135,7 +130,7 @@ impl ImportedDisk {
             wake,
             is_rung: AtomicBool::new(false),
             copied: AtomicU64::new(0),
-            unsynced: Unsynced::default(),
+            changes: ChangeLog::default(),
         });
         let (sender, done) = channel();
         let read_only = read_only || first.read_only;
@@ -381,22 +376,33 @@ impl ImportCore {
         if current.link.take().is_some() {
             warn!("{target}: the exporter has gone, or does not answer");
         }
-        match ExportLink::connect(&self.options.domain, target, GREETING) {
-            Ok(link) if self.is_same(&link.welcome) => {
-                if link.welcome.boot != current.boot {
-                    self.unsynced.lose();
-                }
-                info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
-                current.generation += 1;
-                current.boot = link.welcome.boot;
-                current.link = Some(link);
-            }
-            Ok(_) => {
-                warn!("{target}: the exporter is back with another disk, which is not used");
-                std::thread::sleep(PAUSE);
-            }
-            Err(_) => std::thread::sleep(PAUSE),
+        let Some(link) = self.link_again(current.boot) else {
+            std::thread::sleep(PAUSE);
+            return;
+        };
+        info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
+        current.generation += 1;
+        current.boot = link.welcome.boot;
+        current.link = Some(link);
+    }
+
+    /// Another session. What the exporter may have lost since the last one is done again before any other request (protocol E3).
+    fn link_again(&self, boot: [u8; 16]) -> Option<ExportLink> {
+        let ImportOptions { domain, target, grace, .. } = &self.options;
+        let link = ExportLink::connect(domain, target, GREETING).ok()?;
+        if !self.is_same(&link.welcome) {
+            warn!("{target}: the exporter is back with another disk, which is not used");
+            return None;
         }
+        if !self.changes.is_empty() {
+            let calls = ExportCalls::connect(domain, target, link.welcome.session, *grace).ok()?;
+            if link.welcome.boot != boot {
+                let repeated = self.changes.repeat(&calls).ok()?;
+                info!("{target}: its machine has started again; {repeated} changes are repeated");
+            }
+            self.changes.flush(&calls).ok()?;
+        }
+        Some(link)
     }
 
     /// Whether this may be the disk of the first session: it is as large, and takes the same requests.
@@ -416,57 +422,58 @@ impl ImportCore {
                 if is_whole { Ok(done) } else { Err(ExportFailure::Errno(Errno::IO)) }
             }
             StoreTask::Write { offset, durable } => {
-                calls.write((offset, total), durable, |mut room| {
+                let fill = |mut room: &mut [u8]| {
                     job.pieces.iter().all(|piece| {
                         let (now, later) = std::mem::take(&mut room).split_at_mut(piece.length);
                         room = later;
                         job.memory.read_slice(now, piece.address).is_ok()
                     })
-                })?;
+                };
+                let block = match calls.block((offset, total), durable, fill) {
+                    // The heap is full of changes that are kept until the next flush.
+                    Err(ExportFailure::Errno(Errno::NOMEM)) => {
+                        self.changes.flush(calls)?;
+                        calls.block((offset, total), durable, fill)
+                    }
+                    block => block,
+                };
+                let data = Arc::new(block?);
                 self.copied.fetch_add(total as u64, Ordering::Relaxed);
-                self.unsynced.change(durable);
+                let kept = DiskChange::Write { offset, length: total, data: Arc::clone(&data) };
+                self.change(kept, durable, || calls.write(&data))?;
                 Ok(done)
             }
             StoreTask::Zero { offset, length, durable } => {
-                let length = length.min(LARGEST_RANGE);
-                calls.request(ExportOperation::Zero, (offset, length), durable, 0)?;
-                self.unsynced.change(durable);
+                let length = length.min(ZEROES);
+                self.change(DiskChange::Zero { offset, length }, durable, || {
+                    calls.request(ExportOperation::Zero, (offset, length), durable, 0).map(drop)
+                })?;
                 Ok(u32::try_from(length).unwrap_or(u32::MAX))
             }
             StoreTask::Allocate { offset, length, mode } => {
-                calls.request(ExportOperation::Allocate, (offset, length), false, mode)?;
-                self.unsynced.change(false);
+                self.change(DiskChange::Allocate { offset, length, mode }, false, || {
+                    calls.request(ExportOperation::Allocate, (offset, length), false, mode).map(drop)
+                })?;
                 Ok(0)
             }
-            StoreTask::Sync => {
-                let before = self.unsynced.done.load(Ordering::SeqCst);
-                calls.request(ExportOperation::Sync, (0, 0), false, 0)?;
-                self.unsynced.synced(before).map(|()| 0).map_err(ExportFailure::Errno)
-            }
+            StoreTask::Sync => self.changes.flush(calls).map(|()| 0),
             StoreTask::Delay => Ok(0),
         }
     }
-}
 
-impl Unsynced {
-    fn change(&self, durable: bool) {
-        if !durable {
-            self.done.fetch_add(1, Ordering::SeqCst);
+    /// Executes a change, and keeps it until a flush unless it is durable.
+    fn change(
+        &self,
+        change: DiskChange,
+        durable: bool,
+        execute: impl FnOnce() -> Result<(), ExportFailure>,
+    ) -> Result<(), ExportFailure> {
+        let number = (!durable).then(|| self.changes.begin(change));
+        let executed = execute();
+        if let Some(number) = number {
+            self.changes.end(number, executed.is_ok());
         }
-    }
-
-    /// The exporter's machine has started again.
-    fn lose(&self) {
-        let synced = self.synced.load(Ordering::SeqCst);
-        if self.done.load(Ordering::SeqCst) != synced {
-            self.is_lost.store(true, Ordering::SeqCst);
-        }
-    }
-
-    /// The changes before `done` are durable, unless some were lost before that: this fails once, so that the guest knows (protocol E3).
-    fn synced(&self, done: u64) -> Result<(), Errno> {
-        self.synced.fetch_max(done, Ordering::SeqCst);
-        if self.is_lost.swap(false, Ordering::SeqCst) { Err(Errno::IO) } else { Ok(()) }
+        executed
     }
 }
 
@@ -509,23 +516,5 @@ mod tests {
         assert_eq!(front(&pieces, 10, 25), [piece(100, 20), piece(200, 5)]);
         assert_eq!(front(&pieces, 15, 5), [piece(105, 5)]);
         assert_eq!(front(&pieces, 60, 5), []);
-    }
-
-    #[test]
-    fn flush_fails_once_after_changes_were_lost() {
-        let unsynced = Unsynced::default();
-        unsynced.lose();
-        assert_eq!(unsynced.synced(0), Ok(()), "there was nothing to lose");
-        unsynced.change(true);
-        unsynced.lose();
-        assert_eq!(unsynced.synced(0), Ok(()), "the change was durable");
-        unsynced.change(false);
-        unsynced.lose();
-        assert_eq!(unsynced.synced(1), Err(Errno::IO));
-        assert_eq!(unsynced.synced(1), Ok(()));
-        unsynced.change(false);
-        assert_eq!(unsynced.synced(2), Ok(()));
-        unsynced.lose();
-        assert_eq!(unsynced.synced(2), Ok(()), "all was durable");
     }
 }

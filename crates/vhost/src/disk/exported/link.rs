@@ -3,7 +3,7 @@
 use super::server::{LARGEST_HEAP, heap_options};
 use super::wire::{ExportOperation, FIELDS, RequestFields, WELCOME, Welcome, calls_service, errno_of, hello};
 use crate::VhostError;
-use partywall::rpc::{CallClient, CallError, Method, Reply};
+use partywall::rpc::{Block, CallClient, CallError, Method, Reply};
 use partywall::{Domain, Stream};
 use rustix::io::Errno;
 use std::io::{Read, Write};
@@ -83,24 +83,33 @@ impl ExportCalls {
         self.client.call(Method::numbered(operation as u32), &fields.bytes()).map_err(failure_of)
     }
 
-    /// Executes a write of `length` bytes, which `fill` copies to where the exporter reads them.
-    pub(super) fn write(
+    /// Begins a write: a block with `length` bytes of data, which `fill` copies to it, and behind them the fields of the request.
+    pub(super) fn block(
         &self,
         (offset, length): (u64, usize),
         durable: bool,
         fill: impl FnOnce(&mut [u8]) -> bool,
-    ) -> Result<(), ExportFailure> {
-        let refused = ExportFailure::Errno(Errno::NOMEM);
+    ) -> Result<Block, ExportFailure> {
         let block = self.client.heap().allocate_aligned(length + FIELDS, crate::disk::image::ALIGN);
-        let mut block = block.map_err(|_| refused)?;
+        let mut block = block.map_err(|_| ExportFailure::Errno(Errno::NOMEM))?;
         let (data, rest) = block.split_at_mut(length);
         if !fill(data) {
             return Err(ExportFailure::Errno(Errno::FAULT));
         }
         let fields = RequestFields { session: self.session, offset, length: length as u64, durable, mode: 0 };
         rest.copy_from_slice(&fields.bytes());
+        Ok(block)
+    }
+
+    /// Executes the write that a block is of.
+    pub(super) fn write(&self, block: &Block) -> Result<(), ExportFailure> {
         let method = Method::numbered(ExportOperation::Write as u32);
-        self.client.call(method, &block).map(drop).map_err(failure_of)
+        self.client.call(method, block).map(drop).map_err(failure_of)
+    }
+
+    /// Makes changes durable.
+    pub(super) fn sync(&self) -> Result<(), ExportFailure> {
+        self.request(ExportOperation::Sync, (0, 0), false, 0).map(drop)
     }
 }
 

@@ -7,6 +7,7 @@
 //! The heaps of the calls lie in windows between machines. So the exporter's kernel reads written data where the back end has put it, and
 //! puts read data where the back end copies it from.
 
+mod changes;
 mod import;
 mod link;
 mod server;

@@ -25,7 +25,9 @@ const FIRST: Duration = Duration::from_secs(10);
 /// Between two attempts to accept while the broker is away.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Connections of calls at a time, and streams whose user waits for a session.
-const MOST_CONNECTIONS: usize = 256;
+const MOST_CONNECTIONS: usize = 128;
+/// Connections of one user among them: its back end has at most 32.
+const MOST_OF_USER: usize = 32;
 /// The most memory of each side's heap on one connection.
 pub(super) const LARGEST_HEAP: u64 = 8 << 20;
 
@@ -101,10 +103,10 @@ impl DiskExport {
             sessions: UserSessions::default(),
         });
         let mut calls = CallServer::builder()
-            .heap(heap_options().max(LARGEST_HEAP * MOST_CONNECTIONS as u64))
+            .heap(heap_options().max(LARGEST_HEAP * MOST_OF_USER as u64))
             .max_peer_heap(LARGEST_HEAP)
             .max_clients(MOST_CONNECTIONS)
-            .max_clients_of_domain(MOST_CONNECTIONS);
+            .max_clients_of_domain(2 * MOST_OF_USER);
         for operation in [
             ExportOperation::Read,
             ExportOperation::Write,
