@@ -14,8 +14,17 @@ use world::{HANG, Inside, Process, World, program};
 
 const MIB: u64 = 1 << 20;
 
+/// The service of the disk. The socket of a back end in the background has a name that is made of it.
+fn service() -> String {
+    format!("data-{}", std::process::id())
+}
+
+fn target() -> String {
+    format!("a.store:{}", service())
+}
+
 fn start_export(guest: &Guest) -> Running<'_> {
-    let line = "partywall blk export data /tmp/disk.raw --domain store > /tmp/export.log 2>&1";
+    let line = format!("partywall blk export {} /tmp/disk.raw --domain store > /tmp/export.log 2>&1", service());
     let running = guest.start(&["sh", "-c", &format!(": > /tmp/export.log; exec {line}")]).unwrap();
     let deadline = Instant::now() + HANG;
     while !guest.sh("cat /tmp/export.log").contains("exporting") {
@@ -26,13 +35,30 @@ fn start_export(guest: &Guest) -> Running<'_> {
 
 fn start_back_end(world: &World) -> Process {
     let socket = world.path("disk.sock");
-    let mut command = world.command(&["blk", "serve", "--from", "a.store:data", "--connections", "2", "--socket"]);
+    let mut command = world.command(&["blk", "serve", "--from", &target(), "--connections", "2", "--socket"]);
     command.arg(socket).arg("--broker").arg(world.path("broker.sock")).env("RUST_LOG", "warn");
     let mut child = Process(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
     BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.starts_with("serving"), "{line} {}", world.log());
     child
+}
+
+/// `partywall vm attach` or `detach` with a disk.
+fn plug(world: &World, guest: &Guest, what: &str, disk: &str) {
+    let mut command = world.command(&["vm", what, guest.name(), "--disk", disk, "--qmp"]);
+    let done = command.arg(guest.monitor()).arg("--broker").arg(world.path("broker.sock")).output().unwrap();
+    assert!(done.status.success(), "{what} {disk}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// A disk that was plugged in with a back end in the background. Both go with the test.
+struct BackgroundDisk<'a>(&'a World, &'a Guest);
+
+impl Drop for BackgroundDisk<'_> {
+    fn drop(&mut self) {
+        let mut command = self.0.command(&["vm", "detach", self.1.name(), "--disk", &target(), "--qmp"]);
+        let _ = command.arg(self.1.monitor()).arg("--broker").arg(self.0.path("broker.sock")).output();
+    }
 }
 
 fn report(world: &World, name: &str) -> u64 {
@@ -54,9 +80,7 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
     a.sh("truncate -s 24M /tmp/disk.raw");
     let mut export = start_export(&a);
     let mut back_end = start_back_end(&world);
-    let mut plug = world.command(&["vm", "attach", "b", "--disk"]);
-    let done = plug.arg(world.path("disk.sock")).arg("--qmp").arg(b.monitor()).output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    plug(&world, &b, "attach", world.path("disk.sock").to_str().unwrap());
     b.sh("n=0; while [ ! -e /sys/block/vda ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done");
     assert_eq!(b.sh("cat /sys/block/vda/size").trim(), (24 * MIB / 512).to_string());
 
@@ -89,5 +113,17 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
     // What the second back end has read and written was copied once.
     assert_eq!(report(&world, "copied_bytes"), report(&world, "read_bytes") + report(&world, "written_bytes"));
     assert!(report(&world, "read_bytes") >= 24 * MIB);
-    drop((export, back_end));
+    // The same with a back end in the background.
+    plug(&world, &b, "detach", world.path("disk.sock").to_str().unwrap());
+    drop(back_end);
+    let wait = |is_there: &str| {
+        b.sh(&format!("n=0; while [ {is_there} -e /sys/block/vda ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done"));
+    };
+    wait("");
+    let background = BackgroundDisk(&world, &b);
+    plug(&world, &b, "attach", &target());
+    wait("!");
+    assert_eq!(b.sh("sha256sum < /dev/vda"), sum);
+    plug(&world, &b, "detach", &target());
+    drop((export, background));
 }

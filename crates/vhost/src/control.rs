@@ -134,10 +134,16 @@ pub struct FoundSwitch {
 
 /// The folder of all switches of this user, unless the command line names another. `None` if the user has no folder for such files.
 pub fn default_folder() -> Option<PathBuf> {
-    match rustix::process::geteuid().is_root() {
-        true => Some("/run/partywall/net".into()),
-        false => Some(Path::new(&std::env::var_os("XDG_RUNTIME_DIR")?).join("partywall/net")),
-    }
+    folder_of("net")
+}
+
+/// A folder of this user for sockets of one kind.
+pub(crate) fn folder_of(kind: &str) -> Option<PathBuf> {
+    let all = match rustix::process::geteuid().is_root() {
+        true => PathBuf::from("/run"),
+        false => std::env::var_os("XDG_RUNTIME_DIR")?.into(),
+    };
+    Some(all.join("partywall").join(kind))
 }
 
 /// Finds the switches in a folder of switches by their control sockets, in the order of their names.

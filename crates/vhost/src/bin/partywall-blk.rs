@@ -7,9 +7,10 @@ use partywall_vhost::VhostError;
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
 use partywall_vhost::disk::engine::DiskEngine;
 use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions};
-use partywall_vhost::disk::{DiskOptions, FaultRule, MOST_QUEUES, attach};
+use partywall_vhost::disk::{DiskOptions, FaultRule, MOST_QUEUES, attach, background};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -76,10 +77,7 @@ enum BlkCommand {
     /// Plug the disk into a running QEMU
     Attach {
         #[command(flatten)]
-        at: SocketArgs,
-        /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
-        #[arg(long, value_name = "SOCKET")]
-        qmp: PathBuf,
+        disk: PluggedArgs,
         /// Queues of the machine's disk; at most as many as `serve` offers
         #[arg(long, default_value_t = 4)]
         queues: u16,
@@ -87,11 +85,50 @@ enum BlkCommand {
     /// Remove the disk from a running QEMU
     Detach {
         #[command(flatten)]
-        at: SocketArgs,
-        /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
-        #[arg(long, value_name = "SOCKET")]
-        qmp: PathBuf,
+        disk: PluggedArgs,
     },
+}
+
+/// The disk of a running machine.
+#[derive(Debug, clap::Args)]
+struct PluggedArgs {
+    /// The disk's socket
+    #[arg(long, value_name = "SOCKET", required_unless_present = "from", conflicts_with = "from")]
+    socket: Option<PathBuf>,
+    /// A disk that another domain offers: a back end for it is started in the background, and ended by `detach`
+    #[arg(long, value_name = "DOMAIN:NAME")]
+    from: Option<String>,
+    /// Socket of the broker, for --from [default: /run/partywall/broker.sock if it exists, else $XDG_RUNTIME_DIR/partywall/broker.sock]
+    #[arg(long, value_name = "PATH", env = "PARTYWALL_BROKER", hide_env_values = true)]
+    broker: Option<PathBuf>,
+    /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+    #[arg(long, value_name = "SOCKET")]
+    qmp: PathBuf,
+}
+
+impl PluggedArgs {
+    /// The disk's socket: QEMU may run in another folder.
+    fn socket(&self) -> Result<PathBuf, VhostError> {
+        match (&self.socket, &self.from) {
+            (Some(socket), _) => absolute(socket),
+            (None, Some(target)) => background::socket(target),
+            (None, None) => Err(VhostError::Refused("name the disk by --socket or --from".into())),
+        }
+    }
+
+    /// Starts the back end of an exported disk, whose socket belongs to the user of the machine's QEMU.
+    fn start(&self, socket: &Path) -> Result<(), VhostError> {
+        let Some(target) = &self.from else { return Ok(()) };
+        let program = std::env::current_exe().map_err(VhostError::file_error("find", "partywall-blk"))?;
+        let owner =
+            std::fs::metadata(&self.qmp).map_err(VhostError::file_error("look at", &self.qmp))?.uid().to_string();
+        let mut words = vec!["serve", "--from", target, "--owner", &owner];
+        let broker = self.broker.as_ref().map(|broker| broker.to_string_lossy().into_owned());
+        if let Some(broker) = &broker {
+            words.extend(["--broker", broker]);
+        }
+        background::start(&program, &words, socket)
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -202,25 +239,29 @@ fn run(command: BlkCommand) -> Result<(), VhostError> {
             let socket = absolute(&at.socket)?;
             say(if libvirt { attach::libvirt(&socket, queues) } else { attach::arguments(&socket, queues) })
         }
-        BlkCommand::Attach { at, qmp, queues } => {
-            let socket = absolute(&at.socket)?;
+        BlkCommand::Attach { disk, queues } => {
+            let socket = disk.socket()?;
+            disk.start(&socket)?;
             let report = || report(&control::ask(&socket, &DiskControl::Show)?);
             report()?;
             let is_taken = || Ok(report()?.occupied);
-            let plugged = attach::plug(&qmp, &socket, queues, is_taken)?;
+            let plugged = attach::plug(&disk.qmp, &socket, queues, is_taken)?;
             say(format_args!(
                 "{} is {}",
                 printable(&socket.to_string_lossy()),
                 if plugged { "plugged in" } else { "in place" }
             ))
         }
-        BlkCommand::Detach { at, qmp } => {
+        BlkCommand::Detach { disk } => {
             // Its back end may have ended.
-            let socket = absolute(&at.socket)?;
-            match attach::unplug(&qmp, &socket)? {
-                true => say(format_args!("{} is unplugged", printable(&socket.to_string_lossy()))),
-                false => Err(VhostError::Refused(format!("the machine has no disk of {}", socket.display()))),
+            let socket = disk.socket()?;
+            if !attach::unplug(&disk.qmp, &socket)? {
+                return Err(VhostError::Refused(format!("the machine has no disk of {}", socket.display())));
             }
+            if disk.from.is_some() {
+                background::stop(&socket);
+            }
+            say(format_args!("{} is unplugged", printable(&socket.to_string_lossy())))
         }
     }
 }

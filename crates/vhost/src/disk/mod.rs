@@ -13,6 +13,7 @@
 //! - [`driver`] is a guest's driver without a machine around it, for tests and the bench.
 
 pub mod attach;
+pub mod background;
 pub mod control;
 pub mod driver;
 pub mod engine;

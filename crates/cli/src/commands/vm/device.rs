@@ -17,8 +17,8 @@ pub(super) struct DeviceArgs {
     /// A network card on this switch of `partywall net`, and on this port [default: the machine's name]
     #[arg(long, value_name = "SWITCH[:PORT]", conflicts_with = "disk")]
     net: Option<String>,
-    /// A disk: the socket of its `partywall blk serve`
-    #[arg(long, value_name = "SOCKET")]
+    /// A disk: the socket of its `partywall blk serve`, or one that a domain offers by `partywall blk export`
+    #[arg(long, value_name = "SOCKET|DOMAIN:NAME")]
     disk: Option<PathBuf>,
     /// Folder of all switches [default: /run/partywall/net for root, else $XDG_RUNTIME_DIR/partywall/net]
     #[arg(long, value_name = "FOLDER", requires = "net")]
@@ -38,7 +38,7 @@ impl DeviceArgs {
         monitor: Option<&Path>,
         mac: Option<&str>,
     ) -> Result<(), CommandFailure> {
-        let mut command = self.command("attach", name, &find_monitor(global, name, monitor)?)?;
+        let mut command = self.command("attach", global, name, &find_monitor(global, name, monitor)?)?;
         if let Some(mac) = mac {
             command.args(["--mac", mac]);
         }
@@ -47,10 +47,10 @@ impl DeviceArgs {
 
     /// Takes it out again.
     pub(super) fn detach(&self, global: &Global, name: &str, monitor: Option<&Path>) -> Result<(), CommandFailure> {
-        execute(self.command("detach", name, &find_monitor(global, name, monitor)?)?)
+        execute(self.command("detach", global, name, &find_monitor(global, name, monitor)?)?)
     }
 
-    fn command(&self, what: &str, name: &str, monitor: &Path) -> Result<Command, CommandFailure> {
+    fn command(&self, what: &str, global: &Global, name: &str, monitor: &Path) -> Result<Command, CommandFailure> {
         let program = if self.net.is_some() { "partywall-net" } else { "partywall-blk" };
         let mut command = Command::new(siblings::find(program, "partywall-vhost")?);
         command.arg(what);
@@ -59,7 +59,12 @@ impl DeviceArgs {
             command.args([switch, port]);
         }
         if let Some(disk) = &self.disk {
-            command.arg("--socket").arg(disk);
+            if is_exported(disk) {
+                command.arg("--from").arg(disk);
+                command.args(global.broker.iter().flat_map(|broker| ["--broker".as_ref(), broker.as_os_str()]));
+            } else {
+                command.arg("--socket").arg(disk);
+            }
         }
         if let Some(folder) = &self.folder {
             command.arg("--folder").arg(folder);
@@ -67,6 +72,12 @@ impl DeviceArgs {
         command.arg("--qmp").arg(monitor);
         Ok(command)
     }
+}
+
+/// Whether this is `DOMAIN:NAME`. A path with a colon is written with a slash.
+fn is_exported(disk: &Path) -> bool {
+    let text = disk.to_string_lossy();
+    text.contains(':') && !text.contains('/')
 }
 
 fn find_monitor(global: &Global, name: &str, monitor: Option<&Path>) -> Result<PathBuf, CommandFailure> {
