@@ -2,49 +2,20 @@
 #![cfg(feature = "conformance")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
-use partywall_protocol::port::{Decoder, Frame, Item, greeting};
+mod common;
+
+use common::*;
+use partywall_protocol::port::{Frame, greeting};
 use partywall_region::conformance::{self, Backend, ConformanceRegion, HANG};
-use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
-use partywall_region::relay::{
-    BellDirection, DirectionWatch, Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, PortSide,
-    Relay, RelayLatency, VectorEvent,
-};
-use partywall_region::{Link, LinkEvent, PeerRegion, RegionOptions, packet};
+use partywall_region::pmem::{self, Space, WindowId};
+use partywall_region::relay::{BellDirection, DirectionWatch, Heartbeat, Notice, PortSide, Relay, RelayLatency};
+use partywall_region::{Link, LinkEvent, PeerRegion, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, OwnedFd};
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
+use rustix::fd::AsFd;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-fn file() -> WindowFile {
-    WindowFile::create(&WindowSpec { room: 4 << 20, owner: "a".into(), peer: "b".into() }).unwrap()
-}
-
-fn memory(file: &WindowFile) -> OwnedFd {
-    file.as_fd().try_clone_to_owned().unwrap()
-}
-
-fn up(notices: &Notices) {
-    while notices.recv_timeout(HANG).unwrap() != Notice::Up {}
-}
-
-/// Both ends of a port.
-fn joined() -> ((Relay, Notices), (Relay, Notices)) {
-    let (a, b) = UnixStream::pair().unwrap();
-    let guest = Relay::start(a.into(), PortSide::Guest).unwrap();
-    let host = Relay::start(b.into(), PortSide::Host).unwrap();
-    up(&guest.1);
-    up(&host.1);
-    (guest, host)
-}
-
-fn next(link: &Link) -> LinkEvent {
-    link.wait(Some(Instant::now() + HANG)).unwrap()
-}
 
 #[test]
 fn links_over_a_port_conform() {
@@ -95,55 +66,6 @@ fn lost_ring_is_found_late_by_direction_watch() {
         assert!(matches!(wait(), LinkEvent::TimedOut), "it sleeps, and rightly");
         cursor.store(11, Ordering::SeqCst);
         assert!(matches!(next(&here), LinkEvent::Bell));
-    }
-}
-
-/// The other side of a port, that says what it likes.
-struct Hostile {
-    port: UnixStream,
-    decoder: Decoder,
-}
-
-impl Hostile {
-    fn new(side: PortSide) -> (Self, Relay, Notices) {
-        let (port, b) = UnixStream::pair().unwrap();
-        let (relay, notices) = Relay::start(b.into(), side).unwrap();
-        let mut this = Self { port, decoder: Decoder::default() };
-        this.port.set_read_timeout(Some(HANG)).unwrap();
-        match side {
-            PortSide::Host => this.port.write_all(&greeting(1)).unwrap(),
-            // It must be answered with its own number.
-            PortSide::Guest => {
-                let mut piece = [0; 40];
-                this.port.read_exact(&mut piece).unwrap();
-                this.decoder.push(&piece);
-                this.port.write_all(&greeting(0)).unwrap();
-                this.port.write_all(&piece).unwrap();
-            }
-        }
-        up(&notices);
-        (this, relay, notices)
-    }
-
-    fn say(&mut self, frame: &Frame) {
-        let mut bytes = Vec::new();
-        frame.encode(&mut bytes);
-        self.port.write_all(&bytes).unwrap();
-    }
-
-    fn hear(&mut self) -> Frame {
-        loop {
-            match self.decoder.take().unwrap() {
-                Some(Item::Frame(frame)) => return frame,
-                Some(Item::Greeting(_)) => {}
-                None => {
-                    let mut piece = [0; 4096];
-                    let n = self.port.read(&mut piece).unwrap();
-                    assert!(n > 0, "the relay has gone");
-                    self.decoder.push(&piece[..n]);
-                }
-            }
-        }
     }
 }
 
@@ -245,7 +167,7 @@ fn silent_guest_loses_links_and_can_reconnect() {
     let (port, b) = UnixStream::pair().unwrap();
     let beat = Heartbeat { every: Duration::from_millis(20), limit: Duration::from_secs(2) };
     let (relay, notices) = Relay::start_with(b.into(), PortSide::Host, Some(beat)).unwrap();
-    let mut hostile = Hostile { port, decoder: Decoder::default() };
+    let mut hostile = Hostile::on(port);
     hostile.port.write_all(&greeting(1)).unwrap();
     up(&notices);
     let one = link(&relay, 1);
@@ -271,7 +193,7 @@ fn bells_are_counted_in_both_directions_once_they_are_delivered() {
     let (port, b) = UnixStream::pair().unwrap();
     let latency = std::sync::Arc::new(RelayLatency::default());
     let (relay, notices) = Relay::start_measured(b.into(), PortSide::Host, None, latency.clone()).unwrap();
-    let mut hostile = Hostile { port, decoder: Decoder::default() };
+    let mut hostile = Hostile::on(port);
     hostile.port.write_all(&greeting(1)).unwrap();
     up(&notices);
     let one = link(&relay, 1);
@@ -345,329 +267,4 @@ fn malformed_frame_ends_relay_and_greeting_restarts_it() {
     hostile.port.write_all(&[9; 100]).unwrap();
     assert!(matches!(notices.recv_timeout(HANG).unwrap(), Notice::Down { .. }));
     assert!(matches!(next(&new), LinkEvent::HungUp));
-}
-
-/// The state of a simulated guest device, which the test changes by writing.
-#[derive(Debug, Default)]
-struct Board {
-    /// The guest's vectors, on the host's side; what each signals is what its process listens to.
-    vectors: Vec<VectorEvent>,
-    taken: Vec<bool>,
-    peers: BTreeMap<u32, OwnedFd>,
-    next: u32,
-    rings: u32,
-    /// Processes get events to ring by.
-    direct: bool,
-    ringers: BTreeSet<u32>,
-}
-
-#[derive(Debug, Clone, Default)]
-struct Fake(Arc<Mutex<Board>>);
-
-impl Fake {
-    fn new(vectors: usize) -> Self {
-        let this = Self::default();
-        let mut board = this.0.lock().unwrap();
-        board.vectors = (0..vectors).map(|_| VectorEvent::new().unwrap()).collect();
-        board.taken = vec![false; vectors];
-        drop(board);
-        this
-    }
-
-    fn rings(&self) -> u32 {
-        self.0.lock().unwrap().rings
-    }
-
-    fn peers(&self) -> usize {
-        self.0.lock().unwrap().peers.len()
-    }
-
-    fn taken(&self) -> usize {
-        self.0.lock().unwrap().taken.iter().filter(|taken| **taken).count()
-    }
-}
-
-fn event() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
-}
-
-impl GuestDoorbells for Fake {
-    fn take(&mut self) -> Option<(u32, OwnedFd)> {
-        let mut board = self.0.lock().unwrap();
-        let vector = board.taken.iter().position(|taken| !taken)?;
-        board.taken[vector] = true;
-        Some((vector as u32, board.vectors[vector].as_fd().try_clone_to_owned().unwrap()))
-    }
-
-    fn give_back(&mut self, vector: u32) {
-        self.0.lock().unwrap().taken[vector as usize] = false;
-    }
-
-    fn ringer(&mut self, peer: u32) -> Option<OwnedFd> {
-        let mut board = self.0.lock().unwrap();
-        // The process signals the peer's own event, as if a kernel had passed it on.
-        let event = board.peers.get(&peer).filter(|_| board.direct)?.try_clone().unwrap();
-        board.ringers.insert(peer);
-        Some(event)
-    }
-
-    fn forget(&mut self, peer: u32) {
-        self.0.lock().unwrap().ringers.remove(&peer);
-    }
-
-    fn ring(&self, peer: u32) {
-        let mut board = self.0.lock().unwrap();
-        board.rings += 1;
-        if let Some(event) = board.peers.get(&peer) {
-            rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
-        }
-    }
-}
-
-impl HostDoorbells for Fake {
-    fn event(&self, vector: u32) -> Option<OwnedFd> {
-        self.0.lock().unwrap().vectors.get(vector as usize).map(|event| event.as_fd().try_clone_to_owned().unwrap())
-    }
-
-    fn introduce(&mut self, event: OwnedFd) -> Option<u32> {
-        let mut board = self.0.lock().unwrap();
-        board.next += 1;
-        let number = board.next;
-        board.peers.insert(number, event);
-        Some(number)
-    }
-}
-
-/// A guest's relay and its host's, both with the same device.
-struct Machine {
-    guest: (Relay, Notices),
-    host: (Relay, Notices),
-    device: Fake,
-}
-
-impl Machine {
-    fn new(vectors: usize) -> Self {
-        let (guest, host) = joined();
-        let device = Fake::new(vectors);
-        guest.0.doorbells(Doorbells::Guest(Box::new(device.clone())));
-        host.0.doorbells(Doorbells::Host(Box::new(device.clone())));
-        Self { guest, host, device }
-    }
-
-    /// A process's end of a link whose other end is `far`.
-    fn link(&self, id: u32, far: OwnedFd) -> Link {
-        let (process, near) = Link::pair().unwrap();
-        self.host.0.link(id, far, None);
-        // The other side knows it before anything is said on it.
-        self.host.0.control(b"known").unwrap();
-        while self.guest.1.recv_timeout(HANG).unwrap() != Notice::Control(b"known".to_vec()) {}
-        self.guest.0.link(id, near, None);
-        // In a test, every ring must come from the test.
-        Link::crossing(process, HANG).unwrap()
-    }
-}
-
-/// Rings until `done`, for shortcuts take a moment, and takes all that comes of it.
-fn ring_until(from: &Link, to: &Link, done: impl Fn() -> bool) {
-    let deadline = Instant::now() + HANG;
-    while !done() {
-        assert!(Instant::now() < deadline, "no shortcut");
-        from.ring();
-        assert!(matches!(next(to), LinkEvent::Bell));
-    }
-    while let Some(event) = to.try_next().unwrap() {
-        assert!(matches!(event, LinkEvent::Bell), "{event:?}");
-    }
-}
-
-#[test]
-fn machines_with_doorbells_ring_past_their_ports() {
-    let (a, b) = (Machine::new(4), Machine::new(4));
-    let (to_b, to_a) = Link::pair().unwrap();
-    let (here, there) = (a.link(1, to_b), b.link(1, to_a));
-    ring_until(&here, &there, || a.device.rings() > 5);
-    ring_until(&there, &here, || b.device.rings() > 5);
-    // Not by the ports: there, nothing is heard any more.
-    let before = (a.device.rings(), b.device.rings());
-    for _ in 0..10 {
-        here.ring();
-        assert!(matches!(next(&there), LinkEvent::Bell));
-        there.ring();
-        assert!(matches!(next(&here), LinkEvent::Bell));
-    }
-    assert!(a.device.rings() > before.0 && b.device.rings() > before.1);
-    assert_eq!((a.device.peers(), a.device.taken()), (1, 1));
-    // Not even by the relays, where there are events for processes.
-    for machine in [&a, &b] {
-        machine.device.0.lock().unwrap().direct = true;
-    }
-    let (to_b, to_a) = Link::pair().unwrap();
-    let (from, to) = (a.link(3, to_b), b.link(3, to_a));
-    ring_until(&from, &to, || a.device.0.lock().unwrap().ringers.len() == 1);
-    from.ring();
-    while !matches!(next(&to), LinkEvent::Bell) {}
-    // The process has been sent the event to ring at, and uses it from its next look on. Rings by the ports, and by the relay for earlier
-    // rings, may still be in transit.
-    for link in [&from, &to] {
-        while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), LinkEvent::TimedOut) {}
-    }
-    let before = a.device.rings();
-    for _ in 0..10 {
-        from.ring();
-        assert!(matches!(next(&to), LinkEvent::Bell));
-    }
-    assert_eq!(a.device.rings(), before);
-    drop(to);
-    assert!(matches!(last(&from), LinkEvent::HungUp));
-    drop(from);
-    // The doorbells of a link are given back with it.
-    drop(here);
-    assert!(matches!(last(&there), LinkEvent::HungUp));
-    let deadline = Instant::now() + HANG;
-    let ringers = |machine: &Machine| machine.device.0.lock().unwrap().ringers.len();
-    while (a.device.taken(), b.device.taken(), ringers(&a)) != (0, 0, 0) {
-        assert!(Instant::now() < deadline, "{:?} {:?}", a.device, b.device);
-        std::thread::yield_now();
-    }
-}
-
-#[test]
-fn links_past_ports_conform() {
-    let file = file();
-    let (space, theirs) = (Space::new(file.window().unwrap()), file.window().unwrap());
-    let (a, b) = (Machine::new(4), Machine::new(4));
-    for machine in [&a, &b] {
-        machine.guest.0.window(file.id(), memory(&file));
-        machine.host.0.window(file.id(), memory(&file));
-    }
-    let ids = AtomicU32::new(1);
-    let region = |options: &RegionOptions| ConformanceRegion::in_window(&space, &theirs, options);
-    let link = || {
-        let id = ids.fetch_add(2, Ordering::Relaxed);
-        let (to_b, to_a) = Link::pair().unwrap();
-        let (here, there) = (a.link(id, to_b), b.link(id, to_a));
-        let rings = |device: &Fake| device.rings();
-        let before = (rings(&a.device), rings(&b.device));
-        ring_until(&here, &there, || rings(&a.device) > before.0 + 2);
-        ring_until(&there, &here, || rings(&b.device) > before.1 + 2);
-        // Some of these may still be in transit.
-        for link in [&here, &there] {
-            while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), LinkEvent::TimedOut) {
-            }
-        }
-        (here, there)
-    };
-    conformance::all(&Backend { region: &region, link: &link, at_once: false });
-}
-
-/// The first event after all rings.
-fn last(link: &Link) -> LinkEvent {
-    loop {
-        match next(link) {
-            LinkEvent::Bell => {}
-            other => return other,
-        }
-    }
-}
-
-#[test]
-fn host_process_and_machine_without_device_ring_vectors() {
-    let b = Machine::new(4);
-    let (process, to_b) = Link::pair().unwrap();
-    let (process, there) = (Link::crossing(process, HANG).unwrap(), b.link(1, to_b));
-    ring_until(&process, &there, || b.device.taken() == 1);
-    there.ring();
-    assert!(matches!(next(&process), LinkEvent::Bell));
-
-    let (guest, host) = joined();
-    let a = Machine { guest, host, device: Fake::default() };
-    let (to_b, to_a) = Link::pair().unwrap();
-    let (here, there) = (a.link(1, to_b), b.link(3, to_a));
-    for _ in 0..20 {
-        here.ring();
-        assert!(matches!(next(&there), LinkEvent::Bell));
-        there.ring();
-        assert!(matches!(next(&here), LinkEvent::Bell));
-    }
-    assert_eq!((a.device.rings(), b.device.peers()), (0, 0));
-}
-
-#[test]
-fn links_beyond_the_vectors_are_rung_by_the_port() {
-    let (a, b) = (Machine::new(1), Machine::new(0));
-    let links: Vec<(Link, Link)> = (0..3)
-        .map(|n| {
-            let (to_b, to_a) = Link::pair().unwrap();
-            (a.link(1 + 2 * n, to_b), b.link(1 + 2 * n, to_a))
-        })
-        .collect();
-    for (here, there) in &links {
-        for _ in 0..5 {
-            here.ring();
-            assert!(matches!(next(there), LinkEvent::Bell));
-            there.ring();
-            assert!(matches!(next(here), LinkEvent::Bell));
-        }
-    }
-    assert_eq!((a.device.taken(), a.device.rings()), (1, 0), "nobody in b can be rung");
-}
-
-/// A hostile guest, whose host has a device of two vectors for it; and a process's end of its link 1.
-fn rung() -> (Hostile, (Relay, Notices), Fake, OwnedFd) {
-    let (hostile, relay, notices) = Hostile::new(PortSide::Host);
-    let device = Fake::new(2);
-    relay.doorbells(Doorbells::Host(Box::new(device.clone())));
-    let (process, far) = Link::pair().unwrap();
-    relay.link(1, far, None);
-    (hostile, (relay, notices), device, process)
-}
-
-#[test]
-fn invalid_vectors_from_guest_affect_only_its_links() {
-    let (mut hostile, (_relay, _notices), device, process) = rung();
-    std::thread::sleep(Duration::from_millis(5));
-    // Vectors that are not, links that are not, what is not for a guest to say; then one that is, again and again.
-    for frame in [
-        Frame::RungBy { link: 1, vector: 2 },
-        Frame::RungBy { link: 1, vector: u32::MAX },
-        Frame::RungBy { link: 9, vector: 0 },
-        Frame::RingAs { link: 1, peer: 0 },
-    ] {
-        hostile.say(&frame);
-    }
-    for _ in 0..100 {
-        hostile.say(&Frame::RungBy { link: 1, vector: 1 });
-    }
-    hostile.say(&Frame::Bell { link: 1 });
-    let next = || {
-        let mut bytes = [0; 2];
-        let mut received = packet::recv(process.as_fd(), &mut bytes).unwrap();
-        (bytes[..received.len].to_vec(), received.fds.pop())
-    };
-    let (said, Some(event)) = next() else { panic!("nothing to ring") };
-    assert_eq!(said, b"R");
-    assert_eq!(VectorEvent::number(&event), VectorEvent::number(&device.event(1).unwrap()));
-    assert_eq!(next().0, b"B", "told once, and at work");
-}
-
-#[test]
-fn process_may_set_its_vector_event_once() {
-    let (mut hostile, (_relay, _notices), device, process) = rung();
-    let say = |bytes: &[u8], fd: &OwnedFd| packet::send(process.as_fd(), bytes, &[fd.as_fd()]).unwrap();
-    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
-    // A hypervisor that is given anything else to signal may hang: an event of the process's own, too, which it can have block.
-    say(b"R", &pipe);
-    say(b"R", &event());
-    for vector in [0, 1].repeat(50) {
-        say(b"R", &device.event(vector).unwrap());
-    }
-    assert_eq!(hostile.hear(), Frame::RingAs { link: 1, peer: 1 });
-    Link::Socket(process.try_clone().unwrap()).ring();
-    assert_eq!(hostile.hear(), Frame::Bell { link: 1 }, "and nothing in between");
-    assert_eq!(device.peers(), 1);
-    let introduced = VectorEvent::number(&device.0.lock().unwrap().peers[&1]);
-    assert_eq!(introduced, VectorEvent::number(&device.event(0).unwrap()));
-    // No process tells a relay what to listen to.
-    say(b"L", &event());
-    assert_eq!(hostile.hear(), Frame::HungUp { link: 1 });
 }

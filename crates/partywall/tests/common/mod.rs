@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
 pub(crate) mod call_records;
+pub(crate) mod feed;
 pub(crate) mod gate;
 pub(crate) mod huge_page_pool;
 pub(crate) mod memory_limit;
