@@ -28,7 +28,7 @@ export PREFIX DESTDIR EXTRAS SOAK_SECONDS FUZZ_SECONDS
 # What `partywall --version` of optimised builds tells; other builds need not be made anew for each commit.
 COMMIT = $(shell git describe --always --dirty --abbrev=12 2> /dev/null)
 
-.PHONY: help setup setup-fuzz setup-deny setup-programs build portable wheel deb check test compat demo demo-programs bench lab soak fuzz loom install uninstall clean
+.PHONY: help nas setup setup-fuzz setup-deny setup-programs build portable wheel deb check test compat demo demo-programs bench lab soak fuzz loom install uninstall clean
 
 help: ## list the targets
 	@echo "Partywall: make <target>"
@@ -95,6 +95,12 @@ lab: setup ## two virtual machines that share memory, to play with; another term
 	@scripts/setup.sh machines
 	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-agent -p partywall-lab --bins
 	@"$(RELEASE)/partywall-lab" up
+
+nas: setup ## a storage appliance of four virtual machines, beside one machine and beside four over bridge and NBD (NAS_ARGS="--runs 1")
+	@scripts/setup.sh machines
+	@scripts/setup.sh nas
+	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-agent -p partywall-lab -p partywall-vhost --bins
+	@"$(RELEASE)/partywall-lab" nas $(NAS_ARGS)
 
 soak: setup ## random sizes, pauses and kills under checksums, and peers that lie, Node and Java beside TCP, for SOAK_SECONDS (60) each
 	@scripts/soak.sh

@@ -6,6 +6,7 @@
 #   setup.sh deny        cargo-deny
 #   setup.sh demo        programs that the demo runs
 #   setup.sh programs    programs that tests and benches run
+#   setup.sh nas         programs that the machines of the storage appliance run
 #   setup.sh packages    programs that `make deb` uses
 #   setup.sh machines    programs that fetch a kernel for virtual machines
 #   setup.sh portable    other linkers
@@ -32,6 +33,17 @@ ca-certificates  /etc/ssl/certs/ca-certificates.crt
 readonly SHOWN="
 redis-server     redis-server
 redis-tools      redis-benchmark
+"
+# What the machines of the storage appliance run. The second list is for its loads, and for the form that it is compared with.
+readonly APPLIANCE="
+mdadm                     mdadm
+e2fsprogs                 mke2fs
+nfs-kernel-server         rpc.nfsd
+"
+readonly COMPARED="
+fio                       fio
+nbd-server                nbd-server
+nbd-client                nbd-client
 "
 # What the tests and the bench run without and with the library. Each test that lacks its program says so and is left out.
 readonly PROGRAMS="
@@ -217,6 +229,10 @@ if [ "${1:-}" = demo ]; then
     (packages "$SHOWN") || echo "setup: without redis, the demo shows a client and a server in Python"
     exit
 fi
+if [ "${1:-}" = nas ]; then
+    packages "$APPLIANCE$COMPARED"
+    exit
+fi
 if [ "${1:-}" = portable ]; then
     packages "$LINKER"
     static_target
@@ -229,7 +245,7 @@ fi
 if [ "${1:-}" = programs ]; then
     machines
     (static_target) || echo "setup: the test of the static agent will be left out"
-    (packages "$PROGRAMS") || echo "setup: tests and benches of programs that are missing will be left out"
+    (packages "$PROGRAMS$APPLIANCE") || echo "setup: tests and benches of programs that are missing will be left out"
     (packages "$CONTAINERS") || echo "setup: tests of packages and containers that are missing will be left out"
     timeout 300 scripts/wheel.sh tools || echo "setup: the test of the Python package will be left out"
     exit

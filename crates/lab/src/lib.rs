@@ -23,6 +23,7 @@ mod image;
 mod kernel;
 mod lab;
 pub mod migration;
+pub mod nas;
 mod network;
 mod network_kind;
 mod playground;

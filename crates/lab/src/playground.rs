@@ -214,6 +214,12 @@ impl Playground {
         self.wait_for("windows are not seen", guests, is_ready, limit)
     }
 
+    /// The same for the guest of this name.
+    pub(crate) fn wait_machine(&self, name: &str, limit: Duration) -> Result<(), LabError> {
+        let is_ready = |row: &Value| row["name"] == name && row["agent"] == true && row["ready"] == row["windows"];
+        self.wait_for("windows are not seen", 1, is_ready, limit).map(drop)
+    }
+
     /// Waits until the doorbells of every guest are interrupts, which takes guests of [`GuestOptions::interrupts`] with the
     /// modules `vfio_pci` and `vfio_iommu_type1`. A program that connects earlier uses the serial port for as long as it lives.
     pub fn wait_interrupts(&self, limit: Duration) -> Result<Duration, LabError> {
@@ -250,7 +256,7 @@ impl Playground {
     }
 
     /// Runs one of ours to its end, which must be a good one; what it printed.
-    fn said(&self, command: &mut Command) -> Result<String, LabError> {
+    pub(crate) fn said(&self, command: &mut Command) -> Result<String, LabError> {
         let output = command.output().map_err(|e| self.refused(format!("partywall does not start: {e}")))?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned());

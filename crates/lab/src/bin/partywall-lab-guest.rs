@@ -14,7 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ struct LabPort(Arc<Mutex<File>>);
 
 impl LabPort {
     fn say(&self, id: u32, kind: FrameKind, payload: &[u8]) {
-        let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut port = locked(&self.0);
         // When the lab is gone, so will be this guest.
         let _ = wire::write(&mut *port, id, kind, payload);
     }
@@ -42,6 +42,13 @@ impl Read for Patient {
             }
         }
     }
+}
+
+/// Where the input of commands and the content of files go, by their numbers.
+type Sinks = Arc<Mutex<HashMap<u32, Sink>>>;
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 enum Sink {
@@ -77,19 +84,17 @@ fn serve() -> io::Result<()> {
     let path = find_port()?;
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let port = LabPort(Arc::new(Mutex::new(file.try_clone()?)));
-    port.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&wire::greeting())?;
+    locked(&port.0).write_all(&wire::greeting())?;
     let (mut stream, mut reader) = (Patient(file), FrameReader::default());
-    let mut sinks: HashMap<u32, Sink> = HashMap::new();
+    let sinks = Sinks::default();
     let running: Arc<Mutex<HashMap<u32, u32>>> = Arc::default();
     while let Some(item) = reader.next(&mut stream)? {
         let WireItem::Frame(CommandFrame { id, kind, payload }) = item else { continue };
         let done = match kind {
-            FrameKind::Run => run(&port, &running, id, &payload).map(|stdin| {
-                sinks.insert(id, Sink::Stdin(stdin));
-            }),
-            FrameKind::Input => input(&port, &mut sinks, id, &payload),
+            FrameKind::Run => run(&port, &running, &sinks, id, &payload),
+            FrameKind::Input => input(&port, &sinks, id, &payload),
             FrameKind::Signal => {
-                let pids = running.lock().unwrap_or_else(PoisonError::into_inner);
+                let pids = locked(&running);
                 match (pids.get(&id), payload.try_into().map(i32::from_le_bytes)) {
                     (Some(&pid), Ok(signal)) => send_signal(pid, signal),
                     // It has ended by itself meanwhile.
@@ -97,7 +102,7 @@ fn serve() -> io::Result<()> {
                 }
             }
             FrameKind::Put => put(&payload).map(|file| {
-                sinks.insert(id, Sink::File(file));
+                locked(&sinks).insert(id, Sink::File(file));
             }),
             FrameKind::Get => get(&port, id, &payload),
             _ => Err(io::Error::other("not for a guest")),
@@ -120,7 +125,13 @@ fn find_port() -> io::Result<PathBuf> {
     partywall_region::relay::find_port(wire::PORT)
 }
 
-fn run(port: &LabPort, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload: &[u8]) -> io::Result<ChildStdin> {
+fn run(
+    port: &LabPort,
+    running: &Arc<Mutex<HashMap<u32, u32>>>,
+    sinks: &Sinks,
+    id: u32,
+    payload: &[u8],
+) -> io::Result<()> {
     let mut words = payload.split_inclusive(|b| *b == 0).map(|word| OsStr::from_bytes(&word[..word.len() - 1]));
     let program = words.next().ok_or_else(|| io::Error::other("no command"))?;
     let mut child = Command::new(program)
@@ -136,12 +147,15 @@ fn run(port: &LabPort, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload
     let stdin = child.stdin.take().ok_or_else(lost)?;
     let out = pump(port.clone(), id, FrameKind::Stdout, child.stdout.take().ok_or_else(lost)?);
     let err = pump(port.clone(), id, FrameKind::Stderr, child.stderr.take().ok_or_else(lost)?);
-    running.lock().unwrap_or_else(PoisonError::into_inner).insert(id, child.id());
-    let (port, running) = (port.clone(), Arc::clone(running));
+    locked(running).insert(id, child.id());
+    locked(sinks).insert(id, Sink::Stdin(stdin));
+    let (port, running, sinks) = (port.clone(), Arc::clone(running), Arc::clone(sinks));
     thread::spawn(move || {
         // Processes that the command leaves behind also hold the pipes. Their output is not waited for.
         let status = wait(&mut child);
-        running.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        locked(&running).remove(&id);
+        // A command that has ended reads no input, whether or not the lab has ended that.
+        locked(&sinks).remove(&id);
         for _ in 0..500 {
             if out.is_finished() && err.is_finished() {
                 break;
@@ -150,7 +164,7 @@ fn run(port: &LabPort, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload
         }
         port.say(id, FrameKind::Exited, &status.to_le_bytes());
     });
-    Ok(stdin)
+    Ok(())
 }
 
 fn wait(child: &mut Child) -> i32 {
@@ -169,7 +183,8 @@ fn pump(port: LabPort, id: u32, kind: FrameKind, mut from: impl Read + Send + 's
     })
 }
 
-fn input(port: &LabPort, sinks: &mut HashMap<u32, Sink>, id: u32, payload: &[u8]) -> io::Result<()> {
+fn input(port: &LabPort, sinks: &Sinks, id: u32, payload: &[u8]) -> io::Result<()> {
+    let mut sinks = locked(sinks);
     let written = match sinks.get_mut(&id) {
         // A program that does not read its input is not at fault.
         Some(Sink::Stdin(stdin)) => stdin.write_all(payload).or(Ok(())),

@@ -2,6 +2,7 @@
 
 mod demo;
 mod migrate;
+mod nas;
 mod playground;
 mod shell;
 mod stop;
@@ -32,6 +33,8 @@ enum Command {
     Demo(demo::Args),
     /// Migrate a machine to another host and back while it sends to its neighbour, and show the time line.
     Migrate(migrate::Args),
+    /// Build a storage appliance of four machines, and measure it beside two other forms of it.
+    Nas(nas::Args),
     /// Open a shell in a machine; Ctrl-] leaves it.
     Shell {
         /// The name of the machine.
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Up { names, window } => playground::up(&names, window).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
+        Command::Nas(arguments) => nas::run(&arguments),
         Command::Shell { name } => shell::run(&name).map(|()| ExitCode::SUCCESS),
     };
     match done {
