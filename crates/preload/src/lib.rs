@@ -43,6 +43,7 @@ mod signals;
 mod sockaddr;
 mod start;
 mod status;
+mod submission;
 mod sys;
 mod table;
 mod unconnected;

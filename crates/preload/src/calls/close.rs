@@ -3,7 +3,7 @@
 
 use crate::conn::{Conn, ends};
 use crate::table::{self, DescriptorKind, Entry};
-use crate::{hidden, process, ready, real, sys, unconnected};
+use crate::{hidden, process, ready, real, submission, sys, unconnected};
 use libc::{c_int, c_uint};
 use rustix::io::Errno;
 
@@ -23,7 +23,7 @@ pub(super) fn let_go(fd: c_int) {
         }
         DescriptorKind::Listener => super::listen::closed(fd, entry),
         DescriptorKind::Datagram => crate::datagram::dropped(fd),
-        DescriptorKind::Ring => super::uring::closed(entry),
+        DescriptorKind::Ring => submission::end(entry),
         DescriptorKind::Epoll | DescriptorKind::Hidden | DescriptorKind::Stranger => {}
     }
     // The entries of a connection and a listener are removed already, unless they were stale.

@@ -12,16 +12,11 @@
 //! `syscall`) is [unseen](crate::unseen): then no connection of the process has a ring of ours.
 #![expect(unsafe_code, reason = "system calls, and entries that the program has written")]
 
-mod entry;
-mod queue;
-
 use super::{close, epoll};
-use crate::table::{self, DescriptorKind, Entry};
-use crate::{ready, unseen};
-use crate::{real, sys};
-use entry::{EntryDescriptor, EntryWork};
+use crate::submission::{self, EntryDescriptor, EntryWork, Params, Submitted};
+use crate::table::{self, DescriptorKind};
+use crate::{ready, real, sys, unseen};
 use libc::{c_int, c_long, c_uint, c_ulong};
-use queue::Params;
 
 /// `IORING_ENTER_REGISTERED_RING`, and the same for `io_uring_register`.
 const REGISTERED: c_uint = 1 << 4;
@@ -41,7 +36,7 @@ pub(super) unsafe fn setup(entries: c_ulong, params: c_ulong) -> c_long {
         let errno = sys::errno_number();
         // SAFETY: the kernel has taken and filled it in.
         let params = unsafe { (params as *const Params).read_unaligned() };
-        if !queue::begin(number, &params) {
+        if !submission::begin(number, &params) {
             ready::found_unseen("a ring whose entries cannot be read");
         }
         sys::restore_errno(errno);
@@ -56,7 +51,7 @@ pub(super) unsafe fn setup(entries: c_ulong, params: c_ulong) -> c_long {
 pub(super) unsafe fn enter(fd: c_int, submit: c_uint, least: c_ulong, flags: c_uint, e: c_ulong, f: c_ulong) -> c_long {
     if submit != 0 {
         let errno = sys::errno_number();
-        let known = flags & REGISTERED == 0 && queue::each(fd, submit, prepare);
+        let known = flags & REGISTERED == 0 && submission::each(fd, submit, prepare);
         if !known {
             ready::found_unseen("a ring that was made past us");
         }
@@ -76,19 +71,14 @@ pub(super) unsafe fn register(fd: c_ulong, operation: c_uint, argument: c_ulong,
         ready::found_unseen("a ring that is named by a registered number");
     } else {
         // SAFETY: the caller's argument, as the operation has it.
-        unsafe { entry::registered(operation, argument, count, |fd| ready::used_past_us(fd, false)) };
+        unsafe { submission::registered(operation, argument, count, |fd| ready::used_past_us(fd, false)) };
     }
     sys::restore_errno(errno);
     // SAFETY: the caller's arguments, passed on.
     unsafe { real::syscall(libc::SYS_io_uring_register, fd, operation.into(), argument, count.into(), 0, 0) }
 }
 
-/// A descriptor of a ring is about to be closed.
-pub(super) fn closed(entry: Entry) {
-    queue::end(entry);
-}
-
-fn prepare(entry: entry::Submitted) {
+fn prepare(entry: Submitted) {
     match entry.work() {
         EntryWork::Nothing => {}
         EntryWork::EpollControl { set, operation, fd, event } => {
@@ -122,7 +112,7 @@ fn prepare(entry: entry::Submitted) {
                     EntryDescriptor::One(fd) => ready::used_past_us(fd, takes_events),
                     // SAFETY: the program's list of `count` numbers.
                     EntryDescriptor::List(at, count) => unsafe {
-                        entry::each_of(at, count, |fd| ready::used_past_us(fd, false));
+                        submission::each_of(at, count, |fd| ready::used_past_us(fd, false));
                     },
                 }
             }

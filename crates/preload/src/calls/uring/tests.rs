@@ -4,8 +4,8 @@
 
 use super::super::syscall::syscall;
 use super::super::testing::close;
-use super::queue::each;
 use crate::broker::tests::alone::alone;
+use crate::submission::each;
 use crate::table::{self, DescriptorKind};
 use libc::c_int;
 

@@ -1,13 +1,17 @@
-//! Submission queues of rings that the program has made, mapped a second time to be read.
+//! Submission queues of the `io_uring` rings that the program has made, mapped a second time to be read.
 //!
 //! The mapping would keep a ring alive that the program has closed, so it goes with the program's last descriptor, and children do not
 //! get it.
 #![expect(unsafe_code, reason = "maps rings, and follows the kernel's offsets into them")]
 
-use super::entry::{RawEntry, Submitted};
+mod entry;
+
+pub(crate) use entry::{EntryDescriptor, EntryWork, Submitted, each_of, registered};
+
 use crate::lock::{Lock, Taken};
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{process, sys};
+use entry::RawEntry;
 use libc::c_int;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ptr;
@@ -16,7 +20,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 /// `struct io_uring_params`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct Params {
+pub(crate) struct Params {
     entries: u32,
     completions: u32,
     flags: u32,
@@ -94,7 +98,7 @@ fn put(word: &AtomicU32, value: u32) {
 }
 
 /// The program has made a ring. `false`: what it submits cannot be read.
-pub(super) fn begin(fd: c_int, params: &Params) -> bool {
+pub(crate) fn begin(fd: c_int, params: &Params) -> bool {
     if params.flags & !READABLE != 0 || !params.entries.is_power_of_two() || !table::fits(fd) {
         return false;
     }
@@ -158,7 +162,7 @@ fn of(entry: Entry) -> Option<&'static UringQueue> {
 }
 
 /// A ring's descriptor goes.
-pub(super) fn end(entry: Entry) {
+pub(crate) fn end(entry: Entry) {
     let Some(queue) = of(entry) else { return };
     if queue.lock.lock() == Taken::Recursive {
         return;
@@ -178,7 +182,7 @@ pub(super) fn end(entry: Entry) {
 }
 
 /// Calls `look` with the entries that the next `submit` of the program hands to the kernel. `false`: they cannot be read.
-pub(super) fn each(fd: c_int, submit: u32, look: impl Fn(Submitted)) -> bool {
+pub(crate) fn each(fd: c_int, submit: u32, look: impl Fn(Submitted)) -> bool {
     let entry = table::get(fd);
     let Some(queue) = of(entry) else { return false };
     if get(&queue.epoch) != process::fork_epoch() || queue.lock.lock() == Taken::Recursive {

@@ -50,7 +50,7 @@ pub(super) struct RawEntry {
 const _: () = assert!(size_of::<RawEntry>() == 64);
 
 /// An entry that the program submits.
-pub(super) struct Submitted {
+pub(crate) struct Submitted {
     at: *mut RawEntry,
     raw: RawEntry,
     is_chained: bool,
@@ -58,7 +58,7 @@ pub(super) struct Submitted {
 
 /// Descriptors that an entry names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum EntryDescriptor {
+pub(crate) enum EntryDescriptor {
     None,
     One(c_int),
     /// An array of 32-bit numbers.
@@ -67,7 +67,7 @@ pub(super) enum EntryDescriptor {
 
 /// The work that an entry asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum EntryWork {
+pub(crate) enum EntryWork {
     /// An entry that concerns no descriptor.
     Nothing,
     EpollControl {
@@ -102,7 +102,7 @@ impl Submitted {
         self.raw.flags & LINKED != 0
     }
 
-    pub(super) fn work(&self) -> EntryWork {
+    pub(crate) fn work(&self) -> EntryWork {
         let raw = &self.raw;
         let uses = |one, two| EntryWork::Uses { descriptors: [one, two], takes_events: raw.operation == EPOLL_WAIT };
         let own = if raw.flags & FIXED_FILE == 0 { EntryDescriptor::One(raw.fd) } else { EntryDescriptor::None };
@@ -145,7 +145,7 @@ impl Submitted {
     }
 
     /// It is done: the kernel is to say no more than that.
-    pub(super) fn make_nothing(&self) {
+    pub(crate) fn make_nothing(&self) {
         let nothing = RawEntry {
             operation: NOP,
             flags: self.raw.flags,
@@ -170,7 +170,7 @@ impl Submitted {
 ///
 /// # Safety
 /// There is such an array at `at`, unless that is null.
-pub(super) unsafe fn each_of(at: u64, count: u32, each: impl Fn(c_int)) {
+pub(crate) unsafe fn each_of(at: u64, count: u32, each: impl Fn(c_int)) {
     let list = at as *const c_int;
     if list.is_null() {
         return;
@@ -188,7 +188,7 @@ pub(super) unsafe fn each_of(at: u64, count: u32, each: impl Fn(c_int)) {
 ///
 /// # Safety
 /// `argument` is what the operation asks for.
-pub(super) unsafe fn registered(operation: c_uint, argument: c_ulong, count: c_uint, each: impl Fn(c_int)) {
+pub(crate) unsafe fn registered(operation: c_uint, argument: c_ulong, count: c_uint, each: impl Fn(c_int)) {
     const FILES: c_uint = 2;
     const FILES_UPDATE: c_uint = 6;
     const FILES2: c_uint = 13;
