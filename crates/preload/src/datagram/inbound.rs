@@ -3,14 +3,13 @@
 use super::address::{self, Wanted};
 use super::flow::{FlowPlaces, proof_for_receiver};
 use super::guarded::SharedMutexGuard;
-use super::wait::has_something;
+use super::kernel_queue;
 use super::{DatagramSocket, flags};
+use crate::broker;
 use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING};
 use crate::log::log;
-use crate::sockaddr::ProgramAddress;
-use crate::{broker, real, sys};
-use libc::{c_int, msghdr, sockaddr_storage, socklen_t};
+use libc::c_int;
 use partywall_protocol::directory::Proof;
 use partywall_region::wait::this_core;
 use partywall_shm::corrupt::Corrupt;
@@ -22,7 +21,7 @@ use partywall_shm::status::Reason;
 use partywall_shm::sync::{load_acquire, load_acquire_u32};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 /// Rings that one socket receives by, at most.
@@ -33,7 +32,7 @@ const TURNS: u32 = 16;
 const MAX_PEER_RING: u64 = 64 << 20;
 /// Looks at a sender that is in the middle of a datagram, before others are let run, and before the receiver sleeps nevertheless.
 const LOOKS: (u32, u32) = (200, 1000);
-/// Sleeps of [`wait::NAP`](super::wait::NAP) during which a sender stays in the middle of a datagram, before its ring is given up.
+/// Naps of a receiver during which a sender stays in the middle of a datagram, before its ring is given up.
 const UNFINISHED: u32 = 20;
 
 /// A ring, and whose.
@@ -306,7 +305,7 @@ impl DatagramSocket {
             // EDGE inbound: as in `DatagramSocket::longest_sleep`.
             self.inbound.store(rx.count(), Ordering::Release);
             // The kernel's queue first; but what its first sender has sent before by a ring comes before that.
-            if let Some(from) = peek_source(fd)? {
+            if let Some(from) = kernel_queue::peek_source(fd)? {
                 let of = |ring: &mut Inbound| ring.is_from(from) && ring.waiting() > 0;
                 return match rx.in_use().iter_mut().position(of) {
                     Some(at) => self.deliver(&mut rx, at, buffers, message, wanted),
@@ -377,41 +376,18 @@ impl DatagramSocket {
         wanted: Wanted,
     ) -> Result<DatagramFound, Errno> {
         let sent = rx.sent();
-        let mut own: sockaddr_storage = zeroed();
-        let named = wanted.name();
-        let mut header: msghdr = zeroed();
-        let (name, room) = named.unwrap_or(((&raw mut own).cast(), size_of::<sockaddr_storage>() as socklen_t));
-        (header.msg_name, header.msg_namelen) = (name.cast(), room);
-        header.msg_iov = buffers.list().as_ptr().cast_mut();
-        header.msg_iovlen = buffers.list().len();
-        #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
-        // SAFETY: a message of buffers that are valid by the contract of `CallerBuffers::new`, and of the caller's address or ours.
-        let got = sys::take(unsafe { real::recvmsg(fd, &raw mut header, message | libc::MSG_DONTWAIT) });
-        match got {
+        match kernel_queue::take(fd, buffers, message, wanted) {
             Err(Errno::AGAIN) => {
                 rx.has_seen(&sent);
                 Ok(DatagramFound::Nothing)
             }
             Err(error) => Err(error),
-            Ok(n) => {
+            Ok(taken) => {
                 drop(rx);
-                let from = {
-                    #[expect(unsafe_code, reason = "reads the address that the kernel has written")]
-                    // SAFETY: the room for a name that the header was made with. The kernel has written the name there, and no more than the room.
-                    let given = unsafe {
-                        ProgramAddress::new(header.msg_name.cast_const().cast(), header.msg_namelen.min(room))
-                    };
-                    given.read_unscoped()
-                };
-                if named.is_some() {
-                    wanted.put_len(header.msg_namelen);
-                }
-                // Not even that there was no room for what stands beside it: there was none to be had.
-                wanted.put_flags(header.msg_flags & !libc::MSG_CTRUNC);
                 if message & libc::MSG_PEEK == 0 {
-                    self.came_by_kernel(fd, n, || from);
+                    self.came_by_kernel(fd, taken.len, || taken.from);
                 }
-                Ok(DatagramFound::Datagram(n))
+                Ok(DatagramFound::Datagram(taken.len))
             }
         }
     }
@@ -425,7 +401,7 @@ impl DatagramSocket {
                 .and_then(FlowPlaces::pages)
                 .is_some_and(|(own, _)| own.rx_path.seen.load(Ordering::Relaxed) != sent)
         };
-        if rx.in_use().iter().zip(sent).any(|(ring, sent)| waits(ring, sent)) && !has_something(fd) {
+        if rx.in_use().iter().zip(sent).any(|(ring, sent)| waits(ring, sent)) && !kernel_queue::has_something(fd) {
             rx.has_seen(&sent);
         }
     }
@@ -553,39 +529,3 @@ fn wait_until_idle(ring: &Inbound) {
         }
     }
 }
-
-/// Where the first datagram of the kernel's queue is from. An error that waits there is taken by this, and to be told.
-fn peek_source(fd: c_int) -> Result<Option<SocketAddr>, Errno> {
-    let mut name: sockaddr_storage = zeroed();
-    let mut len = size_of::<sockaddr_storage>() as socklen_t;
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    let mut nothing = 0u8;
-    #[expect(unsafe_code, reason = "asks for an address by pointer")]
-    // SAFETY: a byte, and room for any address.
-    let got = unsafe { real::recvfrom(fd, (&raw mut nothing).cast(), 0, flags, (&raw mut name).cast(), &raw mut len) };
-    let unknown = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-    match sys::take(got) {
-        Ok(_) => {
-            let room = size_of::<sockaddr_storage>() as socklen_t;
-            #[expect(unsafe_code, reason = "reads the address that the kernel has written")]
-            // SAFETY: `name` has as many bytes, all of which were set above or by the kernel.
-            let given = unsafe { ProgramAddress::new((&raw const name).cast(), len.min(room)) };
-            Ok(Some(given.read_unscoped().unwrap_or(unknown)))
-        }
-        Err(Errno::AGAIN) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn zeroed<T: Plain>() -> T {
-    #[expect(unsafe_code, reason = "zeros of a C structure")]
-    // SAFETY: by `Plain`.
-    unsafe {
-        std::mem::zeroed()
-    }
-}
-
-/// C structures of numbers and pointers, that may be zeros.
-trait Plain {}
-impl Plain for msghdr {}
-impl Plain for sockaddr_storage {}

@@ -11,12 +11,16 @@
 //! sleep at its usual cost. So readiness, signals and timeouts of sleepers are the kernel's own, and a socket with unusual options just
 //! keeps its rings closed.
 //!
+//! The modules use one another downwards: `wait` and `shared` are above the two sides, `inbound` and `outbound`. Below those are `flow`,
+//! `kernel_queue`, `address` and `guarded`.
+//!
 //! None of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
 
 mod address;
 mod flow;
 mod guarded;
 mod inbound;
+mod kernel_queue;
 mod options;
 mod outbound;
 mod shared;

@@ -2,6 +2,7 @@
 
 use super::address::Wanted;
 use super::inbound::DatagramFound;
+use super::kernel_queue;
 use super::{DatagramSocket, flags};
 use crate::buffers::CallerBuffers;
 use crate::patience::{longest_spin, shorter};
@@ -25,7 +26,7 @@ const SHORTEST: u32 = 10_000;
 /// A sleep up to this would have been worth staying awake for.
 const SHORT: Duration = Duration::from_micros(100);
 /// The longest sleep while something may come by a ring that is closed, or a flow may end with a datagram of ours in it.
-pub(super) const NAP: Duration = Duration::from_millis(50);
+const NAP: Duration = Duration::from_millis(50);
 /// Turns that are left to a peer on the same core.
 const WAYS: u32 = 4;
 
@@ -217,21 +218,11 @@ impl DatagramSocket {
             }
             if now.saturating_sub(asked) >= ASK {
                 asked = now;
-                if has_something(fd) {
+                if kernel_queue::has_something(fd) {
                     return true;
                 }
             }
         }
-    }
-}
-
-/// Whether the kernel has a datagram, or an error, which is left there.
-pub(super) fn has_something(fd: c_int) -> bool {
-    let mut one = pollfd { fd, events: libc::POLLIN, revents: 0 };
-    #[expect(unsafe_code, reason = "the C library's call")]
-    // SAFETY: an array of one.
-    unsafe {
-        real::poll(&raw mut one, 1, 0) != 0
     }
 }
 
