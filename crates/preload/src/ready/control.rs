@@ -1,9 +1,8 @@
 //! The program's changes of an epoll set: `epoll_ctl` for connections.
 
-use super::inherit;
-use super::mask::{self, ENDS, IN, OUT};
+use super::mask::{self, ENDS, ET, EXCLUSIVE, IN, ONESHOT, OUT};
 use super::registration::{self as reg, FRESH, GONE, RING, SPENT};
-use super::set::{ET, EXCLUSIVE, ONESHOT, Set};
+use super::set::Set;
 use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::conn::Conn;
@@ -75,7 +74,7 @@ impl Set {
             self.forget(found);
             return Ok(Stays::OnTcp);
         }
-        if Tag::is_ours(data) || inherit::is_shared(self) {
+        if Tag::is_ours(data) || self.is_shared() {
             if found != 0 {
                 self.unregister(found);
                 self.forget(found);
@@ -129,7 +128,7 @@ impl Set {
             return Err(Errno::NOENT);
         }
         if !r.is(RING) {
-            let stays = if inherit::is_shared(self) || Tag::is_ours(data) { Stays::OnTcp } else { Stays::Either };
+            let stays = if self.is_shared() || Tag::is_ours(data) { Stays::OnTcp } else { Stays::Either };
             let is_exclusive = (events | r.events.get()) & EXCLUSIVE != 0;
             if stays == Stays::Either && !is_exclusive && (conn.is_up() || events & ONESHOT != 0) {
                 // One change in the kernel, from the program's registration to ours. Were it the program's in between, a thread that

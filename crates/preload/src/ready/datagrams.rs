@@ -3,109 +3,14 @@
 //! The kernel's registration stays the program's own. A thread that sleeps in the set closes the rings first, and later datagrams come by
 //! the kernel (protocol U6). A thread that is awake looks at the rings as well.
 
-use super::inherit;
-use super::mask::{IN, OUT};
-use super::set::{ET, ONESHOT, Set};
+use super::mask::{ET, IN, ONESHOT, OUT};
+use super::registered_sockets::MOST;
+use super::set::Set;
 use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::datagram::{self, Poller};
-use crate::table;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
-
-/// Sockets that one set looks at, at most. Further ones stay on the kernel.
-const MOST: usize = 8;
-/// A mark that stands for nothing told.
-const UNTOLD: u64 = u64::MAX;
-
-/// A registration of a UDP socket.
-#[derive(Debug)]
-struct RegisteredSocket {
-    fd: AtomicI32,
-    /// The socket's entry in the table of descriptors. As in the kernel, it is the socket that was registered: it stays when this
-    /// descriptor is closed and another one of it is open.
-    entry: AtomicU32,
-    events: AtomicU32,
-    data: AtomicU64,
-    /// For sockets with `EPOLLET`: the content of the rings at the last event.
-    told: AtomicU64,
-}
-
-impl RegisteredSocket {
-    const fn new() -> Self {
-        Self {
-            fd: AtomicI32::new(0),
-            entry: AtomicU32::new(0),
-            events: AtomicU32::new(0),
-            data: AtomicU64::new(0),
-            told: AtomicU64::new(0),
-        }
-    }
-
-    fn is(&self, fd: c_int) -> bool {
-        self.fd.get() == fd && self.entry.get() == table::get(fd).bits()
-    }
-
-    /// `None` once it was closed.
-    fn poller(&self) -> Option<Poller> {
-        Poller::registered(self.entry.get())
-    }
-
-    /// The mark of a datagram in a ring, if it is to be reported to the program.
-    fn news(&self) -> Option<u64> {
-        let events = self.events.get();
-        let mark = self.poller().filter(|_| events & IN != 0)?.mark()?;
-        (events & ET == 0 || self.told.get() != mark).then_some(mark)
-    }
-
-    fn put(&self, from: &Self) {
-        self.fd.put(from.fd.get());
-        self.entry.put(from.entry.get());
-        self.events.put(from.events.get());
-        self.data.put(from.data.get());
-        self.told.put(from.told.get());
-    }
-}
-
-/// The datagram sockets of one set. A thread that uses them holds the set's lock.
-#[derive(Debug)]
-pub(super) struct Datagrams {
-    count: AtomicU32,
-    places: [RegisteredSocket; MOST],
-}
-
-impl Datagrams {
-    pub(super) const fn new() -> Self {
-        Self { count: AtomicU32::new(0), places: [const { RegisteredSocket::new() }; MOST] }
-    }
-
-    /// Whether there are any; to be asked without the lock.
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        // EDGE set-datagrams: acquires from `Set::datagrams_changed`.
-        self.count.load(Ordering::Acquire) == 0
-    }
-
-    pub(super) fn clear(&self) {
-        self.count.store(0, Ordering::Relaxed);
-    }
-
-    fn places(&self) -> &[RegisteredSocket] {
-        &self.places[..(self.count.get() as usize).min(MOST)]
-    }
-
-    fn pollers(&self) -> impl Iterator<Item = Poller> {
-        self.places().iter().filter_map(RegisteredSocket::poller)
-    }
-
-    fn remove(&self, at: usize) {
-        let last = self.places().len() - 1;
-        self.places[at].put(&self.places[last]);
-        // EDGE set-datagrams: releases the places that were moved.
-        self.count.store(last as u32, Ordering::Release);
-    }
-}
 
 /// Those whose rings are closed for the time of a sleep.
 #[derive(Debug)]
@@ -129,7 +34,7 @@ impl Set {
     pub(super) fn datagrams_changed(&self, operation: c_int, fd: c_int, event: Option<(u32, u64)>) {
         let Some(_held) = self.hold() else { return datagram::give_up(fd) };
         let sockets = &self.datagrams;
-        let known = sockets.places().iter().position(|place| place.is(fd));
+        let known = sockets.find(fd);
         let (Some((events, data)), true) = (event, operation != libc::EPOLL_CTL_DEL) else {
             if let Some(at) = known {
                 sockets.remove(at);
@@ -138,11 +43,11 @@ impl Set {
         };
         // The kernel reports for `EPOLLONESHOT`, and to a thread that watches the set from outside. `EPOLLEXCLUSIVE` concerns sleepers
         // only, and no thread sleeps while rings are open.
-        let shared = inherit::is_shared(self) || self.nested.get() != 0 || self.lost.get() != 0;
+        let shared = self.is_shared() || self.nested.get() != 0 || self.lost.get() != 0;
         if shared || events & ONESHOT != 0 || Tag::is_ours(data) {
             datagram::give_up(fd);
         }
-        let Some(at) = known.or_else(|| self.free_place()) else { return datagram::give_up(fd) };
+        let Some(at) = known.or_else(|| sockets.free_place()) else { return datagram::give_up(fd) };
         if !datagram::entered_set(fd) {
             // The rings are empty, and stay so.
             if known.is_some() {
@@ -150,27 +55,7 @@ impl Set {
             }
             return;
         }
-        let place = &sockets.places[at];
-        place.fd.put(fd);
-        place.entry.put(table::get(fd).bits());
-        place.events.put(events);
-        place.data.put(data);
-        place.told.put(UNTOLD);
-        if known.is_none() {
-            // EDGE set-datagrams: releases the place; acquired in `Datagrams::is_empty`.
-            sockets.count.store(at as u32 + 1, Ordering::Release);
-        }
-    }
-
-    /// The lock is held.
-    fn free_place(&self) -> Option<usize> {
-        let sockets = &self.datagrams;
-        for at in (0..sockets.places().len()).rev() {
-            if sockets.places[at].poller().is_none() {
-                sockets.remove(at);
-            }
-        }
-        Some(sockets.places().len()).filter(|&at| at < MOST)
+        sockets.enter(at, fd, events, data);
     }
 
     /// The set is watched from outside, by a thread that only the kernel can notify. Datagrams in rings are still reported.

@@ -16,13 +16,16 @@
 //! chains, so one of the two sees the change of the other.
 
 use super::inherit;
+use super::local_readiness;
+use super::mask::ONESHOT;
 use super::registration as reg;
-use super::set::{self, ONESHOT, Set};
+use super::set::{self, Set};
 use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::conn::Conn;
 use crate::table::{self, Entry};
 use crate::{process, unconnected, watched};
+use partywall_shm::status::Reason;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
@@ -73,7 +76,7 @@ pub(super) fn control(
             if operation == libc::EPOLL_CTL_ADD {
                 set.strangers.fetch_add(1, Ordering::Relaxed);
             }
-            let is_known = !inherit::is_shared(set) && !Tag::is_ours(data);
+            let is_known = !set.is_shared() && !Tag::is_ours(data);
             // A registration of a number that was closed past us is replaced.
             let is_kept = is_known && (found != 0 || operation == libc::EPOLL_CTL_ADD);
             if !is_kept || !set.remember_early(found, fd, events, data) {
@@ -89,7 +92,7 @@ pub(super) fn control(
     if let Some(conn) = Conn::of(fd) {
         // The socket was connected in the meantime.
         if watched::was_watched(fd) {
-            super::forbid(conn);
+            local_readiness::forbid(conn, Reason::Shared);
         }
         take_over(fd, conn);
     }
@@ -123,7 +126,7 @@ impl Set {
 
     /// Makes an early registration that of a connection. `false`: the connection must stay on TCP.
     fn take_over(&self, number: u32, fd: c_int, conn: &'static Conn) -> bool {
-        let is_shared = inherit::is_shared(self);
+        let is_shared = self.is_shared();
         let Some(_held) = self.hold() else { return false };
         if !reg::take_over(number, fd, self.number(), conn) {
             // Another thread has taken it, or has taken it out.
@@ -140,7 +143,7 @@ impl Set {
 pub(super) fn take_over(fd: c_int, conn: &'static Conn) {
     while let Some((number, set)) = reg::first_early(fd) {
         if !set::numbered(set).take_over(number, fd, conn) {
-            super::forbid(conn);
+            local_readiness::forbid(conn, Reason::Shared);
             if !forget(fd) {
                 watched::watch(fd);
                 return;

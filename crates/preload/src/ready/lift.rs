@@ -1,8 +1,8 @@
 //! Registrations of a set, between the program's own and ours in the kernel. The lock of the set is held in all of this.
 
-use super::mask::{self, IN, OUT, PRI, RDHUP};
+use super::mask::{self, ET, EXCLUSIVE, IN, OUT, PRI, RDHUP};
 use super::registration::{self as reg, FRESH, GONE, HEARS_ROOM, LINKED, RING, SPENT, SetRegistration};
-use super::set::{ET, EXCLUSIVE, MANY, Set};
+use super::set::{MANY, Set};
 use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::conn::Conn;

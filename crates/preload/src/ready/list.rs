@@ -1,6 +1,6 @@
 //! Circular lists through the registrations, which are found by number: nothing is allocated, nothing moves.
 
-use super::registration;
+use super::registration::{self, Links};
 use super::word::AtomicWord;
 use std::sync::atomic::AtomicU32;
 
@@ -8,19 +8,6 @@ use std::sync::atomic::AtomicU32;
 pub(super) const HOT: usize = 0;
 /// The list of all of a set.
 pub(super) const ALL: usize = 1;
-
-/// One list's links in a registration.
-#[derive(Debug)]
-pub(super) struct Links {
-    next: AtomicU32,
-    prev: AtomicU32,
-}
-
-impl Links {
-    pub(super) const fn new() -> Self {
-        Self { next: AtomicU32::new(0), prev: AtomicU32::new(0) }
-    }
-}
 
 /// A list; a thread that touches it holds the lock of its set.
 #[derive(Debug)]

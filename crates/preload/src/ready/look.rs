@@ -3,9 +3,9 @@
 use super::budget::Peers;
 use super::lift::register_bell;
 use super::list::{HOT, List};
-use super::mask::{self, OUT};
+use super::mask::{self, ET, ONESHOT, OUT};
 use super::registration::{self as reg, FRESH, GONE, SPENT};
-use super::set::{ET, MANY, ONESHOT, Set};
+use super::set::{MANY, Set};
 use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::conn::Conn;

@@ -1,4 +1,4 @@
-//! The readiness of a connection, as `poll` would report it.
+//! The readiness of a connection, as `poll` would report it, and the bits that it is asked for and reported in.
 
 use super::word::AtomicWord;
 use crate::conn::{Conn, Interest, RingReadiness};
@@ -16,6 +16,11 @@ pub(super) const RDHUP: u32 = EventFlags::RDHUP.bits();
 pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
 /// All that a socket can be ready for.
 pub(super) const ALL: u32 = IN | OUT | PRI | RDHUP | ENDS;
+
+/// Flags that a program sets beside the events that it asks an epoll set for.
+pub(super) const ET: u32 = EventFlags::ET.bits();
+pub(super) const ONESHOT: u32 = EventFlags::ONESHOT.bits();
+pub(super) const EXCLUSIVE: u32 = EventFlags::EXCLUSIVE.bits();
 
 /// The events of `wanted` (and always of [`ENDS`]) that the connection is ready for.
 ///

@@ -1,16 +1,20 @@
 //! Readiness: `poll`, `select`, `epoll`, and what blocking calls sleep on.
 //!
 //! ```text
-//!   mask            what a connection is ready for
-//!   waiter, thread  sleeping for one connection: a hidden epoll set per thread
-//!   many            poll and select
-//!   set, registration, list, tag    what the program has in an epoll set
-//!   datagrams       UDP sockets in such a set
-//!   control         what it puts in and takes out     lift  how the kernel comes to have it
-//!   early           sockets that are put in before they are connected
-//!   look, wait      waiting in one          answer   what the program gets, and nothing else
-//!   inherit         sets that several processes use                   budget   staying awake
+//!   many, wait       poll and select; waiting in a set
+//!   answer           what the program gets, and nothing else
+//!   look, early      the hot ones of a set; sockets that are put in before they are connected
+//!   control, lift    what the program puts in and takes out; how the kernel comes to have it
+//!   inherit          sets that several processes use
+//!   datagrams        UDP sockets in a set
+//!   set, waiter      what the program has in an epoll set; sleeping for one connection
+//!   list, registered_sockets, shared_flag, thread    what a set consists of; a hidden epoll set per thread
+//!   registration     a connection in a set
+//!   local_readiness  what this process keeps of a connection
+//!   mask, tag, budget, word    what a connection is ready for, event numbers, staying awake
 //! ```
+//!
+//! A module uses only modules on lines below its own, and `mask` uses `word`.
 //!
 //! Locks, in the order in which they are taken: a set's, then that of the registrations' chains. Neither is held while
 //! anything is waited for, nor while a connection's directions are taken other than by trying.
@@ -23,11 +27,14 @@ mod early;
 mod inherit;
 mod lift;
 mod list;
+mod local_readiness;
 mod look;
 mod many;
 mod mask;
+mod registered_sockets;
 mod registration;
 mod set;
+mod shared_flag;
 mod tag;
 mod thread;
 mod wait;
@@ -43,11 +50,12 @@ use crate::log::log;
 use crate::table::{self, DescriptorKind};
 use crate::{sys, unseen, watched};
 use control::Stays;
+use local_readiness::{forbid, local};
 use partywall_shm::status::{Reason, Role};
 use registration::{LINKED, SetRegistration};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
-use waiter::{arm, local};
+use waiter::arm;
 use word::AtomicWord;
 
 /// The implementation of [`ConnWaiters`].
@@ -88,7 +96,7 @@ pub(crate) fn make_unknown(conn: &Conn) {
 /// The kernel disarms a one-shot registration of the program's own when it reports it, and does not say so. To change such a
 /// registration into ours could report the same once more.
 fn may_have_fired(r: &SetRegistration) -> bool {
-    !r.is(registration::RING) && r.events.get() & set::ONESHOT != 0
+    !r.is(registration::RING) && r.events.get() & mask::ONESHOT != 0
 }
 
 /// See [`ConnWaiters::may_come_up`].
@@ -106,7 +114,7 @@ fn brought_up(conn: &'static Conn) -> bool {
     let plain = |r: &SetRegistration| r.state.load(Ordering::Relaxed) & LINKED == 0;
     while let Some((_, number)) = registration::search(conn, plain) {
         let set = set::numbered(number);
-        if inherit::is_shared(set) || !set.lift_all_of(conn) {
+        if set.is_shared() || !set.lift_all_of(conn) {
             return false;
         }
     }
@@ -200,7 +208,7 @@ pub(crate) fn control(
         }
         if result == 0 && operation == libc::EPOLL_CTL_ADD {
             match conn {
-                Some(conn) => forbid(conn),
+                Some(conn) => forbid(conn, Reason::Shared),
                 None => match set::of(fd) {
                     Some(inner) => inner.nest(),
                     None => watched::watch(fd),
@@ -216,28 +224,13 @@ pub(crate) fn control(
     match set.control(operation, conn, fd, event, kernel) {
         Ok(Stays::Either) => 0,
         Ok(Stays::OnTcp) => {
-            forbid(conn);
+            forbid(conn, Reason::Shared);
             0
         }
         Err(error) => {
             sys::set_errno(error);
             -1
         }
-    }
-}
-
-/// It is in a set that we do not look after: the kernel must know all there is to know of it.
-fn forbid(conn: &'static Conn) {
-    forbid_for(conn, Reason::Shared);
-}
-
-/// Forbids a ring, with the reason that `partywall top` shows.
-fn forbid_for(conn: &'static Conn, reason: Reason) {
-    local(conn).unknown.store(1, Ordering::Relaxed);
-    if conn.is_up() {
-        conn.bring_down(reason);
-    } else {
-        conn.stay_on_tcp(reason);
     }
 }
 
@@ -252,7 +245,7 @@ pub(crate) fn found_unseen(what: &str) {
         match entry.kind() {
             DescriptorKind::Connection => {
                 if let Some(conn) = Conn::at(entry.index()) {
-                    forbid_for(conn, Reason::RawCalls);
+                    forbid(conn, Reason::RawCalls);
                 }
             }
             DescriptorKind::Datagram => crate::datagram::give_up(fd),
@@ -273,7 +266,7 @@ pub(crate) fn used_past_us(fd: c_int, takes_events: bool) {
     match table::get(fd).kind() {
         DescriptorKind::Connection => {
             if let Some(conn) = Conn::of(fd) {
-                forbid_for(conn, Reason::RawCalls);
+                forbid(conn, Reason::RawCalls);
             }
         }
         DescriptorKind::Datagram => crate::datagram::give_up(fd),
@@ -318,7 +311,7 @@ pub(crate) fn before_fork() {
 pub(crate) fn forked() {
     registration::forked();
     set::forked();
-    inherit::forked();
+    shared_flag::forked();
 }
 
 /// This is the child.

@@ -10,11 +10,9 @@
 //! `same_conn`; that chain and the free list have a separate lock, which is taken last. Those of a socket that is no connection yet
 //! ([`super::early`]) have a chain for each descriptor.
 
-use super::list::Links;
-use super::mask::OUT;
-use super::set::ET;
+use super::local_readiness::local;
+use super::mask::{ET, OUT};
 use super::tag;
-use super::waiter::is_hidden;
 use super::word::AtomicWord;
 use crate::conn::{Armed, Conn};
 use crate::lock::{Lock, Taken};
@@ -40,6 +38,19 @@ pub(super) const FRESH: u32 = 16;
 pub(super) const LINKED: u32 = 32;
 /// The kernel tells of room to write, too.
 pub(super) const HEARS_ROOM: u32 = 64;
+
+/// The links of one list ([`super::list`]) in a registration.
+#[derive(Debug)]
+pub(super) struct Links {
+    pub(super) next: AtomicU32,
+    pub(super) prev: AtomicU32,
+}
+
+impl Links {
+    const fn new() -> Self {
+        Self { next: AtomicU32::new(0), prev: AtomicU32::new(0) }
+    }
+}
 
 /// One registration. All zeros when new, so that untouched ones are neither in the file nor in memory.
 #[derive(Debug)]
@@ -176,7 +187,7 @@ impl Alone {
 
     /// Whether this registration is the only way by which any thread of this or another process can wait for the connection.
     pub(super) fn has(&self, conn: &Conn, number: u32) -> bool {
-        head(conn).get() == number && get(number).same_conn.get() == 0 && !is_hidden(conn) && !conn.is_shared()
+        head(conn).get() == number && get(number).same_conn.get() == 0 && !local(conn).is_hidden() && !conn.is_shared()
     }
 }
 
@@ -201,7 +212,7 @@ pub(super) fn after_fork() {
 }
 
 fn head(conn: &Conn) -> &'static AtomicU32 {
-    &super::waiter::local(conn).first
+    &local(conn).first
 }
 
 /// The registration of a connection under this descriptor in this set, whose lock the caller holds; 0 if there is none.

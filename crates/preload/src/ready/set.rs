@@ -6,15 +6,14 @@
 //! them again: the program may not come back for a long time.
 
 use super::budget::SpinBudget;
-use super::datagrams::Datagrams;
-use super::inherit::{self, SharedFlag};
 use super::list::{ALL, HOT, List};
+use super::registered_sockets::Datagrams;
+use super::shared_flag::{self, SharedFlag};
 use super::word::AtomicWord;
 use crate::conn::Conn;
 use crate::lock::{Lock, Taken};
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{hidden, process, sys};
-use rustix::event::epoll::EventFlags;
 use rustix::fd::BorrowedFd;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,10 +22,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(super) const SETS: usize = 4096;
 /// Hot ones beyond this number are armed instead, if they have been idle.
 pub(super) const MANY: u32 = 128;
-
-pub(super) const ET: u32 = EventFlags::ET.bits();
-pub(super) const ONESHOT: u32 = EventFlags::ONESHOT.bits();
-pub(super) const EXCLUSIVE: u32 = EventFlags::EXCLUSIVE.bits();
 
 /// A set. All zeros when new.
 #[derive(Debug)]
@@ -132,8 +127,8 @@ pub(super) fn enter(fd: c_int) {
         let generation = set.generation.get().wrapping_add(1);
         set.generation.put(generation);
         set.epoch.put(process::fork_epoch());
-        set.forks.put(inherit::forks());
-        inherit::begin(set);
+        set.forks.put(shared_flag::forks());
+        set.shared.begin();
         set.fd.put(fd.cast_unsigned() + 1);
         set.descriptors.put(1);
         for word in
@@ -227,7 +222,12 @@ impl Set {
     /// Whether there may be children that have inherited it.
     #[inline]
     pub(super) fn forks_since(&self) -> bool {
-        self.forks.get() != inherit::forks()
+        self.forks.get() != shared_flag::forks()
+    }
+
+    /// Whether several processes use it.
+    pub(super) fn is_shared(&self) -> bool {
+        !self.is_own() || self.lost.load(Ordering::Relaxed) != 0 || self.forks_since() && self.shared.is_raised()
     }
 
     /// Whether there is anything in it that the kernel does not tell of by itself.

@@ -4,13 +4,14 @@
 //! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`crate::local`]).
 #![expect(unsafe_code, reason = "the C library's sleep, at which threads can be cancelled")]
 
-use super::budget::{Awake, Peers, SpinBudget};
+use super::budget::{Awake, Peers};
+use super::local_readiness::local;
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::{registration, thread};
 use crate::conn::{Armed, Conn, Deadline, Interest, WaitOutcome};
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::{self, BlockedSignals};
-use crate::{arena, real, sys};
+use crate::{real, sys};
 use libc::{c_int, epoll_event, sigset_t};
 use partywall_shm::half::{Fenced, NAP, Rounds, SecondLook, SleepStep};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -21,52 +22,6 @@ use std::time::Duration;
 
 /// Marks events of a link.
 const LINK: u64 = 1 << 32;
-/// The readiness state of a connection in this process. All zeros when new.
-#[derive(Debug)]
-pub(super) struct LocalReadiness {
-    /// Its first registration in an epoll set.
-    pub(super) first: AtomicU32,
-    /// It is in a set that we do not know.
-    pub(super) unknown: AtomicU32,
-    /// Hidden sets that hold it, by serial number.
-    hidden: [AtomicU32; 4],
-    /// How long blocking calls stay awake for it.
-    budget: SpinBudget,
-}
-
-impl LocalReadiness {
-    const fn new() -> Self {
-        Self {
-            first: AtomicU32::new(0),
-            unknown: AtomicU32::new(0),
-            hidden: [const { AtomicU32::new(0) }; 4],
-            budget: SpinBudget::new(),
-        }
-    }
-
-    /// For the next connection.
-    pub(super) fn reset(&self) {
-        self.unknown.store(0, Ordering::Relaxed);
-        self.budget.reset();
-        self.leave_hidden();
-    }
-
-    /// No hidden set holds it any more, or it has another link.
-    pub(super) fn leave_hidden(&self) {
-        for place in &self.hidden {
-            place.store(0, Ordering::Relaxed);
-        }
-    }
-}
-
-/// The readiness state of a connection.
-#[inline]
-pub(super) fn local(conn: &Conn) -> &'static LocalReadiness {
-    &LOCALS[usize::from(conn.index())]
-}
-
-/// By a connection's index in the arena. Private memory, so that a child has its own; untouched pages of it cost nothing.
-static LOCALS: [LocalReadiness; arena::CONNECTIONS] = [const { LocalReadiness::new() }; arena::CONNECTIONS];
 
 /// Has the peer ring. A fence and another look must follow before sleeping ([`Fenced`]).
 #[inline]
@@ -85,7 +40,7 @@ fn name(conn: &Conn) -> u64 {
 /// Enters a connection into this thread's hidden set. `false` if there is none to be had.
 pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
     let local = local(conn);
-    if local.hidden.iter().any(|place| place.load(Ordering::Relaxed) == set.serial) {
+    if local.is_in(set.serial) {
         return true;
     }
     let (fd, link) = (conn.fd(), conn.link());
@@ -107,17 +62,10 @@ pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
     if !add(fd, index, all) || !add(link, index | LINK, EventFlags::IN | EventFlags::ET) {
         return false;
     }
-    // Any place will do: whose place it was enters it again.
-    let place = local.hidden.iter().find(|p| p.load(Ordering::Relaxed) == 0);
-    place.unwrap_or(&local.hidden[set.serial as usize % 4]).store(set.serial, Ordering::Relaxed);
+    local.enter(set.serial);
     // From here on no thread arms it for a sleep in an epoll set alone.
     registration::settle();
     true
-}
-
-/// Whether threads may wait for it by other means than epoll.
-pub(super) fn is_hidden(conn: &Conn) -> bool {
-    local(conn).hidden.iter().any(|place| place.load(Ordering::Relaxed) != 0)
 }
 
 /// Notes what a hidden set had to say. Returns the index of the connection.
@@ -126,7 +74,7 @@ pub(super) fn note(event: &epoll_event) -> u16 {
     let index = (data & 0xffff) as u16;
     if let Some(conn) = Conn::at(index)
         && name(conn) == data & 0xffff_ffff
-        && local(conn).hidden.iter().any(|p| p.load(Ordering::Relaxed) != 0)
+        && local(conn).is_hidden()
     {
         if data & LINK == 0 {
             conn.note_kernel(events);
@@ -218,12 +166,9 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
 /// Takes a connection that no thread waits for out of the hidden set that it has woken.
 fn leave(event: &epoll_event, set: thread::Hidden) {
     let Some(conn) = Conn::at((event.u64 & 0xffff) as u16) else { return };
-    for place in &local(conn).hidden {
-        if place.load(Ordering::Relaxed) == set.serial {
-            place.store(0, Ordering::Relaxed);
-            for fd in [conn.fd(), conn.link()].into_iter().filter(|fd| *fd >= 0) {
-                let _ = epoll::delete(sys::borrow(set.fd), sys::borrow(fd));
-            }
+    if local(conn).leave(set.serial) {
+        for fd in [conn.fd(), conn.link()].into_iter().filter(|fd| *fd >= 0) {
+            let _ = epoll::delete(sys::borrow(set.fd), sys::borrow(fd));
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Modules inside a crate use one another only downwards, along the picture in ARCHITECTURE.md.
 //!
 //! The picture is the table: [`picture`] reads it from the document. [`arrows`] finds which module uses which. An arrow that
-//! points upwards or sideways is an error. Deeper modules have no picture: those of one module must not use one another in a circle,
-//! except in the modules of [`CIRCULAR`]. A method call names no module, so the check sees only paths.
+//! points upwards or sideways is an error. Deeper modules have no picture: those of one module must not use one another in a circle.
+//! A method call names no module, so the check sees only paths.
 
 mod arrows;
 mod picture;
@@ -17,9 +17,6 @@ use crate::report::Finding;
 use crate::tree::Tree;
 
 const DOCUMENT: &str = "ARCHITECTURE.md";
-
-/// Modules whose own modules still use one another in a circle, by crate. The list only gets shorter: an entry without a circle is a finding.
-const CIRCULAR: &[(&str, &str)] = &[("preload", "ready")];
 
 /// The findings, and a note for each crate of the picture.
 pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
@@ -37,7 +34,7 @@ pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
         findings.extend(judge(picture, &found));
         for parent in sources.parents().into_iter().filter(|parent| !parent.is_empty()) {
             let circles = circles(&sources.arrows(parent).arrows);
-            findings.extend(judge_circles(&picture.krate, &parent.join("::"), circles));
+            findings.extend(judge_circles(&parent.join("::"), circles));
         }
         let arrows: BTreeSet<_> = found.arrows.iter().map(|arrow| (&arrow.from, &arrow.to)).collect();
         notes.push(format!("{}: {} modules, {} arrows", picture.krate, found.modules.len(), arrows.len()));
@@ -45,17 +42,11 @@ pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
     Ok((findings, notes))
 }
 
-fn judge_circles(krate: &str, parent: &str, circles: Vec<(String, String)>) -> Vec<Finding> {
-    if !CIRCULAR.contains(&(krate, parent)) {
-        let circle = |(place, circle)| {
-            Finding::new(place, format!("the modules of `{parent}` use one another in a circle: {circle}"))
-        };
-        return circles.into_iter().map(circle).collect();
-    }
-    if circles.is_empty() {
-        return vec![Finding::new(krate, format!("the modules of `{parent}` have no circle: take it from `CIRCULAR`"))];
-    }
-    Vec::new()
+fn judge_circles(parent: &str, circles: Vec<(String, String)>) -> Vec<Finding> {
+    let circle = |(place, circle)| {
+        Finding::new(place, format!("the modules of `{parent}` use one another in a circle: {circle}"))
+    };
+    circles.into_iter().map(circle).collect()
 }
 
 /// The circles among the ends of `arrows`: of each, the place of an arrow in it, and its modules. An item of the parent itself closes none.
@@ -170,13 +161,10 @@ mod tests {
     }
 
     #[test]
-    fn listed_circle_passes_and_listed_module_without_one_is_found() {
-        let circle = || vec![("a.rs:1".to_owned(), "a -> b, b -> a".to_owned())];
-        assert_eq!(judge_circles("preload", "conn", circle()).len(), 1);
-        assert_eq!(judge_circles("preload", "conn", Vec::new()).len(), 0);
-        let (krate, listed) = CIRCULAR[0];
-        assert_eq!(judge_circles(krate, listed, circle()).len(), 0);
-        assert_eq!(judge_circles(krate, listed, Vec::new()).len(), 1);
+    fn module_with_a_circle_is_a_finding() {
+        let circle = vec![("a.rs:1".to_owned(), "a -> b, b -> a".to_owned())];
+        assert_eq!(judge_circles("conn", circle).len(), 1);
+        assert_eq!(judge_circles("conn", Vec::new()).len(), 0);
     }
 
     #[test]
