@@ -19,7 +19,7 @@ export! {
         if conn.is_some() && how != libc::SHUT_RD {
             crate::conn::ends::note();
         }
-        if result == 0 && conn.is_some_and(Conn::is_reset) {
+        if result == 0 && conn.is_some_and(|conn| conn.death().is_reset()) {
             // As after a reset that the kernel knows of.
             return sys::fail(Errno::NOTCONN) as c_int;
         }

@@ -63,7 +63,7 @@ export! {
             let answer = value.cast::<c_int>();
             // SAFETY: the kernel has just written an `int` there, aligned or not.
             match unsafe { answer.read_unaligned() } {
-                error if error == 0 || conn.is_reset() => {
+                error if error == 0 || conn.death().is_reset() => {
                     let error = conn.kept_error().map_or(0, Errno::raw_os_error);
                     // SAFETY: as above.
                     unsafe { answer.write_unaligned(error) };

@@ -94,8 +94,8 @@ impl Conn {
     /// An error that was kept, or that the kernel does not have; it is returned once.
     pub(crate) fn kept_error(&'static self) -> Option<Errno> {
         if self.is_up() {
-            self.look_for_death();
-            self.look_for_reset();
+            self.death().look();
+            self.death().look_for_reset();
         }
         self.errors().take()
     }

@@ -208,7 +208,7 @@ impl Conn {
                 tv_nsec: i64::from(nap.subsec_nanos()),
             });
             nap = (nap * 2).min(Duration::from_millis(5));
-            self.look_for_death();
+            self.death().look();
         }
         log!("fd {} is back on TCP: {}", self.fd(), reason.words());
     }

@@ -61,7 +61,6 @@ use pages::Pages;
 use partywall_shm::status::Role;
 use partywall_shm::wake::Fencing;
 use ring_path::RingPath;
-use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -196,13 +195,6 @@ impl Conn {
     /// An event on the kernel's socket said this.
     pub(crate) fn note_kernel(&self, events: u32) {
         self.kernel.note(events);
-    }
-
-    /// An event on the link said this.
-    pub(crate) fn note_link(&'static self, events: u32) {
-        if events & (EventFlags::HUP | EventFlags::ERR).bits() != 0 {
-            self.link_has_hung_up();
-        }
     }
 
     /// Whether the other end is on another machine.

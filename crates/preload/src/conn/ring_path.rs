@@ -160,7 +160,7 @@ impl RingPath {
     /// Takes the error of a reset that the kernel does not know of ([`super::death`]). It is reported once.
     #[cold]
     pub(super) fn take_reset_error(&self) -> Option<Errno> {
-        // EDGE reset: acquires from `Conn::look_for_reset`. One thread alone takes the error.
+        // EDGE reset: acquires from `PeerDeath::look_for_reset`. One thread alone takes the error.
         let before = self.flags.fetch_and(!flags::RESET_UNTOLD, Ordering::AcqRel);
         if before & flags::RESET_UNTOLD == 0 {
             return None;

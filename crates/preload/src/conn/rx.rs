@@ -354,7 +354,7 @@ impl ReceiveTurn<'_> {
         let mut byte = 0u8;
         let mut list = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let answer = kernel_receive(fd, &mut list, libc::MSG_PEEK);
-        if answer == Err(Errno::AGAIN) && !(ended && self.conn.look_for_reset()) {
+        if answer == Err(Errno::AGAIN) && !(ended && self.conn.death().look_for_reset()) {
             return Ok(if is_shut { SegmentLook::End } else { SegmentLook::Nothing });
         }
         // Anything that the kernel has, an end or bytes, came after the peer's earlier changes in memory: look there once more.
@@ -379,7 +379,7 @@ impl ReceiveTurn<'_> {
 
     /// The end of the data: in order, or by a reset that the kernel does not know of.
     pub(super) fn end(&self) -> Result<SegmentLook, Errno> {
-        self.conn.look_for_reset();
+        self.conn.death().look_for_reset();
         if self.conn.has(flags::BROKEN) {
             return Err(Errno::CONNRESET);
         }

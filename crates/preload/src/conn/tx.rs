@@ -122,8 +122,8 @@ impl Conn {
     /// The errors that forbid sending on either route. The caller holds the direction.
     #[inline]
     pub(super) fn may_send(&'static self, fd: c_int) -> Result<(), Errno> {
-        if self.look_for_death_rarely() || self.has(flags::PEER_GONE) {
-            self.look_for_reset();
+        if self.death().look_rarely() || self.has(flags::PEER_GONE) {
+            self.death().look_for_reset();
         }
         if self.has(flags::WRITE_SHUT | flags::BROKEN | flags::RESET) {
             if self.has(flags::BROKEN) {
@@ -285,7 +285,7 @@ impl SendTurn<'_> {
         // Without a bell the way stays TCP, whatever else is wanted: `TCP_ONLY` may have been said (protocol T15.7).
         let ours = self.conn.has(flags::WANT_TCP | flags::LINK_LOST);
         if is_over(self.conn, self.pages) {
-            if self.conn.look_for_reset() {
+            if self.conn.death().look_for_reset() {
                 // An unknown state is no end in order (protocol S4).
                 let ended = if self.conn.has(flags::BROKEN) { Errno::CONNRESET } else { Errno::PIPE };
                 return Err(self.conn.errors().take().unwrap_or(ended));
@@ -407,7 +407,7 @@ impl SendTurn<'_> {
     }
 
     /// Makes one call of the kernel, and counts its bytes. An error is recorded: the call has taken it out of the socket, and without the
-    /// record [`Conn::look_for_reset`] would take the rest for an end that was not reported.
+    /// record [`PeerDeath::look_for_reset`](super::death::PeerDeath::look_for_reset) would take the rest for an end that was not reported.
     pub(super) fn send_to_kernel(&mut self, fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
         let answer = self.conn.errors().noted(kernel_send(fd, list, more));
         match answer {

@@ -147,7 +147,7 @@ impl Set {
                 let r = reg::get(number);
                 let is_next = r.active.get() != self.answers.get()
                     && r.conn().is_some_and(|conn| {
-                        !ends_only || conn.look().is_ending() || conn.has_hung_up() != 0 || conn.is_reset()
+                        !ends_only || conn.look().is_ending() || conn.has_hung_up() != 0 || conn.death().is_reset()
                     });
                 let ready = if is_next && told < max { self.look(number, true) } else { 0 };
                 if ready != 0 {
@@ -225,7 +225,7 @@ impl Set {
                 }
                 let Some(conn) = r.conn() else { return };
                 if let Tag::Link(_) = tag {
-                    conn.note_link(events);
+                    conn.death().note_link(events);
                     // The end of a peer that had finished before is an event of the link alone, and an edge if it is a reset.
                     r.edge.put(r.edge.get() | events & mask::ENDS);
                     conn.bell().drain();

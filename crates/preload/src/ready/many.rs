@@ -168,7 +168,7 @@ impl Poll<'_> {
             let Some(conn) = place.up else { continue };
             let known = AtomicU32::new(place.known);
             let mut ready = mask::of(conn, u32::from(one.events.cast_unsigned()), &known);
-            if ready != 0 && conn.has_died_lately() {
+            if ready != 0 && conn.death().has_news() {
                 ready = mask::of(conn, u32::from(one.events.cast_unsigned()), &known);
             }
             place.known = known.into_inner();
@@ -255,7 +255,7 @@ impl Poll<'_> {
             if let Some(conn) = place.up {
                 let said = sys::poll_now(conn.fd(), RDHUP | u32::from(one.events.cast_unsigned()) & PRI);
                 conn.note_kernel(said & (RDHUP | ENDS));
-                conn.has_died_lately();
+                conn.death().has_news();
                 place.known = mask::ALL;
             }
         }

@@ -31,8 +31,8 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
     let mut ready = 0;
     let mut open = 0;
     let hung_up = conn.has_hung_up();
-    if conn.is_reset() || (hung_up != 0 || conn.look().is_ending()) && conn.look_for_reset() {
-        return conn.reset_events() & (wanted | ENDS);
+    if conn.death().is_reset() || (hung_up != 0 || conn.look().is_ending()) && conn.death().look_for_reset() {
+        return conn.death().reset_events() & (wanted | ENDS);
     }
     if wanted & IN != 0 {
         match conn.look().readable() {
@@ -69,8 +69,8 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
         // Events that the kernel does not report now will come as an edge. Events that were not asked for stay as they were.
         kernel.put((kernel.get() & !open) | said);
         conn.note_kernel(said & (RDHUP | ENDS));
-        if said & (RDHUP | ENDS) != 0 && hung_up == 0 && conn.look_for_reset() {
-            return conn.reset_events() & (wanted | ENDS);
+        if said & (RDHUP | ENDS) != 0 && hung_up == 0 && conn.death().look_for_reset() {
+            return conn.death().reset_events() & (wanted | ENDS);
         }
         ready |= said;
     }

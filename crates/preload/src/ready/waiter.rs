@@ -83,7 +83,7 @@ pub(super) fn note(event: &epoll_event) -> u16 {
                 conn.attend();
             }
         } else {
-            conn.note_link(events);
+            conn.death().note_link(events);
             conn.bell().drain();
             conn.attend();
         }

@@ -141,7 +141,7 @@ fn unknown_state_of_the_peer_resets_the_connection() {
         b.control.rx.control.state.store(rx, Ordering::Relaxed);
         assert_eq!(recv(p.a, 10, libc::MSG_DONTWAIT), Err(Errno::CONNRESET), "{tx} {rx}");
         assert_eq!(send(p.a, b"more", libc::MSG_NOSIGNAL), Err(Errno::CONNRESET), "{tx} {rx}");
-        assert!(p.conn_a().is_reset(), "and not an end in order");
+        assert!(p.conn_a().death().is_reset(), "and not an end in order");
     }
 }
 
@@ -161,7 +161,7 @@ fn half_closed_reader_does_not_take_its_peer_for_dead() {
     let p = Pair::up(4096);
     assert_eq!(send(p.a, b"unread", 0), Ok(6));
     shutdown(p.a, libc::SHUT_RD);
-    assert!(!p.conn_a().look_for_reset());
+    assert!(!p.conn_a().death().look_for_reset());
     assert_eq!(send(p.a, b", and more", 0), Ok(10));
     assert_eq!(recv(p.b, 100, 0).unwrap(), b"unread, and more");
 }

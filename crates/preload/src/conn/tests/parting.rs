@@ -11,7 +11,7 @@ fn lose_bell(p: &Pair) {
     }
     let _ = rustix::net::shutdown(sys::borrow(p.conn_a().link()), rustix::net::Shutdown::Both);
     // Each side notices when it makes a call.
-    p.conn_a().look_for_death();
+    p.conn_a().death().look();
 }
 
 fn is_mapped(conn: &Conn) -> bool {
@@ -20,7 +20,7 @@ fn is_mapped(conn: &Conn) -> bool {
 
 /// Calls that find nothing.
 fn poll_both(p: &Pair) {
-    p.conn_b().look_for_death();
+    p.conn_b().death().look();
     for _ in 0..4 {
         for fd in [p.a, p.b] {
             assert_eq!(recv(fd, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
@@ -138,7 +138,7 @@ fn wish_for_tcp_that_comes_while_the_ring_is_allowed_stands() {
         // It has found that reason, and this comes before it has taken the wish back.
         if lost {
             a.ring_path.set_flag(flags::FAR, true);
-            a.link_has_hung_up();
+            a.death().link_has_hung_up();
         } else {
             a.stay_on_tcp(Reason::Option);
         }
