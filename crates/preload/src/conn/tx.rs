@@ -5,13 +5,13 @@ use super::direction::{DirectionState, WORDS, optional};
 use super::kernel_facts::SEND_ENDS;
 use super::shown;
 use super::waiters::{deadline as deadline_of, waiters};
-use super::{Conn, Deadline, Interest, Pages, RingReadiness, WaitOutcome, flags};
+use super::{Conn, Deadline, Interest, Pages, WaitOutcome, flags};
 use crate::local::LocalState;
 use crate::lock::Lock;
 use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
-use partywall_shm::half::{Fenced, ROUNDS, Rounds, SecondLook, SleepStep, WritingHalf};
+use partywall_shm::half::{ROUNDS, WritingHalf};
 use partywall_shm::held::HeldBack;
 use partywall_shm::path::{Sender, Way};
 use rustix::event::epoll::EventFlags;
@@ -92,31 +92,6 @@ impl Conn {
             raise_sigpipe();
         }
         result
-    }
-
-    /// Records that a sending call was refused for want of room. An edge-triggered waiter that was notified of the earlier room gets the
-    /// next one, whether it sleeps now or later. Returns whether there is room by now.
-    #[cold]
-    pub(super) fn refuse(&self) -> bool {
-        self.moves.refusals.fetch_add(1, Ordering::Relaxed);
-        // A waiter that becomes edge-triggered from here on sees that a call was refused.
-        super::heavy_fence();
-        if !self.is_up() || !self.has(flags::HEARS_EDGES) {
-            return false;
-        }
-        let mut rounds = Rounds::new();
-        loop {
-            let armed = self.arm(Interest::OUT);
-            self.bell().drain();
-            let look = Fenced::after(armed).look(|| (self.look().writable() == RingReadiness::Yes).then_some(()));
-            let SecondLook::Nothing(quiet) = look else {
-                // Not if this very thread is sending already, below a signal handler.
-                return self.tx.hold().is_ok();
-            };
-            if rounds.next(quiet, |armed| self.is_armed(armed)) != SleepStep::ArmAgain {
-                return false;
-            }
-        }
     }
 
     /// The errors that forbid sending on either route. The caller holds the direction.

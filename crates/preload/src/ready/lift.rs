@@ -93,7 +93,7 @@ impl Set {
         let r = reg::get(number);
         let look = fenced.look(|| (self.look(number, false) != 0).then_some(()));
         if let SecondLook::Nothing(quiet) = look
-            && quiet.is_armed(|()| r.conn().is_none_or(|conn| conn.is_armed(r.armed())))
+            && quiet.is_armed(|()| r.conn().is_none_or(|conn| r.armed().is_in_force(conn)))
         {
             self.cool(number);
         }

@@ -8,8 +8,8 @@ use super::registration::{self as reg, FRESH, GONE, SPENT};
 use super::set::{MANY, Set};
 use super::tag::Tag;
 use super::word::AtomicWord;
-use crate::conn::Conn;
 use crate::conn::bell::sleep_number;
+use crate::conn::{Armed, Conn};
 use crate::{hidden, sys};
 use partywall_shm::half::{Fenced, Rounds, SecondLook, SleepStep};
 use rustix::event::{EventfdFlags, eventfd};
@@ -310,7 +310,10 @@ impl Set {
                 let r = reg::get(number);
                 let Some(conn) = r.conn() else { continue };
                 let is_alone = r.is(reg::LINKED) && alone.as_ref().is_some_and(|alone| alone.has(conn, number));
-                r.note_armed(conn, conn.arm_for(mask::interest(r.events.get()), if is_alone { sleep } else { 0 }));
+                r.note_armed(
+                    conn,
+                    Armed::begin_for_sleep(conn, mask::interest(r.events.get()), if is_alone { sleep } else { 0 }),
+                );
             }
         }
         for conn in self.hot.iter().filter_map(|number| reg::get(number).conn()) {
@@ -319,12 +322,12 @@ impl Set {
         self.hot.len() != 0
     }
 
-    /// After the fence and a look that has found nothing: whether all hot ones will be heard of ([`Conn::is_armed`]).
+    /// After the fence and a look that has found nothing: whether all hot ones will be heard of ([`Armed::is_in_force`]).
     pub(super) fn are_armed(&self) -> bool {
         let Some(_held) = self.hold() else { return true };
         self.hot.iter().all(|number| {
             let r = reg::get(number);
-            r.conn().is_none_or(|conn| conn.is_armed(r.armed()))
+            r.conn().is_none_or(|conn| r.armed().is_in_force(conn))
         })
     }
 

@@ -328,7 +328,7 @@ impl Poll<'_> {
                 SecondLook::Found(found) => return Ok(found + self.ask()?),
                 SecondLook::Nothing(quiet) => quiet,
             };
-            let are_armed = self.places.iter().all(|place| place.up.is_none_or(|conn| conn.is_armed(place.armed)));
+            let are_armed = self.places.iter().all(|place| place.up.is_none_or(|conn| place.armed.is_in_force(conn)));
             match self.rounds.next(quiet, |()| are_armed) {
                 // The caller looks and comes again.
                 SleepStep::ArmAgain => return Ok(0),

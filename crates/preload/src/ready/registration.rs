@@ -111,10 +111,7 @@ impl SetRegistration {
     /// It was armed. A fence and a look follow.
     pub(super) fn note_armed(&self, conn: &Conn, armed: Armed) {
         let events = self.events.get();
-        if events & ET != 0 && events & OUT != 0 {
-            conn.hear_edges();
-        }
-        self.put_armed(if events & ET == 0 { armed } else { armed.by_edges() });
+        self.put_armed(if events & ET == 0 { armed } else { armed.by_edges(conn, events & OUT != 0) });
     }
 
     fn put_armed(&self, armed: Armed) {

@@ -26,7 +26,7 @@ const LINK: u64 = 1 << 32;
 /// Has the peer ring. A fence and another look must follow before sleeping ([`Fenced`]).
 #[inline]
 pub(super) fn arm(conn: &Conn, interest: Interest) -> Armed {
-    let armed = conn.arm(interest);
+    let armed = Armed::begin(conn, interest);
     conn.bell().drain();
     armed
 }
@@ -120,7 +120,7 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     held.hold_if_handled();
     let mut rounds = Rounds::new();
     loop {
-        let armed = conn.arm(interest);
+        let armed = Armed::begin(conn, interest);
         // Beside a sleep a look at the link costs nothing, whatever has filled it.
         conn.bell().drain_now();
         let SecondLook::Nothing(quiet) = Fenced::after(armed).look(|| look().then_some(())) else {
@@ -130,7 +130,7 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
         if left == Some(Duration::ZERO) {
             return WaitOutcome::TimedOut;
         }
-        let SleepStep::Sleep(limit) = rounds.next(quiet, |armed| conn.is_armed(armed)) else { continue };
+        let SleepStep::Sleep(limit) = rounds.next(quiet, |armed| armed.is_in_force(conn)) else { continue };
         let time = shorter(left, limit);
         let since = sys::now();
         let slept = match around {

@@ -140,8 +140,8 @@ fn sleeper_beside_held_bytes_is_not_armed() {
     let p = on_ring(1 << 20);
     let b = p.conn_b();
     send(p.a, b"one ", libc::MSG_MORE).unwrap();
-    let armed = b.arm(Interest::IN);
-    assert!(!b.is_armed(armed), "nobody rings when the time of the hold is over");
+    let armed = Armed::begin(b, Interest::IN);
+    assert!(!armed.is_in_force(b), "nobody rings when the time of the hold is over");
     let bells = || p.conn_a().pages().unwrap().own.control.tx.counters.bells_rung.load(Ordering::Relaxed);
     let before = bells();
     send(p.a, b"two ", libc::MSG_MORE).unwrap();

@@ -39,20 +39,20 @@ fn sleeper_that_finds_too_little_or_too_late_arms_again() {
     let p = Pair::up(4096);
     let (a, b) = (p.conn_a(), p.conn_b());
     // The reader waits for two bytes, and the first comes before the peer could see its wish.
-    let armed = b.arm(Interest::IN);
+    let armed = Armed::begin(b, Interest::IN);
     send(p.a, b"x", 0).unwrap();
-    assert!(!b.is_armed(armed), "the second byte would not be rung for");
-    let armed = b.arm(Interest::IN);
-    assert!(b.is_armed(armed));
+    assert!(!armed.is_in_force(b), "the second byte would not be rung for");
+    let armed = Armed::begin(b, Interest::IN);
+    assert!(armed.is_in_force(b));
     // Room comes before the peer could see that it is waited for, and another thread uses it.
     let n = send(p.a, &[0; 8192], libc::MSG_DONTWAIT).unwrap();
-    let armed = a.arm(Interest::OUT);
-    assert!(a.is_armed(armed));
+    let armed = Armed::begin(a, Interest::OUT);
+    assert!(armed.is_in_force(a));
     recv(p.b, n, libc::MSG_WAITALL).unwrap();
     send(p.a, &vec![0; n], libc::MSG_DONTWAIT).unwrap();
-    assert!(!a.is_armed(armed), "the next room would not be rung for");
-    let armed = a.arm(Interest::OUT);
-    assert!(a.is_armed(armed));
+    assert!(!armed.is_in_force(a), "the next room would not be rung for");
+    let armed = Armed::begin(a, Interest::OUT);
+    assert!(armed.is_in_force(a));
 }
 
 #[test]
