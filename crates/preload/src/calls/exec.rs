@@ -1,7 +1,7 @@
 //! `exec`: another program takes the sockets over that stay open, and it knows nothing of rings.
 #![expect(unsafe_code, reason = "C functions, and the caller's lists of arguments")]
 
-use crate::conn::{self, Conn};
+use crate::conn::{self, Conn, Descent};
 use crate::table::{self, DescriptorKind};
 use crate::{process, ready, real, sys};
 use libc::{c_char, c_int};
@@ -27,9 +27,11 @@ fn see_off(goes_on: bool) {
             ready::hand_over(fd);
         }
     }
+    let descent =
+        |conn: &'static Conn| Descent { conn, reason: Reason::Exec, shared: goes_on || visits || conn.is_shared() };
     let mut any = false;
     for conn in inherited() {
-        conn.begin_down(Reason::Exec, goes_on || visits || conn.is_shared());
+        descent(conn).begin();
         any = true;
     }
     if !any {
@@ -38,7 +40,7 @@ fn see_off(goes_on: bool) {
     conn::heavy_fence();
     let begin = sys::now();
     for conn in inherited() {
-        conn.end_down(Reason::Exec, begin, goes_on || visits || conn.is_shared());
+        descent(conn).end(begin);
     }
 }
 
@@ -129,9 +131,10 @@ export! {
         to: c_int,
     ) -> c_int {
         if let Some(conn) = Conn::of(fd) {
-            conn.begin_down(Reason::Exec, true);
+            let descent = Descent { conn, reason: Reason::Exec, shared: true };
+            descent.begin();
             conn::heavy_fence();
-            conn.end_down(Reason::Exec, sys::now(), true);
+            descent.end(sys::now());
         }
         crate::datagram::give_up(fd);
         // SAFETY: the caller's arguments, passed on.

@@ -1,7 +1,7 @@
 //! Around `fork`: parent and child hold the same connections afterwards.
 
 use super::holders::UNBORN;
-use super::{Conn, ConnStage};
+use super::{Conn, ConnStage, Descent};
 use super::{bring_up, shown};
 use crate::{arena, process, status, sys, table};
 use partywall_shm::status::Reason;
@@ -24,10 +24,11 @@ fn each(mut what: impl FnMut(&'static Conn)) {
 /// Brings all connections back to TCP before a child that could not share them (protocol T13.8). Locks and holders are numbers of
 /// threads and processes, which mean others in another pid namespace.
 fn leave_rings() {
-    each(|conn| conn.begin_down(Reason::Shared, conn.is_shared()));
+    let descent = |conn: &'static Conn| Descent { conn, reason: Reason::Shared, shared: conn.is_shared() };
+    each(|conn| descent(conn).begin());
     super::heavy_fence();
     let begin = sys::now();
-    each(|conn| conn.end_down(Reason::Shared, begin, conn.is_shared()));
+    each(|conn| descent(conn).end(begin));
 }
 
 /// Before: each connection of this process is about to have one more holder. Offers that are under way are taken back, since

@@ -1,28 +1,24 @@
 //! The ways out of a ring: back to TCP permanently, a permanent error, and closing.
 
 use super::bring_up;
+use super::descent::Descent;
 use super::shown;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
 use crate::log::log;
-use crate::{arena, broker, process, real, sys, table};
+use crate::{arena, broker, real, sys, table};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
-use partywall_shm::path::Way;
 use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::{LineState, Reason};
-use partywall_shm::sync::{load_acquire, load_acquire_u32};
+use partywall_shm::sync::load_acquire_u32;
 use rustix::io::Errno;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a connection that must go back to TCP waits for its peer, which may be busy.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// How long closing a descriptor waits for another thread's step towards a ring: longer than the broker is waited for.
 const STEP: Duration = Duration::from_secs(2);
-/// How long where there is nothing to be lost: longer than a call of the peer's takes from looking to sending.
-const GRACE: Duration = Duration::from_millis(100);
 
 impl Conn {
     /// The peer broke the protocol.
@@ -146,71 +142,10 @@ impl Conn {
     /// The peer sends unread ring bytes again (see `again`), unless other processes hold the connection, which can and most likely will
     /// read them. If the peer cannot, the connection is reset rather than garbled.
     pub(crate) fn bring_down(&'static self, reason: Reason) {
-        let shared = self.identity.holders.has_others(process::kernel_pid());
-        self.begin_down(reason, shared);
+        let descent = Descent { conn: self, reason, shared: self.is_shared() };
+        descent.begin();
         super::heavy_fence();
-        self.end_down(reason, sys::now(), shared);
-    }
-
-    /// The first half, for any number of connections at once: asks the peer. A fence must follow. `shared`: others go on with it
-    /// whatever becomes of it here.
-    pub(crate) fn begin_down(&'static self, reason: Reason, shared: bool) {
-        if self.settle() == ConnStage::Attached {
-            if !shared {
-                self.leave_ring();
-            }
-            self.ask_for_tcp(reason, true);
-            self.kernel.give_cork(self.fd());
-        } else {
-            self.stay_on_tcp(reason);
-        }
-    }
-
-    /// The second half: waits until it is done, since `begin`. `shared`: others go on with it whatever becomes of it here.
-    pub(crate) fn end_down(&'static self, reason: Reason, begin: Duration, shared: bool) {
-        if self.ring_path.stage() != ConnStage::Attached {
-            return;
-        }
-        let mut nap = Duration::from_micros(20);
-        loop {
-            self.follow();
-            self.finish_segment();
-            let waited = sys::now().saturating_sub(begin);
-            if self.pages().is_none_or(|pages| pages.is_on_tcp())
-                || self.has(flags::BROKEN)
-                || waited >= GRACE && self.pages().is_none_or(|pages| pages.is_idle())
-            {
-                break;
-            }
-            let gone = self.has(flags::PEER_GONE);
-            if shared && (gone || waited >= GRACE) {
-                log!("fd {} is not back on TCP, and left to the other processes that hold it", self.fd());
-                return;
-            }
-            if gone && self.pages().is_none_or(|pages| pages.is_drained()) {
-                break;
-            }
-            if waited >= PATIENCE
-                && self.has(flags::LEFT)
-                && !gone
-                && self.pages().is_none_or(|pages| pages.sends_by_tcp())
-            {
-                // It is busy with something else, and has all that is needed when it comes back.
-                log!("fd {}: the peer makes no call; what it has sent by the ring comes when it does", self.fd());
-                break;
-            }
-            if gone || waited >= PATIENCE {
-                self.fail_permanently("the peer did not go back to TCP in time, or left bytes in the ring");
-                return;
-            }
-            let _ = rustix::thread::nanosleep(&rustix::time::Timespec {
-                tv_sec: 0,
-                tv_nsec: i64::from(nap.subsec_nanos()),
-            });
-            nap = (nap * 2).min(Duration::from_millis(5));
-            self.death().look();
-        }
-        log!("fd {} is back on TCP: {}", self.fd(), reason.words());
+        descent.end(sys::now());
     }
 
     /// A descriptor of it is another, too.
@@ -359,47 +294,6 @@ fn part(conn: &'static Conn, fd: c_int, is_last: bool) {
 }
 
 impl Pages<'_> {
-    /// Both directions are on TCP, and nothing is left in our ring's counterpart.
-    pub(super) fn is_on_tcp(&self) -> bool {
-        let Self { own, peer, .. } = self;
-        let sends = Way::after(own.tx_path.switches.load(Ordering::Relaxed));
-        let reads = Way::after(own.rx_path.seen.load(Ordering::Relaxed));
-        // The peer's bytes may have left the ring already, with none of them unread.
-        // EDGE path: as in `Receiver::refresh`; the tail that is loaded next holds all that the peer sent before it left the ring.
-        let announced = load_acquire_u32(&peer.tx_path.switches);
-        if self.path.has(flags::LEFT) {
-            // Once the peer has followed us, it sends what we have left there before anything else.
-            return sends == Way::Tcp && Way::after(announced) == Way::Tcp && !self.owes();
-        }
-        // EDGE tail (protocol R2): as in `Consumer::refresh`.
-        let drained = load_acquire(&peer.control.tx.cursor.tail) == own.control.rx.cursor.head.load(Ordering::Relaxed);
-        sends == Way::Tcp && !self.owes() && drained && (reads == Way::Tcp || Way::after(announced) == Way::Tcp)
-    }
-
-    /// Whether all bytes of this side go over TCP.
-    fn sends_by_tcp(&self) -> bool {
-        Way::after(self.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Tcp && !self.owes()
-    }
-
-    /// Whether all bytes of this side go over TCP, and the ring that it reads is empty and about to be left: the peer was asked to leave
-    /// it with its next byte, and may. This is reliable only some time after the request, when no earlier call of the peer can be in
-    /// progress.
-    fn is_idle(&self) -> bool {
-        let Self { own, peer, .. } = self;
-        // EDGE tail (protocol R2): as in `Consumer::refresh`.
-        let unread = load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
-        // EDGE path: as in `Receiver::refresh`.
-        let announced = load_acquire_u32(&peer.tx_path.switches) != own.rx_path.seen.load(Ordering::Relaxed);
-        self.sends_by_tcp() && !unread && (!announced || self.path.has(flags::LEFT))
-    }
-
-    /// Whether the ring that we read is empty, or the peer has sent its content once more.
-    fn is_drained(&self) -> bool {
-        // EDGE tail, path: as above.
-        load_acquire(&self.peer.control.tx.cursor.tail) == self.own.control.rx.cursor.head.load(Ordering::Relaxed)
-            || self.path.has(flags::LEFT) && Way::after(load_acquire_u32(&self.peer.tx_path.switches)) == Way::Tcp
-    }
-
     /// Stores in memory that both directions end, as the kernel does for its socket (protocol S5, T10.5). Both are held.
     ///
     /// Bytes that are unread now make it a reset, without an orderly end before. Bytes that the peer commits while this side closes come after

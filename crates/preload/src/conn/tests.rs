@@ -9,7 +9,7 @@ mod parting;
 mod switching;
 mod wishes;
 
-use super::{Armed, Conn, ConnStage, KernelSleep, flags};
+use super::{Armed, Conn, ConnStage, Descent, KernelSleep, flags};
 use crate::broker::PolicyView;
 use crate::calls::testing::{ioctl_number, *};
 use crate::conn::bring_up;

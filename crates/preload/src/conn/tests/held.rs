@@ -123,7 +123,7 @@ fn shutdown_or_close_releases_held_bytes() {
 fn way_to_tcp_and_back_keeps_held_bytes_in_order() {
     let p = on_ring(1 << 20);
     send(p.a, b"one ", libc::MSG_MORE).unwrap();
-    p.conn_a().begin_down(Reason::Option, true);
+    Descent { conn: p.conn_a(), reason: Reason::Option, shared: true }.begin();
     send(p.a, b"two ", 0).unwrap();
     assert_eq!(ways(p.conn_a()).0, Way::Tcp);
     assert_eq!(recv(p.b, 8, libc::MSG_WAITALL).unwrap(), b"one two ");
@@ -189,7 +189,7 @@ fn liar_delays_its_own_bytes_only_and_keeps_no_thread() {
     }
     // At the end, and at a switch, whatever it says.
     send(p.a, b"bytes", 0).unwrap();
-    p.conn_a().begin_down(Reason::Option, true);
+    Descent { conn: p.conn_a(), reason: Reason::Option, shared: true }.begin();
     send(p.a, b"!", 0).unwrap();
     word.store(2, Ordering::Relaxed);
     assert_eq!(recv(p.b, 6, libc::MSG_WAITALL).unwrap(), b"bytes!");

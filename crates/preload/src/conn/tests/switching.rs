@@ -152,7 +152,7 @@ fn cork_reaches_kernel_only_when_it_is_needed() {
     assert!(!in_kernel());
     // Back on TCP.
     cork(p.a, true);
-    p.conn_a().begin_down(Reason::Option, false);
+    Descent { conn: p.conn_a(), reason: Reason::Option, shared: false }.begin();
     assert!(in_kernel());
 }
 
