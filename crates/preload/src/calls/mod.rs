@@ -81,10 +81,10 @@ fn receiving(
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         return kernel();
     }
-    match conn.before_receiving(fd) {
-        CandidateStep::Kernel => {
+    match conn.before_call(fd) {
+        CandidateStep::Kernel(call) => {
             let got = kernel();
-            conn.received(got, flags & libc::MSG_PEEK != 0);
+            call.received(got, flags & libc::MSG_PEEK != 0);
             got
         }
         CandidateStep::Up => {
@@ -114,10 +114,10 @@ fn sending(
             return conn.send_past(fd, flags & libc::MSG_DONTWAIT != 0, kernel);
         }
     }
-    match conn.before_sending(fd) {
-        CandidateStep::Kernel => {
+    match conn.before_call(fd) {
+        CandidateStep::Kernel(call) => {
             let sent = kernel();
-            conn.sent(sent);
+            call.sent(sent);
             sent
         }
         CandidateStep::Up => {

@@ -36,18 +36,18 @@ export! {
         let kernel = || unsafe { real::splice(from, from_offset, to, to_offset, len, flags) };
         let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
         match (Conn::of(from), Conn::of(to)) {
-            (Some(conn), _) => match conn.before_receiving(from) {
-                CandidateStep::Kernel => {
+            (Some(conn), _) => match conn.before_call(from) {
+                CandidateStep::Kernel(call) => {
                     let got = kernel();
-                    conn.received(got, false);
+                    call.received(got, false);
                     got
                 }
                 CandidateStep::Up => sys::give(to_pipe(conn, from, to, len, dont_wait)),
             },
-            (None, Some(conn)) => match conn.before_sending(to) {
-                CandidateStep::Kernel => {
+            (None, Some(conn)) => match conn.before_call(to) {
+                CandidateStep::Kernel(call) => {
                     let sent = kernel();
-                    conn.sent(sent);
+                    call.sent(sent);
                     sent
                 }
                 CandidateStep::Up => sys::give(from_pipe(conn, from, to, len, dont_wait)),
@@ -61,10 +61,10 @@ export! {
 /// `offset` is null, or valid for reads and writes during the call, in which nothing else uses it.
 unsafe fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
     let Some(conn) = Conn::of(to) else { return kernel() };
-    match conn.before_sending(to) {
-        CandidateStep::Kernel => {
+    match conn.before_call(to) {
+        CandidateStep::Kernel(call) => {
             let sent = kernel();
-            conn.sent(sent);
+            call.sent(sent);
             sent
         }
         CandidateStep::Up => {

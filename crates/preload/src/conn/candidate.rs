@@ -13,10 +13,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 /// How a call of a candidate goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum CandidateStep {
     /// Call the kernel, and say how that went.
-    Kernel,
+    Kernel(KernelCall),
     /// It has a ring; or, below the signal handler that makes the call, this very thread is in the middle of a step towards one.
     Up,
 }
@@ -48,59 +48,53 @@ impl Conn {
         Some(conn)
     }
 
-    /// Before a receiving call: it goes to the kernel, or it has a ring by now. After [`CandidateStep::Kernel`],
-    /// [`Conn::received`] must be called.
+    /// Before a receiving or sending call: it goes to the kernel, or the connection has a ring by now.
     #[inline]
-    pub(crate) fn before_receiving(&'static self, fd: c_int) -> CandidateStep {
+    pub(crate) fn before_call(&'static self, fd: c_int) -> CandidateStep {
         follow_policy(self);
         if !self.is_up() {
             super::end_abandoned();
             advance(self, fd);
             if self.kernel_block_enter() == KernelSleep::Entered {
-                return CandidateStep::Kernel;
+                return CandidateStep::Kernel(KernelCall(self));
             }
         }
         CandidateStep::Up
     }
+}
 
+/// A call of the kernel on a connection that has no ring. Until its result is reported, the thread counts as one that is in the kernel.
+#[derive(Debug)]
+#[must_use = "the result of the call is to be reported"]
+pub(crate) struct KernelCall(&'static Conn);
+
+impl KernelCall {
     /// The kernel's receiving call has given `result`, and taken those bytes out of the stream unless it only peeked.
     #[inline]
-    pub(crate) fn received(&self, result: isize, peeked: bool) {
+    pub(crate) fn received(self, result: isize, peeked: bool) {
+        let Self(conn) = self;
         if result > 0 && !peeked {
             let n = result.cast_unsigned() as u64;
-            let total = self.rx.counted.fetch_add(n, Ordering::Relaxed).wrapping_add(n);
-            if let Some(line) = shown::line(self) {
+            let total = conn.rx.counted.fetch_add(n, Ordering::Relaxed).wrapping_add(n);
+            if let Some(line) = shown::line(conn) {
                 line.rx.tcp.store(total, Ordering::Relaxed);
             }
         }
-        self.kernel_block_leave();
-    }
-
-    /// Before a sending call; [`Conn::sent`] must be called after [`CandidateStep::Kernel`].
-    #[inline]
-    pub(crate) fn before_sending(&'static self, fd: c_int) -> CandidateStep {
-        follow_policy(self);
-        if !self.is_up() {
-            super::end_abandoned();
-            advance(self, fd);
-            if self.kernel_block_enter() == KernelSleep::Entered {
-                return CandidateStep::Kernel;
-            }
-        }
-        CandidateStep::Up
+        conn.kernel_block_leave();
     }
 
     /// The kernel's sending call has given `result`.
     #[inline]
-    pub(crate) fn sent(&self, result: isize) {
+    pub(crate) fn sent(self, result: isize) {
+        let Self(conn) = self;
         if result > 0 {
             let n = result.cast_unsigned() as u64;
-            let total = self.tx.counted.fetch_add(n, Ordering::Relaxed).wrapping_add(n);
-            if let Some(line) = shown::line(self) {
+            let total = conn.tx.counted.fetch_add(n, Ordering::Relaxed).wrapping_add(n);
+            if let Some(line) = shown::line(conn) {
                 line.tx.tcp.store(total, Ordering::Relaxed);
             }
         }
-        self.kernel_block_leave();
+        conn.kernel_block_leave();
     }
 }
 
@@ -298,8 +292,8 @@ mod tests {
         let conn = adopt_under(policy, fd, Role::Connecting, unknown, listening).unwrap();
         for call in 0..3 {
             assert_eq!(conn.identity.addresses(), (unknown, listening), "after {call} calls");
-            assert_eq!(conn.before_sending(fd), CandidateStep::Kernel);
-            conn.sent(-1);
+            let CandidateStep::Kernel(call) = conn.before_call(fd) else { panic!("there is no ring") };
+            call.sent(-1);
         }
         // There is no broker here, or it refuses: the question was asked before it was.
         assert_eq!(conn.identity.addresses(), (own, listening));

@@ -14,7 +14,7 @@ use crate::broker::PolicyView;
 use crate::calls::testing::{ioctl_number, *};
 use crate::conn::bring_up;
 use crate::conn::candidate;
-use crate::conn::candidate::CandidateStep;
+use crate::conn::candidate::{CandidateStep, KernelCall};
 use crate::sys;
 use partywall_protocol::upgrade::Upgrade;
 use partywall_protocol::wire::Located;
@@ -313,4 +313,12 @@ fn file_error_after_partial_send_is_not_connection_error() {
     assert_eq!(recv(p.a, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
     assert_eq!(send(p.a, b"more", 0), Ok(4));
     assert_eq!(recv(p.b, 9, 0).unwrap().len(), 8);
+}
+
+/// Begins a call of a connection without a ring, which the kernel carries out.
+fn call_by_kernel(conn: &'static Conn, fd: c_int) -> KernelCall {
+    match conn.before_call(fd) {
+        CandidateStep::Kernel(call) => call,
+        CandidateStep::Up => panic!("fd {fd} has a ring"),
+    }
 }

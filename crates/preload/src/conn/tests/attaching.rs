@@ -303,16 +303,16 @@ fn call_left_by_longjmp_is_not_counted_forever() {
     extern "C" fn handler(_: c_int) {
         let fd = CONNECTION.load(Ordering::Relaxed);
         if let Some(conn) = Conn::of(fd) {
-            assert_eq!(conn.before_receiving(fd), CandidateStep::Kernel);
+            let call = call_by_kernel(conn, fd);
             COUNTED.store(conn.kernel.in_kernel.load(Ordering::SeqCst), Ordering::Relaxed);
-            conn.received(-1, false);
+            call.received(-1, false);
         }
     }
     let (p, other) = (Pair::candidates(4096), Pair::candidates(4096));
     let counts = || [p.conn_a(), p.conn_b()].map(|conn| conn.kernel.in_kernel.load(Ordering::SeqCst));
     CONNECTION.store(p.a, Ordering::Relaxed);
     // As a `recv`, and then a `poll`, whose handler leaves by `longjmp`.
-    assert_eq!(p.conn_a().before_receiving(p.a), CandidateStep::Kernel);
+    let _abandoned = call_by_kernel(p.conn_a(), p.a);
     in_a_handler(libc::SIGTTIN, handler);
     assert_eq!((COUNTED.load(Ordering::Relaxed), counts()), (2, [1, 0]), "what the handler has interrupted goes on");
     super::super::end_abandoned();
@@ -320,9 +320,9 @@ fn call_left_by_longjmp_is_not_counted_forever() {
         assert_eq!(conn.kernel_block_enter(), KernelSleep::Entered);
     }
     assert_eq!(counts(), [2, 1]);
-    assert_eq!(other.conn_a().before_sending(other.a), CandidateStep::Kernel);
+    let call = call_by_kernel(other.conn_a(), other.a);
     assert_eq!(counts(), [0, 0], "the next call of this thread ends them, of whatever connection it is");
     assert!(other.conn_a().is_slept_on());
-    other.conn_a().sent(-1);
+    call.sent(-1);
     assert!(!other.conn_a().is_slept_on());
 }
