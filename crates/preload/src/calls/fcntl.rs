@@ -21,7 +21,7 @@ fn follow(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
                 crate::datagram::give_up(fd);
             }
             if let Some(conn) = Conn::of(fd) {
-                conn.blocking_was_set(argument & libc::O_NONBLOCK as c_ulong != 0);
+                conn.options().blocking_was_set(argument & libc::O_NONBLOCK as c_ulong != 0);
                 if argument & libc::O_ASYNC as c_ulong != 0 {
                     // Signals tell of the kernel's socket only.
                     conn.stay_on_tcp(Reason::Option);

@@ -23,7 +23,7 @@ export! {
         match request as libc::Ioctl {
             libc::FIONBIO => {
                 // SAFETY: the caller's word, which the kernel has read.
-                conn.blocking_was_set(unsafe { word.read_unaligned() } != 0);
+                conn.options().blocking_was_set(unsafe { word.read_unaligned() } != 0);
             }
             // SAFETY: as above.
             libc::FIOASYNC if unsafe { word.read_unaligned() } != 0 => conn.stay_on_tcp(Reason::Option),

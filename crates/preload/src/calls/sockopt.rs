@@ -16,7 +16,7 @@ export! {
             && sys::is_readable(value.cast::<c_int>(), 1)
             && len as usize == size_of::<c_int>()
             // SAFETY: the caller's number, of that size.
-            && conn.keep_cork(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0)
+            && conn.options().keep_cork(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0)
         {
             return 0;
         }
@@ -36,7 +36,7 @@ export! {
             crate::datagram::option_was_set(fd, level, name);
         }
         if result == 0 && let Some(conn) = conn {
-            conn.option_was_set(fd, level, name);
+            conn.options().was_set(fd, level, name);
             if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
                 crate::ready::low_water_was_set(conn);
             }
@@ -49,7 +49,7 @@ export! {
         if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
             && let Some(conn) = Conn::of(fd)
         {
-            conn.give_cork(fd);
+            conn.options().give_cork(fd);
         }
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::getsockopt(fd, level, name, value, len) };

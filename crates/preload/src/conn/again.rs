@@ -54,15 +54,10 @@ impl Conn {
         true
     }
 
-    /// Whether the peer has left our ring, and may miss something of it.
-    pub(crate) fn owes(&self) -> bool {
-        self.pages().is_some_and(|pages| pages.owes())
-    }
-
     /// Before this side ends: sends the bytes that a peer that has left has not received, and waits for the kernel to take them. If the
     /// kernel does not take them all, the connection is reset, so they are not lost silently.
     pub(crate) fn send_again_before_the_end(&'static self, fd: c_int) {
-        if !self.owes() {
+        if !self.look().owes() {
             return;
         }
         let until = sys::now() + PATIENCE;
@@ -164,7 +159,7 @@ impl ReceiveTurn<'_> {
 }
 
 impl Pages<'_> {
-    /// [`Conn::owes`].
+    /// [`RingLook::owes`](super::RingLook::owes).
     pub(super) fn owes(&self) -> bool {
         !self.path.has(flags::SENT_AGAIN)
             && self.path.is_up()

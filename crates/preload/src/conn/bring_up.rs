@@ -247,7 +247,7 @@ fn is_our_turn(conn: &Conn) -> bool {
     if shown == HEARD || shown == CONFIRMED && watches() {
         return true;
     }
-    let link = conn.link();
+    let link = conn.bell().fd();
     let heard = if link < 0 { Heard::Gone } else { bell::hear(sys::borrow(link)) };
     match heard {
         Heard::Nothing => return false,

@@ -137,7 +137,7 @@ impl PeerDeath<'static> {
     /// Asks the kernel, by socket and link, whether the peer is there. No bell is rung for this: bells without a wish would fill the link.
     #[cold]
     pub(super) fn look(&self) {
-        let (fd, link) = (self.0.fd(), self.0.link());
+        let (fd, link) = (self.0.fd(), self.0.bell().fd());
         if fd < 0 || link < 0 {
             return;
         }

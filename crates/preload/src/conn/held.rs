@@ -20,7 +20,6 @@ use partywall_shm::counters::add;
 use partywall_shm::held;
 use partywall_shm::path::Way;
 use partywall_shm::sync::load_acquire_u32;
-use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -28,27 +27,6 @@ use std::time::Duration;
 const LONGEST: Duration = Duration::from_millis(200);
 
 impl Conn {
-    /// The program has asked for what waits to be sent.
-    pub(super) fn release_now(&self, fd: c_int) {
-        if !self.is_up() {
-            return;
-        }
-        if let Ok(mut tx) = self.tx.hold()
-            && self.is_of(fd)
-            && self.is_up()
-            && let Some(pages) = self.pages()
-        {
-            SendTurn { conn: self, pages, tx: &mut tx }.release_held();
-        }
-    }
-
-    /// Releases the held bytes after the program has set or cleared `TCP_CORK`, unless the socket is still corked.
-    pub(super) fn release_unless_corked(&self, fd: c_int) {
-        if !self.kernel.is_corked() {
-            self.release_now(fd);
-        }
-    }
-
     /// Releases all bytes that lie in the ring now: a waiter whose sleep the library cannot limit waits for them.
     pub(crate) fn pass_held(&self) {
         if self.is_up()

@@ -22,7 +22,7 @@ pub(super) const SEND_ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits(
 /// Options of the socket, news of it, and threads in calls on it.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct KernelFacts {
+pub(crate) struct KernelFacts {
     /// `SO_RCVLOWAT`.
     pub(super) low_water: AtomicU32,
     /// What the kernel knows of `TCP_CORK`, and is to be told before the next byte goes by it ([`super::options`]).
@@ -49,7 +49,7 @@ impl KernelFacts {
     }
 
     /// An event on the socket said this.
-    pub(super) fn note(&self, events: u32) {
+    pub(crate) fn note(&self, events: u32) {
         let end = EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
         let events = events & end.bits();
         if events & !self.said.load(Ordering::Relaxed) != 0 {
@@ -64,7 +64,7 @@ impl KernelFacts {
     }
 
     /// What it has been heard to say of its end: of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
-    pub(super) fn has_hung_up(&self) -> u32 {
+    pub(crate) fn has_hung_up(&self) -> u32 {
         self.said() & (EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR).bits()
     }
 

@@ -73,7 +73,8 @@ use std::sync::atomic::Ordering;
 pub(crate) struct Conn {
     identity: SocketIdentity,
     ring_path: RingPath,
-    kernel: KernelFacts,
+    /// The options of the socket, its news, and the threads in calls on it.
+    pub(crate) kernel: KernelFacts,
     moves: MoveCounters,
     tx: DirectionLock<tx::ConnTx>,
     rx: DirectionLock<rx::ConnRx>,
@@ -162,12 +163,6 @@ impl Conn {
         self.local().fd()
     }
 
-    /// The bell that we listen to; -1 if there is none.
-    #[inline]
-    pub(crate) fn link(&self) -> c_int {
-        self.bell().fd()
-    }
-
     /// Our end of the link.
     #[inline]
     pub(crate) fn bell(&self) -> &'static OwnBell {
@@ -187,16 +182,6 @@ impl Conn {
     #[inline]
     pub(crate) fn look(&self) -> RingLook<'_> {
         RingLook(self)
-    }
-
-    /// The events that the kernel has reported of the connection's end, of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
-    pub(crate) fn has_hung_up(&self) -> u32 {
-        self.kernel.has_hung_up()
-    }
-
-    /// An event on the kernel's socket said this.
-    pub(crate) fn note_kernel(&self, events: u32) {
-        self.kernel.note(events);
     }
 
     /// Whether the other end is on another machine.

@@ -24,47 +24,82 @@ pub(super) fn keep_alive(fd: c_int) {
     let _ = sockopt::set_socket_keepalive(fd, true);
 }
 
-impl Conn {
+/// The options of a connection's socket, as the program sets them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SocketOptions(&'static Conn);
+
+impl SocketOptions {
     /// The program has set an option, and the kernel has taken it.
-    pub(crate) fn option_was_set(&'static self, fd: c_int, level: c_int, name: c_int) {
+    pub(crate) fn was_set(self, fd: c_int, level: c_int, name: c_int) {
+        let kernel = &self.0.kernel;
         if level == libc::SOL_SOCKET {
             match name {
-                libc::SO_RCVTIMEO => self.kernel.learn_receive_timeout(fd),
-                libc::SO_SNDTIMEO => self.kernel.learn_send_timeout(fd),
-                libc::SO_RCVLOWAT => self.kernel.learn_low_water(fd),
+                libc::SO_RCVTIMEO => kernel.learn_receive_timeout(fd),
+                libc::SO_SNDTIMEO => kernel.learn_send_timeout(fd),
+                libc::SO_RCVLOWAT => kernel.learn_low_water(fd),
                 _ => {}
             }
         } else if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK) {
-            self.kernel.learn_cork(fd);
-            self.release_unless_corked(fd);
+            kernel.learn_cork(fd);
+            if !kernel.is_corked() {
+                self.release_held(fd);
+            }
         } else if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY) {
             // Sends what waits even below a cork, as the kernel does (see tcp(7)).
-            self.release_now(fd);
+            self.release_held(fd);
+        }
+    }
+
+    /// The program has asked for what waits to be sent.
+    fn release_held(self, fd: c_int) {
+        let Self(conn) = self;
+        if !conn.is_up() {
+            return;
+        }
+        if let Ok(mut tx) = conn.tx.hold()
+            && conn.is_of(fd)
+            && conn.is_up()
+            && let Some(pages) = conn.pages()
+        {
+            SendTurn { conn, pages, tx: &mut tx }.release_held();
         }
     }
 
     /// The program sets or clears `TCP_CORK`, as some do around each answer. Bytes of a ring are held back accordingly ([`super::held`]), and
     /// the kernel need only know when the stream comes back to it. `false`: it is to be told now.
-    pub(crate) fn keep_cork(&'static self, fd: c_int, on: bool) -> bool {
-        if !self.is_up() || self.has(flags::WANT_TCP) {
+    pub(crate) fn keep_cork(self, fd: c_int, on: bool) -> bool {
+        let Self(conn) = self;
+        if !conn.is_up() || conn.has(flags::WANT_TCP) {
             return false;
         }
-        let Ok(mut tx) = self.tx.hold() else { return false };
-        if !self.is_of(fd) || !self.is_up() || tx.path.way() != Way::Ring || self.has(flags::WANT_TCP) {
+        let Ok(mut tx) = conn.tx.hold() else { return false };
+        if !conn.is_of(fd) || !conn.is_up() || tx.path.way() != Way::Ring || conn.has(flags::WANT_TCP) {
             return false;
         }
-        if !self.kernel.keep_cork(on) {
+        if !conn.kernel.keep_cork(on) {
             return false;
         }
-        if !on && let Some(pages) = self.pages() {
-            SendTurn { conn: self, pages, tx: &mut tx }.release_held();
+        if !on && let Some(pages) = conn.pages() {
+            SendTurn { conn, pages, tx: &mut tx }.release_held();
         }
         true
     }
 
-    /// Tells the kernel of `TCP_CORK`, which the stream needs there from now on.
-    pub(crate) fn give_cork(&self, fd: c_int) {
-        self.kernel.give_cork(fd);
+    /// Tells the kernel of `TCP_CORK`, which the program asks it for.
+    pub(crate) fn give_cork(self, fd: c_int) {
+        self.0.kernel.give_cork(fd);
+    }
+
+    /// The program has set or cleared `O_NONBLOCK`.
+    pub(crate) fn blocking_was_set(self, nonblocking: bool) {
+        self.0.ring_path.set_flag(flags::NONBLOCK, nonblocking);
+    }
+}
+
+impl Conn {
+    /// The options of its socket.
+    pub(crate) fn options(&'static self) -> SocketOptions {
+        SocketOptions(self)
     }
 
     /// Whether the socket is nonblocking, asked before a call waits. A socket that was passed on has descriptors that this library does
@@ -74,11 +109,6 @@ impl Conn {
             learn_waiting(self, fd);
         }
         self.has(flags::NONBLOCK)
-    }
-
-    /// The program has set or cleared `O_NONBLOCK`.
-    pub(crate) fn blocking_was_set(&self, nonblocking: bool) {
-        self.ring_path.set_flag(flags::NONBLOCK, nonblocking);
     }
 }
 

@@ -114,6 +114,11 @@ impl RingLook<'_> {
         self.0.pages().map_or(0, |pages| pages.takeable())
     }
 
+    /// Whether the peer has left our ring, and may miss something of it.
+    pub(crate) fn owes(&self) -> bool {
+        self.0.pages().is_some_and(|pages| pages.owes())
+    }
+
     /// Bytes of ours that wait in the ring for the peer.
     pub(crate) fn unsent(&self) -> u64 {
         if !self.0.is_up() {

@@ -131,7 +131,7 @@ impl Conn {
             if let Err(error) = self.may_send(fd) {
                 return sys::fail(error);
             }
-            if tx.path.way() == Way::Tcp && !self.owes() {
+            if tx.path.way() == Way::Tcp && !self.look().owes() {
                 let sent = call();
                 tx.path.sent(u64::try_from(sent).unwrap_or(0));
                 return sent;

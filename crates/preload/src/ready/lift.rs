@@ -118,7 +118,7 @@ impl Set {
             }
             self.begin(number, conn);
         }
-        if conn.link() < 0 {
+        if conn.bell().fd() < 0 {
             // One-shot, and without a ring yet.
             return !conn.is_up();
         }
@@ -153,7 +153,7 @@ impl Set {
 
     /// Registers the link of a connection.
     fn link(&self, number: u32, conn: &Conn) -> bool {
-        let link = conn.link();
+        let link = conn.bell().fd();
         if link < 0 {
             return false;
         }
@@ -208,7 +208,7 @@ impl Set {
         let r = reg::get(number);
         if r.is(LINKED) {
             r.lower(LINKED);
-            if let Some(link) = r.conn().map(Conn::link).filter(|&l| l >= 0) {
+            if let Some(link) = r.conn().map(|conn| conn.bell().fd()).filter(|&l| l >= 0) {
                 let _ = epoll::delete(self.borrow(), sys::borrow(link));
             }
             if self.sleepers.load(Ordering::SeqCst) != 0 {

@@ -147,7 +147,10 @@ impl Set {
                 let r = reg::get(number);
                 let is_next = r.active.get() != self.answers.get()
                     && r.conn().is_some_and(|conn| {
-                        !ends_only || conn.look().is_ending() || conn.has_hung_up() != 0 || conn.death().is_reset()
+                        !ends_only
+                            || conn.look().is_ending()
+                            || conn.kernel.has_hung_up() != 0
+                            || conn.death().is_reset()
                     });
                 let ready = if is_next && told < max { self.look(number, true) } else { 0 };
                 if ready != 0 {
@@ -230,14 +233,14 @@ impl Set {
                     r.edge.put(r.edge.get() | events & mask::ENDS);
                     conn.bell().drain();
                     conn.attend();
-                    if conn.owes() {
+                    if conn.look().owes() {
                         self.hear_of_room(number);
                     }
                 } else {
                     r.edge.put(r.edge.get() | events);
                     r.kernel.put(r.kernel.get() | events);
-                    conn.note_kernel(events);
-                    if conn.owes() {
+                    conn.kernel.note(events);
+                    if conn.look().owes() {
                         conn.attend();
                     }
                 }

@@ -254,7 +254,7 @@ impl Poll<'_> {
         for (one, place) in self.fds.iter().zip(self.places.iter_mut()) {
             if let Some(conn) = place.up {
                 let said = sys::poll_now(conn.fd(), RDHUP | u32::from(one.events.cast_unsigned()) & PRI);
-                conn.note_kernel(said & (RDHUP | ENDS));
+                conn.kernel.note(said & (RDHUP | ENDS));
                 conn.death().has_news();
                 place.known = mask::ALL;
             }

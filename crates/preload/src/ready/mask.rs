@@ -30,7 +30,7 @@ pub(super) const EXCLUSIVE: u32 = EventFlags::EXCLUSIVE.bits();
 pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
     let mut ready = 0;
     let mut open = 0;
-    let hung_up = conn.has_hung_up();
+    let hung_up = conn.kernel.has_hung_up();
     if conn.death().is_reset() || (hung_up != 0 || conn.look().is_ending()) && conn.death().look_for_reset() {
         return conn.death().reset_events() & (wanted | ENDS);
     }
@@ -68,7 +68,7 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
         let said = sys::poll_now(conn.fd(), open);
         // Events that the kernel does not report now will come as an edge. Events that were not asked for stay as they were.
         kernel.put((kernel.get() & !open) | said);
-        conn.note_kernel(said & (RDHUP | ENDS));
+        conn.kernel.note(said & (RDHUP | ENDS));
         if said & (RDHUP | ENDS) != 0 && hung_up == 0 && conn.death().look_for_reset() {
             return conn.death().reset_events() & (wanted | ENDS);
         }

@@ -43,7 +43,7 @@ pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
     if local.is_in(set.serial) {
         return true;
     }
-    let (fd, link) = (conn.fd(), conn.link());
+    let (fd, link) = (conn.fd(), conn.bell().fd());
     if fd < 0 || link < 0 {
         return false;
     }
@@ -77,7 +77,7 @@ pub(super) fn note(event: &epoll_event) -> u16 {
         && local(conn).is_hidden()
     {
         if data & LINK == 0 {
-            conn.note_kernel(events);
+            conn.kernel.note(events);
             if events & OUT & 0xf != 0 {
                 // Room for what a peer that has left its ring is to be sent again.
                 conn.attend();
@@ -167,7 +167,7 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
 fn leave(event: &epoll_event, set: thread::Hidden) {
     let Some(conn) = Conn::at((event.u64 & 0xffff) as u16) else { return };
     if local(conn).leave(set.serial) {
-        for fd in [conn.fd(), conn.link()].into_iter().filter(|fd| *fd >= 0) {
+        for fd in [conn.fd(), conn.bell().fd()].into_iter().filter(|fd| *fd >= 0) {
             let _ = epoll::delete(sys::borrow(set.fd), sys::borrow(fd));
         }
     }

@@ -9,7 +9,7 @@ fn lose_bell(p: &Pair) {
     for conn in [p.conn_a(), p.conn_b()] {
         conn.ring_path.set_flag(flags::FAR, true);
     }
-    let _ = rustix::net::shutdown(sys::borrow(p.conn_a().link()), rustix::net::Shutdown::Both);
+    let _ = rustix::net::shutdown(sys::borrow(p.conn_a().bell().fd()), rustix::net::Shutdown::Both);
     // Each side notices when it makes a call.
     p.conn_a().death().look();
 }

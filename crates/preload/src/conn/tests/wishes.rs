@@ -4,7 +4,7 @@ use super::*;
 
 /// Bells that lie in a link.
 fn bells(conn: &Conn) -> u64 {
-    rustix::io::ioctl_fionread(crate::sys::borrow(conn.link())).unwrap()
+    rustix::io::ioctl_fionread(crate::sys::borrow(conn.bell().fd())).unwrap()
 }
 
 #[test]

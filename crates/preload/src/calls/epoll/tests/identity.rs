@@ -128,7 +128,7 @@ fn kernel_events_of_closed_connection_are_dropped() {
     set.add(p.b, IN | RDHUP, 7);
     assert_eq!(set.now(), []);
     // Open elsewhere, as the broker has them while it passes them on: what is closed here stays in the kernel's set.
-    let link = rustix::io::dup(sys::borrow(Conn::of(p.b).unwrap().link())).unwrap();
+    let link = rustix::io::dup(sys::borrow(Conn::of(p.b).unwrap().bell().fd())).unwrap();
     let socket = rustix::io::dup(sys::borrow(p.b)).unwrap();
     close(p.b);
     p.b = -1;
