@@ -71,7 +71,7 @@ impl Armed {
     /// Whether the peer will ring for what was armed. To be asked after the fence and a look that has found nothing. If the peer will not,
     /// something came in between that was not enough, or that another thread took. The sleeper then arms and looks once more, at most
     /// [`partywall_shm::half::ROUNDS`] times.
-    pub(crate) fn is_in_force(self, conn: &Conn) -> bool {
+    pub(crate) fn is_in_force(self, conn: &'static Conn) -> bool {
         let Some(pages) = conn.pages().filter(|_| conn.is_up()) else { return true };
         if conn.has(flags::LINK_LOST) && !conn.has(flags::PARTED) {
             // No bell can come. While bytes may come by the ring or leave it, and until it is unmapped, the sleeper polls.
@@ -109,7 +109,7 @@ impl Conn {
     /// Records that a sending call was refused for want of room. An edge-triggered waiter that was notified of the earlier room gets the
     /// next one, whether it sleeps now or later. Returns whether there is room by now.
     #[cold]
-    pub(super) fn refuse(&self) -> bool {
+    pub(super) fn refuse(&'static self) -> bool {
         self.moves.refusals.fetch_add(1, Ordering::Relaxed);
         // A waiter that becomes edge-triggered from here on sees that a call was refused.
         super::heavy_fence();

@@ -22,7 +22,7 @@ const MOST_LOOKS: u32 = 1 << 14;
 impl Conn {
     /// Takes the steps that can be taken now. Neither direction is held by this thread.
     #[inline]
-    pub(super) fn part_if_lost(&self) {
+    pub(super) fn part_if_lost(&'static self) {
         if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {
             try_to_part(self);
         }
@@ -38,7 +38,7 @@ pub(super) fn may_part_soon(conn: &Conn) -> bool {
 }
 
 #[cold]
-fn try_to_part(conn: &Conn) {
+fn try_to_part(conn: &'static Conn) {
     if !conn.is_up() || conn.has(flags::BROKEN) {
         return;
     }

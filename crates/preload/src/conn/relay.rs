@@ -100,8 +100,8 @@ fn try_send_from(
 ) -> Result<usize, Errno> {
     let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd)) };
     let mut tx = conn.tx.hold()?;
-    conn.may_send(fd)?;
     let mut turn = SendTurn { conn, pages, tx: &mut tx };
+    turn.may_send(fd)?;
     match turn.choose_way()? {
         Way::Ring => turn.send_on_ring_from(wanted, read),
         Way::Tcp => turn.send_on_tcp_from(fd, wanted, read),
@@ -182,7 +182,7 @@ fn try_receive_into(
     let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd)) };
     {
         let mut rx = conn.rx.hold()?;
-        conn.may_receive(fd)?;
+        ReceiveTurn { conn, pages, rx: &mut rx }.may_receive(fd)?;
         rx.half.refresh(&pages.peer.control.tx).map_err(|e| conn.corrupt(e))?;
         let available = pages.takeable_of(&rx);
         if rx.path.way() == Way::Ring && available > 0 && !conn.has(flags::LEFT) {

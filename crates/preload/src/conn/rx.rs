@@ -161,8 +161,8 @@ impl Conn {
             Err(_) if !self.rx.is_held_by_this_thread() => return Ok(BytesFound::Nothing),
             Err(error) => return Err(error),
         };
-        self.may_receive(fd)?;
         let mut turn = ReceiveTurn { conn: self, pages, rx: &mut rx };
+        turn.may_receive(fd)?;
         if self.has(flags::LEFT) {
             return turn.receive_outside(fd, cursor, message);
         }
@@ -210,18 +210,6 @@ impl Conn {
             ReceiveTurn { conn: self, pages, rx: &mut rx }.pass();
         }
     }
-
-    /// The errors that forbid receiving on either route. The caller holds the direction.
-    #[inline]
-    pub(super) fn may_receive(&self, fd: c_int) -> Result<(), Errno> {
-        if self.has(flags::BROKEN) {
-            return Err(Errno::CONNRESET);
-        }
-        if self.rx.is_broken() {
-            return Err(self.fail_permanently("a process died while it was receiving"));
-        }
-        if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(self.without_ring(fd)) }
-    }
 }
 
 /// What a thread does in the receiving direction while it holds it.
@@ -233,6 +221,19 @@ pub(super) struct ReceiveTurn<'a> {
 }
 
 impl ReceiveTurn<'_> {
+    /// The errors that forbid receiving on either route.
+    #[inline]
+    pub(super) fn may_receive(&self, fd: c_int) -> Result<(), Errno> {
+        let conn = self.conn;
+        if conn.has(flags::BROKEN) {
+            return Err(Errno::CONNRESET);
+        }
+        if conn.rx.is_broken() {
+            return Err(conn.fail_permanently("a process died while it was receiving"));
+        }
+        if conn.is_of(fd) && conn.is_up() { Ok(()) } else { Err(conn.without_ring(fd)) }
+    }
+
     /// Goes on to the next segment, if this one is used up.
     pub(super) fn pass(&mut self) -> bool {
         if !self.rx.path.pass(&self.pages.own.rx_path) {

@@ -94,29 +94,6 @@ impl Conn {
         result
     }
 
-    /// The errors that forbid sending on either route. The caller holds the direction.
-    #[inline]
-    pub(super) fn may_send(&'static self, fd: c_int) -> Result<(), Errno> {
-        if self.death().look_rarely() || self.has(flags::PEER_GONE) {
-            self.death().look_for_reset();
-        }
-        if self.has(flags::WRITE_SHUT | flags::BROKEN | flags::RESET) {
-            if self.has(flags::BROKEN) {
-                return Err(Errno::CONNRESET);
-            }
-            // A reset that was not reported yet comes first.
-            let mut error = self.errors().take();
-            if error.is_none() && !self.has(flags::RESET) {
-                error = self.errors().noted(kernel_send(fd, &mut [], 0)).err();
-            }
-            return Err(error.unwrap_or(Errno::PIPE));
-        }
-        if self.tx.is_broken() {
-            return Err(self.fail_permanently("a process died while it was sending"));
-        }
-        if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(self.without_ring(fd)) }
-    }
-
     /// Makes a sending call of the kernel past the cursor, for what only TCP can carry, of a connection that stays there. Its
     /// bytes are counted.
     pub(crate) fn send_past(&'static self, fd: c_int, dont_wait: bool, call: impl FnOnce() -> isize) -> isize {
@@ -124,14 +101,15 @@ impl Conn {
         let until = sys::now() + Duration::from_secs(1);
         loop {
             self.follow();
+            let Some(pages) = self.pages() else { return sys::fail(self.without_ring(fd)) };
             let mut tx = match self.tx.hold() {
                 Ok(tx) => tx,
                 Err(error) => return sys::fail(error),
             };
-            if let Err(error) = self.may_send(fd) {
+            if let Err(error) = (SendTurn { conn: self, pages, tx: &mut tx }).may_send(fd) {
                 return sys::fail(error);
             }
-            if tx.path.way() == Way::Tcp && !self.look().owes() {
+            if tx.path.way() == Way::Tcp && !pages.owes() {
                 let sent = call();
                 tx.path.sent(u64::try_from(sent).unwrap_or(0));
                 return sent;
@@ -224,15 +202,15 @@ fn send_all(conn: &'static Conn, fd: c_int, cursor: &mut Cursor<'_>, message: c_
 fn try_send(conn: &'static Conn, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
     let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd)) };
     let mut tx = conn.tx.hold()?;
-    conn.may_send(fd)?;
+    let mut turn = SendTurn { conn, pages, tx: &mut tx };
+    turn.may_send(fd)?;
     if cursor.left() == 0 {
         // An empty send fails where any send would, and is no reason to switch.
-        if tx.path.way() == Way::Ring && !is_over(conn, pages) {
+        if turn.tx.path.way() == Way::Ring && !is_over(conn, pages) {
             return Ok(0);
         }
         return conn.errors().noted(kernel_send(fd, &mut [], 0));
     }
-    let mut turn = SendTurn { conn, pages, tx: &mut tx };
     match turn.choose_way() {
         Ok(Way::Ring) => turn.send_on_ring(cursor, more != 0 || conn.kernel.is_corked()),
         Ok(Way::Tcp) => turn.send_on_tcp(fd, cursor, more),
@@ -243,12 +221,36 @@ fn try_send(conn: &'static Conn, fd: c_int, cursor: &mut Cursor<'_>, more: c_int
 /// What a thread does in the sending direction while it holds it.
 #[derive(Debug)]
 pub(super) struct SendTurn<'a> {
-    pub(super) conn: &'a Conn,
+    pub(super) conn: &'static Conn,
     pub(super) pages: Pages<'a>,
     pub(super) tx: &'a mut ConnTx,
 }
 
 impl SendTurn<'_> {
+    /// The errors that forbid sending on either route.
+    #[inline]
+    pub(super) fn may_send(&self, fd: c_int) -> Result<(), Errno> {
+        let conn = self.conn;
+        if conn.death().look_rarely() || conn.has(flags::PEER_GONE) {
+            conn.death().look_for_reset();
+        }
+        if conn.has(flags::WRITE_SHUT | flags::BROKEN | flags::RESET) {
+            if conn.has(flags::BROKEN) {
+                return Err(Errno::CONNRESET);
+            }
+            // A reset that was not reported yet comes first.
+            let mut error = conn.errors().take();
+            if error.is_none() && !conn.has(flags::RESET) {
+                error = conn.errors().noted(kernel_send(fd, &mut [], 0)).err();
+            }
+            return Err(error.unwrap_or(Errno::PIPE));
+        }
+        if conn.tx.is_broken() {
+            return Err(conn.fail_permanently("a process died while it was sending"));
+        }
+        if conn.is_of(fd) && conn.is_up() { Ok(()) } else { Err(conn.without_ring(fd)) }
+    }
+
     /// The route of the next byte. Switches if it is time to.
     #[inline]
     pub(super) fn choose_way(&mut self) -> Result<Way, Errno> {
