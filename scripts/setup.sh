@@ -75,6 +75,19 @@ fish                      fish
 valgrind                  valgrind
 clang                     clang
 capnproto                 capnp
+libcapnp-dev              /usr/include/capnp/ez-rpc.h
+pkg-config                pkg-config
+zeroc-ice-compilers       slice2cpp
+libzeroc-ice-dev          /usr/include/Ice/Ice.h
+libxmlrpc-core-c3-dev     xmlrpc-c-config
+libxmlrpc-c++8-dev        /usr/include/xmlrpc-c/client_simple.hpp
+protobuf-compiler         protoc
+protobuf-compiler-grpc    grpc_cpp_plugin
+libgrpc++-dev             /usr/include/grpcpp/grpcpp.h
+python3-numpy             /usr/lib/python3/dist-packages/numpy
+sshfs                     sshfs
+socat                     socat
+bindfs                    bindfs
 "
 # What brings the linker of `make portable`.
 readonly LINKER="

@@ -24,8 +24,25 @@ pub(crate) enum Command {
     Stream(Common),
     /// Round trips of 1 B to 64 KB: blocking, spinning, adaptive, lightly loaded, and by reference.
     Latency(Common),
-    /// Calls: a null call awake and asleep, and 1 MiB by reference, compared with the limits of the processor and the kernel.
+    /// Calls, compared with raw sockets, Ice, XML-RPC, gRPC, Cap'n Proto and iceoryx2: null calls, sequences of 100 to 10,000,000 elements.
+    ///
+    /// The programs of other libraries are compiled first, by the packages that are installed; missing ones are named.
+    /// With NumPy and the module `partywall` (`make wheel`) it measures calls from Python as well.
     Rpc(Common),
+    /// The set-up of a heap for calls, 1 KB to 100 MB, compared with memory of the kernel.
+    Heap(Common),
+    /// File systems: mail, web and file servers and large reads, by `partywall fs`, its TCP transport, sshfs and bindfs.
+    Fs {
+        /// The options of all measurements.
+        #[command(flatten)]
+        common: Common,
+        /// Divide filebench's numbers of files by this; sizes and threads stay.
+        #[arg(long, value_name = "N", default_value_t = 10, value_parser = partywall_terminal::whole::<u32>(1..=1000))]
+        divide: u32,
+        /// Folder of the exported files during the measurement [default: /dev/shm].
+        #[arg(long, value_name = "FOLDER")]
+        folder: Option<PathBuf>,
+    },
     /// Processor time of both sides at fixed rates, and of an idle connection.
     Cpu(Common),
     /// Many open channels: their cost in throughput, memory, descriptors and idle time; connections per second.
@@ -58,7 +75,7 @@ pub(crate) enum Command {
     },
     /// Every ratio that Partywall promises, with its target and whether it is met.
     Ratios(Common),
-    /// All of the above except `vm` and `blk`.
+    /// All of the above except `heap`, `fs`, `vm` and `blk`.
     All(Common),
     /// Two result files side by side, with a verdict that takes the range of the runs into account.
     Compare {
@@ -71,6 +88,12 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Flow {
         /// Its task.
+        words: Vec<String>,
+    },
+    /// A program that calls or serves calls; started by `rpc` and `heap`.
+    #[command(hide = true)]
+    Peer {
+        /// Its role and its name.
         words: Vec<String>,
     },
     /// A measuring process; started by the others.

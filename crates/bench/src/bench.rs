@@ -172,7 +172,7 @@ impl Bench {
     }
 
     /// One run of one measurement.
-    fn run(&mut self, plan: &BenchPlan) -> Result<Figures> {
+    pub(crate) fn run(&mut self, plan: &BenchPlan) -> Result<Figures> {
         let mechanism = plan.key.mechanism;
         let Placement { active, mut passive } = self.placement;
         if plan.one_cpu {
@@ -261,7 +261,7 @@ impl Bench {
     }
 
     /// The broker, started when first asked for.
-    fn broker(&mut self) -> Result<&BrokerProcess> {
+    pub(crate) fn broker(&mut self) -> Result<&BrokerProcess> {
         let (folder, interrupt) = (self.scratch.path(), &self.interrupt);
         once(&mut self.broker, || BrokerProcess::start(folder, interrupt))
     }
@@ -417,6 +417,8 @@ pub(crate) fn patience(work: &MeasuringWork) -> Duration {
                 (*think + Duration::from_micros(200)) * (*warm_up + *count) as u32 * 4
             }
             MeasuringWork::HandOver { warm_up, count, .. } => Duration::from_micros(800) * (*warm_up + *count) as u32,
+            // These are not made by a pair of measuring processes.
+            MeasuringWork::Peer(_) | MeasuringWork::Files(_) => Duration::ZERO,
         }
 }
 

@@ -15,6 +15,7 @@ mod broker;
 mod commands;
 mod control;
 mod error;
+mod files;
 mod flood;
 mod flow;
 mod inside;
@@ -22,6 +23,7 @@ mod interrupt;
 mod measure;
 mod mechanism;
 mod netns;
+mod peers;
 mod process;
 mod report;
 mod role;
@@ -59,6 +61,7 @@ fn run(command: &Command) -> Result<u8> {
         Command::Stream(common) => (common, commands::stream::run),
         Command::Latency(common) => (common, commands::latency::run),
         Command::Rpc(common) => (common, commands::rpc::run),
+        Command::Heap(common) => (common, commands::heap::run),
         Command::Cpu(common) => (common, commands::cpu::run),
         Command::Channels(common) => (common, commands::channels::run),
         Command::Broker(common) => (common, commands::broker::run),
@@ -70,7 +73,13 @@ fn run(command: &Command) -> Result<u8> {
         Command::All(common) => (common, commands::all::run),
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),
         Command::Blk { quick, runs, folder } => return commands::blk::run(*quick, *runs, folder.clone()).map(|()| 0),
+        Command::Fs { common, divide, folder } => {
+            let mut bench = Bench::new(common)?;
+            let results = commands::fs::run(&mut bench, *divide, folder.clone())?;
+            return bench.finish(results);
+        }
         Command::Flow { words } => return flow::run(words).map(|()| 0),
+        Command::Peer { words } => return peers::calls::run(words).map(|()| 0),
         Command::Role => return role::run().map(|()| 0),
         Command::Inside { words } => return inside::run(words).map(|()| 0),
     };

@@ -51,6 +51,30 @@ pub(crate) enum Mechanism {
     Iceoryx2,
     /// iceoryx2 publish/subscribe, produced and consumed in place.
     Iceoryx2ZeroCopy,
+    /// iceoryx2 request/response.
+    Iceoryx2Call,
+    /// ZeroC Ice, C++, over TCP.
+    Ice,
+    /// XML-RPC, xmlrpc-c, over HTTP.
+    XmlRpc,
+    /// gRPC, C++, over a UNIX socket.
+    Grpc,
+    /// Cap'n Proto's RPC, C++, over a UNIX socket.
+    Capnp,
+    /// Partywall's calls from Python.
+    PartywallPython,
+    /// Shared memory of the kernel, without a library.
+    Memfd,
+    /// The exported file system itself, without FUSE.
+    Local,
+    /// bindfs: the same directory through FUSE, by a program of this host.
+    Bindfs,
+    /// Partywall's file system, by shared memory.
+    PartywallFs,
+    /// Partywall's file system, by TCP over loopback.
+    PartywallFsTcp,
+    /// sshfs, without encryption, over loopback.
+    Sshfs,
 }
 
 impl Mechanism {
@@ -78,6 +102,18 @@ impl Mechanism {
             Self::Ivshmem => "ivshmem",
             Self::Iceoryx2 => "iceoryx2",
             Self::Iceoryx2ZeroCopy => "iceoryx2-zero-copy",
+            Self::Iceoryx2Call => "iceoryx2-call",
+            Self::Ice => "ice",
+            Self::XmlRpc => "xml-rpc",
+            Self::Grpc => "grpc",
+            Self::Capnp => "capnp",
+            Self::PartywallPython => "partywall-python",
+            Self::Memfd => "memfd",
+            Self::Local => "local",
+            Self::Bindfs => "bindfs",
+            Self::PartywallFs => "partywall-fs",
+            Self::PartywallFsTcp => "partywall-fs-tcp",
+            Self::Sshfs => "sshfs",
         }
     }
 
@@ -90,12 +126,22 @@ impl Mechanism {
                 | Self::PartywallZeroCopy
                 | Self::PartywallMessage
                 | Self::PartywallCall
+                | Self::PartywallPython
+                | Self::PartywallFs
         )
     }
 
     /// Whether it can only wait by spinning, which on one shared processor measures the scheduler.
     pub(crate) fn only_spins(self) -> bool {
-        matches!(self, Self::PlainRing | Self::OneLine | Self::TwoLine | Self::Iceoryx2 | Self::Iceoryx2ZeroCopy)
+        matches!(
+            self,
+            Self::PlainRing
+                | Self::OneLine
+                | Self::TwoLine
+                | Self::Iceoryx2
+                | Self::Iceoryx2ZeroCopy
+                | Self::Iceoryx2Call
+        )
     }
 }
 

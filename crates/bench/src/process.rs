@@ -31,6 +31,11 @@ impl GuardedChild {
         self.0.id()
     }
 
+    /// The ends of its standard input and output, if these are pipes that were not taken yet.
+    pub(crate) fn pipes(&mut self) -> Option<(OwnedFd, OwnedFd)> {
+        self.0.stdin.take().map(OwnedFd::from).zip(self.0.stdout.take().map(OwnedFd::from))
+    }
+
     /// How it ended, if it has.
     pub(crate) fn ended(&mut self) -> Option<String> {
         self.0.try_wait().ok().flatten().map(|status| status.to_string())

@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    files::workload::FileWork,
     mechanism::{Mechanism, Tuning},
+    peers::order::PeerOrder,
     report::metric::Metric,
 };
 
@@ -156,6 +158,10 @@ pub(crate) enum MeasuringWork {
         /// For how long.
         measured: Duration,
     },
+    /// An order to the separate programs of a library for calls.
+    Peer(PeerOrder),
+    /// A workload on a file system.
+    Files(FileWork),
 }
 
 /// The whole order for one measuring process.

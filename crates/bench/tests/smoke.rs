@@ -51,7 +51,7 @@ fn leftovers(pid: u32) -> Vec<String> {
 #[test]
 fn every_subcommand_measures_and_writes_its_results() {
     let folder = tempfile::tempdir().unwrap();
-    for command in ["ipc", "stream", "latency", "rpc", "cpu", "channels", "broker", "advise", "ratios"] {
+    for command in ["ipc", "stream", "latency", "cpu", "channels", "broker", "advise", "ratios"] {
         let output = measure(command, folder.path());
         let json = fs::read_to_string(folder.path().join(format!("{command}.json"))).unwrap();
         let report: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -150,6 +150,34 @@ fn missing_programs_are_named_and_others_measured() {
             assert!(measured || cell["problem"]["unavailable"].is_string(), "{command}: {cell}");
         }
     }
+}
+
+/// Libraries for calls, heaps and file systems: what is installed is measured, and missing packages are named.
+#[test]
+fn peers_and_file_systems_are_measured_or_packages_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (command, own) in [("rpc", "partywall-call"), ("heap", "memfd"), ("fs", "local")] {
+        let output = measure(command, folder.path());
+        let json = fs::read_to_string(folder.path().join(format!("{command}.json"))).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let cells = report["cells"].as_array().unwrap();
+        for cell in cells {
+            let measured = !cell["runs"].as_array().unwrap().is_empty();
+            assert!(measured || cell["problem"]["unavailable"].is_string(), "{command}: {cell}");
+            let needed = cell["mechanism"] == own;
+            assert!(measured || !needed, "{command}: {cell}");
+        }
+        let shown = text(&output.stdout);
+        assert!(shown.contains("## What is promised"), "{command}: {shown}");
+        assert!(!report["verdicts"].as_array().unwrap().is_empty(), "{command} judges nothing");
+    }
+    for picture in ["rpc-byte-send", "rpc-variable-receive", "heap", "fs"] {
+        let svg = fs::read_to_string(folder.path().join(format!("{picture}.svg"))).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{picture}.svg is not a picture");
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let ours = folder.path().to_str().unwrap();
+    assert!(!mounts.contains(ours) && !mounts.contains("/partywall-bench-fs-"), "a mount stays behind: {mounts}");
 }
 
 /// Two machines boot, and all that goes between them is measured; where they cannot be booted, it is said what is missing.

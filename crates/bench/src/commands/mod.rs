@@ -8,6 +8,8 @@ pub(crate) mod broker;
 pub(crate) mod channels;
 pub(crate) mod compare;
 pub(crate) mod cpu;
+pub(crate) mod fs;
+pub(crate) mod heap;
 pub(crate) mod ipc;
 pub(crate) mod latency;
 pub(crate) mod ratios;

@@ -8,6 +8,7 @@ mod ledger;
 mod memory;
 mod paced;
 mod round_trip;
+pub(crate) mod set_up;
 pub(crate) mod sum;
 mod transfer;
 pub(crate) mod turns;
@@ -75,5 +76,7 @@ fn work_name(work: &MeasuringWork) -> &'static str {
         | MeasuringWork::OpenChannels { .. }
         | MeasuringWork::ConnectClose { .. } => "many channels",
         MeasuringWork::Ask { .. } => "an answer of the broker",
+        MeasuringWork::Peer(_) => "a call of separate programs",
+        MeasuringWork::Files(_) => "a workload of files",
     }
 }

@@ -55,7 +55,11 @@ pub(super) fn message_of(task: &MeasuringTask) -> usize {
         | MeasuringWork::RoundTrip { message, .. }
         | MeasuringWork::HandOver { message, .. }
         | MeasuringWork::ManyChannels { message, .. } => message as usize,
-        MeasuringWork::OpenChannels { .. } | MeasuringWork::ConnectClose { .. } | MeasuringWork::Ask { .. } => 0,
+        MeasuringWork::OpenChannels { .. }
+        | MeasuringWork::ConnectClose { .. }
+        | MeasuringWork::Ask { .. }
+        | MeasuringWork::Peer(_)
+        | MeasuringWork::Files(_) => 0,
     }
 }
 

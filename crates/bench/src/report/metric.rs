@@ -16,6 +16,8 @@ pub(crate) enum Metric {
     GuestSeconds,
     /// Time until all memory of the transfer was there.
     MemorySeconds,
+    /// Time until the other side has read it as well, from the moment that it was told.
+    PeerSeconds,
     /// Median round trip.
     P50Ns,
     /// 99th percentile.
@@ -98,6 +100,7 @@ impl Metric {
             Self::HostSeconds => "of the host's",
             Self::GuestSeconds => "of the guests'",
             Self::MemorySeconds => "all allocated",
+            Self::PeerSeconds => "read by the peer",
             Self::P50Ns => "p50",
             Self::P99Ns => "p99",
             Self::P999Ns => "p99.9",
@@ -146,7 +149,7 @@ impl Metric {
         match self {
             Self::BytesPerSecond | Self::AloneBytesPerSecond => unit::rate(value),
             Self::BesideToAlone => unit::digits(value),
-            Self::Seconds | Self::HostSeconds | Self::GuestSeconds | Self::MemorySeconds => {
+            Self::Seconds | Self::HostSeconds | Self::GuestSeconds | Self::MemorySeconds | Self::PeerSeconds => {
                 unit::nanoseconds(value * 1e9)
             }
             Self::P50Ns | Self::P99Ns | Self::P999Ns | Self::MaxNs | Self::MeanNs | Self::CpuNsPerOperation => {

@@ -34,6 +34,8 @@ pub(crate) enum Axis {
     TimeByTens,
     /// Percents, evenly.
     Percent,
+    /// Numbers of things, each step ten times the last.
+    CountByTens,
 }
 
 impl Axis {
@@ -41,7 +43,7 @@ impl Axis {
     fn place(self, value: f64) -> f64 {
         match self {
             Self::Bytes => value.max(1.0).log2(),
-            Self::RateByTens | Self::TimeByTens => value.max(1e-3).log10(),
+            Self::RateByTens | Self::TimeByTens | Self::CountByTens => value.max(1e-3).log10(),
             Self::Rate => value / 1e9,
             Self::Percent => value,
         }
@@ -55,6 +57,7 @@ impl Axis {
             Self::RateByTens => unit::rate(10f64.powf(place)),
             Self::TimeByTens => unit::nanoseconds(10f64.powf(place)),
             Self::Percent => format!("{place:.0} %"),
+            Self::CountByTens => format!("{:.0}", 10f64.powf(place)),
         }
     }
 
@@ -62,7 +65,7 @@ impl Axis {
     fn range(self, low: f64, high: f64) -> std::ops::Range<f64> {
         match self {
             Self::Bytes => low - 0.3..high + 0.3,
-            Self::RateByTens | Self::TimeByTens => low.floor()..high.ceil().max(low.floor() + 1.0),
+            Self::RateByTens | Self::TimeByTens | Self::CountByTens => low.floor()..high.ceil().max(low.floor() + 1.0),
             Self::Rate | Self::Percent => 0.0..(high * 1.08).max(f64::MIN_POSITIVE),
         }
     }
@@ -71,7 +74,7 @@ impl Axis {
     fn labels(self, range: &std::ops::Range<f64>) -> usize {
         match self {
             Self::Bytes => 12,
-            Self::RateByTens | Self::TimeByTens => (range.end - range.start) as usize + 1,
+            Self::RateByTens | Self::TimeByTens | Self::CountByTens => (range.end - range.start) as usize + 1,
             Self::Rate | Self::Percent => 10,
         }
     }
@@ -136,6 +139,18 @@ pub(crate) fn colour(mechanism: Mechanism) -> RGBColor {
         Mechanism::SerialRelay => RGBColor(230, 159, 0),
         Mechanism::Transparent => RGBColor(0, 114, 178),
         Mechanism::Pipe => RGBColor(230, 159, 0),
+        Mechanism::Ice => RGBColor(204, 121, 167),
+        Mechanism::XmlRpc => RGBColor(230, 159, 0),
+        Mechanism::Grpc => RGBColor(220, 38, 127),
+        Mechanism::Capnp => RGBColor(140, 86, 75),
+        Mechanism::Iceoryx2Call => RGBColor(0, 158, 115),
+        Mechanism::PartywallPython => RGBColor(86, 180, 233),
+        Mechanism::Memfd => RGBColor(90, 90, 90),
+        Mechanism::Local => RGBColor(90, 90, 90),
+        Mechanism::Bindfs => RGBColor(170, 170, 170),
+        Mechanism::PartywallFs => RGBColor(0, 90, 181),
+        Mechanism::PartywallFsTcp => RGBColor(213, 94, 0),
+        Mechanism::Sshfs => RGBColor(230, 159, 0),
         Mechanism::PmemWindow => RGBColor(0, 90, 181),
         Mechanism::Ivshmem => RGBColor(213, 94, 0),
         Mechanism::Iceoryx2 => RGBColor(150, 120, 0),

@@ -1,4 +1,4 @@
-//! iceoryx2, the one peer that installs from a registry: publish/subscribe of byte slices, one service each way.
+//! iceoryx2, the one peer that installs from a registry: publish/subscribe of byte slices, one service each way, and request/response.
 //!
 //! It waits by polling, here without a pause, which is its quickest way; a full subscriber holds the publisher. Its files live under
 //! the bench's own folder under a separate prefix, and are removed in the end.
@@ -7,7 +7,9 @@
 use std::{fs, hint::spin_loop, os::unix::ffi::OsStrExt};
 
 use iceoryx2::{
-    port::{publisher::Publisher, subscriber::Subscriber},
+    active_request::ActiveRequest,
+    pending_response::PendingResponse,
+    port::{client::Client, publisher::Publisher, server::Server, subscriber::Subscriber},
     prelude::*,
     sample_mut::SampleMut,
 };
@@ -52,17 +54,25 @@ pub(crate) fn remove_leftovers() {
     }
 }
 
+fn fault(e: &dyn std::fmt::Debug) -> BenchError {
+    BenchError::Transport(format!("setting iceoryx2 up: {e:?}"))
+}
+
+/// A node whose files are the bench's own.
+fn node(task: &MeasuringTask) -> Result<Node<ipc::Service>> {
+    set_log_level(LogLevel::Error);
+    let mut config = Config::default();
+    config
+        .global
+        .set_root_path(&Path::new(task.scratch.join("iceoryx2").as_os_str().as_bytes()).map_err(|e| fault(&e))?);
+    config.global.prefix = FileName::new(format!("{PREFIX}{}_", task.parent).as_bytes()).map_err(|e| fault(&e))?;
+    NodeBuilder::new().config(&config).create::<ipc::Service>().map_err(|e| fault(&e))
+}
+
 impl Iceoryx2 {
     /// Makes both ports, and waits until the other side has too.
     pub(super) fn open(task: &MeasuringTask, beat: &Beat) -> Result<Self> {
-        set_log_level(LogLevel::Error);
-        let fault = |e: &dyn std::fmt::Debug| BenchError::Transport(format!("setting iceoryx2 up: {e:?}"));
-        let mut config = Config::default();
-        config
-            .global
-            .set_root_path(&Path::new(task.scratch.join("iceoryx2").as_os_str().as_bytes()).map_err(|e| fault(&e))?);
-        config.global.prefix = FileName::new(format!("{PREFIX}{}_", task.parent).as_bytes()).map_err(|e| fault(&e))?;
-        let node = NodeBuilder::new().config(&config).create::<ipc::Service>().map_err(|e| fault(&e))?;
+        let node = node(task)?;
         let buffer = (FOOTPRINT / task.tuning.message.max(1)).clamp(2, 256) as usize;
         let service = |direction: &str| {
             let name = ServiceName::new(&format!("{}/{direction}", task.session)).map_err(|e| fault(&e))?;
@@ -165,5 +175,99 @@ impl InPlace for Iceoryx2 {
             message.first_chunk::<8>().filter(|_| message.len() == len).map(|head| u64::from_ne_bytes(*head))
         })?
         .ok_or_else(|| BenchError::Damaged("a message has not the length that was sent".into()))
+    }
+}
+
+/// One side of iceoryx2's request/response. The client polls for its response, and the server for requests.
+#[derive(Debug)]
+pub(super) struct Iceoryx2Call {
+    side: CallSide,
+    // The node outlives its ports.
+    _node: Node<ipc::Service>,
+}
+
+type Pending = PendingResponse<ipc::Service, [u8], (), [u8], ()>;
+type Active = ActiveRequest<ipc::Service, [u8], (), [u8], ()>;
+
+#[derive(Debug)]
+enum CallSide {
+    Client { client: Client<ipc::Service, [u8], (), [u8], ()>, pending: Option<Pending> },
+    Server { server: Server<ipc::Service, [u8], (), [u8], ()>, active: Option<Active> },
+}
+
+impl Iceoryx2Call {
+    /// Makes the port of this side, and waits until the other side has too.
+    pub(super) fn open(task: &MeasuringTask, beat: &Beat) -> Result<Self> {
+        let node = node(task)?;
+        let name = ServiceName::new(&format!("{}/call", task.session)).map_err(|e| fault(&e))?;
+        let service =
+            node.service_builder(&name).request_response::<[u8], [u8]>().open_or_create().map_err(|e| fault(&e))?;
+        let most = task.tuning.message as usize;
+        let side = match task.side {
+            MeasuringSide::Active => {
+                let client = service.client_builder().initial_max_slice_len(most).create().map_err(|e| fault(&e))?;
+                CallSide::Client { client, pending: None }
+            }
+            MeasuringSide::Passive => {
+                let server = service.server_builder().initial_max_slice_len(most).create().map_err(|e| fault(&e))?;
+                CallSide::Server { server, active: None }
+            }
+        };
+        beat.meet()?;
+        Ok(Self { side, _node: node })
+    }
+}
+
+fn copy(message: &[u8], buffer: &mut [u8]) -> Result<usize> {
+    let to = buffer.get_mut(..message.len());
+    let to = to.ok_or_else(|| BenchError::Damaged("a message is longer than any that was sent".into()))?;
+    to.copy_from_slice(message);
+    Ok(message.len())
+}
+
+impl CopyLink for Iceoryx2Call {
+    fn send(&mut self, message: &[u8]) -> Result<()> {
+        let fault = |e: &dyn std::fmt::Debug| BenchError::Transport(format!("calling through iceoryx2: {e:?}"));
+        match &mut self.side {
+            CallSide::Client { client, pending } => {
+                let request = client.loan_slice_uninit(message.len()).map_err(|e| fault(&e))?;
+                *pending = Some(request.write_from_slice(message).send().map_err(|e| fault(&e))?);
+            }
+            CallSide::Server { active, .. } => {
+                let request = active.take().ok_or_else(|| fault(&"no request to answer"))?;
+                let response = request.loan_slice_uninit(message.len()).map_err(|e| fault(&e))?;
+                response.write_from_slice(message).send().map_err(|e| fault(&e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let fault = |e: &dyn std::fmt::Debug| BenchError::Transport(format!("receiving through iceoryx2: {e:?}"));
+        match &mut self.side {
+            CallSide::Client { pending, .. } => {
+                let request = pending.take().ok_or_else(|| fault(&"no call is under way"))?;
+                loop {
+                    match request.receive().map_err(|e| fault(&e))? {
+                        Some(response) => return copy(response.payload(), buffer),
+                        None => spin_loop(),
+                    }
+                }
+            }
+            CallSide::Server { server, active } => loop {
+                match server.receive().map_err(|e| fault(&e))? {
+                    Some(request) => {
+                        let len = copy(request.payload(), buffer)?;
+                        *active = Some(request);
+                        return Ok(len);
+                    }
+                    None => spin_loop(),
+                }
+            },
+        }
+    }
+
+    fn whole_messages(&self) -> bool {
+        true
     }
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create},
+    fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create},
     mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap},
 };
 
@@ -127,9 +127,54 @@ impl Drop for RawRingMemory {
     }
 }
 
+/// Shared memory as the kernel makes it, mapped once: what the set-up of a heap is compared with.
+#[derive(Debug)]
+pub(crate) struct KernelMemory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl KernelMemory {
+    /// Maps `len` bytes. They are allocated now if `populated`, else when they are first touched.
+    pub(crate) fn new(len: usize, populated: bool) -> Result<Self> {
+        let doing = || format!("mapping {len} bytes of shared memory");
+        let fd = memfd_create("partywall-bench", MemfdFlags::CLOEXEC).during(doing())?;
+        ftruncate(&fd, len as u64).during(doing())?;
+        let flags = if populated { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
+        // SAFETY: asks for fresh address space where the kernel likes, so no existing memory is affected.
+        let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, 0) };
+        let nowhere = || std::io::Error::other("the kernel mapped address 0");
+        let base = NonNull::new(base.during(doing())?.cast()).ok_or_else(nowhere).during(doing())?;
+        Ok(Self { base, len })
+    }
+
+    /// Its bytes.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: `new` mapped `len` bytes, which stay mapped as long as `self` is borrowed. No other process has the descriptor.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for KernelMemory {
+    fn drop(&mut self) {
+        // SAFETY: the whole range was mapped in `new`, and `bytes` lends nothing that outlives `self`.
+        // Unmapping one's own mapping does not fail.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernel_memory_begins_with_zeros() {
+        for populated in [false, true] {
+            let mut memory = KernelMemory::new(10_000, populated).unwrap();
+            assert_eq!(memory.bytes(), [0; 10_000]);
+            memory.bytes()[9_999] = 1;
+        }
+    }
 
     #[test]
     fn two_mappings_and_two_images_are_one_memory() {

@@ -136,8 +136,28 @@ pub(crate) fn prepare(
         | Mechanism::PartywallMessage
         | Mechanism::PartywallCall
         | Mechanism::Iceoryx2
-        | Mechanism::Iceoryx2ZeroCopy => Ok([Vec::new(), Vec::new()]),
+        | Mechanism::Iceoryx2ZeroCopy
+        | Mechanism::Iceoryx2Call => Ok([Vec::new(), Vec::new()]),
+        Mechanism::Ice | Mechanism::XmlRpc | Mechanism::Grpc | Mechanism::Capnp | Mechanism::PartywallPython => {
+            Err(separate_programs())
+        }
+        Mechanism::Memfd => Err(BenchError::Unavailable("it is measured beside heaps: `heap`".into())),
+        Mechanism::Local
+        | Mechanism::Bindfs
+        | Mechanism::PartywallFs
+        | Mechanism::PartywallFsTcp
+        | Mechanism::Sshfs => Err(file_systems()),
     }
+}
+
+/// The error for libraries that are measured by separate programs.
+fn separate_programs() -> BenchError {
+    BenchError::Unavailable("it is measured by separate programs: `rpc`".into())
+}
+
+/// The error for file systems.
+fn file_systems() -> BenchError {
+    BenchError::Unavailable("it is a file system: `fs`".into())
 }
 
 /// The library is loaded into programs, and this is not how they are started.
@@ -192,8 +212,19 @@ pub(crate) fn open<J: LinkJob>(task: &MeasuringTask, wires: SideDescriptors, bea
         Mechanism::Iceoryx2 => job.by_copy(iceoryx2::Iceoryx2::open(task, beat)?),
         #[cfg(feature = "iceoryx2")]
         Mechanism::Iceoryx2ZeroCopy => job.in_place(iceoryx2::Iceoryx2::open(task, beat)?),
+        #[cfg(feature = "iceoryx2")]
+        Mechanism::Iceoryx2Call => job.by_copy(iceoryx2::Iceoryx2Call::open(task, beat)?),
+        Mechanism::Ice | Mechanism::XmlRpc | Mechanism::Grpc | Mechanism::Capnp | Mechanism::PartywallPython => {
+            Err(separate_programs())
+        }
+        Mechanism::Memfd => Err(BenchError::Unavailable("it is measured beside heaps: `heap`".into())),
+        Mechanism::Local
+        | Mechanism::Bindfs
+        | Mechanism::PartywallFs
+        | Mechanism::PartywallFsTcp
+        | Mechanism::Sshfs => Err(file_systems()),
         #[cfg(not(feature = "iceoryx2"))]
-        Mechanism::Iceoryx2 | Mechanism::Iceoryx2ZeroCopy => {
+        Mechanism::Iceoryx2 | Mechanism::Iceoryx2ZeroCopy | Mechanism::Iceoryx2Call => {
             Err(BenchError::Unavailable("this build has no iceoryx2 in it (cargo feature `iceoryx2`)".into()))
         }
     }
