@@ -31,9 +31,9 @@ const CELLS: [(Mechanism, u64); 7] = [
     (Mechanism::TwoLine, 64),
     (Mechanism::Eventfd, 8),
     (Mechanism::Unix, 64),
-    (Mechanism::Iceoryx2Call, 8),
     (Mechanism::PartywallCall, 8),
     (Mechanism::PartywallCall, MIB),
+    (Mechanism::Iceoryx2Call, 8),
 ];
 const MIB: u64 = 1 << 20;
 /// Libraries of which null calls are measured by separate programs.
@@ -102,6 +102,12 @@ fn call_plans(scale: Scale) -> Vec<BenchPlan> {
             .map(move |waiting| round_trip_plan(NAME, scale, mechanism, message, RoundTripPace::Tight, *waiting))
     };
     let mut plans: Vec<BenchPlan> = CELLS.into_iter().flat_map(plan).collect();
+    // Those that are compared are measured one after the other: all that spin, and at last those that sleep, as the libraries do.
+    plans.sort_by_key(|plan| match plan.tuning.waiting {
+        WaitMode::Spinning => 0,
+        WaitMode::Adaptive => 1,
+        WaitMode::Blocking => 2,
+    });
     let settings =
         |message: u64| [("message", message.into()), ("load", "tight".into()), ("waiting", "as it does".into())];
     let null = null_order(scale);
@@ -386,6 +392,19 @@ mod tests {
         }
         let shown = speed_ups(&cells);
         assert!(shown.split_whitespace().all(|word| word != "-"), "{shown}");
+    }
+
+    #[test]
+    fn compared_calls_are_measured_one_after_the_other() {
+        let place = |plans: &[BenchPlan], mechanism, waiting| {
+            let is = |plan: &BenchPlan| plan.key.mechanism == mechanism && plan.tuning.waiting == waiting;
+            plans.iter().position(is).unwrap()
+        };
+        let plans = call_plans(Scale::Full);
+        let two_line = place(&plans, Mechanism::TwoLine, WaitMode::Spinning);
+        assert_eq!(place(&plans, Mechanism::PartywallCall, WaitMode::Spinning), two_line + 1);
+        let eventfd = place(&plans, Mechanism::Eventfd, WaitMode::Blocking);
+        assert!(place(&plans, Mechanism::PartywallCall, WaitMode::Blocking) <= eventfd + 2);
     }
 
     #[test]

@@ -59,9 +59,9 @@ pub(crate) enum PayloadPlace {
     Built,
     /// It lies in the sender's heap already.
     InHeap,
-    /// A heap whose memory is allocated.
+    /// A heap whose memory is allocated and mapped.
     Allocated,
-    /// A heap whose memory is allocated, mapped and locked.
+    /// A heap whose memory is allocated, mapped and locked as well.
     Locked,
     /// Memory that the kernel allocates when it is touched.
     Mapped,
