@@ -17,6 +17,8 @@ use crate::{
     process::GuardedChild,
 };
 
+/// How every exported folder begins; the process id of its bench follows.
+const PREFIX: &str = "partywall-bench-fs-";
 /// How long a mount may take to appear, and a program to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The server of sshfs, which ssh would start.
@@ -47,7 +49,8 @@ struct Mount {
 impl Mounts {
     /// Makes a folder to export below `parent`; mounts nothing yet.
     pub(crate) fn new(parent: &Path, broker: Result<PathBuf, String>, interrupt: Interrupt) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("partywall-bench-fs-").tempdir_in(parent);
+        remove_leftovers(parent);
+        let folder = tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir_in(parent);
         let folder = folder.during(format!("making a folder below {}", parent.display()))?;
         fs::create_dir(folder.path().join("export")).during("making a folder to export")?;
         Ok(Self { mounted: BTreeMap::new(), folder, broker, interrupt })
@@ -186,6 +189,22 @@ impl Drop for Mount {
     }
 }
 
+/// Removes the folders of benches that were killed, unless something is still mounted there.
+fn remove_leftovers(parent: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        let gone = pid.is_some_and(|pid| !fs::exists(format!("/proc/{pid}")).unwrap_or(true));
+        if gone
+            && !mounts.contains(&name)
+            && let Err(e) = fs::remove_dir_all(entry.path())
+        {
+            eprintln!("partywall-bench: {} stays behind: {e}", entry.path().display());
+        }
+    }
+}
+
 /// Kernel's file systems of other kinds that could show the same folder, which this machine has.
 pub(crate) fn kernels_own() -> Vec<String> {
     let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -242,6 +261,19 @@ mod tests {
     fn file_systems_of_the_kernel_are_found_by_name() {
         let known = "nodev\tsysfs\n\text4\nnodev\tnfs\nnodev\tnfsd\nnodev\tvirtiofs\nfuseblk\n";
         assert_eq!(parse_filesystems(known), ["nfs", "virtiofs"]);
+    }
+
+    #[test]
+    fn folders_of_killed_benches_are_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        // No process has this number: it is above the largest that the kernel gives.
+        let (gone, alive) = (format!("{PREFIX}4194305-a"), format!("{PREFIX}{}-b", std::process::id()));
+        for name in [gone.as_str(), alive.as_str(), "another"] {
+            fs::create_dir_all(parent.path().join(name).join("export")).unwrap();
+        }
+        remove_leftovers(parent.path());
+        assert!(!parent.path().join(gone).exists());
+        assert!(parent.path().join(alive).exists() && parent.path().join("another").exists());
     }
 
     #[test]
