@@ -176,6 +176,9 @@ impl<F: Descriptor> Core<F> {
             EndState::Unclaimed | EndState::Released => {}
         }
         self.end_flow(id, side);
+        if side == Side::Accepting && matches!(from, EndState::Waiting { .. }) {
+            self.route_is_lost(id);
+        }
         // A flow of datagrams is no more when either end is gone: what lies in it is read, or lost, without us.
         if let Some(flow) = self.channels.get(&id).filter(|channel| channel.is_flow()) {
             let state = flow.end(side.other()).state;

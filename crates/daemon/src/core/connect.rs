@@ -85,36 +85,39 @@ pub(super) struct Growth {
 
 /// A checked request for a connection. Its memory has not been checked.
 #[derive(Debug)]
-struct ConnectPlan {
-    from: DomainId,
-    peer: Credentials,
-    target: Name,
-    to: DomainId,
-    service: Name,
-    key: ServiceKey,
+pub(super) struct ConnectPlan {
+    pub(super) from: DomainId,
+    pub(super) peer: Credentials,
+    /// The connecting side's name for the listener.
+    pub(super) shown: String,
+    pub(super) at_home: bool,
+    pub(super) target: Name,
+    pub(super) to: DomainId,
+    pub(super) service: Name,
+    pub(super) key: ServiceKey,
     /// The session that the service belongs to.
-    listener: SessionId,
-    here: Origin,
-    there: Origin,
-    ruling: Ruling,
+    pub(super) listener: SessionId,
+    pub(super) here: Origin,
+    pub(super) there: Origin,
+    pub(super) ruling: Ruling,
 }
 
 /// The descriptors of a connection.
 #[derive(Debug)]
-struct ConnectMemory<F> {
+pub(super) struct ConnectMemory<F> {
     /// The region of the connecting side, for programs that inspect the channel.
-    kept: Option<F>,
+    pub(super) kept: Option<F>,
     /// The connecting side's link ends.
-    links: Vec<F>,
+    pub(super) links: Vec<F>,
     /// The descriptors that the listener receives.
-    with: Vec<F>,
+    pub(super) with: Vec<F>,
 }
 
 /// Makes the links of a channel. Returns the connecting side's ends, and appends the listener's ends to `with`.
 ///
 /// An end that goes to a machine is its port's, and the agent makes the program's. Within a machine the agent makes the whole link and passes
 /// the memory; what comes and goes here stands for them.
-fn make_links<F: Descriptor>(count: usize, is_here: bool, with: &mut Vec<F>) -> Result<Vec<F>, Refuse> {
+pub(super) fn make_links<F: Descriptor>(count: usize, is_here: bool, with: &mut Vec<F>) -> Result<Vec<F>, Refuse> {
     let make_link = if is_here { F::link } else { F::link_to_machine };
     let mut links = Vec::new();
     for _ in 0..count {
@@ -139,6 +142,9 @@ impl<F: Descriptor> Core<F> {
         let (located, geometry) = shape.check()?;
         let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
         let target = self.meant(peer, target);
+        if self.connect_elsewhere((id, request), (&target, &service), shape, &with)? {
+            return Ok(());
+        }
         // The policy comes first: a client that may not connect must not learn whether the target exists.
         let Some(ruling) = self.may_connect(id, &target, &service)? else { return Ok(()) };
         let Some(region) = with.first() else { return Ok(()) };
@@ -176,7 +182,7 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Checks everything except the connection's memory, and changes nothing. `None` if the session has ended.
-    fn plan_connect(
+    pub(super) fn plan_connect(
         &self,
         id: SessionId,
         (target, service): (Name, Name),
@@ -197,14 +203,10 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::KindMismatch, format!("{target}:{service} carries {has}, not {asked}"));
         }
         from.afford(shape.region.ring_size)?;
-        if to.ends + u32::from(to_id == from_id) >= to.quota.channels {
+        if to_id == from_id && to.ends + 1 >= to.quota.channels {
             return refuse(Refusal::Quota, format!("{target} can hold no more channels, by its quota"));
         }
-        let in_socket = self.sessions.get(&bound.session).map_or(0, |s| s.waiting.len());
-        if bound.waiting >= bound.backlog || in_socket >= MAX_WAITING {
-            let waiting = bound.waiting;
-            return refuse(Refusal::BacklogFull, format!("{waiting} connections wait for {target}:{service} already"));
-        }
+        self.may_wait(to_id, key, bound.session)?;
         let (here, there) = (peer.origin(), to.founder.origin());
         if here != there {
             self.may_leave(peer)?;
@@ -224,28 +226,47 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
         }
         let listener = bound.session;
-        Ok(Some(ConnectPlan { from: from_id, peer, target, to: to_id, service, key, listener, here, there, ruling }))
+        let (shown, at_home, from) = (from.name.to_string(), peer.sees_what_its_user_has(), from_id);
+        let to = to_id;
+        Ok(Some(ConnectPlan { from, peer, shown, at_home, target, to, service, key, listener, here, there, ruling }))
+    }
+
+    /// Whether a listener's domain can hold one more end, and its socket one more connection.
+    pub(super) fn may_wait(&self, to: DomainId, key: ServiceKey, listener: SessionId) -> Result<(), Refuse> {
+        let (Some(to), Some(bound)) = (self.domains.get(&to), self.services.get(&key)) else { return Ok(()) };
+        let (target, service) = (&to.name, &bound.name);
+        if to.ends >= to.quota.channels {
+            return refuse(Refusal::Quota, format!("{target} can hold no more channels, by its quota"));
+        }
+        let in_socket = self.sessions.get(&listener).map_or(0, |s| s.waiting.len());
+        if bound.waiting >= bound.backlog || in_socket >= MAX_WAITING {
+            let waiting = bound.waiting;
+            return refuse(Refusal::BacklogFull, format!("{waiting} connections wait for {target}:{service} already"));
+        }
+        Ok(())
     }
 
     /// Makes the channel, and offers it to the listener.
-    fn apply_connect(
+    pub(super) fn apply_connect(
         &mut self,
         (id, request): (SessionId, u32),
         plan: ConnectPlan,
         shape: Shape,
         ConnectMemory { kept, links, with }: ConnectMemory<F>,
     ) {
-        let ConnectPlan { from: from_id, peer, target, to: to_id, service, key, listener, ruling, .. } = plan;
+        let ConnectPlan {
+            from: from_id, peer, shown, at_home, target, to: to_id, service, key, listener, ruling, ..
+        } = plan;
         let Some(from) = self.domains.get(&from_id) else { return };
         let channel = self.next_channel;
         let incoming = Message::Incoming {
             channel,
             domain: from_id,
             epoch: from.epoch,
-            name: from.name.to_string(),
+            name: shown,
             user: peer.user,
             pid: peer.pid,
-            at_home: peer.sees_what_its_user_has(),
+            at_home,
             kind: shape.kind,
             directions: shape.directions,
             region: shape.region,
@@ -314,6 +335,7 @@ impl<F: Descriptor> Core<F> {
                 (Refusal::OutOfResources, format!("the descriptors cannot be handed on: {why}"))
             }
         };
+        self.forget_route(id);
         if let (Offered::Connection { .. }, Some(channel)) = (&what, self.channels.get(&id)) {
             let states = [channel.ends[0].state, channel.ends[1].state];
             self.release(id, Side::Connecting, states[0]);
@@ -335,13 +357,10 @@ impl<F: Descriptor> Core<F> {
     fn delivered(&mut self, session: SessionId, request: u32, id: ChannelId, what: Offered<F>) {
         match what {
             Offered::Connection { links, ruling } => {
+                // The gateway answers for another host.
+                let Some(links) = self.keep_for_route(id, links) else { return };
                 self.note_connected(id, EventKind::Connected, &ruling);
-                let Some(channel) = self.channels.get(&id) else { return };
-                let domain = channel.end(Side::Accepting).domain;
-                let epoch = self.domains.get(&domain).map_or(0, |d| d.epoch);
-                let count = u8::try_from(links.len()).unwrap_or(0);
-                let message = Message::Connected { channel: id, domain, epoch, links: count };
-                self.actions.push(Action::Send { session, request, message, descriptors: links });
+                self.answer_connect((session, request), id, links);
             }
             Offered::Region => self.send(session, request, Message::Done {}),
             Offered::Ring { side, domain, size } => {
@@ -357,6 +376,16 @@ impl<F: Descriptor> Core<F> {
                 self.send(session, request, Message::Done {});
             }
         }
+    }
+
+    /// Answers `Connect`.
+    pub(super) fn answer_connect(&mut self, (session, request): (SessionId, u32), id: ChannelId, links: Vec<F>) {
+        let Some(channel) = self.channels.get(&id) else { return };
+        let domain = channel.end(Side::Accepting).domain;
+        let epoch = self.domains.get(&domain).map_or(0, |d| d.epoch);
+        let count = u8::try_from(links.len()).unwrap_or(0);
+        let message = Message::Connected { channel: id, domain, epoch, links: count };
+        self.actions.push(Action::Send { session, request, message, descriptors: links });
     }
 
     /// Notes that a channel has been made.
@@ -392,6 +421,7 @@ impl<F: Descriptor> Core<F> {
     ) -> Result<(), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
         // The number may be of an offer whose listening session has ended in the meantime, which is not an error.
+        self.may_accept(channel_id)?;
         let Some(channel) = self.channels.get_mut(&channel_id) else {
             return refuse(Refusal::NoSuchChannel, format!("channel {channel_id} is gone"));
         };
@@ -412,6 +442,7 @@ impl<F: Descriptor> Core<F> {
         if let Some(process) = self.domains.get_mut(&domain).and_then(|d| d.processes.get_mut(&peer.pid)) {
             process.held.insert((channel_id, Side::Accepting));
         }
+        self.answer_route(channel_id);
 
         let (located, geometry) = located(region)?;
         let Some(memory) = with.into_iter().next() else { return Ok(()) };

@@ -76,20 +76,21 @@ impl<F: Descriptor> Core<F> {
                 self.dispatch_sockets(id, request, message, with, ShownSocket { origin, socket })
             }
             Concern::Policy => self.dispatch_policy(id, request, message),
+            Concern::Cluster => self.dispatch_cluster(id, request, message, with),
             Concern::Broker => no_request(&message),
         }
     }
 
     fn dispatch_join(&mut self, id: SessionId, request: u32, message: Message) -> Result<(), Refuse> {
         match message {
-            Message::Join { version, name } => self.join(id, request, version, &name),
+            Message::Join { version, name } => self.join(id, request, version, &name, false),
             other => no_request(&other),
         }
     }
 
     fn dispatch_session(&mut self, id: SessionId, request: u32, message: Message) -> Result<(), Refuse> {
         match message {
-            Message::Bind { service, kind, backlog } => self.bind(id, request, &service, kind, backlog),
+            Message::Bind { service, kind, backlog } => self.bind(id, request, &service, kind, backlog, false),
             Message::List { what, after } => self.list(id, request, what, after),
             Message::Inspect { channel } => self.inspect(id, request, channel),
             Message::LetGo { key } => {
@@ -252,6 +253,7 @@ enum Concern {
     Groups,
     Sockets,
     Policy,
+    Cluster,
     /// No part: only the broker sends such a message.
     Broker,
 }
@@ -294,7 +296,15 @@ impl Concern {
             | Message::TakeDatagrams { .. }
             | Message::FetchReceiver { .. } => Self::Sockets,
             Message::SetMoveRules { .. } | Message::GetMoveRules {} | Message::TestPolicy { .. } => Self::Policy,
+            Message::FollowNames { .. }
+            | Message::NameClaimed { .. }
+            | Message::Route { .. }
+            | Message::RouteTo { .. }
+            | Message::RefuseRoute { .. }
+            | Message::ConnectFor { .. } => Self::Cluster,
             Message::Joined { .. }
+            | Message::Names { .. }
+            | Message::RouteIs { .. }
             | Message::DirectoryIs { .. }
             | Message::Published { .. }
             | Message::Offered { .. }
@@ -348,6 +358,6 @@ impl ShownSocket {
     }
 }
 
-fn no_request(message: &Message) -> Result<(), Refuse> {
+pub(super) fn no_request(message: &Message) -> Result<(), Refuse> {
     refuse(Refusal::Protocol, format!("{} is a message of the broker, not of a client", message.name()))
 }

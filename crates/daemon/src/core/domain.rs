@@ -111,8 +111,10 @@ impl<F: Descriptor> Core<F> {
                     if self.log.allows(domain.founder.user, self.now) {
                         tracing::info!(domain = %domain.name, id, epoch = domain.epoch, "domain ended");
                     }
-                    self.domain_ids.remove(&domain.name);
+                    let name = domain.name.clone();
+                    self.domain_ids.remove(&name);
                     self.domains.remove(&id);
+                    self.touch_name(&name, None);
                 }
             }
         }

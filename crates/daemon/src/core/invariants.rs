@@ -166,6 +166,7 @@ impl<F: Descriptor> Core<F> {
         self.check_channels();
         self.check_sockets();
         self.check_groups();
+        self.check_cluster();
         self.check_windows();
         assert!(self.actions.is_empty() && self.offering.is_none());
     }

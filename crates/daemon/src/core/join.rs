@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use partywall_protocol::wire::{EventKind, Message, Name, Origin, Refusal, VERSION};
 
+use super::claim::{Claiming, WaitingRequest};
 use super::domain::DomainRecord;
 use super::happened::Happened;
 use super::id::DomainId;
@@ -13,7 +14,15 @@ use crate::credentials::Credentials;
 use crate::policy::Quota;
 
 impl<F: Descriptor> Core<F> {
-    pub(super) fn join(&mut self, id: SessionId, request: u32, version: u16, name: &str) -> Result<(), Refuse> {
+    /// `is_claimed` says that the request has waited for the cluster's decision about the name.
+    pub(super) fn join(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        version: u16,
+        name: &str,
+        is_claimed: bool,
+    ) -> Result<(), Refuse> {
         let Some(session) = self.sessions.get(&id) else { return Ok(()) };
         let peer = session.peer;
         if session.domain.is_some() {
@@ -24,7 +33,9 @@ impl<F: Descriptor> Core<F> {
         }
         let name = self.qualified(peer, refuse::name(name)?)?;
         let ruling = self.judge_join(peer, &name).map(|grounds| self.policy.ruling(&grounds))?;
-        self.tally.decision("join", &ruling);
+        if !is_claimed {
+            self.tally.decision("join", &ruling);
+        }
         let Some(quota) = self.quota_of(peer, &name) else {
             let reason = format!("the policy does not let {} join as {name}", peer.user);
             let (kind, from) = (EventKind::JoinRefused, name.to_string());
@@ -44,6 +55,10 @@ impl<F: Descriptor> Core<F> {
         }
         let domain = match self.domain_named(&name) {
             Some(domain) => domain,
+            None if !is_claimed && self.must_claim(&name, false) => {
+                let what = Claiming::Join { version };
+                return self.claim(name, WaitingRequest { session: id, request, what });
+            }
             None => self.new_domain(name, peer, quota),
         };
         let Some(found) = self.domains.get_mut(&domain) else { return Ok(()) };
@@ -100,7 +115,9 @@ impl<F: Descriptor> Core<F> {
             offers: 0,
             processes: BTreeMap::new(),
         };
+        let name = empty.name.clone();
         self.domains.insert(id, empty);
+        self.touch_name(&name, None);
         id
     }
 }

@@ -22,6 +22,7 @@
 //! - `view` answers `List` and `Inspect` (C10), and `explain` reports what the policy would decide (C17);
 //! - `further` passes on further regions, and `further_regions` accounts for those of an end (F); `region` proves what a client says of one;
 //! - `machine` knows virtual machines, `pair_window` the places in a window between two, and `window_places` hands them out (protocol G);
+//! - `cluster` reports this host's names to the gateway, and hands it connections to other hosts (H); `claim` is a request that waits for a name;
 //! - `events` reports events to sessions that follow them (C18);
 //! - `report` counts the work done, for metrics;
 //! - `group` knows the members of groups, and hands out seats (protocol J);
@@ -29,6 +30,8 @@
 
 mod action;
 mod channel;
+mod claim;
+mod cluster;
 mod connect;
 mod descriptor;
 mod dispatch;
@@ -74,6 +77,7 @@ pub use socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketSt
 use crate::credentials::Account;
 use crate::policy::{Policy, SocketRules};
 use channel::Channel;
+use cluster::Cluster;
 use connect::Offering;
 use domain::DomainRecord;
 use events::EventQueues;
@@ -138,6 +142,7 @@ pub struct Core<F> {
     sockets: Sockets<F>,
     machines: Machines<F>,
     groups: Groups<F>,
+    cluster: Cluster<F>,
     /// The directory's memory, for clients to map.
     directory: Option<F>,
     /// The rules that an administrator has set instead of the file's.
@@ -181,6 +186,7 @@ impl<F: Descriptor> Core<F> {
             sockets: Sockets::new(),
             machines: Machines::default(),
             groups: Groups::new(instance),
+            cluster: Cluster::default(),
             directory: None,
             live_policy: None,
             offering: None,
@@ -221,9 +227,11 @@ impl<F: Descriptor> Core<F> {
             CoreEvent::Tick => {
                 self.log.report(now);
                 self.tick();
+                self.tick_cluster();
             }
         }
         self.serve_followers();
+        self.serve_names();
         self.keep_books();
         let actions = std::mem::take(&mut self.actions);
         #[cfg(any(test, feature = "invariants"))]

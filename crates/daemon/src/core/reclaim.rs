@@ -42,7 +42,11 @@ impl<F: Descriptor> Core<F> {
         let name = domain.name.clone();
         self.has_been(number)?;
         // Accepting needs no permission, and only the connecting user's own claim can show who that user was.
-        if side == Side::Connecting && !self.policy.may_connect(peer, &name, &other, &service) {
+        let may_connect = || {
+            self.policy.may_connect(peer, &name, &other, &service)
+                || self.policy.judge_connect_to(peer, &name, (&other, None), &service).allow()
+        };
+        if side == Side::Connecting && !may_connect() {
             return refuse(Refusal::Denied, format!("the policy does not let {name} connect to {other}:{service}"));
         }
         if let Some(channel) = self.channels.get(&number) {

@@ -2,6 +2,7 @@
 
 use partywall_protocol::wire::{Kind, Message, Name, Refusal};
 
+use super::claim::{Claiming, WaitingRequest};
 use super::id::{DomainId, ServiceKey, SessionId};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor};
@@ -34,6 +35,7 @@ impl<F: Descriptor> Core<F> {
         service: &str,
         kind: Kind,
         backlog: u16,
+        is_claimed: bool,
     ) -> Result<(), Refuse> {
         let name = refuse::name(service)?;
         if kind == Kind::Socket {
@@ -42,6 +44,11 @@ impl<F: Descriptor> Core<F> {
         let Some(domain_id) = self.sessions.get(&id).and_then(|s| s.domain) else { return Ok(()) };
         if self.service_named(domain_id, &name).is_some() {
             return refuse(Refusal::ServiceTaken, format!("this domain has bound {name} already"));
+        }
+        let Some(domain) = self.domains.get(&domain_id) else { return Ok(()) };
+        if !is_claimed && domain.services == 0 && self.must_claim(&domain.name, true) {
+            let what = Claiming::Bind { service: service.to_owned(), kind, backlog };
+            return self.claim(domain.name.clone(), WaitingRequest { session: id, request, what });
         }
         let Some(domain) = self.domains.get_mut(&domain_id) else { return Ok(()) };
         if domain.services >= domain.quota.services {
@@ -59,6 +66,7 @@ impl<F: Descriptor> Core<F> {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.services.insert(key);
         }
+        self.touch_service(key);
         self.send(id, request, Message::Done {});
         Ok(())
     }
@@ -70,9 +78,17 @@ impl<F: Descriptor> Core<F> {
     /// Forgets a service whose listener has ended.
     pub(super) fn unbind(&mut self, key: ServiceKey) {
         let Some(service) = self.services.remove(&key) else { return };
-        self.service_keys.remove(&(service.domain, service.name));
-        if let Some(domain) = self.domains.get_mut(&service.domain) {
-            domain.services -= 1;
-        }
+        self.service_keys.remove(&(service.domain, service.name.clone()));
+        let Some(domain) = self.domains.get_mut(&service.domain) else { return };
+        domain.services -= 1;
+        let domain = domain.name.clone();
+        self.touch_name(&domain, Some(&service.name));
+    }
+
+    fn touch_service(&mut self, key: ServiceKey) {
+        let Some(service) = self.services.get(&key) else { return };
+        let Some(domain) = self.domains.get(&service.domain) else { return };
+        let (domain, service) = (domain.name.clone(), service.name.clone());
+        self.touch_name(&domain, Some(&service));
     }
 }

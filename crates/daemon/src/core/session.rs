@@ -111,6 +111,7 @@ impl<F: Descriptor> Core<F> {
         }
         self.leave_group(id);
         self.events.forget(id);
+        self.end_in_cluster(id);
         if let Some(domain) = session.domain {
             let from = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
             self.note(EventKind::Left, session.peer, domain, Happened { from, ..Happened::default() });

@@ -108,8 +108,12 @@ impl fmt::Display for Grounds<'_> {
                 f.write_str("default: without a policy file, programs in virtual machines may connect to everything")
             }
             Self::ConnectRule { number, rule } => {
-                let ConnectRule { from, to, service } = rule.get_ref();
-                write!(f, "[[connect]] rule {number} (from = \"{from}\", to = \"{to}\", service = \"{service}\")")
+                let ConnectRule { from, from_host, to, to_host, service } = rule.get_ref();
+                write!(f, "[[connect]] rule {number} (from = \"{from}\", ")?;
+                from_host.iter().try_for_each(|host| write!(f, "from_host = \"{host}\", "))?;
+                write!(f, "to = \"{to}\", ")?;
+                to_host.iter().try_for_each(|host| write!(f, "to_host = \"{host}\", "))?;
+                write!(f, "service = \"{service}\")")
             }
             Self::NoConnectRule => f.write_str("default: no [[connect]] rule allows it"),
             Self::SameUser { .. } if self.span().is_some() => {
@@ -234,8 +238,9 @@ impl Policy {
         if self.machines_meet && peer.origin() != Origin::Host {
             return Grounds::MachinesWithoutFile;
         }
-        let allows =
-            |rule: &ConnectRule| rule.from.matches(from) && rule.to.matches(to) && rule.service.matches(service);
+        let allows = |rule: &ConnectRule| {
+            rule.is_local() && rule.from.matches(from) && rule.to.matches(to) && rule.service.matches(service)
+        };
         match (1..).zip(&self.connect).find(|(_, rule)| allows(rule.get_ref())) {
             Some((number, rule)) => Grounds::ConnectRule { number, rule },
             None => Grounds::NoConnectRule,

@@ -44,6 +44,16 @@
 //! domains = ["web"]                    # and processes of the host that are these domains
 //! room = "64M"                         # bytes for buffers of each member, allocated at the start
 //!
+//! [cluster]                            # this host shares its names with others (docs/cluster.md)
+//! host = "alpha"                       # its name there
+//! gateway = "gateway"                  # the domain of `partywall-gateway`
+//! users = ["partywall-gateway"]        # who may be it, beside administrators
+//!
+//! [[connect]]                          # a rule without `from_host` and `to_host` is for domains of this host
+//! from = "web-*"
+//! from_host = "beta"                   # these domains of other hosts may connect to those here
+//! to = "db"
+//!
 //! [metrics]                            # off without this table
 //! listen = "127.0.0.1:9464"            # or the path of a UNIX socket
 //! ```
@@ -57,6 +67,7 @@
 //! A domain may always connect to itself. Without a file, the broker's own user and root are administrators, and nobody
 //! else may do anything; programs in virtual machines that an administrator attaches may connect to everything.
 
+mod cluster;
 mod decision;
 mod group;
 mod machine;
@@ -75,6 +86,7 @@ use partywall_protocol::wire::Name;
 use serde::Deserialize;
 use toml::Spanned;
 
+pub use cluster::ClusterTable;
 pub(crate) use decision::{Grounds, RuleCode, Ruling};
 pub use group::GroupEntry;
 pub use machine::MachineEntry;
@@ -128,6 +140,9 @@ pub struct Policy {
     /// Where metrics are served.
     #[serde(default)]
     metrics: Option<MetricsTable>,
+    /// The part of this host in a cluster.
+    #[serde(default)]
+    cluster: Option<ClusterTable>,
     /// Where clauses stand.
     #[serde(skip)]
     source: PolicySource,
@@ -157,9 +172,22 @@ impl JoinRule {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ConnectRule {
     from: NamePattern,
+    /// The other host that `from` is on; this host, if left out.
+    #[serde(default)]
+    from_host: Option<NamePattern>,
     to: NamePattern,
+    /// The other host that `to` is on; this host, if left out.
+    #[serde(default)]
+    to_host: Option<NamePattern>,
     #[serde(default)]
     service: NamePattern,
+}
+
+impl ConnectRule {
+    /// Whether both domains are on this host.
+    fn is_local(&self) -> bool {
+        self.from_host.is_none() && self.to_host.is_none()
+    }
 }
 
 /// Root, who may change the file anyway.
@@ -218,6 +246,7 @@ impl Policy {
             machine: Vec::new(),
             group: Vec::new(),
             metrics: None,
+            cluster: None,
             source: PolicySource::default(),
         }
     }
@@ -285,8 +314,7 @@ impl Policy {
 
     /// Whether some rule lets `from` connect to something of `to`; then each is visible to the other (protocol C10).
     pub fn may_reach(&self, from: &Name, to: &Name) -> bool {
-        self.machines_meet
-            || self.connect.iter().map(Spanned::get_ref).any(|rule| rule.from.matches(from) && rule.to.matches(to))
+        self.machines_meet || self.connect_rules().any(|rule| rule.from.matches(from) && rule.to.matches(to))
     }
 
     /// Whether some rule lets a program in the virtual machine `machine`, under any name that it may have, connect to `service` of `to`.
@@ -303,8 +331,9 @@ impl Policy {
             || self.connect_rules().any(|rule| rule.from.matches(from) && self.may_be_name_in(machine, &rule.to))
     }
 
+    /// Rules for two domains of this host.
     fn connect_rules(&self) -> impl Iterator<Item = &ConnectRule> {
-        self.connect.iter().map(Spanned::get_ref)
+        self.connect.iter().map(Spanned::get_ref).filter(|rule| rule.is_local())
     }
 
     /// Whether a program in a virtual machine may join as what fits `pattern`.

@@ -35,8 +35,13 @@ impl Policy {
             }
         }
         for (rule, number) in self.connect.iter().map(Spanned::get_ref).zip(1..) {
-            for (key, pattern) in [("from", &rule.from), ("to", &rule.to)] {
-                if !self.may_be_somebody(pattern) {
+            if !rule.is_local() && self.cluster.is_none() {
+                warnings.push(format!(
+                    "[[connect]] rule {number} is for a domain of another host, and there is no [cluster]: it allows nothing"
+                ));
+            }
+            for (key, pattern, host) in [("from", &rule.from, &rule.from_host), ("to", &rule.to, &rule.to_host)] {
+                if host.is_none() && !self.may_be_somebody(pattern) {
                     let others = if nobody_rules { "" } else { "; only an administrator or a virtual machine may" };
                     warnings.push(format!(
                         "[[connect]] rule {number}: no [[join]] rule lets anybody be a domain that fits {key} = \"{pattern}\"{others}"
@@ -134,6 +139,13 @@ mod tests {
         assert!(said.contains("rule 1") && said.contains("to = \"bd\""), "{said}");
         let admits_nobody = format!("{WEB}[[join]]\ndomain = 'db'\n[[connect]]\nfrom = 'web-1'\nto = 'db'\n");
         assert_eq!(warnings(&admits_nobody).len(), 2);
+    }
+
+    #[test]
+    fn rule_for_other_host_without_cluster_is_warned_about() {
+        let rule = "[[connect]]\nfrom = 'web-1'\nto = 'db'\nto_host = 'beta'\n";
+        assert!(warning(&format!("{WEB}{rule}")).contains("no [cluster]"));
+        assert_eq!(warnings(&format!("{WEB}{rule}[cluster]\nhost = 'alpha'\n")), [""; 0]);
     }
 
     #[test]

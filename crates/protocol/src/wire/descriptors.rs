@@ -9,6 +9,7 @@ impl Message {
             Self::Connected { links, .. } => usize::from(*links),
             Self::Incoming { directions, .. } => 1 + directions.count(),
             Self::Connect { .. }
+            | Self::ConnectFor { .. }
             | Self::Accepted { .. }
             | Self::Attached { .. }
             | Self::Grow { .. }

@@ -43,11 +43,13 @@ pub use codec::WireError;
 pub use message::{BorrowedMessage, Message, MessageKind};
 pub use name::{Name, NameError};
 pub use packet::{decode, decode_borrowed, encode, encode_into, request_of};
-pub use page::{BorrowedPage, ChannelRow, DomainRow, EventRow, GroupRow, MachineRow, Page, ServiceRow};
+pub use page::{BorrowedPage, ChannelRow, DomainRow, EventRow, GroupRow, MachineRow, NameRow, Page, ServiceRow};
 pub use region::{Located, RegionReference, Within};
 pub use text::{AddressList, BorrowedAddresses, BorrowedText, Text};
 pub use user::{MachineId, Origin, User};
-pub use values::{Directions, EventKind, Kind, Mobility, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What};
+pub use values::{
+    Directions, EventKind, Kind, Mobility, NameNews, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What,
+};
 
 /// The largest control packet in bytes (protocol C1).
 pub const MAX_PACKET: usize = 4096;

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::codec::{Field, PacketReader, PacketWriter, Put, Take};
-use super::{Directions, EventKind, Kind, MAX_PACKET, Mobility, PluggedAs, RungBy, User, WireError};
+use super::{Directions, EventKind, Kind, MAX_PACKET, Mobility, NameNews, PluggedAs, RungBy, User, WireError};
 
 /// Some rows, in order of their keys, and whether others follow them.
 ///
@@ -293,5 +293,21 @@ row! {
         service: String,
         /// The clause of the policy that decided it, or why it was refused otherwise.
         grounds: String,
+    }
+}
+
+row! {
+    /// A name of this host that has changed (protocol H2). Its key is `key`.
+    NameRow {
+        /// Number of the change: they count up for each session that follows.
+        key: u64,
+        /// What has become of it.
+        news: NameNews,
+        /// The kind of the service's channels; of no meaning for a domain.
+        kind: Kind,
+        /// The name of the domain.
+        domain: String,
+        /// The name of the service; empty if the row is about the domain itself.
+        service: String,
     }
 }

@@ -47,6 +47,7 @@ any! {
     What: select(What::ALL);
     PolicyQuestion: select(PolicyQuestion::ALL);
     EventKind: select(EventKind::ALL);
+    NameNews: select(NameNews::ALL);
     PluggedAs: select(PluggedAs::ALL);
     RungBy: select(RungBy::ALL);
     Mobility: select(Mobility::ALL);

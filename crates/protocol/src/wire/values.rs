@@ -32,6 +32,7 @@ integer_fields! {
     What: u8, number, from_number;
     PolicyQuestion: u8, number, from_number;
     EventKind: u8, number, from_number;
+    NameNews: u8, number, from_number;
     PluggedAs: u8, number, from_number;
     RungBy: u8, number, from_number;
     Mobility: u8, number, from_number;
@@ -136,6 +137,18 @@ numbered! {
         PolicyChanged = 12 "policy-changed",
         /// Other move rules are in force.
         MovesChanged = 13 "moves-changed",
+    }
+}
+
+numbered! {
+    /// What has become of a name of this host (protocol H2).
+    NameNews: u8 {
+        /// A domain or service is there, and the cluster may know it.
+        Present = 0 "present",
+        /// It is not there any more.
+        Gone = 1 "gone",
+        /// A program wants to be this domain, and waits for `NameClaimed`.
+        Claim = 2 "claim",
     }
 }
 

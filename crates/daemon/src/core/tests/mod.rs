@@ -1,5 +1,6 @@
 //! The core with integers for sockets and counted tokens for descriptors.
 
+mod cluster;
 mod connect;
 mod containers;
 mod datagrams;

@@ -16,10 +16,11 @@ enum Step {
     Policy(u8),
 }
 
-const POLICIES: [&str; 3] = [
+const POLICIES: [&str; 4] = [
     "administrators = [0]\n[[join]]\ndomain='?'\nusers=[1]\n[[connect]]\nfrom='*'\nto='*'\n[quota]\nchannels=5",
     "administrators = [1]\nsessions_per_user = 3\n[quota]\nsessions = 2\nservices = 1\nring_bytes = 20000",
     "administrators = [0, 1]",
+    "administrators = [0, 1]\n[cluster]\nhost='alpha'\ngateway='a'",
 ];
 
 fn name() -> impl Strategy<Value = String> {
@@ -31,12 +32,36 @@ fn channel() -> impl Strategy<Value = u64> {
     prop_oneof![INSTANCE + 1..INSTANCE + 6, INSTANCE - 2..INSTANCE, Just(u64::MAX)]
 }
 
+/// Requests of the gateway (protocol H).
+fn cluster_message() -> impl Strategy<Value = Message> {
+    let holder = || proptest::sample::select(vec!["", "", "beta", "no good"]).prop_map(str::to_owned);
+    prop_oneof![
+        3 => (0u64..9).prop_map(|after| Message::FollowNames { after }),
+        2 => (name(), holder()).prop_map(|(domain, holder)| Message::NameClaimed { domain, holder }),
+        1 => channel().prop_map(|channel| Message::Route { channel }),
+        2 => (channel(), holder()).prop_map(|(channel, host)| Message::RouteTo { channel, host }),
+        1 => channel().prop_map(|channel| {
+            Message::RefuseRoute { channel, code: Refusal::NoSuchService, reason: "none".into() }
+        }),
+        1 => (name(), name(), name()).prop_map(|(from, target, service)| Message::ConnectFor {
+            client: format!("{from}@beta"),
+            target,
+            service,
+            kind: Kind::Stream,
+            directions: Directions::BOTH,
+            region: RegionReference::with_ring(8192),
+        }),
+    ]
+}
+
 fn message() -> impl Strategy<Value = Message> {
     let kind = || proptest::sample::select(vec![Kind::Stream, Kind::Stream, Kind::Broadcast]);
     let directions = || proptest::sample::select(vec![Directions::BOTH, Directions::BOTH, Directions::REVERSE]);
     let ring = || proptest::sample::select(vec![8192u64, 8192, 0, 16384, 77]);
     prop_oneof![
         3 => name().prop_map(|name| Message::Join { version: 1, name }),
+        1 => Just(Message::Bind { service: "cluster".into(), kind: Kind::Stream, backlog: 2 }),
+        4 => cluster_message(),
         2 => (name(), kind(), 0u16..4).prop_map(|(service, kind, backlog)| Message::Bind { service, kind, backlog }),
         6 => (name(), name(), kind(), directions(), ring()).prop_map(|(target, service, kind, directions, ring_size)| {
             Message::Connect { target, service, kind, directions, region: RegionReference::with_ring(ring_size) }
@@ -125,7 +150,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Tick),
         1 => session().prop_map(|session| Step::End { session }),
         1 => (0u8..8).prop_map(Step::Deliver),
-        1 => (0u8..3).prop_map(Step::Policy),
+        1 => (0u8..4).prop_map(Step::Policy),
     ]
 }
 
@@ -135,6 +160,7 @@ fn descriptors(w: &World, message: &Message, with: &[u8]) -> Vec<Fake> {
     }
     let ring = match message {
         Message::Connect { region, .. }
+        | Message::ConnectFor { region, .. }
         | Message::Accepted { region, .. }
         | Message::Grow { region, .. }
         | Message::AddRegion { region, .. }
@@ -151,7 +177,7 @@ proptest! {
     #[test]
     fn any_events_in_any_order(steps in proptest::collection::vec(step(), 1..120)) {
         let capacity = Capacity { sessions: 6, regions: 5, offers: 3, entries: 20 };
-        let mut w = World::sized(Policy::parse(POLICIES[2]).unwrap(), INSTANCE, capacity);
+        let mut w = World::sized(Policy::parse(POLICIES[3]).unwrap(), INSTANCE, capacity);
         for step in steps {
             match step {
                 Step::Open { uid, pid } => { w.open(uid, pid); }

@@ -1,0 +1,394 @@
+//! Names that wait for the cluster, and connections that go to other hosts (protocol H).
+
+use partywall_protocol::wire::{NameNews, NameRow};
+
+use super::*;
+
+const POLICY: &str = "\
+[cluster]
+host = 'alpha'
+users = [44]
+[[join]]
+domain = '*'
+users = '*'
+";
+
+const RULES: &str = "
+[[connect]]
+from = 'web'
+to = 'db'
+to_host = 'beta'
+service = 'sql'
+[[connect]]
+from = 'web'
+from_host = 'beta'
+to = 'mail'
+";
+
+/// A broker with a gateway (user 44), which follows names by its second session.
+struct Hosts {
+    w: World,
+    gateway: u64,
+    feed: u64,
+    last: u64,
+}
+
+impl Hosts {
+    fn new() -> Self {
+        let mut w = World::with_policy(&(POLICY.replace("'*'\nusers = '*'", "'*'\nusers = ['*']") + RULES));
+        let gateway = w.join_as(44, "gateway", 9);
+        w.bind(gateway, "cluster", 4);
+        let feed = w.join_as(44, "gateway", 9);
+        let mut hosts = Self { w, gateway, feed, last: 0 };
+        assert_eq!(hosts.news(), [], "nothing but the gateway itself is there");
+        hosts
+    }
+
+    /// Asks for changes, and returns those that are answered at once.
+    fn news(&mut self) -> Vec<NameRow> {
+        let after = self.last;
+        match self.w.say(self.feed, Message::FollowNames { after }, vec![]) {
+            Some(Message::Names { host, page }) => {
+                assert_eq!(host, "alpha");
+                self.take(page.rows)
+            }
+            None => Vec::new(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Changes by which an earlier question was answered since.
+    fn later(&mut self) -> Vec<(NameNews, String)> {
+        let at = self.w.sent.iter().position(|sent| matches!(sent.message, Message::Names { .. }));
+        let Some(at) = at else { return Vec::new() };
+        let Message::Names { page, .. } = self.w.sent.remove(at).message else { unreachable!() };
+        spelled(&self.take(page.rows))
+    }
+
+    fn take(&mut self, rows: Vec<NameRow>) -> Vec<NameRow> {
+        self.last = rows.last().map_or(self.last, |row| row.key);
+        rows
+    }
+
+    /// Waits for the next changes: what came meanwhile, or what is answered at once.
+    fn changes(&mut self) -> Vec<(NameNews, String)> {
+        let later = self.later();
+        if !later.is_empty() {
+            return later;
+        }
+        let rows = self.news();
+        spelled(&rows)
+    }
+
+    fn claimed(&mut self, domain: &str, holder: &str) {
+        let message = Message::NameClaimed { domain: domain.into(), holder: holder.into() };
+        assert_eq!(self.w.ask(self.gateway, message), Message::Done {});
+    }
+
+    /// A session that asks to join and waits. Its request has the number that is returned second.
+    fn ask_to_join(&mut self, uid: u32, name: &str, pid: u32) -> u64 {
+        let session = self.w.open(uid, pid);
+        assert_eq!(self.w.say(session, join(name), vec![]), None, "the join waits");
+        session
+    }
+
+    /// A domain that the cluster has let this host have.
+    fn join(&mut self, uid: u32, name: &str, pid: u32) -> u64 {
+        let session = self.ask_to_join(uid, name, pid);
+        self.claimed(name, "");
+        assert!(matches!(self.answer(session), Some(Message::Joined { .. })));
+        session
+    }
+
+    /// The only message that a session was sent.
+    fn answer(&mut self, session: u64) -> Option<Message> {
+        let at = self.w.sent.iter().position(|sent| sent.session == session)?;
+        let message = self.w.sent.remove(at).message;
+        assert!(!self.w.sent.iter().any(|sent| sent.session == session), "two answers");
+        Some(message)
+    }
+
+    /// Asks to connect, which waits, and returns the channel that the gateway was offered.
+    fn ask_to_connect(&mut self, session: u64, target: &str, service: &str) -> u64 {
+        let with = vec![self.w.region(8192)];
+        assert_eq!(self.w.say(session, connect(target, service, 8192), with), None, "the gateway has not answered");
+        match self.w.sent.pop().unwrap() {
+            Sent { session, message: Message::Incoming { channel, name, .. }, with, .. } => {
+                assert_eq!((session, name.as_str(), with.len()), (self.gateway, "web", 3));
+                channel
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn route_to(&mut self, channel: u64, host: &str) -> Message {
+        self.w.ask(self.gateway, Message::RouteTo { channel, host: host.into() })
+    }
+}
+
+fn spelled(rows: &[NameRow]) -> Vec<(NameNews, String)> {
+    let name = |row: &NameRow| match row.service.as_str() {
+        "" => row.domain.clone(),
+        service => format!("{}:{service}", row.domain),
+    };
+    rows.iter().map(|row| (row.news, name(row))).collect()
+}
+
+fn is_refused(answer: Option<Message>, code: Refusal) -> bool {
+    matches!(answer, Some(Message::Refused { code: of, .. }) if of == code)
+}
+
+#[test]
+fn new_name_waits_until_cluster_decides() {
+    let mut h = Hosts::new();
+    let session = h.ask_to_join(5, "db", 1);
+    assert_eq!(h.changes(), [(NameNews::Claim, "db".into())]);
+    h.claimed("db", "");
+    assert!(matches!(h.answer(session), Some(Message::Joined { .. })));
+    assert_eq!(h.changes(), [(NameNews::Present, "db".into())]);
+    // A further session of the domain needs no decision.
+    h.w.join_as(5, "db", 1);
+}
+
+#[test]
+fn name_of_another_host_is_refused_as_taken() {
+    let mut h = Hosts::new();
+    let session = h.ask_to_join(5, "db", 1);
+    h.claimed("db", "beta");
+    assert!(is_refused(h.answer(session), Refusal::NameTaken));
+    assert!(h.w.closed.contains(&session));
+}
+
+#[test]
+fn name_without_decision_is_used_after_some_seconds() {
+    let mut h = Hosts::new();
+    let session = h.ask_to_join(5, "db", 1);
+    assert!(h.w.core.wants_ticks());
+    for (after, answered) in [(3, false), (4, true)] {
+        let actions = h.w.core.handle(77 + after, CoreEvent::Tick);
+        h.w.perform(actions);
+        assert_eq!(h.answer(session).is_some(), answered, "after {after} seconds");
+    }
+    assert!(!h.w.core.wants_ticks());
+}
+
+#[test]
+fn names_do_not_wait_for_absent_gateway() {
+    let mut h = Hosts::new();
+    let session = h.ask_to_join(5, "db", 1);
+    h.w.end(h.feed);
+    assert!(matches!(h.answer(session), Some(Message::Joined { .. })));
+    h.w.join_as(5, "web", 2);
+    // A gateway that comes later hears of both.
+    h.feed = h.w.join_as(44, "gateway", 9);
+    h.last = 0;
+    let mut names: Vec<_> = spelled(&h.news()).into_iter().map(|(_, name)| name).collect();
+    names.sort();
+    assert_eq!(names, ["db", "web"]);
+}
+
+#[test]
+fn claim_ends_with_the_session_that_waits() {
+    let mut h = Hosts::new();
+    let session = h.ask_to_join(5, "db", 1);
+    assert_eq!(h.changes(), [(NameNews::Claim, "db".into())]);
+    h.w.end(session);
+    assert_eq!(h.changes(), [(NameNews::Gone, "db".into())]);
+    h.claimed("db", "");
+    assert_eq!(h.w.core.status().domains, 1, "the gateway's own");
+}
+
+#[test]
+fn second_join_of_a_waiting_session_is_refused() {
+    let mut h = Hosts::new();
+    let session = h.ask_to_join(5, "db", 1);
+    assert_eq!(h.w.refused(session, join("other"), vec![]), Refusal::Protocol);
+    h.claimed("db", "");
+    assert_eq!(h.answer(session), None);
+}
+
+#[test]
+fn default_name_is_claimed_by_its_first_service() {
+    let mut h = Hosts::new();
+    let session = h.w.join_as(5, "nginx-42", 42);
+    assert_eq!(h.changes(), []);
+    assert_eq!(h.w.say(session, bind("web", 4), vec![]), None, "the name waits");
+    assert_eq!(h.changes(), [(NameNews::Claim, "nginx-42".into())]);
+    h.claimed("nginx-42", "beta");
+    assert!(is_refused(h.answer(session), Refusal::NameTaken));
+    assert_eq!(h.w.say(session, bind("web", 4), vec![]), None);
+    h.claimed("nginx-42", "");
+    assert_eq!(h.answer(session), Some(Message::Done {}));
+    let mut changes = h.changes();
+    changes.sort_by(|a, b| a.1.cmp(&b.1));
+    assert_eq!(changes, [(NameNews::Present, "nginx-42".into()), (NameNews::Present, "nginx-42:web".into())]);
+    // Further services do not wait.
+    h.w.bind(session, "more", 4);
+}
+
+#[test]
+fn services_are_reported_as_they_come_and_go() {
+    let mut h = Hosts::new();
+    let db = h.join(5, "db", 1);
+    assert_eq!(h.changes(), [(NameNews::Present, "db".into())]);
+    h.w.bind(db, "sql", 4);
+    assert_eq!(h.changes(), [(NameNews::Present, "db:sql".into())]);
+    h.w.end(db);
+    let mut changes = h.changes();
+    // The first of both answered the question.
+    changes.extend(h.changes());
+    assert_eq!(changes, [(NameNews::Gone, "db:sql".into()), (NameNews::Gone, "db".into())]);
+}
+
+#[test]
+fn name_that_came_and_went_unseen_takes_no_row() {
+    let mut h = Hosts::new();
+    let db = h.join(5, "db", 1);
+    assert!(!h.changes().is_empty());
+    // The gateway does not ask now.
+    for round in 0..100 {
+        let session = h.ask_to_join(5, &format!("name{round}"), 100 + round);
+        h.w.end(session);
+    }
+    h.w.bind(db, "sql", 4);
+    assert_eq!(h.changes(), [(NameNews::Present, "db:sql".into())]);
+}
+
+#[test]
+fn connect_to_absent_domain_is_answered_when_gateway_accepts() {
+    let mut h = Hosts::new();
+    let web = h.join(5, "web", 1);
+    let channel = h.ask_to_connect(web, "db", "sql");
+    let wanted = Message::RouteIs { domain: "db".into(), service: "sql".into() };
+    assert_eq!(h.w.ask(h.gateway, Message::Route { channel }), wanted);
+    let with = vec![h.w.region(16384)];
+    let accepted = Message::Accepted { channel, start: 0, region: RegionReference::with_ring(16384) };
+    assert_eq!(h.w.refused(h.gateway, accepted, with), Refusal::Protocol, "the policy has not seen the host");
+    assert_eq!(h.route_to(channel, "beta"), Message::Done {});
+    assert_eq!(h.answer(web), None);
+    let with = vec![h.w.region(16384)];
+    let accepted = Message::Accepted { channel, start: 0, region: RegionReference::with_ring(16384) };
+    assert_eq!(h.w.say(h.gateway, accepted, with), Some(Message::Done {}));
+    let to_web: Vec<_> = h.w.sent.drain(..).filter(|sent| sent.session == web).map(|sent| sent.message).collect();
+    assert!(matches!(to_web[..], [Message::Connected { links: 2, .. }, Message::Attached { .. }]), "{to_web:?}");
+}
+
+#[test]
+fn connect_to_host_that_policy_forbids_is_denied() {
+    let mut h = Hosts::new();
+    let web = h.join(5, "web", 1);
+    let channel = h.ask_to_connect(web, "db", "sql");
+    assert!(is_refused(Some(h.route_to(channel, "gamma")), Refusal::Denied));
+    assert!(is_refused(h.answer(web), Refusal::Denied));
+    assert_eq!((h.w.core.status().channels, h.w.open_descriptors()), (0, 0));
+}
+
+#[test]
+fn connect_without_rule_for_other_hosts_does_not_reach_gateway() {
+    let mut h = Hosts::new();
+    let mail = h.join(5, "mail", 1);
+    let with = vec![h.w.region(8192)];
+    // The same answer as for a domain that is nowhere.
+    assert_eq!(h.w.refused(mail, connect("db", "sql", 8192), with), Refusal::Denied);
+}
+
+#[test]
+fn gateways_refusal_reaches_the_client() {
+    let mut h = Hosts::new();
+    let web = h.join(5, "web", 1);
+    let channel = h.ask_to_connect(web, "db", "sql");
+    let refusal = Message::RefuseRoute { channel, code: Refusal::NoSuchService, reason: "no sql there".into() };
+    assert_eq!(h.w.ask(h.gateway, refusal.clone()), Message::Done {});
+    assert!(is_refused(h.answer(web), Refusal::NoSuchService));
+    assert_eq!(h.w.refused(h.gateway, refusal, vec![]), Refusal::NoSuchChannel);
+    assert_eq!(h.w.open_descriptors(), 0);
+}
+
+#[test]
+fn waiting_connect_ends_with_gateway_or_client_or_time() {
+    type End = fn(&mut Hosts, u64, u64);
+    let ends: [(End, bool); 4] = [
+        (|h, _, _| h.w.end(h.gateway), true),
+        (|h, _, channel| assert_eq!(h.w.say(h.gateway, Message::Closed { channel }, vec![]), None), true),
+        (
+            |h, _, _| {
+                let actions = h.w.core.handle(77 + 8, CoreEvent::Tick);
+                h.w.perform(actions);
+            },
+            true,
+        ),
+        (|h, web, _| h.w.end(web), false),
+    ];
+    for (end, answered) in ends {
+        let mut h = Hosts::new();
+        let web = h.join(5, "web", 1);
+        let channel = h.ask_to_connect(web, "db", "sql");
+        end(&mut h, web, channel);
+        assert_eq!(is_refused(h.answer(web), Refusal::OutOfResources), answered);
+        assert_eq!((h.w.core.status().channels, h.w.open_descriptors()), (0, 0));
+    }
+}
+
+#[test]
+fn messages_of_gateway_are_refused_to_others() {
+    let mut h = Hosts::new();
+    let web = h.join(5, "web", 1);
+    let channel = h.ask_to_connect(web, "db", "sql");
+    let region = RegionReference::with_ring(8192);
+    let connect_for = Message::ConnectFor {
+        client: "web@beta".into(),
+        target: "mail".into(),
+        service: "in".into(),
+        kind: Kind::Stream,
+        directions: Directions::BOTH,
+        region,
+    };
+    for message in [
+        Message::FollowNames { after: 0 },
+        Message::NameClaimed { domain: "db".into(), holder: String::new() },
+        Message::Route { channel },
+        Message::RouteTo { channel, host: "beta".into() },
+        Message::RefuseRoute { channel, code: Refusal::Denied, reason: "no".into() },
+        connect_for,
+    ] {
+        let with = if message.fd_count() == 1 { vec![h.w.region(8192)] } else { vec![] };
+        let name = message.name();
+        assert_eq!(h.w.refused(web, message, with), Refusal::Denied, "{name}");
+    }
+    // Nor may another user be the gateway.
+    h.w.end(h.gateway);
+    h.w.end(h.feed);
+    let other = h.w.join_as(5, "gateway", 3);
+    assert_eq!(h.w.refused(other, Message::FollowNames { after: 0 }, vec![]), Refusal::Denied);
+}
+
+#[test]
+fn remote_client_is_judged_by_its_host_and_name() {
+    let mut h = Hosts::new();
+    let mail = h.join(5, "mail", 1);
+    h.w.bind(mail, "in", 4);
+    let region = RegionReference::with_ring(8192);
+    let (kind, directions) = (Kind::Stream, Directions::BOTH);
+    let asked = |from: &str, host: &str, target: &str, service: &str| {
+        let (client, target, service) = (format!("{from}@{host}"), target.into(), service.into());
+        Message::ConnectFor { client, target, service, kind, directions, region }
+    };
+    for (message, code) in [
+        (asked("web", "gamma", "mail", "in"), Refusal::Denied),
+        (asked("mail", "beta", "mail", "in"), Refusal::Denied),
+        (asked("web", "beta", "mail", "out"), Refusal::NoSuchService),
+        (asked("web", "be ta", "mail", "in"), Refusal::NameInvalid),
+    ] {
+        let with = vec![h.w.region(8192)];
+        assert_eq!(h.w.refused(h.gateway, message, with), code);
+    }
+    let with = vec![h.w.region(8192)];
+    let answer = h.w.say(h.gateway, asked("web", "beta", "mail", "in"), with);
+    assert!(matches!(answer, Some(Message::Connected { links: 2, .. })), "{answer:?}");
+    match h.w.sent.pop().unwrap() {
+        Sent { session, message: Message::Incoming { name, at_home, user, .. }, .. } => {
+            assert_eq!((session, name.as_str(), at_home, user), (mail, "web@beta", false, User::Host(44)));
+        }
+        other => panic!("{other:?}"),
+    }
+}
