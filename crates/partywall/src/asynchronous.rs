@@ -38,6 +38,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
@@ -96,6 +97,9 @@ pub struct AsyncReadHalf {
 pub struct AsyncWriteHalf {
     fd: AsyncFd<WriteHalf>,
 }
+
+/// How long the library may take to notice that a peer has gone, after the kernel has reported it.
+const NOTICE: Duration = Duration::from_millis(1);
 
 /// A two-way stream driven by tokio.
 ///
@@ -160,6 +164,39 @@ impl AsyncWriteHalf {
     /// Gives the half back, still non-blocking.
     pub fn into_inner(self) -> WriteHalf {
         self.fd.into_inner()
+    }
+
+    /// Waits until the peer reads no more, whether it has closed or died, and returns the error of the next write. It is for a task that has
+    /// nothing to write. A call that is cancelled loses nothing.
+    ///
+    /// ```
+    /// use partywall::asynchronous::AsyncWriteHalf;
+    /// use partywall::{Options, Stream};
+    /// use std::io::ErrorKind;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (client, mut server) = Stream::pair(&Options::default())?;
+    /// let (_, Some(write)) = client.into_halves() else { unreachable!("two ways") };
+    /// let mut write = AsyncWriteHalf::new(write)?;
+    /// server.reader()?.close();
+    /// assert_eq!(write.peer_gone().await.kind(), ErrorKind::BrokenPipe);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn peer_gone(&mut self) -> io::Error {
+        loop {
+            if let Err(error) = self.fd.get_mut().tx.write(&[]) {
+                return error.into();
+            }
+            match self.fd.readable().await {
+                // The kernel has reported the hang-up, and the library notices it by another thread.
+                Ok(ready) if ready.ready().is_read_closed() => tokio::time::sleep(NOTICE).await,
+                // A doorbell. It is still on the link, where the next write finds it.
+                Ok(mut ready) => ready.clear_ready(),
+                Err(error) => return error,
+            }
+        }
     }
 }
 

@@ -22,22 +22,33 @@ pub(crate) fn open(
         .rsplit_once(':')
         .filter(|(d, s)| !d.is_empty() && !s.is_empty())
         .ok_or_else(|| Error::Invalid(format!("`{target}` is not DOMAIN:SERVICE, as in `web:echo`")))?;
-    match open_with(domain, name, service, kind, directions, options, None) {
+    match open_with(domain, None, (name, service), kind, directions, options, None) {
         // The peer is on another machine, and so the region must be in the window between them.
         Err(Error::Refused { code: Refusal::Elsewhere, .. }) => {
             let ring = memory::window_ring(options.ring_bounds(domain.max_ring())?);
             let size = memory::region_size(Side::Connecting, directions, ring.0);
             let place = domain.room(0, name, size)?;
-            open_with(domain, name, service, kind, directions, options, Some(place))
+            open_with(domain, None, (name, service), kind, directions, options, Some(place))
         }
         other => other,
     }
 }
 
+/// Connects to a service of this host for a domain of another host, which is `client` (protocol H5).
+pub(crate) fn open_for(
+    domain: &Domain,
+    client: (&str, &str),
+    target: (&str, &str),
+    directions: Directions,
+    options: &Options,
+) -> Result<Halves> {
+    open_with(domain, Some(client), target, Kind::Stream, directions, options, None)
+}
+
 fn open_with(
     domain: &Domain,
-    name: &str,
-    service: &str,
+    client: Option<(&str, &str)>,
+    (name, service): (&str, &str),
     kind: Kind,
     directions: Directions,
     options: &Options,
@@ -56,12 +67,14 @@ fn open_with(
         }
     };
     let geometry = region.geometry();
-    let connect = Message::Connect {
-        target: name.to_owned(),
-        service: service.to_owned(),
-        kind,
-        directions,
-        region: RegionReference::new(Located::from_base(base), geometry),
+    let (target, wanted) = (name.to_owned(), service.to_owned());
+    let region_is = RegionReference::new(Located::from_base(base), geometry);
+    let connect = match client {
+        None => Message::Connect { target, service: wanted, kind, directions, region: region_is },
+        Some((from, host)) => {
+            let client = format!("{from}@{host}");
+            Message::ConnectFor { client, target, service: wanted, kind, directions, region: region_is }
+        }
     };
     let (id, domain_id, epoch, came) = match domain.request(&connect, &[memory.as_fd()])? {
         (Message::Connected { channel, domain, epoch, .. }, came) => (channel, domain, epoch, came),

@@ -317,6 +317,11 @@ impl Domain {
         lock(&self.inner.identity).max_ring
     }
 
+    /// Gives up a connection that has come and was not accepted.
+    pub(crate) fn close(&self, channel: u64) {
+        self.inner.desk.close(channel);
+    }
+
     /// Makes a request without waiting for its answer.
     pub(crate) fn ask(&self, message: &Message, fds: &[rustix::fd::BorrowedFd<'_>]) -> Result<Ticket> {
         self.inner.desk.ask(message, fds)

@@ -32,6 +32,7 @@ mod arrivals;
 pub mod asynchronous;
 mod broadcast;
 mod channel;
+pub mod cluster;
 mod connect;
 mod desk;
 mod domain;

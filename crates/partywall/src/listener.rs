@@ -23,19 +23,25 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// An accepted connection: its writing half, its reading half, and the peer.
-type Taken = (Option<StreamTx>, Option<StreamRx>, PeerInfo);
+pub(crate) type Taken = (Option<StreamTx>, Option<StreamRx>, PeerInfo);
 
 /// A bound service of any kind: what [`Listener`](crate::Listener), [`MessageListener`](crate::MessageListener) and
 /// [`Publisher`](crate::Publisher) have in common.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
-    domain: Domain,
+    reception: Reception,
     session: BrokerSession,
+    pub(crate) nonblocking: bool,
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// What it takes to accept a connection, apart from the session by which it came.
+#[derive(Debug, Clone)]
+pub(crate) struct Reception {
+    domain: Domain,
     service: String,
     kind: Kind,
     options: Options,
-    pub(crate) nonblocking: bool,
-    pub(crate) timeout: Option<Duration>,
 }
 
 /// The longest that a publisher which takes in a subscriber waits for the broker.
@@ -80,30 +86,28 @@ impl Acceptor {
         let session = bound_session(domain, service, kind, options)?;
         // Wrong sizes should be found here, and not by every connection.
         options.ring_bounds(domain.max_ring())?;
-        Ok(Self {
-            domain: domain.clone(),
-            session,
-            service: service.to_owned(),
-            kind,
-            options: options.clone(),
-            nonblocking: false,
-            timeout: None,
-        })
+        let reception =
+            Reception { domain: domain.clone(), service: service.to_owned(), kind, options: options.clone() };
+        Ok(Self { reception, session, nonblocking: false, timeout: None })
     }
 
     /// Waits for a connection with valid memory and links. Invalid ones are dropped, and affect no other.
     pub(crate) fn accept(&mut self) -> Result<(Option<StreamTx>, Option<StreamRx>, PeerInfo)> {
         loop {
             let (message, fds) = self.next()?;
-            match self.take(message, fds) {
+            match self.reception.take(message, fds) {
                 Ok(Some(accepted)) => return Ok(accepted),
                 Ok(None) => {}
                 Err(Error::Corrupt(what)) => {
-                    tracing::warn!(service = self.service, %what, "a connection was refused: its peer broke the protocol");
+                    tracing::warn!(service = self.reception.service, %what, "a connection was refused: its peer broke the protocol");
                 }
                 // The visitor has gone, or has lost the session by which it would hear of this side.
                 Err(Error::Refused { code: Refusal::NoSuchChannel, reason }) => {
-                    tracing::debug!(service = self.service, reason, "a connection ended before it was accepted");
+                    tracing::debug!(
+                        service = self.reception.service,
+                        reason,
+                        "a connection ended before it was accepted"
+                    );
                 }
                 // Our fault or the machine's: this connection is lost, and the caller should know.
                 Err(e) => return Err(e),
@@ -121,13 +125,13 @@ impl Acceptor {
             let (region, link) = match whole(&message, &fds).and_then(|()| check_subscriber(directions, region, fds)) {
                 Ok(right) => right,
                 Err(e) => {
-                    tracing::warn!(service = self.service, error = %e, "a subscriber was refused");
+                    tracing::warn!(service = self.reception.service, error = %e, "a subscriber was refused");
                     self.session.tell(&Message::Closed { channel }, &[])?;
                     continue;
                 }
             };
             let geometry = offer.ring.geometry();
-            let service = self.service.clone();
+            let service = self.reception.service.clone();
             let info = PeerInfo {
                 name: name.clone(),
                 domain_id: domain,
@@ -137,15 +141,15 @@ impl Acceptor {
                 at_home: false,
                 service,
             };
-            let (side, kind) = (Side::Accepting, self.kind);
-            let registration = self.domain.register(channel, side, &info, kind, directions, geometry, None);
+            let (side, kind) = (Side::Accepting, self.reception.kind);
+            let registration = self.reception.domain.register(channel, side, &info, kind, directions, geometry, None);
             let accepted =
                 Message::Accepted { channel, start: offer.half.tail(), region: RegionReference::own_memory(geometry) };
             // A broker that is gone, or does not read, cannot pass the ring on: the subscriber has to come again.
-            let asked = match self.domain.ask(&accepted, &[offer.memory]) {
+            let asked = match self.reception.domain.ask(&accepted, &[offer.memory]) {
                 Ok(asked) => asked,
                 Err(e) => {
-                    tracing::warn!(service = self.service, error = %e, "a subscriber was not taken");
+                    tracing::warn!(service = self.reception.service, error = %e, "a subscriber was not taken");
                     continue;
                 }
             };
@@ -153,7 +157,7 @@ impl Acceptor {
             let watch = HangUpWatch::link(link.life())?;
             let mut subscription = Subscription {
                 region,
-                waiter: Waiter::new(link, self.options.spin),
+                waiter: Waiter::new(link, self.reception.options.spin),
                 fencing,
                 half: offer.half.follower(),
                 watch,
@@ -167,7 +171,7 @@ impl Acceptor {
             if subscription.asked.is_some() {
                 let link = subscription.waiter.link.life().try_clone_to_owned();
                 let link = Link::bells(link.map_err(|e| Error::system("keep a link", e))?)?;
-                subscription.late = LateAnswer::watch(&self.domain, asked, link)?;
+                subscription.late = LateAnswer::watch(&self.reception.domain, asked, link)?;
             }
             return Ok(subscription);
         }
@@ -184,7 +188,7 @@ impl Acceptor {
     /// Looks whether a subscriber has the ring, and rings it if it has it now. `false` if it does not get it.
     pub(crate) fn is_answered(&self, subscription: &mut Subscription) -> Result<bool> {
         let Some(asked) = subscription.asked else { return Ok(true) };
-        match self.domain.answer(asked) {
+        match self.reception.domain.answer(asked) {
             None => Ok(true),
             Some(Ok(_)) => {
                 subscription.asked = None;
@@ -193,13 +197,83 @@ impl Acceptor {
                 Ok(true)
             }
             Some(Err(e)) => {
-                tracing::warn!(service = self.service, error = %e, "a subscriber was not taken");
+                tracing::warn!(service = self.reception.service, error = %e, "a subscriber was not taken");
                 Ok(false)
             }
         }
     }
 
-    fn take(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<Option<Taken>> {
+    /// The next connection, to be accepted later by [`Reception::take`].
+    pub(crate) fn next_incoming(&mut self) -> Result<(Reception, Message, Vec<OwnedFd>)> {
+        let (message, fds) = self.next()?;
+        Ok((self.reception.clone(), message, fds))
+    }
+
+    /// The next message of the broker; binds again if it went and came (protocol C9).
+    fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
+        let mut pause = Duration::from_millis(10);
+        // A timeout beyond the range of `Instant` means no deadline.
+        let deadline = self.timeout.and_then(|longest| Instant::now().checked_add(longest));
+        loop {
+            match self.receive(deadline) {
+                Err(Error::System { .. }) => {}
+                other => return other,
+            }
+            match bound_session(
+                &self.reception.domain,
+                &self.reception.service,
+                self.reception.kind,
+                &self.reception.options,
+            ) {
+                Ok(session) => self.session = session,
+                // The old session of this very listener may not be cleared away yet, or the broker not back.
+                Err(Error::BrokerAbsent { .. } | Error::System { .. })
+                | Err(Error::Refused { code: Refusal::ServiceTaken, .. })
+                    if !self.nonblocking =>
+                {
+                    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+                    if left.is_some_and(|left| left.is_zero()) {
+                        return Err(Error::TimedOut);
+                    }
+                    std::thread::sleep(left.map_or(pause, |left| pause.min(left)));
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+                Err(Error::BrokerAbsent { .. } | Error::System { .. }) => return Err(Error::WouldBlock),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// The next message of the broker, until the deadline if there is one.
+    fn receive(&self, deadline: Option<Instant>) -> Result<(Message, Vec<OwnedFd>)> {
+        let Some(deadline) = deadline.filter(|_| !self.nonblocking) else {
+            return if self.nonblocking { self.session.try_next() } else { self.session.next() };
+        };
+        loop {
+            match self.session.try_next() {
+                Err(Error::WouldBlock) => {}
+                other => return other,
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::TimedOut);
+            }
+            let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&self.session, PollFlags::IN)], Some(&left)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::system("wait for a connection", e)),
+            }
+        }
+    }
+}
+
+impl Reception {
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// Accepts a connection: checks what came, makes this side's memory, and has the broker pass it on. `None` if the message is no connection.
+    pub(crate) fn take(&self, message: Message, fds: Vec<OwnedFd>) -> Result<Option<Taken>> {
         let Message::Incoming { channel, .. } = message else { return Ok(None) };
         let checked = whole(&message, &fds).and_then(|()| self.check(message, fds)).and_then(|incoming| {
             let claim = (incoming.parts.base == 0).then(|| incoming.memory.try_clone()).transpose();
@@ -209,7 +283,7 @@ impl Acceptor {
             Ok(checked) => checked,
             Err(e) => {
                 // Its place in the backlog is free again (protocol C7).
-                self.session.tell(&Message::Closed { channel }, &[])?;
+                self.domain.close(channel);
                 return Err(e);
             }
         };
@@ -223,7 +297,7 @@ impl Acceptor {
                 Err(e) if matches!(e.kind(), std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset) => {}
                 // A link that is full before its first use was filled by the peer.
                 Err(_) => {
-                    self.session.tell(&Message::Closed { channel }, &[])?;
+                    self.domain.close(channel);
                     return Err(Corrupt::BadPacket.into());
                 }
             }
@@ -309,58 +383,6 @@ impl Acceptor {
             base,
         };
         Ok(IncomingChannel { parts, memory, kind })
-    }
-
-    /// The next message of the broker; binds again if it went and came (protocol C9).
-    fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
-        let mut pause = Duration::from_millis(10);
-        // A timeout beyond the range of `Instant` means no deadline.
-        let deadline = self.timeout.and_then(|longest| Instant::now().checked_add(longest));
-        loop {
-            match self.receive(deadline) {
-                Err(Error::System { .. }) => {}
-                other => return other,
-            }
-            match bound_session(&self.domain, &self.service, self.kind, &self.options) {
-                Ok(session) => self.session = session,
-                // The old session of this very listener may not be cleared away yet, or the broker not back.
-                Err(Error::BrokerAbsent { .. } | Error::System { .. })
-                | Err(Error::Refused { code: Refusal::ServiceTaken, .. })
-                    if !self.nonblocking =>
-                {
-                    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-                    if left.is_some_and(|left| left.is_zero()) {
-                        return Err(Error::TimedOut);
-                    }
-                    std::thread::sleep(left.map_or(pause, |left| pause.min(left)));
-                    pause = (pause * 2).min(Duration::from_secs(1));
-                }
-                Err(Error::BrokerAbsent { .. } | Error::System { .. }) => return Err(Error::WouldBlock),
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    /// The next message of the broker, until the deadline if there is one.
-    fn receive(&self, deadline: Option<Instant>) -> Result<(Message, Vec<OwnedFd>)> {
-        let Some(deadline) = deadline.filter(|_| !self.nonblocking) else {
-            return if self.nonblocking { self.session.try_next() } else { self.session.next() };
-        };
-        loop {
-            match self.session.try_next() {
-                Err(Error::WouldBlock) => {}
-                other => return other,
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Error::TimedOut);
-            }
-            let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-            match poll(&mut [PollFd::new(&self.session, PollFlags::IN)], Some(&left)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(Error::system("wait for a connection", e)),
-            }
-        }
     }
 }
 

@@ -17,13 +17,14 @@ use partywall_protocol::wire::{Origin, User};
 /// assert_eq!(peer.origin(), Some(Origin::Host));
 /// assert!(peer.uid().is_some());
 /// assert!(peer.certain_user().is_some());
+/// assert_eq!(peer.host(), None);
 /// assert_eq!(peer.pid, Some(std::process::id()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerInfo {
-    /// Name of its domain.
+    /// Name of its domain; `domain@host` if it is on another host of the cluster.
     pub name: String,
     /// Id of its domain.
     pub domain_id: u32,
@@ -45,6 +46,11 @@ impl PeerInfo {
     /// Where its process runs: on the host, or in a virtual machine. `None` on the connecting side.
     pub fn origin(&self) -> Option<Origin> {
         self.user.map(User::origin)
+    }
+
+    /// The host that it is on, if that is another host of the cluster. Its user and process are then those of this host's gateway.
+    pub fn host(&self) -> Option<&str> {
+        self.name.split_once('@').map(|(_, host)| host)
     }
 
     /// Its user, if it is known without doubt ([`Self::at_home`]). A server that grants rights to users must use this, and not [`PeerInfo::uid`].

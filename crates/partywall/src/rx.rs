@@ -471,6 +471,15 @@ impl StreamRx {
         self.corrupt(what)
     }
 
+    /// Ends this half without a word, as if this process had died (protocol L4).
+    pub(crate) fn abort(&mut self) {
+        let Self { endpoint, half, .. } = self;
+        if half.ended().is_none() {
+            half.end(&endpoint.own().page().rx, Ending::Dead { attached: true });
+            self.drop_link();
+        }
+    }
+
     /// Closes this half: this side reads no more.
     pub(crate) fn close(&mut self) {
         let Self { endpoint, half, .. } = self;

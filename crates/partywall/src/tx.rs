@@ -413,6 +413,14 @@ impl TxCore {
         }
     }
 
+    /// Ends this half without a word, as if this process had died (protocol L4). Committed bytes stay readable.
+    pub(crate) fn abort(&mut self) {
+        if self.half.ended().is_none() {
+            self.end(Ending::Dead { attached: true });
+            self.waiter.hang_up();
+        }
+    }
+
     /// Finishes this half: no bytes follow (protocol S2). Committed bytes stay readable.
     pub(crate) fn finish(&mut self) {
         let Self { endpoint, half, .. } = self;

@@ -77,6 +77,11 @@ impl Stream {
         Ok((stream(a), stream(b)))
     }
 
+    /// A stream of one end's halves.
+    pub(crate) fn of((tx, rx): (Option<StreamTx>, Option<StreamRx>)) -> Self {
+        Self { read: rx.map(ReadHalf::new), write: tx.map(WriteHalf::new) }
+    }
+
     /// Both halves, for alternate use.
     ///
     /// # Errors

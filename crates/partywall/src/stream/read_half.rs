@@ -102,6 +102,26 @@ impl ReadHalf {
         self.rx.close();
     }
 
+    /// Ends reading as if this process had died: as soon as the peer notices, its writes fail with [`Error::Dead`].
+    ///
+    /// ```
+    /// use partywall::{Options, Stream};
+    /// use std::io::{ErrorKind, Write};
+    ///
+    /// let (mut client, mut server) = Stream::pair(&Options::default())?;
+    /// server.reader()?.abort();
+    /// let error = loop {
+    ///     if let Err(error) = client.write(b"more") {
+    ///         break error;
+    ///     }
+    /// };
+    /// assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn abort(&mut self) {
+        self.rx.abort();
+    }
+
     /// Whether calls return [`Error::WouldBlock`] instead of waiting. After that error, the descriptor becomes readable when
     /// there are bytes, or the end of the connection.
     ///

@@ -95,6 +95,25 @@ impl WriteHalf {
         self.tx.core.finish();
     }
 
+    /// Ends the stream as if this process had died: the peer reads the written bytes, and then gets [`Error::Dead`] instead of the end.
+    ///
+    /// ```
+    /// use partywall::{Options, Stream};
+    /// use std::io::{ErrorKind, Read, Write};
+    ///
+    /// let (mut client, mut server) = Stream::pair(&Options::default())?;
+    /// let half = client.writer()?;
+    /// half.write_all(b"half of i")?;
+    /// half.abort();
+    ///
+    /// let mut text = String::new();
+    /// assert_eq!(server.read_to_string(&mut text).unwrap_err().kind(), ErrorKind::ConnectionAborted);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn abort(&mut self) {
+        self.tx.core.abort();
+    }
+
     /// Returns to the smallest ring, for a connection that is about to be quiet. Waits at most 100 ms for the broker; a later call completes
     /// the change. A ring in a window between machines keeps its size.
     ///
