@@ -28,6 +28,7 @@ kmod             depmod
 qemu-system-x86  qemu-system-x86_64
 util-linux       setpriv
 ca-certificates  /etc/ssl/certs/ca-certificates.crt
+protobuf-compiler protoc
 "
 # The demo does without: it then shows a client and a server in Python.
 readonly SHOWN="
@@ -81,13 +82,13 @@ zeroc-ice-compilers       slice2cpp
 libzeroc-ice-dev          /usr/include/Ice/Ice.h
 libxmlrpc-core-c3-dev     xmlrpc-c-config
 libxmlrpc-c++8-dev        /usr/include/xmlrpc-c/client_simple.hpp
-protobuf-compiler         protoc
 protobuf-compiler-grpc    grpc_cpp_plugin
 libgrpc++-dev             /usr/include/grpcpp/grpcpp.h
 python3-numpy             /usr/lib/python3/dist-packages/numpy
 sshfs                     sshfs
 socat                     socat
 bindfs                    bindfs
+etcd-server               etcd
 "
 # What brings the linker of `make portable`.
 readonly LINKER="
@@ -156,7 +157,7 @@ packages() {
     [ -z "$ours" ] || "${as[@]}" rm -f "$ours"
     [ "$failed" -eq 0 ] || die "apt-get could not install ${missing[*]}"
     local service
-    for service in redis-server nginx postgresql memcached ssh iperf3; do
+    for service in redis-server nginx postgresql memcached ssh iperf3 etcd; do
         if [[ " ${missing[*]} " == *" $service"* ]] && [ -d /run/systemd/system ]; then
             "${as[@]}" systemctl disable --quiet "$service" 2> /dev/null || true
         fi

@@ -7,7 +7,7 @@
 //!  +----------+------------+------- preload
 //!  |          +------------+------- vm <--- lab, daemon, vhost, bench
 //!  |          +------------+------- agent
-//! partywall <--- capi, python, fs, vhost
+//! partywall <--- capi, python, fs, gateway, vhost
 //!  |          |                     lab <--- bench
 //!  +----------+--- cli, bench, fuzz (names of counters and messages)
 //!  +----------+------------+------- fuzz, which starts a daemon
@@ -30,6 +30,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("partywall-agent", &["partywall-protocol", "partywall-region"]),
     // A file system as a user of the library has it.
     ("partywall-fs", &["partywall", "partywall-terminal"]),
+    // Between hosts: the only crate with TLS and the client of a directory.
+    ("partywall-gateway", &["partywall", "partywall-terminal"]),
     ("partywall-preload", &["partywall-shm", "partywall-protocol", "partywall-region"]),
     // About virtual machines it asks their monitors, and inside a machine it examines the devices.
     ("partywall-cli", &["partywall-shm", "partywall-protocol", "partywall", "partywall-vm", "partywall-terminal"]),
@@ -73,7 +75,7 @@ pub(super) const ARE_TESTS: &[&str] = &["partywall-fuzz"];
 pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];
 
 /// Libraries that have programs beside them: who links one links no program.
-pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] = &["partywall-lab", "partywall-vhost", "partywall-fs"];
+pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] = &["partywall-lab", "partywall-vhost", "partywall-fs", "partywall-gateway"];
 
 /// The crates that hold no system call, and the crates that would bring one in.
 pub(super) const PURE: &[&str] = &["partywall-shm", "partywall-protocol"];

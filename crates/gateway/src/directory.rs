@@ -1,0 +1,423 @@
+//! The directory of the cluster: a table in memory, which follows etcd, and this host's entries there, which live as long as its lease.
+//!
+//! Without etcd the table stays as it was, and the directory says that it is stale. Names of this host are entered when etcd is back.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use etcd_client::{
+    Certificate, Client, Compare, CompareOp, ConnectOptions, EventType, GetOptions, Identity, KvClient,
+    LeaseKeepAliveStream, LeaseKeeper, PutOptions, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchStream,
+};
+use partywall::Refusal;
+use partywall::cluster::Name;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::GatewayError;
+use crate::config::{self, GatewayConfig};
+use crate::entry::{DirectoryKey, DomainEntry, HostEntry, Keys};
+use crate::frame::RemoteRefusal;
+use crate::names::{Decision, OwnNames};
+use crate::table::NameTable;
+
+/// How long etcd may take to answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// How long a claim waits for etcd before this host goes on with what it knows. The broker waits longer.
+const CLAIM: Duration = Duration::from_secs(3);
+/// How often the lease is kept alive.
+const KEEP_ALIVE: Duration = Duration::from_millis(700);
+/// The longest pause between two attempts to reach etcd.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Entries of one page of the first look.
+const PAGE: i64 = 500;
+/// The largest answer of etcd.
+const MAX_ANSWER: usize = 512 << 20;
+/// Entries that are written in one turn, so that the lease is kept alive in between.
+const ENTRIES_PER_TURN: usize = 32;
+
+/// Whether the table is what etcd has.
+#[derive(Debug, Clone, Copy)]
+struct Freshness {
+    is_fresh: bool,
+    since: Instant,
+}
+
+/// The directory of the cluster.
+#[derive(Debug)]
+pub(crate) struct ClusterDirectory {
+    host: Name,
+    address: String,
+    keys: Keys,
+    config: GatewayConfig,
+    table: RwLock<NameTable>,
+    own: Mutex<OwnNames>,
+    freshness: Mutex<Freshness>,
+    /// There is something to write.
+    work: Notify,
+    /// The lease of this session, to be given back at the end.
+    lease: Mutex<Option<i64>>,
+}
+
+/// One session with etcd.
+struct Session {
+    kv: KvClient,
+    lease: i64,
+    keeper: LeaseKeeper,
+    kept: LeaseKeepAliveStream,
+    watch: WatchStream,
+}
+
+type Result<T> = std::result::Result<T, GatewayError>;
+
+async fn answer<T>(call: impl Future<Output = std::result::Result<T, etcd_client::Error>>) -> Result<T> {
+    match timeout(ANSWER, call).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(GatewayError::Directory("it does not answer".to_owned())),
+    }
+}
+
+fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ClusterDirectory {
+    pub(crate) fn new(config: &GatewayConfig, host: Name) -> Self {
+        Self {
+            host,
+            address: config.address.clone(),
+            keys: Keys::new(&config.etcd.prefix),
+            config: config.clone(),
+            table: RwLock::default(),
+            own: Mutex::default(),
+            freshness: Mutex::new(Freshness { is_fresh: false, since: Instant::now() }),
+            work: Notify::new(),
+            lease: Mutex::default(),
+        }
+    }
+
+    /// Changes the names of this host.
+    pub(crate) fn with_own<T>(&self, change: impl FnOnce(&mut OwnNames) -> T) -> T {
+        let mut own = guard(&self.own);
+        let done = change(&mut own);
+        if own.is_dirty() {
+            self.work.notify_one();
+        }
+        done
+    }
+
+    pub(crate) fn with_table<T>(&self, look: impl FnOnce(&NameTable) -> T) -> T {
+        look(&self.table.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change_table<T>(&self, change: impl FnOnce(&mut NameTable) -> T) -> T {
+        change(&mut self.table.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The name of this host.
+    pub(crate) fn host(&self) -> &Name {
+        &self.host
+    }
+
+    /// Whether the table is what etcd has, and since when it is or is not.
+    pub(crate) fn freshness(&self) -> (bool, Duration) {
+        let Freshness { is_fresh, since } = *guard(&self.freshness);
+        (is_fresh, since.elapsed())
+    }
+
+    fn set_fresh(&self, is_fresh: bool) {
+        let mut freshness = guard(&self.freshness);
+        if freshness.is_fresh != is_fresh {
+            *freshness = Freshness { is_fresh, since: Instant::now() };
+        }
+    }
+
+    /// The host of a domain, and where its gateway listens.
+    pub(crate) fn find(&self, domain: &str) -> std::result::Result<(Name, String), RemoteRefusal> {
+        let nothing = |reason: String| RemoteRefusal::new(Refusal::NoSuchDomain, reason);
+        let stale = match self.freshness() {
+            (true, _) => String::new(),
+            (false, age) => format!(" that was known {} s ago, before the directory was lost", age.as_secs()),
+        };
+        self.with_table(|table| {
+            let host = table.host_of(domain).filter(|host| *host != self.host.as_str());
+            let host = host.and_then(|host| Name::new(host).ok());
+            let host = host.ok_or_else(|| nothing(format!("no host has a domain called {domain}{stale}")))?;
+            let listed = self.config.peers.get(host.as_str()).map(String::as_str);
+            match listed.or_else(|| table.address_of(host.as_str())) {
+                Some(address) => Ok((host, address.to_owned())),
+                None => Err(nothing(format!("the host {host} of {domain} has no gateway now"))),
+            }
+        })
+    }
+
+    /// Asks for a name for this host. Without etcd, what is known decides.
+    pub(crate) async fn claim(&self, name: &str) -> Decision {
+        let known = || self.with_table(|table| table.host_of(name).map(str::to_owned));
+        let known = known().filter(|host| host != self.host.as_str());
+        if known.is_some() || !self.freshness().0 {
+            return known;
+        }
+        let decision = self.with_own(|own| own.claim(name));
+        match timeout(CLAIM, decision).await {
+            Ok(Ok(holder)) => holder,
+            // The broker has reported that the name is not wanted any more, or etcd is slow.
+            _ => None,
+        }
+    }
+
+    /// Follows etcd, and keeps this host's entries there, until the gateway ends.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut pause = Duration::from_millis(100);
+        loop {
+            let error = match self.begin().await {
+                Ok(session) => {
+                    pause = Duration::from_millis(100);
+                    self.set_fresh(true);
+                    let (domains, services) = self.with_table(|table| (table.domains(), table.services()));
+                    tracing::info!(domains, services, "the directory is up to date");
+                    self.follow(session).await
+                }
+                Err(error) => error,
+            };
+            if self.freshness().0 {
+                tracing::warn!(%error, "the directory is lost: this host goes on with what it knows");
+            } else {
+                tracing::debug!(%error, "the directory is not there");
+            }
+            self.set_fresh(false);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn connect(&self) -> Result<Client> {
+        let etcd = &self.config.etcd;
+        let mut options = ConnectOptions::new()
+            .with_connect_timeout(ANSWER)
+            .with_keep_alive(Duration::from_secs(1), Duration::from_secs(2))
+            .with_keep_alive_while_idle(true);
+        if etcd.ca.is_some() || etcd.endpoints.iter().any(|endpoint| endpoint.starts_with("https:")) {
+            let mut tls = TlsOptions::new();
+            if let Some(ca) = &etcd.ca {
+                tls = tls.ca_certificate(Certificate::from_pem(config::read(ca)?));
+            }
+            if let (Some(certificate), Some(key)) = (&etcd.certificate, &etcd.key) {
+                tls = tls.identity(Identity::from_pem(config::read(certificate)?, config::read(key)?));
+            }
+            options = options.with_tls(tls);
+        }
+        if let Some(user) = &etcd.user {
+            let password = etcd.password_file.as_deref().map(config::read).transpose()?.unwrap_or_default();
+            options = options.with_user(user.clone(), password.trim_end());
+        }
+        answer(Client::connect(&etcd.endpoints, Some(options))).await
+    }
+
+    /// Begins a session: a lease, this host's address, a look at everything, and a watch from there on.
+    async fn begin(&self) -> Result<Session> {
+        let mut client = self.connect().await?;
+        let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER);
+        let lease = answer(client.lease_grant(self.config.etcd.ttl.into(), None)).await?.id();
+        let (keeper, kept) = answer(client.lease_keep_alive(lease)).await?;
+        *guard(&self.lease) = Some(lease);
+        let revision = self.look(&mut kv.clone()).await?;
+        let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1).with_fragment();
+        let mut watches = client.watch_client().max_decoding_message_size(MAX_ANSWER);
+        let watch = answer(watches.watch(self.keys.prefix(), Some(options))).await?;
+        let mut session = Session { kv, lease, keeper, kept, watch };
+        self.enter_host(&mut session).await?;
+        // A new lease: all entries of this host are to belong to it.
+        self.with_own(OwnNames::mark_all_dirty);
+        Ok(session)
+    }
+
+    /// Reads the whole directory. Returns the revision that it was read at.
+    async fn look(&self, kv: &mut KvClient) -> Result<i64> {
+        let mut table = NameTable::default();
+        let mut from = self.keys.prefix().as_bytes().to_vec();
+        let mut end = from.clone();
+        // The prefix is text, so its last byte is not the greatest.
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        let mut revision = 0;
+        loop {
+            let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE).with_revision(revision);
+            let page = answer(kv.get(from, Some(options))).await?;
+            revision =
+                page.header().map_or(revision, |header| if revision == 0 { header.revision() } else { revision });
+            for entry in page.kvs() {
+                self.enter(&mut table, entry.key(), Some(entry.value()));
+            }
+            let Some(last) = page.kvs().last().filter(|_| page.more()) else { break };
+            from = last.key().to_vec();
+            from.push(0);
+        }
+        if table.ignored() > 0 {
+            tracing::warn!(ignored = table.ignored(), "the directory has more entries than a gateway keeps");
+        }
+        self.change_table(|known| *known = table);
+        Ok(revision)
+    }
+
+    /// Enters a key into a table; `value` is `None` if the key is gone. Wrong entries are as none.
+    fn enter(&self, table: &mut NameTable, key: &[u8], value: Option<&[u8]>) {
+        match self.keys.parse(key) {
+            Some(DirectoryKey::Domain(name)) => match value.and_then(DomainEntry::decode) {
+                Some(entry) => table.put_domain(&name, entry),
+                None => table.remove_domain(&name),
+            },
+            Some(DirectoryKey::Host(name)) => match value.and_then(HostEntry::decode) {
+                Some(entry) => table.put_host(&name, entry),
+                None => table.remove_host(&name),
+            },
+            None => {}
+        }
+    }
+
+    /// Publishes where this host's gateway listens.
+    async fn enter_host(&self, session: &mut Session) -> Result<()> {
+        let key = self.keys.host(self.host.as_str());
+        let value = HostEntry { address: self.address.clone() }.encode();
+        let is_free = vec![Compare::create_revision(key.clone(), CompareOp::Equal, 0)];
+        let put = || TxnOp::put(key.clone(), value.clone(), Some(PutOptions::new().with_lease(session.lease)));
+        let txn = Txn::new().when(is_free).and_then(vec![put()]);
+        if answer(session.kv.txn(txn)).await?.succeeded() {
+            return Ok(());
+        }
+        // The entry of an earlier session of this gateway, or of one that calls itself the same.
+        let same = vec![Compare::value(key.clone(), CompareOp::Equal, value.clone())];
+        if answer(session.kv.txn(Txn::new().when(same).and_then(vec![put()]))).await?.succeeded() {
+            return Ok(());
+        }
+        let host = &self.host;
+        Err(GatewayError::Directory(format!(
+            "another gateway is the host {host}: wait until its lease ends, or rename one"
+        )))
+    }
+
+    /// Follows etcd until the session ends, and returns the reason.
+    async fn follow(&self, mut session: Session) -> GatewayError {
+        let mut turns = tokio::time::interval(KEEP_ALIVE);
+        turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let patience = Duration::from_secs(self.config.etcd.ttl.into()).min(Duration::from_secs(3));
+        let mut last = Instant::now();
+        loop {
+            let done = tokio::select! {
+                _ = turns.tick() => match last.elapsed() > patience {
+                    true => Err(GatewayError::Directory("the lease is not kept alive".to_owned())),
+                    false => answer(session.keeper.keep_alive()).await,
+                },
+                kept = session.kept.message() => match kept {
+                    Ok(Some(kept)) if kept.ttl() > 0 => {
+                        last = Instant::now();
+                        Ok(())
+                    }
+                    Ok(_) => Err(GatewayError::Directory("the lease has ended".to_owned())),
+                    Err(error) => Err(error.into()),
+                },
+                changes = session.watch.message() => match changes {
+                    Ok(Some(changes)) if !changes.canceled() => {
+                        self.take_in(&changes);
+                        Ok(())
+                    }
+                    Ok(_) => Err(GatewayError::Directory("the watch has ended".to_owned())),
+                    Err(error) => Err(error.into()),
+                },
+                () = self.work.notified() => self.write(&mut session).await,
+            };
+            if let Err(error) = done {
+                return error;
+            }
+        }
+    }
+
+    /// Enters what has changed.
+    fn take_in(&self, changes: &etcd_client::WatchResponse) {
+        self.change_table(|table| {
+            for event in changes.events() {
+                let Some(entry) = event.kv() else { continue };
+                let value = (event.event_type() == EventType::Put).then(|| entry.value());
+                self.enter(table, entry.key(), value);
+                // A name of this host whose entry has gone, or is another host's, is to be claimed again.
+                if let Some(DirectoryKey::Domain(name)) = self.keys.parse(entry.key())
+                    && table.host_of(&name) != Some(self.host.as_str())
+                {
+                    let mut own = guard(&self.own);
+                    if own.has(&name) && value.is_none() {
+                        own.mark_dirty(&name);
+                        self.work.notify_one();
+                    }
+                }
+            }
+        });
+    }
+
+    /// Brings entries of this host up to date.
+    async fn write(&self, session: &mut Session) -> Result<()> {
+        for name in self.with_own(|own| own.take_dirty(ENTRIES_PER_TURN)) {
+            let wanted = guard(&self.own).wanted(&name, self.host.as_str());
+            let written = match wanted {
+                Some(entry) => match self.put(session, &name, &entry).await {
+                    Ok(holder) => {
+                        guard(&self.own).decided(&name, holder);
+                        Ok(())
+                    }
+                    Err(error) => Err(error),
+                },
+                None => self.delete(session, &name).await,
+            };
+            if let Err(error) = written {
+                self.with_own(|own| own.mark_dirty(&name));
+                return Err(error);
+            }
+        }
+        self.with_own(|_| ());
+        Ok(())
+    }
+
+    /// Enters a domain of this host. Returns the other host that has the name, if one has it.
+    async fn put(&self, session: &mut Session, name: &str, entry: &DomainEntry) -> Result<Decision> {
+        let key = self.keys.domain(name);
+        let put = || TxnOp::put(key.clone(), entry.encode(), Some(PutOptions::new().with_lease(session.lease)));
+        let mut condition = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
+        // Between two attempts another host can change the entry, though not without end.
+        for _ in 0..5 {
+            let txn =
+                Txn::new().when(vec![condition]).and_then(vec![put()]).or_else(vec![TxnOp::get(key.clone(), None)]);
+            let result = answer(session.kv.txn(txn)).await?;
+            if result.succeeded() {
+                return Ok(None);
+            }
+            let found = result.op_responses().into_iter().find_map(|response| match response {
+                TxnOpResponse::Get(found) => found.kvs().first().cloned(),
+                _ => None,
+            });
+            condition = match found {
+                None => Compare::create_revision(key.clone(), CompareOp::Equal, 0),
+                Some(found) => match DomainEntry::decode(found.value()) {
+                    Some(other) if other.host != self.host.as_str() => return Ok(Some(other.host)),
+                    // It is this host's, of an earlier session perhaps, or nothing that a gateway writes.
+                    _ => Compare::mod_revision(key.clone(), CompareOp::Equal, found.mod_revision()),
+                },
+            };
+        }
+        Err(GatewayError::Directory(format!("the entry of {name} changes all the time")))
+    }
+
+    /// Removes the entry of a domain that has gone, if it is this host's.
+    async fn delete(&self, session: &mut Session, name: &str) -> Result<()> {
+        let key = self.keys.domain(name);
+        let is_own = vec![Compare::lease(key.clone(), CompareOp::Equal, session.lease)];
+        answer(session.kv.txn(Txn::new().when(is_own).and_then(vec![TxnOp::delete(key, None)]))).await.map(drop)
+    }
+
+    /// Takes this host out of the directory at once, instead of when its lease ends.
+    pub(crate) async fn leave(&self) {
+        let lease = guard(&self.lease).take();
+        if let (Some(lease), Ok(mut client)) = (lease, self.connect().await) {
+            let _ = answer(client.lease_revoke(lease)).await;
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The parts of a gateway, put together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use partywall::cluster::{Name, NameFeed, NameNews};
+use partywall::{Domain, Error, Options, Refusal};
+use tokio::runtime::Handle;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::GatewayConfig;
+use crate::directory::ClusterDirectory;
+use crate::peers::PeerHosts;
+use crate::routes::Router;
+use crate::tls::HostCredentials;
+use crate::{GatewayError, inbound, listing};
+
+/// After the broker has come again, how long its clients have to come again too.
+const RETURN: Duration = Duration::from_secs(10);
+/// Connections of this host's programs that wait for the gateway.
+const BACKLOG: u16 = 128;
+
+/// Runs a gateway until it gets SIGTERM or SIGINT, or cannot go on.
+///
+/// # Errors
+/// [`GatewayError`]: a certificate that is wrong, a broker that does not take this process for its gateway, or an address that is in use.
+pub fn run(config: &GatewayConfig) -> Result<(), GatewayError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| GatewayError::System { doing: "start threads", source })?;
+    let outcome = runtime.block_on(serve(config));
+    // Threads that wait for the broker end with the process.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(config: &GatewayConfig) -> Result<(), GatewayError> {
+    let system = |doing| move |source| GatewayError::System { doing, source };
+    let mut terminate = signal(SignalKind::terminate()).map_err(system("wait for signals"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(system("wait for signals"))?;
+    let credentials = HostCredentials::read(config)?;
+    let domain = join(config)?;
+    let feed = follow(&domain).await?;
+    let host = host_of(&feed, &credentials, config)?;
+    tracing::info!(%host, "the gateway of this host");
+    let options = Options::default().backlog(BACKLOG);
+    let listener = domain.bind_routes(&options)?;
+    let directory = Arc::new(ClusterDirectory::new(config, host));
+    let server = Arc::new(inbound::InboundServer { domain: domain.clone(), options });
+    let answer = Box::new(move |peer, send, receive| {
+        let server = Arc::clone(&server);
+        tokio::spawn(async move { server.answer(&peer, send, receive).await });
+    });
+    let peers = Arc::new(PeerHosts::listen(config, credentials, answer)?);
+    let router = Arc::new(Router { directory: Arc::clone(&directory), peers: Arc::clone(&peers) });
+
+    let runtime = Handle::current();
+    let names = {
+        let (domain, directory, runtime) = (domain.clone(), Arc::clone(&directory), runtime.clone());
+        tokio::task::spawn_blocking(move || report_names(feed, &domain, &directory, &runtime))
+    };
+    let routes = tokio::task::spawn_blocking(move || router.serve(listener, &runtime));
+    tokio::spawn(Arc::clone(&directory).run());
+    tokio::spawn(Arc::clone(&peers).accept());
+    tokio::spawn(listing::serve(domain, Arc::clone(&directory)));
+
+    let ended = |error: Result<Error, tokio::task::JoinError>| match error {
+        Ok(error) => Err(GatewayError::Broker(error)),
+        Err(_) => Err(GatewayError::Directory("a thread of the gateway has failed".to_owned())),
+    };
+    let outcome = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        error = names => ended(error),
+        error = routes => ended(error),
+    };
+    directory.leave().await;
+    peers.close().await;
+    outcome
+}
+
+fn join(config: &GatewayConfig) -> Result<Domain, GatewayError> {
+    let builder = Domain::builder().name(config.domain.clone());
+    let builder = match &config.broker {
+        Some(path) => builder.broker(path),
+        None => builder,
+    };
+    Ok(builder.join()?)
+}
+
+/// Follows names. The session of a gateway that has just ended may not be cleared away yet.
+async fn follow(domain: &Domain) -> Result<NameFeed, GatewayError> {
+    let mut left = 20;
+    loop {
+        match domain.follow_names() {
+            Err(Error::Refused { code: Refusal::Quota, .. }) if left > 0 => {
+                left -= 1;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// The name of this host, which the broker's policy and the certificate must agree on.
+fn host_of(feed: &NameFeed, credentials: &HostCredentials, config: &GatewayConfig) -> Result<Name, GatewayError> {
+    if feed.host() == credentials.host.as_str() {
+        return Ok(credentials.host.clone());
+    }
+    let what = config.certificate.display().to_string();
+    let (certificate, policy) = (&credentials.host, feed.host());
+    let reason =
+        format!("it is for the host {certificate}, and [cluster] of the broker's policy says that this is {policy}");
+    Err(GatewayError::Tls { what, reason })
+}
+
+/// Reports names of this host to the directory, and claims to the broker, until the broker refuses this gateway; in a separate thread.
+fn report_names(mut feed: NameFeed, domain: &Domain, directory: &Arc<ClusterDirectory>, runtime: &Handle) -> Error {
+    let host = feed.host().to_owned();
+    loop {
+        let number = directory.with_own(|own| own.begin());
+        let later = Arc::clone(directory);
+        runtime.spawn(async move {
+            tokio::time::sleep(RETURN).await;
+            later.with_own(|own| own.forget_unreported(number));
+        });
+        let error = loop {
+            match feed.wait(Duration::from_secs(3600)) {
+                Ok(rows) => {
+                    directory.with_own(|own| rows.iter().for_each(|row| own.apply(row)));
+                    for row in rows.into_iter().filter(|row| row.news == NameNews::Claim) {
+                        let (domain, directory) = (domain.clone(), Arc::clone(directory));
+                        runtime.spawn(async move { claim(domain, &directory, row.domain).await });
+                    }
+                }
+                Err(error) => break error,
+            }
+        };
+        tracing::warn!(%error, "the broker is gone: its names stay for some seconds");
+        let mut pause = Duration::from_millis(50);
+        feed = loop {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(1));
+            match domain.follow_names() {
+                Ok(feed) if feed.host() != host => {
+                    return Error::Invalid(format!("this host is now called {} by the broker's policy", feed.host()));
+                }
+                Ok(feed) => break feed,
+                Err(Error::Refused { code: Refusal::Denied, reason }) => {
+                    return Error::Refused { code: Refusal::Denied, reason };
+                }
+                Err(_) => {}
+            }
+        };
+    }
+}
+
+/// Has the cluster decide about a name, and tells the broker.
+async fn claim(domain: Domain, directory: &ClusterDirectory, name: String) {
+    let holder = directory.claim(&name).await;
+    let told = tokio::task::spawn_blocking(move || domain.name_claimed(&name, holder.as_deref())).await;
+    if let Ok(Err(error)) = told {
+        tracing::debug!(%error, "a claim was answered too late");
+    }
+}

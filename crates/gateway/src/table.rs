@@ -1,0 +1,187 @@
+//! The names of the cluster, in memory: which host each domain is on, its services, and where each host's gateway listens.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use partywall::Kind;
+
+use crate::entry::{DomainEntry, HostEntry};
+
+/// Domains that are kept. Later ones are ignored, and counted.
+pub const MAX_DOMAINS: usize = 500_000;
+/// Services that are kept.
+pub const MAX_SERVICES: usize = 2_000_000;
+/// Hosts that are kept.
+pub const MAX_HOSTS: usize = 20_000;
+
+/// The names of a cluster.
+///
+/// ```
+/// use partywall::Kind;
+/// use partywall_gateway::entry::{DomainEntry, HostEntry};
+/// use partywall_gateway::table::NameTable;
+///
+/// let mut table = NameTable::default();
+/// table.put_host("alpha", HostEntry { address: "alpha.example:7411".into() });
+/// table.put_domain("db", DomainEntry { host: "alpha".into(), services: [("sql".into(), Kind::Stream)].into() });
+/// let host = table.host_of("db").expect("it was put there");
+/// assert_eq!(table.address_of(host), Some("alpha.example:7411"));
+/// assert_eq!((table.domains(), table.services()), (1, 1));
+/// table.remove_domain("db");
+/// assert_eq!((table.host_of("db"), table.services()), (None, 0));
+/// ```
+#[derive(Debug, Default)]
+pub struct NameTable {
+    addresses: HashMap<Arc<str>, Box<str>>,
+    domains: HashMap<Box<str>, TableDomain>,
+    /// The names of hosts, once each.
+    names: HashSet<Arc<str>>,
+    services: usize,
+    ignored: u64,
+}
+
+#[derive(Debug)]
+struct TableDomain {
+    host: Arc<str>,
+    services: Box<[(Box<str>, Kind)]>,
+}
+
+/// A domain of the cluster.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    /// Its name.
+    pub domain: &'a str,
+    /// The host that it is on.
+    pub host: &'a str,
+    /// Its services, by name, and the kinds of their channels.
+    pub services: &'a [(Box<str>, Kind)],
+}
+
+impl NameTable {
+    /// Enters a domain, or replaces what is known of it.
+    pub fn put_domain(&mut self, name: &str, entry: DomainEntry) {
+        self.remove_domain(name);
+        let (count, is_known) = (entry.services.len(), self.names.contains(entry.host.as_str()));
+        let is_full = self.domains.len() >= MAX_DOMAINS
+            || self.services + count > MAX_SERVICES
+            || !is_known && self.names.len() >= MAX_HOSTS;
+        if is_full {
+            self.ignored += 1;
+            return;
+        }
+        let host = self.shared(&entry.host);
+        let services = entry.services.into_iter().map(|(name, kind)| (name.into_boxed_str(), kind)).collect();
+        self.services += count;
+        self.domains.insert(name.into(), TableDomain { host, services });
+    }
+
+    /// Forgets a domain.
+    pub fn remove_domain(&mut self, name: &str) {
+        if let Some(domain) = self.domains.remove(name) {
+            self.services -= domain.services.len();
+        }
+    }
+
+    /// Enters a host, or replaces what is known of it.
+    pub fn put_host(&mut self, name: &str, entry: HostEntry) {
+        if !self.names.contains(name) && self.names.len() >= MAX_HOSTS {
+            self.ignored += 1;
+            return;
+        }
+        let name = self.shared(name);
+        self.addresses.insert(name, entry.address.into_boxed_str());
+    }
+
+    /// Forgets a host. Its domains have separate entries.
+    pub fn remove_host(&mut self, name: &str) {
+        self.addresses.remove(name);
+    }
+
+    fn shared(&mut self, name: &str) -> Arc<str> {
+        match self.names.get(name) {
+            Some(name) => Arc::clone(name),
+            None => {
+                let name: Arc<str> = name.into();
+                self.names.insert(Arc::clone(&name));
+                name
+            }
+        }
+    }
+
+    /// The host that a domain is on.
+    pub fn host_of(&self, domain: &str) -> Option<&str> {
+        self.domains.get(domain).map(|domain| &*domain.host)
+    }
+
+    /// Where a host's gateway listens.
+    pub fn address_of(&self, host: &str) -> Option<&str> {
+        self.addresses.get(host).map(|address| &**address)
+    }
+
+    /// All domains, in no order.
+    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        self.domains.iter().map(|(domain, of)| Row { domain, host: &of.host, services: &of.services })
+    }
+
+    /// How many hosts have an address.
+    pub fn hosts(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// How many domains there are.
+    pub fn domains(&self) -> usize {
+        self.domains.len()
+    }
+
+    /// How many services there are.
+    pub fn services(&self) -> usize {
+        self.services
+    }
+
+    /// How many entries were ignored because the table was full.
+    pub fn ignored(&self) -> u64 {
+        self.ignored
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(host: &str, services: usize) -> DomainEntry {
+        let services = (0..services).map(|n| (format!("s{n}"), Kind::Stream)).collect();
+        DomainEntry { host: host.into(), services }
+    }
+
+    #[test]
+    fn full_table_ignores_further_entries() {
+        let mut table = NameTable::default();
+        let most = crate::entry::MAX_SERVICES;
+        for number in 0..=MAX_SERVICES / most {
+            table.put_domain(&format!("d{number}"), entry("alpha", most));
+        }
+        assert!(table.services() <= MAX_SERVICES && table.ignored() == 1);
+        // A smaller entry of the same domain fits.
+        let last = format!("d{}", MAX_SERVICES / most);
+        table.put_domain(&last, entry("alpha", 1));
+        assert_eq!((table.host_of(&last), table.ignored()), (Some("alpha"), 1));
+
+        let mut table = NameTable::default();
+        for number in 0..=MAX_HOSTS {
+            table.put_host(&format!("h{number}"), HostEntry { address: "a:1".into() });
+        }
+        table.put_domain("d", entry("another", 0));
+        assert_eq!((table.hosts(), table.domains(), table.ignored()), (MAX_HOSTS, 0, 2));
+    }
+
+    #[test]
+    fn counts_follow_replaced_and_removed_domains() {
+        let mut table = NameTable::default();
+        table.put_domain("d", entry("alpha", 5));
+        table.put_domain("d", entry("beta", 2));
+        assert_eq!((table.domains(), table.services(), table.host_of("d")), (1, 2, Some("beta")));
+        table.remove_domain("d");
+        table.remove_domain("d");
+        assert_eq!((table.domains(), table.services()), (0, 0));
+    }
+}
