@@ -79,6 +79,21 @@ pub(crate) fn rule_to_connect(from: &str, target: &Target) -> String {
     format!("{ADD_RULE}\n    [[connect]]\n    from = \"{from}\"\n    to = \"{domain}\"\n    service = \"{service}\"")
 }
 
+/// The rule that lets a domain connect to a service, where `reason` says why the broker of this host or another has denied it (protocol H4.1, H5).
+fn rule_against(reason: &str, from: &str, target: &Target) -> String {
+    let rule = rule_to_connect(from, target);
+    if let Some((_, host)) = reason.rsplit_once(" on the host ") {
+        return format!("{rule}\n    to_host = \"{host}\"");
+    }
+    match reason.split_once(" of the host ").and_then(|(_, rest)| rest.split(' ').next()) {
+        Some(host) => {
+            rule.replacen("the broker's policy", "the policy of the other host's broker", 1)
+                + &format!("\n    from_host = \"{host}\"")
+        }
+        None => rule,
+    }
+}
+
 const ADD_RULE: &str =
     "to allow it, add a rule to the broker's policy (`partywalld --print-sample-policy`) and reload it:";
 
@@ -142,10 +157,15 @@ pub(crate) fn connect(
                 pause = (pause * 2).min(Duration::from_millis(200));
             }
             Err(error) => {
-                let rule = is_denied(&error).then(|| match &joined {
-                    Some(domain) => rule_to_connect(domain.name(), target),
-                    None => rule_to_join(&name, rustix::process::geteuid().as_raw()),
-                });
+                let rule = match (&error, &joined) {
+                    (Error::Refused { code: Refusal::Denied, reason }, Some(domain)) => {
+                        Some(rule_against(reason, domain.name(), target))
+                    }
+                    (Error::Refused { code: Refusal::Denied, .. }, None) => {
+                        Some(rule_to_join(&name, rustix::process::geteuid().as_raw()))
+                    }
+                    _ => None,
+                };
                 let failure = CommandFailure::from(error).context(format_args!("cannot connect to {target}"));
                 return Err(match rule {
                     Some(rule) => failure.hint(rule),
@@ -242,6 +262,12 @@ mod tests {
         assert!(rule_to_join("vm-web", 33).contains("domain = \"vm-web\""));
         let target = Target { domain: "b".into(), service: "tcp-80".into() };
         assert!(rule_to_connect("a", &target).ends_with("from = \"a\"\n    to = \"b\"\n    service = \"tcp-80\""));
+        let here = rule_against("the policy does not let a connect to b:tcp-80 on the host beta", "a", &target);
+        assert!(here.contains("the broker's policy") && here.ends_with("to_host = \"beta\""), "{here}");
+        let there = rule_against("the policy does not let a of the host alpha connect to b:tcp-80", "a", &target);
+        assert!(there.contains("other host's") && there.ends_with("from_host = \"alpha\""), "{there}");
+        let local = rule_against("the policy does not let a connect to b:tcp-80", "a", &target);
+        assert_eq!(local, rule_to_connect("a", &target));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `partywall list`: the broker's domains, services and channels.
 
+mod cluster;
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use partywall::{ChannelRow, Directions, Domain, DomainRow, MachineId, ServiceRow};
@@ -17,6 +19,7 @@ The list shows all entries that the policy lets this domain see. `partywall stat
 Examples:
   partywall list
   partywall list services
+  partywall list --cluster
   partywall list channels --json | jq -r '.channels[].channel'";
 
 /// Show domains, services and channels
@@ -26,6 +29,10 @@ pub(crate) struct Args {
     /// The subject of the list
     #[arg(value_enum, default_value = "all")]
     what: ListSubject,
+
+    /// Show the domains and services of all hosts of the cluster, which the gateway of this host knows. GATEWAY is its domain
+    #[arg(long, value_name = "GATEWAY", num_args = 0..=1, require_equals = true, default_missing_value = "gateway")]
+    cluster: Option<String>,
 
     /// Print JSON
     #[arg(long)]
@@ -94,6 +101,10 @@ pub(crate) struct ChannelLine {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let domain = session::join(global)?;
+    if let Some(gateway) = &args.cluster {
+        let listing = cluster::ask(&domain, gateway).context("cannot list the cluster")?;
+        return if args.json { output::print_json(&listing) } else { output::print(listing.to_text()) };
+    }
     let listing = ask(&domain, args.what).context("cannot list")?;
     if args.json { output::print_json(&listing) } else { output::print(listing.to_text()) }
 }
