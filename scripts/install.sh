@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 into=${DESTDIR:-}$PREFIX
 release=$TARGET_DIR/release
 : "${PRELOAD:=$release/libpartywall_preload.so}"
-programs=(partywall partywalld partywall-agent partywall-net partywall-blk partywall-fs)
+programs=(partywall partywalld partywall-agent partywall-net partywall-blk partywall-fs partywall-gateway)
 extras=(partywall-bench partywall-lab partywall-lab-guest)
 # What containers get: the library at the places that glibc makes of `$LIB` in LD_PRELOAD (Debian and Ubuntu; Fedora, SUSE and Gentoo; Arch). A loader that does
 # not know `$LIB` (musl's) looks for a folder of that very name, and finds a library that only says so.
@@ -37,7 +37,7 @@ if [ "${1:-}" = uninstall ]; then
         rm -f "$into/share/bash-completion/completions/$program" "$into/share/zsh/site-functions/_$program"
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
     done
-    rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service"
+    rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service" "$into/lib/systemd/system/partywall-gateway.service"
     rm -f "$into/$LIBDIR"/libpartywall.so "$into/$LIBDIR"/libpartywall.so.0 "$into/$LIBDIR"/libpartywall.so.0.* "$into/$LIBDIR/libpartywall.a"
     rm -f "$into/include/partywall.h" "$into/include/partywall_rpc.h" "$into/$LIBDIR/pkgconfig/partywall.pc"
     for page in crates/capi/man/*.3; do
@@ -151,6 +151,8 @@ sed "s|/usr/local|$PREFIX|" crates/daemon/partywalld.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
 sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-agent.service"
+sed "s|/usr/local|$PREFIX|" crates/gateway/partywall-gateway.service > "$work/unit"
+install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-gateway.service"
 # A loader that has a cache of libraries finds this one after the next look.
 if [ -z "${DESTDIR:-}" ] && [ "$(id -u)" -eq 0 ]; then
     ! PATH=$PATH:/usr/sbin:/sbin command -v ldconfig > /dev/null || PATH=$PATH:/usr/sbin:/sbin ldconfig

@@ -39,7 +39,7 @@ clean_up() {
 }
 trap clean_up EXIT
 mkdir -p "$work/target/release" "$work/new"
-for file in partywall partywalld partywall-agent partywall-net partywall-blk partywall-fs libpartywall_preload.so libpartywall_capi.so; do
+for file in partywall partywalld partywall-agent partywall-net partywall-blk partywall-fs partywall-gateway libpartywall_preload.so libpartywall_capi.so; do
     ln -s "$TARGET_DIR/debug/$file" "$work/target/release/$file"
 done
 # The static library is large, and only carried along: another does.

@@ -167,7 +167,7 @@ packages_install_on_a_system_without_partywall() {
     fi
     expect "protocol: control" partywall --version
     expect "protocol: control" partywalld --version
-    for program in partywall-agent partywall-net partywall-blk partywall-fs; do
+    for program in partywall-agent partywall-net partywall-blk partywall-fs partywall-gateway; do
         expect "" "$program" --help
     done
     expect "a good policy" partywalld --check-policy
@@ -538,7 +538,7 @@ purge_leaves_nothing() {
     rm /etc/systemd/system/{web,db}.service
     stop_broker
     broker_may
-    dpkg --purge partywall partywalld partywall-agent libpartywall-preload libpartywall0 libpartywall-dev > /tmp/dpkg.log 2>&1 || fail "$(tail -n 20 /tmp/dpkg.log)"
+    dpkg --purge partywall partywalld partywall-agent partywall-gateway libpartywall-preload libpartywall0 libpartywall-dev > /tmp/dpkg.log 2>&1 || fail "$(tail -n 20 /tmp/dpkg.log)"
     local left
     left=$(find /mnt/upper -name '*partywall*' ! -type c -not -path '*/tmp/*') || true
     [ -z "$left" ] || fail "the purge leaves $left"

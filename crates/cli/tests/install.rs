@@ -29,7 +29,7 @@ impl Trees {
         symlink(library(), release.join("libpartywall_capi.so")).unwrap();
         std::fs::write(release.join("libpartywall_capi.a"), "!<arch>\n").unwrap();
         // It is installed, and not run.
-        for file in ["partywall-agent", "partywall-net", "partywall-blk", "partywall-fs"] {
+        for file in ["partywall-agent", "partywall-net", "partywall-blk", "partywall-fs", "partywall-gateway"] {
             symlink("/bin/true", release.join(file)).unwrap();
         }
         let make = dir.path().join("make");
@@ -80,11 +80,13 @@ fn installed_files_are_stripped_complete_and_removed_again() {
         "usr/bin/partywall-net",
         "usr/bin/partywall-blk",
         "usr/bin/partywall-fs",
+        "usr/bin/partywall-gateway",
         "usr/lib/partywall/libpartywall_preload.so",
         "usr/lib/libpartywall.so.0",
         "usr/lib/libpartywall.a",
         "usr/include/partywall.h",
         "usr/lib/systemd/system/partywalld.service",
+        "usr/lib/systemd/system/partywall-gateway.service",
         "usr/share/bash-completion/completions/partywalld",
         "usr/share/doc/partywall/partywalld.toml",
         "usr/share/man/man1/partywall-run.1",
