@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Where a server is, and how it is reached.
 #[derive(Debug, Clone)]
 pub enum ServerAddress {
-    /// A service of the library, as `DOMAIN:SERVICE`. Calls are used where the server is on the same machine.
+    /// A service of the library, as `DOMAIN:SERVICE`. Calls are used where the server is on the same host, also between its virtual machines.
     Service {
         /// The domain that connects.
         domain: Domain,

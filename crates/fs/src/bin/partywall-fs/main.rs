@@ -20,8 +20,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const AFTER: &str = "\
-A client sees the directory as a file system. On one host, the bytes of files are passed by reference in shared memory. Between virtual \
-machines, and with --transport tcp, they are copied into messages.
+A client sees the directory as a file system. On one host, also between its virtual machines, the bytes of files are passed by reference in \
+shared memory. With --transport stream or tcp they are copied into messages.
 
 A server that does not run as root executes all requests as its own user. A server of root executes them as the client's user, as the \
 broker reports it. A client of root names the user of each request, where root becomes nobody, except with --squash none.
