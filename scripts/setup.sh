@@ -89,6 +89,7 @@ sshfs                     sshfs
 socat                     socat
 bindfs                    bindfs
 etcd-server               etcd
+libacl1-dev               /usr/include/sys/acl.h
 "
 # What brings the linker of `make portable`.
 readonly LINKER="
@@ -109,6 +110,11 @@ crun                      crun
 musl-tools                musl-gcc
 mmdebstrap                mmdebstrap
 systemd-container         systemd-nspawn
+"
+# Test suites of file systems, which run against a mount of `partywall fs`, in target/tools.
+readonly SUITES="
+pjdfstest  0.2.2
+fsx        0.3.2
 "
 readonly CARGO_FUZZ=0.13.2
 readonly CARGO_DENY=0.20.2
@@ -223,6 +229,19 @@ machines() {
     fi || echo "setup: virtual machines need Debian's package linux-image-cloud-amd64, and apt-get knows none; run: sudo apt-get update"
 }
 
+# Programs beside ours: nothing of the workspace depends on them.
+file_system_suites() {
+    local tools name version
+    tools=$(realpath -m "${TARGET_DIR:-${CARGO_TARGET_DIR:-target}}")/tools
+    while read -r name version; do
+        [ -n "$name" ] && [ ! -x "$tools/bin/$name" ] || continue
+        echo "setup: building $name $version (once, about a minute)"
+        cargo install "$name" --version "$version" --locked --debug --quiet --root "$tools" \
+            --target-dir "$tools/build" || return 1
+    done <<< "$SUITES"
+    rm -rf "$tools/build"
+}
+
 # What runs in virtual machines of other distributions is linked without any library of here.
 static_target() {
     local target
@@ -261,6 +280,7 @@ if [ "${1:-}" = programs ]; then
     (static_target) || echo "setup: the test of the static agent will be left out"
     (packages "$PROGRAMS$APPLIANCE") || echo "setup: tests and benches of programs that are missing will be left out"
     (packages "$CONTAINERS") || echo "setup: tests of packages and containers that are missing will be left out"
+    (file_system_suites) || echo "setup: the test suites of file systems will be left out"
     timeout 300 scripts/wheel.sh tools || echo "setup: the test of the Python package will be left out"
     exit
 fi
