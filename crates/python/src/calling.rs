@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// The longest wait between two looks for a signal.
@@ -115,7 +116,8 @@ impl PyCallClient {
         let client = self.client(py)?;
         let arguments = args.map_or_else(|| Ok(ObjectMemory::empty()), ObjectMemory::of)?;
         let ongoing = start(py, &client, method.method(), &arguments, deadline(py, timeout)?)?;
-        Ok(PyOngoing { ongoing: Mutex::new(Some(ongoing)), is_cancelled: AtomicBool::new(false) })
+        let (ongoing, waiting) = (Mutex::new(Some(ongoing)), Mutex::default());
+        Ok(PyOngoing { ongoing, waiting, is_cancelled: AtomicBool::new(false) })
     }
 
     /// Calls a method whose result is not wanted.
@@ -177,6 +179,8 @@ impl PyCallClient {
 #[derive(Debug)]
 pub(crate) struct PyOngoing {
     ongoing: Mutex<Option<Ongoing>>,
+    /// The thread that has the call in its hands. It may be executing a call back, in which the call cannot be waited for.
+    waiting: Mutex<Option<ThreadId>>,
     is_cancelled: AtomicBool,
 }
 
@@ -189,13 +193,22 @@ enum WaitResult {
 
 impl PyOngoing {
     fn wait(&self, py: Python<'_>, longest: Duration) -> WaitResult {
+        let this = std::thread::current().id();
+        let waiting = || self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if *waiting() == Some(this) {
+            let why = "a function that is called back cannot wait for the call in which it is called";
+            return WaitResult::Failed(CallError::Refused(why.into()));
+        }
         py.detach(|| {
             let mut ongoing = self.ongoing.lock().unwrap_or_else(PoisonError::into_inner);
             if self.is_cancelled.load(Ordering::Acquire) {
                 *ongoing = None;
             }
             let Some(call) = ongoing.as_mut() else { return WaitResult::Over };
-            match call.wait_for(longest) {
+            *waiting() = Some(this);
+            let waited = call.wait_for(longest);
+            *waiting() = None;
+            match waited {
                 Ok(None) => WaitResult::NotYet,
                 Ok(Some(reply)) => {
                     *ongoing = None;

@@ -115,16 +115,20 @@ impl PyDomain {
         self.ask(py, |domain| builder.bind(domain, service)).map(PyCallServer::new)
     }
 
-    /// Connects to `DOMAIN:SERVICE`, a service of calls.
-    #[pyo3(signature = (target, **choices))]
+    /// Connects to `DOMAIN:SERVICE`, a service of calls. The server may call the functions of a dictionary back.
+    #[pyo3(signature = (target, methods=None, **choices))]
     fn connect_calls(
         &self,
         py: Python<'_>,
         target: &str,
+        methods: Option<&Bound<'_, PyDict>>,
         choices: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyCallClient> {
         let choices = options::chosen_for_calls(choices)?;
         let mut builder = CallClient::builder();
+        if let Some(methods) = methods {
+            builder = serving::with_functions_of_client(builder, methods)?;
+        }
         builder = builder.options(choices.options).heap(choices.heap).same_address(choices.same_address);
         if let Some(bytes) = choices.max_peer_heap {
             builder = builder.max_peer_heap(bytes);

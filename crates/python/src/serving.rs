@@ -9,12 +9,14 @@ use crate::buffer::ObjectMemory;
 use crate::call_error;
 use crate::calling::MethodArgument;
 use crate::child;
+use crate::outcome::{exception, forked};
 use crate::peer::PyPeer;
-use crate::slot::Slot;
-use partywall::rpc::{CallAnswer, CallError, CallServer, CallServerBuilder, IncomingCall};
+use crate::slot::{self, Slot};
+use partywall::rpc::{CallAnswer, CallClientBuilder, CallError, CallServer, CallServerBuilder, IncomingCall, PeerView};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The interpreter's state of a thread of the library's. Without it the interpreter would make one for each call, and throw it away.
@@ -74,8 +76,44 @@ pub(crate) fn with_functions(
     Ok(builder)
 }
 
+/// Offers functions to the server that a client connects to. The thread that waits for a call executes them, which is one of the
+/// interpreter's own.
+pub(crate) fn with_functions_of_client(
+    mut builder: CallClientBuilder,
+    methods: &Bound<'_, PyDict>,
+) -> PyResult<CallClientBuilder> {
+    for (name, function) in methods {
+        let (method, function) = (name.extract::<MethodArgument>()?, function.unbind());
+        let serve = move |call: &IncomingCall<'_>| Python::attach(|py| answer(py, function.bind(py), call));
+        builder = match method {
+            MethodArgument::Named(name) => builder.method(&name, serve),
+            MethodArgument::Numbered(_) => builder.numbered(method.method(), serve),
+        };
+    }
+    Ok(builder)
+}
+
+/// Ends the loan of a call to its Python object, also if the function panics.
+struct Loan<'a, 'py> {
+    py: Python<'py>,
+    lent: &'a LentCall,
+}
+
+impl Drop for Loan<'_, '_> {
+    fn drop(&mut self) {
+        if let Ok(mut lent) = self.lent.0.try_lock() {
+            *lent = None;
+            return;
+        }
+        // Another thread calls back now. It needs the interpreter's lock afterwards.
+        self.py.detach(|| *self.lent.0.lock().unwrap_or_else(PoisonError::into_inner) = None);
+    }
+}
+
 fn answer(py: Python<'_>, function: &Bound<'_, PyAny>, call: &IncomingCall<'_>) -> Result<CallAnswer, CallError> {
-    let incoming = PyIncomingCall { call: call.to_owned() };
+    let lent = LentCall::new(call);
+    let _loan = Loan { py, lent: &lent };
+    let incoming = PyIncomingCall { call: call.to_owned(), lent: lent.clone() };
     let result = function.call1((incoming,)).and_then(|result| answer_of(py, &result, call));
     result.map_err(|error| {
         call_error::from_exception(py, &error).unwrap_or_else(|| {
@@ -154,11 +192,41 @@ pub(crate) fn stop_servers(py: Python<'_>) {
     }
 }
 
+/// The call that a function executes, while it does so: calls back are made by it.
+#[derive(Debug, Clone)]
+struct LentCall(Arc<Mutex<Option<CallPointer>>>);
+
+#[derive(Debug)]
+struct CallPointer(NonNull<IncomingCall<'static>>);
+
+// SAFETY: `IncomingCall` is `Send` and `Sync`, which `assert_shared` checks.
+unsafe impl Send for CallPointer {}
+
+const fn assert_shared<T: Send + Sync>() {}
+const _: () = assert_shared::<IncomingCall<'static>>();
+
+impl LentCall {
+    fn new(call: &IncomingCall<'_>) -> Self {
+        Self(Arc::new(Mutex::new(Some(CallPointer(NonNull::from(call).cast())))))
+    }
+
+    /// Calls back. `None`: the function has returned.
+    fn call_back(&self, call_back: impl FnOnce(&IncomingCall<'_>) -> CallBackResult) -> Option<CallBackResult> {
+        let lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: `answer` borrows the call longer than its `Loan` lives, which takes the pointer away under this lock. So the call is there
+        // as long as the lock is held, and the borrow that is made of it ends before.
+        lent.as_ref().map(|call| call_back(unsafe { call.0.as_ref() }))
+    }
+}
+
+type CallBackResult = Result<PeerView, CallError>;
+
 /// A call, as the function sees it that executes it.
 #[pyclass(name = "IncomingCall", module = "partywall", frozen)]
 #[derive(Debug)]
 pub(crate) struct PyIncomingCall {
     call: IncomingCall<'static>,
+    lent: LentCall,
 }
 
 #[pymethods]
@@ -184,6 +252,37 @@ impl PyIncomingCall {
     /// `size` bytes at an address of the client's.
     fn follow(&self, py: Python<'_>, address: u64, size: u64) -> PyResult<PyPeerView> {
         let view = self.call.follow(address, size).map_err(|e| call_error::raised(py, e))?;
+        Ok(PyPeerView::new(ViewOrigin::Peer(view)))
+    }
+
+    /// Calls a function of the client while the client waits for this call, and waits for its result, at most `timeout` seconds.
+    #[pyo3(signature = (method, args=None, timeout=None))]
+    fn call_back(
+        &self,
+        py: Python<'_>,
+        method: MethodArgument,
+        args: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<PyPeerView> {
+        if child::is_child() {
+            return Err(forked(py));
+        }
+        let timeout = slot::timeout(py, timeout)?;
+        let arguments = args.map_or_else(|| Ok(ObjectMemory::empty()), ObjectMemory::of)?;
+        let (piece, method) = (arguments.piece(), method.method());
+        // One wait without looks for signals: a call back whose time is up cannot be waited for again, and threads of servers get no signals.
+        let result = py.detach(|| {
+            self.lent.call_back(|call| {
+                // SAFETY: `arguments` lives until this returns.
+                let bytes = unsafe { piece.bytes() };
+                match timeout {
+                    Some(longest) => call.call_back_within(longest, method, bytes),
+                    None => call.call_back(method, bytes),
+                }
+            })
+        });
+        let returned = || exception(py, "CallRefused", "the function has returned, so its call cannot call back");
+        let view = result.ok_or_else(returned)?.map_err(|e| call_error::raised(py, e))?;
         Ok(PyPeerView::new(ViewOrigin::Peer(view)))
     }
 

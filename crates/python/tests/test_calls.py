@@ -432,7 +432,121 @@ class Processes(unittest.TestCase):
             self.assertEqual(struct.unpack("<q", bytes(world.client.call("sum", block)))[0], sum(memoryview(block)))
 
 
+class CallsBack(unittest.TestCase):
+    def test_server_calls_functions_of_its_client(self):
+        def table(call):
+            parts = [bytes(call.call_back("part", struct.pack("<I", size))) for size in (0, 40, 41, 100_000)]
+            return b"".join(parts) + bytes(call.call_back(9))
+
+        with World(table=table) as world:
+            threads = []
+
+            def part(call):
+                threads.append(threading.get_ident())
+                (size,) = struct.unpack("<I", bytes(call.args))
+                return bytes([7] * size)
+
+            def block(call):
+                result = call.allocate(1000)
+                memoryview(result)[:] = bytes([8] * 1000)
+                return result
+
+            with world.domain.connect_calls("web:math", {"part": part, 9: block}) as client:
+                self.assertEqual(bytes(client.call("table")), bytes([7] * 100_081) + bytes([8] * 1000))
+                call = client.start("table", timeout=GUARD)
+                self.assertEqual(len(call.result()), 101_081)
+            self.assertEqual(set(threads), {threading.get_ident()}, "the thread that waits executes them")
+
+    def test_outcomes_of_calls_back_are_exceptions_of_their_own_kind(self):
+        def ask(call):
+            try:
+                return bytes(call.call_back(bytes(call.args).decode()))
+            except partywall.CallError as error:
+                return f"{type(error).__name__} {error}".encode()
+
+        def wait(call):
+            with self.assertRaises(partywall.TimedOut):
+                call.call_back("sleep", timeout=0.01)
+            with self.assertRaises(partywall.CallRefused):
+                call.call_back("null")
+
+        methods = {"fail": fail, "mistake": mistake, "null": lambda call: None, "sleep": lambda call: time.sleep(0.1)}
+        with World(ask=ask, wait=wait) as world, world.domain.connect_calls("web:math", methods) as client:
+            self.assertIn(b"the account is empty", bytes(client.call("ask", b"fail")))
+            self.assertIn(b"UnknownMethod", bytes(client.call("ask", b"nothing")))
+            with QuietMistakes() as mistakes:
+                self.assertIn(b"FunctionFailed", bytes(client.call("ask", b"mistake")))
+            self.assertEqual(mistakes.types, [KeyError])
+            self.assertIn(b"CallRefused", bytes(world.client.call("ask", b"null")), "a client without functions")
+            client.call("wait")
+            with self.assertRaises(TypeError):
+                world.domain.connect_calls("web:math", {1.5: fail})
+
+    def test_call_that_is_over_cannot_call_back(self):
+        kept = []
+
+        def keep(call):
+            kept.append(call)
+            return bytes(call.call_back("null"))
+
+        with World(keep=keep) as world, world.domain.connect_calls("web:math", {"null": lambda call: None}) as client:
+            client.call("keep")
+            with self.assertRaisesRegex(partywall.CallRefused, "has returned"):
+                kept[0].call_back("null")
+
+    def test_function_that_is_called_back_cannot_wait_for_its_connection(self):
+        with World(ask=lambda call: bytes(call.call_back("enter"))) as world:
+            calls, refused = [], []
+
+            def enter(call):
+                for wait in (lambda: client.call("null"), lambda: calls[0].result()):
+                    with self.assertRaises(partywall.CallRefused):
+                        wait()
+                    refused.append(wait)
+                client.notify("null")
+                return b"entered"
+
+            with world.domain.connect_calls("web:math", {"enter": enter}) as client:
+                calls.append(client.start("ask"))
+                self.assertEqual(bytes(calls[0].result()), b"entered")
+            self.assertEqual(len(refused), 2)
+
+    def test_threads_of_the_function_call_back_while_it_runs(self):
+        def ask(call):
+            results = []
+            ask_once = lambda: results.append(bytes(call.call_back("null")))
+            threads = [threading.Thread(target=ask_once) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return bytes([len(results)])
+
+        with World(ask=ask) as world, world.domain.connect_calls("web:math", {"null": lambda call: None}) as client:
+            self.assertEqual(bytes(client.call("ask")), bytes([4]))
+
+
 class Asyncio(unittest.TestCase):
+    def test_coroutines_call_back_and_are_called_back(self):
+        async def ask(call):
+            parts = [bytes(await call.call_back("part", bytes([n]))) for n in range(3)]
+            with self.assertRaises(partywall.UnknownMethod):
+                await call.call_back("nothing")
+            return b"".join(parts)
+
+        async def part(call):
+            await asyncio.sleep(0.001)
+            return bytes(call.args) * 2
+
+        async def main():
+            with partywall.Domain("web") as web:
+                async with await aio.serve_calls(web, "math", {"ask": ask}):
+                    async with await aio.connect_calls(web, "web:math", {"part": part}) as client:
+                        results = await asyncio.gather(*(client.call("ask") for _ in range(100)))
+                        self.assertEqual([bytes(result) for result in results], [bytes([0, 0, 1, 1, 2, 2])] * 100)
+
+        asyncio.run(asyncio.wait_for(main(), GUARD))
+
     def test_coroutines_serve_and_call(self):
         async def double(call):
             await asyncio.sleep(0.001)
@@ -471,7 +585,10 @@ class Guide(unittest.TestCase):
     def test_programs_of_the_guide_call(self):
         with open(os.environ["PARTYWALL_RPC_GUIDE"], encoding="utf-8") as guide:
             blocks = [block.split("```")[0] for block in guide.read().split("```python\n")[1:]]
-        server, client = blocks[:2]
+        server, client, back = blocks[:3]
+        start = "import partywall\ndomain = partywall.Domain('web')\n"
+        done = subprocess.run([sys.executable, "-c", start + back], capture_output=True, timeout=GUARD)
+        self.assertEqual(done.stdout, b"0\n1\n2\n", done.stderr)
         running = subprocess.Popen([sys.executable, "-c", server])
         try:
             limit = time.monotonic() + GUARD

@@ -131,6 +131,29 @@ impl CallClientBuilder {
         self
     }
 
+    /// Offers a function to the server under a number, as [`CallClientBuilder::method`] does under a name.
+    ///
+    /// ```
+    /// use partywall::rpc::{CallClient, CallServer, Method};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder()
+    ///     .method("ask", |call| Ok(call.call_back(Method::numbered(7), &[])?.to_vec().into()))
+    ///     .bind(&web, "math")?;
+    /// let client = CallClient::builder().numbered(Method::numbered(7), |_| Ok([42].into())).connect(&web, "web:math")?;
+    /// assert_eq!(client.call("ask", &[])?.to_vec(), [42]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn numbered<F>(mut self, method: Method, function: F) -> Self
+    where
+        F: Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync + 'static,
+    {
+        self.methods.add(method, None, Arc::new(function));
+        self
+    }
+
     /// Whether the server may call back.
     #[cfg(feature = "tokio")]
     pub(crate) fn takes_calls(&self) -> bool {

@@ -8,6 +8,7 @@
 import asyncio
 import concurrent.futures
 import functools
+import queue
 
 from ._errors import Empty, Full
 
@@ -200,30 +201,83 @@ class AsyncCallServer:
         await self.close()
 
 
+class AsyncIncomingCall:
+    """A call, as the coroutine function sees it that executes it."""
+
+    def __init__(self, call, orders):
+        self._call = call
+        self._orders = orders
+
+    @property
+    def args(self):
+        """The arguments. They are the client's to change once the function has returned."""
+        return self._call.args
+
+    @property
+    def method(self):
+        """The number of the method."""
+        return self._call.method
+
+    @property
+    def peer(self):
+        """Who calls."""
+        return self._call.peer
+
+    def follow(self, address, size):
+        """`size` bytes at an address of the client's."""
+        return self._call.follow(address, size)
+
+    def allocate(self, size, alignment=1):
+        """Allocates memory for a result that the client reads in place."""
+        return self._call.allocate(size, alignment)
+
+    async def call_back(self, method, args=None, timeout=None):
+        """Calls a function of the client while the client waits for this call, and waits for its result."""
+        result = concurrent.futures.Future()
+
+        def execute():
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(self._call.call_back(method, args, timeout))
+                except BaseException as raised:
+                    result.set_exception(raised)
+
+        self._orders.put(execute)
+        return await asyncio.wrap_future(result)
+
+
 def _run_in(loop, function):
     def serve(call):
-        future = asyncio.run_coroutine_threadsafe(function(call), loop)
+        # The thread that serves the client waits for the coroutine, and calls back for it.
+        orders = queue.SimpleQueue()
+        future = asyncio.run_coroutine_threadsafe(function(AsyncIncomingCall(call, orders)), loop)
+        future.add_done_callback(lambda _: orders.put(None))
         while True:
             try:
-                return future.result(1)
-            except concurrent.futures.TimeoutError:
-                # It is also what the function itself may raise.
-                if future.done():
-                    return future.result()
+                order = orders.get(timeout=1)
+            except queue.Empty:
                 # A loop that is closed executes nothing more.
                 if loop.is_closed():
                     raise RuntimeError("the event loop was closed before the function returned") from None
+                continue
+            if order is None:
+                return future.result()
+            order()
 
     return serve
 
 
-async def connect_calls(domain, target, **options):
-    """Connects to `DOMAIN:SERVICE`, a service of calls."""
-    return AsyncCallClient(await _in_thread(domain.connect_calls, target, **options))
+def _in_this_loop(methods):
+    loop = asyncio.get_running_loop()
+    return {name: _run_in(loop, function) for name, function in methods.items()}
+
+
+async def connect_calls(domain, target, methods=None, **options):
+    """Connects to `DOMAIN:SERVICE`, a service of calls. The server may call the coroutine functions of a dictionary back."""
+    methods = _in_this_loop(methods or {})
+    return AsyncCallClient(await _in_thread(domain.connect_calls, target, methods, **options))
 
 
 async def serve_calls(domain, service, methods, **options):
     """Offers coroutine functions as a service of calls: a dictionary of them by their names or numbers."""
-    loop = asyncio.get_running_loop()
-    methods = {name: _run_in(loop, function) for name, function in methods.items()}
-    return AsyncCallServer(await _in_thread(domain.serve_calls, service, methods, **options))
+    return AsyncCallServer(await _in_thread(domain.serve_calls, service, _in_this_loop(methods), **options))
