@@ -276,3 +276,75 @@ async fn retire(peer: Arc<PeerHost>) {
     }
     peer.connection.close(VarInt::from_u32(0), b"another connection is used");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A gateway's connections, whose streams echo five bytes again and again.
+    fn echoing(folder: &std::path::Path, host: &str) -> Arc<PeerHosts> {
+        let text = format!(
+            "listen = '127.0.0.1:0'\naddress = 'x:1'\nca = 'ca.pem'\ncertificate = '{host}.pem'\nkey = '{host}.key'\n\
+             [etcd]\nendpoints = ['http://x:1']\n"
+        );
+        let path = folder.join(format!("{host}.toml"));
+        std::fs::write(&path, text).unwrap();
+        let config = GatewayConfig::read(&path).unwrap();
+        let answer = |peer: Arc<PeerHost>, mut send: SendStream, mut receive: RecvStream| {
+            tokio::spawn(async move {
+                let _count = StreamCount::of(&peer);
+                let mut bytes = [0; 5];
+                while receive.read_exact(&mut bytes).await.is_ok() && send.write_all(&bytes).await.is_ok() {}
+            });
+        };
+        let credentials = HostCredentials::read(&config).unwrap();
+        Arc::new(PeerHosts::listen(&config, credentials, Box::new(answer)).unwrap())
+    }
+
+    async fn echo((send, receive): &mut (SendStream, RecvStream)) {
+        send.write_all(b"hello").await.unwrap();
+        receive.read_exact(&mut [0; 5]).await.unwrap();
+    }
+
+    async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it does not happen that {what}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn hosts_that_connect_at_once_lose_no_stream() {
+        let folder = tempfile::tempdir().unwrap();
+        crate::certificates::make(folder.path(), &["alpha".into(), "beta".into()], 30).unwrap();
+        let (alpha, beta) = (echoing(folder.path(), "alpha"), echoing(folder.path(), "beta"));
+        let [to_alpha, to_beta] = ["alpha", "beta"].map(|host| Name::new(host).unwrap());
+        let [at_alpha, at_beta] = [&alpha, &beta].map(|peers| peers.endpoint.local_addr().unwrap().to_string());
+        // Beta has connected and opened a stream. Alpha does not know that connection yet when it begins to connect.
+        tokio::spawn(Arc::clone(&alpha).accept());
+        let first = beta.get(&to_alpha, &at_alpha).await.unwrap();
+        let count = StreamCount::of(&first);
+        let mut stream = first.open().await.unwrap();
+        echo(&mut stream).await;
+        tokio::spawn(Arc::clone(&beta).accept());
+        let connection = alpha.dial(&to_beta, &at_beta).await.unwrap();
+        let second = alpha.adopt(connection, to_beta.clone(), to_alpha.clone());
+        let mut other = second.open().await.unwrap();
+        echo(&mut other).await;
+        let dialer = |peers: &PeerHosts, to| peers.live(to).map(|peer| peer.dialer.clone());
+        eventually("both use the connection of the host whose name comes first", || {
+            dialer(&alpha, &to_beta).as_ref() == Some(&to_alpha) && dialer(&beta, &to_alpha).as_ref() == Some(&to_alpha)
+        })
+        .await;
+        // The first connection stays as long as it has a stream: longer than one without streams is kept.
+        for _ in 0..10 {
+            echo(&mut stream).await;
+            echo(&mut other).await;
+            tokio::time::sleep(Duration::from_millis(400)).await;
+        }
+        drop((stream, count));
+        eventually("the first connection is closed", || !first.is_alive()).await;
+        echo(&mut other).await;
+    }
+}
