@@ -68,6 +68,9 @@ fn appliance_survives_the_end_of_each_of_its_machines() {
     let [read, written, copied] = nas.disk_bytes().unwrap();
     // Requests that a kill has interrupted were copied and are repeated.
     let done = read + written;
-    assert!(written > 0 && (done..done + done / 50).contains(&copied), "{read} read, {written} written, {copied} copied");
+    assert!(
+        written > 0 && (done..done + done / 50).contains(&copied),
+        "{read} read, {written} written, {copied} copied"
+    );
     println!("{count} files, {copied} bytes copied by back ends, each once");
 }
