@@ -29,7 +29,7 @@ mod calls;
 mod messages;
 mod services;
 
-pub use calls::{AsyncCallClient, AsyncCallServer, AsyncCallServerBuilder, AsyncOngoing};
+pub use calls::{AsyncCallClient, AsyncCallClientBuilder, AsyncCallServer, AsyncCallServerBuilder, AsyncOngoing};
 pub use messages::{AsyncMessageReceiver, AsyncMessageSender, AsyncMessageSocket, AsyncSubscriber};
 pub use services::{AsyncListener, AsyncMessageListener};
 

@@ -167,7 +167,8 @@ impl CallClientBuilder {
     /// [`Error::Invalid`] if two methods have one number.
     pub fn connect(&self, domain: &Domain, target: &str) -> Result<CallClient> {
         self.methods.check()?;
-        let ClientParts { sender, rx, room_link, heap, peer_heap, timeout } = self.open(domain, target)?;
+        let ClientParts { sender, rx, room_link, heap, peer_heap, timeout } =
+            self.open(domain, target, !self.methods.is_empty())?;
         let functions = (!self.methods.is_empty()).then(|| {
             let info = rx.endpoint().info().clone();
             let server = CallingPeer { info, heap: heap.clone(), peer_heap: peer_heap.clone() };
@@ -178,7 +179,7 @@ impl CallClientBuilder {
     }
 
     /// Connects, and leaves to the caller how calls wait.
-    pub(crate) fn open(&self, domain: &Domain, target: &str) -> Result<ClientParts> {
+    pub(crate) fn open(&self, domain: &Domain, target: &str, takes_calls: bool) -> Result<ClientParts> {
         let options = channel_options(&self.options);
         let (tx, rx) = connect::open(domain, target, Kind::Message, Directions::BOTH, &options)?;
         let (Some(tx), Some(mut rx)) = (tx, rx) else {
@@ -190,7 +191,7 @@ impl CallClientBuilder {
         let room_link = tx.core.waiter.link.as_fd().try_clone_to_owned();
         let room_link = room_link.map_err(|e| Error::system("keep a link", e))?;
         let mut sender = CallSender::new(tx, heap.clone());
-        sender.hello(!self.methods.is_empty())?;
+        sender.hello(takes_calls)?;
         rx.waiter.timeout = Some(ACCEPTANCE);
         match rx.next_record()? {
             // A server has no calls to take.

@@ -32,7 +32,7 @@ use std::time::Instant;
 type CallResult<T> = std::result::Result<T, CallError>;
 
 /// Records of a client that are kept while it executes a call back (protocol K8.5).
-const MOST_KEPT: usize = 1024;
+pub(crate) const MOST_KEPT: usize = 1024;
 const TOO_MANY_KEPT: &str = "the client sends other calls and does not answer a call back";
 
 /// The records of one client, in both directions.

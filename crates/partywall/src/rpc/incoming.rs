@@ -8,6 +8,8 @@ use super::view::PeerView;
 use crate::PeerInfo;
 use std::borrow::Cow;
 use std::fmt;
+#[cfg(feature = "tokio")]
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -57,6 +59,9 @@ pub struct IncomingCall<'a> {
     pub(crate) follows: AtomicU64,
     /// `None` where the function cannot call back.
     pub(crate) back: Option<&'a dyn CallsBack>,
+    /// `None` except in a server of tasks.
+    #[cfg(feature = "tokio")]
+    pub(crate) later: Option<Arc<dyn CallsBackLater>>,
 }
 
 impl fmt::Debug for IncomingCall<'_> {
@@ -182,6 +187,37 @@ impl IncomingCall<'_> {
         self.call_back_by(Instant::now().checked_add(longest), method.into(), arguments)
     }
 
+    /// Calls a function of the client from a server of tasks, as [`IncomingCall::call_back`] does from a server with threads. The task waits,
+    /// and no thread. To drop the future, as a time limit does, gives the call back up: the client may still execute it, and this call cannot
+    /// call back again until it has. Calls back of one call are made one after the other.
+    ///
+    /// ```
+    /// use partywall::asynchronous::{AsyncCallClient, AsyncCallServer};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = AsyncCallServer::builder()
+    ///     .method("sign", |call| async move { Ok(call.call_back_later("password", &[]).await?.to_vec().into()) })
+    ///     .bind(&web, "notary")
+    ///     .await?;
+    /// let client = AsyncCallClient::builder().method("password", |_| async { Ok(vec![7; 100].into()) });
+    /// let client = client.connect(&web, "web:notary").await?;
+    /// assert_eq!(client.call("sign", &[]).await?.to_vec(), [7; 100]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`IncomingCall::call_back`]. [`CallError::Refused`] in a server with threads, and when the function has returned.
+    #[cfg(feature = "tokio")]
+    pub async fn call_back_later(&self, method: impl Into<Method>, arguments: &[u8]) -> CallResult<PeerView> {
+        let cannot = "calls back of tasks are for a call that a task of its server executes, and for no notice";
+        let later = self.later.as_ref().ok_or_else(|| CallError::Refused(cannot.into()))?;
+        later.call_back(method.into().number(), arguments).await
+    }
+
     fn call_back_by(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<PeerView> {
         let cannot = "calls back are for a call that its server's own thread executes, and for no notice";
         let back = self.back.ok_or_else(|| CallError::Refused(cannot.into()))?;
@@ -211,8 +247,20 @@ impl IncomingCall<'_> {
             method: self.method,
             follows: AtomicU64::new(self.follows.load(Ordering::Relaxed)),
             back: None,
+            #[cfg(feature = "tokio")]
+            later: self.later.clone(),
         }
     }
+}
+
+/// A call of a server of tasks, which can call back.
+#[cfg(feature = "tokio")]
+pub(crate) trait CallsBackLater: Send + Sync {
+    fn call_back<'a>(
+        &'a self,
+        method: u32,
+        arguments: &'a [u8],
+    ) -> Pin<Box<dyn Future<Output = CallResult<PeerView>> + Send + 'a>>;
 }
 
 /// A call that can call back. The trait hides the borrow of the conversation, so that a call may be borrowed for a shorter time.

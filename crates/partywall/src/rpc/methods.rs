@@ -73,7 +73,15 @@ impl Methods {
         let function = self.functions.get(&record.method).ok_or(CallError::UnknownMethod)?;
         let args = PeerView::from_record(record.bytes, &peer.peer_heap).ok_or(CallError::BadPointer)?;
         let follows = AtomicU64::new(max_follows);
-        let call = IncomingCall { args, client: Cow::Borrowed(peer), method: record.method, follows, back };
+        let call = IncomingCall {
+            args,
+            client: Cow::Borrowed(peer),
+            method: record.method,
+            follows,
+            back,
+            #[cfg(feature = "tokio")]
+            later: None,
+        };
         catch_unwind(AssertUnwindSafe(|| function(&call))).unwrap_or(Err(CallError::Panicked))
     }
 }

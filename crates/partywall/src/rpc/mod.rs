@@ -42,7 +42,7 @@ pub(crate) mod client;
 pub(crate) mod conversation;
 pub(crate) mod driver;
 pub(crate) mod error;
-mod functions;
+pub(crate) mod functions;
 pub(crate) mod heap;
 mod heap_addresses;
 pub(crate) mod incoming;

@@ -123,6 +123,11 @@ impl Slots {
     fn close(&mut self, id: u32) {
         let index = id & ((1 << INDEX_BITS) - 1);
         if let Some(slot) = self.slot(id) {
+            if slot.back.as_ref().is_some_and(|back| back.is_running) {
+                // The id is taken until the call back is answered.
+                (slot.state, slot.arguments) = (SlotState::Free, None);
+                return;
+            }
             slot.generation = (slot.generation + 1) & (u32::MAX >> INDEX_BITS);
             (slot.state, slot.arguments, slot.back) = (SlotState::Free, None, None);
             self.free.push(index);
@@ -177,9 +182,13 @@ impl Slots {
 
     /// The caller has executed a call back, whose result may be in a block.
     pub(crate) fn end_call_back(&mut self, id: u32, lent: Option<Block>) {
-        if let Some(back) = self.slot(id).and_then(|slot| slot.back.as_mut()) {
-            back.is_running = false;
-            back.lent.extend(lent);
+        let Some(slot) = self.slot(id) else { return };
+        let Some(back) = slot.back.as_mut() else { return };
+        back.is_running = false;
+        back.lent.extend(lent);
+        // A client of tasks may have given its call up meanwhile.
+        if matches!(slot.state, SlotState::Free) {
+            self.close(id);
         }
     }
 
@@ -293,5 +302,22 @@ mod tests {
         assert_eq!(slots.refused, [answered, given_up]);
         assert!(matches!(slots.take_step(answered), Some(CallStep::Answered(_))));
         assert!(slots.call_back(record(answered)).is_err(), "it is over");
+    }
+
+    #[test]
+    fn id_of_a_call_is_taken_while_its_call_back_runs() {
+        let mut slots = Slots::default();
+        let id = slots.open(None);
+        let record = CallRecord { kind: RecordKind::Call, id, method: 7, status: 0, bytes: CallBytes::EMPTY };
+        slots.call_back(record).unwrap();
+        assert!(matches!(slots.take_step(id), Some(CallStep::CalledBack(_))));
+        slots.deliver(id, reply(None)).unwrap();
+        assert!(slots.take_answer(id).is_some());
+        const INDEX: u32 = (1 << INDEX_BITS) - 1;
+        let other = slots.open(None);
+        assert_ne!(other & INDEX, id & INDEX);
+        assert!(slots.deliver(id, reply(None)).is_err(), "it was answered");
+        slots.end_call_back(id, None);
+        assert_eq!(slots.open(None) & INDEX, id & INDEX);
     }
 }

@@ -1,37 +1,34 @@
 //! The server of calls, driven by tokio: one task for each client, and one for each call under way.
 
-use super::make_room;
+use super::calls_back::{CallOfTask, ClientCallsBack, EndOfCall};
+use super::functions::TaskMethods;
+use super::{copied_len, make_room};
 use crate::asynchronous::blocking::blocking;
 use crate::asynchronous::register;
 use crate::asynchronous::services::{Accepting, Turnstile};
 use crate::domain::lock;
 use crate::further::Regions;
 use crate::listener::Acceptor;
-use crate::rpc::answer::{AnswerBytes, CallAnswer};
+use crate::rpc::answer::CallAnswer;
 use crate::rpc::calling_peer::CallingPeer;
 use crate::rpc::channel_options;
+use crate::rpc::conversation::MOST_KEPT;
 use crate::rpc::error::CallError;
 use crate::rpc::heap::{Heap, HeapShare};
 use crate::rpc::incoming::IncomingCall;
-use crate::rpc::method::Method;
 use crate::rpc::reply_side::ReplySide;
 use crate::rpc::sender::{CallSender, check_hello};
 use crate::rpc::server::{CallServerBuilder, Limits, PAUSE};
-use crate::rpc::status::MOST_TEXT;
-use crate::rpc::view::{PeerHeap, PeerView, take_heap};
+use crate::rpc::view::{PeerHeap, take_heap};
 use crate::rx::StreamRx;
 use crate::tx::StreamTx;
 use crate::{Domain, Error, PeerInfo, Result};
 use partywall_protocol::wire::Kind;
 use partywall_shm::call::{CallRecord, RecordKind};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -39,8 +36,6 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::{JoinHandle, JoinSet};
 
 type CallResult<T> = std::result::Result<T, CallError>;
-type Answering = Pin<Box<dyn Future<Output = CallResult<CallAnswer>> + Send>>;
-type TaskFunction = dyn Fn(IncomingCall<'static>) -> Answering + Send + Sync;
 
 /// Calls of one client that are executed at the same time, unless the builder says otherwise.
 const AT_ONCE: usize = 64;
@@ -69,7 +64,7 @@ const AT_ONCE: usize = 64;
 /// # }
 /// ```
 pub struct AsyncCallServerBuilder {
-    methods: BTreeMap<u32, Box<TaskFunction>>,
+    methods: TaskMethods,
     wrong: Option<String>,
     limits: Limits,
     at_once: usize,
@@ -77,13 +72,13 @@ pub struct AsyncCallServerBuilder {
 
 impl Default for AsyncCallServerBuilder {
     fn default() -> Self {
-        Self { methods: BTreeMap::new(), wrong: None, limits: Limits::default(), at_once: AT_ONCE }
+        Self { methods: TaskMethods::default(), wrong: None, limits: Limits::default(), at_once: AT_ONCE }
     }
 }
 
 impl fmt::Debug for AsyncCallServerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncCallServerBuilder").field("methods", &self.methods.len()).finish_non_exhaustive()
+        f.debug_struct("AsyncCallServerBuilder").field("methods", &self.methods).finish_non_exhaustive()
     }
 }
 
@@ -96,10 +91,7 @@ impl AsyncCallServerBuilder {
         F: Fn(IncomingCall<'static>) -> A + Send + Sync + 'static,
         A: Future<Output = CallResult<CallAnswer>> + Send + 'static,
     {
-        let boxed = move |call| Box::pin(function(call)) as Answering;
-        if self.methods.insert(Method::named(name).number(), Box::new(boxed)).is_some() {
-            self.wrong = Some(format!("`{name}` has the number of another method: rename one of them"));
-        }
+        self.methods.add(name, function);
         self
     }
 
@@ -159,6 +151,7 @@ impl AsyncCallServerBuilder {
         if let Some(wrong) = wrong {
             return Err(Error::Invalid(wrong));
         }
+        methods.check()?;
         let (domain, service, options) = (domain.clone(), service.to_owned(), channel_options(&limits.options));
         let bound = blocking(move || Acceptor::bind(&domain, &service, Kind::Message, &options));
         let turnstile = Turnstile::Waiting(CallAcceptor(bound.await?));
@@ -235,7 +228,7 @@ pub struct AsyncCallServer {
 }
 
 struct TaskServerCore {
-    methods: BTreeMap<u32, Box<TaskFunction>>,
+    methods: TaskMethods,
     limits: Limits,
     at_once: usize,
     clients: Mutex<TaskClients>,
@@ -243,7 +236,7 @@ struct TaskServerCore {
 
 impl fmt::Debug for TaskServerCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TaskServerCore").field("methods", &self.methods.len()).finish_non_exhaustive()
+        f.debug_struct("TaskServerCore").field("methods", &self.methods).finish_non_exhaustive()
     }
 }
 
@@ -408,11 +401,14 @@ async fn serve(
     let first = tokio::time::timeout(core.limits.first_record, poll_fn(|cx| inbox.poll_next(cx)));
     let Some(first) = first.await.map_err(|_| Error::TimedOut)?? else { return Ok(()) };
     let replies = Arc::new(Mutex::new(ReplySide::new(sender)));
-    // Functions that are futures call nothing back.
-    let mut outcome = check_hello(&first).map(drop);
-    if outcome.is_ok() {
-        outcome = serve_calls(core, &mut inbox, &Arc::new(client), &replies).await;
-    }
+    let outcome = match check_hello(&first) {
+        Ok(takes_calls) => {
+            let client = Arc::new(client);
+            let back = ClientCallsBack::new(Arc::clone(&client), Arc::clone(&replies), takes_calls);
+            serve_calls(core, &mut inbox, &client, &replies, &back).await
+        }
+        Err(e) => Err(e),
+    };
     match outcome {
         Err(Error::Corrupt(what)) => Err(inbox.rx.blame(what)),
         other => other,
@@ -422,6 +418,8 @@ async fn serve(
 /// What the task of a client does next.
 enum ServeStep {
     Take(CallRecord),
+    /// As many calls as may be are executed, and one of them waits for a call back.
+    Keep(CallRecord),
     /// The client has gone while as many of its calls as may be are executed.
     Leave,
     End,
@@ -432,9 +430,13 @@ async fn serve_calls(
     inbox: &mut ClientRecords,
     client: &Arc<CallingPeer>,
     replies: &Arc<Mutex<ReplySide>>,
+    back: &Arc<ClientCallsBack>,
 ) -> Result<()> {
     let (mut calls, mut notices) = (JoinSet::new(), JoinSet::new());
     let mut has_left = false;
+    // Calls and notices that have arrived while functions wait for calls back, and are executed later.
+    let mut kept = VecDeque::new();
+    let mut has_ended = false;
     let outcome = loop {
         let next = poll_fn(|cx| {
             // An answer that cannot be sent ends the connection.
@@ -444,8 +446,23 @@ async fn serve_calls(
                 }
             }
             while let Poll::Ready(Some(_)) = notices.poll_join_next(cx) {}
-            if calls.len() + notices.len() < core.at_once {
-                return inbox.poll_next(cx).map_ok(|record| record.map_or(ServeStep::End, ServeStep::Take));
+            let awaits_answer = match back.awaits_answer(cx.waker(), kept.len() >= MOST_KEPT) {
+                Ok(awaits_answer) => awaits_answer,
+                Err(e) => return Poll::Ready(Err(e)),
+            };
+            let is_free = calls.len() + notices.len() < core.at_once;
+            if is_free && let Some(record) = kept.pop_front() {
+                return Poll::Ready(Ok(ServeStep::Take(record)));
+            }
+            if is_free && has_ended {
+                return Poll::Ready(Ok(ServeStep::End));
+            }
+            if is_free || (awaits_answer && !has_left) {
+                let step = |record: CallRecord| match record.kind {
+                    RecordKind::Call | RecordKind::Notice if !is_free => ServeStep::Keep(record),
+                    _ => ServeStep::Take(record),
+                };
+                return inbox.poll_next(cx).map_ok(|record| record.map_or(ServeStep::End, step));
             }
             // The end of a call wakes this task, and so does that of the client.
             if has_left { Poll::Pending } else { inbox.poll_hang_up(cx).map(|()| Ok(ServeStep::Leave)) }
@@ -457,8 +474,13 @@ async fn serve_calls(
                     continue;
                 }
                 let (core, client, replies) = (Arc::clone(core), Arc::clone(client), Arc::clone(replies));
+                let call = CallOfTask::new(back, record.id);
+                let end = EndOfCall(Arc::clone(&call));
                 calls.spawn(async move {
-                    let result = execute(&core, &client, &record).await;
+                    let follows = core.limits.max_follows;
+                    let result = core.methods.execute(&record, &client, follows, Some(call)).await;
+                    // Nothing is called back after the answer.
+                    drop(end);
                     // An answer that finds no memory says so.
                     let _ = make_room(&client.heap, copied_len(&result)).await;
                     lock(&replies).answer(&client, record.id, result)
@@ -466,7 +488,19 @@ async fn serve_calls(
             }
             Ok(ServeStep::Take(record)) if record.kind == RecordKind::Notice => {
                 let (core, client) = (Arc::clone(core), Arc::clone(client));
-                notices.spawn(async move { execute(&core, &client, &record).await.map(drop) });
+                let follows = core.limits.max_follows;
+                notices.spawn(async move { core.methods.execute(&record, &client, follows, None).await.map(drop) });
+            }
+            Ok(ServeStep::Keep(record)) => {
+                kept.push_back(record);
+                if kept.len() >= MOST_KEPT {
+                    back.give_up_all();
+                }
+            }
+            Ok(ServeStep::Take(record)) if record.kind == RecordKind::Reply => {
+                if let Err(e) = back.take(&record) {
+                    break Err(e);
+                }
             }
             Ok(ServeStep::Take(record)) => {
                 if let Err(e) = lock(replies).take(client, &record) {
@@ -477,6 +511,11 @@ async fn serve_calls(
                 has_left = true;
                 calls.abort_all();
             }
+            // Notices that were kept are executed all the same.
+            Ok(ServeStep::End) if !kept.is_empty() => {
+                (has_left, has_ended) = (true, true);
+                calls.abort_all();
+            }
             Ok(ServeStep::End) => break Ok(()),
             Err(e) => break Err(e),
         }
@@ -485,38 +524,4 @@ async fn serve_calls(
     // The client wants no answer to these, and may have gone as soon as they were sent.
     while !matches!(outcome, Err(Error::Corrupt(_))) && notices.join_next().await.is_some() {}
     outcome
-}
-
-/// Bytes of an answer, or of the text of an error, that are copied to the heap if a record does not carry them.
-fn copied_len(result: &CallResult<CallAnswer>) -> usize {
-    match result {
-        Ok(CallAnswer { bytes: AnswerBytes::Copied(bytes) }) => bytes.len(),
-        Ok(_) | Err(CallError::UnknownMethod | CallError::BadPointer | CallError::Panicked) => 0,
-        Err(CallError::Application { message: text, .. } | CallError::Refused(text) | CallError::OutOfMemory(text)) => {
-            text.len().min(MOST_TEXT)
-        }
-        Err(other) => other.to_string().len(),
-    }
-}
-
-async fn execute(core: &TaskServerCore, client: &Arc<CallingPeer>, record: &CallRecord) -> CallResult<CallAnswer> {
-    let function = core.methods.get(&record.method).ok_or(CallError::UnknownMethod)?;
-    let args = PeerView::from_record(record.bytes, &client.peer_heap).ok_or(CallError::BadPointer)?;
-    let follows = AtomicU64::new(core.limits.max_follows);
-    let call =
-        IncomingCall { args, client: Cow::Owned(Arc::clone(client)), method: record.method, follows, back: None };
-    let answering = catch_unwind(AssertUnwindSafe(|| function(call))).map_err(|_| CallError::Panicked)?;
-    Caught(answering).await
-}
-
-/// A function's future, whose panic is its answer.
-struct Caught(Answering);
-
-impl Future for Caught {
-    type Output = CallResult<CallAnswer>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let polled = catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(cx)));
-        polled.unwrap_or(Poll::Ready(Err(CallError::Panicked)))
-    }
 }
