@@ -39,7 +39,7 @@ if [ "${1:-}" = uninstall ]; then
     done
     rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service" "$into/lib/systemd/system/partywall-gateway.service"
     rm -f "$into/$LIBDIR"/libpartywall.so "$into/$LIBDIR"/libpartywall.so.0 "$into/$LIBDIR"/libpartywall.so.0.* "$into/$LIBDIR/libpartywall.a"
-    rm -f "$into/include/partywall.h" "$into/include/partywall_rpc.h" "$into/$LIBDIR/pkgconfig/partywall.pc"
+    rm -f "$into/include/partywall.h" "$into/include/partywall_rpc.h" "$into/include/partywall_rpc_back.h" "$into/$LIBDIR/pkgconfig/partywall.pc"
     for page in crates/capi/man/*.3; do
         rm -f "$into/share/man/man3/$(basename "$page")"
         for name in $(names_of "$page"); do
@@ -115,6 +115,7 @@ install -D -m 644 "$release/libpartywall_capi.a" "$into/$LIBDIR/libpartywall.a"
 ! command -v strip > /dev/null || strip --strip-debug "$into/$LIBDIR/libpartywall.a"
 install -D -m 644 crates/capi/include/partywall.h "$into/include/partywall.h"
 install -D -m 644 crates/capi/include/partywall_rpc.h "$into/include/partywall_rpc.h"
+install -D -m 644 crates/capi/include/partywall_rpc_back.h "$into/include/partywall_rpc_back.h"
 sed "s|@PREFIX@|$PREFIX|; s|/lib\$|/$LIBDIR|; s|@VERSION@|$version|" crates/capi/partywall.pc.in > "$work/pc"
 install -D -m 644 "$work/pc" "$into/$LIBDIR/pkgconfig/partywall.pc"
 for page in crates/capi/man/*.3; do

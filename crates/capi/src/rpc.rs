@@ -5,7 +5,7 @@ use crate::argument::{self, Patience};
 use crate::domain::DomainHandle;
 use crate::failure::{CallFailure, ErrorCode, WaitFor};
 use crate::options::{self, RawOptions};
-use partywall::rpc::{Block, CallAnswer, CallClient, CallError, CallServer, IncomingCall, Method};
+use partywall::rpc::{Block, CallAnswer, CallClient, CallError, CallServer, IncomingCall, Method, PeerView};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
@@ -41,7 +41,7 @@ pub struct RpcRequestHandle<'a> {
     copies: Vec<Box<[u8]>>,
     copied: usize,
     /// Memory of the client's that a trusting function has pointers to.
-    views: Vec<partywall::rpc::PeerView>,
+    views: Vec<PeerView>,
 }
 
 /// `pw_rpc_function` of the header. Called on any thread of the library, with pointers that live until it returns.
@@ -134,7 +134,117 @@ fn failure(error: &CallError) -> CallFailure {
     CallFailure::new(code, error.to_string())
 }
 
+/// The methods of an array of C.
+///
+/// # Safety
+/// `methods` is null, or has `count` methods, whose names are texts.
+unsafe fn offered<'a>(
+    methods: *const RawRpcMethod,
+    count: usize,
+) -> Result<Vec<(&'a str, OfferedFunction)>, CallFailure> {
+    let mut all = Vec::new();
+    for i in 0..count {
+        // SAFETY: the caller's promise.
+        let raw = unsafe { argument::shared(methods.wrapping_add(i), "methods") }?;
+        // SAFETY: the caller's promise.
+        let name = unsafe { argument::text(raw.name, "the name of a method") }?;
+        let function = raw.function.ok_or_else(|| CallFailure::invalid("the function of a method is NULL"))?;
+        if raw.flags & !TRUSTING != 0 {
+            return Err(CallFailure::invalid("unknown flags of a method: install a newer libpartywall, or clear them"));
+        }
+        let is_trusting = raw.flags & TRUSTING != 0;
+        all.push((name, OfferedFunction { function, context: raw.context, is_trusting }));
+    }
+    Ok(all)
+}
+
+/// Copies the result of a call to memory of C, and returns its length, or the application's error code as C gets it.
+///
+/// # Safety
+/// `result` has room for `size` bytes, which no reference refers to.
+unsafe fn take_result<R>(
+    outcome: Result<R, CallError>,
+    view_of: impl Fn(&R) -> &PeerView,
+    result: *mut c_void,
+    size: usize,
+) -> Result<isize, CallFailure> {
+    let reply = match outcome {
+        Ok(reply) => reply,
+        Err(error @ CallError::Application { code, .. }) => {
+            CallFailure::new(ErrorCode::Refused, error.to_string()).keep();
+            // No side takes a code for which this is not an `int`.
+            return Ok(FAILED - code as isize);
+        }
+        Err(error) => return Err(failure(&error)),
+    };
+    let view = view_of(&reply);
+    let len = view.len();
+    // SAFETY: the caller's promise.
+    let result = unsafe { argument::buffer(result, size) }?;
+    let place = result.get_mut(..len).ok_or_else(|| {
+        CallFailure::new(ErrorCode::TooLarge, format!("the result has {len} bytes; there is room for {size}"))
+    })?;
+    view.read_at(0, place).map_err(|e| failure(&e))?;
+    Ok(len as isize)
+}
+
 exported! {
+    /// Connects to a service of calls, and offers methods to the server.
+    pub fn pw_rpc_connect_back(
+        domain: *const DomainHandle,
+        target: *const c_char,
+        options: *const RawOptions,
+        methods: *const RawRpcMethod,
+        count: usize,
+        client: *mut *mut RpcClientHandle,
+    ) -> c_int {
+        // SAFETY: C passes an open handle, a text, and options or null.
+        let (domain, target, options) =
+            unsafe { (argument::shared(domain, "domain")?, argument::text(target, "target")?, options::chosen(options)?) };
+        let mut builder = CallClient::builder().options(options);
+        // SAFETY: C passes `count` methods.
+        for (name, offered) in unsafe { offered(methods, count) }? {
+            builder = builder.method(name, move |call| offered.execute(call));
+        }
+        let connect = || {
+            let client = builder.connect(&domain.domain, target)?;
+            Ok(Box::into_raw(Box::new(RpcClientHandle { client, memory: Mutex::default() })))
+        };
+        // SAFETY: C passes the address of a variable, or null.
+        unsafe { argument::store(client, "client", connect) }?;
+        Ok(0)
+    }
+
+    /// Calls a method of the client whose call a function executes.
+    pub fn pw_rpc_call_back(
+        request: *mut RpcRequestHandle<'_>,
+        method: *const c_char,
+        args: *const c_void,
+        len: usize,
+        result: *mut c_void,
+        size: usize,
+        timeout_ms: c_int,
+    ) -> isize {
+        // SAFETY: C passes the request that its function was given, on that thread, a text, and as many bytes as it says.
+        let (request, method, args) = unsafe {
+            (
+                argument::exclusive(request, "request")?,
+                argument::text(method, "method")?,
+                argument::bytes(args, len)?,
+            )
+        };
+        argument::check_buffer(result, size)?;
+        let outcome = match Patience::from_ms(timeout_ms).timeout {
+            Some(longest) => {
+                request.call.call_back_within(longest.max(Duration::from_micros(1)), Method::named(method), args)
+            }
+            None => request.call.call_back(Method::named(method), args),
+        };
+        // The result may overwrite the arguments, which are used no more.
+        // SAFETY: C passes room for as many bytes as it says.
+        unsafe { take_result(outcome, |view| view, result, size) }
+    }
+
     /// Connects to a service of calls.
     pub fn pw_rpc_connect(
         domain: *const DomainHandle,
@@ -198,24 +308,9 @@ exported! {
             Some(longest) => client.client.call_within(longest.max(Duration::from_micros(1)), Method::named(method), args),
             None => client.client.call(Method::named(method), args),
         };
-        let reply = match outcome {
-            Ok(reply) => reply,
-            Err(error @ CallError::Application { code, .. }) => {
-                CallFailure::new(ErrorCode::Refused, error.to_string()).keep();
-                // The client takes no code for which this is not an `int`.
-                return Ok(FAILED - code as isize);
-            }
-            Err(error) => return Err(failure(&error)),
-        };
-        let len = reply.len();
-        // The result may overwrite the arguments, so there is a slice of it only now that those are used no more.
+        // The result may overwrite the arguments, which are used no more.
         // SAFETY: C passes room for as many bytes as it says.
-        let result = unsafe { argument::buffer(result, size) }?;
-        let place = result.get_mut(..len).ok_or_else(|| {
-            CallFailure::new(ErrorCode::TooLarge, format!("the result has {len} bytes; there is room for {size}"))
-        })?;
-        reply.read_at(0, place).map_err(|e| failure(&e))?;
-        Ok(len as isize)
+        unsafe { take_result(outcome, |reply| reply.view(), result, size) }
     }
 
     /// Closes the connection.
@@ -236,16 +331,8 @@ exported! {
         // SAFETY: C passes an open handle and a text.
         let (domain, service) = unsafe { (argument::shared(domain, "domain")?, argument::text(service, "service")?) };
         let mut builder = CallServer::builder();
-        for i in 0..count {
-            // SAFETY: C passes `count` methods.
-            let raw = unsafe { argument::shared(methods.wrapping_add(i), "methods") }?;
-            // SAFETY: C passes a text.
-            let name = unsafe { argument::text(raw.name, "the name of a method") }?;
-            let function = raw.function.ok_or_else(|| CallFailure::invalid("the function of a method is NULL"))?;
-            if raw.flags & !TRUSTING != 0 {
-                return Err(CallFailure::invalid("unknown flags of a method: install a newer libpartywall, or clear them"));
-            }
-            let offered = OfferedFunction { function, context: raw.context, is_trusting: raw.flags & TRUSTING != 0 };
+        // SAFETY: C passes `count` methods.
+        for (name, offered) in unsafe { offered(methods, count) }? {
             builder = builder.method(name, move |call| offered.execute(call));
         }
         let serve = || {

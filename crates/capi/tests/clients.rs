@@ -63,6 +63,13 @@ fn worker_forked_before_first_use_works() {
 }
 
 #[test]
+fn server_calls_functions_of_its_client_in_c() {
+    let bench = Bench::new();
+    let calls = bench.program(GCC, "tests/clients/calls_back.c", &[]);
+    bench.run(&mut bench.command(calls));
+}
+
+#[test]
 fn peer_that_is_killed_is_dead_to_c() {
     let bench = Bench::new();
     let calls = bench.program(GCC, CALLS, &[]);
