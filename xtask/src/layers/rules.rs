@@ -75,7 +75,8 @@ pub(super) const ARE_TESTS: &[&str] = &["partywall-fuzz"];
 pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];
 
 /// Libraries that have programs beside them: who links one links no program.
-pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] = &["partywall-lab", "partywall-vhost", "partywall-fs", "partywall-gateway"];
+pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] =
+    &["partywall-lab", "partywall-vhost", "partywall-fs", "partywall-gateway"];
 
 /// The crates that hold no system call, and the crates that would bring one in.
 pub(super) const PURE: &[&str] = &["partywall-shm", "partywall-protocol"];

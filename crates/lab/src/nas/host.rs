@@ -52,7 +52,7 @@ impl HostParts {
         let mut command = Command::new(beside("partywall-blk")?);
         command.args(["serve", "--from", &format!("{domain}:disk"), "--socket"]).arg(&socket);
         // As long as a machine takes that is started again.
-        command.args(["--grace", "300", "--broker"]).arg(playground.socket());
+        command.args(["--grace", "300", "--connections", "2", "--broker"]).arg(playground.socket());
         let process = self.start(&command, domain)?;
         self.wait_for(&socket, &process)?;
         self.disks.insert(domain.to_owned(), process);
