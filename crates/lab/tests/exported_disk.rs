@@ -25,7 +25,8 @@ fn target() -> String {
 
 fn start_export(guest: &Guest) -> Running<'_> {
     let line = format!("partywall blk export {} /tmp/disk.raw --domain store > /tmp/export.log 2>&1", service());
-    let running = guest.start(&["sh", "-c", &format!(": > /tmp/export.log; exec {line}")]).unwrap();
+    guest.sh(": > /tmp/export.log");
+    let running = guest.start(&["sh", "-c", &format!("exec {line}")]).unwrap();
     let deadline = Instant::now() + HANG;
     while !guest.sh("cat /tmp/export.log").contains("exporting") {
         assert!(Instant::now() < deadline, "{}", guest.sh("cat /tmp/export.log"));
@@ -107,6 +108,15 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
     assert_eq!(end.status, 0, "the guest has seen an error of its disk: {}", a.sh("cat /tmp/export.log"));
     b.sh("echo 3 > /proc/sys/vm/drop_caches");
     let sum = b.sh("sha256sum < /tmp/all");
+    if b.sh("sha256sum < /dev/vda") != sum {
+        println!("FILE {} ALL {}", a.sh("sha256sum < /tmp/disk.raw"), sum);
+        println!(
+            "{}",
+            b.sh("cmp -l /tmp/all /dev/vda | awk '{ n=int(($1-1)/4096); if (n!=l) { print n; l=n } }' | tr '\\n' ' '")
+        );
+        println!("{}", b.sh("cmp -l /tmp/all /dev/vda | head -3; cmp -l /tmp/all /dev/vda | wc -l"));
+        println!("{}", a.sh("cat /tmp/export.log"));
+    }
     assert_eq!(b.sh("sha256sum < /dev/vda"), sum);
     assert_eq!(a.sh("sha256sum < /tmp/disk.raw"), sum);
     assert_eq!(b.sh("dmesg | grep -ciE 'i/o error' || true").trim(), "0");

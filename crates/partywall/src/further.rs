@@ -58,6 +58,11 @@ impl Regions {
         Self { endpoint: endpoint.map(Arc::downgrade).unwrap_or_default() }
     }
 
+    /// Keeps this side of the channel from ending. `None` if it has ended.
+    pub(crate) fn hold(&self) -> Option<Arc<Endpoint>> {
+        self.endpoint.upgrade()
+    }
+
     fn endpoint(&self) -> Result<Arc<Endpoint>> {
         self.endpoint.upgrade().ok_or(ENDED)
     }

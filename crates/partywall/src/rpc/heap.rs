@@ -457,6 +457,8 @@ impl HeapSegment {
 
 impl Drop for HeapMemory {
     fn drop(&mut self) {
+        // When the channel has ended, its places in windows may be another channel's already.
+        let Some(_open) = self.regions.hold() else { return };
         for segment in &lock(&self.books).segments {
             segment.memory.give_up();
             self.regions.give_up(true, segment.number);

@@ -1,10 +1,9 @@
 //! Changes that the exporter has done and that may not be durable. They are repeated if the exporter's machine starts again (protocol E3).
 
-use super::link::{ExportCalls, ExportFailure};
+use super::link::{ExportCalls, ExportFailure, KeptData};
 use super::wire::ExportOperation;
-use partywall::rpc::Block;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One change of the disk.
 #[derive(Debug, Clone)]
@@ -13,8 +12,7 @@ pub(super) enum DiskChange {
     Write {
         offset: u64,
         length: usize,
-        /// In the heap of the connection by which it was done, which may have ended since.
-        data: Arc<Block>,
+        data: KeptData,
     },
     Zero {
         offset: u64,
@@ -33,7 +31,7 @@ impl DiskChange {
         match self {
             Self::Write { offset, length, data } => {
                 let copy = calls.block((*offset, *length), false, |room| {
-                    room.copy_from_slice(&data[..*length]);
+                    room.copy_from_slice(&data.bytes()[..*length]);
                     true
                 })?;
                 calls.write(&copy)
@@ -79,6 +77,15 @@ impl ChangeLog {
         match changes.all.get_mut(&number) {
             Some((_, answered)) if is_done => *answered = true,
             _ => drop(changes.all.remove(&number)),
+        }
+    }
+
+    /// A connection is about to end, and the memory of its heap with it.
+    pub(super) fn copy_blocks_of(&self, calls: &ExportCalls) {
+        for (change, _) in self.changes().all.values_mut() {
+            if let DiskChange::Write { data, .. } = change {
+                calls.copy_out(data);
+            }
         }
     }
 

@@ -338,18 +338,32 @@ impl ImportCore {
                 Ok((generation, calls)) => match attempt(calls) {
                     Ok(result) => return Ok(result),
                     Err(ExportFailure::Errno(e)) => return Err(e),
+                    // The window still has the memory of connections that have just ended.
+                    Err(ExportFailure::NoMemory) if !self.is_over(*away.get_or_insert_with(Instant::now)) => {
+                        std::thread::sleep(PAUSE);
+                        continue;
+                    }
+                    Err(ExportFailure::NoMemory) => return Err(Errno::NOMEM),
                     Err(ExportFailure::Ended) => generation,
                 },
                 Err(generation) => generation,
             };
-            *own = None;
+            // Memory of this connection may be another one's as soon as it has ended.
+            if let Some((_, calls)) = own.take() {
+                self.changes.copy_blocks_of(&calls);
+            }
             let since = *away.get_or_insert_with(Instant::now);
             self.renew(generation, since);
-            let grace = if self.hurries.load(Ordering::Relaxed) { HURRY } else { self.options.grace };
-            if since.elapsed() >= grace {
+            if self.is_over(since) {
                 return Err(Errno::IO);
             }
         }
+    }
+
+    /// Whether a request that could not be executed since then fails.
+    fn is_over(&self, since: Instant) -> bool {
+        let grace = if self.hurries.load(Ordering::Relaxed) { HURRY } else { self.options.grace };
+        since.elapsed() >= grace
     }
 
     /// This thread's connection of the present session. Fails with the number of a session that gives none.
@@ -431,7 +445,7 @@ impl ImportCore {
                 };
                 let block = match calls.block((offset, total), durable, fill) {
                     // The heap is full of changes that are kept until the next flush.
-                    Err(ExportFailure::Errno(Errno::NOMEM)) => {
+                    Err(ExportFailure::NoMemory) => {
                         self.changes.flush(calls)?;
                         calls.block((offset, total), durable, fill)
                     }
@@ -439,7 +453,7 @@ impl ImportCore {
                 };
                 let data = Arc::new(block?);
                 self.copied.fetch_add(total as u64, Ordering::Relaxed);
-                let kept = DiskChange::Write { offset, length: total, data: Arc::clone(&data) };
+                let kept = DiskChange::Write { offset, length: total, data: calls.keep(&data) };
                 self.change(kept, durable, || calls.write(&data))?;
                 Ok(done)
             }

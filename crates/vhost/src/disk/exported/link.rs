@@ -7,6 +7,8 @@ use partywall::rpc::{Block, CallClient, CallError, Method, Reply};
 use partywall::{Domain, Stream};
 use rustix::io::Errno;
 use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Why a request has no result.
@@ -14,6 +16,8 @@ use std::time::Duration;
 pub(super) enum ExportFailure {
     /// The exporter has answered with this.
     Errno(Errno),
+    /// One of the two heaps has no room now.
+    NoMemory,
     /// The session has ended, or gives no answer in time.
     Ended,
 }
@@ -54,6 +58,24 @@ impl ExportLink {
 pub(super) struct ExportCalls {
     client: CallClient,
     session: u64,
+    /// Which connection of this process it is.
+    number: u64,
+}
+
+/// The data of a write, in a block of a connection's heap or, after the end of that connection, in memory of this process.
+#[derive(Debug, Clone)]
+pub(super) enum KeptData {
+    InHeap { connection: u64, block: Arc<Block> },
+    Copied(Arc<[u8]>),
+}
+
+impl KeptData {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::InHeap { block, .. } => block,
+            Self::Copied(bytes) => bytes,
+        }
+    }
 }
 
 impl ExportCalls {
@@ -68,7 +90,8 @@ impl ExportCalls {
             tracing::debug!(error = %e, "no connection for the requests of a disk");
             ExportFailure::Ended
         })?;
-        Ok(Self { client, session })
+        static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+        Ok(Self { client, session, number: CONNECTIONS.fetch_add(1, Ordering::Relaxed) })
     }
 
     /// Executes a request without data.
@@ -91,7 +114,7 @@ impl ExportCalls {
         fill: impl FnOnce(&mut [u8]) -> bool,
     ) -> Result<Block, ExportFailure> {
         let block = self.client.heap().allocate_aligned(length + FIELDS, crate::disk::image::ALIGN);
-        let mut block = block.map_err(|_| ExportFailure::Errno(Errno::NOMEM))?;
+        let mut block = block.map_err(|_| ExportFailure::NoMemory)?;
         let (data, rest) = block.split_at_mut(length);
         if !fill(data) {
             return Err(ExportFailure::Errno(Errno::FAULT));
@@ -107,6 +130,20 @@ impl ExportCalls {
         self.client.call(method, block).map(drop).map_err(failure_of)
     }
 
+    /// The data of a block, to be kept.
+    pub(super) fn keep(&self, block: &Arc<Block>) -> KeptData {
+        KeptData::InHeap { connection: self.number, block: Arc::clone(block) }
+    }
+
+    /// Takes data out of this connection's heap, if it is there.
+    pub(super) fn copy_out(&self, data: &mut KeptData) {
+        if let KeptData::InHeap { connection, block } = data
+            && *connection == self.number
+        {
+            *data = KeptData::Copied(Arc::from(&block[..]));
+        }
+    }
+
     /// Makes changes durable.
     pub(super) fn sync(&self) -> Result<(), ExportFailure> {
         self.request(ExportOperation::Sync, (0, 0), false, 0).map(drop)
@@ -117,6 +154,7 @@ fn failure_of(error: CallError) -> ExportFailure {
     match error {
         CallError::Application { code, .. } => match errno_of(code) {
             Some(Errno::NOTCONN) => ExportFailure::Ended,
+            Some(Errno::NOMEM) => ExportFailure::NoMemory,
             e => ExportFailure::Errno(e.unwrap_or(Errno::IO)),
         },
         // Another session may have an answer. Of all else the exporter has taken note.
