@@ -32,9 +32,13 @@ async def _repeat(call, number):
             await _readable(number())
 
 
-async def _in_thread(call, *arguments, **options):
+async def _in_thread(call, *arguments, pool=None, **options):
     """Runs a call that waits for the broker."""
-    return await asyncio.get_running_loop().run_in_executor(None, functools.partial(call, *arguments, **options))
+    return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(call, *arguments, **options))
+
+
+# Calls under way of a client that is called back. The thread that waits for a call executes what the server calls back during it, so each has one.
+_TURNS = 8
 
 
 class _Connection:
@@ -143,14 +147,24 @@ async def listen_messages(domain, service, **options):
 class AsyncCallClient:
     """A connection to a server of calls, driven by asyncio. Each call waits in a thread of the event loop's executor."""
 
-    def __init__(self, client):
+    def __init__(self, client, is_called_back=False):
         self._client = client
+        self._pool = self._turns = None
+        if is_called_back:
+            self._pool = concurrent.futures.ThreadPoolExecutor(_TURNS, "pw-called-back")
+            self._turns = asyncio.Semaphore(_TURNS)
 
     async def call(self, method, args=None, timeout=None):
         """Calls a method and waits for its result. A task that is cancelled gives its call up."""
-        call = await _in_thread(self._client.start, method, args, timeout)
+        if self._turns is None:
+            return await self._call(method, args, timeout)
+        async with self._turns:
+            return await self._call(method, args, timeout)
+
+    async def _call(self, method, args, timeout):
+        call = await _in_thread(self._client.start, method, args, timeout, pool=self._pool)
         try:
-            return await _in_thread(call.result)
+            return await _in_thread(call.result, pool=self._pool)
         except asyncio.CancelledError:
             call.cancel()
             raise
@@ -171,6 +185,8 @@ class AsyncCallClient:
     async def close(self):
         """Closes the connection."""
         await _in_thread(self._client.close)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
 
     async def __aenter__(self):
         return self
@@ -275,7 +291,7 @@ def _in_this_loop(methods):
 async def connect_calls(domain, target, methods=None, **options):
     """Connects to `DOMAIN:SERVICE`, a service of calls. The server may call the coroutine functions of a dictionary back."""
     methods = _in_this_loop(methods or {})
-    return AsyncCallClient(await _in_thread(domain.connect_calls, target, methods, **options))
+    return AsyncCallClient(await _in_thread(domain.connect_calls, target, methods, **options), bool(methods))
 
 
 async def serve_calls(domain, service, methods, **options):
