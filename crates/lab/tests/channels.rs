@@ -6,6 +6,8 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod world;
 
+use partywall::Domain;
+use partywall::rpc::{Block, CallClient};
 use partywall_lab::{Guest, ImageOptions, Running};
 use rustix::process::{Pid, Signal};
 use std::fs::File;
@@ -45,6 +47,7 @@ fn programs_in_guests_and_on_the_host_connect() {
     within_a_guest(&a);
     tables_are_shared(&world, &shared_table, &a, &b);
     trees_are_walked_in_place(&world, &shared_tree, &a, &b);
+    kept_block_outlives_its_channel(&world, &a);
     names_are_the_machines_own(&world, &a, &b);
     rings_of_many_channels_are_given_back(&a, &b);
 
@@ -269,6 +272,25 @@ fn trees_are_walked_in_place(world: &World, shared_tree: &std::path::Path, a: &G
     let said = a.sh(&format!("timeout 60 shared_tree sum a h:wood {nodes}"));
     assert!(said.contains(&expected), "{said}");
     server.0.kill().unwrap();
+}
+
+/// Blocks that are kept beyond the end of their channels. The channels after that get other places in the window.
+fn kept_block_outlives_its_channel(world: &World, a: &Guest) {
+    let server = a.begin("exec shared_tree serve one hedge");
+    a.wait_service("hedge");
+    let domain = Domain::builder().name("keeper").broker(world.path("broker.sock")).join().unwrap();
+    let block = |byte| {
+        let client = CallClient::builder().connect(&domain, "a.one:hedge").unwrap();
+        let mut block = client.heap().allocate(100_000).unwrap();
+        block.fill(byte);
+        block
+    };
+    let kept: Vec<Block> = (1..=3).map(block).collect();
+    for (block, byte) in kept.iter().zip(1..) {
+        assert!(block.iter().all(|found| *found == byte), "block {byte} has another's bytes");
+    }
+    drop(kept);
+    server.signal(Signal::KILL).unwrap();
 }
 
 /// A guest can be what its machine is called, and what begins with that; others' names it does not get.

@@ -50,6 +50,10 @@ pub struct Regions {
     endpoint: Weak<Endpoint>,
 }
 
+/// This side's end of a channel, held by a region in a window. The broker gives the region's place to another channel when both ends are gone.
+#[derive(Debug)]
+pub(crate) struct PlaceHold(#[expect(dead_code, reason = "it is held")] Arc<Endpoint>);
+
 /// Why nothing can be done with the regions of a channel any more.
 const ENDED: Error = Error::Closed("this side of the channel has ended");
 
@@ -58,9 +62,11 @@ impl Regions {
         Self { endpoint: endpoint.map(Arc::downgrade).unwrap_or_default() }
     }
 
-    /// Keeps this side of the channel from ending. `None` if it has ended.
-    pub(crate) fn hold(&self) -> Option<Arc<Endpoint>> {
-        self.endpoint.upgrade()
+    /// What a region at this byte of a window holds, for as long as its memory is used: this side's end of the channel (protocol F5.4). `None`
+    /// for separate memory, which needs no hold.
+    pub(crate) fn hold_place(&self, base: u64) -> Result<Option<PlaceHold>> {
+        let in_window = (base != 0).then(|| self.endpoint());
+        in_window.transpose().map(|endpoint| endpoint.map(PlaceHold))
     }
 
     fn endpoint(&self) -> Result<Arc<Endpoint>> {
@@ -114,7 +120,8 @@ impl Regions {
             // A broker that ended before its answer may have passed the region on.
             TxState::Finished.store(&region.page().tx.control.state);
         })?;
-        Ok(ChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })
+        let place = self.hold_place(base)?;
+        Ok(ChannelRegion { region, kind, number, endpoint: self.endpoint.clone(), _place: place })
     }
 
     /// The next region that the peer has added, in the order in which it added them; `None` if there is none now. If none has arrived in a virtual machine, this
@@ -126,8 +133,11 @@ impl Regions {
     pub fn next(&self) -> Result<Option<PeerChannelRegion>> {
         let Some(arrived) = self.next_arrived()? else { return Ok(None) };
         let ArrivedRegion { number, kind, .. } = arrived;
+        let place = self.hold_place(arrived.base)?;
         match self.endpoint()?.attach_further(&arrived) {
-            Ok(region) => Ok(Some(PeerChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })),
+            Ok(region) => {
+                Ok(Some(PeerChannelRegion { region, kind, number, endpoint: self.endpoint.clone(), _place: place }))
+            }
             Err(e) => {
                 self.give_up(false, number);
                 Err(e)
@@ -246,6 +256,8 @@ pub struct ChannelRegion {
     kind: u32,
     number: u32,
     endpoint: Weak<Endpoint>,
+    /// Dropped after `region`.
+    _place: Option<PlaceHold>,
 }
 
 impl ChannelRegion {
@@ -307,6 +319,8 @@ pub struct PeerChannelRegion {
     kind: u32,
     number: u32,
     endpoint: Weak<Endpoint>,
+    /// Dropped after `region`.
+    _place: Option<PlaceHold>,
 }
 
 impl PeerChannelRegion {
@@ -465,7 +479,7 @@ mod tests {
         let _broker = Broker::start(&config).unwrap();
         await_reports(&owner, &reader);
         note_own(registration, answered, number, KIND, SIZE);
-        regions.push(ChannelRegion { region, kind: KIND, number, endpoint: Arc::downgrade(&endpoint) });
+        regions.push(ChannelRegion { region, kind: KIND, number, endpoint: Arc::downgrade(&endpoint), _place: None });
 
         let ninth = owner.regions().add(KIND, SIZE);
         assert!(matches!(ninth, Err(Error::Refused { code: Refusal::Quota, .. })), "{ninth:?}");

@@ -71,8 +71,8 @@ const ARROWS: &[(&str, &[&str])] = &[
 /// Crates that are nothing but tests, so they may link a program as tests do.
 pub(super) const ARE_TESTS: &[&str] = &["partywall-fuzz"];
 
-/// The crates that the tests of any crate may also use: a broker to talk to.
-pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];
+/// The crates that the tests of any crate may also use: a broker to talk to, and the library to talk with.
+pub(super) const TESTS_MAY_USE: &[&str] = &["partywall", "partywall-daemon"];
 
 /// Libraries that have programs beside them: who links one links no program.
 pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] =

@@ -6,7 +6,7 @@
 
 use super::heap_addresses::{ATTEMPTS, address_for};
 use crate::domain::lock;
-use crate::further::Regions;
+use crate::further::{PlaceHold, Regions};
 use crate::{Error, Result};
 use offset_allocator::{Allocation, Allocator};
 use partywall_protocol::wire::Refusal;
@@ -205,6 +205,8 @@ struct HeapSegment {
     spaces: Allocator<u32>,
     blocks: HashMap<u64, BlockEntry>,
     _portion: HeapPortion,
+    /// Dropped after `memory`.
+    _place: Option<PlaceHold>,
 }
 
 /// The record of a block in the heap's books.
@@ -384,16 +386,17 @@ impl HeapMemory {
         }
         let portion = |size| self.share.take(size).ok_or_else(|| self.too_large(asked));
         let (mut size, mut taken) = (size, portion(size)?);
-        let place = match self.regions.place_for(size) {
-            // The broker gives a quarter of what is free in the window, at most.
-            Err(Error::Refused { code: Refusal::OutOfResources, .. }) if needed.next_power_of_two() < size => {
-                size = needed.next_power_of_two();
-                drop(taken);
-                taken = portion(size)?;
-                self.regions.place_for(size)
+        let place = loop {
+            match self.regions.place_for(size) {
+                // The broker gives a quarter of what is free in the window, at most.
+                Err(Error::Refused { code: Refusal::OutOfResources, .. }) if needed.next_power_of_two() < size => {
+                    size /= 2;
+                    drop(taken);
+                    taken = portion(size)?;
+                }
+                place => break place?,
             }
-            place => place,
-        }?;
+        };
         let (channel, side) = self.regions.end()?;
         let before = books.segments.iter().map(|segment| segment.size).sum();
         let mut candidates = (0..ATTEMPTS).map(|attempt| address_for(channel, side, attempt, before, huge));
@@ -418,12 +421,13 @@ impl HeapMemory {
             (None, Some(place)) => (place.base, place.memory),
             (None, None) => return Err(Error::BrokerConfused("a segment without memory".into())),
         };
+        let held = self.regions.hold_place(base)?;
         let number = self.regions.add_memory(HEAP_KIND, memory.geometry(), base, shared)?;
         let address = memory.content().addr() as u64;
         let granules = u32::try_from(size / GRANULE).map_err(|_| self.too_large(asked))?;
         // A space of the books takes 32 bytes, so there are at most as many as half the granules.
         let spaces = Allocator::with_max_allocs(granules, (granules / 2).max(128));
-        Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new(), _portion: taken })
+        Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new(), _portion: taken, _place: held })
     }
 
     /// Frees the block at this address. Only a raw block is freed by its address: any other block has an owner, which frees it once.
@@ -457,8 +461,6 @@ impl HeapSegment {
 
 impl Drop for HeapMemory {
     fn drop(&mut self) {
-        // When the channel has ended, its places in windows may be another channel's already.
-        let Some(_open) = self.regions.hold() else { return };
         for segment in &lock(&self.books).segments {
             segment.memory.give_up();
             self.regions.give_up(true, segment.number);

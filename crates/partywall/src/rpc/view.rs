@@ -5,7 +5,7 @@ use super::error::CallError;
 use super::heap::{HEAP_KIND, MOST_SEGMENTS};
 use super::heap_addresses::may_have;
 use crate::domain::lock;
-use crate::further::Regions;
+use crate::further::{PlaceHold, Regions};
 use crate::{Error, Result};
 use partywall_region::RegionError;
 use partywall_region::segment::PeerSegment;
@@ -24,6 +24,8 @@ struct MappedSegment {
     address: u64,
     number: u32,
     regions: Regions,
+    /// Dropped after `memory`.
+    _place: Option<PlaceHold>,
 }
 
 impl Drop for MappedSegment {
@@ -85,7 +87,9 @@ impl PeerHeap {
             other => other,
         };
         let memory = memory.inspect_err(|_| self.regions.give_up(false, number)).map_err(Error::from)?;
-        segments.push(Arc::new(MappedSegment { memory, address, number, regions: self.regions.clone() }));
+        let place = self.regions.hold_place(arrived.base)?;
+        let regions = self.regions.clone();
+        segments.push(Arc::new(MappedSegment { memory, address, number, regions, _place: place }));
         Ok(())
     }
 
