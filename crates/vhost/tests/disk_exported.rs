@@ -515,7 +515,7 @@ fn more_changes_than_a_heap_has_room_for_are_flushed() {
     let exporter = Forgetful::start(&setting);
     let disk = setting.import("user", LONG).unwrap();
     let mut driver = disk.driver();
-    for n in 0..40_u64 {
+    for n in 0..60_u64 {
         assert_eq!(driver.run(OUT, n % 4 * 2048, &noise(n, 1 << 20), 0).unwrap().0, OK, "write {n}");
         if n == 20 {
             // What is kept in heaps of ended connections is flushed with the next session.
@@ -525,7 +525,7 @@ fn more_changes_than_a_heap_has_room_for_are_flushed() {
     let flushes = exporter.disk.lock().unwrap().flushes;
     assert!((2..20).contains(&flushes), "{flushes} flushes");
     exporter.restart();
-    for n in 36..40_u64 {
+    for n in 56..60_u64 {
         assert!(driver.run(IN, n % 4 * 2048, &[], 1 << 20).unwrap() == (OK, noise(n, 1 << 20)), "write {n}");
     }
     drop((driver, disk));

@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "copies from memory that the exporter can change, by its address")]
 
 use super::changes::{ChangeLog, DiskChange};
-use super::link::{ExportCalls, ExportFailure, ExportLink};
-use super::wire::{ExportOperation, LARGEST_DATA, Welcome};
+use super::link::{ExportCalls, ExportFailure, ExportLink, MOST_DATA};
+use super::wire::{ExportOperation, Welcome};
 use crate::VhostError;
 use crate::chain::BufferPiece;
 use crate::disk::request::DiskGeometry;
@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -26,6 +26,8 @@ use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
 /// Between two attempts to reach an exporter that has gone.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long a thread takes no tasks that had no memory for a connection.
+const MEMORY_PAUSE: Duration = Duration::from_millis(500);
 /// How long requests wait for an exporter that has gone, while the machine waits for the end of all requests.
 const HURRY: Duration = Duration::from_secs(2);
 /// Bytes that one request fills with zeroes, so that each is answered in time. The next request goes on.
@@ -40,7 +42,8 @@ pub struct ImportOptions {
     pub domain: Domain,
     /// The exporter, as `DOMAIN:NAME`.
     pub target: String,
-    /// Requests that the exporter executes at a time. Each has a thread and a connection.
+    /// Requests that the exporter executes at a time. Each has a thread and a connection. If the window to the exporter has memory for fewer
+    /// connections, there are fewer.
     pub connections: usize,
     /// How long a request waits for an exporter that has gone or does not answer, before it fails.
     pub grace: Duration,
@@ -67,6 +70,22 @@ struct StoreJob {
     task: StoreTask,
     memory: Arc<GuestMemoryMmap>,
     pieces: Vec<BufferPiece>,
+    /// Since when it waits for an exporter, or for memory.
+    waits_since: Option<Instant>,
+}
+
+/// Why a task has no result from a thread.
+enum Unfinished {
+    Failed(Errno),
+    /// This thread has no connection, since the window has no memory for it. Others have.
+    ForOthers,
+}
+
+/// Why a thread has no connection.
+enum Unconnected {
+    /// The session with this number gives none.
+    Gone(u64),
+    NoMemory,
 }
 
 /// What the threads share.
@@ -76,8 +95,13 @@ struct ImportCore {
     /// The disk as it was at first. An exporter that comes back must have the same.
     first: Welcome,
     jobs: Mutex<StoreJobs>,
+    /// There is another job, or a session has ended.
     offered: Condvar,
     link: Mutex<CurrentLink>,
+    /// The number of the first session that has not ended.
+    first_open: AtomicU64,
+    /// Threads that have a connection.
+    connected: AtomicUsize,
     /// The machine waits for the end of all requests.
     hurries: AtomicBool,
     /// Readable while `is_rung`.
@@ -126,6 +150,8 @@ impl ImportedDisk {
             jobs: Mutex::default(),
             offered: Condvar::new(),
             link: Mutex::new(CurrentLink { generation: 0, boot: first.boot, link: Some(link) }),
+            first_open: AtomicU64::new(0),
+            connected: AtomicUsize::new(0),
             hurries: AtomicBool::new(false),
             wake,
             is_rung: AtomicBool::new(false),
@@ -208,12 +234,18 @@ impl DiskStore for ImportedDisk {
         skip: usize,
     ) -> bool {
         let has_data = matches!(task, StoreTask::Read { .. } | StoreTask::Write { .. });
-        let pieces = if has_data { front(pieces, skip, LARGEST_DATA as usize) } else { Vec::new() };
+        let pieces = if has_data { front(pieces, skip, MOST_DATA) } else { Vec::new() };
         let is_inside = |piece: &BufferPiece| memory.get_slice(piece.address, piece.length).is_ok();
         if (has_data && pieces.is_empty()) || !pieces.iter().all(is_inside) {
             return false;
         }
-        lock(&self.shared.jobs).jobs.push_back(StoreJob { id, task, memory: Arc::clone(memory), pieces });
+        lock(&self.shared.jobs).jobs.push_back(StoreJob {
+            id,
+            task,
+            memory: Arc::clone(memory),
+            pieces,
+            waits_since: None,
+        });
         self.shared.offered.notify_one();
         self.busy += 1;
         true
@@ -285,78 +317,117 @@ impl ImportCore {
     /// Executes tasks until the store is dropped.
     fn work(&self, done: &Sender<Done>) {
         let mut calls = None;
-        loop {
-            let mut queue = lock(&self.jobs);
-            let job = loop {
-                match queue.jobs.pop_front() {
-                    Some(job) => break job,
-                    None if queue.is_over => return,
-                    None => queue = self.offered.wait(queue).unwrap_or_else(PoisonError::into_inner),
+        while let Some(mut job) = self.next_job(&mut calls) {
+            let result = match self.execute(&mut calls, &mut job) {
+                Ok(result) => Ok(result),
+                Err(Unfinished::Failed(e)) => Err(e),
+                Err(Unfinished::ForOthers) => {
+                    lock(&self.jobs).jobs.push_front(job);
+                    self.offered.notify_one();
+                    std::thread::sleep(MEMORY_PAUSE);
+                    continue;
                 }
             };
-            drop(queue);
-            let result = self.execute(&mut calls, &job);
             let id = job.id;
             // The guest's memory is not used any more when the task has ended.
             drop(job);
             if done.send((id, result)).is_err() {
-                return;
+                break;
             }
             if !self.is_rung.swap(true, Ordering::SeqCst) {
                 let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
             }
         }
+        self.disconnect(&mut calls);
     }
 
-    /// Executes a task, also if the exporter goes and comes back meanwhile.
-    fn execute(&self, calls: &mut OwnCalls, job: &StoreJob) -> Result<u32, Errno> {
+    /// Waits for the next task. A connection whose session ends meanwhile is dropped, since its memory is needed for the next session's.
+    fn next_job(&self, own: &mut OwnCalls) -> Option<StoreJob> {
+        let mut queue = lock(&self.jobs);
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                return Some(job);
+            }
+            if queue.is_over {
+                return None;
+            }
+            if own.as_ref().is_some_and(|(of, _)| *of < self.first_open.load(Ordering::Relaxed)) {
+                drop(queue);
+                self.disconnect(own);
+                queue = lock(&self.jobs);
+            } else {
+                queue = self.offered.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// Executes a task, also if the exporter goes and comes back meanwhile. Fails when the grace is over (protocol E1.3). A session that gives no
+    /// answer ends before that, so that nothing of it is executed later.
+    fn execute(&self, own: &mut OwnCalls, job: &mut StoreJob) -> Result<u32, Unfinished> {
         if job.task == StoreTask::Delay {
             std::thread::sleep(self.delay);
             return Ok(0);
         }
-        self.persist(calls, |calls| self.attempt(calls, job))
-    }
-
-    fn measure(&self) -> Option<u64> {
-        let measured = self.persist(&mut None, |calls| {
-            let reply = calls.request(ExportOperation::Measure, (0, 0), false, 0)?;
-            reply.array(0).map(u64::from_le_bytes).map_err(|_| ExportFailure::Errno(Errno::IO))
-        });
-        measured.ok()
-    }
-
-    /// Makes attempts until one has a result, and fails when the grace is over (protocol E1.3). A session that gives no answer ends before that, so that nothing
-    /// of it is executed later.
-    fn persist<T>(
-        &self,
-        own: &mut OwnCalls,
-        attempt: impl Fn(&ExportCalls) -> Result<T, ExportFailure>,
-    ) -> Result<T, Errno> {
-        let mut away = None;
         loop {
-            let generation = match self.connected(own) {
-                Ok((generation, calls)) => match attempt(calls) {
+            let unconnected = match self.connected(own) {
+                Ok((generation, calls)) => match self.attempt(calls, job) {
                     Ok(result) => return Ok(result),
-                    Err(ExportFailure::Errno(e)) => return Err(e),
-                    // The window still has the memory of connections that have just ended.
-                    Err(ExportFailure::NoMemory) if !self.is_over(*away.get_or_insert_with(Instant::now)) => {
-                        std::thread::sleep(PAUSE);
-                        continue;
-                    }
-                    Err(ExportFailure::NoMemory) => return Err(Errno::NOMEM),
-                    Err(ExportFailure::Ended) => generation,
+                    Err(ExportFailure::Errno(e)) => return Err(Unfinished::Failed(e)),
+                    Err(ExportFailure::NoMemory) => Unconnected::NoMemory,
+                    Err(ExportFailure::Ended) => Unconnected::Gone(generation),
                 },
-                Err(generation) => generation,
+                Err(unconnected) => unconnected,
             };
-            // Memory of this connection may be another one's as soon as it has ended.
-            if let Some((_, calls)) = own.take() {
-                self.changes.copy_blocks_of(&calls);
-            }
-            let since = *away.get_or_insert_with(Instant::now);
-            self.renew(generation, since);
+            // Others wait for the memory of this connection, too.
+            self.disconnect(own);
+            let since = *job.waits_since.get_or_insert_with(Instant::now);
+            let errno = match unconnected {
+                Unconnected::Gone(generation) => {
+                    self.renew(generation, since);
+                    Errno::IO
+                }
+                Unconnected::NoMemory if self.connected.load(Ordering::Relaxed) > 0 && !self.is_over(since) => {
+                    return Err(Unfinished::ForOthers);
+                }
+                Unconnected::NoMemory => {
+                    std::thread::sleep(PAUSE);
+                    Errno::NOMEM
+                }
+            };
             if self.is_over(since) {
-                return Err(Errno::IO);
+                return Err(Unfinished::Failed(errno));
             }
+        }
+    }
+
+    /// The disk's size now. `None` if the exporter does not tell.
+    fn measure(&self) -> Option<u64> {
+        let since = Instant::now();
+        loop {
+            let current = lock(&self.link);
+            let (generation, session) = (current.generation, current.link.as_ref().map(|link| link.welcome.session));
+            drop(current);
+            let ImportOptions { domain, target, grace, .. } = &self.options;
+            let measured = session.ok_or(ExportFailure::Ended).and_then(|session| {
+                let calls = ExportCalls::connect(domain, target, session, *grace)?;
+                calls.request(ExportOperation::Measure, (0, 0), false, 0)
+            });
+            match measured {
+                Ok(reply) => return reply.array(0).map(u64::from_le_bytes).ok(),
+                Err(ExportFailure::Ended) => self.renew(generation, since),
+                Err(ExportFailure::Errno(_) | ExportFailure::NoMemory) => return None,
+            }
+            if self.is_over(since) {
+                return None;
+            }
+        }
+    }
+
+    /// Drops this thread's connection.
+    fn disconnect(&self, own: &mut OwnCalls) {
+        if let Some((_, calls)) = own.take() {
+            self.changes.copy_blocks_of(&calls);
+            self.connected.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -366,18 +437,24 @@ impl ImportCore {
         since.elapsed() >= grace
     }
 
-    /// This thread's connection of the present session. Fails with the number of a session that gives none.
-    fn connected<'c>(&self, own: &'c mut OwnCalls) -> Result<(u64, &'c ExportCalls), u64> {
+    /// This thread's connection of the present session.
+    fn connected<'c>(&self, own: &'c mut OwnCalls) -> Result<(u64, &'c ExportCalls), Unconnected> {
         let current = lock(&self.link);
         let generation = current.generation;
-        let Some(session) = current.link.as_ref().map(|link| link.welcome.session) else { return Err(generation) };
+        let gone = Unconnected::Gone(generation);
+        let Some(session) = current.link.as_ref().map(|link| link.welcome.session) else { return Err(gone) };
         drop(current);
         if own.as_ref().is_none_or(|(of, _)| *of != generation) {
+            self.disconnect(own);
             let ImportOptions { domain, target, grace, .. } = &self.options;
-            let calls = ExportCalls::connect(domain, target, session, *grace).map_err(|_| generation)?;
+            let calls = ExportCalls::connect_with_memory(domain, target, session, *grace).map_err(|e| match e {
+                ExportFailure::NoMemory => Unconnected::NoMemory,
+                _ => Unconnected::Gone(generation),
+            })?;
             *own = Some((generation, calls));
+            self.connected.fetch_add(1, Ordering::Relaxed);
         }
-        own.as_ref().map(|(_, calls)| (generation, calls)).ok_or(generation)
+        own.as_ref().map(|(_, calls)| (generation, calls)).ok_or(gone)
     }
 
     /// Makes another session in place of the one with this number, unless another thread has done so.
@@ -389,6 +466,10 @@ impl ImportCore {
         let target = &self.options.target;
         if current.link.take().is_some() {
             warn!("{target}: the exporter has gone, or does not answer");
+            self.first_open.store(generation + 1, Ordering::Relaxed);
+            // Under the lock that is held from the look at the number to the sleep.
+            let _jobs = lock(&self.jobs);
+            self.offered.notify_all();
         }
         let Some(link) = self.link_again(current.boot) else {
             std::thread::sleep(PAUSE);
@@ -409,7 +490,7 @@ impl ImportCore {
             return None;
         }
         if !self.changes.is_empty() {
-            let calls = ExportCalls::connect(domain, target, link.welcome.session, *grace).ok()?;
+            let calls = ExportCalls::connect_with_memory(domain, target, link.welcome.session, *grace).ok()?;
             if link.welcome.boot != boot {
                 let repeated = self.changes.repeat(&calls).ok()?;
                 info!("{target}: its machine has started again; {repeated} changes are repeated");

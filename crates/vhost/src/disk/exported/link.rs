@@ -1,15 +1,22 @@
 //! The connection of a disk's user to its exporter: one session, and a connection of calls for each of its threads.
 
-use super::server::{LARGEST_HEAP, heap_options};
+use super::server::LARGEST_HEAP;
 use super::wire::{ExportOperation, FIELDS, RequestFields, WELCOME, Welcome, calls_service, errno_of, hello};
 use crate::VhostError;
-use partywall::rpc::{Block, CallClient, CallError, Method, Reply};
+use crate::disk::image::ALIGN;
+use partywall::rpc::{Block, CallClient, CallError, HeapOptions, Method, Reply};
 use partywall::{Domain, Stream};
 use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// The most data of one request. An exporter takes twice as much. With this limit, 4 MiB that are free in a window are enough for a connection: the
+/// broker gives a quarter, and a heap's segments are powers of two.
+pub(super) const MOST_DATA: usize = 512 << 10;
+/// Bytes of the largest block: the data of a write and the fields of its request.
+const LARGEST_BLOCK: usize = MOST_DATA + FIELDS;
 
 /// Why a request has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,13 +86,46 @@ impl KeptData {
 }
 
 impl ExportCalls {
+    /// Makes a connection for requests without data.
     pub(super) fn connect(
         domain: &Domain,
         target: &str,
         session: u64,
         longest: Duration,
     ) -> Result<Self, ExportFailure> {
-        let client = CallClient::builder().heap(heap_options()).max_peer_heap(LARGEST_HEAP).timeout(longest);
+        Self::with_heap(domain, target, session, longest, LARGEST_HEAP)
+    }
+
+    /// Makes a connection that has all the memory of its heap. Heaps that grow later could take what the first block of another one needs, and
+    /// its requests would wait until they fail.
+    pub(super) fn connect_with_memory(
+        domain: &Domain,
+        target: &str,
+        session: u64,
+        longest: Duration,
+    ) -> Result<Self, ExportFailure> {
+        let mut size = LARGEST_HEAP;
+        loop {
+            let calls = Self::with_heap(domain, target, session, longest, size)?;
+            let heap = calls.client.heap();
+            drop(heap.allocate_aligned(LARGEST_BLOCK, ALIGN).map_err(|_| ExportFailure::NoMemory)?);
+            // The window has less for it. Such a heap would grow when others have given back theirs.
+            match heap.stats().bytes {
+                bytes if bytes < size => size = bytes,
+                _ => return Ok(calls),
+            }
+        }
+    }
+
+    fn with_heap(
+        domain: &Domain,
+        target: &str,
+        session: u64,
+        longest: Duration,
+        size: u64,
+    ) -> Result<Self, ExportFailure> {
+        let heap = HeapOptions::default().first(size).max(size);
+        let client = CallClient::builder().heap(heap).max_peer_heap(LARGEST_HEAP).timeout(longest);
         let client = client.connect(domain, &calls_service(target)).map_err(|e| {
             tracing::debug!(error = %e, "no connection for the requests of a disk");
             ExportFailure::Ended
@@ -113,7 +153,7 @@ impl ExportCalls {
         durable: bool,
         fill: impl FnOnce(&mut [u8]) -> bool,
     ) -> Result<Block, ExportFailure> {
-        let block = self.client.heap().allocate_aligned(length + FIELDS, crate::disk::image::ALIGN);
+        let block = self.client.heap().allocate_aligned(length + FIELDS, ALIGN);
         let mut block = block.map_err(|_| ExportFailure::NoMemory)?;
         let (data, rest) = block.split_at_mut(length);
         if !fill(data) {

@@ -31,10 +31,8 @@ const MOST_OF_USER: usize = 32;
 /// The most memory of each side's heap on one connection.
 pub(super) const LARGEST_HEAP: u64 = 8 << 20;
 
-/// How both sides make their heaps: with room for one of the largest requests.
-pub(super) fn heap_options() -> HeapOptions {
-    HeapOptions::default().first(2 << 20).max(LARGEST_HEAP)
-}
+/// The first segment of a connection's heap, with room for one of the largest answers.
+const FIRST_SEGMENT: u64 = 2 << 20;
 
 /// How a disk is exported.
 #[derive(Debug, Clone)]
@@ -103,7 +101,7 @@ impl DiskExport {
             sessions: UserSessions::default(),
         });
         let mut calls = CallServer::builder()
-            .heap(heap_options().max(LARGEST_HEAP * MOST_OF_USER as u64))
+            .heap(HeapOptions::default().first(FIRST_SEGMENT).max(LARGEST_HEAP * MOST_OF_USER as u64))
             .max_peer_heap(LARGEST_HEAP)
             .max_clients(MOST_CONNECTIONS)
             .max_clients_of_domain(2 * MOST_OF_USER);
