@@ -202,7 +202,9 @@ fn machines_are_measured_or_missing_tools_named() {
         assert!(measured || (may_be_missing && cell["problem"]["unavailable"].is_string()), "{cell}");
     }
     let measured = |name: &str| cells.iter().any(|cell| cell["mechanism"] == name);
-    for mechanism in ["partywall", "partywall-zero-copy", "tcp-virtio", "serial-relay", "pmem-window", "ivshmem"] {
+    for mechanism in
+        ["partywall", "partywall-zero-copy", "tcp-virtio", "transparent", "serial-relay", "pmem-window", "ivshmem"]
+    {
         assert!(measured(mechanism), "{mechanism} is not among what was measured");
     }
     for picture in ["vm-stream.svg", "vm-setup.svg"] {

@@ -3,8 +3,9 @@
 use std::{fs, path::Path, process::Command, time::Duration};
 
 use super::{
-    App, Case, after, seconds,
-    site::{AppRole, Site, find},
+    App, AppAddress, Case, PATIENCE, after, seconds,
+    site::{Site, find},
+    words,
 };
 use crate::{
     args::Scale,
@@ -14,15 +15,13 @@ use crate::{
     task::Figures,
 };
 
-/// Patience with a client: none runs nearly as long.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 pub(crate) const REDIS: App = App {
     name: "redis",
     needs: &[("redis-server", "redis-server"), ("redis-benchmark", "redis-tools")],
     cases: redis_cases,
     serve: redis_serve,
-    drive: redis_drive,
+    client: redis_client,
+    figures: redis_figures,
 };
 
 fn redis_cases(scale: Scale) -> Vec<Case> {
@@ -48,7 +47,7 @@ fn redis_serve(site: &Site<'_>) -> Result<GuardedChild> {
     )
 }
 
-fn redis_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
+fn redis_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
     let (clients, pipeline) = (case.word(1), case.word(2));
     // About a second over plain TCP.
     let per_second = match (clients, pipeline) {
@@ -56,34 +55,19 @@ fn redis_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
         (_, "1") => 90_000,
         ("1", _) => 400_000,
         _ => 1_000_000,
-    };
+    } / at.slowness;
     let requests = match scale {
         Scale::Smoke => 1000,
         Scale::Quick => per_second,
         Scale::Full => per_second * 3,
     };
-    let (address, port, requests) = (site.address(), site.port(), requests.to_string());
-    let report = site.ask(
-        "redis-benchmark",
-        &[
-            "-h",
-            &address,
-            "-p",
-            &port,
-            "-t",
-            &case.word(0).to_lowercase(),
-            "-c",
-            clients,
-            "-P",
-            pipeline,
-            "-d",
-            case.word(3),
-            "-n",
-            &requests,
-            "--csv",
-        ],
-        PATIENCE,
-    )?;
+    let (command, port, requests) = (case.word(0).to_lowercase(), at.port(), requests.to_string());
+    let mut line = words(&["redis-benchmark", "-h", &at.address, "-p", &port, "-t", &command, "-c", clients]);
+    line.extend(words(&["-P", pipeline, "-d", case.word(3), "-n", &requests, "--csv"]));
+    line
+}
+
+fn redis_figures(case: &Case, report: &str) -> Result<Figures> {
     // "test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"
     let line = report.lines().find(|line| line.starts_with(&format!("\"{}\"", case.word(0))));
     let fields: Vec<f64> = line
@@ -102,7 +86,8 @@ pub(crate) const POSTGRESQL: App = App {
     needs: &[("postgres", "postgresql"), ("initdb", "postgresql"), ("pgbench", "postgresql-contrib")],
     cases: postgresql_cases,
     serve: postgresql_serve,
-    drive: postgresql_drive,
+    client: postgresql_client,
+    figures: postgresql_figures,
 };
 
 fn postgresql_cases(scale: Scale) -> Vec<Case> {
@@ -172,21 +157,18 @@ fn postgresql_serve(site: &Site<'_>) -> Result<GuardedChild> {
     Ok(server)
 }
 
-fn postgresql_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
-    let (address, port) = (site.address(), site.port());
+fn postgresql_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
     let (mode, clients) = (case.word(0), case.word(1));
     let threads = if clients == "1" { "1" } else { "2" };
     // A smoke run counts transactions instead of seconds: on a busy machine there may be none in a second.
     let (unit, length) = if scale == Scale::Smoke { ("-t", "10") } else { ("-T", seconds(scale)) };
-    let report = site.ask(
-        "pgbench",
-        &[
-            "-h", &address, "-p", &port, "-U", "postgres", "-S", "-n", "-M", mode, "-c", clients, "-j", threads, unit,
-            length, "postgres",
-        ],
-        PATIENCE,
-    )?;
-    let [rate, mean] = ["tps =", "latency average ="].map(|word| after(&report, word));
+    let mut line = words(&["pgbench", "-h", &at.address, "-p", &at.port(), "-U", "postgres", "-S", "-n", "-M", mode]);
+    line.extend(words(&["-c", clients, "-j", threads, unit, length, "postgres"]));
+    line
+}
+
+fn postgresql_figures(_: &Case, report: &str) -> Result<Figures> {
+    let [rate, mean] = ["tps =", "latency average ="].map(|word| after(report, word));
     let (Some(rate), Some(mean)) = (rate, mean) else {
         return Err(BenchError::Transport(format!("pgbench printed something else than figures: {report}")));
     };
@@ -198,7 +180,8 @@ pub(crate) const MEMCACHED: App = App {
     needs: &[("memcached", "memcached"), ("/usr/bin/python3", "python3")],
     cases: memcached_cases,
     serve: memcached_serve,
-    drive: memcached_drive,
+    client: memcached_client,
+    figures: memcached_figures,
 };
 
 fn memcached_cases(scale: Scale) -> Vec<Case> {
@@ -248,12 +231,16 @@ times.sort()
 print('rate =', rate, 'p50 =', '%.9f' % times[len(times) // 2], 'p99 =', '%.9f' % times[len(times) * 99 // 100])
 ";
 
-fn memcached_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
-    let (address, port) = (site.address(), site.port());
-    let mut client = site.command(AppRole::Client, "/usr/bin/python3")?;
-    client.args(["-c", MEMCACHED_CLIENT, &address, &port, case.word(0), case.word(1), seconds(scale)]);
-    let report = site.run(&mut client, "the client of memcached", PATIENCE)?;
-    let figure = |word| after(&report, word).ok_or_else(|| BenchError::Transport(format!("no {word} in {report}")));
+fn memcached_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
+    let size_and_batch = [case.word(0), case.word(1)];
+    let mut line = words(&["/usr/bin/python3", "-c", MEMCACHED_CLIENT, &at.address, &at.port()]);
+    line.extend(words(&size_and_batch));
+    line.push(seconds(scale).to_owned());
+    line
+}
+
+fn memcached_figures(_: &Case, report: &str) -> Result<Figures> {
+    let figure = |word| after(report, word).ok_or_else(|| BenchError::Transport(format!("no {word} in {report}")));
     Ok(Figures::from([
         (Metric::PerSecond, figure("rate =")?),
         (Metric::P50Ns, figure("p50 =")? * 1e9),

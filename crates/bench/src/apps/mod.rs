@@ -6,7 +6,14 @@ pub(crate) mod network;
 pub(crate) mod site;
 pub(crate) mod web;
 
-use crate::{args::Scale, error::Result, process::GuardedChild, task::Figures};
+use std::time::Duration;
+
+use crate::{
+    args::Scale,
+    error::{BenchError, Result},
+    process::GuardedChild,
+    task::Figures,
+};
 use site::Site;
 
 /// One workload of a program.
@@ -14,7 +21,7 @@ use site::Site;
 pub(crate) struct Case {
     /// Its name in tables and results.
     pub(crate) label: String,
-    /// The arguments of the case, for the program's driver.
+    /// The arguments of the case, for the program's client.
     pub(crate) words: Vec<String>,
 }
 
@@ -39,8 +46,48 @@ pub(crate) struct App {
     pub(crate) cases: fn(Scale) -> Vec<Case>,
     /// Starts the server; it need not listen yet.
     pub(crate) serve: fn(&Site<'_>) -> Result<GuardedChild>,
+    /// The client's program and its arguments, for one case.
+    pub(crate) client: fn(&AppAddress, &Case, Scale) -> Vec<String>,
+    /// The figures in what the client printed.
+    pub(crate) figures: fn(&Case, &str) -> Result<Figures>,
+}
+
+/// Where a client finds its server.
+#[derive(Debug, Clone)]
+pub(crate) struct AppAddress {
+    pub(crate) address: String,
+    pub(crate) port: u16,
+    /// How many times slower than this host's processor the programs are. Clients that count requests send fewer of them.
+    pub(crate) slowness: u32,
+}
+
+impl AppAddress {
+    pub(crate) fn port(&self) -> String {
+        self.port.to_string()
+    }
+
+    /// The address of a page.
+    fn url(&self, page: &str) -> String {
+        format!("http://{}:{}/{page}", self.address, self.port)
+    }
+}
+
+/// Longer than any client runs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+impl App {
     /// Asks once.
-    pub(crate) drive: fn(&Site<'_>, &Case, Scale) -> Result<Figures>,
+    pub(crate) fn drive(&self, site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
+        let words = (self.client)(&site.endpoint(), case, scale);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let (program, arguments) = words.split_first().ok_or(BenchError::Transport("no client".into()))?;
+        (self.figures)(case, &site.ask(program, arguments, PATIENCE)?)
+    }
+}
+
+/// Words of a command line.
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
 }
 
 /// All of them.

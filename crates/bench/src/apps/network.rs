@@ -1,11 +1,6 @@
 //! Programs that do nothing but measure a network: iperf3 and sockperf.
 
-use std::time::Duration;
-
-use super::{
-    App, Case, after, seconds,
-    site::{AppRole, Site},
-};
+use super::{App, AppAddress, Case, after, seconds, site::Site, words};
 use crate::{
     args::Scale,
     error::{BenchError, Result},
@@ -14,14 +9,13 @@ use crate::{
     task::Figures,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 pub(crate) const IPERF3: App = App {
     name: "iperf3",
     needs: &[("iperf3", "iperf3")],
     cases: iperf3_cases,
     serve: iperf3_serve,
-    drive: iperf3_drive,
+    client: iperf3_client,
+    figures: iperf3_figures,
 };
 
 fn iperf3_cases(scale: Scale) -> Vec<Case> {
@@ -40,13 +34,15 @@ fn iperf3_serve(site: &Site<'_>) -> Result<GuardedChild> {
     site.serve("iperf3", &["-s", "-p", &site.port()])
 }
 
-fn iperf3_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
-    let (address, port) = (site.address(), site.port());
-    let mut words = vec!["-c", &address, "-p", &port, "-J", "-t", seconds(scale)];
-    words.extend(case.words.iter().map(String::as_str));
-    let report = site.ask("iperf3", &words, PATIENCE)?;
+fn iperf3_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
+    let mut line = words(&["iperf3", "-c", &at.address, "-p", &at.port(), "-J", "-t", seconds(scale)]);
+    line.extend(case.words.iter().cloned());
+    line
+}
+
+fn iperf3_figures(case: &Case, report: &str) -> Result<Figures> {
     let report: serde_json::Value =
-        serde_json::from_str(&report).map_err(|e| BenchError::transport("reading iperf3's report", e))?;
+        serde_json::from_str(report).map_err(|e| BenchError::transport("reading iperf3's report", e))?;
     let end = &report["end"];
     let is_udp = case.word(0) == "-u";
     let sum = if is_udp { &end["sum"] } else { &end["sum_received"] };
@@ -65,7 +61,8 @@ pub(crate) const SOCKPERF: App = App {
     needs: &[("sockperf", "sockperf")],
     cases: sockperf_cases,
     serve: sockperf_serve,
-    drive: sockperf_drive,
+    client: sockperf_client,
+    figures: sockperf_figures,
 };
 
 fn sockperf_cases(scale: Scale) -> Vec<Case> {
@@ -91,18 +88,20 @@ fn sockperf_serve(site: &Site<'_>) -> Result<GuardedChild> {
     site.serve("sockperf", &["sr", "-f", &feed.to_string_lossy(), "-F", "epoll"])
 }
 
-fn sockperf_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
-    let (address, port) = (site.address(), site.port());
-    let mut words = vec!["pp", "-i", &address, "-p", &port, "-m", case.word(2), "-t", seconds(scale), "--full-rtt"];
+fn sockperf_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
+    let mut line = words(&["sockperf", "pp", "-i", &at.address, "-p", &at.port(), "-m", case.word(2), "-t"]);
+    line.extend(words(&[seconds(scale), "--full-rtt"]));
     if case.word(0) == "tcp" {
-        words.push("--tcp");
+        line.push("--tcp".into());
     }
     // It has room for the times of 300,000 messages a second, and ends at more.
-    words.extend(["--mps", if case.word(1) == "max" { "300000" } else { case.word(1) }]);
-    let mut client = site.command(AppRole::Client, "sockperf")?;
-    let report = site.run(client.args(&words), "sockperf", PATIENCE)?;
+    line.extend(words(&["--mps", if case.word(1) == "max" { "300000" } else { case.word(1) }]));
+    line
+}
+
+fn sockperf_figures(_: &Case, report: &str) -> Result<Figures> {
     let figure = |word: &str| {
-        after(&report, word)
+        after(report, word)
             .map(|us| us * 1e3)
             .ok_or_else(|| BenchError::Transport(format!("sockperf says no {word}: {report}")))
     };

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::AppAddress;
 use crate::{
     error::{BenchError, During, Result},
     interrupt::Interrupt,
@@ -98,6 +99,11 @@ impl<'a> Site<'a> {
     pub(crate) fn address(&self) -> String {
         let between = self.scene.spaces.as_ref().filter(|_| self.place == Locality::Veth);
         between.map_or(Ipv4Addr::LOCALHOST, |ends| ends.addresses[1]).to_string()
+    }
+
+    /// Where clients find the server.
+    pub(crate) fn endpoint(&self) -> AppAddress {
+        AppAddress { address: self.address(), port: self.port, slowness: 1 }
     }
 
     pub(crate) fn port(&self) -> String {

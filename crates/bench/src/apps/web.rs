@@ -1,10 +1,11 @@
 //! Web servers: nginx, and the ones that come with Python and Node.js.
 
-use std::{fs, time::Duration};
+use std::fs;
 
 use super::{
-    App, Case, after, seconds,
+    App, AppAddress, Case, after, seconds,
     site::{Site, find},
+    words,
 };
 use crate::{
     args::Scale,
@@ -14,15 +15,15 @@ use crate::{
     task::Figures,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
-const FILES: [(&str, usize); 4] = [("612", 612), ("64K", 64 << 10), ("1M", 1 << 20), ("256M", 256 << 20)];
+pub(crate) const FILES: [(&str, usize); 4] = [("612", 612), ("64K", 64 << 10), ("1M", 1 << 20), ("256M", 256 << 20)];
 
 pub(crate) const NGINX: App = App {
     name: "nginx",
     needs: &[("nginx", "nginx-light"), ("wrk", "wrk"), ("curl", "curl")],
     cases: nginx_cases,
     serve: nginx_serve,
-    drive: nginx_drive,
+    client: nginx_client,
+    figures: nginx_figures,
 };
 
 fn nginx_cases(scale: Scale) -> Vec<Case> {
@@ -52,53 +53,59 @@ fn nginx_serve(site: &Site<'_>) -> Result<GuardedChild> {
         fs::write(root.join(name), vec![b'x'; size]).during("writing a file to serve")?;
     }
     let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
-    let configuration = format!(
-        "worker_processes 1; daemon off; {user} pid {folder}/pid; error_log stderr;
-         events {{ worker_connections 200; }}
-         http {{ access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000000;
-            client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
-            uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-            server {{ listen {address}:{port}; root {folder}/root; }} }}",
-        folder = site.folder.display(),
-        address = site.address(),
-        port = site.port,
-    );
+    let configuration = nginx_configuration(&site.folder.to_string_lossy(), &site.address(), site.port, user);
     let file = site.folder.join("nginx.conf");
     fs::write(&file, configuration).during("configuring nginx")?;
     site.serve("nginx", &["-c", &file.to_string_lossy()])
 }
 
-fn nginx_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
-    let url = format!("http://{}:{}/{}", site.address(), site.port, case.word(1));
+/// The configuration of an nginx that serves the folder `root` in its own folder.
+pub(crate) fn nginx_configuration(folder: &str, address: &str, port: u16, user: &str) -> String {
+    format!(
+        "worker_processes 1; daemon off; {user} pid {folder}/pid; error_log stderr;
+         events {{ worker_connections 200; }}
+         http {{ access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000000;
+            client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
+            uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+            server {{ listen {address}:{port}; root {folder}/root; }} }}"
+    )
+}
+
+fn nginx_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
+    let url = at.url(case.word(1));
     match case.word(0) {
-        "wrk" => wrk(site, &url, case.word(2), case.word(3) == "keep", scale),
-        _ => {
-            let report = site.ask(
-                "curl",
-                &["-sS", "--fail", "-o", "/dev/null", "-w", "speed = %{speed_download}", &url],
-                PATIENCE,
-            )?;
-            let rate = after(&report, "speed =")
-                .ok_or_else(|| BenchError::Transport(format!("curl says no speed: {report}")))?;
-            Ok(Figures::from([(Metric::BytesPerSecond, rate)]))
-        }
+        "wrk" => wrk(&url, case.word(2), case.word(3) == "keep", scale),
+        _ => words(&["curl", "-sS", "--fail", "-o", "/dev/null", "-w", "speed = %{speed_download}", &url]),
     }
 }
 
-/// wrk's report of one page.
-fn wrk(site: &Site<'_>, url: &str, connections: &str, keep: bool, scale: Scale) -> Result<Figures> {
-    let mut words = vec!["-t", "1", "-c", connections, "-d", seconds(scale), "--latency"];
-    if !keep {
-        words.extend(["-H", "Connection: close"]);
+fn nginx_figures(case: &Case, report: &str) -> Result<Figures> {
+    if case.word(0) == "wrk" {
+        return page_figures(case, report);
     }
-    words.push(url);
-    let report = site.ask("wrk", &words, PATIENCE)?;
+    let rate = after(report, "speed =");
+    let rate = rate.ok_or_else(|| BenchError::Transport(format!("curl says no speed: {report}")))?;
+    Ok(Figures::from([(Metric::BytesPerSecond, rate)]))
+}
+
+/// wrk with one page.
+fn wrk(url: &str, connections: &str, keep: bool, scale: Scale) -> Vec<String> {
+    let mut line = words(&["wrk", "-t", "1", "-c", connections, "-d", seconds(scale), "--latency"]);
+    if !keep {
+        line.extend(words(&["-H", "Connection: close"]));
+    }
+    line.push(url.to_owned());
+    line
+}
+
+/// wrk's report of one page.
+fn page_figures(_: &Case, report: &str) -> Result<Figures> {
     let bad = ["Non-2xx", "Socket errors"].iter().any(|word| report.contains(word));
-    let rate = after(&report, "Requests/sec:").filter(|_| !bad);
+    let rate = after(report, "Requests/sec:").filter(|_| !bad);
     let rate = rate.ok_or_else(|| BenchError::Transport(format!("wrk says: {}", report.trim())))?;
     let mut figures = Figures::from([(Metric::PerSecond, rate)]);
     for (word, metric) in [("50%", Metric::P50Ns), ("99%", Metric::P99Ns)] {
-        figures.extend(duration(&report, word).map(|ns| (metric, ns)));
+        figures.extend(duration(report, word).map(|ns| (metric, ns)));
     }
     Ok(figures)
 }
@@ -123,7 +130,8 @@ pub(crate) const PYTHON: App = App {
     needs: &[("/usr/bin/python3", "python3"), ("wrk", "wrk")],
     cases: python_cases,
     serve: python_serve,
-    drive: page_drive,
+    client: page_client,
+    figures: page_figures,
 };
 
 fn python_cases(_: Scale) -> Vec<Case> {
@@ -135,9 +143,8 @@ fn python_serve(site: &Site<'_>) -> Result<GuardedChild> {
     site.serve("/usr/bin/python3", &["-m", "http.server", "--bind", &site.address(), &site.port()])
 }
 
-fn page_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
-    let url = format!("http://{}:{}/{}", site.address(), site.port, case.word(0));
-    wrk(site, &url, case.word(1), case.word(2) == "keep", scale)
+fn page_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
+    wrk(&at.url(case.word(0)), case.word(1), case.word(2) == "keep", scale)
 }
 
 pub(crate) const NODE: App = App {
@@ -145,7 +152,8 @@ pub(crate) const NODE: App = App {
     needs: &[("node", "nodejs"), ("wrk", "wrk")],
     cases: node_cases,
     serve: node_serve,
-    drive: page_drive,
+    client: page_client,
+    figures: page_figures,
 };
 
 fn node_cases(scale: Scale) -> Vec<Case> {

@@ -175,7 +175,7 @@ fn play(
                 continue;
             };
             let accounts = Accounts::now(server.id());
-            match (app.drive)(site, case, common.scale()) {
+            match app.drive(site, case, common.scale()) {
                 Ok(mut figures) => {
                     figures.extend(accounts.since(affinity::allowed()?.len()));
                     cell.runs.push(figures);

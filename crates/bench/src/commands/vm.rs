@@ -4,11 +4,13 @@
 //! one run mean anything.
 
 mod machines;
+mod programs;
 mod setup;
 
 use std::collections::BTreeMap;
 
 use machines::{MeasuredMachines, interruptible};
+use programs::MachineServers;
 
 use super::{CommandResults, RoundTripPace, hand_over_plan, round_trip_plan, stream_plan};
 use crate::{
@@ -172,7 +174,9 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
     let scale = bench.scale();
     let runs = bench.common.runs();
     let mut machines =
-        MeasuredMachines::boot(window(scale), ports(scale), &bench.scratch(), &mut |what| bench.progress(what))?;
+        MeasuredMachines::boot(window(scale), ports(scale), programs::programs(), &bench.scratch(), &mut |what| {
+            bench.progress(what)
+        })?;
     bench.say(&machines.describe()?)?;
     if machines.are_emulated() {
         bench.say(
@@ -201,6 +205,14 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
         done
     })?;
     machines.place(between)?;
+    let of_programs = {
+        let mut servers = MachineServers::new(machines.guests(), machines.are_emulated());
+        bench.measure_by(programs::plans(scale), runs, |bench, plan| {
+            let done = servers.run(plan, scale, &bench.interrupt);
+            bench.interrupt.check()?;
+            done
+        })?
+    };
     let setups =
         rooms(scale).into_iter().flat_map(|room| [Mechanism::PmemWindow, Mechanism::Ivshmem].map(|m| (m, room)));
     let setups = setups.map(|(mechanism, room)| setup_plan(mechanism, room)).collect();
@@ -214,14 +226,28 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
         done
     })?;
     show(bench, &cells, &setups, &attach)?;
+    show_programs(bench, &of_programs)?;
     let network = machines.network();
     cells.extend(setups);
     cells.push(attach);
-    let verdicts = judge(&cells, &network);
+    let mut verdicts = judge(&cells, &network);
+    verdicts.extend(programs::judge(&of_programs, &network));
     bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
     bench.draw(&pictures(&cells))?;
+    cells.extend(of_programs);
     Ok(CommandResults { cells, verdicts })
+}
+
+fn show_programs(bench: &Bench, cells: &[Cell]) -> Result<()> {
+    let layout = Layout {
+        group: &[("program", "program"), ("case", "case")],
+        row: &[],
+        metrics: &[Metric::PerSecond, Metric::BytesPerSecond, Metric::P50Ns, Metric::P99Ns, Metric::MachineCpuPercent],
+        baseline: Mechanism::TcpVirtio,
+    };
+    bench.say("\n## Unmodified programs: the client in one machine, the server in the other\n")?;
+    bench.say(&table::cells(cells, &layout))
 }
 
 /// A table: its title, what it shows, and of which cells.

@@ -10,7 +10,7 @@
 use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
-    path::Path,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -74,11 +74,20 @@ pub(super) fn fault(e: LabError) -> BenchError {
 }
 
 impl MeasuredMachines {
-    /// Boots both, each with this number of places on its bus. Nothing is attached yet.
-    pub(super) fn boot(window: u64, ports: u32, scratch: &Path, say: &mut dyn FnMut(&str)) -> Result<Self> {
+    /// Boots both, each with this number of places on its bus and these programs of the host. Nothing is attached yet.
+    pub(super) fn boot(
+        window: u64,
+        ports: u32,
+        programs: Vec<(PathBuf, String)>,
+        scratch: &Path,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Self> {
         let network = Network::new().map_err(fault)?;
         let bench = std::env::current_exe().during("finding this program")?;
         let mut options = PlaygroundOptions::new("bench-vm").window_mib(window >> 20).program(bench, PROGRAM);
+        for (path, name) in programs {
+            options = options.program(path, &name);
+        }
         for module in ["vfio_pci", "vfio_iommu_type1"] {
             options = options.module(module);
         }

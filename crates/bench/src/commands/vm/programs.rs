@@ -1,0 +1,285 @@
+//! Unmodified programs, the server in one machine and the client in the other: each beside itself over virtio-net, tap and bridge.
+
+use std::{
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall_lab::{Guest, Running};
+use partywall_protocol::environment::LIBRARY;
+
+use super::{NAME, machines::fault};
+use crate::{
+    affinity,
+    apps::{App, AppAddress, Case, PATIENCE, accounts::Accounts, databases, network, site, web},
+    args::Scale,
+    bench::BenchPlan,
+    error::{BenchError, Result},
+    interrupt::Interrupt,
+    mechanism::{Mechanism, Tuning},
+    report::{
+        cell::{Cell, Key},
+        metric::Metric,
+        verdict::{Bound, Verdict},
+    },
+    task::{Figures, MeasuringWork},
+};
+
+/// Without the library, and with it.
+const SIDES: [Mechanism; 2] = [Mechanism::TcpVirtio, Mechanism::Transparent];
+/// The first port; each server has its own.
+const FIRST_PORT: u16 = 7000;
+/// How many times fewer requests are sent to an emulated machine: enough to last some seconds by TCP.
+const SLOWNESS: u32 = 6;
+/// Emulated servers start slowly.
+const START: Duration = Duration::from_secs(60);
+/// How often to look at a client, and at Ctrl-C.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A program that is measured between machines.
+struct MachineApp {
+    app: App,
+    /// The cases out of the program's own.
+    cases: &'static [&'static str],
+    /// The line of the shell that becomes the server, on all addresses of its machine.
+    server: fn(u16) -> String,
+}
+
+/// PostgreSQL is not among them: it needs a whole system around it, with locales and users.
+const ALL: [MachineApp; 4] = [
+    MachineApp {
+        app: databases::REDIS,
+        cases: &["GET 3 B -c 1 -P 1", "GET 3 B -c 50 -P 1", "SET 3 B -c 50 -P 16", "GET 4096 B -c 50 -P 1"],
+        server: |port| {
+            format!("redis-server --bind 0.0.0.0 --port {port} --save '' --appendonly no --protected-mode no")
+        },
+    },
+    MachineApp {
+        app: web::NGINX,
+        cases: &["612 B, kept, 1", "612 B, kept, 50", "64 KiB, kept, 50"],
+        server: |port| format!("nginx -e stderr -c {}", nginx_files(port).1),
+    },
+    MachineApp {
+        app: network::IPERF3,
+        cases: &["TCP, 1 stream", "TCP, 4 streams"],
+        server: |port| format!("iperf3 -s -p {port}"),
+    },
+    MachineApp {
+        app: network::SOCKPERF,
+        cases: &["TCP, awake", "TCP, 200 a second: both sleep"],
+        server: |port| format!("sockperf sr --tcp -i 0.0.0.0 -p {port}"),
+    },
+];
+
+/// Least or greatest ratios to TCP over virtio-net.
+const TARGETS: &[(&str, &str, Metric, Bound, f64)] = &[
+    ("redis", "GET 3 B -c 1 -P 1", Metric::PerSecond, Bound::AtLeast, 2.0),
+    ("redis", "GET 3 B -c 50 -P 1", Metric::PerSecond, Bound::AtLeast, 1.0),
+    ("iperf3", "TCP, 1 stream", Metric::BytesPerSecond, Bound::AtLeast, 2.0),
+    ("sockperf", "TCP, awake", Metric::P50Ns, Bound::AtMost, 0.5),
+];
+
+/// The folder of an nginx, and its file.
+fn nginx_files(port: u16) -> (String, String) {
+    let folder = format!("/tmp/nginx-{port}");
+    let file = format!("{folder}/nginx.conf");
+    (folder, file)
+}
+
+/// The programs of this host that go into the machines, with their names there. A missing one is reported when it is measured.
+pub(super) fn programs() -> Vec<(PathBuf, String)> {
+    let needed = ALL.iter().flat_map(|it| it.app.needs);
+    let mut programs: Vec<(PathBuf, String)> = needed
+        .filter_map(|(program, package)| Some((site::find(program, package).ok()?, (*program).to_owned())))
+        .collect();
+    programs.extend(site::library().ok().map(|library| (library, LIBRARY.to_owned())));
+    programs
+}
+
+fn cases(it: &MachineApp, scale: Scale) -> Vec<Case> {
+    let all = (it.app.cases)(Scale::Full);
+    let mut cases: Vec<Case> =
+        it.cases.iter().filter_map(|label| all.iter().find(|c| c.label == *label)).cloned().collect();
+    if scale == Scale::Smoke {
+        cases.truncate(usize::from(it.app.name == databases::REDIS.name));
+    }
+    cases
+}
+
+fn key(app: &App, case: &Case, mechanism: Mechanism) -> Key {
+    Key::new(NAME, mechanism).with("program", app.name).with("case", case.label.as_str())
+}
+
+/// All of it.
+pub(super) fn plans(scale: Scale) -> Vec<BenchPlan> {
+    let of_case = |app: &App, case: &Case| {
+        SIDES.map(|mechanism| BenchPlan {
+            key: key(app, case, mechanism),
+            tuning: Tuning::of(mechanism, 0),
+            work: MeasuringWork::Transfer { message: 0, total: 0, repeats: 1, warm_up: Duration::ZERO },
+            one_cpu: false,
+        })
+    };
+    ALL.iter().flat_map(|it| cases(it, scale).into_iter().flat_map(move |case| of_case(&it.app, &case))).collect()
+}
+
+/// The servers that run in the passive machine, each from its first measurement on.
+pub(super) struct MachineServers<'a> {
+    active: &'a Guest,
+    passive: &'a Guest,
+    emulated: bool,
+    running: Vec<(&'static str, Mechanism, u16, Running<'a>)>,
+}
+
+impl<'a> MachineServers<'a> {
+    pub(super) fn new([active, passive]: [&'a Guest; 2], emulated: bool) -> Self {
+        Self { active, passive, emulated, running: Vec::new() }
+    }
+
+    /// One measurement.
+    pub(super) fn run(&mut self, plan: &BenchPlan, scale: Scale, interrupt: &Interrupt) -> Result<Figures> {
+        let (name, label) = (plan.key.word("program"), plan.key.word("case"));
+        let found = ALL.iter().find(|it| Some(it.app.name) == name);
+        let Some((it, case)) = found.and_then(|it| {
+            let case = cases(it, scale).into_iter().find(|case| Some(case.label.as_str()) == label);
+            Some((it, case?))
+        }) else {
+            return Err(BenchError::Transport("no such program".into()));
+        };
+        for (program, package) in it.app.needs {
+            site::find(program, package)?;
+        }
+        let port = self.server(it, plan.key.mechanism, interrupt)?;
+        let address = self.passive.address().map(|address| address.to_string());
+        let address = address.ok_or_else(|| BenchError::Transport("the machine has no address".into()))?;
+        let at = AppAddress { address, port, slowness: if self.emulated { SLOWNESS } else { 1 } };
+        // Each client's connections move to memory while it runs. In a run of a second, much of what is measured would be that.
+        let length = if scale == Scale::Smoke { scale } else { Scale::Full };
+        let line = with_library(plan.key.mechanism, (it.app.client)(&at, &case, length));
+        let line: Vec<&str> = line.iter().map(String::as_str).collect();
+        let accounts = Accounts::now(self.passive.pid());
+        let mut client = self.active.start(&line).map_err(fault)?;
+        let deadline = Instant::now() + PATIENCE;
+        while client.look(LOOK).map_err(fault)? != Some(true) {
+            interrupt.check()?;
+            if Instant::now() > deadline {
+                let _ = client.signal(rustix::process::Signal::KILL);
+                return Err(BenchError::Transport(format!("{} does not end", line.join(" "))));
+            }
+        }
+        let mut accounts = accounts.since(affinity::allowed()?.len());
+        accounts.retain(|metric, _| *metric == Metric::MachineCpuPercent);
+        let output = client.so_far();
+        if output.status != 0 {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(BenchError::Transport(format!("{} ended with {}: {said}", line.join(" "), output.status)));
+        }
+        let mut figures = (it.app.figures)(&case, &output.text())?;
+        figures.extend(accounts);
+        Ok(figures)
+    }
+
+    /// The port of a server, which is started if it does not run.
+    fn server(&mut self, it: &MachineApp, mechanism: Mechanism, interrupt: &Interrupt) -> Result<u16> {
+        if let Some((.., port, _)) = self.running.iter().find(|(name, of, ..)| (*name, *of) == (it.app.name, mechanism))
+        {
+            return Ok(*port);
+        }
+        let port = FIRST_PORT + u16::try_from(self.running.len()).unwrap_or_default();
+        if it.app.name == web::NGINX.name {
+            let (folder, file) = nginx_files(port);
+            let prepare = "echo root:x:0:0::/:/bin/sh > /etc/passwd; echo root:x:0: > /etc/group";
+            self.passive.shell(&format!("mkdir -p /etc {folder}; {prepare}")).map_err(fault)?;
+            for (name, size) in web::FILES.into_iter().filter(|(_, size)| *size < 1 << 20) {
+                let root = format!("{folder}/root");
+                let make = format!("mkdir -p {root}; head -c {size} /dev/zero | tr '\\0' x > {root}/{name}");
+                self.passive.shell(&make).map_err(fault)?;
+            }
+            let configuration = web::nginx_configuration(&folder, "0.0.0.0", port, "user root;");
+            self.passive.put(configuration.as_bytes(), &file, 0o644).map_err(fault)?;
+        }
+        let server = (it.server)(port);
+        let prefix = with_library(mechanism, Vec::new()).join(" ");
+        let running = self.passive.start(&["sh", "-c", &format!("exec {prefix} {server}")]).map_err(fault)?;
+        self.running.push((it.app.name, mechanism, port, running));
+        let deadline = Instant::now() + START;
+        let listens = format!("grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && echo yes; true");
+        while !self.passive.shell(&listens).map_err(fault)?.contains("yes") {
+            interrupt.check()?;
+            if Instant::now() > deadline {
+                let said = self.running.last_mut().map(|(.., running)| {
+                    let _ = running.look(LOOK);
+                    let output = running.so_far();
+                    format!("{}{}", output.text(), String::from_utf8_lossy(&output.stderr))
+                });
+                return Err(BenchError::Transport(format!("{server} does not listen: {}", said.unwrap_or_default())));
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(port)
+    }
+}
+
+impl Drop for MachineServers<'_> {
+    fn drop(&mut self) {
+        for (.., running) in &self.running {
+            // If it cannot be told it is gone.
+            let _ = running.signal(rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// A command line, with the library or without.
+fn with_library(mechanism: Mechanism, line: Vec<String>) -> Vec<String> {
+    let prefix: &[&str] =
+        if mechanism == Mechanism::Transparent { &["partywall", "run", "--quiet", "--"] } else { &[] };
+    prefix.iter().map(|word| (*word).to_owned()).chain(line).collect()
+}
+
+/// The figure of a case by which it is compared.
+pub(super) fn main_metric(cell: &Cell) -> Option<Metric> {
+    [Metric::PerSecond, Metric::BytesPerSecond, Metric::P50Ns].into_iter().find(|metric| cell.median(*metric).is_some())
+}
+
+/// Each case beside itself.
+pub(super) fn judge(cells: &[Cell], network: &str) -> Vec<Verdict> {
+    let find = |app: &App, case: &Case, mechanism| {
+        let wanted = key(app, case, mechanism);
+        cells.iter().find(|cell| cell.key == wanted)
+    };
+    let mut verdicts = Vec::new();
+    for it in &ALL {
+        for case in cases(it, Scale::Full) {
+            let promised =
+                TARGETS.iter().find(|(program, label, ..)| (*program, *label) == (it.app.name, &*case.label));
+            let [ours, theirs] = [Mechanism::Transparent, Mechanism::TcpVirtio].map(|m| find(&it.app, &case, m));
+            let metric = promised.map(|promise| promise.2).or_else(|| main_metric(ours?));
+            let Some(metric) = metric else { continue };
+            let (bound, limit) = promised.map_or((Bound::Report, 1.0), |promise| (promise.3, promise.4));
+            let claim = format!("{} {}, {} : TCP over {network}", it.app.name, case.label, metric.name());
+            let [ours, theirs] = [ours, theirs].map(|cell| cell.and_then(|cell| cell.median(metric)));
+            verdicts.push(Verdict::ratio(claim, bound, limit, metric, ours, theirs));
+        }
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_of_machine_programs_exists() {
+        for it in &ALL {
+            let labels: Vec<String> = cases(it, Scale::Full).into_iter().map(|case| case.label).collect();
+            assert_eq!(labels, it.cases, "{}", it.app.name);
+        }
+        for (program, label, ..) in TARGETS {
+            let it = ALL.iter().find(|it| it.app.name == *program).unwrap();
+            assert!(it.cases.contains(label), "{program} {label}");
+        }
+        assert!(!plans(Scale::Smoke).is_empty());
+        assert!(crate::apps::ALL.iter().any(|app| app.name == ALL[0].app.name));
+    }
+}
