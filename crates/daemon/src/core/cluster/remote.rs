@@ -1,0 +1,59 @@
+//! Connections of domains of other hosts to services of this host (protocol H5).
+
+use partywall_protocol::wire::{EventKind, Kind, Origin, Refusal};
+
+use crate::core::connect::{ConnectMemory, Shape, make_links};
+use crate::core::id::SessionId;
+use crate::core::refuse::{self, Denial, Refuse, refuse};
+use crate::core::region::check_region;
+use crate::core::{Core, Descriptor};
+
+impl<F: Descriptor> Core<F> {
+    /// Connects the gateway to a service here for a domain of another host (protocol H5).
+    pub(super) fn connect_for(
+        &mut self,
+        (id, request): (SessionId, u32),
+        client: &str,
+        (target, service): (&str, &str),
+        (shape, with): (Shape, Vec<F>),
+    ) -> Result<(), Refuse> {
+        self.as_gateway(id)?;
+        let Some((from, host)) = client.split_once('@') else {
+            return refuse(Refusal::NameInvalid, "a client of another host is called DOMAIN@HOST");
+        };
+        let [from, host, target, service] =
+            [refuse::name(from)?, refuse::name(host)?, refuse::name(target)?, refuse::name(service)?];
+        let (located, geometry) = shape.check()?;
+        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        let ruling = self.policy.ruling(&self.policy.judge_connect_from((&from, &host), &target, &service));
+        self.tally.decision("connect", &ruling);
+        if !ruling.allowed {
+            let reason = format!("the policy does not let {from} of the host {host} connect to {target}:{service}");
+            let (kind, from, to) = (EventKind::ConnectRefused, format!("{from}@{host}"), target.to_string());
+            let service = service.to_string();
+            return Err(Refuse::denied(reason, Denial { kind, peer, domain, from, to, service, other: None, ruling }));
+        }
+        if shape.kind != Kind::Stream {
+            return refuse(Refusal::KindMismatch, "only streams go to other hosts");
+        }
+        let machine = |id| self.domains.get(&id).is_some_and(|d| d.founder.origin() != Origin::Host);
+        if self.domain_named(&target).is_some_and(machine) {
+            return refuse(
+                Refusal::Machine,
+                format!("{target} is in a virtual machine, which other hosts do not reach"),
+            );
+        }
+        if self.is_gateways_name(&target) {
+            return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
+        }
+        let Some(region) = with.first() else { return Ok(()) };
+        let Some(mut plan) = self.plan_connect(id, (target, service), shape, located, ruling)? else { return Ok(()) };
+        (plan.shown, plan.at_home) = (format!("{from}@{host}"), false);
+        check_region(region, geometry)?;
+        let kept = Some(region.clone());
+        let mut with = with.clone();
+        let links = make_links(shape.directions.count(), true, &mut with)?;
+        self.apply_connect((id, request), plan, shape, ConnectMemory { kept, links, with });
+        Ok(())
+    }
+}
