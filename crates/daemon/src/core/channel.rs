@@ -16,6 +16,8 @@ pub(super) struct Channel<F> {
     pub(super) service: Name,
     /// Seconds since 1970 when this broker first heard of it.
     pub(super) since: u64,
+    /// The other host that the connecting side is on, if the gateway has connected for it (protocol H5).
+    pub(super) host: Option<Name>,
     /// The connecting end, then the accepting one.
     pub(super) ends: [ChannelEnd<F>; 2],
 }

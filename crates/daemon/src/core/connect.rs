@@ -91,6 +91,8 @@ pub(super) struct ConnectPlan {
     /// The connecting side's name for the listener.
     pub(super) shown: String,
     pub(super) at_home: bool,
+    /// The other host that the connecting side is on, if it is not on this one.
+    pub(super) host: Option<Name>,
     pub(super) target: Name,
     pub(super) to: DomainId,
     pub(super) service: Name,
@@ -228,7 +230,21 @@ impl<F: Descriptor> Core<F> {
         let listener = bound.session;
         let (shown, at_home, from) = (from.name.to_string(), peer.sees_what_its_user_has(), from_id);
         let to = to_id;
-        Ok(Some(ConnectPlan { from, peer, shown, at_home, target, to, service, key, listener, here, there, ruling }))
+        Ok(Some(ConnectPlan {
+            from,
+            peer,
+            shown,
+            at_home,
+            host: None,
+            target,
+            to,
+            service,
+            key,
+            listener,
+            here,
+            there,
+            ruling,
+        }))
     }
 
     /// Whether a listener's domain can hold one more end, and its socket one more connection.
@@ -255,7 +271,18 @@ impl<F: Descriptor> Core<F> {
         ConnectMemory { kept, links, with }: ConnectMemory<F>,
     ) {
         let ConnectPlan {
-            from: from_id, peer, shown, at_home, target, to: to_id, service, key, listener, ruling, ..
+            from: from_id,
+            peer,
+            shown,
+            at_home,
+            host,
+            target,
+            to: to_id,
+            service,
+            key,
+            listener,
+            ruling,
+            ..
         } = plan;
         let Some(from) = self.domains.get(&from_id) else { return };
         let channel = self.next_channel;
@@ -304,7 +331,8 @@ impl<F: Descriptor> Core<F> {
             session.waiting.insert(channel);
         }
         let (kind, directions, since) = (shape.kind, shape.directions, self.now);
-        self.channels.insert(channel, Channel { kind, directions, service, since, ends: [connecting, accepting] });
+        self.channels
+            .insert(channel, Channel { kind, directions, service, since, host, ends: [connecting, accepting] });
         let what = Offered::Connection { links, ruling };
         self.offering = Some(Offering { channel, session: id, request, what });
         self.actions.push(Action::Offer { session: listener, channel, message: incoming, descriptors: with });

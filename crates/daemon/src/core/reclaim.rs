@@ -68,7 +68,7 @@ impl<F: Descriptor> Core<F> {
                 Side::Connecting => [ChannelEnd::unclaimed(&name), ChannelEnd::unclaimed(&other)],
                 Side::Accepting => [ChannelEnd::unclaimed(&other), ChannelEnd::unclaimed(&name)],
             };
-            Channel { kind: shape.kind, directions: shape.directions, service, since, ends }
+            Channel { kind: shape.kind, directions: shape.directions, service, since, host: None, ends }
         });
         *channel.end_mut(side) = ChannelEnd {
             name,

@@ -1,14 +1,37 @@
 //! Connections of domains of other hosts to services of this host (protocol H5).
 
-use partywall_protocol::wire::{EventKind, Kind, Origin, Refusal};
+use partywall_protocol::wire::{EventKind, Kind, Name, Origin, Refusal, Side};
 
-use crate::core::connect::{ConnectMemory, Shape, make_links};
+use crate::core::channel::{Channel, EndState};
+use crate::core::connect::{ConnectMemory, ConnectPlan, Shape, make_links};
 use crate::core::id::SessionId;
 use crate::core::refuse::{self, Denial, Refuse, refuse};
 use crate::core::region::check_region;
 use crate::core::{Core, Descriptor};
 
 impl<F: Descriptor> Core<F> {
+    /// Fails if the connections of a host that wait for a service are half of its backlog (protocol H5.2).
+    fn has_share_of_backlog(&self, host: &Name, plan: &ConnectPlan) -> Result<(), Refuse> {
+        let (Some(bound), Some(listener)) = (self.services.get(&plan.key), self.sessions.get(&plan.listener)) else {
+            return Ok(());
+        };
+        let waits = |id| {
+            let waiting = EndState::Waiting { listener: plan.listener, service: plan.key };
+            let channel: &Channel<F> = self.channels.get(id)?;
+            (channel.host.as_ref() == Some(host) && channel.end(Side::Accepting).state == waiting).then_some(())
+        };
+        let (waiting, share) = (listener.waiting.iter().filter_map(waits).count(), bound.backlog.div_ceil(2));
+        if waiting < usize::from(share) {
+            return Ok(());
+        }
+        let ConnectPlan { target, service, .. } = plan;
+        let reason = format!(
+            "{waiting} connections of the host {host} wait for {target}:{service} already, which does not accept them: a host has \
+             at most half of a service's backlog"
+        );
+        refuse(Refusal::BacklogFull, reason)
+    }
+
     /// Connects the gateway to a service here for a domain of another host (protocol H5).
     pub(super) fn connect_for(
         &mut self,
@@ -48,7 +71,8 @@ impl<F: Descriptor> Core<F> {
         }
         let Some(region) = with.first() else { return Ok(()) };
         let Some(mut plan) = self.plan_connect(id, (target, service), shape, located, ruling)? else { return Ok(()) };
-        (plan.shown, plan.at_home) = (format!("{from}@{host}"), false);
+        self.has_share_of_backlog(&host, &plan)?;
+        (plan.shown, plan.at_home, plan.host) = (format!("{from}@{host}"), false, Some(host));
         check_region(region, geometry)?;
         let kept = Some(region.clone());
         let mut with = with.clone();

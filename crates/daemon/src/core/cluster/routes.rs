@@ -74,6 +74,7 @@ impl<F: Descriptor> Core<F> {
             peer,
             shown,
             at_home,
+            host: None,
             target: target.clone(),
             to: to_id,
             service: service.clone(),

@@ -91,7 +91,7 @@ impl<F: Descriptor> Core<F> {
             ..ChannelEnd::held(name, of.domain, of.peer, of.ring_size, is_shown.then(|| self.keep(of.region)).flatten())
         });
         let (kind, since) = (Kind::Socket, self.now);
-        self.channels.insert(id, Channel { kind, directions, service, since, ends });
+        self.channels.insert(id, Channel { kind, directions, service, since, host: None, ends });
         for (side, domain, pid, ring_size, socket) in held {
             self.sockets.in_use.extend(socket.map(|socket| (socket, id)));
             self.hold(id, side, domain, pid, ring_size);

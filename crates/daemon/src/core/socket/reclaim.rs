@@ -62,7 +62,7 @@ impl<F: Descriptor> Core<F> {
         let (kind, directions, since) = (Kind::Socket, Directions::BOTH, self.now);
         if self.sockets.claimed.remove(&number).is_none() {
             let ends = [ChannelEnd::unclaimed(&unknown), ChannelEnd::unclaimed(&unknown)];
-            self.channels.insert(number, Channel { kind, directions, service, since, ends });
+            self.channels.insert(number, Channel { kind, directions, service, since, host: None, ends });
             self.sockets.claimed.insert(number, socket);
         }
         let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };

@@ -392,3 +392,42 @@ fn remote_client_is_judged_by_its_host_and_name() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn host_that_fills_its_share_of_a_backlog_leaves_the_rest() {
+    let rules = "[[connect]]\nfrom = '*'\nfrom_host = '*'\nto = 'mail'\n";
+    let mut w = World::with_policy(&(POLICY.replace("'*'\nusers = '*'", "'*'\nusers = ['*']") + rules));
+    let gateway = w.join_as(44, "gateway", 9);
+    let mail = w.join_as(5, "mail", 1);
+    w.bind(mail, "in", 5);
+    w.bind(mail, "out", 1);
+    let asked = |host: &str, service: &str| Message::ConnectFor {
+        client: format!("web@{host}"),
+        target: "mail".into(),
+        service: service.into(),
+        kind: Kind::Stream,
+        directions: Directions::BOTH,
+        region: RegionReference::with_ring(8192),
+    };
+    let mut channels = Vec::new();
+    for _ in 0..3 {
+        let with = vec![w.region(8192)];
+        let answer = w.say(gateway, asked("beta", "in"), with);
+        let Some(Message::Connected { channel, .. }) = answer else { panic!("{answer:?}") };
+        channels.push(channel);
+    }
+    let with = vec![w.region(8192)];
+    let Some(Message::Refused { code: Refusal::BacklogFull, reason }) = w.say(gateway, asked("beta", "in"), with)
+    else {
+        panic!("beta has more than half of the backlog");
+    };
+    assert!(reason.contains("3 connections of the host beta wait for mail:in"), "{reason}");
+    // Other services and other hosts have their own places, and an accepted connection gives its place back.
+    for (host, service) in [("beta", "out"), ("gamma", "in")] {
+        let with = vec![w.region(8192)];
+        assert!(matches!(w.say(gateway, asked(host, service), with), Some(Message::Connected { .. })), "{host}");
+    }
+    assert_eq!(w.say(mail, Message::Closed { channel: channels[0] }, vec![]), None);
+    let with = vec![w.region(8192)];
+    assert!(matches!(w.say(gateway, asked("beta", "in"), with), Some(Message::Connected { .. })));
+}
