@@ -29,6 +29,11 @@ const YEARS: i64 = 10;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn make(folder: &Path, hosts: &[String], days: u16) -> Result<(), GatewayError> {
+    make_until(folder, hosts, OffsetDateTime::now_utc() + Duration::days(days.into()))
+}
+
+/// The same, with the moment until which the certificates of hosts are valid.
+pub(crate) fn make_until(folder: &Path, hosts: &[String], end: OffsetDateTime) -> Result<(), GatewayError> {
     for host in hosts {
         Name::new(host).map_err(|e| wrong(host, e))?;
         if host == "ca" {
@@ -36,7 +41,7 @@ pub fn make(folder: &Path, hosts: &[String], days: u16) -> Result<(), GatewayErr
         }
     }
     let (ca, ca_key) = (folder.join("ca.pem"), folder.join("ca.key"));
-    let mut params = named("Partywall cluster", YEARS * 365)?;
+    let mut params = named("Partywall cluster", OffsetDateTime::now_utc() + Duration::days(YEARS * 365))?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     if !ca.exists() {
@@ -50,7 +55,7 @@ pub fn make(folder: &Path, hosts: &[String], days: u16) -> Result<(), GatewayErr
     let issuer = Issuer::from_params(&params, key);
     for host in hosts {
         let key = KeyPair::generate().map_err(|e| wrong(host, e))?;
-        let mut params = named(host, days.into())?;
+        let mut params = named(host, end)?;
         params.subject_alt_names = vec![rcgen::SanType::DnsName(host.as_str().try_into().map_err(|e| wrong(host, e))?)];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
@@ -66,13 +71,12 @@ fn wrong(what: &str, reason: impl ToString) -> GatewayError {
     GatewayError::Tls { what: what.to_owned(), reason: reason.to_string() }
 }
 
-fn named(name: &str, days: i64) -> Result<CertificateParams, GatewayError> {
+fn named(name: &str, end: OffsetDateTime) -> Result<CertificateParams, GatewayError> {
     let mut params = CertificateParams::new(Vec::new()).map_err(|e| wrong(name, e))?;
     params.distinguished_name.push(DnType::CommonName, name);
-    let now = OffsetDateTime::now_utc();
     // Clocks of hosts differ.
-    params.not_before = now - Duration::hours(1);
-    params.not_after = now + Duration::days(days);
+    params.not_before = OffsetDateTime::now_utc() - Duration::hours(1);
+    params.not_after = end;
     Ok(params)
 }
 

@@ -12,6 +12,7 @@ use crate::config::GatewayConfig;
 use crate::directory::ClusterDirectory;
 use crate::peers::PeerHosts;
 use crate::routes::Router;
+use crate::shares::HostShares;
 use crate::tls::HostCredentials;
 use crate::{GatewayError, inbound, listing};
 
@@ -46,8 +47,9 @@ async fn serve(config: &GatewayConfig) -> Result<(), GatewayError> {
     tracing::info!(%host, "the gateway of this host");
     let options = Options::default().backlog(BACKLOG);
     let listener = domain.bind_routes(&options)?;
+    let shares = HostShares::new(host.clone(), config.streams_per_host);
     let directory = Arc::new(ClusterDirectory::new(config, host));
-    let server = Arc::new(inbound::InboundServer { domain: domain.clone(), options });
+    let server = Arc::new(inbound::InboundServer::new(domain.clone(), options, shares));
     let answer = Box::new(move |peer, send, receive| {
         let server = Arc::clone(&server);
         tokio::spawn(async move { server.answer(&peer, send, receive).await });

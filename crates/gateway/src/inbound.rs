@@ -3,21 +3,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use partywall::{Domain, Error, Options, Refusal};
+use partywall::cluster::Name;
+use partywall::{Domain, Error, Options, Refusal, Stream};
 use quinn::{RecvStream, SendStream};
 
 use crate::carry::carry;
 use crate::frame::{self, RemoteRefusal, RouteRequest};
 use crate::peers::{PeerHost, StreamCount};
+use crate::shares::HostShares;
 
 /// How long another host may take to say what it wants.
 const REQUEST: Duration = Duration::from_secs(5);
 
+/// Connects to a service here for a client of another host. It blocks until the broker has answered.
+type Connect = dyn Fn(&Name, &RouteRequest) -> partywall::Result<Stream> + Send + Sync;
+
 /// Answers other hosts.
-#[derive(Debug)]
 pub(crate) struct InboundServer {
-    pub(crate) domain: Domain,
-    pub(crate) options: Options,
+    connect: Arc<Connect>,
+    shares: Arc<HostShares>,
 }
 
 /// The refusal that the client on the other host gets for an error here.
@@ -29,6 +33,20 @@ pub(crate) fn as_refusal(error: &Error) -> RemoteRefusal {
 }
 
 impl InboundServer {
+    pub(crate) fn new(domain: Domain, options: Options, shares: Arc<HostShares>) -> Self {
+        Self::with(shares, move |host, request| {
+            let RouteRequest { from, target, service, directions } = request;
+            domain.connect_for((from, host.as_str()), (target, service), *directions, &options)
+        })
+    }
+
+    pub(crate) fn with(
+        shares: Arc<HostShares>,
+        connect: impl Fn(&Name, &RouteRequest) -> partywall::Result<Stream> + Send + Sync + 'static,
+    ) -> Self {
+        Self { connect: Arc::new(connect), shares }
+    }
+
     /// Answers the request at the beginning of a stream, and carries the stream.
     pub(crate) async fn answer(&self, peer: &Arc<PeerHost>, mut send: SendStream, mut receive: RecvStream) {
         let _count = StreamCount::of(peer);
@@ -37,13 +55,10 @@ impl InboundServer {
             Ok(Err(reason)) => return tracing::warn!(host = %peer.host, reason, "a stream without a request"),
             Err(_) => return tracing::warn!(host = %peer.host, "a stream without a request in time"),
         };
-        let (domain, options, host) = (self.domain.clone(), self.options.clone(), peer.host.clone());
-        let RouteRequest { from, target, service, directions } = request.clone();
-        let connect = move || domain.connect_for((&from, host.as_str()), (&target, &service), directions, &options);
-        let connected = match tokio::task::spawn_blocking(connect).await {
-            Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) => Err(as_refusal(&error)),
-            Err(_) => Err(RemoteRefusal::new(Refusal::OutOfResources, "the gateway fails")),
+        let share = self.shares.stream(&peer.host);
+        let connected = match &share {
+            Ok(_) => self.connect(&peer.host, &request).await,
+            Err(refusal) => Err(refusal.clone()),
         };
         let answer = connected.as_ref().map(drop).map_err(Clone::clone);
         let (host, RouteRequest { from, target, service, .. }) = (&peer.host, request);
@@ -63,6 +78,21 @@ impl InboundServer {
             }
         }
     }
+
+    /// Connects when it is the turn of this request.
+    async fn connect(&self, host: &Name, request: &RouteRequest) -> Result<Stream, RemoteRefusal> {
+        let turn = self.shares.turn(host, request).await?;
+        let (connect, host, request) = (Arc::clone(&self.connect), host.clone(), request.clone());
+        let connected = tokio::task::spawn_blocking(move || {
+            // The turn lasts as long as the thread is occupied.
+            let _turn = turn;
+            connect(&host, &request)
+        });
+        match connected.await {
+            Ok(connected) => connected.map_err(|error| as_refusal(&error)),
+            Err(_) => Err(RemoteRefusal::new(Refusal::OutOfResources, "the gateway fails")),
+        }
+    }
 }
 
 /// Ends a stream as dead.
@@ -75,3 +105,6 @@ pub(crate) fn abort(stream: partywall::Stream) {
         write.abort();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,11 +23,15 @@ mod carry;
 mod directory;
 mod frame;
 mod gateway;
+mod handshakes;
 mod inbound;
 mod listing;
 mod names;
 mod peers;
 mod routes;
+mod shares;
+#[cfg(test)]
+mod testing;
 mod tls;
 
 pub use error::GatewayError;

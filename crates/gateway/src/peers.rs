@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use partywall::cluster::Name;
 use quinn::{Connection, Endpoint, Incoming, RecvStream, SendStream, TransportConfig, VarInt};
-use tokio::sync::Semaphore;
 
 use crate::GatewayError;
 use crate::config::GatewayConfig;
+use crate::handshakes::Handshakes;
 use crate::tls::{HostCredentials, peer_host};
 
 /// How long a host may take to answer when this one connects.
@@ -27,8 +27,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 /// Connections that another host may have, of which all but one are about to end.
 const CONNECTIONS_PER_HOST: usize = 4;
-/// Connections that are being set up.
-const HANDSHAKES: usize = 64;
 
 /// A connection to another host.
 #[derive(Debug)]
@@ -86,10 +84,30 @@ pub(crate) struct PeerHosts {
     answer: Box<Answer>,
     peers: Mutex<HashMap<Name, Arc<PeerHost>>>,
     /// Live connections of each host, used or not.
-    counts: Mutex<HashMap<Name, usize>>,
+    counts: Arc<Mutex<HashMap<Name, usize>>>,
+    handshakes: Arc<Handshakes>,
     unreachable: Mutex<HashMap<Name, Unreachable>>,
     /// Held while this host connects to another.
     dialing: Mutex<HashMap<Name, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// A live connection of a host. It counts until this is dropped.
+#[derive(Debug)]
+struct ConnectionCount {
+    counts: Arc<Mutex<HashMap<Name, usize>>>,
+    host: Name,
+}
+
+impl Drop for ConnectionCount {
+    fn drop(&mut self) {
+        let mut counts = lock(&self.counts);
+        if let Some(count) = counts.get_mut(&self.host) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.host);
+            }
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -127,10 +145,23 @@ impl PeerHosts {
             endpoint,
             answer,
             peers: Mutex::default(),
-            counts: Mutex::default(),
+            counts: Arc::default(),
+            handshakes: Arc::default(),
             unreachable: Mutex::default(),
             dialing: Mutex::default(),
         })
+    }
+
+    /// Where it listens.
+    #[cfg(test)]
+    pub(crate) fn local_address(&self) -> std::net::SocketAddr {
+        self.endpoint.local_addr().unwrap()
+    }
+
+    /// How many streams a host has on the connection in use.
+    #[cfg(test)]
+    pub(crate) fn streams_of(&self, host: &Name) -> usize {
+        self.live(host).map_or(0, |peer| peer.streams.load(Ordering::Relaxed))
     }
 
     /// The connection to a host, which is made if there is none.
@@ -150,7 +181,8 @@ impl PeerHosts {
             Ok(Ok(connection)) => {
                 lock(&self.unreachable).remove(host);
                 tracing::info!(%host, address, "connected");
-                Ok(self.adopt(connection, host.clone(), self.own.clone()))
+                let count = self.count(&mut lock(&self.counts), host);
+                Ok(self.adopt(connection, self.own.clone(), count))
             }
             Ok(Err(reason)) => Err(self.failed(host, format!("the gateway at {address}: {reason}"))),
             Err(_) => Err(self.failed(host, format!("the gateway at {address} does not answer"))),
@@ -179,10 +211,23 @@ impl PeerHosts {
         reason
     }
 
+    /// Counts one more connection of a host.
+    fn count(&self, counts: &mut HashMap<Name, usize>, host: &Name) -> ConnectionCount {
+        *counts.entry(host.clone()).or_default() += 1;
+        ConnectionCount { counts: Arc::clone(&self.counts), host: host.clone() }
+    }
+
+    /// The same for one that the host has made, if it may have one more.
+    fn count_if_allowed(&self, host: &Name) -> Option<ConnectionCount> {
+        let mut counts = lock(&self.counts);
+        let live = counts.get(host).copied().unwrap_or_default();
+        (live < CONNECTIONS_PER_HOST).then(|| self.count(&mut counts, host))
+    }
+
     /// Uses a connection for a host, or keeps the one that is in use, and serves the streams that the host opens on it.
-    fn adopt(self: &Arc<Self>, connection: Connection, host: Name, dialer: Name) -> Arc<PeerHost> {
+    fn adopt(self: &Arc<Self>, connection: Connection, dialer: Name, count: ConnectionCount) -> Arc<PeerHost> {
+        let host = count.host.clone();
         let peer = Arc::new(PeerHost { host: host.clone(), connection, dialer, streams: AtomicUsize::new(0) });
-        *lock(&self.counts).entry(host.clone()).or_default() += 1;
         let mut peers = lock(&self.peers);
         let (used, spare) = match peers.get(&host).filter(|known| known.is_alive()) {
             Some(known) if known.dialer < peer.dialer => (Arc::clone(known), Some(Arc::clone(&peer))),
@@ -193,11 +238,12 @@ impl PeerHosts {
         if let Some(spare) = spare {
             tokio::spawn(retire(spare));
         }
-        tokio::spawn(Arc::clone(self).serve(peer));
+        tokio::spawn(Arc::clone(self).serve(peer, count));
         used
     }
 
-    async fn serve(self: Arc<Self>, peer: Arc<PeerHost>) {
+    /// Serves a connection until it ends. It counts as one of its host until then.
+    async fn serve(self: Arc<Self>, peer: Arc<PeerHost>, _count: ConnectionCount) {
         let reason = loop {
             match peer.connection.accept_bi().await {
                 Ok((send, receive)) => (self.answer)(Arc::clone(&peer), send, receive),
@@ -205,31 +251,23 @@ impl PeerHosts {
             }
         };
         tracing::info!(host = %peer.host, %reason, "the connection has ended");
-        let mut counts = lock(&self.counts);
-        if let Some(count) = counts.get_mut(&peer.host) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&peer.host);
-            }
-        }
     }
 
     /// Takes connections of other gateways, until the gateway ends.
     pub(crate) async fn accept(self: Arc<Self>) {
-        let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
         while let Some(incoming) = self.endpoint.accept().await {
             // A sender that has not shown that it has its address costs one packet.
             if !incoming.remote_address_validated() {
                 let _ = incoming.retry();
                 continue;
             }
-            let Ok(turn) = Arc::clone(&handshakes).try_acquire_owned() else {
+            let Some(handshake) = self.handshakes.begin(incoming.remote_address().ip()) else {
                 incoming.refuse();
                 continue;
             };
             let peers = Arc::clone(&self);
             tokio::spawn(async move {
-                let _turn = turn;
+                let _handshake = handshake;
                 let address = incoming.remote_address();
                 match tokio::time::timeout(CONNECT, peers.greet(incoming)).await {
                     Ok(Ok(host)) => tracing::info!(%host, %address, "accepted"),
@@ -250,12 +288,12 @@ impl PeerHosts {
         if host == self.own {
             return Err(refuse(format!("it says that it is this host, {host}")));
         }
-        if lock(&self.counts).get(&host).is_some_and(|count| *count >= CONNECTIONS_PER_HOST) {
+        let Some(count) = self.count_if_allowed(&host) else {
             return Err(refuse(format!("{host} has {CONNECTIONS_PER_HOST} connections already")));
-        }
+        };
         // It can be reached: an attempt to connect to it need not wait.
         lock(&self.unreachable).remove(&host);
-        self.adopt(connection, host.clone(), host.clone());
+        self.adopt(connection, host.clone(), count);
         Ok(host)
     }
 
@@ -278,73 +316,4 @@ async fn retire(peer: Arc<PeerHost>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A gateway's connections, whose streams echo five bytes again and again.
-    fn echoing(folder: &std::path::Path, host: &str) -> Arc<PeerHosts> {
-        let text = format!(
-            "listen = '127.0.0.1:0'\naddress = 'x:1'\nca = 'ca.pem'\ncertificate = '{host}.pem'\nkey = '{host}.key'\n\
-             [etcd]\nendpoints = ['http://x:1']\n"
-        );
-        let path = folder.join(format!("{host}.toml"));
-        std::fs::write(&path, text).unwrap();
-        let config = GatewayConfig::read(&path).unwrap();
-        let answer = |peer: Arc<PeerHost>, mut send: SendStream, mut receive: RecvStream| {
-            tokio::spawn(async move {
-                let _count = StreamCount::of(&peer);
-                let mut bytes = [0; 5];
-                while receive.read_exact(&mut bytes).await.is_ok() && send.write_all(&bytes).await.is_ok() {}
-            });
-        };
-        let credentials = HostCredentials::read(&config).unwrap();
-        Arc::new(PeerHosts::listen(&config, credentials, Box::new(answer)).unwrap())
-    }
-
-    async fn echo((send, receive): &mut (SendStream, RecvStream)) {
-        send.write_all(b"hello").await.unwrap();
-        receive.read_exact(&mut [0; 5]).await.unwrap();
-    }
-
-    async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !holds() {
-            assert!(start.elapsed() < Duration::from_secs(60), "it does not happen that {what}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn hosts_that_connect_at_once_lose_no_stream() {
-        let folder = tempfile::tempdir().unwrap();
-        crate::certificates::make(folder.path(), &["alpha".into(), "beta".into()], 30).unwrap();
-        let (alpha, beta) = (echoing(folder.path(), "alpha"), echoing(folder.path(), "beta"));
-        let [to_alpha, to_beta] = ["alpha", "beta"].map(|host| Name::new(host).unwrap());
-        let [at_alpha, at_beta] = [&alpha, &beta].map(|peers| peers.endpoint.local_addr().unwrap().to_string());
-        // Beta has connected and opened a stream. Alpha does not know that connection yet when it begins to connect.
-        tokio::spawn(Arc::clone(&alpha).accept());
-        let first = beta.get(&to_alpha, &at_alpha).await.unwrap();
-        let count = StreamCount::of(&first);
-        let mut stream = first.open().await.unwrap();
-        echo(&mut stream).await;
-        tokio::spawn(Arc::clone(&beta).accept());
-        let connection = alpha.dial(&to_beta, &at_beta).await.unwrap();
-        let second = alpha.adopt(connection, to_beta.clone(), to_alpha.clone());
-        let mut other = second.open().await.unwrap();
-        echo(&mut other).await;
-        let dialer = |peers: &PeerHosts, to| peers.live(to).map(|peer| peer.dialer.clone());
-        eventually("both use the connection of the host whose name comes first", || {
-            dialer(&alpha, &to_beta).as_ref() == Some(&to_alpha) && dialer(&beta, &to_alpha).as_ref() == Some(&to_alpha)
-        })
-        .await;
-        // The first connection stays as long as it has a stream: longer than one without streams is kept.
-        for _ in 0..10 {
-            echo(&mut stream).await;
-            echo(&mut other).await;
-            tokio::time::sleep(Duration::from_millis(400)).await;
-        }
-        drop((stream, count));
-        eventually("the first connection is closed", || !first.is_alive()).await;
-        echo(&mut other).await;
-    }
-}
+mod tests;

@@ -15,7 +15,7 @@ use crate::GatewayError;
 use crate::config::GatewayConfig;
 
 /// What both sides call the protocol on their streams.
-const PROTOCOL: &[u8] = b"partywall/1";
+pub(crate) const PROTOCOL: &[u8] = b"partywall/1";
 
 /// The configurations of both sides of a connection, and the host that this gateway's certificate is for.
 pub(crate) struct HostCredentials {
@@ -92,3 +92,6 @@ pub(crate) fn peer_host(identity: Option<Box<dyn Any>>) -> Result<Name, String> 
     let chain = identity.and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
     host_of(&chain.ok_or("it has shown no certificate")?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! Gateways, and strangers who talk to them, for this crate's tests.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use partywall::cluster::Name;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{Endpoint, RecvStream, SendStream};
+use rustls::RootCertStore;
+use rustls::client::ResolvesClientCert;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+
+use crate::config::GatewayConfig;
+use crate::peers::{Answer, PeerHost, PeerHosts, StreamCount};
+use crate::tls::{HostCredentials, PROTOCOL};
+
+/// How long anything may take before the test fails.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+
+pub(crate) fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+/// A folder with the certificates of hosts.
+pub(crate) fn certificates(hosts: &[&str]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts: Vec<_> = hosts.iter().map(|host| (*host).to_owned()).collect();
+    crate::certificates::make(folder.path(), &hosts, 30).unwrap();
+    folder
+}
+
+/// A gateway's connections, whose streams are answered by `answer`. It takes no connections until the test says so.
+pub(crate) fn listening(folder: &Path, host: &str, answer: Box<Answer>) -> Arc<PeerHosts> {
+    let text = format!(
+        "listen = '127.0.0.1:0'\naddress = 'x:1'\nca = 'ca.pem'\ncertificate = '{host}.pem'\nkey = '{host}.key'\n\
+         [etcd]\nendpoints = ['http://x:1']\n"
+    );
+    let path = folder.join(format!("{host}.toml"));
+    std::fs::write(&path, text).unwrap();
+    let config = GatewayConfig::read(&path).unwrap();
+    let credentials = HostCredentials::read(&config).unwrap();
+    Arc::new(PeerHosts::listen(&config, credentials, answer).unwrap())
+}
+
+/// A gateway's connections, whose streams echo five bytes again and again.
+pub(crate) fn echoing(folder: &Path, host: &str) -> Arc<PeerHosts> {
+    let answer = |peer: Arc<PeerHost>, mut send: SendStream, mut receive: RecvStream| {
+        tokio::spawn(async move {
+            let _count = StreamCount::of(&peer);
+            let mut bytes = [0; 5];
+            while receive.read_exact(&mut bytes).await.is_ok() && send.write_all(&bytes).await.is_ok() {}
+        });
+    };
+    listening(folder, host, Box::new(answer))
+}
+
+/// Has five bytes echoed; `false` if the stream has ended.
+pub(crate) async fn is_echoed((send, receive): &mut (SendStream, RecvStream)) -> bool {
+    let mut bytes = [0; 5];
+    send.write_all(b"hello").await.is_ok() && receive.read_exact(&mut bytes).await.is_ok()
+}
+
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < HANG, "it does not happen that {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Fails if something takes too long.
+pub(crate) async fn in_time<T>(what: &str, happens: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(HANG, happens).await {
+        Ok(done) => done,
+        Err(_) => panic!("it does not happen that {what}"),
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// The certificate in a file.
+fn chain(folder: &Path, host: &str) -> Vec<CertificateDer<'static>> {
+    let all = CertificateDer::pem_file_iter(folder.join(format!("{host}.pem"))).unwrap();
+    all.map(Result::unwrap).collect()
+}
+
+fn key(folder: &Path, host: &str) -> PrivateKeyDer<'static> {
+    PrivateKeyDer::from_pem_file(folder.join(format!("{host}.key"))).unwrap()
+}
+
+/// What a client shows that is not a gateway: a certificate and a key, which need not belong together.
+pub(crate) enum ShownCertificate<'a> {
+    Nothing,
+    Certificate { folder: &'a Path, of: &'a str, key_of: &'a str },
+}
+
+impl<'a> ShownCertificate<'a> {
+    pub(crate) fn of(folder: &'a Path, host: &'a str) -> Self {
+        Self::Certificate { folder, of: host, key_of: host }
+    }
+}
+
+/// A client that is not a gateway. It trusts the authority in `trusted`, and sends from `from`.
+pub(crate) fn stranger(trusted: &Path, shown: &ShownCertificate<'_>, from: &str) -> Endpoint {
+    let mut roots = RootCertStore::empty();
+    roots.add(chain(trusted, "ca").remove(0)).unwrap();
+    let builder = rustls::ClientConfig::builder_with_provider(provider());
+    let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap().with_root_certificates(roots);
+    let mut tls = match shown {
+        ShownCertificate::Nothing => builder.with_no_client_auth(),
+        ShownCertificate::Certificate { folder, of, key_of } => {
+            let signer = provider().key_provider.load_private_key(key(folder, key_of)).unwrap();
+            let shown: Arc<dyn ResolvesClientCert> =
+                Arc::new(SingleCertAndKey::from(CertifiedKey::new(chain(folder, of), signer)));
+            builder.with_client_cert_resolver(shown)
+        }
+    };
+    tls.alpn_protocols = vec![PROTOCOL.to_vec()];
+    let mut endpoint = Endpoint::client(format!("{from}:0").parse().unwrap()).unwrap();
+    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    endpoint.set_default_client_config(config);
+    endpoint
+}
+
+/// A server that is not a gateway, with the certificate of a host. It accepts every client.
+pub(crate) fn false_server(folder: &Path, host: &str) -> SocketAddr {
+    let builder = rustls::ServerConfig::builder_with_provider(provider());
+    let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap().with_no_client_auth();
+    let mut tls = builder.with_single_cert(chain(folder, host), key(folder, host)).unwrap();
+    tls.alpn_protocols = vec![PROTOCOL.to_vec()];
+    let config = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()));
+    let endpoint = Endpoint::server(config, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = endpoint.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut all = Vec::new();
+        while let Some(incoming) = endpoint.accept().await {
+            all.extend(incoming.await.ok());
+        }
+    });
+    address
+}
