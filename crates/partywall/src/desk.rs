@@ -1,8 +1,9 @@
 //! The session of a domain, as all threads of its channels use it.
 //!
-//! One thread at a time makes a request and waits for its answer. All others may send at any time, and look for messages without waiting
-//! for the broker. The thread that looks receives everything in the socket, and files each message for the channel or the request that it
-//! belongs to.
+//! Threads make requests and wait for their answers independently: a `Connect` to another host may be answered seconds later (protocol H4),
+//! and the answer to another request comes before it. All threads may send at any time, and look for messages without waiting for the
+//! broker. The thread that looks receives everything in the socket, and files each message for the channel or the request that it belongs
+//! to. Of the threads that wait, one watches the socket. The others sleep until their answers are filed, or until it is their turn to watch.
 //!
 //! ```text
 //!   socket of the session --> file() --> answers   by number of the request
@@ -15,17 +16,29 @@ use crate::{Error, Result};
 use partywall_protocol::wire::{Message, RegionReference, Side};
 use partywall_region::Link;
 use partywall_shm::layout::Geometry;
+use places::RequestPlaces;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+mod places;
 
 /// Rings that wait in a mailbox (protocol A4). They are descriptors; only those that are about to be used are mapped.
 pub(crate) const MOST_RINGS: usize = 8;
 
-/// The longest that a thread waits before it looks again whether another thread has filed its answer.
-const LOOK: Duration = Duration::from_millis(100);
+/// Requests for connections that wait for their answers. Each may take as long as a gateway does (protocol H4.3).
+const CONNECTS_AT_ONCE: usize = 64;
+
+/// Other requests that wait for their answers. Together with the connections, their answers fit into the session's socket: the broker ends a
+/// session whose socket is full (protocol C12).
+const REQUESTS_AT_ONCE: usize = 32;
+
+/// The longest that a thread waits before it looks again whether another thread has filed its answer. In this crate's tests it is longer than
+/// any request may take, so that a wake-up that is lost fails them.
+const LOOK: Duration = if cfg!(test) { Duration::from_secs(3600) } else { Duration::from_millis(100) };
 
 /// The same for a thread that cannot wait for the broker's socket, because the process has no descriptors left.
 const SHORT_LOOK: Duration = Duration::from_millis(1);
@@ -144,16 +157,41 @@ struct DeskState {
     bells: HashMap<u32, Link>,
     /// Messages without an answer that could not be sent yet, because the broker was away or did not read.
     untold: Vec<Message>,
+    /// A thread watches the socket.
+    is_watched: bool,
+    /// Threads that sleep until the answers to their requests are filed, or until one of them is to watch the socket.
+    sleepers: HashMap<u32, Thread>,
 }
 
 /// A session that threads share.
 #[derive(Debug)]
 pub(crate) struct SessionDesk {
-    /// Held by the thread that waits for the answer to a request.
-    asking: Mutex<()>,
+    connects: RequestPlaces,
+    requests: RequestPlaces,
     state: Mutex<DeskState>,
-    /// Signalled when another thread has filed an answer: its thread may sleep on the socket, which is empty then.
+    /// Signalled when another thread has filed an answer: the thread that watches the socket may sleep there, and the socket is empty then.
     filed: OwnedFd,
+}
+
+/// The part of a thread that waits for an answer.
+enum WaitingPart<'a> {
+    /// It watches the socket, until this is dropped.
+    Watcher(SocketWatch<'a>),
+    /// It sleeps until it is woken.
+    Sleeper,
+    /// The answer is there.
+    Served,
+}
+
+/// Watching the socket. When it ends, another thread is woken to watch.
+struct SocketWatch<'a>(&'a SessionDesk);
+
+impl Drop for SocketWatch<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.is_watched = false;
+        state.wake_next();
+    }
 }
 
 impl SessionDesk {
@@ -169,8 +207,11 @@ impl SessionDesk {
             mailboxes: HashMap::new(),
             bells: HashMap::new(),
             untold: Vec::new(),
+            is_watched: false,
+            sleepers: HashMap::new(),
         };
-        Ok(Self { asking: Mutex::new(()), state: Mutex::new(state), filed })
+        let (connects, requests) = (RequestPlaces::new(CONNECTS_AT_ONCE), RequestPlaces::new(REQUESTS_AT_ONCE));
+        Ok(Self { connects, requests, state: Mutex::new(state), filed })
     }
 
     /// Held for as long as it takes to file what has come, or to send without waiting.
@@ -199,43 +240,93 @@ impl SessionDesk {
         message: &Message,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Ticket, (Message, Vec<OwnedFd>))> {
-        let _turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _place = match message {
+            Message::Connect { .. } | Message::ConnectFor { .. } => self.connects.take(),
+            _ => self.requests.take(),
+        };
         let deadline = Instant::now() + limit;
         let ticket = loop {
             match self.ask(message, fds) {
-                Err(Error::WouldBlock) if Instant::now() < deadline => self.pause(PollFlags::OUT, deadline)?,
+                Err(Error::WouldBlock) if Instant::now() < deadline => self.await_room(deadline)?,
                 Err(Error::WouldBlock) => return Err(Error::TimedOut),
                 other => break other?,
             }
         };
+        let answer = self.await_answer(ticket, deadline);
+        let mut state = self.state();
+        if state.number == ticket.session {
+            state.answers.remove(&ticket.request);
+            state.sleepers.remove(&ticket.request);
+        }
+        // This thread may have been woken to watch, and needs to no more.
+        state.wake_next();
+        drop(state);
+        answer.map(|answer| (ticket, answer))
+    }
+
+    fn await_answer(&self, ticket: Ticket, deadline: Instant) -> Answer {
         loop {
             if let Some(answer) = self.answer(ticket) {
-                return answer.map(|answer| (ticket, answer));
+                return answer;
             }
             if Instant::now() >= deadline {
-                self.state().answers.remove(&ticket.request);
                 return Err(Error::TimedOut);
             }
-            self.pause(PollFlags::IN, deadline)?;
+            match self.part(ticket) {
+                WaitingPart::Watcher(_watch) => loop {
+                    self.watch(deadline)?;
+                    if let Some(answer) = self.answer(ticket) {
+                        return answer;
+                    }
+                    if Instant::now() >= deadline {
+                        return Err(Error::TimedOut);
+                    }
+                },
+                WaitingPart::Sleeper => {
+                    std::thread::park_timeout(deadline.saturating_duration_since(Instant::now()).min(LOOK));
+                }
+                WaitingPart::Served => {}
+            }
         }
     }
 
-    /// Sleeps until there may be news.
-    fn pause(&self, flags: PollFlags, deadline: Instant) -> Result<()> {
-        // A copy, because another thread may open another session meanwhile. A process without free descriptors looks again soon: to fail here would
-        // leave a request whose answer is never heard.
-        let socket = self.state().session.as_fd().try_clone_to_owned().ok();
-        let longest = if socket.is_some() { LOOK } else { SHORT_LOOK };
-        let mut fds = vec![PollFd::new(&self.filed, PollFlags::IN)];
-        fds.extend(socket.as_ref().map(|socket| PollFd::new(socket, flags)));
-        let left = deadline.saturating_duration_since(Instant::now()).min(longest);
-        let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
-        match rustix::event::poll(&mut fds, Some(&left)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Error::system("wait for the broker", e)),
+    /// Decides whether the thread that waits for an answer watches the socket.
+    fn part(&self, ticket: Ticket) -> WaitingPart<'_> {
+        let mut state = self.state();
+        let is_awaited = state.number == ticket.session && matches!(state.answers.get(&ticket.request), Some(None));
+        if !is_awaited {
+            return WaitingPart::Served;
         }
+        if state.is_watched {
+            state.sleepers.insert(ticket.request, std::thread::current());
+            return WaitingPart::Sleeper;
+        }
+        state.sleepers.remove(&ticket.request);
+        state.is_watched = true;
+        WaitingPart::Watcher(SocketWatch(self))
+    }
+
+    /// Sleeps until there may be news in the socket, or another thread has filed an answer.
+    fn watch(&self, deadline: Instant) -> Result<()> {
+        let socket = self.socket();
+        let mut fds = vec![PollFd::new(&self.filed, PollFlags::IN)];
+        fds.extend(socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        sleep_on(&mut fds, deadline, socket.is_some())?;
         let _ = rustix::io::read(&self.filed, &mut [0; 8]);
         Ok(())
+    }
+
+    /// Sleeps until the socket may have room.
+    fn await_room(&self, deadline: Instant) -> Result<()> {
+        let socket = self.socket();
+        let mut fds: Vec<_> = socket.iter().map(|socket| PollFd::new(socket, PollFlags::OUT)).collect();
+        sleep_on(&mut fds, deadline, socket.is_some())
+    }
+
+    /// A copy of the socket, because another thread may open another session meanwhile. A process without free descriptors gets none, and looks
+    /// again soon: to fail would leave a request whose answer is never heard.
+    fn socket(&self) -> Option<OwnedFd> {
+        self.state().session.as_fd().try_clone_to_owned().ok()
     }
 
     /// Makes a request without waiting, not even for room: [`Error::WouldBlock`] if the broker does not read.
@@ -380,14 +471,32 @@ impl SessionDesk {
         // The requests that are remembered, and those of the session's own, have different numbers.
         state.last_request = state.last_request.max(1 << 16);
         state.answers.clear();
-        state.hang_up_bells();
+        state.end_waits();
         state.tell_untold();
         drop(state);
         self.wake(true);
     }
 }
 
+/// Sleeps on some descriptors. Without the session's socket among them, only for a short time.
+fn sleep_on(fds: &mut [PollFd<'_>], deadline: Instant, has_socket: bool) -> Result<()> {
+    let longest = if has_socket { LOOK } else { SHORT_LOOK };
+    let left = deadline.saturating_duration_since(Instant::now()).min(longest);
+    let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+    match rustix::event::poll(fds, Some(&left)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(Error::system("wait for the broker", e)),
+    }
+}
+
 impl DeskState {
+    /// Wakes a thread to watch the socket, if none does.
+    fn wake_next(&self) {
+        if let Some(next) = self.sleepers.values().next().filter(|_| !self.is_watched) {
+            next.unpark();
+        }
+    }
+
     /// Sends what has no answer, as far as the broker reads.
     fn tell_untold(&mut self) {
         while let Some(message) = self.untold.last() {
@@ -405,7 +514,7 @@ impl DeskState {
             match self.session.try_receive_any() {
                 Ok((0, message, fds)) => self.deliver(message, fds),
                 Ok((request, message, fds)) => {
-                    others |= mine != Some(request);
+                    others |= mine != Some(request) && !self.sleepers.contains_key(&request);
                     self.settle(request, message, fds);
                 }
                 Err(Error::WouldBlock) => return others,
@@ -457,6 +566,9 @@ impl DeskState {
                 complete.map(|()| (message, fds))
             }
         });
+        if let Some(sleeper) = self.sleepers.remove(&request) {
+            sleeper.unpark();
+        }
     }
 
     fn deliver(&mut self, message: Message, fds: Vec<OwnedFd>) {
@@ -486,14 +598,15 @@ impl DeskState {
     }
 
     /// No answer comes any more.
-    fn hang_up_bells(&mut self) {
+    fn end_waits(&mut self) {
         self.bells.drain().for_each(|(_, link)| link.hang_up());
+        self.sleepers.drain().for_each(|(_, sleeper)| sleeper.unpark());
     }
 
     /// The session has ended: no answer comes any more.
     fn fail(&mut self, why: &Error) -> bool {
         let mut any = false;
-        self.hang_up_bells();
+        self.end_waits();
         for answer in self.answers.values_mut().filter(|answer| answer.is_none()) {
             any = true;
             *answer = Some(Err(match why {
@@ -504,3 +617,6 @@ impl DeskState {
         any
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -76,6 +76,13 @@ impl BrokerSession {
         }
     }
 
+    /// A session, and the broker's end of it.
+    #[cfg(test)]
+    pub(crate) fn pair() -> (Self, OwnedFd) {
+        let (socket, broker) = packet::pair().unwrap();
+        (Self { socket, last_request: 0, unasked: Vec::new() }, broker)
+    }
+
     /// Sends a request and waits for its answer (protocol C2); a refusal is an error.
     pub(crate) fn request(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(Message, Vec<OwnedFd>)> {
         self.last_request = self.last_request.wrapping_add(1).max(1);
@@ -234,10 +241,8 @@ mod tests {
     use super::*;
     use partywall_protocol::wire::Refusal;
 
-    /// A session, and the broker's end of it.
     fn session() -> (BrokerSession, OwnedFd) {
-        let (socket, broker) = packet::pair().unwrap();
-        (BrokerSession { socket, last_request: 0, unasked: Vec::new() }, broker)
+        BrokerSession::pair()
     }
 
     fn refuse_and_hang_up(broker: OwnedFd) {

@@ -1,0 +1,156 @@
+//! Requests of several threads on one session, whose broker is the test.
+
+use super::*;
+use partywall_protocol::wire;
+use partywall_region::packet;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+/// How long a request may wait: longer than the test.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// How long a result may take before the test fails.
+const HANG: Duration = Duration::from_secs(60);
+
+/// The broker's end of a session.
+struct Far(OwnedFd);
+
+impl Far {
+    /// The next request, and the domain that it is about.
+    fn hear(&self) -> (u32, String) {
+        let mut buffer = [0; wire::MAX_PACKET];
+        let received = packet::recv(self.0.as_fd(), &mut buffer).unwrap();
+        match wire::decode(&buffer[..received.len]).unwrap() {
+            (request, Message::NameClaimed { domain, .. }) => (request, domain),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn answer(&self, request: u32, domain: &str) {
+        let mut out = Vec::new();
+        let message = Message::RouteIs { domain: domain.to_owned(), service: "s".to_owned() };
+        wire::encode(request, &message, &mut out);
+        packet::send(self.0.as_fd(), &out, &[]).unwrap();
+    }
+}
+
+fn desk() -> (Arc<SessionDesk>, Far) {
+    let (session, broker) = BrokerSession::pair();
+    (Arc::new(SessionDesk::new(session).unwrap()), Far(broker))
+}
+
+/// Makes a request about a domain, and returns the domain of the answer.
+fn ask_here(desk: &SessionDesk, domain: &str) -> Result<String> {
+    let message = Message::NameClaimed { domain: domain.to_owned(), holder: String::new() };
+    match desk.request_within(LIMIT, &message, &[])?.0 {
+        Message::RouteIs { domain, .. } => Ok(domain),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The same in a separate thread.
+fn ask(desk: &Arc<SessionDesk>, domain: &str) -> Receiver<Result<String>> {
+    let (tell, told) = channel();
+    let (desk, domain) = (Arc::clone(desk), domain.to_owned());
+    std::thread::spawn(move || tell.send(ask_here(&desk, &domain)));
+    told
+}
+
+#[test]
+fn later_request_is_answered_while_earlier_one_waits() {
+    let (desk, far) = desk();
+    let first = ask(&desk, "first");
+    let (number, domain) = far.hear();
+    assert_eq!(domain, "first");
+    let second = ask(&desk, "second");
+    let (later, domain) = far.hear();
+    far.answer(later, &domain);
+    assert_eq!(second.recv_timeout(HANG).unwrap().unwrap(), "second");
+    far.answer(number, "first");
+    assert_eq!(first.recv_timeout(HANG).unwrap().unwrap(), "first");
+}
+
+#[test]
+fn each_thread_that_watches_hands_over_to_the_next() {
+    let (desk, far) = desk();
+    let all = [(); 4].map(|()| {
+        let told = ask(&desk, "d");
+        (far.hear(), told)
+    });
+    // Each thread is served before the next one is answered. One of them watches, and the others sleep.
+    for ((request, domain), told) in all {
+        far.answer(request, &domain);
+        assert_eq!(told.recv_timeout(HANG).unwrap().unwrap(), domain);
+    }
+}
+
+#[test]
+fn answers_in_any_order_reach_their_threads() {
+    const ROUNDS: usize = 50;
+    let (desk, far) = desk();
+    let (tell, told) = channel();
+    let threads = 2 * REQUESTS_AT_ONCE;
+    for n in 0..threads {
+        let (desk, tell) = (Arc::clone(&desk), tell.clone());
+        std::thread::spawn(move || {
+            for round in 0..ROUNDS {
+                let name = format!("d{n}-{round}");
+                let answer = ask_here(&desk, &name).unwrap();
+                tell.send(answer == name).unwrap();
+            }
+        });
+    }
+    let broker = std::thread::spawn(move || {
+        let (mut waiting, mut left, mut dice) = (Vec::new(), threads * ROUNDS, 1_u32);
+        while left > 0 || !waiting.is_empty() {
+            let there = PollFd::new(&far.0, PollFlags::IN);
+            let wait = Timespec { tv_sec: if waiting.is_empty() { 60 } else { 0 }, tv_nsec: 0 };
+            if left > 0 && waiting.len() < 20 && rustix::event::poll(&mut [there], Some(&wait)).unwrap() > 0 {
+                waiting.push(far.hear());
+                left -= 1;
+                continue;
+            }
+            dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (request, domain) = waiting.swap_remove((dice >> 16) as usize % waiting.len());
+            far.answer(request, &domain);
+        }
+        far
+    });
+    for _ in 0..threads * ROUNDS {
+        assert!(told.recv_timeout(HANG).unwrap());
+    }
+    drop(broker.join().unwrap());
+}
+
+#[test]
+fn end_of_session_ends_every_wait() {
+    let (desk, far) = desk();
+    let all = [(); 4].map(|()| {
+        let told = ask(&desk, "d");
+        far.hear();
+        told
+    });
+    drop(far);
+    for told in all {
+        assert!(matches!(told.recv_timeout(HANG).unwrap(), Err(Error::System { .. })));
+    }
+}
+
+#[test]
+fn new_session_ends_every_wait_on_the_old_one() {
+    let (desk, far) = desk();
+    let all = [(); 4].map(|()| {
+        let told = ask(&desk, "d");
+        far.hear();
+        told
+    });
+    let (session, next) = BrokerSession::pair();
+    desk.replace(session);
+    for told in all {
+        assert!(matches!(told.recv_timeout(HANG).unwrap(), Err(Error::System { .. })));
+    }
+    let again = ask(&desk, "again");
+    let next = Far(next);
+    let (request, domain) = next.hear();
+    next.answer(request, &domain);
+    assert_eq!(again.recv_timeout(HANG).unwrap().unwrap(), "again");
+}
