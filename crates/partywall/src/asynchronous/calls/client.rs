@@ -1,43 +1,25 @@
 //! The client of a connection of calls, driven by tokio.
-//!
-//! One lock guards the ring of records and the replies, and nobody keeps it while waiting. Each call that is polled takes what has arrived,
-//! also for other calls, and wakes those. The connection's task does the same whenever the descriptor becomes readable.
 
-use super::functions::TaskMethods;
-use super::{copied_len, make_room};
-use crate::asynchronous::blocking::blocking;
-use crate::asynchronous::register;
+use super::client_builder::AsyncCallClientBuilder;
+use super::make_room;
+use super::shared_calls::{SharedCalls, wake, when_there_is_room};
+use super::task_functions::check_task;
 use crate::domain::lock;
-use crate::rpc::WINDOW;
-use crate::rpc::answer::CallAnswer;
-use crate::rpc::calling_peer::CallingPeer;
-use crate::rpc::client::{CallClientBuilder, ClientParts};
-use crate::rpc::driver::{CallReceiver, ServerRecord};
+use crate::rpc::client::CallClientBuilder;
 use crate::rpc::error::CallError;
-use crate::rpc::functions::refusal;
 use crate::rpc::heap::{Block, Heap};
-use crate::rpc::incoming::IncomingCall;
 use crate::rpc::method::Method;
-use crate::rpc::methods::MOST_FOLLOWS;
 use crate::rpc::reply::{ReceivedReply, ReleasesBlocks, Reply};
-use crate::rpc::sender::{CallSender, prepare};
-use crate::rpc::slots::{CallStep, ConnectionEnd, Slots};
-use crate::rpc::view::{PeerHeap, PeerView};
+use crate::rpc::sender::prepare;
+use crate::rpc::view::PeerView;
 use crate::{Domain, Error, PeerInfo, Result};
 use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
-use partywall_shm::corrupt::Corrupt;
-use rustix::fd::{AsFd, OwnedFd};
-use std::collections::HashMap;
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::task::{Context, Poll, Waker};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::unix::AsyncFd;
-use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::AbortHandle;
 
 type CallResult<T> = std::result::Result<T, CallError>;
 
@@ -78,11 +60,11 @@ pub struct AsyncCallClient {
 }
 
 /// What clones of a client, its calls and their replies share. The connection ends with it.
-struct ClientHandle {
-    shared: Arc<SharedCalls>,
-    task: AbortHandle,
-    timeout: Option<Duration>,
-    peer: PeerInfo,
+pub(super) struct ClientHandle {
+    pub(super) shared: Arc<SharedCalls>,
+    pub(super) task: AbortHandle,
+    pub(super) timeout: Option<Duration>,
+    pub(super) peer: PeerInfo,
 }
 
 impl fmt::Debug for ClientHandle {
@@ -106,311 +88,11 @@ impl ReleasesBlocks for ClientHandle {
     }
 }
 
-/// What calls share with the connection's task.
-struct SharedCalls {
-    state: Mutex<CallsState>,
-    /// A permit for each call that may be begun.
-    window: Semaphore,
-    /// Told when there may be room in the ring.
-    room: Notify,
-    heap: Heap,
-    peer_heap: PeerHeap,
-    /// `None` if the server may not call back.
-    functions: Option<TaskFunctions>,
-}
-
-/// The functions of a client, each of which a task executes when the server calls it back.
-struct TaskFunctions {
-    methods: TaskMethods,
-    server: Arc<CallingPeer>,
-    runtime: Handle,
-    /// Aborted with the client.
-    running: Mutex<JoinSet<()>>,
-    /// The connection, for those tasks.
-    shared: Weak<SharedCalls>,
-}
-
-tokio::task_local! {
-    /// The connection whose server waits for the function that this task executes.
-    static CALLED_BACK: Weak<SharedCalls>;
-}
-
-impl TaskFunctions {
-    fn spawn(&self, record: CallRecord) {
-        let (methods, server, shared) = (self.methods.clone(), Arc::clone(&self.server), self.shared.clone());
-        let executing = CALLED_BACK.scope(self.shared.clone(), async move {
-            let result = methods.execute(&record, &server, MOST_FOLLOWS, None).await;
-            // An answer that finds no memory says so.
-            let _ = make_room(&server.heap, copied_len(&result)).await;
-            let (reply, mut lent) = server.reply(record.id, result);
-            let Some(shared) = shared.upgrade() else { return };
-            // A connection that has ended takes no reply.
-            let _ = when_there_is_room(&shared, |state| {
-                let sent = state.sender.send(&reply);
-                if !matches!(sent, Err(Error::WouldBlock)) {
-                    state.called_back -= 1;
-                    state.slots.end_call_back(record.id, lent.take());
-                }
-                sent
-            })
-            .await;
-        });
-        let mut running = lock(&self.running);
-        while running.try_join_next().is_some() {}
-        running.spawn_on(executing, &self.runtime);
-    }
-}
-
-/// Fails in a function that is called back: the server executes no other call before it is answered (protocol K8.6).
-fn check_task(shared: &Arc<SharedCalls>) -> CallResult<()> {
-    let is_same = |other: &Weak<SharedCalls>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(shared));
-    if CALLED_BACK.try_with(is_same).unwrap_or(false) {
-        let why = "a function that is called back cannot wait for a call of the same connection, because the server waits for the function";
-        return Err(CallError::Refused(why.into()));
-    }
-    Ok(())
-}
-
-struct CallsState {
-    sender: CallSender,
-    receiver: CallReceiver,
-    slots: Slots,
-    /// Calls that are to be woken by their replies.
-    wakers: HashMap<u32, Waker>,
-    /// Calls back that this side has not answered.
-    called_back: usize,
-    /// Those of them whose replies are here. They are woken without the lock, since what that does is not known.
-    woken: Vec<Waker>,
-}
-
-impl SharedCalls {
-    /// Takes everything that has arrived. `true` once nothing more will come.
-    ///
-    /// It ends: the server may answer the calls that are under way, and no other begins meanwhile.
-    fn receive(&self, state: &mut CallsState) -> bool {
-        while state.slots.ended.is_none() {
-            let filed = match state.receiver.receive_now() {
-                Ok(ServerRecord::Reply(id, outcome)) => self.file(state, id, outcome),
-                Ok(ServerRecord::CallBack(record)) => self.file_call_back(state, record),
-                Ok(ServerRecord::Memory) => Ok(()),
-                Err(Error::WouldBlock) => return false,
-                Err(e) => Err(e),
-            };
-            if let Err(e) = filed {
-                let end = ConnectionEnd::from_error(&e);
-                if let ConnectionEnd::Corrupt(what) = end {
-                    state.receiver.blame(what);
-                }
-                self.end(state, end);
-            }
-        }
-        true
-    }
-
-    fn file(&self, state: &mut CallsState, id: u32, outcome: ReceivedReply) -> Result<()> {
-        let unwanted = state.slots.deliver(id, outcome).map_err(Error::Corrupt)?;
-        self.window.add_permits(1);
-        if let Some(address) = unwanted {
-            state.sender.release(address, true);
-        }
-        state.woken.extend(state.wakers.remove(&id));
-        Ok(())
-    }
-
-    /// Begins a call back, or refuses one whose caller has given its call up.
-    fn file_call_back(&self, state: &mut CallsState, record: CallRecord) -> Result<()> {
-        let functions = self.functions.as_ref().ok_or(Corrupt::BadRecord)?;
-        // A server has no more calls back unanswered (protocol K8.4).
-        if state.sender.owed_replies() >= WINDOW || state.called_back >= WINDOW {
-            return Err(Corrupt::BadRecord.into());
-        }
-        state.slots.call_back(record)?;
-        while let Some(id) = state.slots.refused.pop() {
-            state.sender.owe(refusal(id), true);
-        }
-        if let Some(CallStep::CalledBack(record)) = state.slots.take_step(record.id) {
-            state.called_back += 1;
-            functions.spawn(record);
-        }
-        Ok(())
-    }
-
-    /// Nothing more will come: everyone who waits is woken.
-    fn end(&self, state: &mut CallsState, end: ConnectionEnd) {
-        state.slots.ended.get_or_insert(end);
-        state.woken.extend(state.wakers.drain().map(|(_, waker)| waker));
-        self.window.close();
-        self.room.notify_waiters();
-    }
-
-    /// The same with the lock taken here. The calls whose replies have arrived are woken.
-    fn receive_and_wake(&self) -> bool {
-        let mut state = lock(&self.state);
-        let has_ended = self.receive(&mut state);
-        wake(state);
-        has_ended
-    }
-
-    fn error_of_end(&self) -> CallError {
-        lock(&self.state).slots.ended.unwrap_or(ConnectionEnd::Failed).error()
-    }
-}
-
-/// Releases the lock and wakes the calls that have their replies.
-fn wake(mut state: MutexGuard<'_, CallsState>) {
-    let woken = std::mem::take(&mut state.woken);
-    drop(state);
-    woken.into_iter().for_each(Waker::wake);
-}
-
-/// Ends the connection's calls when its task ends, for whatever reason.
-struct TaskEnd(Weak<SharedCalls>);
-
-impl Drop for TaskEnd {
-    fn drop(&mut self) {
-        if let Some(shared) = self.0.upgrade() {
-            let mut state = lock(&shared.state);
-            shared.end(&mut state, ConnectionEnd::Failed);
-            wake(state);
-        }
-    }
-}
-
-/// The task of a connection: receives whenever there is something, and tells those who wait for room.
-async fn drive(shared: Weak<SharedCalls>, arrivals: AsyncFd<OwnedFd>, room: AsyncFd<OwnedFd>) {
-    let end = TaskEnd(shared);
-    let mut watches_room = true;
-    loop {
-        // The client is kept no longer than this, so that dropping it closes the connection.
-        match end.0.upgrade() {
-            Some(shared) if !shared.receive_and_wake() => {}
-            _ => return,
-        }
-        let has_failed = poll_fn(|cx| {
-            while watches_room && let Poll::Ready(ready) = room.poll_read_ready(cx) {
-                // A link that has hung up stays ready. Attempts to send then fail at once.
-                watches_room = match ready {
-                    Ok(mut guard) => {
-                        let has_hung_up = guard.ready().is_read_closed();
-                        guard.clear_ready();
-                        !has_hung_up
-                    }
-                    Err(_) => false,
-                };
-                if let Some(shared) = end.0.upgrade() {
-                    shared.room.notify_waiters();
-                }
-            }
-            arrivals.poll_read_ready(cx).map(|ready| ready.map(|mut guard| guard.clear_ready()).is_err())
-        });
-        if has_failed.await {
-            return;
-        }
-    }
-}
-
-/// The functions of a client that are futures, and its options.
-///
-/// ```
-/// use partywall::asynchronous::AsyncCallClient;
-/// use partywall::rpc::{CallClient, CallServer};
-/// use std::time::Duration;
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let broker = partywall_daemon::Broker::embedded()?;
-/// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
-/// let _server = CallServer::builder()
-///     .method("sign", |call| Ok(call.call_back("password", &[])?.to_vec().into()))
-///     .bind(&web, "notary")?;
-/// let client = AsyncCallClient::builder()
-///     .method("password", |_| async {
-///         tokio::time::sleep(Duration::from_millis(1)).await;
-///         Ok(vec![7; 100].into())
-///     })
-///     .options(CallClient::builder().timeout(Duration::from_secs(60)))
-///     .connect(&web, "web:notary")
-///     .await?;
-/// assert_eq!(client.call("sign", &[]).await?.to_vec(), [7; 100]);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug, Clone, Default)]
-pub struct AsyncCallClientBuilder {
-    methods: TaskMethods,
-    options: CallClientBuilder,
-}
-
-impl AsyncCallClientBuilder {
-    /// Offers a function to the server, which calls it back while it executes a call of this client. Its future is a task of the runtime, also
-    /// if no task awaits that call. A task of this function cannot wait for another call of the same connection. A function that holds the
-    /// client keeps the connection open.
-    #[must_use]
-    pub fn method<F, A>(mut self, name: &str, function: F) -> Self
-    where
-        F: Fn(IncomingCall<'static>) -> A + Send + Sync + 'static,
-        A: Future<Output = CallResult<CallAnswer>> + Send + 'static,
-    {
-        self.methods.add(name, function);
-        self
-    }
-
-    /// Takes the options of a builder that has no methods.
-    #[must_use]
-    pub fn options(mut self, of: CallClientBuilder) -> Self {
-        self.options = of;
-        self
-    }
-
-    /// Connects a domain to `DOMAIN:SERVICE`, within a tokio runtime with I/O enabled.
-    ///
-    /// # Errors
-    /// As [`AsyncCallClient::connect_with`]; [`Error::Invalid`] if two methods have one number.
-    pub async fn connect(&self, domain: &Domain, target: &str) -> Result<AsyncCallClient> {
-        let Self { methods, options } = self.clone();
-        if options.takes_calls() {
-            return Err(Error::Invalid(
-                "methods of a client with threads: add them to AsyncCallClient::builder instead".into(),
-            ));
-        }
-        methods.check()?;
-        let (domain, target, takes_calls) = (domain.clone(), target.to_owned(), !methods.is_empty());
-        let parts = blocking(move || options.open(&domain, &target, takes_calls)).await?;
-        let ClientParts { sender, mut rx, room_link, heap, peer_heap, timeout } = parts;
-        rx.waiter.nonblocking = true;
-        let link = rx.waiter.link.as_fd().try_clone_to_owned().map_err(|e| Error::system("keep a link", e))?;
-        let (arrivals, room_fd) = (register(link)?, register(room_link)?);
-        let peer = rx.endpoint().info().clone();
-        let receiver = CallReceiver::new(rx, peer_heap.clone());
-        let state = CallsState {
-            sender,
-            receiver,
-            slots: Slots::default(),
-            wakers: HashMap::new(),
-            called_back: 0,
-            woken: Vec::new(),
-        };
-        let runtime = Handle::current();
-        let shared = Arc::new_cyclic(|shared| SharedCalls {
-            state: Mutex::new(state),
-            window: Semaphore::new(WINDOW),
-            room: Notify::new(),
-            functions: takes_calls.then(|| TaskFunctions {
-                methods,
-                server: Arc::new(CallingPeer { info: peer.clone(), heap: heap.clone(), peer_heap: peer_heap.clone() }),
-                runtime,
-                running: Mutex::default(),
-                shared: shared.clone(),
-            }),
-            heap,
-            peer_heap,
-        });
-        let task = tokio::spawn(drive(Arc::downgrade(&shared), arrivals, room_fd)).abort_handle();
-        Ok(AsyncCallClient { handle: Arc::new(ClientHandle { shared, task, timeout, peer }) })
-    }
-}
-
 impl AsyncCallClient {
+    pub(super) fn of(handle: ClientHandle) -> Self {
+        Self { handle: Arc::new(handle) }
+    }
+
     /// Connects from the [current](Domain::current) domain to `DOMAIN:SERVICE`, within a tokio runtime with I/O enabled.
     ///
     /// # Errors
@@ -600,33 +282,6 @@ impl AsyncCallClient {
     /// [`CallError::BadPointer`] unless all of them are in the server's heap.
     pub fn follow(&self, address: u64, len: u64) -> CallResult<PeerView> {
         self.handle.shared.peer_heap.view(address, len).ok_or(CallError::BadPointer)
-    }
-}
-
-/// Makes attempts to send until one finds room.
-async fn when_there_is_room<T>(
-    shared: &SharedCalls,
-    mut attempt: impl FnMut(&mut CallsState) -> Result<T>,
-) -> CallResult<T> {
-    loop {
-        // Told from here on: an attempt that fails has asked the server to say when there is room.
-        let mut room = pin!(shared.room.notified());
-        room.as_mut().enable();
-        {
-            let mut state = lock(&shared.state);
-            if let Some(end) = state.slots.ended {
-                return Err(end.error());
-            }
-            match attempt(&mut state) {
-                Err(Error::WouldBlock) => {}
-                done => {
-                    // This attempt may have taken the ring of the doorbell that another one waits for.
-                    shared.room.notify_waiters();
-                    return done.map_err(CallError::from);
-                }
-            }
-        }
-        room.await;
     }
 }
 

@@ -4,10 +4,14 @@
 
 mod calls_back;
 mod client;
+mod client_builder;
 mod functions;
 mod server;
+mod shared_calls;
+mod task_functions;
 
-pub use client::{AsyncCallClient, AsyncCallClientBuilder, AsyncOngoing};
+pub use client::{AsyncCallClient, AsyncOngoing};
+pub use client_builder::AsyncCallClientBuilder;
 pub use server::{AsyncCallServer, AsyncCallServerBuilder};
 
 use crate::Result;
