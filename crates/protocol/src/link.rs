@@ -23,6 +23,8 @@ numbered! {
         RingAt = 0x52 "ring at",
         /// Brings an event by which rings may come too (protocol I3).
         Listen = 0x4c "listen",
+        /// A machine at one end of the channel is being migrated (protocol G7.8).
+        Moved = 0x4d "moved",
     }
 }
 
@@ -130,6 +132,6 @@ mod tests {
     #[test]
     fn signals_are_as_documented() {
         let packets: Vec<[u8; 1]> = LinkSignal::ALL.iter().map(|signal| signal.packet()).collect();
-        assert_eq!(packets, [*b"B", *b"D", *b"R", *b"L"]);
+        assert_eq!(packets, [*b"B", *b"D", *b"R", *b"L", *b"M"]);
     }
 }

@@ -85,6 +85,11 @@ frames! {
             /// The peer's number.
             peer: u32,
         }
+        /// Host: its other end has hung up because a machine is being migrated (protocol G7.8).
+        10 Moved {
+            /// The number of the link on this port.
+            link: u32,
+        }
     }
 }
 
@@ -241,6 +246,7 @@ mod tests {
             Frame::Ping {},
             Frame::RungBy { link: 3, vector: 31 },
             Frame::RingAs { link: 3, peer: u32::MAX },
+            Frame::Moved { link: 5 },
             Frame::Pong {},
         ]
     }
@@ -312,9 +318,9 @@ mod tests {
     fn malformed_frame_is_an_error() {
         let cases: [&[u8]; 11] = [
             // An unknown kind, before its payload is there.
-            &[9, 0, 10, 0, 0, 0, 0, 0],
+            &[9, 0, 11, 0, 0, 0, 0, 0],
             &[0, 0, 0, 0, 0, 0, 0, 0],
-            &[0, 0, 10, 0, 0, 0, 0, 0],
+            &[0, 0, 11, 0, 0, 0, 0, 0],
             &[0, 0, 8, 0, 1, 0, 0, 0],
             &[3, 0, 9, 0, 1, 0, 0, 0, 1, 1, 1],
             &[0, 0, 6, 0, 1, 0, 0, 0],
@@ -356,6 +362,7 @@ mod tests {
             (Frame::Pong {}, header(0, 7, [0; 4])),
             (Frame::RungBy { link: 3, vector: 31 }, [&header(4, 8, [3, 0, 0, 0])[..], &[31, 0, 0, 0]].concat()),
             (Frame::RingAs { link: 3, peer: 1 << 24 }, [&header(4, 9, [3, 0, 0, 0])[..], &[0, 0, 0, 1]].concat()),
+            (Frame::Moved { link: 5 }, header(0, 10, [5, 0, 0, 0])),
         ]
     }
 

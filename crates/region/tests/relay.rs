@@ -268,3 +268,38 @@ fn malformed_frame_ends_relay_and_greeting_restarts_it() {
     assert!(matches!(notices.recv_timeout(HANG).unwrap(), Notice::Down { .. }));
     assert!(matches!(next(&new), LinkEvent::HungUp));
 }
+
+#[test]
+fn migrating_guest_ends_links_to_host_and_neighbour_as_moved() {
+    let ((a, _n), (of_a, _m)) = joined();
+    let ((b, _o), (of_b, _p)) = joined();
+    let crossing = |fd| Link::crossing(fd, HANG).unwrap();
+    let pair = || Link::pair().unwrap();
+    // Link 2 is between a program of `a` and one of the host, link 4 between programs of `a` and `b`.
+    let ((in_a, near), (on_host, far)) = (pair(), pair());
+    a.link(2, near, None);
+    of_a.link(2, far, None);
+    let ((also_in_a, near), (in_b, far), (one, other)) = (pair(), pair(), pair());
+    b.link(4, far, None);
+    of_b.link(4, other, None);
+    of_a.link(4, one, None);
+    a.link(4, near, None);
+    let ends = [in_a, on_host, also_in_a, in_b].map(crossing);
+    ends[2].ring();
+    assert!(matches!(next(&ends[3]), LinkEvent::Bell), "the links are carried");
+    of_a.leave();
+    a.leave();
+    a.hang_up_all();
+    for (end, link) in ends.iter().enumerate() {
+        assert!(matches!(next(link), LinkEvent::HungUp), "{end}");
+        assert!(link.has_moved(), "{end}");
+    }
+    // Others of the neighbour have not.
+    let (host, far) = pair();
+    let (inside, near) = pair();
+    of_b.link(6, far, None);
+    b.link(6, near, None);
+    drop(inside);
+    let host = crossing(host);
+    assert!(matches!(next(&host), LinkEvent::HungUp) && !host.has_moved());
+}

@@ -11,6 +11,7 @@ pub(super) const BELL: [u8; 1] = LinkSignal::Bell.packet();
 pub(super) const DROPPED: [u8; 1] = LinkSignal::Dropped.packet();
 pub(super) const RING_AT: [u8; 1] = LinkSignal::RingAt.packet();
 pub(super) const LISTEN: [u8; 1] = LinkSignal::Listen.packet();
+pub(super) const MOVED: [u8; 1] = LinkSignal::Moved.packet();
 
 /// Room for a packet: one byte longer than the longest, so that a longer one shows.
 pub(super) struct PacketBuffer([u8; LinkMemory::MAX + 1]);
@@ -44,14 +45,16 @@ pub(crate) enum Packet {
     RingAt(OwnedFd),
     /// Rings may also come by this event.
     Listen(OwnedFd),
+    /// The hang-up that follows is that of a machine which is being migrated.
+    Moved,
 }
 
 impl Packet {
-    /// For a half whose peer is on this machine, and has no business with the other two.
+    /// For a half whose peer is on this machine. Only relays send the other packets.
     pub(super) fn expected(self) -> LinkEvent {
         match self {
             Self::Event(event) => event,
-            Self::RingAt(_) | Self::Listen(_) => LinkEvent::Corrupt(Corrupt::BadPacket),
+            Self::RingAt(_) | Self::Listen(_) | Self::Moved => LinkEvent::Corrupt(Corrupt::BadPacket),
         }
     }
 }
@@ -74,6 +77,7 @@ pub(super) fn decode(buf: &PacketBuffer, mut received: ReceivedPacket) -> Packet
         (None, None, _) if data.is_empty() => LinkEvent::HungUp.into(),
         (Some(LinkSignal::Bell), None, _) => LinkEvent::Bell.into(),
         (Some(LinkSignal::Dropped), None, _) => LinkEvent::Dropped.into(),
+        (Some(LinkSignal::Moved), None, _) => Packet::Moved,
         (Some(LinkSignal::RingAt), Some(event), true) => Packet::RingAt(event),
         (Some(LinkSignal::Listen), Some(event), true) => Packet::Listen(event),
         (None, Some(memory), true) => match LinkMemory::decode(data) {

@@ -10,7 +10,7 @@ use rustix::net::RecvFlags;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How late a ring is to be at the most whose interrupt was lost.
@@ -34,6 +34,8 @@ pub struct Crossing {
     late: Duration,
     /// Rings by the socket.
     rings: AtomicU32,
+    /// The relay has reported that a machine is being migrated.
+    moved: AtomicBool,
 }
 
 impl Crossing {
@@ -41,7 +43,7 @@ impl Crossing {
         let all = epoll::create(CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let (heard, target, rings) = (OnceLock::new(), OnceLock::new(), AtomicU32::new(0));
-        let this = Self { socket, all, heard, timer, target, late, rings };
+        let this = Self { socket, all, heard, timer, target, late, rings, moved: AtomicBool::new(false) };
         this.include(this.socket.as_fd())?;
         this.include(this.timer.as_fd())?;
         Ok(this)
@@ -65,6 +67,10 @@ impl Crossing {
                 self.look_ahead();
             }
         }
+    }
+
+    pub(super) fn has_moved(&self) -> bool {
+        self.moved.load(Ordering::Relaxed)
     }
 
     /// A half that only rings and never waits would not hear what to ring. Anything else is left for a half that waits.
@@ -110,6 +116,8 @@ impl Crossing {
                 match try_packet(self.socket())? {
                     Some(Packet::Event(event)) => return Ok(Some(event)),
                     Some(Packet::RingAt(event)) => drop(self.target.set(event)),
+                    // The hang-up follows, and is the event.
+                    Some(Packet::Moved) => self.moved.store(true, Ordering::Relaxed),
                     // Something may have come by it before it was listened to.
                     Some(Packet::Listen(event)) => {
                         self.listen(event);
@@ -238,6 +246,21 @@ mod tests {
             assert!(matches!(process.try_next().unwrap(), Some(LinkEvent::Bell)));
         }
         assert!(process.try_next().unwrap().is_none());
+    }
+
+    #[test]
+    fn move_is_known_with_hang_up_that_follows() {
+        let (process, relay) = crossing();
+        relay.ring();
+        relay.say_moved();
+        drop(relay);
+        assert!(process.is_hung_up() && !process.has_moved(), "not taken from the link yet");
+        assert!(matches!(next(&process), LinkEvent::Bell));
+        assert!(matches!(next(&process), LinkEvent::HungUp), "the move is no event");
+        assert!(process.has_moved());
+        let (process, relay) = crossing();
+        drop(relay);
+        assert!(matches!(next(&process), LinkEvent::HungUp) && !process.has_moved(), "a death");
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod crossing;
 use crate::double::DoubleLink;
 use crate::event::LinkEvent;
 use crate::packet;
-use codec::{BELL, DROPPED, LISTEN, PacketBuffer, RING_AT, decode};
+use codec::{BELL, DROPPED, LISTEN, MOVED, PacketBuffer, RING_AT, decode};
 use partywall_protocol::link::LinkMemory;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::Geometry;
@@ -65,6 +65,21 @@ impl Link {
     /// Tells the other end to ring this event instead of the link (protocol I4).
     pub(crate) fn ring_at(&self, event: BorrowedFd<'_>) -> io::Result<()> {
         self.send(&RING_AT, &[event])
+    }
+
+    /// Tells the other end that the hang-up which follows is a move (protocol G7.8). A link that is full of rings takes nothing, and its
+    /// process then finds the hang-up alone.
+    pub(crate) fn say_moved(&self) {
+        drop(self.send(&MOVED, &[]));
+    }
+
+    /// Whether the relay at the other end has reported, before it hung up, that a machine is being migrated (protocol G7.8). It counts as
+    /// soon as the packet has been taken from the link.
+    pub fn has_moved(&self) -> bool {
+        match self {
+            Self::Crossing(link) => link.has_moved(),
+            Self::Bells(_) | Self::Socket(_) | Self::Double(_) => false,
+        }
     }
 
     fn send(&self, packet: &[u8], with: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -282,7 +297,7 @@ mod tests {
 
     #[test]
     fn whatever_is_not_a_known_packet_is_corrupt() {
-        let cases: [(&[u8], usize); 10] = [
+        let cases: [(&[u8], usize); 12] = [
             (b"C", 0),
             (b"BB", 0),
             (b"B", 1),
@@ -294,6 +309,8 @@ mod tests {
             (&LISTEN, 1),
             (&RING_AT, 0),
             (&LISTEN, 2),
+            (&MOVED, 0),
+            (&MOVED, 1),
         ];
         for (data, fds) in cases {
             let (a, b) = Link::pair().unwrap();

@@ -35,6 +35,9 @@ impl Surroundings {
                 RelayEffect::SayDropped(link) => {
                     self.locals.get(&link).into_iter().for_each(|local| local.link.say_dropped());
                 }
+                RelayEffect::SayMoved(link) => {
+                    self.locals.get(&link).into_iter().for_each(|local| local.link.say_moved());
+                }
                 RelayEffect::Deliver(link) => self.deliver(link, core),
                 doorbell => self.doorbell(doorbell, core),
             }

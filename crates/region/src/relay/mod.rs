@@ -206,6 +206,12 @@ impl Relay {
         self.tell(RelayCommand::HangUpAll);
     }
 
+    /// The guest is to give up its windows, because it is to be migrated. From now on until the next greeting, the ends of its channels are
+    /// reported to the processes at this side as moves (protocol G7.8).
+    pub fn leave(&self) {
+        self.tell(RelayCommand::Leave);
+    }
+
     fn tell(&self, command: RelayCommand) {
         // A relay that has ended has said so by its last notice.
         let _ = self.commands.send(command);

@@ -40,6 +40,7 @@ pub(super) enum RelayCommand {
     ForgetLink { id: u32 },
     HangUp { id: u32 },
     HangUpAll,
+    Leave,
     End,
 }
 
@@ -247,6 +248,7 @@ impl Pump {
             RelayCommand::Forget { id } => self.core.forget_window(id),
             RelayCommand::HangUp { id } => self.core.hang_up(id),
             RelayCommand::HangUpAll => self.core.end(),
+            RelayCommand::Leave => self.core.leave(),
             // The caller ends the loop.
             RelayCommand::End => {}
         }
@@ -323,6 +325,7 @@ impl Pump {
             None => return false,
             Some(Packet::Event(LinkEvent::Bell)) => *rung = true,
             Some(Packet::Event(LinkEvent::Dropped)) => self.core.dropped(id),
+            Some(Packet::Moved) => self.core.moved(id),
             // All others have descriptors, or are nonsense.
             Some(_) => self.core.hang_up(id),
         }

@@ -10,6 +10,8 @@ const MOST: usize = 1024;
 pub(super) enum LinkNotice {
     /// Its other end has hung up.
     HungUp,
+    /// From a host: it has hung up because a machine is being migrated.
+    Moved,
     /// From a guest: this vector rings its process.
     RungBy { vector: u32 },
     /// From a host: the doorbell device rings its other end as this peer.

@@ -13,6 +13,8 @@ pub(in super::super) enum RelayEffect {
     Ring(u32),
     /// Tell the process of this link that its publisher drops it.
     SayDropped(u32),
+    /// Tell the process of this link that the end which follows is a move.
+    SayMoved(u32),
     /// Send the process of this link the memory that waits for it, as far as there is room: `RelayCore::next_delivery` has it.
     Deliver(u32),
     /// In a guest: take a vector for this link, tell its process of it, and report it to `RelayCore::vector_taken`.

@@ -45,12 +45,14 @@ pub(super) struct LinkState<M> {
     pub(super) pending: VecDeque<MemoryDelivery<M>>,
     /// The other end has hung up. So does this one, once everything is delivered.
     pub(super) ending: bool,
+    /// The end of this link is a move: a host's relay has reported that a machine at the other end is being migrated (protocol G7.8).
+    pub(super) moved: bool,
     pub(super) shortcut: Shortcut,
 }
 
 impl<M> LinkState<M> {
     pub(super) fn new(carries: LinkUse) -> Self {
-        Self { carries, pending: VecDeque::new(), ending: false, shortcut: Shortcut::default() }
+        Self { carries, pending: VecDeque::new(), ending: false, moved: false, shortcut: Shortcut::default() }
     }
 
     /// More memory waits than an honest producer sends.

@@ -68,6 +68,8 @@ pub(super) struct RelayCore<M> {
     pulse: Option<Pulse>,
     /// In the guest: no program has the other end of the port open.
     alone: bool,
+    /// The guest gives up its windows to be migrated: its channels end as moved, until the next greeting (protocol G7.8).
+    leaving: bool,
     effects: VecDeque<RelayEffect>,
 }
 
@@ -87,6 +89,7 @@ impl<M: Clone> RelayCore<M> {
             awaiting: false,
             pulse: heartbeat.map(|beat| Pulse::new(beat, now)),
             alone: false,
+            leaving: false,
             effects: VecDeque::new(),
         };
         this.greet();
@@ -176,10 +179,18 @@ impl<M: Clone> RelayCore<M> {
 
     /// Ends a link towards both sides.
     pub(super) fn hang_up(&mut self, link: u32) {
+        let moved = self.links.get(&link).is_some_and(|state| state.moved && state.carries == LinkUse::Channel);
         if self.remove(link) {
-            self.send(&Frame::HungUp { link });
+            let frame =
+                if moved && self.side == PortSide::Host { Frame::Moved { link } } else { Frame::HungUp { link } };
+            self.send(&frame);
             self.report(Notice::Closed(link));
         }
+    }
+
+    /// The guest gives up its windows to be migrated.
+    pub(super) fn leave(&mut self) {
+        self.leaving = true;
     }
 
     pub(super) fn control(&mut self, message: Vec<u8>) {
@@ -273,6 +284,7 @@ impl<M: Clone> RelayCore<M> {
         match self.side {
             PortSide::Guest if number == self.number && self.awaiting => {
                 self.awaiting = false;
+                self.leaving = false;
                 self.early.clear();
             }
             // A new broker, that cannot know whether it has been greeted.
@@ -281,6 +293,7 @@ impl<M: Clone> RelayCore<M> {
             PortSide::Guest => return,
             PortSide::Host => {
                 self.forget_links();
+                self.leaving = false;
                 self.early.clear();
                 self.send_greeting(number);
                 if let Some(pulse) = &mut self.pulse {
@@ -301,6 +314,7 @@ impl<M: Clone> RelayCore<M> {
             Frame::Bell { link } => self.effect_on(link, RelayEffect::Ring(link)),
             Frame::Dropped { link } => self.effect_on(link, RelayEffect::SayDropped(link)),
             Frame::HungUp { link } => self.link_notice(link, LinkNotice::HungUp),
+            Frame::Moved { link } => self.link_notice(link, LinkNotice::Moved),
             Frame::RungBy { link, vector } => self.link_notice(link, LinkNotice::RungBy { vector }),
             Frame::RingAs { link, peer } => self.link_notice(link, LinkNotice::RingAs { peer }),
             Frame::Attach { link, generation, geometry, start, base, window } => {
@@ -331,6 +345,8 @@ impl<M: Clone> RelayCore<M> {
         let Some(state) = self.links.get_mut(&link) else { return self.early.keep(link, notice) };
         match (notice, self.doorbells) {
             (LinkNotice::HungUp, _) => state.ending = true,
+            // Not for a guest to say: the host's relay knows which guest is being migrated.
+            (LinkNotice::Moved, _) => (state.ending, state.moved) = (true, self.side == PortSide::Guest),
             (LinkNotice::RungBy { vector }, DoorbellSide::Host)
                 if state.shortcut.vector.is_none() && state.carries == LinkUse::Channel =>
             {

@@ -1,7 +1,7 @@
 //! The side of a link that its process is at: what the process sends, and what became of what was sent to it.
 
 use super::link::MemoryDelivery;
-use super::{BOTH_WAYS, DoorbellSide, RelayCore, RelayEffect};
+use super::{BOTH_WAYS, DoorbellSide, LinkUse, RelayCore, RelayEffect};
 use crate::relay::{Notice, PortSide};
 use partywall_protocol::port::Frame;
 use partywall_protocol::window::WindowId;
@@ -30,6 +30,15 @@ impl<M: Clone> RelayCore<M> {
         self.send(&Frame::Dropped { link });
     }
 
+    /// It reports a move. On the host another relay may be at that end, whose guest is being migrated. In a guest a process is, which has
+    /// no such packet.
+    pub(in super::super) fn moved(&mut self, link: u32) {
+        match self.side {
+            PortSide::Guest => self.hang_up(link),
+            PortSide::Host => self.links.get_mut(&link).into_iter().for_each(|state| state.moved = true),
+        }
+    }
+
     /// It gives the other end memory of a window; of `None` if the memory is in no window of this port.
     pub(in super::super) fn attach(&mut self, link: u32, given: MemoryDelivery<Option<WindowId>>) {
         let MemoryDelivery { base, start, generation, geometry, memory } = given;
@@ -46,7 +55,7 @@ impl<M: Clone> RelayCore<M> {
     /// guest's device has a limited number of peers.
     pub(in super::super) fn wants_event(&self, link: u32) -> bool {
         let unknown = |shortcut: &super::Shortcut| shortcut.peer.is_none() && !shortcut.event;
-        let takes = |state: &super::LinkState<M>| state.carries == super::LinkUse::Channel && unknown(&state.shortcut);
+        let takes = |state: &super::LinkState<M>| state.carries == LinkUse::Channel && unknown(&state.shortcut);
         self.side == PortSide::Host && self.links.get(&link).is_some_and(takes)
     }
 
@@ -121,6 +130,10 @@ impl<M> RelayCore<M> {
         if self.doorbells == DoorbellSide::Guest {
             self.effects.extend(state.shortcut.vector.map(RelayEffect::GiveBackVector));
             self.effects.extend(state.shortcut.peer.map(RelayEffect::ForgetPeer));
+        }
+        let moved = self.leaving || state.moved && self.side == PortSide::Guest;
+        if moved && state.carries == LinkUse::Channel {
+            self.effects.push_back(RelayEffect::SayMoved(link));
         }
         self.effects.push_back(RelayEffect::Close(link));
         true

@@ -407,3 +407,83 @@ fn end_hangs_up_all_links_towards_both_sides() {
     assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Close(2)]);
     assert_eq!(guest.frames(), [Frame::HungUp { link: 1 }, Frame::HungUp { link: 2 }]);
 }
+
+#[test]
+fn links_of_leaving_guest_end_as_moved_until_it_greets() {
+    let mut host = Bench::new(PortSide::Host);
+    host.core.link(1, LinkUse::Channel);
+    host.hear(&Frame::HungUp { link: 1 });
+    host.core.close_finished();
+    let dead = |link| [RelayEffect::Close(link), RelayEffect::Report(Notice::Closed(link))];
+    assert_eq!(host.effects(), dead(1), "nothing is being migrated");
+    for link in [2, 3, 4] {
+        host.core.link(link, if link == 3 { LinkUse::Bell } else { LinkUse::Channel });
+    }
+    host.core.leave();
+    for link in [2, 3] {
+        host.hear(&Frame::HungUp { link });
+    }
+    host.core.close_finished();
+    let ends: Vec<RelayEffect> = [RelayEffect::SayMoved(2)].into_iter().chain(dead(2)).chain(dead(3)).collect();
+    assert_eq!(host.effects(), ends, "a bell carries rings and hang-ups alone");
+    // The guest has released its windows, and the port is closed.
+    host.core.end();
+    assert_eq!(host.effects(), [RelayEffect::SayMoved(4), RelayEffect::Close(4)]);
+    host.hear_bytes(&greeting(2));
+    host.core.link(5, LinkUse::Channel);
+    host.effects();
+    host.hear(&Frame::HungUp { link: 5 });
+    host.core.close_finished();
+    assert_eq!(host.effects(), dead(5), "the agent has begun again");
+}
+
+#[test]
+fn move_reported_by_guest_is_hang_up_to_host() {
+    let mut host = Bench::new(PortSide::Host);
+    host.core.link(1, LinkUse::Channel);
+    host.hear(&Frame::Moved { link: 1 });
+    host.core.close_finished();
+    assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))]);
+}
+
+#[test]
+fn move_between_two_guests_reaches_process_of_the_other() {
+    // The host's relay of the guest that stays: the relay of the leaving one is at the other end of the socket.
+    let mut host = Bench::new(PortSide::Host);
+    for (link, carries) in [(1, LinkUse::Channel), (2, LinkUse::Bell), (3, LinkUse::Channel)] {
+        host.core.link(link, carries);
+        if link != 3 {
+            host.core.moved(link);
+        }
+        host.core.hang_up(link);
+    }
+    let frames = host.frames();
+    assert_eq!(frames, [Frame::Moved { link: 1 }, Frame::HungUp { link: 2 }, Frame::HungUp { link: 3 }]);
+    let mut guest = Bench::new(PortSide::Guest);
+    // The frame may come before the link.
+    assert_eq!(guest.hear(&Frame::Moved { link: 1 }), []);
+    guest.core.link(1, LinkUse::Channel);
+    guest.core.close_finished();
+    let moved = [RelayEffect::SayMoved(1), RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))];
+    assert_eq!(guest.effects(), moved);
+}
+
+#[test]
+fn move_reported_by_process_of_guest_ends_its_link() {
+    let mut guest = Bench::new(PortSide::Guest);
+    guest.core.link(1, LinkUse::Channel);
+    guest.core.moved(1);
+    assert_eq!(guest.frames(), [Frame::HungUp { link: 1 }]);
+    assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))]);
+}
+
+#[test]
+fn links_of_leaving_guest_end_as_moved_inside_it() {
+    let mut guest = Bench::new(PortSide::Guest);
+    guest.core.link(1, LinkUse::Channel);
+    guest.core.link(2, LinkUse::Bell);
+    guest.core.leave();
+    guest.core.end();
+    assert_eq!(guest.effects(), [RelayEffect::SayMoved(1), RelayEffect::Close(1), RelayEffect::Close(2)]);
+    assert_eq!(guest.frames(), [Frame::HungUp { link: 1 }, Frame::HungUp { link: 2 }]);
+}
