@@ -176,6 +176,8 @@ impl Serving {
         self.revoker.revoke();
         let windows = self.windows.take_ids();
         windows.iter().for_each(|id| self.relay.forget(*id));
+        // Programs of this machine find their channels to others moved, and not their peers dead (protocol G7.8).
+        self.relay.leave();
         self.relay.hang_up_all();
         self.releasing = Some(Releasing::new(windows, self.revoker.inode()));
     }

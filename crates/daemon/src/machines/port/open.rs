@@ -180,6 +180,8 @@ impl<'a> Open<'a> {
         }
         if release {
             self.release_by = Some(Instant::now() + RELEASE);
+            // Before the guest hears of it: whatever of its channels ends from now on, has moved.
+            self.relay.leave();
             self.say(&Say::Release {});
         }
         if stop { Err(Stop) } else { Ok(()) }

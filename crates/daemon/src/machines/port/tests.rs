@@ -5,7 +5,7 @@ use super::*;
 use partywall_protocol::agent::Say;
 use partywall_protocol::port::{Decoder, Frame, Item, greeting};
 use partywall_protocol::wire::{self, Message};
-use partywall_region::{Link, packet};
+use partywall_region::{Link, LinkEvent, packet};
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
@@ -189,6 +189,42 @@ fn guest_numbers_its_links_and_broker_makes_them() {
     drop(forward.1);
     assert_eq!(guest.next(), Some(Item::Frame(Frame::HungUp { link: 2 })), "nobody else has this end");
     drop(served);
+}
+
+#[test]
+fn links_end_as_moved_once_guest_is_to_release_its_windows() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    guest.say(Say::Open { session: 5, pid: 1 }.encode());
+    let broker = served.admitted();
+    let mut ends = Vec::new();
+    for links in [vec![2, 4], vec![6, 8]] {
+        guest.say(Say::Packet { session: 5, window: None, links, socket: None, bytes: connect() }.encode());
+        packet::recv(broker.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap();
+        let (forward, reverse) = (Link::pair().unwrap(), Link::pair().unwrap());
+        let mut answer = Vec::new();
+        wire::encode(1, &Message::Connected { channel: 9, domain: 1, epoch: 1, links: 2 }, &mut answer);
+        packet::try_send(broker.as_fd(), &answer, &[forward.0.as_fd(), reverse.0.as_fd()]).unwrap();
+        assert!(matches!(guest.next_said(), Some(Say::Packet { .. })), "the guest has its links");
+        ends.extend([forward.1, reverse.1].map(|end| Link::crossing(end, HANG).unwrap()));
+    }
+    let hang_up = |guest: &mut Guest, link| {
+        let mut out = Vec::new();
+        Frame::HungUp { link }.encode(&mut out);
+        guest.stream.write_all(&out).unwrap();
+    };
+    let ended = |link: &Link| matches!(link.wait(Some(Instant::now() + HANG)).unwrap(), LinkEvent::HungUp);
+    hang_up(&mut guest, 2);
+    assert!(ended(&ends[0]) && !ends[0].has_moved(), "a program has died");
+    served.port.release();
+    assert_eq!(guest.next_said(), Some(Say::Release {}));
+    hang_up(&mut guest, 4);
+    assert!(ended(&ends[1]) && ends[1].has_moved());
+    // The others end with the port.
+    drop(served);
+    for end in &ends[2..] {
+        assert!(ended(end) && end.has_moved());
+    }
 }
 
 #[test]
