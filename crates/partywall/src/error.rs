@@ -23,7 +23,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// The reason why a call failed.
 ///
-/// A full or an empty ring gives [`Error::WouldBlock`] or [`Error::TimedOut`]. *Closed*, *dead* and *corrupt* are
+/// A full or an empty ring gives [`Error::WouldBlock`] or [`Error::TimedOut`]. *Closed*, *dead*, *moved* and *corrupt* are
 /// different ends of a half, and final: every later call on that half returns the same error.
 ///
 /// ```
@@ -77,6 +77,32 @@ pub enum Error {
         /// Whether it had accepted the connection.
         attached: bool,
     },
+    /// The connection leads to another virtual machine, or from a virtual machine to its host, and an administrator migrates a machine at
+    /// one of its ends. The peer has not died. All bytes that it had committed before have been read.
+    ///
+    /// Drop the connection, which unmaps its memory, and connect again by the same name. That succeeds once the machine is attached at its
+    /// destination.
+    ///
+    /// ```
+    /// use partywall::{Error, Stream};
+    ///
+    /// /// Where to connect again after a failed read, if that is worthwhile.
+    /// fn next_target(error: &Error) -> Option<&str> {
+    ///     match error {
+    ///         // On the side that had connected. The other side waits for its client.
+    ///         Error::Moved { target } => target.as_deref(),
+    ///         _ => None,
+    ///     }
+    /// }
+    /// let moved = Error::Moved { target: Some("a:echo".into()) };
+    /// assert_eq!(next_target(&moved), Some("a:echo"));
+    /// assert!(moved.to_string().contains("connect again to `a:echo`"));
+    /// ```
+    #[error("moved: a virtual machine at an end of this connection is being migrated; {}", remedy_of_move(target.as_deref()))]
+    Moved {
+        /// The name that this side had connected to, as `DOMAIN:SERVICE`; `None` on the side that had accepted.
+        target: Option<String>,
+    },
     /// The peer broke the protocol. This half has ended. Other channels are not affected.
     #[error("the peer broke the protocol: {0}")]
     Corrupt(Corrupt),
@@ -127,6 +153,15 @@ impl fmt::Debug for Error {
     }
 }
 
+/// What to do after a move.
+pub(crate) fn remedy_of_move(target: Option<&str>) -> String {
+    const ONCE: &str = "once that machine is attached at its destination";
+    match target {
+        Some(target) => format!("connect again to `{target}` {ONCE}"),
+        None => format!("drop the connection and accept the next: the peer can connect again {ONCE}"),
+    }
+}
+
 impl Error {
     pub(crate) fn system(doing: &'static str, source: impl Into<io::Error>) -> Self {
         Self::System { doing, source: source.into() }
@@ -163,7 +198,7 @@ impl From<Error> for io::Error {
             Error::Gone(_) => Kind::NotFound,
             Error::TimedOut => Kind::TimedOut,
             Error::Closed(_) => Kind::BrokenPipe,
-            Error::Dead { .. } => Kind::ConnectionAborted,
+            Error::Dead { .. } | Error::Moved { .. } => Kind::ConnectionAborted,
             Error::Accused => Kind::ConnectionReset,
             Error::Corrupt(_) | Error::BrokerConfused(_) | Error::Lagged => Kind::InvalidData,
             Error::TooLarge { .. } | Error::Invalid(_) => Kind::InvalidInput,

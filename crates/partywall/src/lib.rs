@@ -47,6 +47,8 @@ mod listener;
 mod machines;
 mod memory;
 mod message;
+#[cfg(test)]
+mod moved_tests;
 mod options;
 mod peer;
 pub mod rpc;

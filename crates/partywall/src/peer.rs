@@ -58,6 +58,11 @@ impl PeerInfo {
         self.user.filter(|_| self.at_home)
     }
 
+    /// The name that this side has connected to; `None` on the side that has accepted.
+    pub(crate) fn target(&self) -> Option<String> {
+        self.user.is_none().then(|| format!("{}:{}", self.name, self.service))
+    }
+
     /// The number of its user on the host, or in its container; `None` on the connecting side, and for a process in a virtual machine.
     pub fn uid(&self) -> Option<u32> {
         self.user.and_then(User::uid)

@@ -275,6 +275,10 @@ impl StreamRx {
             *packets = left;
             match self.waiter.link.try_next().map_err(|e| Error::system("look at the link", e))? {
                 None if self.endpoint.is_windowed() && !self.hung_up => return Ok(false),
+                // The relay has ended the link with the ring in transit.
+                None | Some(LinkEvent::HungUp) if self.waiter.link.has_moved() => {
+                    return Err(self.end(Ending::Dead { attached: true }));
+                }
                 // After a hang-up, what had been sent before is still delivered first.
                 None | Some(LinkEvent::HungUp | LinkEvent::TimedOut) => return Err(self.corrupt(Corrupt::BadSwitch)),
                 Some(event) => self.handle(event)?,
@@ -419,6 +423,9 @@ impl StreamRx {
         let Self { endpoint, half, .. } = self;
         match half.end(&endpoint.own().page().rx, ending) {
             Ending::Orderly | Ending::Here => Error::Closed("nothing more to read"),
+            Ending::Dead { .. } if self.waiter.link.has_moved() => {
+                Error::Moved { target: self.endpoint.info().target() }
+            }
             Ending::Dead { attached } => Error::Dead { attached },
             Ending::Accused => Error::Accused,
             Ending::Corrupt(what) => {

@@ -35,6 +35,9 @@ pub(crate) struct StreamTx {
     pub(crate) core: TxCore,
 }
 
+/// Packets that are looked through after a hang-up: more than a link holds.
+const MOST_PACKETS: u32 = 1 << 14;
+
 /// Commits between two looks for a peer that has not attached.
 const LOOK_EVERY: u32 = 8;
 
@@ -54,17 +57,6 @@ pub(crate) struct TxCore {
     unseen: u32,
     /// Knows of a hang-up that nothing has run into yet.
     watch: HangUpWatch,
-}
-
-/// The error of every call on this half after its end.
-fn error_of(ending: Ending) -> Error {
-    match ending {
-        Ending::Here => Error::Closed("this side has finished writing"),
-        Ending::Orderly => Error::Closed("the peer reads no more"),
-        Ending::Dead { attached } => Error::Dead { attached },
-        Ending::Corrupt(what) => Error::Corrupt(what),
-        Ending::Accused => Error::Accused,
-    }
 }
 
 impl StreamTx {
@@ -284,7 +276,7 @@ impl TxCore {
     #[inline]
     pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(ending) = self.half.ended() {
-            return Err(error_of(ending));
+            return Err(self.error_of(ending));
         }
         if WritingHalf::is_read(self.peer()) && !self.watch.has_hung_up() {
             return Ok(());
@@ -300,7 +292,35 @@ impl TxCore {
         }
         // The link has hung up, or the peer's state is another than open.
         let ending = WritingHalf::judge(self.peer(), true).unwrap_or(Ending::Dead { attached: false });
+        if matches!(ending, Ending::Dead { .. }) && self.endpoint.is_windowed() {
+            self.look_for_move();
+        }
         self.end(ending)
+    }
+
+    /// Takes what is left on a link that has hung up, since a writing half may not have looked at it for a long time. The relay reports a
+    /// move before it hangs up (protocol G7.8).
+    fn look_for_move(&self) {
+        for _ in 0..MOST_PACKETS {
+            match self.waiter.link.try_next() {
+                Ok(Some(LinkEvent::HungUp) | None) | Err(_) => break,
+                Ok(Some(_)) => {}
+            }
+        }
+    }
+
+    /// The error of every call on this half after its end.
+    fn error_of(&self, ending: Ending) -> Error {
+        match ending {
+            Ending::Here => Error::Closed("this side has finished writing"),
+            Ending::Orderly => Error::Closed("the peer reads no more"),
+            Ending::Dead { .. } if self.waiter.link.has_moved() => {
+                Error::Moved { target: self.endpoint.info().target() }
+            }
+            Ending::Dead { attached } => Error::Dead { attached },
+            Ending::Corrupt(what) => Error::Corrupt(what),
+            Ending::Accused => Error::Accused,
+        }
     }
 
     /// A peer that has gone before we looked at its memory: what it had sent is still on the link, and says how it went.
@@ -321,7 +341,7 @@ impl TxCore {
         if matches!(ending, Ending::Corrupt(_)) {
             self.waiter.hang_up();
         }
-        error_of(ending)
+        self.error_of(ending)
     }
 
     /// Ends this half because the peer broke the protocol (protocol R4).

@@ -122,11 +122,7 @@ impl Conversation {
                     self.given_up.insert(id, copied);
                 }
                 let seen = has_ended && self.replies.is_taken(position);
-                Err(match e {
-                    CallError::Dead { .. } => CallError::Dead { seen },
-                    CallError::Closed { .. } => CallError::Closed { seen },
-                    other => other,
-                })
+                Err(e.with_seen(seen))
             }
         }
     }

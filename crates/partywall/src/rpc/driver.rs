@@ -194,8 +194,8 @@ impl ClientCore {
                 self.pass_turn(&state);
                 return (state, Ok(found));
             }
-            if let Some(end) = state.slots.ended {
-                return (state, Err(end.error()));
+            if let Some(error) = state.slots.ended.as_ref().map(ConnectionEnd::error) {
+                return (state, Err(error));
             }
             let Some(mut receiver) = state.receiver.take() else {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -471,11 +471,8 @@ impl ClientState {
 
     /// Fills in whether the server had taken the call that begins at this byte of the stream.
     fn seen(&mut self, error: CallError, position: u64) -> CallError {
-        match error {
-            CallError::Dead { .. } => CallError::Dead { seen: self.sender.tx.is_taken(position) },
-            CallError::Closed { .. } => CallError::Closed { seen: self.sender.tx.is_taken(position) },
-            other => other,
-        }
+        let seen = self.sender.tx.is_taken(position);
+        error.with_seen(seen)
     }
 }
 

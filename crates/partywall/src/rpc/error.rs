@@ -1,6 +1,7 @@
 //! Errors of calls: what failed, and whose fault it is.
 
 use crate::Error;
+use crate::error::remedy_of_move;
 use partywall_shm::corrupt::Corrupt;
 use std::io;
 
@@ -61,6 +62,15 @@ pub enum CallError {
         /// Whether the server had taken the call. If not, it has not executed it, and the call can be repeated elsewhere.
         seen: bool,
     },
+    /// A virtual machine at an end of the connection is being migrated. The peer has not died: connect again by the same name once that
+    /// machine is attached at its destination ([`Error::Moved`]).
+    #[error("moved: a virtual machine at an end of this connection is being migrated, {}; {}", seen_text(*.seen), remedy_of_move(target.as_deref()))]
+    Moved {
+        /// Whether the server had taken the call. If not, it has not executed it, and the call can be repeated after connecting again.
+        seen: bool,
+        /// The name that this side had connected to, as `DOMAIN:SERVICE`; `None` for a server that calls back.
+        target: Option<String>,
+    },
     /// The peer, or this side, has closed the connection.
     #[error("the connection is closed; it was closed {}", seen_text(*.seen))]
     Closed {
@@ -84,6 +94,16 @@ fn seen_text(seen: bool) -> &'static str {
 }
 
 impl CallError {
+    /// Fills in whether the server had taken the call, where the connection has ended.
+    pub(crate) fn with_seen(self, seen: bool) -> Self {
+        match self {
+            Self::Dead { .. } => Self::Dead { seen },
+            Self::Closed { .. } => Self::Closed { seen },
+            Self::Moved { target, .. } => Self::Moved { seen, target },
+            other => other,
+        }
+    }
+
     /// An error of the application's own, for a function of a server. Codes go from 1 to 2,147,482,647; the client of a function that fails
     /// with another code gets [`CallError::Refused`]. Of the message, 4096 bytes arrive.
     pub fn application(code: u32, message: impl Into<String>) -> Self {
@@ -96,6 +116,7 @@ impl From<Error> for CallError {
         match e {
             Error::TimedOut => Self::TimedOut,
             Error::Dead { .. } => Self::Dead { seen: false },
+            Error::Moved { target } => Self::Moved { seen: false, target },
             Error::Closed(_) => Self::Closed { seen: false },
             Error::Corrupt(what) => Self::Corrupt(what),
             e @ (Error::TooLarge { .. } | Error::Memory(_)) => Self::OutOfMemory(e.to_string()),
@@ -114,7 +135,7 @@ impl From<CallError> for io::Error {
             CallError::BadValue(_) => Kind::InvalidData,
             CallError::OutOfMemory(_) => Kind::OutOfMemory,
             CallError::TimedOut => Kind::TimedOut,
-            CallError::Dead { .. } => Kind::ConnectionAborted,
+            CallError::Dead { .. } | CallError::Moved { .. } => Kind::ConnectionAborted,
             CallError::Closed { .. } => Kind::BrokenPipe,
             CallError::Corrupt(_) => Kind::InvalidData,
             CallError::Application { .. } | CallError::Panicked | CallError::Connection(_) => Kind::Other,

@@ -57,10 +57,14 @@ enum SlotState {
 }
 
 /// Why nothing more will be received.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum ConnectionEnd {
     Closed,
     Dead,
+    /// As in [`Error::Moved`].
+    Moved {
+        target: Option<String>,
+    },
     Corrupt(Corrupt),
     Failed,
 }
@@ -70,16 +74,18 @@ impl ConnectionEnd {
         match error {
             Error::Closed(_) => Self::Closed,
             Error::Dead { .. } => Self::Dead,
+            Error::Moved { target } => Self::Moved { target: target.clone() },
             Error::Corrupt(what) => Self::Corrupt(*what),
             _ => Self::Failed,
         }
     }
 
-    pub(crate) fn error(self) -> CallError {
+    pub(crate) fn error(&self) -> CallError {
         match self {
             Self::Closed => CallError::Closed { seen: false },
             Self::Dead => CallError::Dead { seen: false },
-            Self::Corrupt(what) => CallError::Corrupt(what),
+            Self::Moved { target } => CallError::Moved { seen: false, target: target.clone() },
+            Self::Corrupt(what) => CallError::Corrupt(*what),
             Self::Failed => {
                 CallError::Connection(Error::Closed("an earlier error of the system has ended the connection"))
             }

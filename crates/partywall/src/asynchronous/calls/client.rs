@@ -339,20 +339,16 @@ impl Future for AsyncOngoing {
             handle.shared.receive(&mut state);
             state.slots.take_answer(id)
         });
-        let result = match (outcome, state.slots.ended) {
+        let result = match (outcome, state.slots.ended.as_ref().map(|end| end.error())) {
             (Some(outcome), _) => {
                 self.is_over = true;
                 wake(state);
                 Reply::held_by(outcome, || handle)
             }
-            (None, Some(end)) => {
+            (None, Some(error)) => {
                 let seen = state.sender.tx.is_taken(self.position);
                 wake(state);
-                Err(match end.error() {
-                    CallError::Dead { .. } => CallError::Dead { seen },
-                    CallError::Closed { .. } => CallError::Closed { seen },
-                    other => other,
-                })
+                Err(error.with_seen(seen))
             }
             (None, None) => {
                 if let Err(e) = check_task(&handle.shared) {

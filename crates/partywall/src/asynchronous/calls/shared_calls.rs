@@ -122,7 +122,7 @@ impl SharedCalls {
 
     /// Why the connection has ended.
     pub(super) fn error_of_end(&self) -> CallError {
-        lock(&self.state).slots.ended.unwrap_or(ConnectionEnd::Failed).error()
+        lock(&self.state).slots.ended.as_ref().unwrap_or(&ConnectionEnd::Failed).error()
     }
 }
 
@@ -190,7 +190,7 @@ pub(super) async fn when_there_is_room<T>(
         room.as_mut().enable();
         {
             let mut state = lock(&shared.state);
-            if let Some(end) = state.slots.ended {
+            if let Some(end) = &state.slots.ended {
                 return Err(end.error());
             }
             match attempt(&mut state) {
