@@ -56,7 +56,8 @@ enum pw_code {
     PW_FORKED = -17,    /* This process is the child of a fork: see FORK above. */
     PW_BUG = -18,       /* A bug in Partywall. */
     PW_UNKNOWN_METHOD = -19, /* The server has no such method (partywall_rpc.h). */
-    PW_BAD_POINTER = -20     /* A pointer leads outside the heap of the side that sent it (partywall_rpc.h). */
+    PW_BAD_POINTER = -20, /* A pointer leads outside the heap of the side that sent it (partywall_rpc.h). */
+    PW_MOVED = -21      /* In place of PW_DEAD, between virtual machines: a machine at one end is being migrated. Connect again by the same name. */
 };
 
 /* Waits until there is a result. */

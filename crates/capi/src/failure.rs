@@ -50,11 +50,13 @@ pub enum ErrorCode {
     UnknownMethod = -19,
     /// A pointer leads outside the heap of the side that sent it.
     BadPointer = -20,
+    /// A virtual machine at an end of the connection is being migrated.
+    Moved = -21,
 }
 
 impl ErrorCode {
     /// Every code.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Empty,
         Self::Full,
         Self::TimedOut,
@@ -75,6 +77,7 @@ impl ErrorCode {
         Self::Bug,
         Self::UnknownMethod,
         Self::BadPointer,
+        Self::Moved,
     ];
 
     fn text(self) -> &'static CStr {
@@ -99,6 +102,7 @@ impl ErrorCode {
             Self::Bug => c"a bug in Partywall: please report it, and do not use the handle again",
             Self::UnknownMethod => c"the server has no such method: compare its methods with the name that was called",
             Self::BadPointer => c"a pointer or length leads outside the heap of the side that sent it",
+            Self::Moved => c"a virtual machine at an end of this connection is being migrated: close it and connect again by the same name, which succeeds once the machine is attached at its destination",
         }
     }
 
@@ -159,6 +163,7 @@ impl CallFailure {
             Error::TimedOut => ErrorCode::TimedOut,
             Error::Closed(_) | Error::Gone(_) => ErrorCode::Closed,
             Error::Dead { .. } | Error::Lagged => ErrorCode::Dead,
+            Error::Moved { .. } => ErrorCode::Moved,
             Error::Corrupt(_) => ErrorCode::Corrupt,
             Error::Accused => ErrorCode::Accused,
             Error::TooLarge { .. } => ErrorCode::TooLarge,

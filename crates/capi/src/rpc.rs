@@ -126,6 +126,7 @@ fn failure(error: &CallError) -> CallFailure {
         CallError::OutOfMemory(_) => ErrorCode::NoMemory,
         CallError::TimedOut => ErrorCode::TimedOut,
         CallError::Dead { .. } => ErrorCode::Dead,
+        CallError::Moved { .. } => ErrorCode::Moved,
         CallError::Closed { .. } => ErrorCode::Closed,
         CallError::Corrupt(_) => ErrorCode::Corrupt,
         CallError::Connection(inner) => return CallFailure::of(inner, WaitFor::Data),

@@ -14,7 +14,7 @@ Exit codes:
   1   a local failure: a file, a full disk, output of `cat` closed by its reader, or the peer closed early
   2   wrong usage: unknown flag, value out of range, malformed name
   3   refused: forbidden by policy, or no such domain, service, channel, machine or port of a machine
-  4   the peer died (bytes that it had committed were delivered)
+  4   the peer died, or a virtual machine at one end is being migrated (bytes that the peer had committed were delivered)
   5   the peer broke the protocol
   6   timed out
   69  no broker answers; start one with `partywalld`
@@ -42,7 +42,7 @@ pub(crate) enum Code {
     Usage = 2,
     /// The broker refused the request.
     Refused = 3,
-    /// The peer ended without closing cleanly.
+    /// The peer ended without closing cleanly, or a machine at one end is being migrated.
     Died = 4,
     /// The peer broke the protocol.
     Corrupt = 5,
@@ -124,7 +124,7 @@ impl From<Error> for CommandFailure {
             Error::Refused { code, .. } => return Self::from_refusal(code, message),
             Error::TimedOut | Error::WouldBlock => Code::TimedOut,
             Error::Gone(_) => Code::Refused,
-            Error::Dead { .. } => Code::Died,
+            Error::Dead { .. } | Error::Moved { .. } => Code::Died,
             Error::Corrupt(_) | Error::Accused => Code::Corrupt,
             Error::Invalid(_) | Error::TooLarge { .. } => Code::Usage,
             _ => Code::General,

@@ -16,6 +16,7 @@ pub(crate) fn raised(py: Python<'_>, error: CallError) -> PyErr {
         CallError::Panicked => ("FunctionFailed", None),
         CallError::TimedOut => ("TimedOut", None),
         CallError::Dead { seen } => ("Dead", Some(seen)),
+        CallError::Moved { seen, .. } => ("Moved", Some(seen)),
         CallError::Closed { seen } => ("Closed", Some(seen)),
         CallError::Corrupt(_) => ("Corrupt", None),
         CallError::Connection(inner) => return outcome::raised(py, &inner, WaitsFor::Room),

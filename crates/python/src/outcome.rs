@@ -41,6 +41,7 @@ pub(crate) fn raised(py: Python<'_>, error: &Error, what: WaitsFor) -> PyErr {
         Error::TimedOut => "TimedOut",
         Error::Closed(_) | Error::Gone(_) => "Closed",
         Error::Dead { .. } | Error::Lagged => "Dead",
+        Error::Moved { .. } => "Moved",
         Error::Corrupt(_) => "Corrupt",
         Error::Accused => "Accused",
         Error::TooLarge { .. } => "TooLarge",

@@ -186,7 +186,9 @@ impl RemoteLink {
         outcome.map(|reply| RemoteData { bytes: DataBytes::Lent(reply) }).map_err(|e| match e {
             CallError::Application { code, .. } => RequestFailure::Errno(errno_of(code.cast_signed())),
             CallError::TimedOut => RequestFailure::TimedOut,
-            CallError::Dead { seen } | CallError::Closed { seen } => RequestFailure::Ended { may_be_executed: seen },
+            CallError::Dead { seen } | CallError::Moved { seen, .. } | CallError::Closed { seen } => {
+                RequestFailure::Ended { may_be_executed: seen }
+            }
             CallError::OutOfMemory(_) | CallError::BadPointer => RequestFailure::Errno(Errno::NOBUFS),
             CallError::UnknownMethod => RequestFailure::Errno(Errno::NOSYS),
             CallError::Panicked | CallError::Refused(_) => RequestFailure::Errno(Errno::IO),

@@ -31,6 +31,15 @@ class Dead(Error, ConnectionAbortedError):
     """Of a call: whether the server had taken it. If not, it has not executed it."""
 
 
+class Moved(Error, ConnectionAbortedError):
+    """A virtual machine at one end of the connection is being migrated, and the peer has not died. What it had written has been read.
+    Close the connection and connect again by the same name, which the text gives on the side that had connected. That succeeds once
+    the machine is attached at its destination."""
+
+    seen = None
+    """Of a call: whether the server had taken it. If not, it has not executed it."""
+
+
 class Corrupt(Error, ConnectionError):
     """The peer has broken the protocol. Only this connection is affected."""
 
