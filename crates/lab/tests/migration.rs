@@ -6,13 +6,20 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod world;
 
-use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
-use world::{Inside, World, preload_library};
+use partywall_lab::{Guest, GuestOptions, ImageOptions, Network, Running};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{ChildStderr, Stdio};
+use world::{HANG, Inside, Process, World, preload_library};
 
 const LIBRARY: &str = "libpartywall_preload.so";
 /// The log lines of the library when a connection has its rings, and when it has unmapped them.
 const ON_RING: &str = "has a ring";
 const UNMAPPED: &str = "the rings are unmapped";
+/// The exit code of our commands when a machine at one end of their channel is being migrated.
+const MOVED: i32 = 4;
+/// The services of the channels that [`IdleChannels`] opens to the migrating machine.
+const FROM_NEIGHBOUR: &str = "kept";
+const FROM_HOST: &str = "hosted";
 
 #[test]
 fn stream_survives_migration_there_and_back() {
@@ -40,24 +47,93 @@ fn stream_survives_migration_there_and_back() {
     wait_for(&a, "/tmp/send.log", ON_RING);
 
     // There is no destination: the machine stays, with its windows.
+    let idle = IdleChannels::open(&home, &a, &b);
     let failed = home.partywall(&["vm", "migrate", "a", "--to", "unix:/nonexistent/socket"]);
     let why = String::from_utf8_lossy(&failed.stderr).into_owned();
     assert!(failed.status != 0 && why.contains("has its windows again"), "{why}{}", explain(&home, &a, &b));
     home.wait_ready(2);
+    idle.moved(&a);
+    file_goes(&b, &a);
     wait_for(&a, "/tmp/send.log", UNMAPPED);
     new_connection_has_a_ring(&a, &b, "after a migration that failed");
 
+    let idle = IdleChannels::open(&home, &a, &b);
     let away = migrate(&home, a, &b, &far, options);
     far.wait_ready(1);
+    idle.moved(&away);
     assert_eq!(mobility(&far, "a"), "migratable");
     flows(&b);
 
     let back = migrate(&far, away, &b, &home, options);
     home.wait_ready(2);
+    file_goes(&b, &back);
     new_connection_has_a_ring(&back, &b, "after its return");
     flows(&b);
     end_stream(&back, &b);
     println!("{}", time_line(&b.sh("cat /tmp/line")));
+}
+
+/// Channels of the library to the migrating machine without traffic: one from its neighbour, one from the host.
+struct IdleChannels<'a> {
+    neighbour: Running<'a>,
+    host: Process,
+    said_by_host: BufReader<ChildStderr>,
+}
+
+impl<'a> IdleChannels<'a> {
+    fn open(home: &World, a: &Guest, b: &'a Guest) -> Self {
+        a.sh("[ -e /tmp/hold ] || mkfifo /tmp/hold");
+        for service in [FROM_NEIGHBOUR, FROM_HOST] {
+            a.sh(&format!(
+                "rm -f /tmp/{service}.out; (exec 3<> /tmp/hold; partywall --domain a -v cat -l {service} <&3; echo ended with $?) \
+                 > /tmp/{service}.out 2>&1 & true"
+            ));
+            b.wait_service(service);
+        }
+        let mut neighbour = b.begin(&format!("exec partywall --domain b -v cat a:{FROM_NEIGHBOUR} 2>&1"));
+        neighbour.wait_for("connected to", HANG).unwrap();
+        let mut host = home.command(&["--domain", "h", "-v", "cat", &format!("a:{FROM_HOST}")]);
+        let mut host = Process(host.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        let mut said_by_host = BufReader::new(host.0.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("connected to") {
+            line.clear();
+            assert_ne!(said_by_host.read_line(&mut line).unwrap(), 0, "the host's program has ended");
+        }
+        for service in [FROM_NEIGHBOUR, FROM_HOST] {
+            wait_for(a, &format!("/tmp/{service}.out"), "connection from");
+        }
+        Self { neighbour, host, said_by_host }
+    }
+
+    /// Both channels have ended at both ends, and each program was told where to connect again.
+    fn moved(mut self, a: &Guest) {
+        let again = |service: &str| format!("connect again to `a:{service}`");
+        let done = self.neighbour.wait(HANG).unwrap();
+        let said = done.text();
+        assert!(done.status == MOVED && said.contains(&again(FROM_NEIGHBOUR)), "neighbour: {} {said}", done.status);
+        let (status, mut said) = (self.host.0.wait().unwrap(), String::new());
+        self.said_by_host.read_to_string(&mut said).unwrap();
+        assert!(status.code() == Some(MOVED) && said.contains(&again(FROM_HOST)), "host: {status} {said}");
+        for service in [FROM_NEIGHBOUR, FROM_HOST] {
+            let file = format!("/tmp/{service}.out");
+            wait_for(a, &file, "ended with");
+            let said = a.sh(&format!("cat {file}"));
+            let says_so = said.contains("being migrated") && said.contains("accept the next");
+            assert!(says_so && said.contains(&format!("ended with {MOVED}")), "{service}: {said}");
+        }
+    }
+}
+
+/// A new channel to the machine carries a file.
+fn file_goes(from: &Guest, to: &Guest) {
+    let receiver = to.begin("exec partywall --domain a cat -l again < /dev/null > /tmp/again");
+    from.wait_service("again");
+    from.sh("[ -e /tmp/file ] || dd if=/dev/urandom of=/tmp/file bs=100k count=31 2>/dev/null");
+    from.sh("timeout 60 partywall --domain b cat a:again < /tmp/file");
+    let done = receiver.wait(HANG).unwrap();
+    assert_eq!(done.status, 0, "{}", String::from_utf8_lossy(&done.stderr));
+    assert_eq!(to.sh("sha256sum < /tmp/again"), from.sh("sha256sum < /tmp/file"));
 }
 
 fn mobility(world: &World, name: &str) -> String {
