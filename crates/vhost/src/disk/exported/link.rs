@@ -201,7 +201,7 @@ fn failure_of(error: CallError) -> ExportFailure {
         CallError::Closed { .. } | CallError::Dead { .. } | CallError::Corrupt(_) | CallError::TimedOut => {
             ExportFailure::Ended
         }
-        CallError::Connection(_) => ExportFailure::Ended,
+        CallError::Connection(_) | CallError::Moved { .. } => ExportFailure::Ended,
         _ => ExportFailure::Errno(Errno::IO),
     }
 }
