@@ -79,18 +79,28 @@ pub(crate) fn rule_to_connect(from: &str, target: &Target) -> String {
     format!("{ADD_RULE}\n    [[connect]]\n    from = \"{from}\"\n    to = \"{domain}\"\n    service = \"{service}\"")
 }
 
+/// The rule that lets a domain of this host connect to a service on another.
+pub(crate) fn rule_to_host(from: &str, target: &Target, host: &str) -> String {
+    format!("{}\n    to_host = \"{host}\"", rule_to_connect(from, target))
+}
+
+/// The rule that lets a domain of another host connect to a service of this one.
+pub(crate) fn rule_from_host(from: &str, host: &str, target: &Target) -> String {
+    format!("{}\n    from_host = \"{host}\"", rule_to_connect(from, target))
+}
+
 /// The rule that lets a domain connect to a service, where `reason` says why the broker of this host or another has denied it (protocol H4.1, H5).
 fn rule_against(reason: &str, from: &str, target: &Target) -> String {
-    let rule = rule_to_connect(from, target);
     if let Some((_, host)) = reason.rsplit_once(" on the host ") {
-        return format!("{rule}\n    to_host = \"{host}\"");
+        return rule_to_host(from, target, host);
     }
     match reason.split_once(" of the host ").and_then(|(_, rest)| rest.split(' ').next()) {
-        Some(host) => {
-            rule.replacen("the broker's policy", "the policy of the other host's broker", 1)
-                + &format!("\n    from_host = \"{host}\"")
-        }
-        None => rule,
+        Some(host) => rule_from_host(from, host, target).replacen(
+            "the broker's policy",
+            "the policy of the other host's broker",
+            1,
+        ),
+        None => rule_to_connect(from, target),
     }
 }
 

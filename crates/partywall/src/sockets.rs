@@ -120,6 +120,24 @@ pub enum PolicyRequest<'a> {
         /// The service there.
         service: &'a str,
     },
+    /// To join, and then to connect to a domain of another host.
+    ConnectTo {
+        /// The domain to connect to.
+        to: &'a str,
+        /// Its host.
+        host: &'a str,
+        /// The service there.
+        service: &'a str,
+    },
+    /// To connect to a service here as a domain of another host. Only administrators may ask this, and the user does not count.
+    ConnectFrom {
+        /// The host of the domain that connects.
+        host: &'a str,
+        /// The domain to connect to.
+        to: &'a str,
+        /// The service there.
+        service: &'a str,
+    },
     /// To join, and then to have a connection of an unmodified program on a ring.
     Sockets {
         /// The domain that accepts the connection.
@@ -214,13 +232,22 @@ impl Domain {
         let (question, to, service, to_user) = match request {
             PolicyRequest::Join => (PolicyQuestion::Join, "", "", PolicyUser::Own),
             PolicyRequest::Connect { to, service } => (PolicyQuestion::Connect, to, service, PolicyUser::Own),
+            PolicyRequest::ConnectTo { to, service, .. } => (PolicyQuestion::ConnectTo, to, service, PolicyUser::Own),
+            PolicyRequest::ConnectFrom { to, service, .. } => {
+                (PolicyQuestion::ConnectFrom, to, service, PolicyUser::Own)
+            }
             PolicyRequest::Sockets { to, service, user } => (PolicyQuestion::Sockets, to, service, user),
             PolicyRequest::Program { .. } => (PolicyQuestion::Program, "", "", PolicyUser::Own),
         };
-        let domain = if let PolicyRequest::Program { path } = request { path } else { domain };
+        let (from, to) = match request {
+            PolicyRequest::Program { path } => (path.to_owned(), to.to_owned()),
+            PolicyRequest::ConnectTo { host, .. } => (domain.to_owned(), format!("{to}@{host}")),
+            PolicyRequest::ConnectFrom { host, .. } => (format!("{domain}@{host}"), to.to_owned()),
+            _ => (domain.to_owned(), to.to_owned()),
+        };
         let (own, user, gid) = user.fields();
         let (to_own, to_user, _) = to_user.fields();
-        let (from, to, service) = (domain.into(), to.into(), service.into());
+        let service = service.into();
         let message = Message::TestPolicy { question, own, user, gid, to_own, to_user, from, to, service };
         match self.request(&message, &[])? {
             (Message::PolicyDecides { allowed, line, grounds, file }, _) => Ok(PolicyDecision {

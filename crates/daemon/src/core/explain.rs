@@ -29,6 +29,14 @@ pub(super) enum AskedUser {
     Other { user: User, gid: Option<u32> },
 }
 
+/// A domain and the other host that it is on.
+fn on_host(text: &str) -> Result<(Name, Name), Refuse> {
+    match text.split_once('@') {
+        Some((domain, host)) => Ok((refuse::name(domain)?, refuse::name(host)?)),
+        None => refuse(Refusal::NameInvalid, "a domain of another host is called DOMAIN@HOST"),
+    }
+}
+
 impl AskedUser {
     fn credentials(self, own: Credentials) -> Credentials {
         match self {
@@ -44,12 +52,17 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn test_policy(&mut self, id: SessionId, request: u32, asked: &PolicyQuery) -> Result<(), Refuse> {
         let Some((_, _, own)) = self.member(id) else { return Ok(()) };
         // A number equal to its own does not make it a question of the client about itself: in a container it is another user's.
-        let about_others = matches!(asked.of, AskedUser::Other { .. })
+        // A domain of another host is no client's own (protocol C17.4).
+        let about_others = asked.question == PolicyQuestion::ConnectFrom
+            || matches!(asked.of, AskedUser::Other { .. })
             || (asked.question == PolicyQuestion::Sockets && matches!(asked.to, AskedUser::Other { .. }));
         if about_others && !self.policy.is_administrator(own) {
             return refuse(
                 Refusal::Denied,
-                format!("{} is not an administrator, and only administrators may ask about other users", own.user),
+                format!(
+                    "{} is not an administrator, and only administrators may ask about other users and hosts",
+                    own.user
+                ),
             );
         }
         if asked.question == PolicyQuestion::Program {
@@ -62,18 +75,36 @@ impl<F: Descriptor> Core<F> {
         }
         let peer = asked.of.credentials(own);
         let [from, to, service] = &asked.names;
+        if asked.question == PolicyQuestion::ConnectFrom {
+            let (from, host) = on_host(from)?;
+            let (to, service) = (refuse::name(to)?, refuse::name(service)?);
+            let grounds = match self.policy.cluster() {
+                Some(_) => self.policy.judge_connect_from((&from, &host), &to, &service),
+                None => Grounds::NoCluster,
+            };
+            let answer = self.decision(own, &grounds);
+            self.send(id, request, answer);
+            return Ok(());
+        }
         let from = self.qualified(peer, refuse::name(from)?)?;
         // Whether `from` is the user's to be comes first: otherwise anyone could read the rules of every domain.
         let mut grounds = self.judge_join(peer, &from)?;
         if grounds.allow() && asked.question != PolicyQuestion::Join {
-            let to = self.meant(peer, refuse::name(to)?);
             let service = refuse::name(service)?;
+            let to_here = || Ok(self.meant(peer, refuse::name(to)?));
             grounds = match asked.question {
                 PolicyQuestion::Sockets => {
                     let one_user = peer.is_user_of(asked.to.credentials(own));
-                    self.policy.judge_share(peer, one_user, (&from, &to), &service)
+                    self.policy.judge_share(peer, one_user, (&from, &to_here()?), &service)
                 }
-                _ => self.policy.judge_connect(peer, &from, &to, &service),
+                PolicyQuestion::ConnectTo => {
+                    let (to, host) = on_host(to)?;
+                    match self.policy.cluster() {
+                        Some(_) => self.policy.judge_connect_to(peer, &from, (&to, Some(&host)), &service),
+                        None => Grounds::NoCluster,
+                    }
+                }
+                _ => self.policy.judge_connect(peer, &from, &to_here()?, &service),
             };
         }
         let answer = self.decision(own, &grounds);

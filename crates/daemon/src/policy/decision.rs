@@ -33,6 +33,8 @@ pub(crate) enum Grounds<'a> {
     ConnectRule { number: usize, rule: &'a Spanned<ConnectRule> },
     /// No rule allows it.
     NoConnectRule,
+    /// The policy has no table `[cluster]`, so nothing connects to or from other hosts.
+    NoCluster,
     /// Both programs are of one user.
     SameUser { stated: &'a Spanned<bool> },
     /// No list says anything against the program.
@@ -47,7 +49,7 @@ impl Grounds<'_> {
     /// Whether they allow the request.
     pub(crate) fn allow(&self) -> bool {
         match self {
-            Self::NoJoinRule | Self::NoConnectRule | Self::UnlistedProgram { .. } => false,
+            Self::NoJoinRule | Self::NoConnectRule | Self::NoCluster | Self::UnlistedProgram { .. } => false,
             Self::ListedProgram { allowed, .. } => *allowed,
             _ => true,
         }
@@ -64,6 +66,7 @@ impl Grounds<'_> {
             Self::MachinesWithoutFile => ("no-file", None),
             Self::ConnectRule { number, .. } => ("connect", Some(*number)),
             Self::NoConnectRule => ("no-connect-rule", None),
+            Self::NoCluster => ("no-cluster", None),
             Self::SameUser { .. } => ("same-user", None),
             Self::AnyProgram | Self::ListedProgram { .. } | Self::UnlistedProgram { .. } => ("programs", None),
         };
@@ -84,7 +87,8 @@ impl Grounds<'_> {
             | Self::NoJoinRule
             | Self::SameDomain
             | Self::MachinesWithoutFile
-            | Self::NoConnectRule => return None,
+            | Self::NoConnectRule
+            | Self::NoCluster => return None,
         };
         // Values that the file does not have were made without a place.
         (!span.is_empty()).then_some(span)
@@ -116,6 +120,7 @@ impl fmt::Display for Grounds<'_> {
                 write!(f, "service = \"{service}\")")
             }
             Self::NoConnectRule => f.write_str("default: no [[connect]] rule allows it"),
+            Self::NoCluster => f.write_str("default: without a table [cluster], this host is in no cluster"),
             Self::SameUser { .. } if self.span().is_some() => {
                 f.write_str("`same_user` of [sockets]: both are of one user")
             }

@@ -103,6 +103,10 @@ numbered! {
         /// To move connections of an unmodified program to a ring: of the one whose executable `from` names, or if `from` is empty, of the
         /// client itself, whose executable is `to` unless the broker knows better.
         Program = 3 "program",
+        /// To join as a domain and connect to a service on another host, which `to` names as `domain@host`.
+        ConnectTo = 4 "connect to another host",
+        /// To connect to a service here as a domain of another host, which `from` names as `domain@host`.
+        ConnectFrom = 5 "connect from another host",
     }
 }
 

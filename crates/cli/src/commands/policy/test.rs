@@ -20,6 +20,8 @@ Examples:
   partywall policy test --from web                    may this user join as web?
   partywall policy test --from web --user www-data    may www-data?
   partywall policy test --from web --to db:in --user www-data
+  partywall policy test --from web --to db:in --to-host beta        db of the host beta: rules with to_host
+  partywall policy test --from web --from-host beta --to db:in      web of the host beta: rules with from_host
   partywall policy test --sockets --from nginx-1 --to app:tcp-8000 --user www-data --to-user app
   partywall policy test --program /usr/sbin/nginx     does [programs] let it move?
   partywall policy test --from web --to db:in --json";
@@ -35,6 +37,14 @@ pub(crate) struct Args {
     /// Service to connect to from that domain
     #[arg(long, value_name = "DOMAIN:SERVICE", requires = "from", value_parser = parse_service, add = clap_complete::ArgValueCompleter::new(crate::complete::services))]
     to: Option<Target>,
+
+    /// Ask about a connection to the domain on this other host of the cluster
+    #[arg(long, value_name = "HOST", requires = "to", conflicts_with = "sockets", value_parser = parse_name)]
+    to_host: Option<String>,
+
+    /// Ask about a connection that a domain of this other host makes to this one; only for administrators
+    #[arg(long, value_name = "HOST", requires = "to", conflicts_with_all = ["sockets", "to_host", "user"], value_parser = parse_name)]
+    from_host: Option<String>,
 
     /// Ask about this user, by name or number [default: the caller]
     #[arg(long, value_name = "USER", requires = "from")]
@@ -120,11 +130,17 @@ fn requests(args: &Args, user: PolicyUser, to_user: PolicyUser) -> Vec<(PolicyUs
         all.push((PolicyUser::Own, "", PolicyRequest::Program { path }));
     }
     let Some(from) = args.from.as_deref() else { return all };
+    if let (Some(host), Some(Target { domain: to, service })) = (args.from_host.as_deref(), &args.to) {
+        all.push((PolicyUser::Own, from, PolicyRequest::ConnectFrom { host, to, service }));
+        return all;
+    }
     all.push((user, from, PolicyRequest::Join));
     if let Some(Target { domain: to, service }) = &args.to {
         let request = if args.sockets {
             all.push((to_user, to, PolicyRequest::Join));
             PolicyRequest::Sockets { to, service, user: to_user }
+        } else if let Some(host) = args.to_host.as_deref() {
+            PolicyRequest::ConnectTo { to, host, service }
         } else {
             PolicyRequest::Connect { to, service }
         };
@@ -139,6 +155,8 @@ fn rule(args: &Args, user: PolicyUser, joins: &str, request: PolicyRequest<'_>) 
         (PolicyRequest::Connect { .. } | PolicyRequest::Sockets { .. }, Some(to)) => {
             session::rule_to_connect(joins, to)
         }
+        (PolicyRequest::ConnectTo { host, .. }, Some(to)) => session::rule_to_host(joins, to, host),
+        (PolicyRequest::ConnectFrom { host, .. }, Some(to)) => session::rule_from_host(joins, host, to),
         (PolicyRequest::Program { path }, _) => {
             format!(
                 "if a pattern of `deny` in [programs] matches it, narrow or remove that pattern; otherwise add to `allow`: \"{path}\""
@@ -159,6 +177,12 @@ fn step(joins: &str, request: PolicyRequest<'_>, user: PolicyUser, decision: Pol
     let request = match request {
         PolicyRequest::Join => format!("user {} joins as {joins}", uid(user)),
         PolicyRequest::Connect { to, service } => format!("{joins} connects to {to}:{service}"),
+        PolicyRequest::ConnectTo { to, host, service } => {
+            format!("{joins} connects to {to}:{service} on the host {host}")
+        }
+        PolicyRequest::ConnectFrom { host, to, service } => {
+            format!("{joins} of the host {host} connects to {to}:{service}")
+        }
         PolicyRequest::Sockets { to, service, .. } => format!("sockets of {joins} and {to}:{service} share a ring"),
         PolicyRequest::Program { path } => format!("connections of {path} move"),
     };
@@ -235,6 +259,12 @@ mod tests {
             [(PolicyUser::Own, "", PolicyRequest::Program { path: "nginx" })]
         );
         assert_eq!(asked("--program nginx --from web --to db:in"), 3);
+        let far = args("--from web --to db:in --to-host beta").unwrap();
+        let connect = PolicyRequest::ConnectTo { to: "db", host: "beta", service: "in" };
+        assert_eq!(requests(&far, web, db), [(web, "web", PolicyRequest::Join), (web, "web", connect)]);
+        let far = args("--from web --from-host beta --to db:in").unwrap();
+        let connect = PolicyRequest::ConnectFrom { host: "beta", to: "db", service: "in" };
+        assert_eq!(requests(&far, web, db), [(PolicyUser::Own, "web", connect)], "it joins there, and not here");
         for wrong in [
             "",
             "--to db:in",
@@ -242,6 +272,12 @@ mod tests {
             "--from web --sockets",
             "--from web --to db:in --to-user 7",
             "--from web --to db",
+            "--from web --to-host beta",
+            "--from web --from-host beta",
+            "--from web --to db:in --from-host beta --to-host gamma",
+            "--from web --to db:in --from-host beta --user 7",
+            "--from web --to db:tcp-1 --sockets --to-host beta",
+            "--from web --to db:in --to-host no/name",
         ] {
             assert!(args(wrong).is_err(), "{wrong}");
         }

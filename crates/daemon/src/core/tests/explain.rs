@@ -104,13 +104,64 @@ fn policy_question_about_others_requires_administrator() {
                 let asked = about(*question, Some(other), "open", "db", "in");
                 assert_eq!(w.refused(asker, asked, vec![]), Refusal::Denied, "{uid} about {other}");
             }
-            decision(w.ask(asker, own(*question, "open", "db", "in")));
+            match question {
+                PolicyQuestion::ConnectTo => drop(decision(w.ask(asker, own(*question, "open", "db@beta", "in")))),
+                // Domains of other hosts are nobody's own.
+                PolicyQuestion::ConnectFrom => {
+                    assert_eq!(w.refused(asker, own(*question, "open@beta", "db", "in"), vec![]), Refusal::Denied);
+                }
+                _ => drop(decision(w.ask(asker, own(*question, "open", "db", "in")))),
+            }
         }
         let mut socket_of_another = own(PolicyQuestion::Sockets, "open", "db", "in");
         if let Message::TestPolicy { to_own, .. } = &mut socket_of_another {
             *to_own = false;
         }
         assert_eq!(w.refused(asker, socket_of_another, vec![]), Refusal::Denied, "{uid}");
+    }
+}
+
+#[test]
+fn questions_about_other_hosts_are_answered_by_their_rules() {
+    use PolicyQuestion::{Connect, ConnectFrom, ConnectTo};
+    let rules = "[[connect]]
+from = 'web-*'
+to = 'db'
+to_host = 'beta'
+[[connect]]
+from = 'far'
+from_host = 'gamma'
+to = 'db'
+service = 'in'
+[cluster]
+host = 'alpha'
+";
+    let mut w = World::with_policy(&format!("{FILE}{rules}"));
+    let root = w.join_as(0, "root", 1);
+    for (question, uid, from, to, service, expected) in [
+        (ConnectTo, 1, "web-1", "db@beta", "out", (true, 15)),
+        (ConnectTo, 1, "web-1", "db@gamma", "in", (false, 0)),
+        (ConnectTo, 2, "web-1", "db@beta", "in", (false, 0)),
+        (ConnectTo, 0, "web-1", "db@gamma", "in", (true, 1)),
+        (ConnectFrom, 0, "far@gamma", "db", "in", (true, 19)),
+        (ConnectFrom, 0, "far@gamma", "db", "out", (false, 0)),
+        (ConnectFrom, 0, "far@beta", "db", "in", (false, 0)),
+        // A rule for this host is for no other, and the other way round.
+        (ConnectFrom, 0, "web-1@beta", "db", "in", (false, 0)),
+        (Connect, 1, "web-1", "db", "out", (false, 0)),
+    ] {
+        let (allowed, line, grounds) = decision(w.ask(root, about(question, Some(uid), from, to, service)));
+        assert_eq!((allowed, line), expected, "{question} {uid} {from} {to}: {grounds}");
+    }
+    for (question, from, to) in [(ConnectTo, "web-1", "db"), (ConnectFrom, "far", "db"), (ConnectTo, "web-1", "db@")] {
+        let asked = about(question, Some(0), from, to, "in");
+        assert_eq!(w.refused(root, asked, vec![]), Refusal::NameInvalid, "{from} {to}");
+    }
+    let mut w = World::with_policy(FILE);
+    let root = w.join_as(0, "root", 1);
+    for (question, from, to) in [(ConnectTo, "web-1", "db@beta"), (ConnectFrom, "far@gamma", "db")] {
+        let (allowed, _, grounds) = decision(w.ask(root, about(question, Some(1), from, to, "in")));
+        assert!(!allowed && grounds.contains("[cluster]"), "{grounds}");
     }
 }
 
