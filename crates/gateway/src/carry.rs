@@ -8,21 +8,22 @@ use partywall::{ReadHalf, Stream, WriteHalf};
 use quinn::{ReadExactError, RecvStream, SendStream, WriteError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::counters::{GatewayCounters, StreamDirection};
 use crate::frame::{CLOSED_BY_READER, MAX_PIECE, READER_DIED, StreamPiece};
 
 /// Carries a stream until both directions have ended.
-pub(crate) async fn carry(stream: Stream, mut send: SendStream, mut receive: RecvStream) {
+pub(crate) async fn carry(stream: Stream, mut send: SendStream, mut receive: RecvStream, counters: &GatewayCounters) {
     let (read, write) = stream.into_halves();
     let outward = async {
         match read {
-            Some(read) => carry_out(read, send).await,
+            Some(read) => carry_out(read, send, counters).await,
             // This host only reads; the other has nothing to wait for.
             None => drop(send.finish()),
         }
     };
     let inward = async {
         match write {
-            Some(write) => carry_in(receive, write).await,
+            Some(write) => carry_in(receive, write, counters).await,
             None => drop(receive.stop(CLOSED_BY_READER)),
         }
     };
@@ -30,7 +31,7 @@ pub(crate) async fn carry(stream: Stream, mut send: SendStream, mut receive: Rec
 }
 
 /// From the channel to the other host.
-async fn carry_out(read: ReadHalf, mut send: SendStream) {
+async fn carry_out(read: ReadHalf, mut send: SendStream, counters: &GatewayCounters) {
     let mut read = match AsyncReadHalf::new(read) {
         Ok(read) => read,
         Err(error) => {
@@ -52,7 +53,7 @@ async fn carry_out(read: ReadHalf, mut send: SendStream) {
         };
         buffer[..4].copy_from_slice(&StreamPiece::Bytes(length).header());
         match send.write_all(&buffer[..4 + length]).await {
-            Ok(()) => {}
+            Ok(()) => counters.carried(StreamDirection::Out, length),
             Err(error) => return leave(read, matches!(error, WriteError::Stopped(CLOSED_BY_READER))),
         }
     }
@@ -75,7 +76,7 @@ async fn end(send: &mut SendStream, how: StreamPiece) {
 }
 
 /// From the other host to the channel.
-async fn carry_in(mut receive: RecvStream, write: WriteHalf) {
+async fn carry_in(mut receive: RecvStream, write: WriteHalf, counters: &GatewayCounters) {
     let mut write = match AsyncWriteHalf::new(write) {
         Ok(write) => write,
         Err(error) => {
@@ -106,6 +107,7 @@ async fn carry_in(mut receive: RecvStream, write: WriteHalf) {
         if let Err(error) = write.write_all(&buffer[..length]).await {
             return drop(receive.stop(code(&error)));
         }
+        counters.carried(StreamDirection::In, length);
     }
 }
 

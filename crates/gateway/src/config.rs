@@ -53,8 +53,19 @@ pub struct GatewayConfig {
     /// Bytes that another host may send on a stream before its reader has read them.
     #[serde(default = "default_window")]
     pub stream_window: u32,
+    /// Where metrics are served, if they are.
+    #[serde(default)]
+    pub metrics: Option<MetricsConfig>,
     /// The directory of the cluster.
     pub etcd: EtcdConfig,
+}
+
+/// Where metrics are served.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsConfig {
+    /// A loopback port, such as `127.0.0.1:9465`.
+    pub listen: SocketAddr,
 }
 
 /// Where the directory is.
@@ -123,6 +134,9 @@ impl GatewayConfig {
         if !(1 << 14..=1 << 28).contains(&config.stream_window) {
             return wrong("`stream_window` is 16384 to 268435456 bytes");
         }
+        if config.metrics.as_ref().is_some_and(|metrics| !metrics.listen.ip().is_loopback()) {
+            return wrong("`listen` of [metrics] is a loopback address: metrics are neither encrypted nor protected");
+        }
         if config.etcd.certificate.is_some() != config.etcd.key.is_some() {
             return wrong("[etcd] has a certificate or a key alone");
         }
@@ -168,6 +182,7 @@ mod tests {
             ("[etcd]\nendpoints = ['http://x:1']\nttl = 1", "2 to 300"),
             ("stream_window = 1\n[etcd]\nendpoints = ['http://x:1']", "stream_window"),
             ("[etcd]\nendpoints = ['http://x:1']\nkey = 'k'", "alone"),
+            ("[metrics]\nlisten = '0.0.0.0:1'\n[etcd]\nendpoints = ['http://x:1']", "loopback"),
             ("colour = 1\n[etcd]\nendpoints = ['http://x:1']", "unknown field"),
         ] {
             let error = GatewayConfig::parse(&format!("{FILE}{more}")).unwrap_err().to_string();

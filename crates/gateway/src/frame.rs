@@ -8,7 +8,7 @@ use partywall::{Directions, Refusal};
 use quinn::{RecvStream, SendStream, VarInt};
 use serde::{Deserialize, Serialize};
 
-/// The most bytes of a request or an answer.
+/// The most bytes of a request or an answer (protocol H6.4).
 const MAX_HEADER: usize = 2048;
 /// The most bytes of a piece.
 pub(crate) const MAX_PIECE: usize = 64 << 10;

@@ -9,12 +9,14 @@ use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::GatewayConfig;
+use crate::counters::GatewayCounters;
 use crate::directory::ClusterDirectory;
+use crate::metrics::MetricsSource;
 use crate::peers::PeerHosts;
 use crate::routes::Router;
 use crate::shares::HostShares;
 use crate::tls::HostCredentials;
-use crate::{GatewayError, inbound, listing};
+use crate::{GatewayError, inbound, listing, metrics};
 
 /// After the broker has come again, how long its clients have to come again too.
 const RETURN: Duration = Duration::from_secs(10);
@@ -47,15 +49,22 @@ async fn serve(config: &GatewayConfig) -> Result<(), GatewayError> {
     tracing::info!(%host, "the gateway of this host");
     let options = Options::default().backlog(BACKLOG);
     let listener = domain.bind_routes(&options)?;
+    let counters = Arc::new(GatewayCounters::default());
     let shares = HostShares::new(host.clone(), config.streams_per_host);
     let directory = Arc::new(ClusterDirectory::new(config, host));
-    let server = Arc::new(inbound::InboundServer::new(domain.clone(), options, shares));
+    let server = Arc::new(inbound::InboundServer::new(domain.clone(), options, shares, Arc::clone(&counters)));
     let answer = Box::new(move |peer, send, receive| {
         let server = Arc::clone(&server);
         tokio::spawn(async move { server.answer(&peer, send, receive).await });
     });
     let peers = Arc::new(PeerHosts::listen(config, credentials, answer)?);
-    let router = Arc::new(Router { directory: Arc::clone(&directory), peers: Arc::clone(&peers) });
+    if let Some(table) = &config.metrics {
+        let listener = metrics::listen(table.listen).await.map_err(system("listen for scrapers of metrics"))?;
+        let source = MetricsSource { counters: Arc::clone(&counters), directory: Arc::clone(&directory) };
+        tracing::info!("metrics at http://{}/metrics", table.listen);
+        tokio::spawn(metrics::serve(listener, source));
+    }
+    let router = Arc::new(Router { directory: Arc::clone(&directory), peers: Arc::clone(&peers), counters });
 
     let runtime = Handle::current();
     let names = {

@@ -8,11 +8,12 @@ use partywall::{Domain, Error, Options, Refusal, Stream};
 use quinn::{RecvStream, SendStream};
 
 use crate::carry::carry;
+use crate::counters::{GatewayCounters, StreamDirection};
 use crate::frame::{self, RemoteRefusal, RouteRequest};
 use crate::peers::{PeerHost, StreamCount};
 use crate::shares::HostShares;
 
-/// How long another host may take to say what it wants.
+/// How long another host may take to say what it wants (protocol H6.4).
 const REQUEST: Duration = Duration::from_secs(5);
 
 /// Connects to a service here for a client of another host. It blocks until the broker has answered.
@@ -22,6 +23,7 @@ type Connect = dyn Fn(&Name, &RouteRequest) -> partywall::Result<Stream> + Send 
 pub(crate) struct InboundServer {
     connect: Arc<Connect>,
     shares: Arc<HostShares>,
+    counters: Arc<GatewayCounters>,
 }
 
 /// The refusal that the client on the other host gets for an error here.
@@ -33,8 +35,13 @@ pub(crate) fn as_refusal(error: &Error) -> RemoteRefusal {
 }
 
 impl InboundServer {
-    pub(crate) fn new(domain: Domain, options: Options, shares: Arc<HostShares>) -> Self {
-        Self::with(shares, move |host, request| {
+    pub(crate) fn new(
+        domain: Domain,
+        options: Options,
+        shares: Arc<HostShares>,
+        counters: Arc<GatewayCounters>,
+    ) -> Self {
+        Self::with(shares, counters, move |host, request| {
             let RouteRequest { from, target, service, directions } = request;
             domain.connect_for((from, host.as_str()), (target, service), *directions, &options)
         })
@@ -42,9 +49,10 @@ impl InboundServer {
 
     pub(crate) fn with(
         shares: Arc<HostShares>,
+        counters: Arc<GatewayCounters>,
         connect: impl Fn(&Name, &RouteRequest) -> partywall::Result<Stream> + Send + Sync + 'static,
     ) -> Self {
-        Self { connect: Arc::new(connect), shares }
+        Self { connect: Arc::new(connect), shares, counters }
     }
 
     /// Answers the request at the beginning of a stream, and carries the stream.
@@ -64,13 +72,17 @@ impl InboundServer {
         let (host, RouteRequest { from, target, service, .. }) = (&peer.host, request);
         match &answer {
             Ok(()) => tracing::info!(%host, from, target, service, "connected for another host"),
-            Err(RemoteRefusal { reason, .. }) => {
+            Err(RemoteRefusal { code, reason }) => {
+                self.counters.refused(StreamDirection::In, *code);
                 tracing::info!(%host, from, target, service, reason, "refused to another host");
             }
         }
         let told = frame::send_answer(&mut send, &answer).await;
         match connected {
-            Ok(stream) if told.is_ok() => carry(stream, send, receive).await,
+            Ok(stream) if told.is_ok() => {
+                let _open = self.counters.opened(host, StreamDirection::In);
+                carry(stream, send, receive, &self.counters).await;
+            }
             Ok(stream) => abort(stream),
             Err(_) => {
                 let _ = send.finish();

@@ -20,12 +20,14 @@ mod error;
 pub mod table;
 
 mod carry;
+mod counters;
 mod directory;
 mod frame;
 mod gateway;
 mod handshakes;
 mod inbound;
 mod listing;
+mod metrics;
 mod names;
 mod peers;
 mod routes;

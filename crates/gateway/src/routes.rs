@@ -7,6 +7,7 @@ use partywall::cluster::{Name, Route, RouteListener};
 use partywall::{Error, Refusal};
 
 use crate::carry::carry;
+use crate::counters::{GatewayCounters, StreamDirection};
 use crate::directory::ClusterDirectory;
 use crate::frame::{self, RemoteRefusal, RouteRequest};
 use crate::peers::{PeerHosts, StreamCount};
@@ -18,6 +19,7 @@ const ANSWER: Duration = Duration::from_secs(4);
 pub(crate) struct Router {
     pub(crate) directory: Arc<ClusterDirectory>,
     pub(crate) peers: Arc<PeerHosts>,
+    pub(crate) counters: Arc<GatewayCounters>,
 }
 
 impl Router {
@@ -45,7 +47,7 @@ impl Router {
         let (target, service) = wanted;
         let (host, address) = match self.directory.find(&target) {
             Ok(found) => found,
-            Err(refusal) => return refuse(route, refusal).await,
+            Err(refusal) => return self.refuse(route, refusal).await,
         };
         let named = host.clone();
         let Some(route) = blocking(move || route.set_host(named.as_str()).map(|()| route)).await else { return };
@@ -56,14 +58,22 @@ impl Router {
                 let RouteRequest { from, target, service, .. } = request;
                 tracing::info!(from, target, service, %host, "connected to another host");
                 match blocking(move || route.accept()).await {
-                    Some(stream) => carry(stream, send, receive).await,
+                    Some(stream) => {
+                        let _open = self.counters.opened(&host, StreamDirection::Out);
+                        carry(stream, send, receive, &self.counters).await;
+                    }
                     // The streams are reset, so the other host sees a death.
                     None => drop((send, receive)),
                 }
                 drop(count);
             }
-            Err(refusal) => refuse(route, refusal).await,
+            Err(refusal) => self.refuse(route, refusal).await,
         }
+    }
+
+    async fn refuse(&self, route: Route, RemoteRefusal { code, reason }: RemoteRefusal) {
+        self.counters.refused(StreamDirection::Out, code);
+        blocking(move || route.refuse(code, &reason)).await;
     }
 
     async fn open(
@@ -88,10 +98,6 @@ impl Router {
         let (answer, send, receive) = exchanged.map_err(unreachable)?;
         answer.map(|()| (count, send, receive))
     }
-}
-
-async fn refuse(route: Route, RemoteRefusal { code, reason }: RemoteRefusal) {
-    blocking(move || route.refuse(code, &reason)).await;
 }
 
 /// Makes a request to the broker. An error has been dealt with by the broker, or means that the broker is gone.

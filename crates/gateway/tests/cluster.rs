@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use common::{Cluster, Etcd, HANG, Host, OPEN, Process, connect, connect_again, eventually};
+use common::{Cluster, Etcd, HANG, Host, OPEN, Process, connect, connect_again, eventually, free_tcp_port};
 use partywall::{Domain, Error, Refusal, Stream};
 use sha2::{Digest, Sha256};
 
@@ -586,4 +586,49 @@ fn etcd_with_certificates_is_used() {
     let _db = echo(beta);
     let web = alpha.join("web");
     drop(connect(&web, "db:queries"));
+}
+
+/// The metrics of a gateway.
+fn scrape(port: u16) -> String {
+    let mut socket = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    socket.shutdown(Shutdown::Write).unwrap();
+    let mut text = String::new();
+    socket.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn metrics_count_streams_bytes_and_refusals() {
+    let Some(mut cluster) = Cluster::start(&[("alpha", OPEN), ("beta", OPEN)]) else { return };
+    let ports = [free_tcp_port(), free_tcp_port()];
+    for (host, port) in cluster.hosts.iter_mut().zip(ports) {
+        host.reconfigure(&format!("metrics = {{ listen = '127.0.0.1:{port}' }}\n"));
+    }
+    let _db = echo(&cluster.hosts[1]);
+    let web = cluster.hosts[0].join("web");
+    let mut stream = connect(&web, "db:queries");
+    stream.write_all(b"hello").unwrap();
+    stream.read_exact(&mut [0; 5]).unwrap();
+    assert!(web.connect("db:nothing").is_err());
+    let shows = |port, line: &str| {
+        let line = format!("partywall_gateway_{line}\n");
+        eventually(&line, || scrape(port).contains(&line));
+    };
+    let [alpha, beta] = ports;
+    shows(alpha, "streams{host=\"beta\",direction=\"out\"} 1");
+    shows(beta, "streams{host=\"alpha\",direction=\"in\"} 1");
+    for port in ports {
+        shows(port, "bytes_total{direction=\"in\"} 5");
+        shows(port, "bytes_total{direction=\"out\"} 5");
+        shows(port, "directory_fresh 1");
+        shows(port, "directory_hosts 2");
+    }
+    shows(alpha, "refusals_total{direction=\"out\",reason=\"no-such-service\"} 1");
+    shows(beta, "refusals_total{direction=\"in\",reason=\"no-such-service\"} 1");
+    drop(stream);
+    eventually("no stream is left", || !scrape(beta).contains("direction=\"in\"} 1\n"));
+    cluster.etcd.process.signal("STOP");
+    shows(alpha, "directory_fresh 0");
+    cluster.etcd.process.signal("CONT");
 }

@@ -33,7 +33,7 @@ impl Drop for OpenAtEnd {
 fn beta(folder: &Path) -> (Arc<PeerHosts>, OpenAtEnd) {
     let gate = Arc::new(ServiceGate::default());
     let held = Arc::clone(&gate);
-    let server = InboundServer::with(HostShares::new(name("beta"), 1024), move |_, request| {
+    let server = InboundServer::with(HostShares::new(name("beta"), 1024), Arc::default(), move |_, request| {
         if request.service == "echo" {
             let (near, mut far) = Stream::pair(&Options::default())?;
             std::thread::spawn(move || {
