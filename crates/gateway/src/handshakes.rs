@@ -19,7 +19,7 @@ pub(crate) struct Handshakes {
 
 /// A connection that is being set up. It counts until this is dropped.
 #[derive(Debug)]
-pub(crate) struct BegunHandshake {
+pub(crate) struct HandshakePlace {
     all: Arc<Handshakes>,
     address: IpAddr,
 }
@@ -38,7 +38,7 @@ impl Handshakes {
     }
 
     /// Counts one more; `None` if there are too many, or too many of this address.
-    pub(crate) fn begin(self: &Arc<Self>, address: IpAddr) -> Option<BegunHandshake> {
+    pub(crate) fn begin(self: &Arc<Self>, address: IpAddr) -> Option<HandshakePlace> {
         let address = sender(address);
         let mut running = self.running();
         let all: usize = running.values().sum();
@@ -47,7 +47,7 @@ impl Handshakes {
             return None;
         }
         running.insert(address, of_address + 1);
-        Some(BegunHandshake { all: Arc::clone(self), address })
+        Some(HandshakePlace { all: Arc::clone(self), address })
     }
 
     #[cfg(test)]
@@ -56,7 +56,7 @@ impl Handshakes {
     }
 }
 
-impl Drop for BegunHandshake {
+impl Drop for HandshakePlace {
     fn drop(&mut self) {
         let mut running = self.all.running();
         if let Some(count) = running.get_mut(&self.address) {

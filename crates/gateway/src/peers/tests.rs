@@ -149,7 +149,7 @@ async fn packet_from_unproved_address_gets_small_retry_and_no_state() {
     let folder = certificates(&["beta"]);
     let beta = echoing(folder.path(), "beta");
     tokio::spawn(Arc::clone(&beta).accept());
-    // What a client sends first, caught on its way.
+    // What a client sends first, caught in transit.
     let client = stranger(folder.path(), &ShownCertificate::Nothing, "127.0.0.1");
     let trap = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let attempt = client.connect(trap.local_addr().unwrap(), "beta").unwrap();
