@@ -32,8 +32,9 @@ if [ "${1:-}" = uninstall ]; then
         rm -f "$into/bin/$program"
     done
     rm -f "$into"/share/man/man1/partywall.1 "$into"/share/man/man1/partywall-*.1
+    rm -f "$into"/share/man/man8/partywall-gateway*.8
     rm -f "$into/share/man/man8/partywalld.8" "$into/share/man/man5/partywalld.toml.5"
-    for program in partywall partywalld; do
+    for program in partywall partywalld partywall-gateway; do
         rm -f "$into/share/bash-completion/completions/$program" "$into/share/zsh/site-functions/_$program"
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
     done
@@ -136,6 +137,12 @@ done
 install -D -m 644 "$work/page" "$into/share/man/man8/partywalld.8"
 "$release/partywalld" --print-manual=policy > "$work/page"
 install -D -m 644 "$work/page" "$into/share/man/man5/partywalld.toml.5"
+for page in gateway certificates; do
+    "$release/partywall-gateway" "--print-manual=$page" > "$work/page"
+    name=partywall-gateway
+    [ "$page" = gateway ] || name=partywall-gateway-$page
+    install -D -m 644 "$work/page" "$into/share/man/man8/$name.8"
+done
 "$release/partywalld" --print-sample-policy > "$work/policy"
 install -D -m 644 "$work/policy" "$into/share/doc/partywall/partywalld.toml"
 
@@ -144,10 +151,12 @@ complete() {
     install -D -m 644 "$work/completion" "$into/share/$2"
     "$release/partywalld" --print-completions "$1" > "$work/completion"
     install -D -m 644 "$work/completion" "$into/share/$3"
+    "$release/partywall-gateway" --print-completions "$1" > "$work/completion"
+    install -D -m 644 "$work/completion" "$into/share/$4"
 }
-complete bash bash-completion/completions/partywall bash-completion/completions/partywalld
-complete zsh zsh/site-functions/_partywall zsh/site-functions/_partywalld
-complete fish fish/vendor_completions.d/partywall.fish fish/vendor_completions.d/partywalld.fish
+complete bash bash-completion/completions/partywall bash-completion/completions/partywalld bash-completion/completions/partywall-gateway
+complete zsh zsh/site-functions/_partywall zsh/site-functions/_partywalld zsh/site-functions/_partywall-gateway
+complete fish fish/vendor_completions.d/partywall.fish fish/vendor_completions.d/partywalld.fish fish/vendor_completions.d/partywall-gateway.fish
 sed "s|/usr/local|$PREFIX|" crates/daemon/partywalld.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
 sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"
