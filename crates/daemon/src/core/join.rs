@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use partywall_protocol::wire::{EventKind, Message, Name, Origin, Refusal, VERSION};
 
-use super::cluster::{Claiming, WaitingRequest};
+use super::claim::{Claiming, WaitingRequest};
 use super::domain::DomainRecord;
 use super::happened::Happened;
 use super::id::DomainId;

@@ -22,7 +22,7 @@
 //! - `view` answers `List` and `Inspect` (C10), and `explain` reports what the policy would decide (C17);
 //! - `further` passes on further regions, and `further_regions` accounts for those of an end (F); `region` proves what a client says of one;
 //! - `machine` knows virtual machines, `pair_window` the places in a window between two, and `window_places` hands them out (protocol G);
-//! - `cluster` reports this host's names to the gateway, and hands it connections to other hosts (H);
+//! - `cluster` reports this host's names to the gateway, and hands it connections to other hosts (H); `claim` is a request that waits for a name;
 //! - `events` reports events to sessions that follow them (C18);
 //! - `report` counts the work done, for metrics;
 //! - `group` knows the members of groups, and hands out seats (protocol J);
@@ -30,6 +30,7 @@
 
 mod action;
 mod channel;
+mod claim;
 mod cluster;
 mod connect;
 mod descriptor;

@@ -2,7 +2,7 @@
 
 use partywall_protocol::wire::{Kind, Message, Name, Refusal};
 
-use super::cluster::{Claiming, WaitingRequest};
+use super::claim::{Claiming, WaitingRequest};
 use super::id::{DomainId, ServiceKey, SessionId};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor};

@@ -1,29 +1,15 @@
 //! Names that wait until the cluster has decided about them (protocol H3).
 
-use partywall_protocol::wire::{Kind, Message, Name, Refusal};
+use partywall_protocol::wire::{Message, Name, Refusal};
 
 use super::names::is_of_process;
+use crate::core::claim::{Claiming, WaitingRequest};
 use crate::core::id::SessionId;
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Core, Descriptor};
 
 /// Seconds that a name may wait for the cluster's decision (protocol H3.2).
 const CLAIM_PATIENCE: u64 = 4;
-
-/// A request that waits for a name.
-#[derive(Debug)]
-pub(in crate::core) struct WaitingRequest {
-    pub(in crate::core) session: SessionId,
-    pub(in crate::core) request: u32,
-    pub(in crate::core) what: Claiming,
-}
-
-/// The request that makes a domain's name one of the cluster.
-#[derive(Debug)]
-pub(in crate::core) enum Claiming {
-    Join { version: u16 },
-    Bind { service: String, kind: Kind, backlog: u16 },
-}
 
 /// A name that the cluster has not decided about.
 #[derive(Debug)]

@@ -34,8 +34,6 @@ mod names;
 mod remote;
 mod routes;
 
-pub(super) use claims::{Claiming, WaitingRequest};
-
 /// The state of this host's part in a cluster.
 #[derive(Debug)]
 pub(super) struct Cluster<F> {
