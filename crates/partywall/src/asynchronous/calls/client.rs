@@ -1,18 +1,15 @@
 //! The client of a connection of calls, driven by tokio.
 
-use super::client_builder::AsyncCallClientBuilder;
 use super::make_room;
-use super::shared_calls::{SharedCalls, wake, when_there_is_room};
-use super::task_functions::check_task;
+use super::shared_calls::{SharedCalls, check_task, wake, when_there_is_room};
 use crate::domain::lock;
-use crate::rpc::client::CallClientBuilder;
 use crate::rpc::error::CallError;
 use crate::rpc::heap::{Block, Heap};
 use crate::rpc::method::Method;
 use crate::rpc::reply::{ReceivedReply, ReleasesBlocks, Reply};
 use crate::rpc::sender::prepare;
 use crate::rpc::view::PeerView;
-use crate::{Domain, Error, PeerInfo, Result};
+use crate::{Error, PeerInfo};
 use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
 use std::fmt;
 use std::pin::Pin;
@@ -91,43 +88,6 @@ impl ReleasesBlocks for ClientHandle {
 impl AsyncCallClient {
     pub(super) fn of(handle: ClientHandle) -> Self {
         Self { handle: Arc::new(handle) }
-    }
-
-    /// Connects from the [current](Domain::current) domain to `DOMAIN:SERVICE`, within a tokio runtime with I/O enabled.
-    ///
-    /// # Errors
-    /// As [`CallClientBuilder::connect`]; [`Error::System`] if the runtime cannot watch its descriptors.
-    pub async fn connect(target: &str) -> Result<Self> {
-        Self::connect_with(&Domain::current()?, target, &CallClientBuilder::default()).await
-    }
-
-    /// Connects a domain, with the options of a builder. With a time limit for calls, the runtime has time enabled.
-    ///
-    /// ```
-    /// use partywall::asynchronous::AsyncCallClient;
-    /// use partywall::rpc::{CallClient, CallServer, HeapOptions};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let broker = partywall_daemon::Broker::embedded()?;
-    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
-    /// # let _server = CallServer::builder().method("null", |_| Ok(().into())).bind(&web, "math")?;
-    /// let options = CallClient::builder().timeout(std::time::Duration::from_secs(60));
-    /// let client = AsyncCallClient::connect_with(&web, "web:math", &options.heap(HeapOptions::default())).await?;
-    /// assert!(client.call("null", &[]).await?.is_empty());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`AsyncCallClient::connect`]; [`Error::Invalid`] for options with methods, because functions of this client are futures.
-    pub async fn connect_with(domain: &Domain, target: &str, options: &CallClientBuilder) -> Result<Self> {
-        Self::builder().options(options.clone()).connect(domain, target).await
-    }
-
-    /// A client that the server may call back; [`AsyncCallClientBuilder::connect`] connects.
-    pub fn builder() -> AsyncCallClientBuilder {
-        AsyncCallClientBuilder::default()
     }
 
     /// The heap of this side. Arguments that lie in it are passed without a copy.

@@ -2,8 +2,7 @@
 
 use super::client::{AsyncCallClient, ClientHandle};
 use super::functions::TaskMethods;
-use super::shared_calls::{CallsState, SharedCalls, drive};
-use super::task_functions::TaskFunctions;
+use super::shared_calls::{CallsState, SharedCalls, TaskFunctions, drive};
 use crate::asynchronous::blocking::blocking;
 use crate::asynchronous::register;
 use crate::rpc::WINDOW;
@@ -121,5 +120,44 @@ impl AsyncCallClientBuilder {
         });
         let task = tokio::spawn(drive(Arc::downgrade(&shared), arrivals, room_fd)).abort_handle();
         Ok(AsyncCallClient::of(ClientHandle { shared, task, timeout, peer }))
+    }
+}
+
+impl AsyncCallClient {
+    /// Connects from the [current](Domain::current) domain to `DOMAIN:SERVICE`, within a tokio runtime with I/O enabled.
+    ///
+    /// # Errors
+    /// As [`CallClientBuilder::connect`]; [`Error::System`] if the runtime cannot watch its descriptors.
+    pub async fn connect(target: &str) -> Result<Self> {
+        Self::connect_with(&Domain::current()?, target, &CallClientBuilder::default()).await
+    }
+
+    /// Connects a domain, with the options of a builder. With a time limit for calls, the runtime has time enabled.
+    ///
+    /// ```
+    /// use partywall::asynchronous::AsyncCallClient;
+    /// use partywall::rpc::{CallClient, CallServer, HeapOptions};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _server = CallServer::builder().method("null", |_| Ok(().into())).bind(&web, "math")?;
+    /// let options = CallClient::builder().timeout(std::time::Duration::from_secs(60));
+    /// let client = AsyncCallClient::connect_with(&web, "web:math", &options.heap(HeapOptions::default())).await?;
+    /// assert!(client.call("null", &[]).await?.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AsyncCallClient::connect`]; [`Error::Invalid`] for options with methods, because functions of this client are futures.
+    pub async fn connect_with(domain: &Domain, target: &str, options: &CallClientBuilder) -> Result<Self> {
+        Self::builder().options(options.clone()).connect(domain, target).await
+    }
+
+    /// A client that the server may call back; [`AsyncCallClientBuilder::connect`] connects.
+    pub fn builder() -> AsyncCallClientBuilder {
+        AsyncCallClientBuilder::default()
     }
 }

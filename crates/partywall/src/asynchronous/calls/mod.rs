@@ -8,7 +8,6 @@ mod client_builder;
 mod functions;
 mod server;
 mod shared_calls;
-mod task_functions;
 
 pub use client::{AsyncCallClient, AsyncOngoing};
 pub use client_builder::AsyncCallClientBuilder;
