@@ -76,7 +76,13 @@ fn each_thread_that_watches_hands_over_to_the_next() {
         let told = ask(&desk, "d");
         (far.hear(), told)
     });
-    // Each thread is served before the next one is answered. One of them watches, and the others sleep.
+    // One of them watches, and the others sleep.
+    let start = Instant::now();
+    while desk.state().sleepers.len() < all.len() - 1 {
+        assert!(start.elapsed() < HANG, "the threads do not sleep");
+        std::thread::yield_now();
+    }
+    // Each thread is served before the next one is answered.
     for ((request, domain), told) in all {
         far.answer(request, &domain);
         assert_eq!(told.recv_timeout(HANG).unwrap().unwrap(), domain);
