@@ -3,6 +3,8 @@
 //! It speaks vhost-user by rust-vmm's front end, and keeps its queues in its own memory. [`GuestDriver::memory`] and
 //! [`DriverRing`] show all parts of a queue, so that a test can write what no driver would.
 
+pub mod load;
+
 use crate::VhostError;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::collections::VecDeque;

@@ -7,6 +7,7 @@ mod common;
 
 use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
 use partywall_vhost::control::{ControlRequest, PortSpec};
+use partywall_vhost::driver::load::{FrameGenerator, RoundTrips};
 use partywall_vhost::driver::{DriverOptions, GuestDriver, mergeable_features, plain_features};
 use partywall_vhost::switch::MacAddress;
 use std::os::unix::net::UnixStream;
@@ -249,4 +250,26 @@ fn port_of_a_machine_without_driver_is_occupied() {
     wait((false, false));
     let _driver = GuestDriver::connect(&path, DriverOptions::default()).unwrap();
     wait((true, true));
+}
+
+#[test]
+fn load_generator_gets_each_frame_and_each_answer() {
+    for length in [64, 1500, 65_000] {
+        let world = World::new();
+        let [a, b] = ["a", "b"].map(|name| world.add(PortSpec::new(name)));
+        let mut generator = FrameGenerator::connect(&a, &b, length).unwrap();
+        let (mut sent, mut lost) = (world.counters("b").received, 0);
+        for _ in 0..3 {
+            let rate = generator.stream(Duration::from_millis(20)).unwrap();
+            assert!(rate.frames > 0 && rate.seconds > 0.0);
+            sent += rate.frames;
+            lost += rate.lost;
+        }
+        // Frames that were in flight at the end of a stretch arrive, and are not counted.
+        assert!(lost == 0 && world.counters("b").received >= sent);
+        for (asleep, pause) in [(false, Duration::ZERO), (true, Duration::ZERO), (true, Duration::from_millis(1))] {
+            let times = generator.round_trips(RoundTrips { count: 50, pause, asleep }).unwrap();
+            assert!(times.len() == 50 && times.iter().all(|time| *time > 0));
+        }
+    }
 }
