@@ -101,6 +101,14 @@ impl Card {
         Ok(true)
     }
 
+    /// Whether its driver offers frames, or a queue of it waits.
+    pub(crate) fn has_offers(&self) -> bool {
+        let Some(session) = &self.session else { return false };
+        let memory = session.memory();
+        let mut queues = session.rings().iter().skip(1).step_by(2);
+        self.parked.iter().any(Option::is_some) || queues.any(|ring| ring.runs() && ring.has_work(memory))
+    }
+
     /// Listens again if it had to wait.
     pub(crate) fn resume(&mut self) {
         self.listener.resume();

@@ -1,7 +1,9 @@
 //! A chain of descriptors, from its head on. Each descriptor is loaded once and checked at the load.
 
 use crate::VhostError;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{
+    Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, MmapRegion, VolatileArrayRef, VolatileMemory,
+};
 
 /// Entries of a queue at most.
 pub const LARGEST: u16 = 1024;
@@ -41,19 +43,41 @@ impl ChainBuffers {
         size: u16,
         head: u16,
     ) -> Result<(), VhostError> {
+        self.clear();
+        self.append(memory, table, locate(memory, table, size.into()), size, head)
+    }
+
+    /// Removes all buffers.
+    pub fn clear(&mut self) {
         self.readable.clear();
         self.writable.clear();
+    }
+
+    /// As [`Self::load`], and keeps the buffers of earlier chains. The table may be `located` already.
+    pub(crate) fn append<'m>(
+        &mut self,
+        memory: &'m GuestMemoryMmap,
+        table: GuestAddress,
+        mut located: Option<VolatileArrayRef<'m, [u64; 2]>>,
+        size: u16,
+        head: u16,
+    ) -> Result<(), VhostError> {
+        let written = self.writable.len();
         let (mut table, mut size, mut index) = (table, u32::from(size), u32::from(head));
         let mut indirect = false;
         for _ in 0..=LARGEST {
             if index >= size {
                 return Err(VhostError::Queue("a chain leaves its table"));
             }
-            let place = table.checked_add(u64::from(index) * DESCRIPTOR).ok_or_else(outside)?;
-            let mut bytes = [0; DESCRIPTOR as usize];
-            memory.read_slice(&mut bytes, place).map_err(|_| outside())?;
-            let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, f0, f1, n0, n1] = bytes;
-            let address = GuestAddress(u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]));
+            let [address, rest] = match &located {
+                Some(descriptors) => descriptors.load(index as usize),
+                None => {
+                    let place = table.checked_add(u64::from(index) * DESCRIPTOR).ok_or_else(outside)?;
+                    memory.read_obj(place).map_err(|_| outside())?
+                }
+            };
+            let (address, rest) = (GuestAddress(u64::from_le(address)), u64::from_le(rest));
+            let [l0, l1, l2, l3, f0, f1, n0, n1] = rest.to_le_bytes();
             let length = u32::from_le_bytes([l0, l1, l2, l3]);
             let flags = u16::from_le_bytes([f0, f1]);
             if flags & INDIRECT != 0 {
@@ -62,9 +86,10 @@ impl ChainBuffers {
                     return Err(VhostError::Queue("an indirect table is nested, is continued, or has a wrong length"));
                 }
                 (indirect, table, size, index) = (true, address, length / DESCRIPTOR as u32, 0);
+                located = locate(memory, table, size);
                 continue;
             }
-            self.add(memory, address, length, flags & WRITE != 0)?;
+            self.add(memory, address, length, flags & WRITE != 0, written)?;
             if flags & NEXT == 0 {
                 return Ok(());
             }
@@ -79,8 +104,9 @@ impl ChainBuffers {
         mut address: GuestAddress,
         length: u32,
         writable: bool,
+        written: usize,
     ) -> Result<(), VhostError> {
-        if !writable && !self.writable.is_empty() {
+        if !writable && self.writable.len() > written {
             return Err(VhostError::Queue("a buffer to be read follows one to be written"));
         }
         let length = usize::try_from(length).map_err(|_| VhostError::Queue("a buffer is too large"))?;
@@ -88,6 +114,10 @@ impl ChainBuffers {
             return Err(VhostError::Queue("a buffer is empty"));
         }
         let pieces = if writable { &mut self.writable } else { &mut self.readable };
+        if memory.get_slice(address, length).is_ok() {
+            pieces.push(BufferPiece { address, length });
+            return Ok(());
+        }
         for slice in memory.get_slices(address, length) {
             let length = slice.map_err(|_| outside())?.len();
             pieces.push(BufferPiece { address, length });
@@ -95,6 +125,17 @@ impl ChainBuffers {
         }
         Ok(())
     }
+}
+
+/// A table of descriptors, if it lies in one region of the memory. It is searched for once, and not for each descriptor.
+pub(crate) fn locate(
+    memory: &GuestMemoryMmap,
+    table: GuestAddress,
+    size: u32,
+) -> Option<VolatileArrayRef<'_, [u64; 2]>> {
+    let (region, place) = memory.to_region_addr(table)?;
+    let mapped: &MmapRegion = region;
+    mapped.get_array_ref(usize::try_from(place.raw_value()).ok()?, size as usize).ok()
 }
 
 fn outside() -> VhostError {

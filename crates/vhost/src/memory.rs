@@ -10,8 +10,12 @@ use rustix::fs::{OFlags, SealFlags, fstat, fstatfs};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{
+    Address, ByteValued, FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+    VolatileArrayRef, VolatileMemory,
+};
 
 /// Of `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
@@ -75,6 +79,14 @@ impl MemoryTable {
         region.guest.checked_add(user - region.user).map(GuestAddress)
     }
 
+    /// The place of a guest's address, if its region reaches `length` bytes behind it.
+    pub(crate) fn locate(&self, address: GuestAddress, length: u64) -> Option<LocatedPlace> {
+        let end = address.checked_add(length)?;
+        let found = self.regions.iter().find(|r| r.guest <= address.0 && end.0 <= r.guest.saturating_add(r.size))?;
+        let offset = usize::try_from(address.0 - found.region.start_addr().0).ok()?;
+        Some(LocatedPlace { region: Arc::clone(&found.region), offset })
+    }
+
     fn push(&mut self, region: VhostUserMemoryRegion, file: ReceivedFd) -> Result<(), VhostError> {
         let (guest, user, size, offset) =
             (region.guest_phys_addr, region.user_addr, region.memory_size, region.mmap_offset);
@@ -108,6 +120,27 @@ impl MemoryTable {
                 .map_err(|e| VhostError::Memory(e.to_string()))?
         });
         Ok(())
+    }
+}
+
+/// A place in one region, which stays mapped. It is found once, and not at each access.
+#[derive(Debug, Clone)]
+pub(crate) struct LocatedPlace {
+    region: Arc<GuestRegionMmap>,
+    offset: usize,
+}
+
+impl LocatedPlace {
+    /// As many values as are asked for, `at` bytes behind the place. `None` behind the region's end.
+    pub(crate) fn array<T: ByteValued>(&self, at: usize, count: usize) -> Option<VolatileArrayRef<'_, T>> {
+        let mapped: &MmapRegion = &self.region;
+        mapped.get_array_ref(self.offset.checked_add(at)?, count).ok()
+    }
+
+    /// An index, `at` bytes behind the place. `None` behind the region's end, or if it is not aligned.
+    pub(crate) fn index(&self, at: usize) -> Option<&AtomicU16> {
+        let mapped: &MmapRegion = &self.region;
+        mapped.get_atomic_ref(self.offset.checked_add(at)?).ok()
     }
 }
 

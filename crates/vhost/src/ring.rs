@@ -4,17 +4,17 @@
 //! together, which its `add_used` cannot do.
 
 use crate::VhostError;
-use crate::chain::{BufferPiece, ChainBuffers, LARGEST};
+use crate::chain::{ChainBuffers, LARGEST, locate};
 use crate::inflight::{InflightQueue, InflightRegion};
-use crate::memory::MemoryTable;
+use crate::memory::{LocatedPlace, MemoryTable};
 use crate::poller::{WatchSet, Watched};
 use std::fmt;
 use std::num::Wrapping;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 use vhost::vhost_user::message::VhostUserVringAddr;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 
 const NO_INTERRUPT: u16 = 1;
 
@@ -25,6 +25,10 @@ pub struct VirtioRing {
     kick: Option<Watched<OwnedFd>>,
     call: Option<OwnedFd>,
     enabled: bool,
+    /// Where its parts are, if each lies in one region.
+    places: Option<RingPlaces>,
+    /// The driver's position at the last look. It is not read again before all that was offered then is taken.
+    known: u16,
     next_used: Wrapping<u16>,
     /// Completions that are written and not visible yet.
     pending: u16,
@@ -36,6 +40,14 @@ pub struct VirtioRing {
     batch: Vec<u16>,
     /// Heads that an earlier back end took and did not complete, the next one last.
     unfinished: Vec<u16>,
+}
+
+/// Where the parts of a queue are.
+#[derive(Debug)]
+struct RingPlaces {
+    descriptors: LocatedPlace,
+    available: LocatedPlace,
+    used: LocatedPlace,
 }
 
 impl fmt::Debug for VirtioRing {
@@ -54,6 +66,8 @@ impl VirtioRing {
             kick: None,
             call: None,
             enabled: false,
+            places: None,
+            known: 0,
             next_used: Wrapping(0),
             pending: 0,
             uncalled: 0,
@@ -138,6 +152,7 @@ impl VirtioRing {
             heads.reverse();
             self.unfinished = heads;
         }
+        self.known = self.queue.next_avail();
         if let Some(call) = &self.call {
             let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
         }
@@ -170,6 +185,7 @@ impl VirtioRing {
         let found = self.addresses.ok_or(VhostError::Queue("it is started before its addresses are given"))?;
         let guest = |address: u64| memory.guest_address(address).ok_or_else(outside);
         self.queue.set_ready(false);
+        self.places = None;
         self.queue.try_set_desc_table_address(guest(found.descriptor)?).map_err(|_| outside())?;
         self.queue.try_set_avail_ring_address(guest(found.available)?).map_err(|_| outside())?;
         self.queue.try_set_used_ring_address(guest(found.used)?).map_err(|_| outside())?;
@@ -177,6 +193,14 @@ impl VirtioRing {
         if !self.queue.is_valid(&**memory.map()) {
             self.queue.set_ready(false);
             return Err(outside());
+        }
+        let size = u64::from(self.queue.size());
+        let place = |address: u64, length: u64| memory.locate(GuestAddress(address), length);
+        let descriptors = place(self.queue.desc_table(), 16 * size);
+        let (available, used) =
+            (place(self.queue.avail_ring(), 6 + 2 * size), place(self.queue.used_ring(), 6 + 8 * size));
+        if let (Some(descriptors), Some(available), Some(used)) = (descriptors, available, used) {
+            self.places = Some(RingPlaces { descriptors, available, used });
         }
         Ok(())
     }
@@ -186,15 +210,6 @@ impl VirtioRing {
         if let Some(kick) = &self.kick {
             let _ = rustix::io::read(kick.get(), &mut [0_u8; 8]);
         }
-    }
-
-    /// The next chain of buffers that the driver offers.
-    pub fn next<'m>(
-        &mut self,
-        memory: &'m GuestMemoryMmap,
-    ) -> Result<Option<DescriptorChain<&'m GuestMemoryMmap>>, VhostError> {
-        let mut chains = self.queue.iter(memory).map_err(|_| VhostError::Queue("its available index jumped"))?;
-        Ok(chains.next())
     }
 
     /// Heads that an earlier back end took and did not complete. They come first from [`Self::next_head`].
@@ -208,14 +223,17 @@ impl VirtioRing {
             return Ok(Some(head));
         }
         let next = self.queue.next_avail();
-        let waiting = self.offered(memory).wrapping_sub(next);
+        if self.known == next {
+            self.known = self.offered(memory);
+        }
+        let waiting = self.known.wrapping_sub(next);
         if waiting == 0 {
             return Ok(None);
         }
         if waiting > self.queue.size() {
             return Err(VhostError::Queue("its available index jumped"));
         }
-        let head = self.load(memory, 4 + 2 * u64::from(next % self.queue.size()));
+        let head = self.load(memory, 4 + 2 * u64::from(next & (self.queue.size() - 1)));
         if head >= self.queue.size() {
             return Err(VhostError::Queue("a chain begins outside of its table"));
         }
@@ -228,7 +246,8 @@ impl VirtioRing {
 
     /// Whether [`Self::next_head`] has something.
     pub fn has_work(&self, memory: &GuestMemoryMmap) -> bool {
-        !self.unfinished.is_empty() || self.offered(memory) != self.queue.next_avail()
+        let next = self.queue.next_avail();
+        !self.unfinished.is_empty() || self.known != next || self.offered(memory) != next
     }
 
     /// The buffers of a chain.
@@ -236,12 +255,25 @@ impl VirtioRing {
         into.load(memory, GuestAddress(self.queue.desc_table()), self.queue.size(), head)
     }
 
+    /// Adds the buffers of a chain to those of earlier ones.
+    pub(crate) fn append_buffers<'m>(
+        &'m self,
+        memory: &'m GuestMemoryMmap,
+        head: u16,
+        into: &mut ChainBuffers,
+    ) -> Result<(), VhostError> {
+        let size = self.queue.size();
+        let table = self.places.as_ref().and_then(|places| places.descriptors.array(0, size.into()));
+        let table = table.or_else(|| locate(memory, GuestAddress(self.queue.desc_table()), size.into()));
+        into.append(memory, GuestAddress(self.queue.desc_table()), table, size, head)
+    }
+
     /// Its entries.
     pub fn size(&self) -> u16 {
         self.queue.size()
     }
 
-    /// Where [`Self::next`] reads; for [`Self::rewind`].
+    /// Where [`Self::next_head`] reads; for [`Self::rewind`].
     pub fn position(&self) -> u16 {
         self.queue.next_avail()
     }
@@ -251,8 +283,16 @@ impl VirtioRing {
         self.queue.set_next_avail(position);
     }
 
+    /// The driver's own position, as it was when [`Self::next_head`] found nothing.
+    pub(crate) fn known(&self) -> u16 {
+        self.known
+    }
+
     /// The driver's own position, as of now.
     pub fn offered(&self, memory: &GuestMemoryMmap) -> u16 {
+        if let Some(index) = self.places.as_ref().and_then(|places| places.available.index(2)) {
+            return u16::from_le(index.load(Ordering::Acquire));
+        }
         self.queue.avail_idx(memory, Ordering::Acquire).map_or(self.queue.next_avail(), |index| index.0)
     }
 
@@ -261,12 +301,18 @@ impl VirtioRing {
         if head >= self.queue.size() {
             return Err(VhostError::Queue("a chain begins outside of its table"));
         }
-        let slot = u64::from((self.next_used + Wrapping(self.pending)).0 % self.queue.size());
+        // The size is a power of two.
+        let slot = (self.next_used + Wrapping(self.pending)).0 & (self.queue.size() - 1);
         let length = u32::try_from(length).unwrap_or(0);
         let element = (u64::from(length) << 32 | u64::from(head)).to_le();
-        let address = GuestAddress(self.queue.used_ring()).checked_add(4 + 8 * slot);
-        let address = address.ok_or(VhostError::Queue("its used ring is outside of the memory"))?;
-        memory.write_obj(element, address).map_err(|_| VhostError::Queue("its used ring is outside of the memory"))?;
+        let size = usize::from(self.queue.size());
+        if let Some(elements) = self.places.as_ref().and_then(|places| places.used.array::<u64>(4, size)) {
+            elements.store(usize::from(slot), element);
+        } else {
+            let address = GuestAddress(self.queue.used_ring()).checked_add(4 + 8 * u64::from(slot));
+            let outside = || VhostError::Queue("its used ring is outside of the memory");
+            memory.write_obj(element, address.ok_or_else(outside)?).map_err(|_| outside())?;
+        }
         self.pending += 1;
         if let Some(inflight) = &self.inflight {
             inflight.link(head);
@@ -315,6 +361,10 @@ impl VirtioRing {
     }
 
     fn load(&self, memory: &GuestMemoryMmap, at: u64) -> u16 {
+        let place = usize::try_from(at).ok().zip(self.places.as_ref());
+        if let Some(index) = place.and_then(|(at, places)| places.available.index(at)) {
+            return u16::from_le(index.load(Ordering::Relaxed));
+        }
         let address = GuestAddress(self.queue.avail_ring()).checked_add(at);
         address.and_then(|address| memory.load::<u16>(address, Ordering::Relaxed).ok()).map_or(0, u16::from_le)
     }
@@ -328,38 +378,4 @@ impl VirtioRing {
     pub fn disarm(&mut self, memory: &GuestMemoryMmap) {
         let _ = self.queue.disable_notification(memory);
     }
-}
-
-/// The pieces of a chain, each checked against the memory once. Its buffers must all be for reading, or all for writing, none
-/// may be empty, and [`LARGEST`] are the most.
-pub fn pieces(
-    memory: &GuestMemoryMmap,
-    chain: DescriptorChain<&GuestMemoryMmap>,
-    writable: bool,
-    into: &mut Vec<BufferPiece>,
-) -> Result<usize, VhostError> {
-    let before = into.len();
-    let mut total = 0;
-    let mut open = true;
-    for descriptor in chain {
-        if descriptor.is_write_only() != writable {
-            return Err(VhostError::Queue("a buffer is of the wrong direction"));
-        }
-        open = descriptor.has_next();
-        let length = usize::try_from(descriptor.len()).map_err(|_| VhostError::Queue("a buffer is too large"))?;
-        if length == 0 {
-            return Err(VhostError::Queue("a buffer is empty"));
-        }
-        if into.len() - before >= usize::from(LARGEST) {
-            return Err(VhostError::Queue("a chain has more than 1024 buffers"));
-        }
-        let address = descriptor.addr();
-        memory.get_slice(address, length).map_err(|_| VhostError::Queue("a buffer is outside of the memory table"))?;
-        into.push(BufferPiece { address, length });
-        total += length;
-    }
-    if open {
-        return Err(VhostError::Queue("a chain is empty, loops, or leaves its table"));
-    }
-    Ok(total)
 }

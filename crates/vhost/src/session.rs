@@ -17,7 +17,7 @@ use vhost::vhost_user::message::{
     VhostUserProtocolFeatures, VhostUserSingleMemoryRegion, VhostUserU64, VhostUserVirtioFeatures, VhostUserVringAddr,
     VhostUserVringState,
 };
-use vm_memory::ByteValued;
+use vm_memory::{ByteValued, GuestMemoryMmap};
 
 /// Bits of a vring's number in the messages that bring its descriptors, and the one that says that there is none.
 const VRING: u64 = 0xff;
@@ -114,6 +114,11 @@ impl FrontendSession {
     /// Memory and queues.
     pub fn parts(&mut self) -> (&MemoryTable, &mut [VirtioRing]) {
         (&self.memory, &mut self.rings)
+    }
+
+    /// The guest's memory.
+    pub(crate) fn memory(&self) -> &GuestMemoryMmap {
+        self.memory.map()
     }
 
     /// Its queues.

@@ -1,9 +1,11 @@
 //! The copy of a frame: out of a sender's buffers, into those of a receiver.
 
 use crate::VhostError;
-use crate::chain::{BufferPiece, LARGEST};
-use crate::ring::{VirtioRing, pieces};
-use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap};
+use crate::chain::{BufferPiece, ChainBuffers, LARGEST};
+use crate::offload::LONG;
+use crate::ring::VirtioRing;
+use crate::switch::HEAD;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 
 /// The location of a frame's bytes. The part that the switch has checked is in `head`, a private copy: the sender can change its buffers
 /// at any time.
@@ -78,7 +80,7 @@ const MOST_PIECES: usize = LARGEST as usize;
 /// Buffers of a receiver, used again for each frame.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveScratch {
-    pieces: Vec<BufferPiece>,
+    buffers: ChainBuffers,
     /// The head of each chain, and the bytes of all chains to its end.
     chains: Vec<(u16, usize)>,
 }
@@ -92,33 +94,51 @@ impl ReceiveScratch {
         ring: &mut VirtioRing,
         memory: &GuestMemoryMmap,
         mergeable: bool,
-        header: impl Fn(u16) -> ([u8; crate::offload::LONG], usize),
+        header: impl Fn(u16) -> ([u8; LONG], usize),
         frame: FrameBytes<'_>,
     ) -> Result<Delivery, VhostError> {
         let (_, header_length) = header(1);
         let total = header_length + frame.length;
         let before = ring.position();
-        self.pieces.clear();
+        self.buffers.clear();
         self.chains.clear();
-        let mut room = 0;
+        let (mut room, mut counted) = (0, 0);
         while room < total {
-            let Some(chain) = ring.next(memory)? else {
+            let Some(head) = ring.next_head(memory)? else {
                 ring.rewind(before);
                 return Ok(Delivery::Full);
             };
-            let head = chain.head_index();
-            room += pieces(memory, chain, true, &mut self.pieces)?;
+            ring.append_buffers(memory, head, &mut self.buffers)?;
+            let ChainBuffers { readable, writable } = &self.buffers;
+            if !readable.is_empty() {
+                return Err(VhostError::Queue("a buffer is of the wrong direction"));
+            }
+            room += writable.iter().skip(counted).map(|piece| piece.length).sum::<usize>();
+            counted = writable.len();
             self.chains.push((head, room));
-            if self.pieces.len() > MOST_PIECES || (room < total && !mergeable) {
+            if counted > MOST_PIECES || (room < total && !mergeable) {
                 ring.rewind(before);
                 return Ok(Delivery::TooLarge);
             }
         }
         let count = u16::try_from(self.chains.len()).unwrap_or(u16::MAX);
         let (bytes, _) = header(count);
-        let mut target = WritePlace { memory, pieces: &self.pieces, index: 0, offset: 0 };
-        target.write(&bytes[..header_length])?;
-        target.write(frame.head)?;
+        let mut target = WritePlace { memory, pieces: &self.buffers.writable, index: 0, offset: 0 };
+        // Header and head are one piece mostly, and are written as one.
+        let mut start = [0; LONG + HEAD];
+        let behind = header_length + frame.head.len();
+        match start.get_mut(..behind) {
+            Some(start) => {
+                let (place, rest) = start.split_at_mut(header_length);
+                place.copy_from_slice(&bytes[..header_length]);
+                rest.copy_from_slice(frame.head);
+                target.write(start)?;
+            }
+            None => {
+                target.write(&bytes[..header_length])?;
+                target.write(frame.head)?;
+            }
+        }
         if let Some((from, all, skip)) = frame.rest {
             target.copy(from, all, skip, frame.length - frame.head.len())?;
         }
@@ -157,7 +177,7 @@ impl WritePlace<'_> {
         while !bytes.is_empty() {
             let place = self.place()?;
             let (now, later) = bytes.split_at(place.length.min(bytes.len()));
-            self.memory.write_slice(now, place.address).map_err(|_| gone())?;
+            self.memory.get_slice(place.address, now.len()).map_err(|_| gone())?.copy_from(now);
             self.offset += now.len();
             bytes = later;
         }

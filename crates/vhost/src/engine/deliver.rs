@@ -7,7 +7,7 @@ use crate::offload::NetHeader;
 use crate::switch::PortNumber;
 use crate::transfer::{Delivery, FrameBytes};
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use vm_memory::GuestMemoryMmap;
 
 impl Engine {
     /// Gives a frame to a port. If it `may_wait` and the port's driver has no buffers now, nothing is lost yet.
@@ -44,11 +44,11 @@ impl Engine {
         let format = CardFormat::of(session.features());
         let (table, rings) = session.parts();
         let ring = &mut rings[queue];
-        let memory = Arc::clone(table.map());
+        let memory: &GuestMemoryMmap = table.map();
         let receive = &mut self.scratch.receive;
         let mut put = |frame: FrameBytes<'_>, header: NetHeader| {
             let header = |count| (header.bytes(count), format.header);
-            receive.deliver(ring, &memory, format.mergeable, header, frame)
+            receive.deliver(ring, memory, format.mergeable, header, frame)
         };
         let mut delivered = Ok(Delivery::Done);
         let mut count = 0;
@@ -81,7 +81,7 @@ impl Engine {
             }
             // A frame in pieces, some of which have gone, is not begun again.
             Ok(Delivery::Full) if may_wait && !card.stalled && count == 0 && card.patience.wait(now) == 0 => {
-                let seen = ring.offered(&memory);
+                let seen = ring.known();
                 self.touch(to, queue);
                 return Handed::Full(to, queue, seen);
             }

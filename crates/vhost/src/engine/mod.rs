@@ -8,7 +8,6 @@ mod deliver;
 mod transmit;
 
 use crate::card::{self, Card, LISTENER, SOCKET, TAP, TOKEN_BITS};
-use crate::chain::BufferPiece;
 use crate::control::{ControlRequest, EngineHandle, PortReport, PortSpec, SwitchReport};
 use crate::handle::{Answer, Asked, RequestHandle};
 use crate::offload::{LONG, LONGEST};
@@ -29,8 +28,10 @@ use tracing::{info, warn};
 
 /// How long the loop sleeps at most.
 const TICK: u64 = 1_000_000_000;
-/// Passes over the queues between two looks at all else.
+/// Passes over the queues between two readings of the clock, while frames come.
 const PASSES: u32 = 16;
+/// The time between two looks at everything but the queues, while the loop does not sleep.
+const LOOK: u64 = 10_000;
 /// The token of the control requests. Ports begin with 1.
 const CONTROL: u64 = 0;
 
@@ -74,6 +75,16 @@ struct EnginePort {
     end: PortEnd,
 }
 
+impl EnginePort {
+    /// Whether its turn could move a frame.
+    fn may_send(&self) -> bool {
+        match &self.end {
+            PortEnd::Card(card) => card.has_offers(),
+            PortEnd::Uplink { .. } => true,
+        }
+    }
+}
+
 /// A switch and its ports.
 #[derive(Debug)]
 pub struct Engine {
@@ -104,7 +115,7 @@ struct SpentWork {
 #[derive(Debug, Default)]
 struct Scratch {
     receive: ReceiveScratch,
-    pieces: Vec<BufferPiece>,
+    batch: transmit::TakenBatch,
     frame: Vec<u8>,
 }
 
@@ -137,7 +148,7 @@ impl Engine {
     pub fn run(mut self) -> Result<(), VhostError> {
         let (mut events, mut tokens) = (Vec::with_capacity(64), Vec::new());
         let mut spin = AdaptiveSpin::new(self.options.spin);
-        let (mut last_expiry, mut pass) = (0, 0_u32);
+        let (mut last_expiry, mut last_look, mut pass) = (0, 0, 0_u32);
         while !self.stopping {
             let worked = self.serve();
             pass = pass.wrapping_add(1);
@@ -153,7 +164,8 @@ impl Engine {
             if !worked && !spinning {
                 sleep = if self.arm() { 0 } else { self.next_deadline(now) };
             }
-            if worked || sleep > 0 || pass.is_multiple_of(PASSES) {
+            if sleep > 0 || now.saturating_sub(last_look) >= LOOK {
+                last_look = now;
                 self.poller.wait(sleep, &mut events, &mut tokens)?;
             }
             if sleep > 0 {
@@ -186,6 +198,9 @@ impl Engine {
         let mut at = PortNumber(0);
         while let Some(number) = self.ports.range(PortNumber(at.0 + 1)..).next().map(|(number, _)| *number) {
             at = number;
+            if !self.ports.get(&number).is_some_and(EnginePort::may_send) {
+                continue;
+            }
             let Some(mut port) = self.ports.remove(&number) else { continue };
             worked |= self.transmit(&mut port);
             self.ports.insert(number, port);

@@ -32,9 +32,14 @@ impl SourceGuard {
         &self.macs
     }
 
+    /// Whether all frames pass.
+    pub(crate) fn is_open(&self) -> bool {
+        self.macs.is_empty() && self.addresses.is_empty()
+    }
+
     /// Whether the frame that begins with `head` may come from this port.
     pub fn permits(&self, head: &[u8]) -> bool {
-        if self.macs.is_empty() && self.addresses.is_empty() {
+        if self.is_open() {
             return true;
         }
         let Some((_, source)) = MacAddress::pair(head) else { return false };

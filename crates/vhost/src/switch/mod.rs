@@ -94,17 +94,29 @@ pub struct Switch {
     options: SwitchOptions,
     table: AddressTable,
     ports: BTreeMap<PortNumber, SwitchPort>,
+    last: Option<LastForward>,
+}
+
+/// The last frame, if it went to one port, from one whose guard lets all pass. A frame of the same port with the same addresses, at the
+/// same time and directly behind it, goes there as well, and changes nothing in the table.
+#[derive(Debug, Clone, Copy)]
+struct LastForward {
+    now: u64,
+    from: PortNumber,
+    addresses: (MacAddress, MacAddress),
+    to: PortNumber,
 }
 
 impl Switch {
     /// A switch without ports.
     pub fn new(options: SwitchOptions) -> Self {
         let table = AddressTable::new(options.table.clone());
-        Self { options, table, ports: BTreeMap::new() }
+        Self { options, table, ports: BTreeMap::new(), last: None }
     }
 
     /// Adds a port whose frames `guard` judges. The guard's addresses are this port's alone.
     pub fn add(&mut self, number: PortNumber, guard: SourceGuard, now: u64) {
+        self.last = None;
         for mac in guard.macs() {
             self.table.pin(*mac, number);
         }
@@ -114,6 +126,7 @@ impl Switch {
 
     /// Removes a port and what was learned of it.
     pub fn remove(&mut self, number: PortNumber) {
+        self.last = None;
         self.ports.remove(&number);
         self.table.forget(number);
     }
@@ -125,14 +138,24 @@ impl Switch {
 
     /// As [`Self::admit`]; a flood of the frame counts as this many.
     pub fn admit_segments(&mut self, now: u64, from: PortNumber, head: &[u8], segments: u64) -> FrameDecision {
+        let addresses = MacAddress::pair(head);
+        if let Some(last) = self.last
+            && (last.now, last.from, Some(last.addresses)) == (now, from, addresses)
+        {
+            return FrameDecision::Forward(last.to);
+        }
+        self.last = None;
         let Some(port) = self.ports.get_mut(&from) else { return FrameDecision::Discard(DiscardReason::NoPort) };
-        let Some((destination, source)) = MacAddress::pair(head) else {
+        let Some((destination, source)) = addresses else {
             return FrameDecision::Discard(DiscardReason::Malformed);
         };
         if !source.is_station() {
             return FrameDecision::Discard(DiscardReason::Malformed);
         }
-        if !port.guard.permits(head) || !self.table.learn(now, source, from) {
+        if !port.guard.permits(head) {
+            return FrameDecision::Discard(DiscardReason::Spoofed);
+        }
+        if !self.table.learn(now, source, from) {
             return FrameDecision::Discard(DiscardReason::Spoofed);
         }
         if destination.is_reserved() {
@@ -141,7 +164,12 @@ impl Switch {
         let known = if destination.is_group() { None } else { self.table.find(now, destination) };
         match known {
             Some(to) if to == from => FrameDecision::Discard(DiscardReason::SamePort),
-            Some(to) => FrameDecision::Forward(to),
+            Some(to) => {
+                // A guard judges each frame.
+                let is_open = port.guard.is_open();
+                self.last = is_open.then_some(LastForward { now, from, addresses: (destination, source), to });
+                FrameDecision::Forward(to)
+            }
             None if self.options.floods == 0 || port.floods.take(now, segments.max(1)) => FrameDecision::Flood,
             None => FrameDecision::Discard(DiscardReason::FloodLimit),
         }

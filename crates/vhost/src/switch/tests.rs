@@ -39,6 +39,37 @@ fn learned_address_gets_its_frames_alone() {
 }
 
 #[test]
+fn remembered_decision_ends_with_its_port_and_with_a_pinned_address() {
+    let mut switch = switch(SwitchOptions::default());
+    switch.admit(0, B, &frame(EVERYBODY, mac(2)));
+    let sent = frame(mac(2), mac(1));
+    assert_eq!([0; 3].map(|now| switch.admit(now, A, &sent)), [FrameDecision::Forward(B); 3]);
+    let d = PortNumber(4);
+    switch.add(d, SourceGuard::new(vec![mac(2)], vec![]), 0);
+    assert_eq!(switch.admit(0, A, &sent), FrameDecision::Forward(d));
+    assert_eq!(switch.admit(0, A, &sent), FrameDecision::Forward(d));
+    switch.remove(d);
+    assert_eq!(switch.admit(0, A, &sent), FrameDecision::Flood);
+    // A frame of another port comes between two frames, and moves the address.
+    switch.admit(0, B, &frame(EVERYBODY, mac(2)));
+    assert_eq!(switch.admit(0, A, &sent), FrameDecision::Forward(B));
+    switch.admit(0, C, &frame(EVERYBODY, mac(2)));
+    assert_eq!(switch.admit(0, A, &sent), FrameDecision::Forward(C));
+}
+
+#[test]
+fn guard_judges_each_frame_of_a_run() {
+    let mut switch = switch(SwitchOptions::default());
+    let own: IpAddr = "10.0.0.1".parse().unwrap();
+    let d = PortNumber(4);
+    switch.add(d, SourceGuard::new(vec![mac(4)], vec![own]), 0);
+    switch.admit(0, B, &frame(EVERYBODY, mac(2)));
+    let sent = |source| with_body(mac(2), mac(4), 0x800, &ipv4(source, 6, [0; 4]));
+    assert_eq!(switch.admit(0, d, &sent([10, 0, 0, 1])), FrameDecision::Forward(B));
+    assert_eq!(switch.admit(0, d, &sent([10, 0, 0, 2])), SPOOFED);
+}
+
+#[test]
 fn address_that_moves_is_found_at_its_new_port() {
     let mut switch = switch(SwitchOptions::default());
     switch.admit(0, A, &frame(EVERYBODY, mac(1)));
