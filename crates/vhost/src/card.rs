@@ -109,6 +109,11 @@ impl Card {
         self.parked.iter().any(Option::is_some) || queues.any(|ring| ring.runs() && ring.has_work(memory))
     }
 
+    /// Whether it has to be asked to listen again.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.listener.is_paused()
+    }
+
     /// Listens again if it had to wait.
     pub(crate) fn resume(&mut self) {
         self.listener.resume();

@@ -69,6 +69,11 @@ impl FrontendListener {
         Some(socket)
     }
 
+    /// Whether it does not listen until descriptors have been closed.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
     /// Listens again if descriptors that took long have been closed. To be called now and then.
     pub(crate) fn resume(&mut self) {
         if self.paused

@@ -6,6 +6,9 @@ use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+/// Waits until something comes, however long that takes.
+pub(crate) const UNLIMITED: u64 = u64::MAX;
+
 /// An epoll set that its members share.
 #[derive(Debug, Clone)]
 pub(crate) struct WatchSet(Arc<OwnedFd>);
@@ -40,7 +43,7 @@ impl WatchSet {
         let _ = epoll::delete(&*self.0, fd);
     }
 
-    /// Waits, at most `nanoseconds`, and puts the tokens of what has something to be read into `tokens`.
+    /// Waits, at most `nanoseconds` ([`UNLIMITED`] is no limit), and puts the tokens of what has something to be read into `tokens`.
     pub(crate) fn wait(
         &self,
         nanoseconds: u64,
@@ -53,7 +56,7 @@ impl WatchSet {
             tv_sec: i64::try_from(nanoseconds / 1_000_000_000).unwrap_or(0),
             tv_nsec: i64::try_from(nanoseconds % 1_000_000_000).unwrap_or(0),
         };
-        match epoll::wait(&*self.0, spare_capacity(events), Some(&limit)) {
+        match epoll::wait(&*self.0, spare_capacity(events), (nanoseconds != UNLIMITED).then_some(&limit)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(VhostError::system("wait")(e)),
         }

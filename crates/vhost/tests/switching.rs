@@ -9,6 +9,7 @@ use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
 use partywall_vhost::control::{ControlRequest, PortSpec};
 use partywall_vhost::driver::load::{FrameGenerator, RoundTrips};
 use partywall_vhost::driver::{DriverOptions, GuestDriver, mergeable_features, plain_features};
+use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -272,4 +273,42 @@ fn load_generator_gets_each_frame_and_each_answer() {
             assert!(times.len() == 50 && times.iter().all(|time| *time > 0));
         }
     }
+}
+
+#[test]
+fn idle_switch_is_not_woken() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, handle) = Engine::new(EngineOptions::new(folder.path())).unwrap();
+    let (told, thread) = std::sync::mpsc::channel();
+    let running = std::thread::spawn(move || {
+        told.send(rustix::thread::gettid()).unwrap();
+        engine.run()
+    });
+    let status = format!("/proc/self/task/{}/status", thread.recv().unwrap().as_raw_nonzero());
+    let switches = || -> String {
+        let status = std::fs::read_to_string(&status).unwrap();
+        status.lines().filter(|line| line.starts_with("voluntary")).collect()
+    };
+    let [a, b] = ["a", "b"].map(|name| {
+        let spec = PortSpec::new(name);
+        let path = spec.socket(folder.path());
+        handle.ask(ControlRequest::Add { port: spec }).unwrap();
+        path
+    });
+    let mut generator = FrameGenerator::connect(&a, &b, 64).unwrap();
+    generator.stream(Duration::from_millis(5)).unwrap();
+    // It polls for a moment, and is then woken by nothing.
+    let deadline = Instant::now() + HANG;
+    loop {
+        let before = switches();
+        std::thread::sleep(Duration::from_millis(2500));
+        if switches() == before {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the switch is woken again and again");
+    }
+    // It still serves.
+    generator.stream(Duration::from_millis(5)).unwrap();
+    handle.ask(ControlRequest::Stop).unwrap();
+    running.join().unwrap().unwrap();
 }

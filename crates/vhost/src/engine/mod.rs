@@ -11,7 +11,7 @@ use crate::card::{self, Card, LISTENER, SOCKET, TAP, TOKEN_BITS};
 use crate::control::{ControlRequest, EngineHandle, PortReport, PortSpec, SwitchReport};
 use crate::handle::{Answer, Asked, RequestHandle};
 use crate::offload::{LONG, LONGEST};
-use crate::poller::{WatchSet, Watched};
+use crate::poller::{UNLIMITED, WatchSet, Watched};
 use crate::spin::{AdaptiveSpin, nanoseconds};
 use crate::switch::{PortNumber, SourceGuard, Switch, SwitchOptions, TokenBucket};
 use crate::tap::TapDevice;
@@ -26,7 +26,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// How long the loop sleeps at most.
+/// The time between two looks at old addresses, and at listeners that had to wait.
 const TICK: u64 = 1_000_000_000;
 /// Passes over the queues between two readings of the clock, while frames come.
 const PASSES: u32 = 16;
@@ -155,7 +155,7 @@ impl Engine {
             if worked && !pass.is_multiple_of(PASSES) {
                 continue;
             }
-            let now = self.now();
+            let mut now = self.now();
             if worked {
                 spin.worked(now);
             }
@@ -169,12 +169,11 @@ impl Engine {
                 self.poller.wait(sleep, &mut events, &mut tokens)?;
             }
             if sleep > 0 {
-                spin.slept(now, self.now(), !tokens.is_empty());
+                let awake = self.now();
+                spin.slept(now, awake, !tokens.is_empty());
+                now = awake;
             }
-            for token in std::mem::take(&mut tokens) {
-                self.handle(token);
-            }
-            events.clear();
+            // A switch that has slept for long forgets old addresses before it does anything else.
             if now.saturating_sub(last_expiry) > TICK {
                 last_expiry = now;
                 self.switch.expire(now);
@@ -184,6 +183,10 @@ impl Engine {
                     }
                 }
             }
+            for token in std::mem::take(&mut tokens) {
+                self.handle(token);
+            }
+            events.clear();
         }
         Ok(())
     }
@@ -285,13 +288,15 @@ impl Engine {
         found
     }
 
-    /// Until the first of those that wait gives up.
+    /// Until the first of those that wait gives up. An idle switch has no deadline, and is woken only by an event.
     fn next_deadline(&self, now: u64) -> u64 {
         let ends = self.ports.values().flat_map(|port| match &port.end {
             PortEnd::Card(card) => card.parked.iter().flatten().map(|parked| parked.until).min(),
             PortEnd::Uplink { waiting, .. } => waiting.map(|(_, parked)| parked.until),
         });
-        ends.min().map_or(TICK, |end| end.saturating_sub(now).clamp(1, TICK))
+        let paused = self.ports.values().any(|port| matches!(&port.end, PortEnd::Card(card) if card.is_paused()));
+        let longest = if paused { TICK } else { UNLIMITED };
+        ends.min().map_or(longest, |end| end.saturating_sub(now).clamp(1, TICK))
     }
 
     fn control(&mut self, request: ControlRequest) -> Answer {
