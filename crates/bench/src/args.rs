@@ -73,9 +73,14 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FOLDER")]
         folder: Option<PathBuf>,
     },
+    /// The switch for virtual machines, without a machine: `partywall net` compared with DPDK's `testpmd`.
+    ///
+    /// Frames of 64 to 65,000 bytes from one port to another, round trips, and an idle switch; the drivers are this program's own.
+    /// `testpmd` is in Debian's package `dpdk-dev`. About 3 minutes; with --quick --runs 1 twenty seconds.
+    Net(Common),
     /// Every ratio that Partywall promises, with its target and whether it is met.
     Ratios(Common),
-    /// All of the above except `heap`, `fs`, `vm` and `blk`.
+    /// All of the above except `heap`, `fs`, `vm`, `blk` and `net`.
     All(Common),
     /// Two result files side by side, with a verdict that takes the range of the runs into account.
     Compare {

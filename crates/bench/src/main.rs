@@ -69,6 +69,7 @@ fn run(command: &Command) -> Result<u8> {
         Command::Apps(common) => (common, commands::apps::run),
         Command::Residency(common) => (common, commands::residency::run),
         Command::Vm(common) => (common, commands::vm::run),
+        Command::Net(common) => (common, commands::net::run),
         Command::Ratios(common) => (common, commands::ratios::run),
         Command::All(common) => (common, commands::all::run),
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),

@@ -75,6 +75,10 @@ pub(crate) enum Mechanism {
     PartywallFsTcp,
     /// sshfs, without encryption, over loopback.
     Sshfs,
+    /// The switch for virtual machines' network cards.
+    PartywallNet,
+    /// DPDK's testpmd between two vhost-user ports.
+    Testpmd,
 }
 
 impl Mechanism {
@@ -114,6 +118,8 @@ impl Mechanism {
             Self::PartywallFs => "partywall-fs",
             Self::PartywallFsTcp => "partywall-fs-tcp",
             Self::Sshfs => "sshfs",
+            Self::PartywallNet => "partywall-net",
+            Self::Testpmd => "testpmd",
         }
     }
 

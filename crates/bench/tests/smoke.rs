@@ -180,6 +180,33 @@ fn peers_and_file_systems_are_measured_or_packages_named() {
     assert!(!mounts.contains(ours) && !mounts.contains("/partywall-bench-fs-"), "a mount stays behind: {mounts}");
 }
 
+/// The switch is measured where its program is built, and `testpmd` where it is installed; the package is named otherwise.
+#[test]
+fn switch_is_measured_and_testpmd_or_its_package_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = measure("net", folder.path());
+    let json = fs::read_to_string(folder.path().join("net.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let cells = report["cells"].as_array().unwrap();
+    assert!(!cells.is_empty());
+    for cell in cells {
+        let measured = !cell["runs"].as_array().unwrap().is_empty();
+        assert!(measured || cell["problem"]["unavailable"].is_string(), "{cell}");
+        let needed = cell["mechanism"] == "partywall-net" && switch_is_built();
+        assert!(measured || !needed, "{cell}");
+    }
+    let shown = text(&output.stdout);
+    let is_there = !shown.contains("testpmd: not measured");
+    assert!(is_there || shown.contains("dpdk-dev") || shown.contains("a processor each"), "{shown}");
+    assert_eq!(report["verdicts"].as_array().unwrap().len(), 10);
+}
+
+/// Whether the switch is beside the bench, and there are two processors.
+fn switch_is_built() -> bool {
+    let beside = Path::new(env!("CARGO_BIN_EXE_partywall-bench")).with_file_name("partywall-net");
+    beside.exists() && thread::available_parallelism().is_ok_and(|count| count.get() > 1)
+}
+
 /// Two machines boot, and all that goes between them is measured; where they cannot be booted, it is said what is missing.
 #[test]
 fn machines_are_measured_or_missing_tools_named() {

@@ -12,6 +12,7 @@ pub(crate) mod fs;
 pub(crate) mod heap;
 pub(crate) mod ipc;
 pub(crate) mod latency;
+pub(crate) mod net;
 pub(crate) mod ratios;
 pub(crate) mod residency;
 pub(crate) mod rpc;

@@ -63,7 +63,7 @@ fn process_time() -> u64 {
 }
 
 /// Processor time of another process so far: exact where the kernel keeps scheduler statistics, else to the tick.
-pub(super) fn time_of(pid: u32) -> Option<Duration> {
+pub(crate) fn time_of(pid: u32) -> Option<Duration> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let ran = |thread: fs::DirEntry| {
         let stat = fs::read_to_string(thread.path().join("schedstat")).ok()?;

@@ -3,7 +3,7 @@
 pub(crate) mod broker;
 pub(crate) mod channels;
 pub(crate) mod clock;
-mod cpu;
+pub(crate) mod cpu;
 mod ledger;
 mod memory;
 mod paced;

@@ -64,6 +64,14 @@ pub(crate) enum Metric {
     SwitchesPerSecond,
     /// Processor time of the whole machine for each thing done.
     CpuNsPerOperation,
+    /// Processor time of the process in the middle, of one processor.
+    MiddleCpuPercent,
+    /// Seconds of processor time of the process in the middle for a gigabyte.
+    CpuSecondsPerGigabyte,
+    /// Seconds of processor time of the process in the middle for a million frames.
+    CpuSecondsPerMillion,
+    /// Nanoseconds of processor time of the process in the middle during a second without work.
+    IdleNs,
     /// Time that the server was ready to run and did not, of one processor.
     WaitPercent,
     /// Times per second that the server gave its processor up, to wait for something.
@@ -124,6 +132,10 @@ impl Metric {
             Self::LostPercent => "lost",
             Self::SwitchesPerSecond => "switches",
             Self::CpuNsPerOperation => "cpu/operation",
+            Self::MiddleCpuPercent => "cpu",
+            Self::CpuSecondsPerGigabyte => "cpu s/GB",
+            Self::CpuSecondsPerMillion => "cpu s/M frames",
+            Self::IdleNs => "cpu in a second",
             Self::WaitPercent => "server waits",
             Self::BlocksPerSecond => "server blocks",
             Self::FdsPerChannel => "fds/channel/side",
@@ -152,9 +164,13 @@ impl Metric {
             Self::Seconds | Self::HostSeconds | Self::GuestSeconds | Self::MemorySeconds | Self::PeerSeconds => {
                 unit::nanoseconds(value * 1e9)
             }
-            Self::P50Ns | Self::P99Ns | Self::P999Ns | Self::MaxNs | Self::MeanNs | Self::CpuNsPerOperation => {
-                unit::nanoseconds(value)
-            }
+            Self::P50Ns
+            | Self::P99Ns
+            | Self::P999Ns
+            | Self::MaxNs
+            | Self::MeanNs
+            | Self::CpuNsPerOperation
+            | Self::IdleNs => unit::nanoseconds(value),
             Self::BothCpuPercent
             | Self::SenderCpuPercent
             | Self::ReceiverCpuPercent
@@ -163,6 +179,7 @@ impl Metric {
             | Self::MachineCpuPercent
             | Self::BrokerCpuPercent
             | Self::AllCpuPercent
+            | Self::MiddleCpuPercent
             | Self::LostPercent
             | Self::WaitPercent => format!("{value:.1} %"),
             Self::RingBytes | Self::BytesPerChannel | Self::MachineBytesPerChannel => {
@@ -171,6 +188,7 @@ impl Metric {
             Self::PerSecond | Self::HostilePerSecond | Self::SwitchesPerSecond | Self::BlocksPerSecond => {
                 format!("{value:.0} /s")
             }
+            Self::CpuSecondsPerGigabyte | Self::CpuSecondsPerMillion => unit::digits(value),
             Self::Channels | Self::Pairs => format!("{value:.0}"),
             Self::FdsPerChannel | Self::MappingsPerChannel | Self::BrokerFdsPerChannel => format!("{value:.1}"),
         }

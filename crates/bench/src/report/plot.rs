@@ -151,6 +151,8 @@ pub(crate) fn colour(mechanism: Mechanism) -> RGBColor {
         Mechanism::PartywallFs => RGBColor(0, 90, 181),
         Mechanism::PartywallFsTcp => RGBColor(213, 94, 0),
         Mechanism::Sshfs => RGBColor(230, 159, 0),
+        Mechanism::PartywallNet => RGBColor(0, 90, 181),
+        Mechanism::Testpmd => RGBColor(213, 94, 0),
         Mechanism::PmemWindow => RGBColor(0, 90, 181),
         Mechanism::Ivshmem => RGBColor(213, 94, 0),
         Mechanism::Iceoryx2 => RGBColor(150, 120, 0),

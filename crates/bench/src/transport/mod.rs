@@ -147,6 +147,7 @@ pub(crate) fn prepare(
         | Mechanism::PartywallFs
         | Mechanism::PartywallFsTcp
         | Mechanism::Sshfs => Err(file_systems()),
+        Mechanism::PartywallNet | Mechanism::Testpmd => Err(switches()),
     }
 }
 
@@ -158,6 +159,11 @@ fn separate_programs() -> BenchError {
 /// The error for file systems.
 fn file_systems() -> BenchError {
     BenchError::Unavailable("it is a file system: `fs`".into())
+}
+
+/// The error for switches.
+fn switches() -> BenchError {
+    BenchError::Unavailable("it is a switch for virtual machines: `net`".into())
 }
 
 /// The library is loaded into programs, and this is not how they are started.
@@ -223,6 +229,7 @@ pub(crate) fn open<J: LinkJob>(task: &MeasuringTask, wires: SideDescriptors, bea
         | Mechanism::PartywallFs
         | Mechanism::PartywallFsTcp
         | Mechanism::Sshfs => Err(file_systems()),
+        Mechanism::PartywallNet | Mechanism::Testpmd => Err(switches()),
         #[cfg(not(feature = "iceoryx2"))]
         Mechanism::Iceoryx2 | Mechanism::Iceoryx2ZeroCopy | Mechanism::Iceoryx2Call => {
             Err(BenchError::Unavailable("this build has no iceoryx2 in it (cargo feature `iceoryx2`)".into()))
