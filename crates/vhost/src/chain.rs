@@ -1,6 +1,7 @@
 //! A chain of descriptors, from its head on. Each descriptor is loaded once and checked at the load.
 
 use crate::VhostError;
+use crate::memory::slice_at;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, MmapRegion, VolatileArrayRef, VolatileMemory,
 };
@@ -114,7 +115,7 @@ impl ChainBuffers {
             return Err(VhostError::Queue("a buffer is empty"));
         }
         let pieces = if writable { &mut self.writable } else { &mut self.readable };
-        if memory.get_slice(address, length).is_ok() {
+        if slice_at(memory, address, length).is_some() {
             pieces.push(BufferPiece { address, length });
             return Ok(());
         }

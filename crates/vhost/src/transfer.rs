@@ -2,10 +2,10 @@
 
 use crate::VhostError;
 use crate::chain::{BufferPiece, ChainBuffers, LARGEST};
+use crate::memory::slice_at;
 use crate::offload::LONG;
 use crate::ring::VirtioRing;
-use crate::switch::HEAD;
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 /// The location of a frame's bytes. The part that the switch has checked is in `head`, a private copy: the sender can change its buffers
 /// at any time.
@@ -49,7 +49,7 @@ pub(crate) fn read(
         if done == into.len() {
             break;
         }
-        let slice = memory.get_slice(piece.address, piece.length).map_err(|_| gone())?;
+        let slice = slice_at(memory, piece.address, piece.length).ok_or_else(gone)?;
         let slice = slice.offset(skip).map_err(|_| gone())?;
         skip = 0;
         let part = slice.len().min(into.len() - done);
@@ -123,24 +123,20 @@ impl ReceiveScratch {
         }
         let count = u16::try_from(self.chains.len()).unwrap_or(u16::MAX);
         let (bytes, _) = header(count);
-        let mut target = WritePlace { memory, pieces: &self.buffers.writable, index: 0, offset: 0 };
-        // Header and head are one piece mostly, and are written as one.
-        let mut start = [0; LONG + HEAD];
-        let behind = header_length + frame.head.len();
-        match start.get_mut(..behind) {
-            Some(start) => {
-                let (place, rest) = start.split_at_mut(header_length);
-                place.copy_from_slice(&bytes[..header_length]);
-                rest.copy_from_slice(frame.head);
-                target.write(start)?;
+        let header = &bytes[..header_length];
+        match self.buffers.writable.first() {
+            // Mostly a frame and its header are in one buffer.
+            Some(piece) if piece.length >= total => {
+                write_whole(slice_at(memory, piece.address, total).ok_or_else(gone)?, header, frame)?;
             }
-            None => {
-                target.write(&bytes[..header_length])?;
+            _ => {
+                let mut target = WritePlace { memory, pieces: &self.buffers.writable, index: 0, offset: 0 };
+                target.write(header)?;
                 target.write(frame.head)?;
+                if let Some((from, all, skip)) = frame.rest {
+                    target.copy(from, all, skip, frame.length - frame.head.len())?;
+                }
             }
-        }
-        if let Some((from, all, skip)) = frame.rest {
-            target.copy(from, all, skip, frame.length - frame.head.len())?;
         }
         let mut start = 0;
         for (head, end) in &self.chains {
@@ -149,6 +145,31 @@ impl ReceiveScratch {
         }
         Ok(Delivery::Done)
     }
+}
+
+/// Writes a header and its frame to a place that has the length of both.
+fn write_whole(target: VolatileSlice<'_>, header: &[u8], frame: FrameBytes<'_>) -> Result<(), VhostError> {
+    target.copy_from(header);
+    let target = target.offset(header.len()).map_err(|_| gone())?;
+    target.copy_from(frame.head);
+    let Some((from, all, mut skip)) = frame.rest else { return Ok(()) };
+    let mut target = target.offset(frame.head.len()).map_err(|_| gone())?;
+    for piece in all {
+        if target.is_empty() {
+            break;
+        }
+        if skip >= piece.length {
+            skip -= piece.length;
+            continue;
+        }
+        let source = slice_at(from, piece.address, piece.length).ok_or_else(gone)?;
+        let source = source.offset(std::mem::take(&mut skip)).map_err(|_| gone())?;
+        let part = source.len().min(target.len());
+        let source = source.subslice(0, part).map_err(|_| gone())?;
+        source.copy_to_volatile_slice(target);
+        target = target.offset(part).map_err(|_| gone())?;
+    }
+    Ok(())
 }
 
 /// A place in a receiver's buffers.
@@ -177,7 +198,7 @@ impl WritePlace<'_> {
         while !bytes.is_empty() {
             let place = self.place()?;
             let (now, later) = bytes.split_at(place.length.min(bytes.len()));
-            self.memory.get_slice(place.address, now.len()).map_err(|_| gone())?.copy_from(now);
+            slice_at(self.memory, place.address, now.len()).ok_or_else(gone)?.copy_from(now);
             self.offset += now.len();
             bytes = later;
         }
@@ -197,12 +218,12 @@ impl WritePlace<'_> {
                 skip -= piece.length;
                 continue;
             }
-            let source = from.get_slice(piece.address, piece.length).map_err(|_| gone())?;
+            let source = slice_at(from, piece.address, piece.length).ok_or_else(gone)?;
             let mut at = std::mem::take(&mut skip);
             while at < source.len() && left > 0 {
                 let place = self.place()?;
                 let part = place.length.min(source.len() - at).min(left);
-                let target = self.memory.get_slice(place.address, part).map_err(|_| gone())?;
+                let target = slice_at(self.memory, place.address, part).ok_or_else(gone)?;
                 source.subslice(at, part).map_err(|_| gone())?.copy_to_volatile_slice(target);
                 at += part;
                 left -= part;
