@@ -127,11 +127,10 @@ struct RunningSwitch {
 impl RunningSwitch {
     /// Starts it on the processors that the calling thread may use. Its sockets are in `folder`.
     fn start(key: &Key, folder: &Path) -> Result<Self> {
-        let (command, ports) = match key.mechanism {
+        let (mut command, ports) = match key.mechanism {
             Mechanism::Testpmd => Self::testpmd(key.number(BUFFER).unwrap_or(PACKET_BUFFERS[0]), folder)?,
             _ => Self::partywall(key.word(WAITING), folder)?,
         };
-        let mut command = command;
         let log = folder.join("log");
         let output = || File::create(&log).during("making a log of the switch");
         // `testpmd` ends at the end of its input.
