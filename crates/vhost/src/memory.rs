@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{
-    Address, ByteValued, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MmapRegion, VolatileArrayRef, VolatileMemory, VolatileSlice,
+    Address, ByteValued, FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+    VolatileArrayRef, VolatileMemory,
 };
 
 /// Of `linux/magic.h`.
@@ -121,25 +121,6 @@ impl MemoryTable {
         });
         Ok(())
     }
-}
-
-/// Regions that are tried one after the other. In more of them, a region is searched for.
-const FEW: usize = 4;
-
-/// A part of a guest's memory, if one region has all of it. Most guests have a few regions, where this takes less time than a search.
-#[inline]
-pub(crate) fn slice_at(memory: &GuestMemoryMmap, address: GuestAddress, length: usize) -> Option<VolatileSlice<'_>> {
-    if memory.num_regions() > FEW {
-        return memory.get_slice(address, length).ok();
-    }
-    for region in memory.iter() {
-        let offset = address.0.wrapping_sub(region.start_addr().0);
-        if offset < region.len() {
-            let mapped: &MmapRegion = region;
-            return mapped.get_slice(usize::try_from(offset).ok()?, length).ok();
-        }
-    }
-    None
 }
 
 /// A place in one region, which stays mapped. It is found once, and not at each access.

@@ -1,8 +1,7 @@
 //! The copy of a frame: out of a sender's buffers, into those of a receiver.
 
 use crate::VhostError;
-use crate::chain::{BufferPiece, ChainBuffers, LARGEST};
-use crate::memory::slice_at;
+use crate::chain::{BufferPiece, ChainBuffers, LARGEST, slice_at};
 use crate::offload::LONG;
 use crate::ring::VirtioRing;
 use vm_memory::{GuestMemoryMmap, VolatileSlice};

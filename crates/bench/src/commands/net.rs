@@ -187,7 +187,7 @@ impl RunningSwitch {
     }
 }
 
-/// One run of one measurement, by a thread of its own, which is pinned.
+/// One run of one measurement, by a separate thread, which is pinned.
 fn measure(plan: &BenchPlan, placement: Placement) -> Result<Figures> {
     let Placement { active, passive } = placement;
     if active == passive {

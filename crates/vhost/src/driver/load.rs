@@ -252,7 +252,7 @@ struct LoadEnd<'d> {
 }
 
 impl<'d> LoadEnd<'d> {
-    /// `stations` are the last bytes of its own and of the other driver's address.
+    /// `stations` are the last bytes of its address and of the address of the other driver.
     fn new(driver: &'d mut GuestDriver, length: usize, stations: [u8; 2]) -> Result<Self, VhostError> {
         let GuestDriver { memory, called, receive, transmit, .. } = driver;
         let memory = &memory.map;

@@ -39,7 +39,7 @@ fn learned_address_gets_its_frames_alone() {
 }
 
 #[test]
-fn remembered_decision_ends_with_its_port_and_with_a_pinned_address() {
+fn remembered_decision_ends_when_the_table_changes() {
     let mut switch = switch(SwitchOptions::default());
     switch.admit(0, B, &frame(EVERYBODY, mac(2)));
     let sent = frame(mac(2), mac(1));
