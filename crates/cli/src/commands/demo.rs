@@ -1,6 +1,7 @@
 //! `partywall demo`: two domains, a real file, unmodified programs, Partywall and TCP side by side, and nothing left behind.
 
 mod children;
+mod files;
 mod machines;
 mod measure;
 mod payload;
@@ -12,10 +13,12 @@ use std::path::PathBuf;
 
 use crate::args::exit_table;
 use crate::exit::CommandFailure;
+use files::FilesTimes;
 use measure::{Latencies, Transfers};
 use partywall_terminal::Show;
 use payload::CarriedFile;
 use programs::Programs;
+use tree::TreeTimes;
 use world::World;
 
 const AFTER: &str = "\
@@ -25,12 +28,16 @@ The demo takes these steps. It shows each command, so that you can repeat it by 
   3. starts a private broker
   4. carries the file from one domain to the other over Partywall and over TCP, in turns, and compares SHA-256 sums
   5. measures round trips over both
-  6. calls a function that reads a tree of a million nodes in the caller's memory
-  7. runs unmodified programs, without and with `partywall run`: redis-server and redis-benchmark, or, \
+  6. calls a function that reads a tree of a million nodes in the caller's memory, and sends the same tree over TCP, serialised
+  7. mounts a directory of one domain in the other (`partywall fs`) by calls and over TCP, reads a file there, and compares SHA-256 sums; \
+this needs /dev/fuse, and root or fusermount3
+  8. runs unmodified programs, without and with `partywall run`: redis-server and redis-benchmark, or, \
 if those are missing, a client and a server in Python
-  8. boots two virtual machines (by `partywall-lab`: Debian's kernel, emulated where there is no KVM), carries the file \
-between them through shared memory and over TCP, measures round trips, and kills one of the two
-  9. removes all its files, namespaces and processes, even after an error or Ctrl-C, and checks that nothing is left
+  9. boots two virtual machines (by `partywall-lab`: Debian's kernel, emulated where there is no KVM), repeats steps 4 to 8 \
+between them through shared memory and over TCP, and kills one of the two
+ 10. boots two virtual machines without Partywall inside, and sends TCP between them over the switch of `partywall net` and over tap \
+and bridge; this needs root, and --quick leaves it out
+ 11. removes all its files, namespaces, mounts and processes, even after an error or Ctrl-C, and checks that nothing is left
 
 Examples:
   partywall demo                                      300 MiB, three rounds
@@ -109,7 +116,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
             "the demo worked, but could not remove everything it has made (see above)",
         ));
     }
-    show.say("Checked: no namespace, interface, process, socket or file of the demo is left.");
+    show.say("Checked: no namespace, interface, mount, process, socket or file of the demo is left.");
     Ok(())
 }
 
@@ -123,7 +130,8 @@ fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), CommandFailur
     world.start_broker(show)?;
     let transfers = Transfers::run(world, &payload, args.rounds(), show)?;
     let latencies = Latencies::run(world, args.rounds(), args.pings(), show)?;
-    tree::run(world, args.quick, show)?;
+    let tree = TreeTimes::run(world, args.quick, show)?;
+    let files = FilesTimes::run(world, &payload, args.rounds(), args.quick, show)?;
     let programs = Programs::run(world, args.rounds(), args.quick, show)?;
     show.quiet();
     show.say(&format!(
@@ -135,6 +143,12 @@ fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), CommandFailur
     show.say(&transfers.to_text(&payload));
     show.say("");
     show.say(&latencies.to_text());
+    show.say("");
+    show.say(&tree.to_text());
+    if let Some(files) = files {
+        show.say("");
+        show.say(&files.to_text());
+    }
     if let Some(programs) = programs {
         show.say("");
         show.say(&programs.to_text());

@@ -60,7 +60,7 @@ impl Transfers {
 }
 
 /// `Partywall is 2.1 times as fast as TCP`, or however it is.
-fn compare(theirs: f64, ours: f64, than: &str, what: &str) -> String {
+pub(super) fn compare(theirs: f64, ours: f64, than: &str, what: &str) -> String {
     format!("Partywall is {:.1} times {than} {what}", theirs / ours)
 }
 
@@ -98,7 +98,7 @@ fn started(mut command: Command, show: &Show) -> Result<DemoChild, CommandFailur
 }
 
 /// Starts a TCP listener on a free port, and reads from it which one that is.
-fn listening(mut command: Command, show: &Show) -> Result<(DemoChild, String), CommandFailure> {
+pub(super) fn listening(mut command: Command, show: &Show) -> Result<(DemoChild, String), CommandFailure> {
     command.stdout(Stdio::piped());
     let mut child = started(command, show)?;
     let stdout = child.take_stdout().ok_or_else(|| CommandFailure::general("the listener has no output"))?;

@@ -128,8 +128,16 @@ pub(super) fn checksum(path: &Path) -> Result<(u64, String), CommandFailure> {
             }
         }
     }
-    let sum = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok((size, sum))
+    Ok((size, hexadecimal(hasher)))
+}
+
+/// SHA-256 of bytes, in hexadecimal.
+pub(super) fn sum_of(bytes: &[u8]) -> String {
+    hexadecimal(Sha256::new_with_prefix(bytes))
+}
+
+fn hexadecimal(hasher: Sha256) -> String {
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -144,6 +152,7 @@ mod tests {
         let (size, sum) = checksum(&path).unwrap();
         assert_eq!(size, 3);
         assert_eq!(sum, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(sum_of(b"abc"), sum);
     }
 
     #[test]

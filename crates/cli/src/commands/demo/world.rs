@@ -52,7 +52,7 @@ impl World {
     pub(super) fn new(show: &Show) -> Result<Self, CommandFailure> {
         let program = std::env::current_exe().context("cannot tell where this program is")?;
         let daemon = siblings::find("partywalld", "partywall-daemon")?;
-        remove_stale(show);
+        remove_stale(&program, show);
         let shm = Path::new("/dev/shm");
         // In memory where possible: the disk is not what is measured.
         let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
@@ -184,14 +184,45 @@ impl World {
         } else {
             Command::new(&self.program)
         };
-        if !arguments.first().is_some_and(|first| first.starts_with("tcp-")) {
+        self.complete(&mut command, side, name, arguments)?;
+        Ok(command)
+    }
+
+    /// The same in this namespace.
+    pub(super) fn partywall_here(
+        &self,
+        side: DemoSide,
+        name: &str,
+        arguments: &[&str],
+    ) -> Result<Command, CommandFailure> {
+        let mut command = Command::new(&self.program);
+        self.complete(&mut command, side, name, arguments)?;
+        Ok(command)
+    }
+
+    fn complete(
+        &self,
+        command: &mut Command,
+        side: DemoSide,
+        name: &str,
+        arguments: &[&str],
+    ) -> Result<(), CommandFailure> {
+        if !arguments.first().is_some_and(|first| first.starts_with("tcp-")) && !arguments.contains(&"--tcp") {
             command.arg("--broker").arg(self.socket()).args(["--domain", side.name()]);
         }
         command.args(arguments);
         // The environment of the user's shell does not apply to the demo.
         command.env_remove(environment::BROKER).env_remove(environment::DOMAIN).env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.log(name)?);
-        Ok(command)
+        Ok(())
+    }
+
+    /// Unmounts what is mounted at a path, if anything is.
+    pub(super) fn unmount(&self, mountpoint: &Path) {
+        if !mounts_below(mountpoint).is_empty() {
+            // What stays is reported at the end.
+            let _ = run(Command::new(&self.program).args(["fs", "unmount"]).arg(mountpoint));
+        }
     }
 
     /// A program as it is in the namespace of `side`, both its outputs in the log `name`.
@@ -299,8 +330,16 @@ fn leftovers(dir: &Path) -> Vec<String> {
         .filter(|path| path.exists())
         .map(|path| path.display().to_string())
         .collect();
+    left.extend(mounts_below(dir).into_iter().map(|path| format!("mount {}", path.display())));
     left.extend(processes_naming(dir));
     left
+}
+
+/// Where something is mounted at a path or below it. The kernel's table is asked: a mount without its server does not answer.
+fn mounts_below(path: &Path) -> Vec<PathBuf> {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
+    points.filter(|point| point.starts_with(path)).collect()
 }
 
 /// Processes with our directory on their command line.
@@ -313,7 +352,7 @@ fn processes_naming(dir: &Path) -> Vec<String> {
 }
 
 /// Removes what a demo has left that was killed so hard (SIGKILL) that it could not do so itself.
-fn remove_stale(show: &Show) {
+fn remove_stale(program: &Path, show: &Show) {
     let names = |dir: &str| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         entries
@@ -328,7 +367,11 @@ fn remove_stale(show: &Show) {
     }
     for name in names("/dev/shm") {
         show.say(&format!("removing /dev/shm/{name}, left by a demo that was killed"));
-        let _ = std::fs::remove_dir_all(Path::new("/dev/shm").join(name));
+        let path = Path::new("/dev/shm").join(name);
+        for mountpoint in mounts_below(&path) {
+            let _ = run(Command::new(program).args(["fs", "unmount"]).arg(mountpoint));
+        }
+        let _ = std::fs::remove_dir_all(path);
     }
 }
 
@@ -360,5 +403,11 @@ mod tests {
     fn remaining_directory_is_reported_as_leftover() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(leftovers(dir.path()), [dir.path().display().to_string()]);
+    }
+
+    #[test]
+    fn mounts_are_found_below_their_directory() {
+        assert!(mounts_below(Path::new("/")).contains(&PathBuf::from("/proc")));
+        assert_eq!(mounts_below(Path::new("/no-such-directory")), Vec::<PathBuf>::new());
     }
 }
