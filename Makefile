@@ -75,7 +75,7 @@ compat: setup-programs ## CPython's own tests of everything that has sockets, wi
 test: setup-fuzz setup-programs ## everything: the gate, all tests, loom models, a while of fuzzing, the demo in short
 	@scripts/test.sh
 
-demo: setup ## two domains, a file and an unmodified redis, then two virtual machines: through shared memory and through TCP, side by side
+demo: setup ## a file, a tree, a mount and redis between two domains and two virtual machines, beside TCP; and two machines without Partywall
 	@scripts/setup.sh demo
 	@$(MAKE) demo-programs
 	@echo "demo: partywall demo $(DEMO_ARGS)"
@@ -83,7 +83,7 @@ demo: setup ## two domains, a file and an unmodified redis, then two virtual mac
 
 demo-programs:
 	@echo "demo: building what it shows, into $(DEMO): the first time, some four minutes on two processors"
-	@cargo build --profile demo --bins --lib -p partywall-cli -p partywall-daemon -p partywall-preload -p partywall-agent -p partywall-lab
+	@cargo build --profile demo --bins --lib -p partywall-cli -p partywall-daemon -p partywall-preload -p partywall-agent -p partywall-lab -p partywall-fs -p partywall-vhost
 
 bench: build ## measure (BENCHES="ipc stream ...", BENCH_ARGS="--quick")
 	@for bench in $(BENCHES); do \

@@ -30,10 +30,11 @@ util-linux       setpriv
 ca-certificates  /etc/ssl/certs/ca-certificates.crt
 protobuf-compiler protoc
 "
-# The demo does without: it then shows a client and a server in Python.
+# The demo does without: it then shows a client and a server in Python, and sends a stream by busybox's nc.
 readonly SHOWN="
 redis-server     redis-server
 redis-tools      redis-benchmark
+iperf3           iperf3
 "
 # What the machines of the storage appliance run. The second list is for its loads, and for the form that it is compared with.
 readonly APPLIANCE="
@@ -259,7 +260,7 @@ if [ "${1:-}" = machines ]; then
 fi
 if [ "${1:-}" = demo ]; then
     machines
-    (packages "$SHOWN") || echo "setup: without redis, the demo shows a client and a server in Python"
+    (packages "$SHOWN") || echo "setup: without redis, the demo shows a client and a server in Python; without iperf3, machines send by busybox's nc"
     exit
 fi
 if [ "${1:-}" = nas ]; then

@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{Guard, lab, library, partywall, partywalld, said};
+use common::{Guard, devices, file_system, lab, library, partywall, partywalld, said};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Everything that has the number of this demo in its name or command line.
@@ -29,14 +29,28 @@ fn left_by(pid: u32) -> Vec<String> {
             left.push(line);
         }
     }
+    left.extend(mounts(&marks[0]));
     left
+}
+
+/// The mounts that have this in their names.
+fn mounts(mark: &str) -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    table.lines().filter(|line| line.contains(mark)).map(str::to_owned).collect()
+}
+
+/// Whether this user may mount a file system.
+fn can_mount() -> bool {
+    let may = rustix::process::geteuid().is_root() || Command::new("fusermount3").arg("-V").output().is_ok();
+    may && Path::new("/dev/fuse").exists()
 }
 
 /// Without virtual machines, which take the longest; one test has them.
 fn demo(arguments: &[&str]) -> Command {
-    // It needs the broker beside it, and the library for its last part.
+    // It needs the broker beside it, the file system, and the library for its last part.
     partywalld();
     library();
+    file_system();
     partywall(&[&["demo", "--no-vm"], arguments].concat())
 }
 
@@ -126,6 +140,8 @@ fn quick_demo_shows_both_transports_and_leaves_nothing() {
             "p99.9",
             "SHA-256",
             "100000 nodes",
+            "looks up one key",
+            if can_mount() { "all 2 reads of 4.00 MiB" } else { "left out: " },
             "$ ",
             "Unmodified programs",
             "Checked: no namespace",
@@ -149,11 +165,108 @@ fn interrupted_demo_leaves_nothing() {
     assert_eq!(left_by(pid), Vec::<String>::new());
 }
 
+#[test]
+fn interrupted_demo_unmounts_its_directory() {
+    if !can_mount() {
+        println!("skipped: a mount needs /dev/fuse, and root or fusermount3");
+        return;
+    }
+    let mut child = Guard::spawn(demo(&["--rounds", "1", "--size", "64M"]).stdout(Stdio::piped()));
+    wait_until_it_says(&mut child.0, "mounted b:files");
+    let pid = child.0.id();
+    kill_process(Pid::from_child(&child.0), Signal::INT).unwrap();
+    let output = child.output();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(left_by(pid), Vec::<String>::new());
+}
+
+#[test]
+fn mount_of_killed_demo_is_removed_by_next_demo() {
+    use std::io::{BufRead, BufReader};
+    if !can_mount() {
+        println!("skipped: a mount needs /dev/fuse, and root or fusermount3");
+        return;
+    }
+    file_system();
+    // The demo of this process. It lives until all is set up, so that no demo of another test removes it before.
+    let mut killed = Guard::spawn(Command::new("sleep").arg("1000"));
+    let name = format!("pw-demo-{}-x", killed.0.id());
+    let stale = Path::new("/dev/shm").join(&name);
+    let shared = tempfile::tempdir().unwrap();
+    std::fs::write(shared.path().join("file"), "kept").unwrap();
+    std::fs::create_dir_all(stale.join("mounted")).unwrap();
+    let started = |command: &mut Command| {
+        let mut child = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (child, line)
+    };
+    let mut export = partywall(&["fs", "export"]);
+    let (_export, said) = started(export.arg(shared.path()).args(["--tcp", "127.0.0.1:0", "--squash", "none"]));
+    let address = said.trim().rsplit(' ').next().unwrap();
+    let mut mount = partywall(&["fs", "mount", "--transport", "tcp", address]);
+    let (_mount, said) = started(mount.arg(stale.join("mounted")));
+    assert!(said.starts_with("mounted") && !mounts(&name).is_empty(), "{said}");
+    killed.kill();
+    assert!(Guard::spawn(&mut demo(&["--quick", "--size", "1M"])).output().status.success());
+    assert_eq!(mounts(&name), Vec::<String>::new());
+    assert!(!stale.exists());
+    assert_eq!(std::fs::read_to_string(shared.path().join("file")).unwrap(), "kept");
+}
+
+/// `partywall-lab net`, if this user can run it.
+fn net() -> Option<Command> {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
+        println!("skipped: a bridge needs root and /dev/net/tun");
+        return None;
+    }
+    devices();
+    let mut command = Command::new(lab());
+    command.args(["net", "--quick"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Some(command)
+}
+
+#[test]
+fn plain_machines_are_measured_over_switch_and_bridge() {
+    let Some(mut command) = net() else { return };
+    let child = Guard::spawn(&mut command);
+    let pid = child.0.id();
+    let output = child.output();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", said(&output));
+    for word in
+        ["without Partywall inside", "10.99.0.2", "B/s", "times as fast as tap and bridge", "Checked: no machine"]
+    {
+        assert!(text.contains(word), "{word} is missing:\n{text}");
+    }
+    assert_eq!(left_by_lab(pid), Vec::<String>::new());
+}
+
+#[test]
+fn interrupted_measurement_of_the_switch_leaves_nothing() {
+    let Some(mut command) = net() else { return };
+    let mut child = Guard::spawn(&mut command);
+    // The stream begins.
+    wait_until_it_says(&mut child.0, "10.99.0.2");
+    let pid = child.0.id();
+    assert!(left_by_lab(pid).len() > 3, "machines, switch and folders are there: {:?}", left_by_lab(pid));
+    kill_process(Pid::from_child(&child.0), Signal::INT).unwrap();
+    let output = child.output();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("interrupted"), "{}", said(&output));
+    assert_eq!(left_by_lab(pid), Vec::<String>::new());
+}
+
 /// Reads its output up to the first transfer.
 fn wait_until_it_transfers(child: &mut Child) {
+    wait_until_it_says(child, "tcp-cat");
+}
+
+/// Reads its output up to a line with this text.
+fn wait_until_it_says(child: &mut Child, text: &str) {
     use std::io::{BufRead, BufReader};
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("tcp-cat")), "it never came to the transfers");
+    assert!(lines.any(|line| line.unwrap().contains(text)), "it never said {text}");
     // The rest is read, so that it is not stopped by a closed pipe.
     std::thread::spawn(move || lines.for_each(drop));
 }

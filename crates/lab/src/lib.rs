@@ -30,6 +30,7 @@ mod playground;
 mod process;
 mod program;
 mod scratch;
+mod switch;
 mod tool;
 pub mod wire;
 
@@ -45,4 +46,5 @@ pub use network_kind::NetworkKind;
 pub use playground::{AttachReport, Playground, PlaygroundOptions};
 pub use process::{interrupt, interrupted};
 pub use program::beside;
+pub use switch::NetSwitch;
 pub use tool::check_tools;

@@ -41,6 +41,11 @@ pub(crate) fn devices() {
     built("partywall-vhost", "partywall-blk");
 }
 
+/// The program of `partywall fs`.
+pub(crate) fn file_system() {
+    built("partywall-fs", "partywall-fs");
+}
+
 /// The program that boots virtual machines, with the agent that runs in them.
 pub(crate) fn lab() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();

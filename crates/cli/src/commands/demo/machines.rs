@@ -1,4 +1,4 @@
-//! Two virtual machines, shown by `partywall-lab demo`, the only program that can boot them.
+//! Virtual machines, shown by `partywall-lab`, the only program that can boot them: two with Partywall inside, and two without.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -28,14 +28,28 @@ pub(super) fn run(rounds: u32, quick: bool, payload: &CarriedFile, show: &Show) 
             return Ok(());
         }
     };
-    let mut command = Command::new(program);
-    command.args(["demo", "--rounds", &rounds.to_string()]);
+    let rounds = rounds.to_string();
+    let mut demo = Command::new(&program);
+    demo.args(["demo", "--rounds", &rounds]);
     if quick {
-        command.arg("--quick");
+        demo.arg("--quick");
     }
     if payload.size >= SMALLEST {
-        command.arg("--file").arg(&payload.path);
+        demo.arg("--file").arg(&payload.path);
     }
+    lab(demo, show)?;
+    if quick {
+        show.step("Two virtual machines without Partywall inside");
+        show.say(&format!("   left out: --quick; `{} net` shows them", program.display()));
+        return Ok(());
+    }
+    let mut net = Command::new(&program);
+    net.args(["net", "--rounds", &rounds]);
+    lab(net, show)
+}
+
+/// Runs a part of the lab.
+fn lab(mut command: Command, show: &Show) -> Result<(), CommandFailure> {
     show.say("");
     show.show_commands(true);
     show.command("", &typed(&command));
@@ -44,7 +58,7 @@ pub(super) fn run(rounds: u32, quick: bool, payload: &CarriedFile, show: &Show) 
     match status.code() {
         Some(0) => Ok(()),
         Some(UNAVAILABLE) => {
-            show.say("   the rest of the demo needs no virtual machines");
+            show.say("   the rest of the demo does not need it");
             Ok(())
         }
         _ => Err(CommandFailure::general(format!(

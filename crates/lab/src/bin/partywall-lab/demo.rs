@@ -1,14 +1,15 @@
-//! Two stock machines, a real file by `partywall cat` and by TCP, and what the one says when the other is killed.
+//! Two stock machines, a real file by `partywall cat`, by a mount and by TCP, a tree that is read in place, and what the one says when the
+//! other is killed.
 
 mod carry;
 mod figures;
-mod left;
+mod in_place;
 mod payload;
 mod redis;
 
+use crate::left::Left;
 use crate::stop;
 use figures::DemoFigures;
-use left::Left;
 use partywall_lab::{Accel, Guest, GuestOptions, LabError, Network, Playground, PlaygroundOptions};
 use partywall_terminal::Show;
 use payload::HostFile;
@@ -20,7 +21,7 @@ use std::time::Duration;
 /// Longer is a hang, even on a busy machine that emulates.
 const LONGEST: Duration = Duration::from_secs(90);
 /// The exit code where machines cannot be booted (`EX_UNAVAILABLE` of sysexits.h).
-const UNAVAILABLE: u8 = 69;
+pub(crate) const UNAVAILABLE: u8 = 69;
 /// A machine's memory besides the file, in MiB.
 const MEMORY: u64 = 320;
 /// PCI Express ports of a machine: one for its doorbell device, the others spare.
@@ -56,7 +57,21 @@ impl Args {
     }
 
     fn requests(&self) -> u32 {
-        if self.quick { 1_500 } else { 5_000 }
+        if self.quick { 200 } else { 5_000 }
+    }
+
+    fn nodes(&self) -> u32 {
+        if self.quick { 20_000 } else { 1_000_000 }
+    }
+
+    /// MiB of each window. The heap with the tree takes 32 MiB, and one request gets a quarter of a window at most.
+    fn window(&self) -> u64 {
+        if self.quick { 64 } else { 160 }
+    }
+
+    /// MiB that are read through a mount.
+    fn mounted(&self) -> u64 {
+        if self.quick { 4 } else { 64 }
     }
 
     fn pings(&self) -> u32 {
@@ -69,8 +84,16 @@ struct DemoSetUp {
     payload: HostFile,
     network: Network,
     playground: Playground,
-    /// Redis and the library are in the machines.
-    has_redis: bool,
+    has: Optional,
+}
+
+/// What is in the machines if this host has it.
+#[derive(Debug, Clone, Copy)]
+struct Optional {
+    /// Redis, and the library of `partywall run`.
+    redis: bool,
+    /// The file system.
+    fs: bool,
 }
 
 /// The two, and what there is to tell of them.
@@ -85,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
     let _stop = stop::on_signals()?;
     let show = Show::new();
     show.step("Two virtual machines");
-    let DemoSetUp { payload, network, playground, has_redis } = match set_up(args, &show) {
+    let DemoSetUp { payload, network, playground, has } = match set_up(args, &show) {
         Ok(done) => done,
         // Tools and packages are this host's; whatever a machine does wrong is not.
         Err(e) if !partywall_lab::interrupted() && is_of_the_host(e.as_ref()) => {
@@ -96,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
         Err(e) => return Err(e),
     };
     let left = Left::of(&playground);
-    let result = play(args, &show, &payload, &network, &playground, has_redis);
+    let result = play(args, &show, &payload, &network, &playground, has);
     show.busy("taking both machines down");
     drop((playground, network, payload));
     show.quiet();
@@ -107,7 +130,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn is_of_the_host(error: &(dyn Error + 'static)) -> bool {
+pub(crate) fn is_of_the_host(error: &(dyn Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(LabError::Tool { .. } | LabError::Program { .. }))
 }
 
@@ -122,11 +145,12 @@ fn set_up(args: &Args, show: &Show) -> Result<DemoSetUp, Box<dyn Error>> {
         .module("virtio_blk")
         .module("vfio_pci")
         .module("vfio_iommu_type1")
+        .window_mib(args.window())
         .guest(guest("a")?.arguments(payload.arguments()))
         .guest(guest("b")?);
     let with_redis = redis::add_to(options.clone());
-    let has_redis = with_redis.is_some();
-    let options = with_redis.unwrap_or(options);
+    let redis = with_redis.is_some();
+    let (options, fs) = in_place::add_to(with_redis.unwrap_or(options));
     let playground = Playground::boot(options, &mut |said| show.busy(said))?;
     for guest in playground.guests() {
         show.say(&format!(
@@ -138,7 +162,7 @@ fn set_up(args: &Args, show: &Show) -> Result<DemoSetUp, Box<dyn Error>> {
         ));
     }
     show.say(&format!("   between them: {}", network.kind()));
-    Ok(DemoSetUp { payload, network, playground, has_redis })
+    Ok(DemoSetUp { payload, network, playground, has: Optional { redis, fs } })
 }
 
 fn play(
@@ -147,7 +171,7 @@ fn play(
     payload: &HostFile,
     network: &Network,
     playground: &Playground,
-    has_redis: bool,
+    has: Optional,
 ) -> Result<DemoFigures, Box<dyn Error>> {
     let [a, b] = playground.guests() else { return Err("there are not two machines".into()) };
     let pair = GuestPair { show, playground, a, b };
@@ -188,8 +212,19 @@ fn play(
     figures.asleep = pair.ping_partywall(args.pings(), &["--spin", "0"])?;
     figures.tcp_ping = pair.ping_tcp(args.pings())?;
 
+    show.step("A call that reads a tree in place, across the wall of both machines");
+    show.show_commands(true);
+    figures.tree = Some(pair.tree(args.nodes())?);
+
+    show.step("A directory of machine a, mounted in machine b");
+    if has.fs {
+        figures.files = Some(pair.files(args.mounted() << 20)?);
+    } else {
+        show.say("   left out: partywall-fs is not beside this program");
+    }
+
     show.step("An unmodified redis: the server in b, its client in a");
-    if has_redis {
+    if has.redis {
         show.show_commands(true);
         figures.redis = Some(pair.redis(args.requests())?);
     } else {

@@ -1,8 +1,10 @@
 //! Virtual machines to play with: `partywall-lab up` boots two and attaches them to a broker, `partywall-lab shell a` is in one.
 
 mod demo;
+mod left;
 mod migrate;
 mod nas;
+mod net;
 mod playground;
 mod shell;
 mod stop;
@@ -29,8 +31,10 @@ enum Command {
         #[arg(long, default_value_t = 64, value_parser = partywall_terminal::whole::<u64>(1..))]
         window: u64,
     },
-    /// Carry a file between two machines, over Partywall and over TCP, and kill one of the two.
+    /// Carry a file and a tree between two machines, over Partywall and over TCP, and kill one of the two.
     Demo(demo::Args),
+    /// Carry TCP between two machines without Partywall inside, over the switch of `partywall net` and over tap and bridge.
+    Net(net::Args),
     /// Migrate a machine to another host and back while it sends to its neighbour, and show the time line.
     Migrate(migrate::Args),
     /// Build a storage appliance of four machines, and measure it beside two other forms of it.
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
     let done = match LabArguments::parse().command {
         Command::Up { names, window } => playground::up(&names, window).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Net(arguments) => net::run(&arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Nas(arguments) => nas::run(&arguments),
         Command::Shell { name } => shell::run(&name).map(|()| ExitCode::SUCCESS),

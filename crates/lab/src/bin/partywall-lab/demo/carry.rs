@@ -6,11 +6,11 @@ use partywall_lab::{CommandOutput, Guest, Running};
 use serde_json::Value;
 use std::error::Error;
 
-type Done<T> = Result<T, Box<dyn Error>>;
+pub(super) type Done<T> = Result<T, Box<dyn Error>>;
 
 /// The exit code of our commands when the peer has died.
 const DIED: i32 = 4;
-const COPY: &str = "/tmp/copy";
+pub(super) const COPY: &str = "/tmp/copy";
 
 impl GuestPair<'_> {
     /// Seconds for the file by Partywall.
@@ -91,7 +91,7 @@ impl GuestPair<'_> {
     }
 
     /// Starts a TCP listener in b; where a reaches it.
-    fn listening(&self, line: &str) -> Done<(Running<'_>, String)> {
+    pub(super) fn listening(&self, line: &str) -> Done<(Running<'_>, String)> {
         let mut listener = self.begin(self.b, line)?;
         listener.wait_for("\n", LONGEST)?;
         let said = listener.so_far().text();

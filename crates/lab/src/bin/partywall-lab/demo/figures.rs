@@ -1,5 +1,6 @@
 //! The measurements, as tables.
 
+use super::in_place::{GuestTreeTimes, MountTimes};
 use indicatif::DecimalBytes;
 use partywall_terminal::Show;
 
@@ -19,6 +20,10 @@ pub(super) struct DemoFigures {
     pub(super) asleep: [f64; 2],
     /// Round trips over TCP.
     pub(super) tcp_ping: [f64; 2],
+    /// A tree that is read in place.
+    pub(super) tree: Option<GuestTreeTimes>,
+    /// A file that is read through a mount.
+    pub(super) files: Option<MountTimes>,
     /// Requests a second of redis, under `partywall run` and by TCP.
     pub(super) redis: Option<[f64; 2]>,
 }
@@ -27,7 +32,8 @@ impl DemoFigures {
     pub(super) fn new(size: u64, route: String, emulated: bool) -> Self {
         let none = [f64::NAN; 2];
         let (ours, tcp) = (Vec::new(), Vec::new());
-        Self { size, route, emulated, ours, tcp, awake: none, asleep: none, tcp_ping: none, redis: None }
+        let (tree, files, redis) = (None, None, None);
+        Self { size, route, emulated, ours, tcp, awake: none, asleep: none, tcp_ping: none, tree, files, redis }
     }
 
     pub(super) fn print(&self, show: &Show) {
@@ -39,8 +45,9 @@ impl DemoFigures {
     fn to_text(&self) -> String {
         let tcp = format!("TCP ({})", self.route);
         let (ours, theirs) = (median(&self.ours), median(&self.tcp));
-        let rate = |seconds: f64| format!("{}/s", DecimalBytes((self.size as f64 / seconds) as u64));
-        let file = |seconds: f64| [rate(seconds), format!("{seconds:.3}")];
+        let rate = |size: u64, seconds: f64| format!("{}/s", DecimalBytes((size as f64 / seconds) as u64));
+        let file_of = |size: u64, seconds: f64| [rate(size, seconds), format!("{seconds:.3}")];
+        let file = |seconds: f64| file_of(self.size, seconds);
         let trip = |[p50, p99]: [f64; 2]| [micros(p50), micros(p99)];
         let mut text = table(
             ["file to file", "rate", "seconds"],
@@ -56,6 +63,29 @@ impl DemoFigures {
             ],
         ));
         text.push_str(&format!("Partywall is {:.1} times as quick as TCP\n", self.tcp_ping[0] / self.awake[0]));
+        if let Some(tree) = self.tree {
+            // Nothing stands in the last column.
+            let row = |time: String| [time, String::new()];
+            text.push('\n');
+            text.push_str(&table(
+                [&format!("tree of {} nodes, built in a, read in b", tree.nodes), "time", ""],
+                &[
+                    ("Partywall: a call that reads all nodes in place", row(millis(tree.call))),
+                    ("TCP: serialised, sent, rebuilt and read", row(millis(tree.tcp))),
+                    ("Partywall: a call that looks up one key in place", row(micros(tree.find))),
+                    ("Partywall: a call without arguments", row(micros(tree.null_call))),
+                ],
+            ));
+            text.push_str(&format!("Partywall is {:.1} times as quick as TCP\n", tree.tcp / tree.call));
+        }
+        if let Some(MountTimes { size, ours, tcp: theirs }) = self.files {
+            text.push('\n');
+            text.push_str(&table(
+                [&format!("file of {} MiB, read through a mount", size >> 20), "rate", "seconds"],
+                &[("Partywall (by calls)", file_of(size, ours)), (&tcp, file_of(size, theirs))],
+            ));
+            text.push_str(&format!("Partywall is {:.1} times as fast as TCP\n", theirs / ours));
+        }
         if let Some([ours, theirs]) = self.redis {
             let row = |rate: f64| [format!("{rate:.0}/s"), format!("{:.0} us", 1e6 / rate)];
             text.push('\n');
@@ -75,6 +105,10 @@ impl DemoFigures {
 fn micros(nanos: f64) -> String {
     let micros = nanos / 1e3;
     if micros < 99.5 { format!("{micros:.1} us") } else { format!("{micros:.0} us") }
+}
+
+fn millis(nanos: f64) -> String {
+    format!("{:.1} ms", nanos / 1e6)
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -103,6 +137,8 @@ mod tests {
         (figures.awake, figures.asleep, figures.tcp_ping) = ([10e3, 20e3], [500e3, 600e3], [200e3, 300e3]);
         assert!(!figures.to_text().contains("redis"), "left out");
         figures.redis = Some([4000.0, 1000.0]);
+        figures.tree = Some(GuestTreeTimes { nodes: 1000, call: 3e6, find: 500e3, null_call: 400e3, tcp: 9e6 });
+        figures.files = Some(MountTimes { size: 100_000_000, ours: 4.0, tcp: 2.0 });
         let text = figures.to_text();
         for part in [
             "200.00 MB/s",
@@ -114,6 +150,12 @@ mod tests {
             "10.0 us",
             "500 us",
             "250 us",
+            "tree of 1000 nodes",
+            "3.0 ms",
+            "3.0 times as quick as TCP",
+            "400 us",
+            "25.00 MB/s",
+            "0.5 times as fast",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
