@@ -168,7 +168,7 @@ impl Run<'_> {
     }
 
     fn redis(&self, host: &str, port: &str) -> Result<Vec<f64>, CommandFailure> {
-        let few = |n: u32| if self.quick { n / 4 } else { n };
+        let few = |n: u32| if self.quick { n / 10 } else { n };
         let ask = |tests: &str, clients: u32, requests: u32, size: u32| {
             let words = format!(
                 "redis-benchmark -h {host} -p {port} --csv -t {tests} -c {clients} -n {} -d {size}",
