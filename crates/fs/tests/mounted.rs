@@ -340,6 +340,18 @@ fn request_keeps_its_user_and_root_is_squashed() {
     assert_eq!((found.uid(), found.gid()), (1234, 4321));
 }
 
+#[test]
+fn mount_of_ordinary_user_ends_at_first_signal() {
+    // A user that exists: `fusermount3` looks for the name.
+    const NOBODY: u32 = 65534;
+    let Some(world) = world(Way::Tcp, &[]) else { return };
+    let mounted = world.mount_as(NOBODY);
+    let path = mounted.path().to_owned();
+    assert!(mounted.end());
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(path.to_str().unwrap()), "{mounts}");
+}
+
 /// Unmounts a file system, also when the test fails.
 struct Unmount<'a>(&'a Path);
 impl Drop for Unmount<'_> {

@@ -7,6 +7,7 @@ pub(crate) mod random;
 use partywall_daemon::Broker;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -152,7 +153,23 @@ impl World {
 
     pub(crate) fn mount(&self, options: &[&str]) -> Mounted {
         let folder = tempfile::Builder::new().prefix("partywall-mount-").tempdir().unwrap();
-        let mut command = self.program();
+        self.mount_by(self.program(), folder, options)
+    }
+
+    /// Mounts as another user, who may be unable to reach the program where it was built.
+    pub(crate) fn mount_as(&self, user: u32) -> Mounted {
+        let program = self.folder.path().with_extension("program");
+        std::fs::copy(env!("CARGO_BIN_EXE_partywall-fs"), &program).unwrap();
+        let folder = tempfile::Builder::new().prefix("partywall-mount-").tempdir().unwrap();
+        std::os::unix::fs::chown(folder.path(), Some(user), Some(user)).unwrap();
+        let mut command = Command::new(&program);
+        command.env("RUST_LOG", "error").uid(user).gid(user);
+        let mounted = self.mount_by(command, folder, &[]);
+        std::fs::remove_file(program).unwrap();
+        mounted
+    }
+
+    fn mount_by(&self, mut command: Command, folder: TempDir, options: &[&str]) -> Mounted {
         command.arg("mount");
         match self.way {
             Way::Calls => command.arg("files:data"),

@@ -79,8 +79,11 @@ pub(crate) fn run(
             std::process::exit(1);
         }
         is_asked = true;
-        if ours.is_some() && device_of(&mountpoint) == ours {
-            let _ = rustix::mount::unmount(&mountpoint, UnmountFlags::DETACH);
+        if ours.is_some()
+            && device_of(&mountpoint) == ours
+            && let Err(e) = detach(&mountpoint)
+        {
+            tracing::warn!(error = %e, "the mount stays; another signal ends this program and leaves it without a server");
         }
     }
     match ended.join() {
@@ -124,13 +127,18 @@ pub(crate) fn unmount(mountpoint: &Path) -> Result<(), FsError> {
     if !is_ours {
         return Err(FsError::Refused(format!("{} is no mount of partywall", path.display())));
     }
+    detach(&path)
+}
+
+/// Unmounts a path: by the kernel's call as root, and by `fusermount3` as another user.
+fn detach(path: &Path) -> Result<(), FsError> {
     if rustix::process::geteuid().is_root() {
-        return rustix::mount::unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+        return rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
             .map_err(FsError::system(format!("unmount {}", path.display())));
     }
     let status = std::process::Command::new("fusermount3")
         .args(["-u", "-z", "--"])
-        .arg(&path)
+        .arg(path)
         .status()
         .map_err(FsError::system("run fusermount3"))?;
     if status.success() { Ok(()) } else { Err(FsError::Refused("fusermount3 has failed".into())) }
