@@ -239,7 +239,8 @@ fn note_own(registration: &ChannelRegistration, answered: Ticket, number: u32, k
 
 /// A further region of this side: this process writes it, and the peer reads it in place.
 ///
-/// Dropping it gives the region up. The peer's mapping stays valid, and the peer sees that the region was given up.
+/// Dropping it gives the region up. The peer's mapping stays valid, and the peer sees that the region was given up. Between machines, a region that
+/// outlives its stream keeps this side of the channel open for the broker, and its place in the window.
 ///
 /// ```
 /// # use partywall::{Options, Stream};

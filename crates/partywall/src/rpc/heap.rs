@@ -470,6 +470,9 @@ impl Drop for HeapMemory {
 
 /// Memory of a [`Heap`], which is freed when it is dropped.
 ///
+/// It can outlive its connection. Between machines, it then keeps the place in the window that its heap has, and this side of the channel counts as
+/// open for the broker until the last block is dropped.
+///
 /// The peer may read it at any time after its address was passed in a call. A server may still read the arguments of a call that has timed
 /// out, so their block should be kept until a later call of the same connection has been answered.
 pub struct Block {

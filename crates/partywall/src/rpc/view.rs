@@ -114,6 +114,8 @@ pub(crate) fn take_heap(regions: &Regions, bytes: u64) -> Result<()> {
 ///
 /// The peer can change bytes in its heap while they are read. So decide by one copy, and do not read twice.
 ///
+/// A view can outlive its connection. Between machines, it then keeps the place in the window that the peer's heap has.
+///
 /// ```
 /// # use partywall::rpc::{CallClient, CallServer};
 /// # let broker = partywall_daemon::Broker::embedded()?;
