@@ -70,7 +70,7 @@ step "Cap'n Proto over streams" bash -c '
         echo "skipped: the program capnp is missing; it is in the package capnproto"
     fi'
 step "models (loom)" scripts/loom.sh
-step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-5}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
+step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-3}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
 # What a user's first command runs, of the programs that are there. `make demo` builds the same sources with an optimiser, for minutes.
 step "demo, in short" "$TARGET_DIR/debug/partywall" demo --quick
 # shellcheck disable=SC2016 # expanded by the inner shell
