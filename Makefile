@@ -82,7 +82,7 @@ demo: setup ## a file, a tree, a mount and redis between two domains and two vir
 	@"$(DEMO)/partywall" demo $(DEMO_ARGS)
 
 demo-programs:
-	@echo "demo: building what it shows, into $(DEMO): the first time, some four minutes on two processors"
+	@echo "demo: building what it shows, into $(DEMO): the first time, some three minutes on two processors"
 	@cargo build --profile demo --bins --lib -p partywall-cli -p partywall-daemon -p partywall-preload -p partywall-agent -p partywall-lab -p partywall-fs -p partywall-vhost
 
 bench: build ## measure (BENCHES="ipc stream ...", BENCH_ARGS="--quick")

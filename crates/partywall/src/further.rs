@@ -62,7 +62,7 @@ impl Regions {
         Self { endpoint: endpoint.map(Arc::downgrade).unwrap_or_default() }
     }
 
-    /// What a region at this byte of a window holds, for as long as its memory is used: this side's end of the channel (protocol F5.4). `None`
+    /// What a region at this byte of a window holds, for as long as its memory is used: this side's end of the channel (protocol F5.5). `None`
     /// for separate memory, which needs no hold.
     pub(crate) fn hold_place(&self, base: u64) -> Result<Option<PlaceHold>> {
         let in_window = (base != 0).then(|| self.endpoint());

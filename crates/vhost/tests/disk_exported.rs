@@ -408,13 +408,15 @@ struct ForgetfulDisk {
     flushes: u32,
     /// The session that is not over.
     session: u64,
+    /// Writes that are to be refused for lack of memory.
+    refusals: u32,
 }
 
 impl Forgetful {
     fn start(setting: &Setting) -> Self {
         let domain = setting.join("store");
         let empty = vec![0; 4 << 20];
-        let disk = ForgetfulDisk { boot: 1, stored: empty.clone(), cached: empty, flushes: 0, session: 0 };
+        let disk = ForgetfulDisk { boot: 1, stored: empty.clone(), cached: empty, flushes: 0, session: 0, refusals: 0 };
         let disk = Arc::new(Mutex::new(disk));
         let mut calls = CallServer::builder();
         for number in 1..=3_u32 {
@@ -428,6 +430,10 @@ impl Forgetful {
                     return Err(CallError::application(rustix::io::Errno::NOTCONN.raw_os_error() as u32, ""));
                 }
                 let at = long(8) as usize;
+                if number == 2 && disk.refusals > 0 {
+                    disk.refusals -= 1;
+                    return Err(CallError::application(rustix::io::Errno::NOMEM.raw_os_error() as u32, ""));
+                }
                 match number {
                     1 => return Ok(disk.cached[at..at + long(16) as usize].to_vec().into()),
                     2 => disk.cached[at..at + data.len()].copy_from_slice(data),
@@ -528,6 +534,23 @@ fn more_changes_than_a_heap_has_room_for_are_flushed() {
     for n in 56..60_u64 {
         assert!(driver.run(IN, n % 4 * 2048, &[], 1 << 20).unwrap() == (OK, noise(n, 1 << 20)), "write {n}");
     }
+    drop((driver, disk));
+}
+
+/// The back end keeps what is not flushed. An exporter cannot make it keep more and more by a lack of memory between writes.
+#[test]
+fn changes_are_flushed_before_a_connection_ends_for_lack_of_memory() {
+    let setting = Setting::new(MIB);
+    let exporter = Forgetful::start(&setting);
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
+    exporter.disk.lock().unwrap().refusals = 1;
+    assert_eq!(driver.run(OUT, 8, &noise(2, 4096), 0).unwrap().0, OK);
+    let disk_now = exporter.disk.lock().unwrap();
+    assert_eq!((disk_now.refusals, disk_now.flushes), (0, 1));
+    assert!(disk_now.stored[..4096] == noise(1, 4096));
+    drop(disk_now);
     drop((driver, disk));
 }
 

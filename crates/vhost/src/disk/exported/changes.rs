@@ -80,7 +80,7 @@ impl ChangeLog {
         }
     }
 
-    /// A connection is about to end, and the memory of its heap with it.
+    /// Copies the data that lies in a connection's heap, so that the heap gives its place in the window back when the connection ends.
     pub(super) fn copy_blocks_of(&self, calls: &ExportCalls) {
         for (change, _) in self.changes().all.values_mut() {
             if let DiskChange::Write { data, .. } = change {

@@ -373,8 +373,9 @@ impl ImportCore {
                 Ok((generation, calls)) => match self.attempt(calls, job) {
                     Ok(result) => return Ok(result),
                     Err(ExportFailure::Errno(e)) => return Err(Unfinished::Failed(e)),
-                    Err(ExportFailure::NoMemory) => Unconnected::NoMemory,
-                    Err(ExportFailure::Ended) => Unconnected::Gone(generation),
+                    // What is kept in this connection's heap is copied out of it. So an exporter could make the copies grow without end.
+                    Err(ExportFailure::NoMemory) if self.changes.flush(calls).is_ok() => Unconnected::NoMemory,
+                    Err(ExportFailure::NoMemory | ExportFailure::Ended) => Unconnected::Gone(generation),
                 },
                 Err(unconnected) => unconnected,
             };
