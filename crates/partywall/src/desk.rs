@@ -153,11 +153,12 @@ impl SessionDesk {
         message: &Message,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Ticket, (Message, Vec<OwnedFd>))> {
-        let _place = match message {
-            Message::Connect { .. } | Message::ConnectFor { .. } => self.connects.take(),
-            _ => self.requests.take(),
-        };
         let deadline = Instant::now() + limit;
+        let places = match message {
+            Message::Connect { .. } | Message::ConnectFor { .. } => &self.connects,
+            _ => &self.requests,
+        };
+        let _place = places.take(deadline).ok_or(Error::TimedOut)?;
         let ticket = loop {
             match self.ask(message, fds) {
                 Err(Error::WouldBlock) if Instant::now() < deadline => self.await_room(deadline)?,

@@ -539,7 +539,7 @@ fn more_changes_than_a_heap_has_room_for_are_flushed() {
 
 /// The back end keeps what is not flushed. An exporter cannot make it keep more and more by a lack of memory between writes.
 #[test]
-fn changes_are_flushed_before_a_connection_ends_for_lack_of_memory() {
+fn connection_that_ends_for_lack_of_memory_is_flushed_first() {
     let setting = Setting::new(MIB);
     let exporter = Forgetful::start(&setting);
     let disk = setting.import("user", LONG).unwrap();
