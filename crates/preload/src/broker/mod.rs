@@ -1,10 +1,11 @@
 //! The session with the broker, and the directory that it publishes.
 //!
-//! Opened by the first `listen` or `connect` of the program. While there is no broker, everything here says no, and quickly:
-//! a broker that hangs costs one call a second, and is then left alone for longer and longer.
+//! Opened by the first `listen` or `connect` of the program, which waits for that, a second at most. While there is no broker, everything
+//! here says no, and quickly. A session is opened again a step at a time, and no call waits for it (protocol T14.6).
 //!
 //! - `settings` is what the environment says; `state` what this process knows, in memory that a child of `fork` finds empty;
-//! - `session` speaks to the broker, one request at a time, in packets that are written and read without allocating (`packet`);
+//! - `session` speaks to the broker, in packets that are written and read without allocating (`packet`), and `opening` opens the session,
+//!   a step at a time, so that no call waits for a broker that is busy;
 //! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
 
 mod addresses;
@@ -14,6 +15,7 @@ mod listed;
 mod listeners;
 mod memory;
 mod netns;
+mod opening;
 mod packet;
 mod session;
 mod settings;
@@ -42,6 +44,8 @@ use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
 const LOOK_EVERY_MS: u64 = 200;
+/// How often a session that is opening is looked at.
+const STEP_EVERY_MS: u64 = 10;
 
 /// The policy's decision about one connection.
 #[derive(Debug, Clone, Copy)]
@@ -182,12 +186,16 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
     let (at, listener) = known.or_else(|| listeners::add(fd, cookie))?;
     let key = turn.key(at)?;
     // Opening a session publishes all that is entered.
-    if turn.be_open().is_ok() && key.load(Ordering::Relaxed) == 0 {
+    let is_open = turn.be_open().is_ok();
+    turn.finish_publication(at);
+    if is_open && key.load(Ordering::Relaxed) == 0 {
         let published = match turn.publish(fd) {
             // The session had ended, which this has found out.
             // Where that fails, the next session publishes it.
             Err(BrokerFailure::Absent) => {
-                turn.be_open().map(|()| key.load(Ordering::Relaxed)).map_err(|_| BrokerFailure::Absent)
+                let opened = turn.be_open();
+                turn.finish_publication(at);
+                opened.map(|()| key.load(Ordering::Relaxed)).map_err(|_| BrokerFailure::Absent)
             }
             other => other,
         };
@@ -210,6 +218,7 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
 pub(crate) fn withdraw(handle: u64) {
     let Ok(turn) = Turn::take(Urgency::Long) else { return };
     let Some((at, listener)) = listeners::find(handle) else { return };
+    turn.finish_publication(at);
     listener.clear();
     // A child must not withdraw an inherited publication: its parent still listens.
     let key = turn.key(at).map_or(0, |key| key.swap(0, Ordering::Relaxed));
@@ -397,13 +406,21 @@ pub(crate) fn seek() {
     look_if_due(|| true);
 }
 
+/// How long a thread may sleep while a session is opening, whose next step it is then to take by [`tick`].
+#[inline]
+pub(crate) fn longest_sleep() -> Option<Duration> {
+    opening::is_under_way().then_some(Duration::from_millis(STEP_EVERY_MS))
+}
+
 #[inline]
 fn look_if_due(open: impl FnOnce() -> bool) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = sys::coarse_now().as_millis() as u64;
     let next = NEXT.load(Ordering::Relaxed);
+    let step_at = next.saturating_sub(LOOK_EVERY_MS - STEP_EVERY_MS);
     let is_due = || NEXT.compare_exchange(next, now + LOOK_EVERY_MS, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    if directory().is_some_and(Directory::is_closed) || (now >= next && is_due()) {
+    let is_time = now >= next || now >= step_at && opening::is_under_way();
+    if directory().is_some_and(Directory::is_closed) || (is_time && is_due()) {
         look(open());
     }
 }

@@ -1,27 +1,28 @@
-//! One request at a time to the broker, and never long: what does not answer in time is left alone for a while.
+//! Requests to the broker, and never long: what does not answer in time is left alone for a while.
 //!
 //! ```text
 //!   none --(first listen or connect)--> open: connect, Join, Directory, map, publish again what was published
 //!    ^                                    |
 //!    +---- not before `retry_at` <--------+ refused, absent, silent, gone
 //! ```
+//!
+//! How a session opens is in [`super::opening`].
 #![expect(unsafe_code, reason = "blocks signals while it holds the lock")]
 
-use super::claim::{ConnClaim, each_claim};
+use super::claim::ConnClaim;
 use super::packet::{Answer, Descriptors, LONGEST_REQUEST};
-use super::settings::{self, DefaultName};
 use super::state::{self, NAMESPACES, State};
-use super::{addresses, listeners, memory, netns};
+use super::{addresses, memory, netns};
 use crate::log::log;
 use crate::{hidden, process, sys};
-use partywall_protocol::directory::{Directory, OfferKey};
-use partywall_protocol::wire::{self, BorrowedMessage, Refusal, RegionReference, Side, VERSION};
+use partywall_protocol::directory::OfferKey;
+use partywall_protocol::wire::{self, BorrowedMessage, Refusal, RegionReference, Side};
 use partywall_region::packet as packets;
 use partywall_shm::status::Role;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::sockopt;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -30,16 +31,13 @@ use std::time::Duration;
 /// The longest that one call of the program waits for the broker, all told. A broker that is there answers in less than a
 /// millisecond, unless the machine has much else to do; a listener that gave it up then would stay unknown to all who connect.
 /// (Tests run on machines that are busier.)
-const LIMIT: Duration = Duration::from_millis(if cfg!(test) { 5000 } else { 1000 });
+pub(super) const LIMIT: Duration = Duration::from_millis(if cfg!(test) { 5000 } else { 1000 });
 /// How long a thread waits for another one that speaks to the broker, if what it wants can be wanted again later.
-const BRIEF: Duration = Duration::from_millis(2);
+pub(super) const BRIEF: Duration = Duration::from_millis(2);
 /// How long the broker is left alone after it was found absent, at first and at most.
-const ABSENT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+pub(super) const ABSENT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// The pauses after a broker that was silent or refused this process.
-const SILENT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-
-/// How long one call of the program waits, after the broker has come again, until it has heard of our rings. It takes some 50 us each.
-const CLAIMS: Duration = Duration::from_millis(20);
+pub(super) const SILENT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The descriptors of sessions, plus 1, where `fork` does not empty them: our own, and those of the processes that we descend
 /// from. Those are kept, and never used: a server that listens, forks and ends goes on in its children, and is to be found as
@@ -69,9 +67,12 @@ pub(super) enum Urgency {
 /// The right to speak to the broker: the lock, with all signals blocked.
 #[derive(Debug)]
 pub(super) struct Turn {
-    state: &'static State,
+    pub(super) state: &'static State,
     mask: MaybeUninit<libc::sigset_t>,
-    deadline: Duration,
+    pub(super) begun: Duration,
+    pub(super) deadline: Duration,
+    /// The call waits for a session to open: it is wanted now or not at all, and this process has had none before.
+    pub(super) is_patient: bool,
 }
 
 impl Turn {
@@ -93,7 +94,8 @@ impl Turn {
             }
             let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 20_000 });
         }
-        Ok(Self { state, mask, deadline: now + LIMIT })
+        let is_first = state.sessions.load(Ordering::Relaxed) == 0;
+        Ok(Self { state, mask, begun: now, deadline: now + LIMIT, is_patient: is_first && patience == Urgency::Long })
     }
 
     /// Asks the broker, and reads what matters from its answer and the descriptors that come with it. `read` returns `None` for a message
@@ -144,7 +146,7 @@ impl Turn {
 
     /// Sends a message that has no answer, if there is a session.
     pub(super) fn tell(&self, message: &BorrowedMessage<'_>) {
-        if let Some(session) = self.session()
+        if let Some(session) = self.open_session()
             && let Some(bytes) = wire::encode_into(self.next_request(), message, &mut [0; LONGEST_REQUEST])
             && packets::try_send(session, bytes, &[]).is_err()
         {
@@ -152,22 +154,8 @@ impl Turn {
         }
     }
 
-    /// Whether there is a session, and its end has not come. Opens one if `open` and it is time to.
-    pub(super) fn look(&self, open: bool) {
-        match self.session() {
-            Some(session) if is_quiet(session) => return,
-            Some(_) => self.lose(),
-            // Our parent's session tells as well whether the broker is there.
-            None if !self.has_ancestors() => memory::forget(),
-            None => {}
-        }
-        if open {
-            let _ = self.be_open();
-        }
-    }
-
-    /// This process' session, if it has one.
-    fn session(&self) -> Option<BorrowedFd<'static>> {
+    /// This process' session, if it has one. It may still be opening.
+    pub(super) fn session(&self) -> Option<BorrowedFd<'static>> {
         let fd = self.state.session.load(Ordering::Relaxed).checked_sub(1)?.cast_signed();
         let session = sys::borrow(fd);
         let process = self.state.process.load(Ordering::Relaxed);
@@ -176,6 +164,7 @@ impl Turn {
         if !ours {
             // The program has closed it past us. The number may be another descriptor by now, which must stay open.
             self.state.session.store(0, Ordering::Relaxed);
+            self.forget_awaited();
             leave(fd);
             memory::forget();
             return None;
@@ -183,59 +172,15 @@ impl Turn {
         Some(session)
     }
 
-    pub(super) fn be_open(&self) -> Result<(), BrokerFailure> {
-        if self.session().is_some() {
-            return Ok(());
-        }
-        let now = sys::now();
-        if nanos(now) < self.state.retry_at.load(Ordering::Relaxed) {
-            return Err(BrokerFailure::Absent);
-        }
-        let result = self.open();
-        match result {
-            Ok(()) => {
-                self.state.patience.store(0, Ordering::Relaxed);
-                self.publish_again();
-                self.reclaim();
-            }
-            Err(failure) => {
-                self.lose();
-                // Unless it was silent, which was seen to.
-                if nanos(sys::now()) >= self.state.retry_at.load(Ordering::Relaxed) {
-                    self.leave_alone(match failure {
-                        // A policy that is corrected takes effect soon, without a restart of the program.
-                        BrokerFailure::Absent | BrokerFailure::Refused(Refusal::Denied) => ABSENT,
-                        _ => SILENT,
-                    });
-                }
-                log!("no session with a broker: {failure:?}");
-                if failure == BrokerFailure::Refused(Refusal::Denied) {
-                    self.log_remedy();
-                }
-            }
-        }
-        result
+    /// This process' session, if it has one that requests can be sent in.
+    pub(super) fn open_session(&self) -> Option<BorrowedFd<'static>> {
+        self.session().filter(|_| !self.is_opening())
     }
 
     /// Lets the next attempt come at once.
     #[cfg(test)]
     pub(super) fn retry_now(&self) {
         self.state.retry_at.store(0, Ordering::Relaxed);
-    }
-
-    /// Logs the policy change that would let this program join.
-    fn log_remedy(&self) {
-        let settings = settings::get();
-        let user = rustix::process::geteuid().as_raw();
-        match settings.domain_of(user) {
-            Some(domain) => log!(
-                "to let it join, add to the broker's policy a [[join]] rule with domain = \"{domain}\" and users = [{user}]"
-            ),
-            None => log!(
-                "to let it join, add to the broker's policy a [[join]] rule with domain = \"{}-*\" and users = [{user}]",
-                DefaultName::stem(&settings.program)
-            ),
-        }
     }
 
     /// Like [`be_open`](Self::be_open), for a connection. A policy that does not let this program join says nothing about the connection,
@@ -248,61 +193,35 @@ impl Turn {
     }
 
     /// Does not try the broker again for a while, and for longer each time.
-    fn leave_alone(&self, (first, most): (Duration, Duration)) {
+    pub(super) fn leave_alone(&self, (first, most): (Duration, Duration)) {
         let before = Duration::from_nanos(self.state.patience.load(Ordering::Relaxed));
         let patience = (before * 2).clamp(first, most);
         self.state.patience.store(nanos(patience), Ordering::Relaxed);
         self.state.retry_at.store(nanos(sys::now() + patience), Ordering::Relaxed);
     }
 
-    /// Opens a session as the configured domain. If there is none for this user, or another user has that domain (as for the workers of a
-    /// server that changes its user), opens one as a domain of this process.
-    fn open(&self) -> Result<(), BrokerFailure> {
-        let settings = settings::get();
-        let own = DefaultName::new(&settings.program, process::kernel_pid());
-        let user = rustix::process::geteuid().as_raw();
-        let Some(domain) = settings.domain_of(user) else { return self.open_as(own.as_bytes()) };
-        match self.open_as(domain.as_bytes()) {
-            Err(BrokerFailure::Refused(Refusal::NameTaken)) => {
-                self.lose();
-                self.open_as(own.as_bytes())
-            }
-            other => other,
-        }
-    }
-
-    /// Connects, joins, and maps the directory.
-    fn open_as(&self, name: &[u8]) -> Result<(), BrokerFailure> {
-        let socket = connect()?;
-        let cookie = sockopt::socket_cookie(&socket).map_err(|_| BrokerFailure::Absent)?;
-        let fd = hidden::keep(socket);
-        self.state.process.store(process::kernel_pid(), Ordering::Relaxed);
-        self.state.cookie.store(cookie, Ordering::Relaxed);
-        self.state.session.store(fd.cast_unsigned() + 1, Ordering::Relaxed);
-        for key in &self.state.keys {
-            key.store(0, Ordering::Relaxed);
-        }
-        // A name that is too long, or no text, is refused, and not cut to another process's name.
-        let name = name.get(..name.len().min(200)).unwrap_or_default();
-        let name = str::from_utf8(name).map_err(|_| BrokerFailure::Refused(Refusal::NameInvalid))?;
-        let join = BorrowedMessage::Join { version: VERSION, name };
-        self.ask_here(&join, &[], |answer, _| matches!(answer, BorrowedMessage::Joined { .. }).then_some(()))?;
-        let memory = self.ask_here(&BorrowedMessage::Directory {}, &[], |answer, [memory, word]| match answer {
-            BorrowedMessage::DirectoryIs { base, .. } => Some(memory.take().map(|memory| (memory, base, word.take()))),
-            _ => None,
-        })?;
-        // There is no directory, for want of descriptors here, or it is unreadable: not worth asking soon.
-        let useless = BrokerFailure::Refused(Refusal::OutOfResources);
-        let (memory, base, word) = memory.ok_or(useless)?;
-        memory::map(&memory, base, word.as_ref()).map_err(|_| useless)?;
-        enter(fd);
-        log!("joined the broker");
-        Ok(())
-    }
-
     /// Sends a request and waits for its answer, until the deadline of this turn. A refusal is a failure.
     fn exchange(&self, request: &BorrowedMessage<'_>, with: &[BorrowedFd<'_>]) -> Result<Answer, BrokerFailure> {
-        let session = self.session().ok_or(BrokerFailure::Absent)?;
+        let session = self.open_session().ok_or(BrokerFailure::Absent)?;
+        let number = self.send(session, request, with)?;
+        loop {
+            match self.receive(session, number, request.name())? {
+                Received::Answer(answer) => return Ok(answer),
+                Received::Refusal(code) => return Err(BrokerFailure::Refused(code)),
+                Received::Other => {}
+                Received::Nothing if wait(session, self.deadline) => {}
+                Received::Nothing => return Err(self.give_up_silent()),
+            }
+        }
+    }
+
+    /// Sends a request, and returns its number. A session that does not take it is given up.
+    pub(super) fn send(
+        &self,
+        session: BorrowedFd<'_>,
+        request: &BorrowedMessage<'_>,
+        with: &[BorrowedFd<'_>],
+    ) -> Result<u32, BrokerFailure> {
         let number = self.next_request();
         let mut memory = [0; LONGEST_REQUEST];
         let bytes = wire::encode_into(number, request, &mut memory).ok_or(BrokerFailure::Refused(Refusal::Protocol))?;
@@ -310,38 +229,45 @@ impl Turn {
             log!("the broker's session failed: {error}");
             let farewell = Answer::receive(session).ok().flatten();
             self.lose();
-            return Err(farewell.map_or(BrokerFailure::Absent, |answer| ended(request, &answer)));
+            let joins = matches!(request, BorrowedMessage::Join { .. });
+            return Err(farewell.map_or(BrokerFailure::Absent, |answer| ended(joins, &answer)));
         }
-        loop {
-            match Answer::receive(session) {
-                Ok(Some(answer)) => match answer.message() {
-                    Some((of, BorrowedMessage::Refused { code, reason })) if of == number => {
-                        log!("the broker refused {}: {code}: {reason}", request.name());
-                        return Err(BrokerFailure::Refused(code));
-                    }
-                    Some((of, _)) if of == number => return Ok(answer),
-                    _ => {
-                        self.lose();
-                        return Err(ended(request, &answer));
-                    }
-                },
-                Ok(None) => {
-                    self.lose();
-                    return Err(BrokerFailure::Absent);
-                }
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(_) => {
-                    self.lose();
-                    return Err(BrokerFailure::Absent);
-                }
-            }
-            if !wait(session, self.deadline) {
-                log!("the broker did not answer in time");
+        Ok(number)
+    }
+
+    /// Takes the next packet out of the session, without waiting: the answer to the request with this number and name, or one that an earlier
+    /// call has left to later ones, which is dealt with here. A session that brings anything else is given up.
+    pub(super) fn receive(&self, session: BorrowedFd<'_>, number: u32, name: &str) -> Result<Received, BrokerFailure> {
+        let mut answer = match Answer::receive(session) {
+            Ok(Some(answer)) => answer,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+            Ok(None) | Err(_) => {
                 self.lose();
-                self.leave_alone(SILENT);
                 return Err(BrokerFailure::Absent);
             }
+        };
+        let of = answer.message().map(|(of, _)| of).filter(|of| *of != 0);
+        if of == Some(number) {
+            if let Some((_, BorrowedMessage::Refused { code, reason })) = answer.message() {
+                log!("the broker refused {name}: {code}: {reason}");
+                return Ok(Received::Refusal(code));
+            }
+            return Ok(Received::Answer(answer));
         }
+        if of.is_some() && of == self.awaited() && self.settle(&mut answer) {
+            return Ok(Received::Other);
+        }
+        let joins = self.is_joining();
+        self.lose();
+        Err(ended(joins, &answer))
+    }
+
+    /// Gives up a session that has not answered in time.
+    pub(super) fn give_up_silent(&self) -> BrokerFailure {
+        log!("the broker did not answer in time");
+        self.lose();
+        self.leave_alone(SILENT);
+        BrokerFailure::Absent
     }
 
     fn next_request(&self) -> u32 {
@@ -351,8 +277,9 @@ impl Turn {
     }
 
     /// Gives the session up. The next session publishes its listeners again.
-    fn lose(&self) {
+    pub(super) fn lose(&self) {
         memory::forget();
+        self.forget_awaited();
         for announced in &self.state.announced {
             announced.store(0, Ordering::Relaxed);
         }
@@ -369,7 +296,7 @@ impl Turn {
     }
 
     /// Whether sessions of ancestor processes are still open. Ended sessions are closed.
-    fn has_ancestors(&self) -> bool {
+    pub(super) fn has_ancestors(&self) -> bool {
         let own = self.state.session.load(Ordering::Relaxed);
         let mut any = false;
         for place in &SESSIONS {
@@ -385,39 +312,9 @@ impl Turn {
         any
     }
 
-    /// Tells the broker of the listeners that it does not know of: of those that we have inherited, if their session is gone.
-    fn publish_again(&self) {
-        let inherited_too = !self.has_ancestors();
-        let me = process::kernel_pid();
-        for (at, listener) in listeners::all() {
-            let (Some(fd), Some(key)) = (listener.fd(), self.key(at)) else { continue };
-            if sockopt::socket_cookie(sys::borrow(fd)) != Ok(listener.cookie()) {
-                // Closed past us.
-                listener.clear();
-            } else if key.load(Ordering::Relaxed) == 0
-                && (inherited_too || listener.process() == me)
-                && let Ok(new) = self.publish(fd)
-            {
-                key.store(new, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Tells the broker of the rings that are older than it.
-    fn reclaim(&self) {
-        let Some(broker) = memory::get().map(Directory::instance) else { return };
-        let until = sys::now() + CLAIMS;
-        each_claim(broker, &mut |claim| self.claim(claim) && sys::now() < until);
-    }
-
-    /// Tells the broker of one. `false` if there is no use in another.
+    /// Tells the broker of a ring that is older than it. `false` if there is no use in another.
     pub(super) fn claim(&self, claim: &ConnClaim) -> bool {
-        let request = BorrowedMessage::ReclaimSocket {
-            channel: claim.channel,
-            side: if claim.role == Role::Accepting { Side::Accepting } else { Side::Connecting },
-            region: RegionReference::own_memory(claim.geometry),
-        };
-        match self.ask_here(&request, &[claim.socket, claim.region], done) {
+        match self.ask_here(&claim_request(claim), &[claim.socket, claim.region], done) {
             // Refused, it is not listed, and all is well otherwise.
             Ok(_) | Err(BrokerFailure::Refused(_)) => true,
             Err(_) => false,
@@ -459,6 +356,20 @@ impl Turn {
     }
 }
 
+/// What a session has brought.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nothing here allocates")]
+pub(super) enum Received {
+    /// The answer to the request.
+    Answer(Answer),
+    /// The request is refused.
+    Refusal(Refusal),
+    /// The answer to an earlier request, which was dealt with.
+    Other,
+    /// Nothing yet.
+    Nothing,
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         // EDGE turn: releases the session to the next turn; acquired in `Turn::take`.
@@ -467,14 +378,21 @@ impl Drop for Turn {
     }
 }
 
-/// The meaning of an unrequested message after which the session has ended: a refusal, or no message at all.
-fn ended(request: &BorrowedMessage<'_>, farewell: &Answer) -> BrokerFailure {
+/// The meaning of an unrequested message after which the session has ended: a refusal, or no message at all. `joins`: the request was a
+/// `Join`.
+fn ended(joins: bool, farewell: &Answer) -> BrokerFailure {
     let Some((_, BorrowedMessage::Refused { code, reason })) = farewell.message() else { return BrokerFailure::Absent };
     log!("the broker ended the session: {code}: {reason}");
-    match request {
-        // It does not wait for a request from a user who may join under no name.
-        BorrowedMessage::Join { .. } => BrokerFailure::Refused(code),
-        _ => BrokerFailure::Absent,
+    // It does not wait for a request from a user who may join under no name.
+    if joins { BrokerFailure::Refused(code) } else { BrokerFailure::Absent }
+}
+
+/// The request that reports a ring.
+pub(super) fn claim_request(claim: &ConnClaim) -> BorrowedMessage<'static> {
+    BorrowedMessage::ReclaimSocket {
+        channel: claim.channel,
+        side: if claim.role == Role::Accepting { Side::Accepting } else { Side::Connecting },
+        region: RegionReference::own_memory(claim.geometry),
     }
 }
 
@@ -505,12 +423,27 @@ pub(super) fn is_announced(netns: u64) -> bool {
 }
 
 /// Notes a session of this process. Where there is no room, the oldest goes.
-fn enter(fd: c_int) {
-    let free = SESSIONS.iter().find(|place| place.load(Ordering::Relaxed) == 0).unwrap_or(&SESSIONS[0]);
-    let before = free.swap(fd.cast_unsigned() + 1, Ordering::Relaxed);
+pub(super) fn enter(fd: c_int) {
+    if enter_if_room(fd) {
+        return;
+    }
+    let before = SESSIONS[0].swap(fd.cast_unsigned() + 1, Ordering::Relaxed);
     if let Some(oldest) = before.checked_sub(1) {
         hidden::discard(oldest.cast_signed());
     }
+}
+
+/// Notes a session of this process, if there is room; whether it is noted.
+pub(super) fn enter_if_room(fd: c_int) -> bool {
+    let number = fd.cast_unsigned() + 1;
+    let has = |wanted: u32| SESSIONS.iter().find(|place| place.load(Ordering::Relaxed) == wanted);
+    if has(number).is_some() {
+        return true;
+    }
+    has(0).is_some_and(|free| {
+        free.store(number, Ordering::Relaxed);
+        true
+    })
 }
 
 /// Forgets a session of this process.
@@ -521,27 +454,13 @@ fn leave(fd: c_int) {
 }
 
 /// Whether nothing has come over a session: no answer is due, so that anything is the end of it, or the broker's goodbye.
-fn is_quiet(session: BorrowedFd<'_>) -> bool {
+pub(super) fn is_quiet(session: BorrowedFd<'_>) -> bool {
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     matches!(rustix::net::recv(session, &mut [0u8; 1], flags), Err(Errno::AGAIN | Errno::INTR))
 }
 
-fn connect() -> Result<rustix::fd::OwnedFd, BrokerFailure> {
-    for path in &settings::get().sockets {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(|_| BrokerFailure::Absent)?;
-        let Ok(address) = SocketAddrUnix::new(path.as_slice()) else { continue };
-        // Not blocking: a broker whose queue is full is as good as none.
-        if rustix::net::connect(&socket, &address).is_ok() {
-            return Ok(socket);
-        }
-    }
-    Err(BrokerFailure::Absent)
-}
-
 /// Waits until there is something to receive; `false` if that was not before `deadline`.
-fn wait(fd: BorrowedFd<'_>, deadline: Duration) -> bool {
+pub(super) fn wait(fd: BorrowedFd<'_>, deadline: Duration) -> bool {
     loop {
         let left = deadline.saturating_sub(sys::now());
         if left.is_zero() {
@@ -556,7 +475,7 @@ fn wait(fd: BorrowedFd<'_>, deadline: Duration) -> bool {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -32,8 +32,22 @@ pub(super) struct State {
     pub(super) retry_at: AtomicU64,
     /// How long to wait after the next failure.
     pub(super) patience: AtomicU64,
-    /// Grows with every session.
+    /// Grows with every session that has opened.
     pub(super) sessions: AtomicU32,
+    /// The request whose answer a later call takes, or 0.
+    pub(super) awaited: AtomicU32,
+    /// The meaning of that request: a [`super::opening::OpeningStep`].
+    pub(super) step: AtomicU32,
+    /// For a publication: the slot of the listener, and the namespace of its socket.
+    pub(super) step_slot: AtomicU32,
+    pub(super) step_netns: AtomicU64,
+    /// When that request was sent, in nanoseconds of the monotonic clock.
+    pub(super) step_sent: AtomicU64,
+    /// The session joins as a domain of this process, because the configured domain is another user's.
+    pub(super) joins_as_own: AtomicU32,
+    /// The next listener that the broker is to be told of again, plus 1; the number after the last stands for the rings. 0: it has been told
+    /// of everything.
+    pub(super) told: AtomicU32,
     /// Namespaces whose addresses this session has published.
     pub(super) announced: [AtomicU64; NAMESPACES],
     /// The broker's keys of the [`super::listeners`]; 0 for a listener that this session has not published.

@@ -15,7 +15,7 @@ use super::look::{EndsAsked, EndsNews};
 use super::set::{self, Set};
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
-use crate::{real, sys};
+use crate::{broker, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
 use partywall_shm::half::{Fenced, Rounds, SecondLook, SleepStep};
 use rustix::io::Errno;
@@ -187,6 +187,8 @@ impl Call {
             };
             let left = self.patience.left();
             let time = shorter(shorter(left, nap), shorter(super::inherit::slice(set), asleep.longest()));
+            let step = broker::longest_sleep();
+            let time = shorter(time, step);
             let since = sys::now();
             let mut error = Errno::INTR;
             let asked = answer.ask(set, |events, max| {
@@ -207,6 +209,10 @@ impl Call {
                 set.asked();
             }
             super::inherit::check(set);
+            if step.is_some() {
+                // A server that only waits has its listeners published again all the same.
+                broker::tick();
+            }
             self.scan(set, answer);
             if !answer.is_empty() || self.patience.left() == Some(Duration::ZERO) {
                 return Ok(());
