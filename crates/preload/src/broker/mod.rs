@@ -362,9 +362,9 @@ pub(crate) fn closed(channel: u64) {
 }
 
 /// Lends `show` a way to report a ring to a broker that is younger than the ring. `false` if that was not done now, because the session
-/// is busy or `show` returned `false`.
+/// is busy, the broker is slow, or `show` returned `false`.
 pub(crate) fn reclaim(show: impl FnOnce(&dyn Fn(&claim::ConnClaim) -> bool) -> bool) -> bool {
-    Turn::take(Urgency::Brief).is_ok_and(|turn| show(&|claim| turn.claim(claim)))
+    Turn::take(Urgency::Brief).is_ok_and(|turn| !turn.is_slow() && show(&|claim| turn.claim(claim)))
 }
 
 /// The policy's decision about a connection to a listener on `port`, with `peer` at the other end. The broker's `never` always holds;

@@ -17,7 +17,7 @@
 use super::claim::each_claim;
 use super::packet::Answer;
 use super::session::{
-    ABSENT, BRIEF, BrokerFailure, Received, SILENT, Turn, claim_request, enter, enter_if_room, is_quiet, nanos, wait,
+    ABSENT, BRIEF, BrokerFailure, Received, SILENT, Turn, enter, enter_if_room, is_quiet, nanos, wait,
 };
 use super::settings::{self, DefaultName};
 use super::state::{self, LISTENERS};
@@ -32,6 +32,8 @@ use std::time::Duration;
 
 /// How long an answer may take before the session is given up, where no call waits for it (protocol T14.7).
 const SILENCE: Duration = Duration::from_secs(10);
+/// How long a broker that was late with an answer is shown no connection.
+const SLOW: Duration = Duration::from_secs(1);
 /// The longest that one call spends on telling a broker that has come again of our listeners and rings. It takes some 50 us each.
 const TELLING: Duration = Duration::from_millis(20);
 
@@ -44,7 +46,6 @@ pub(super) enum OpeningStep {
     Join = 1,
     Directory = 2,
     Publish = 3,
-    Reclaim = 4,
 }
 
 impl OpeningStep {
@@ -53,7 +54,6 @@ impl OpeningStep {
             1 => Self::Join,
             2 => Self::Directory,
             3 => Self::Publish,
-            4 => Self::Reclaim,
             _ => Self::None,
         }
     }
@@ -64,7 +64,6 @@ impl OpeningStep {
             Self::Join => "Join",
             Self::Directory => "Directory",
             Self::Publish => "Publish",
-            Self::Reclaim => "ReclaimSocket",
         }
     }
 }
@@ -178,6 +177,7 @@ impl Turn {
                     if now >= sent + SILENCE || self.is_patient && now >= self.deadline {
                         return Err(self.give_up_silent());
                     }
+                    self.state.slow_until.store(nanos(now + SLOW), Ordering::Relaxed);
                     return Ok(!self.is_opening());
                 }
             } else if !self.is_patient && sys::now() >= call_ends || !self.tell_next()? {
@@ -249,12 +249,12 @@ impl Turn {
                 self.begin(true)
             }
             OpeningStep::Join | OpeningStep::Directory => Err(BrokerFailure::Refused(code)),
-            // Not published, it may be when it is published the next time; and a ring is not listed. All is well otherwise.
-            OpeningStep::Publish | OpeningStep::Reclaim | OpeningStep::None => Ok(()),
+            // It may be published the next time.
+            OpeningStep::Publish | OpeningStep::None => Ok(()),
         }
     }
 
-    /// Takes the answer to a publication or a claim. `false` if it is no such answer.
+    /// Takes the answer to a publication. `false` if it is no such answer.
     pub(super) fn settle(&self, answer: &mut Answer) -> bool {
         let step = self.step();
         self.forget_step();
@@ -270,8 +270,7 @@ impl Turn {
                 }
                 true
             }
-            (OpeningStep::Reclaim, Some((_, BorrowedMessage::Done {}))) => true,
-            (OpeningStep::Publish | OpeningStep::Reclaim, Some((_, BorrowedMessage::Refused { .. }))) => true,
+            (OpeningStep::Publish, Some((_, BorrowedMessage::Refused { .. }))) => true,
             _ => false,
         }
     }
@@ -296,23 +295,31 @@ impl Turn {
         if self.publish_next(from as usize)? {
             return Ok(true);
         }
-        let mut result = Ok(false);
+        if self.is_slow() {
+            return Ok(false);
+        }
+        let until = self.begun + TELLING;
+        let mut goes_on = false;
         if let Some(broker) = memory::get().map(Directory::instance) {
             each_claim(broker, &mut |claim| {
-                result = self.session().ok_or(BrokerFailure::Absent).and_then(|session| {
-                    let number = self.send(session, &claim_request(claim), &[claim.socket, claim.region])?;
-                    self.leave_to_later(OpeningStep::Reclaim, number);
-                    // The next one is sent at once if this one's answer comes at once.
-                    self.take_step(sys::now() + BRIEF)
-                });
-                result == Ok(true) && sys::now() < self.begun + TELLING
+                goes_on = self.claim(claim);
+                goes_on && sys::now() < until
             });
         }
-        let goes_on = self.step() != OpeningStep::None || result == Ok(true) && sys::now() >= self.begun + TELLING;
+        if self.session().is_none() {
+            return Err(BrokerFailure::Absent);
+        }
+        goes_on &= sys::now() >= until;
         if !goes_on {
             self.state.told.store(0, Ordering::Relaxed);
         }
-        result.map(|_| goes_on)
+        Ok(goes_on)
+    }
+
+    /// Whether the broker was late with an answer a moment ago. It is not shown a connection then: until it has answered, no other thread may
+    /// use the socket (protocol T3.3, T14.8), so the call would have to wait.
+    pub(super) fn is_slow(&self) -> bool {
+        nanos(sys::now()) < self.state.slow_until.load(Ordering::Relaxed)
     }
 
     /// Publishes the next listener that the broker does not know of, from this slot on: of those that we have inherited, if their session is
@@ -376,6 +383,12 @@ impl Turn {
     pub(super) fn forget_awaited(&self) {
         self.forget_step();
         self.state.told.store(0, Ordering::Relaxed);
+    }
+
+    /// As if the latest answer had been in time.
+    #[cfg(test)]
+    pub(super) fn be_quick(&self) {
+        self.state.slow_until.store(0, Ordering::Relaxed);
     }
 
     /// Lets the outstanding answer be late.

@@ -314,7 +314,12 @@ impl Turn {
 
     /// Tells the broker of a ring that is older than it. `false` if there is no use in another.
     pub(super) fn claim(&self, claim: &ConnClaim) -> bool {
-        match self.ask_here(&claim_request(claim), &[claim.socket, claim.region], done) {
+        let request = BorrowedMessage::ReclaimSocket {
+            channel: claim.channel,
+            side: if claim.role == Role::Accepting { Side::Accepting } else { Side::Connecting },
+            region: RegionReference::own_memory(claim.geometry),
+        };
+        match self.ask_here(&request, &[claim.socket, claim.region], done) {
             // Refused, it is not listed, and all is well otherwise.
             Ok(_) | Err(BrokerFailure::Refused(_)) => true,
             Err(_) => false,
@@ -385,15 +390,6 @@ fn ended(joins: bool, farewell: &Answer) -> BrokerFailure {
     log!("the broker ended the session: {code}: {reason}");
     // It does not wait for a request from a user who may join under no name.
     if joins { BrokerFailure::Refused(code) } else { BrokerFailure::Absent }
-}
-
-/// The request that reports a ring.
-pub(super) fn claim_request(claim: &ConnClaim) -> BorrowedMessage<'static> {
-    BorrowedMessage::ReclaimSocket {
-        channel: claim.channel,
-        side: if claim.role == Role::Accepting { Side::Accepting } else { Side::Connecting },
-        region: RegionReference::own_memory(claim.geometry),
-    }
 }
 
 /// Reads an answer that says only that it was done.

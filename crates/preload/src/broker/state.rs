@@ -43,6 +43,8 @@ pub(super) struct State {
     pub(super) step_netns: AtomicU64,
     /// When that request was sent, in nanoseconds of the monotonic clock.
     pub(super) step_sent: AtomicU64,
+    /// Until then the broker counts as slow, because it was late with an answer.
+    pub(super) slow_until: AtomicU64,
     /// The session joins as a domain of this process, because the configured domain is another user's.
     pub(super) joins_as_own: AtomicU32,
     /// The next listener that the broker is to be told of again, plus 1; the number after the last stands for the rings. 0: it has been told

@@ -34,8 +34,9 @@ pub(super) fn is_older_than(conn: &Conn, broker: u64) -> bool {
 
 /// Tells the broker by `tell`, if it has not heard of this ring; `None`: a thread is in the way.
 fn reclaim<T>(conn: &'static Conn, fd: c_int, broker: u64, tell: impl FnOnce(&ConnClaim) -> T) -> Option<Option<T>> {
-    // While this is held, no thread closes the descriptors that are sent.
-    let _held = conn.tx.try_hold()?;
+    // While these are held, no thread closes the descriptors that are sent, and no call sends or receives: it would fail while the broker
+    // reads the socket (protocol T3.3).
+    let (_tx, _rx) = (conn.tx.try_hold()?, conn.rx.try_hold()?);
     let local = conn.local();
     let Some(memory) =
         local.memory().filter(|_| conn.ring_path.stage() == ConnStage::Attached && is_older_than(conn, broker))
