@@ -113,6 +113,47 @@ fn socket_after_fork_has_rings_once_one_process_holds_it() {
     by_rings(&["parent", "child", "passed", "both"]);
 }
 
+/// Whether anything goes by a ring of up to so many clients of this port, each of which has an answer to all that it sends.
+fn any_by_ring(world: &World, port: u16, clients: usize) -> bool {
+    (0..clients).any(|_| {
+        let arguments = ["ping", &*port.to_string(), "6000"];
+        let mut client = Program::start_with(Stdio::piped(), Some(world), "datagram_peers", &arguments);
+        assert_eq!(client.line(), "answered 6000");
+        // It ends with its input, and its rings with it.
+        ring_bytes(world) > 0
+    })
+}
+
+#[test]
+fn group_members_use_rings_while_all_are_published() {
+    let world = World::new();
+    let port = free_port();
+    let member = |of: Option<&World>| {
+        let mut server = Program::peer(of, "group", port, 0);
+        assert_eq!(server.line(), "ready");
+        server
+    };
+    let _alone = member(Some(&world));
+    assert!(any_by_ring(&world, port, 20), "one member");
+    let _second = member(Some(&world));
+    assert!(any_by_ring(&world, port, 20), "two members");
+    let stranger = member(None);
+    assert!(!any_by_ring(&world, port, 3), "a member without the library");
+    drop(stranger);
+    assert!(any_by_ring(&world, port, 20), "two members again");
+}
+
+#[test]
+fn group_with_a_program_that_chooses_stays_on_kernel() {
+    let world = World::new();
+    let port = free_port();
+    let mut first = Program::peer(Some(&world), "group", port, 0);
+    assert_eq!(first.line(), "ready");
+    let mut steered = Program::peer(Some(&world), "steered", port, 0);
+    assert_eq!(steered.line(), "ready");
+    assert!(!any_by_ring(&world, port, 6));
+}
+
 /// Servers that answer all that comes, most of them by rings.
 fn by_rings(roles: &[&str]) {
     let world = World::new();

@@ -86,6 +86,11 @@ impl SocketFacts {
         self.state == SocketState::Established && name(self) == name(earlier) && same_numbers
     }
 
+    /// Whether this is a UDP socket that may have flows, alone at its address or in a group.
+    pub fn may_have_flows(&self) -> bool {
+        self.transport == Transport::Udp && matches!(self.state, SocketState::Listening | SocketState::Grouped)
+    }
+
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -146,6 +151,8 @@ numbered! {
         HalfClosed = 3 "half-closed",
         /// Any other state.
         Other = 4 "in another state",
+        /// A UDP socket that has a port, and lets others of its user have it too (`SO_REUSEPORT`).
+        Grouped = 5 "in a group",
     }
 }
 

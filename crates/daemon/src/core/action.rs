@@ -163,6 +163,13 @@ pub enum Action<F> {
         /// The flow that needs no watching any more.
         flow: u64,
     },
+    /// A socket of a `SO_REUSEPORT` group was published, or is published no more. Each publication counts.
+    Member {
+        /// The socket's own number.
+        cookie: u64,
+        /// Whether it was published.
+        is_published: bool,
+    },
     /// Ring a bell that [`Descriptor::make_bell`](super::Descriptor::make_bell) has made.
     Ring {
         /// The end that rings.
@@ -228,4 +235,7 @@ pub struct FlowSocket {
     pub from: SocketAddr,
     /// Where it is sent to: an address of the socket.
     pub to: SocketAddr,
+    /// Other sockets may have its address too, and the kernel chooses one of them for each datagram. Not so of a socket that is connected:
+    /// it comes before the others.
+    pub is_chosen: bool,
 }

@@ -68,6 +68,10 @@ impl Server {
                     self.watch.remove(flow);
                     continue;
                 }
+                Action::Member { cookie, is_published } => {
+                    self.watch.count_member(cookie, is_published);
+                    continue;
+                }
                 Action::Ring { bell: end } => {
                     // If the offer hangs up at the same time, its own event reports that.
                     if let Some(end) = end.fd() {

@@ -10,8 +10,13 @@
 //! The notices are quick, but can be delayed by a process that holds a reference to a socket, and tell nothing of a socket that gave its port back
 //! and lives on, or that shares its port. The look is what proves: the kernel looks for the socket that would receive a datagram with these
 //! ends, exactly as it does for a real one, and that must be the flow's.
+//!
+//! Of a `SO_REUSEPORT` group the kernel chooses a socket by a hash of both ends, and so it does for the look. But a member can make it choose by a
+//! program, for each datagram and for the whole group, and the kernel tells of no such program. So the flows of a group last only while each
+//! member that the looks find is published: the library withdraws a socket for which its program has asked for that.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -32,6 +37,10 @@ const LOOK: Duration = Duration::from_millis(100);
 const SHARE: u32 = 10;
 /// Questions that are sent at once. Their answers lie in the socket's buffer together.
 const BATCH: usize = 32;
+/// Questions by which the members of a group are found in one look. Of two members, one stays unfound in one look of 2^64.
+const PROBES: u16 = 64;
+/// Groups that have flows, at most: their questions must not crowd out the looks at all other flows.
+const GROUPS: usize = 64;
 /// Notices of destroyed sockets that are read in one turn.
 const NOTICES: usize = 256;
 
@@ -57,7 +66,11 @@ pub(super) struct FlowWatch {
     flows: BTreeMap<u64, [FlowSocket; 2]>,
     /// How many ends of flows each socket has.
     cookies: HashMap<u64, u32>,
+    /// How often each socket of a group is published.
+    members: HashMap<u64, u32>,
     next: Option<Instant>,
+    /// When the last look has been paid for, so that there may be another.
+    rested: Instant,
     sequence: u32,
 }
 
@@ -68,7 +81,9 @@ impl FlowWatch {
             notices: None,
             flows: BTreeMap::new(),
             cookies: HashMap::new(),
+            members: HashMap::new(),
             next: None,
+            rested: Instant::now(),
             sequence: 0,
         };
         let opened = netlink(0).and_then(|diag| {
@@ -92,7 +107,7 @@ impl FlowWatch {
         let Ok(socket) = UdpSocket::bind(("127.0.0.1", 0)) else { return false };
         let (Ok(to), Ok(cookie)) = (socket.local_addr(), sockopt::socket_cookie(&socket)) else { return false };
         let from = SocketAddr::new(to.ip(), 9);
-        self.ask(&[FlowSocket { cookie, netns: 0, from, to }]) == [true]
+        self.prove(&[FlowSocket { cookie, netns: 0, from, to, is_chosen: false }]) == [true]
     }
 
     /// A UDP socket that cannot be watched is not good for flows (protocol U2).
@@ -122,7 +137,7 @@ impl FlowWatch {
             self.next = Some(Instant::now() + LOOK);
         }
         // After the notices have begun: a socket that goes now is in a notice, one that has gone is not found.
-        lost(&self.ask(&sockets))
+        lost(&self.prove(&sockets))
     }
 
     /// Whether this is the only flow, so that no look has proved anything for a while.
@@ -144,6 +159,18 @@ impl FlowWatch {
         }
     }
 
+    /// A socket of a group was published, or is published no more.
+    pub(super) fn count_member(&mut self, cookie: u64, is_published: bool) {
+        let count = self.members.entry(cookie).or_default();
+        *count = if is_published { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            self.members.remove(&cookie);
+        }
+        // The kernel chooses others from here on, or its program is about to have it choose otherwise.
+        let soon = self.rested.max(Instant::now());
+        self.next = self.next.map(|at| at.min(soon));
+    }
+
     /// How long until the next look.
     pub(super) fn due_in(&self) -> Option<Duration> {
         self.next.map(|at| at.saturating_duration_since(Instant::now()))
@@ -155,10 +182,11 @@ impl FlowWatch {
         self.next.filter(|at| *at <= start)?;
         let now = coarse_now();
         let sockets: Vec<FlowSocket> = self.flows.values().flatten().copied().collect();
-        let proved = self.ask(&sockets);
+        let proved = self.prove(&sockets);
         let flows = self.flows.keys().copied().zip(proved.chunks(2));
         let gone = flows.filter_map(|(flow, both)| Some((flow, lost(both)?))).collect();
-        self.next = Some(start + LOOK.max(start.elapsed() * SHARE));
+        self.rested = start + start.elapsed() * SHARE;
+        self.next = Some(self.rested.max(start + LOOK));
         Some((gone, now))
     }
 
@@ -185,16 +213,55 @@ impl FlowWatch {
     }
 
     /// Whether each socket is the one that receives what is sent to it. Where the kernel gives no answer, it is not.
-    fn ask(&mut self, sockets: &[FlowSocket]) -> Vec<bool> {
-        let mut proved = vec![false; sockets.len()];
-        let Some((diag, _)) = &self.diag else { return proved };
-        for (sockets, proved) in sockets.chunks(BATCH).zip(proved.chunks_mut(BATCH)) {
+    fn prove(&mut self, sockets: &[FlowSocket]) -> Vec<bool> {
+        let questions: Vec<_> = sockets.iter().map(|socket| (socket.from, socket.to)).collect();
+        let receivers = self.ask(&questions);
+        let mut proved: Vec<bool> =
+            receivers.iter().zip(sockets).map(|(receiver, socket)| *receiver == Some(socket.cookie)).collect();
+        // A server has one socket for many clients.
+        let mut groups = HashMap::new();
+        for (socket, proved) in sockets.iter().zip(&mut proved).filter(|(socket, proved)| socket.is_chosen && **proved)
+        {
+            *proved = match groups.get(&socket.to) {
+                Some(known) => *known,
+                None => {
+                    let known = groups.len() < GROUPS && self.knows_all(socket);
+                    groups.insert(socket.to, known);
+                    known
+                }
+            };
+        }
+        proved
+    }
+
+    /// Whether all members of a socket's group, as far as one look finds them, are published. The kernel chooses one for each port that a
+    /// datagram could be from; which one for which port is its secret.
+    fn knows_all(&mut self, socket: &FlowSocket) -> bool {
+        let random = RandomState::new();
+        // Ports from 1 on.
+        let port = |at: u16| (random.hash_one(at) as u16).max(1);
+        let questions: Vec<_> =
+            (0..PROBES).map(|at| (SocketAddr::new(socket.from.ip(), port(at)), socket.to)).collect();
+        let found = self.ask(&questions);
+        let unknown = found.iter().find(|found| !found.is_some_and(|cookie| self.members.contains_key(&cookie)));
+        if let Some(unknown) = unknown {
+            tracing::debug!(at = %socket.to, ?unknown, "a socket of a group is not published");
+        }
+        unknown.is_none()
+    }
+
+    /// The number of the socket that receives a datagram from one address to another, for each of these; `None` where the kernel gives no
+    /// answer.
+    fn ask(&mut self, ends: &[(SocketAddr, SocketAddr)]) -> Vec<Option<u64>> {
+        let mut receivers = vec![None; ends.len()];
+        let Some((diag, _)) = &self.diag else { return receivers };
+        for (ends, receivers) in ends.chunks(BATCH).zip(receivers.chunks_mut(BATCH)) {
             let first = self.sequence;
             // Answers to an earlier batch that broke off have other numbers.
             self.sequence = self.sequence.wrapping_add(BATCH as u32);
             let mut questions = Vec::with_capacity(BATCH * QUESTION);
-            for (at, socket) in (0u32..).zip(sockets) {
-                put_question(&mut questions, first.wrapping_add(at), socket);
+            for (at, (from, to)) in (0u32..).zip(ends) {
+                put_question(&mut questions, first.wrapping_add(at), *from, *to);
             }
             if rustix::net::send(diag, &questions, SendFlags::DONTWAIT).is_err() {
                 continue;
@@ -202,7 +269,7 @@ impl FlowWatch {
             let mut packet = [0; 4096];
             let mut answers = 0;
             // The kernel has answered all of them before `send` returned.
-            while answers < sockets.len() {
+            while answers < ends.len() {
                 let len = match rustix::net::recv(diag, &mut packet, RecvFlags::DONTWAIT) {
                     Ok((len, _)) => len,
                     Err(Errno::INTR) => continue,
@@ -210,14 +277,14 @@ impl FlowWatch {
                 };
                 for one in messages(packet.get(..len).unwrap_or_default()) {
                     let at = one.sequence.wrapping_sub(first) as usize;
-                    if let (Some(socket), Some(proved)) = (sockets.get(at), proved.get_mut(at)) {
+                    if let Some(receiver) = receivers.get_mut(at) {
                         answers += 1;
-                        *proved = one.kind == BY_FAMILY && cookie_of(one.bytes) == Some(socket.cookie);
+                        *receiver = if one.kind == BY_FAMILY { cookie_of(one.bytes) } else { None };
                     }
                 }
             }
         }
-        proved
+        receivers
     }
 }
 
@@ -246,9 +313,9 @@ fn netlink(groups: u32) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Appends the question which socket receives a datagram with these ends, and whether that is the one with this cookie.
-fn put_question(out: &mut Vec<u8>, sequence: u32, socket: &FlowSocket) {
-    let family = if socket.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+/// Appends the question which socket receives a datagram with these ends.
+fn put_question(out: &mut Vec<u8>, sequence: u32, from: SocketAddr, to: SocketAddr) {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     // `nlmsghdr {len u32, type u16, flags u16, sequence u32, port u32}`.
     out.extend((QUESTION as u32).to_ne_bytes());
     out.extend(BY_FAMILY.to_ne_bytes());
@@ -260,9 +327,9 @@ fn put_question(out: &mut Vec<u8>, sequence: u32, socket: &FlowSocket) {
     out.extend(u32::MAX.to_ne_bytes());
     // `inet_diag_sockid {sport be16, dport be16, src [16], dst [16], if u32, cookie [u32; 2]}`. Of UDP, the kernel takes the first
     // for where a datagram is from, and the second for where it goes.
-    out.extend(socket.from.port().to_be_bytes());
-    out.extend(socket.to.port().to_be_bytes());
-    for at in [socket.from, socket.to] {
+    out.extend(from.port().to_be_bytes());
+    out.extend(to.port().to_be_bytes());
+    for at in [from, to] {
         let mut bytes = [0; 16];
         match at.ip() {
             IpAddr::V4(four) => bytes[..4].copy_from_slice(&four.octets()),
@@ -271,9 +338,8 @@ fn put_question(out: &mut Vec<u8>, sequence: u32, socket: &FlowSocket) {
         out.extend(bytes);
     }
     out.extend(0u32.to_ne_bytes());
-    // The lower half first.
-    out.extend((socket.cookie as u32).to_ne_bytes());
-    out.extend(((socket.cookie >> 32) as u32).to_ne_bytes());
+    // `INET_DIAG_NOCOOKIE`, twice: the kernel is to say which, and not whether it is a certain one.
+    out.extend(u64::MAX.to_ne_bytes());
 }
 
 /// One message of a netlink packet.
@@ -310,7 +376,7 @@ mod tests {
 
     fn of(socket: &UdpSocket, from: &UdpSocket) -> FlowSocket {
         let (to, from) = (socket.local_addr().unwrap(), from.local_addr().unwrap());
-        FlowSocket { cookie: sockopt::socket_cookie(socket).unwrap(), netns: 0, from, to }
+        FlowSocket { cookie: sockopt::socket_cookie(socket).unwrap(), netns: 0, from, to, is_chosen: false }
     }
 
     fn pair(at: &str) -> (UdpSocket, UdpSocket) {
@@ -324,7 +390,7 @@ mod tests {
             let (a, b) = pair(at);
             assert_eq!(watch.add(1, [of(&a, &b), of(&b, &a)]), None, "{at}");
             a.connect(b.local_addr().unwrap()).unwrap();
-            assert_eq!(watch.ask(&[of(&a, &b)]), [true], "connected to the flow's other end");
+            assert_eq!(watch.prove(&[of(&a, &b)]), [true], "connected to the flow's other end");
             watch.remove(1);
         }
         assert!(watch.notices().is_none() && watch.due_in().is_none() && watch.cookies.is_empty());
@@ -359,12 +425,12 @@ mod tests {
         );
         c.connect(a.local_addr().unwrap()).unwrap();
         let was = of(&c, &a);
-        assert_eq!(watch.ask(&[was]), [true]);
+        assert_eq!(watch.prove(&[was]), [true]);
         rustix::net::connect_unspec(&c).unwrap();
-        assert_eq!(watch.ask(&[was]), [false]);
+        assert_eq!(watch.prove(&[was]), [false]);
         let was = of(&b, &a);
         b.connect(("127.0.0.1", 9)).unwrap();
-        assert_eq!(watch.ask(&[was]), [false]);
+        assert_eq!(watch.prove(&[was]), [false]);
     }
 
     #[test]
@@ -374,8 +440,93 @@ mod tests {
         let sockets: Vec<_> = (0..100).map(|_| UdpSocket::bind(("127.0.0.1", 0)).unwrap()).collect();
         let mut probes: Vec<_> = sockets.iter().map(|socket| of(socket, &from)).collect();
         probes[70].cookie += 1;
-        let proved = watch.ask(&probes);
+        let proved = watch.prove(&probes);
         let wrong: Vec<_> = proved.iter().enumerate().filter(|(_, proved)| !**proved).map(|(at, _)| at).collect();
         assert_eq!(wrong, [70]);
+    }
+
+    /// A socket in the group at this address; port 0 begins one.
+    fn member(at: SocketAddr) -> UdpSocket {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None).unwrap();
+        sockopt::set_socket_reuseport(&socket, true).unwrap();
+        rustix::net::bind(&socket, &at).unwrap();
+        UdpSocket::from(socket)
+    }
+
+    fn chosen(socket: &UdpSocket, from: &UdpSocket) -> FlowSocket {
+        FlowSocket { is_chosen: true, ..of(socket, from) }
+    }
+
+    #[test]
+    fn lone_group_member_is_proved_while_it_is_published() {
+        let mut watch = FlowWatch::open();
+        let one = member("127.0.0.1:0".parse().unwrap());
+        let from = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let probe = chosen(&one, &from);
+        assert_eq!(watch.prove(&[probe]), [false], "not published");
+        watch.count_member(probe.cookie, true);
+        watch.count_member(probe.cookie, true);
+        assert_eq!(watch.prove(&[probe]), [true]);
+        watch.count_member(probe.cookie, false);
+        assert_eq!(watch.prove(&[probe]), [true], "published once still");
+        watch.count_member(probe.cookie, false);
+        assert_eq!(watch.prove(&[probe]), [false]);
+        assert!(watch.members.is_empty());
+    }
+
+    #[test]
+    fn group_with_unpublished_member_is_not_proved() {
+        let mut watch = FlowWatch::open();
+        let one = member("127.0.0.1:0".parse().unwrap());
+        let from = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        watch.count_member(of(&one, &from).cookie, true);
+        assert_eq!(watch.prove(&[chosen(&one, &from)]), [true]);
+        let two = member(one.local_addr().unwrap());
+        let both = [chosen(&one, &from), chosen(&two, &from)];
+        assert_eq!(watch.prove(&both), [false; 2], "the second could have a program choose");
+        watch.count_member(both[1].cookie, true);
+        // The kernel chooses one of them, and that one alone.
+        let proved = watch.prove(&both);
+        assert_ne!(proved[0], proved[1]);
+        drop(two);
+        assert_eq!(watch.prove(&both[..1]), [true], "alone again");
+    }
+
+    #[test]
+    fn connected_group_member_needs_no_other_to_be_published() {
+        let mut watch = FlowWatch::open();
+        let one = member("127.0.0.1:0".parse().unwrap());
+        let two = member(one.local_addr().unwrap());
+        let from = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        two.connect(from.local_addr().unwrap()).unwrap();
+        assert_eq!(watch.prove(&[of(&two, &from), of(&one, &from)]), [true, false]);
+    }
+
+    #[test]
+    fn flows_of_too_many_groups_are_not_proved() {
+        let mut watch = FlowWatch::open();
+        let from = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let members: Vec<_> = (0..GROUPS + 2).map(|_| member("127.0.0.1:0".parse().unwrap())).collect();
+        let mut probes: Vec<_> = members.iter().map(|member| chosen(member, &from)).collect();
+        probes.iter().for_each(|probe| watch.count_member(probe.cookie, true));
+        // Two flows of one group count once.
+        probes.insert(1, probes[0]);
+        let proved = watch.prove(&probes);
+        assert_eq!(proved.iter().filter(|proved| !**proved).count(), 2);
+    }
+
+    #[test]
+    fn change_of_a_group_hastens_the_next_look() {
+        let mut watch = FlowWatch::open();
+        let (a, b) = pair("127.0.0.1");
+        assert_eq!(watch.add(1, [of(&a, &b), of(&b, &a)]), None);
+        watch.next = Some(Instant::now() + Duration::from_secs(1000));
+        watch.count_member(7, true);
+        assert_eq!(watch.due_in(), Some(Duration::ZERO));
+        let later = Instant::now() + Duration::from_secs(500);
+        (watch.next, watch.rested) = (Some(later + Duration::from_secs(500)), later);
+        watch.count_member(7, false);
+        assert_eq!(watch.next, Some(later), "not before the last look is paid for");
     }
 }

@@ -29,7 +29,7 @@ mod tests;
 mod wait;
 
 pub(crate) use address::Wanted;
-pub(crate) use wait::{Poller, concerns, entered_set};
+pub(crate) use wait::{Poller, concerns, entered_set, join_group};
 
 use crate::buffers::CallerBuffers;
 use crate::conn::Holders;
@@ -62,6 +62,10 @@ mod flags {
     pub(super) const UNWANTED: u32 = 16;
     /// It has lived through a `fork`: no rings for as long as another process may have it.
     pub(super) const SHARED: u32 = 64;
+    /// It has `SO_REUSEPORT`: others of its user may have its address too.
+    pub(super) const GROUPED: u32 = 128;
+    /// The broker was told of it, or asked to be told, before anything had come.
+    pub(super) const JOINED: u32 = 256;
     /// It may have a ring to send by. Checked first, so that a receiving call does not take the lock of the sending side.
     pub(super) const RING_OUT: u32 = 32;
 }
@@ -245,7 +249,46 @@ impl DatagramSocket {
         }
     }
 
+    /// The program has set `SO_REUSEPORT`, or cleared it. What the broker was told of the socket is no longer true.
+    fn note_group(&self, fd: c_int) {
+        let errno = sys::errno_number();
+        let is_grouped = rustix::net::sockopt::socket_reuseport(sys::borrow(fd)).unwrap_or(true);
+        sys::restore_errno(errno);
+        if is_grouped != self.has(flags::GROUPED) {
+            self.close_rings();
+            self.unpublish();
+            self.set(flags::GROUPED, is_grouped);
+        }
+    }
+
+    /// Publishes a socket of a group before anything has come to it: while one member of the group is not known, no other has rings
+    /// (protocol U11.12).
+    #[inline]
+    fn join_group(&self, fd: c_int) {
+        if self.has(flags::GROUPED) && !self.has(flags::JOINED) && self.may_have_rings() {
+            self.join_group_now(fd);
+        }
+    }
+
+    #[cold]
+    fn join_group_now(&self, fd: c_int) {
+        if self.port(fd) == 0 {
+            // Not bound yet.
+            return;
+        }
+        self.set(flags::JOINED, true);
+        if !self.has(flags::PUBLISHED) {
+            let errno = sys::errno_number();
+            broker::datagram::be_open();
+            if broker::directory().is_some() {
+                self.publish(fd);
+            }
+            sys::restore_errno(errno);
+        }
+    }
+
     fn unpublish(&self) {
+        self.set(flags::JOINED, false);
         if self.has(flags::PUBLISHED) {
             self.set(flags::PUBLISHED, false);
             broker::withdraw(self.published.swap(0, Ordering::Relaxed));
@@ -437,9 +480,10 @@ pub(crate) fn blocking_was_set(fd: c_int, nonblocking: bool) {
 
 /// The program has set an option.
 pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
-    if let Some(socket) = DatagramSocket::of(fd)
-        && !options::is_harmless(level, name)
-    {
+    let Some(socket) = DatagramSocket::of(fd) else { return };
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) {
+        socket.note_group(fd);
+    } else if !options::is_harmless(level, name) {
         socket.stay_on_kernel();
     }
 }

@@ -83,6 +83,7 @@ impl DatagramSocket {
             if !self.may_have_rings() {
                 return kernel();
             }
+            self.join_group(fd);
             // If the socket gets a ring by another thread in the meantime, the ring must stay closed.
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let got = self.receive_plainly(fd, message, wanted, kernel);
@@ -255,6 +256,13 @@ fn timeout(fd: c_int) -> Option<Duration> {
 #[inline]
 pub(crate) fn concerns(fd: c_int) -> bool {
     DatagramSocket::of(fd).is_some_and(DatagramSocket::concerns_waits)
+}
+
+/// A socket is about to be waited for in an epoll set.
+pub(crate) fn join_group(fd: c_int) {
+    if let Some(socket) = DatagramSocket::of(fd) {
+        socket.join_group(fd);
+    }
 }
 
 /// A socket was added to an epoll set, which looks at its rings, and closes them before a thread sleeps. `false`: there are none, and

@@ -32,6 +32,8 @@ impl Asleep {
 impl Set {
     /// The program has registered a UDP socket, changed that, or taken it out; the kernel has agreed.
     pub(super) fn datagrams_changed(&self, operation: c_int, fd: c_int, event: Option<(u32, u64)>) {
+        // Not under the lock: this may ask the broker.
+        datagram::join_group(fd);
         let Some(_held) = self.hold() else { return datagram::give_up(fd) };
         let sockets = &self.datagrams;
         let known = sockets.find(fd);

@@ -7,6 +7,8 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
   epoll     echo that waits in epoll; the socket blocks, and is read once each time
   edge      the same by edges: the socket does not block, and is read until there is nothing
   exclusive echo that waits in epoll with EPOLLEXCLUSIVE
+  group     echo that waits in epoll, on a socket with SO_REUSEPORT
+  steered   the same; a program chooses the first socket of the group for all datagrams
   threads   the same by level, in three threads that wait in one set
   nested    echo that waits in a set within a set
   once      echo that is told once, and arms itself again
@@ -47,8 +49,15 @@ def body(i):
 
 
 if role not in ("ping", "lazy", "flood", "refused"):
+    if role in ("group", "steered"):
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     s.bind(("127.0.0.1", port))
-    say("ready")
+    if role == "steered":
+        # SO_ATTACH_REUSEPORT_CBPF, and "return 0".
+        code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+        s.setsockopt(socket.SOL_SOCKET, 51, struct.pack("HP", 1, ctypes.addressof(code)))
+    if role not in ("group", "steered"):
+        say("ready")
 if role in ("parent", "child", "passed", "both"):
     # A first datagram, before the fork.
     s.sendto(*s.recvfrom(65536))
@@ -88,9 +97,12 @@ elif role == "connected":
     s.send(data)
     while True:
         s.send(s.recv(65536))
-elif role in ("epoll", "exclusive"):
+elif role in ("epoll", "exclusive", "group", "steered"):
     e = select.epoll()
     e.register(s, select.EPOLLIN | (select.EPOLLEXCLUSIVE if role == "exclusive" else 0))
+    if role in ("group", "steered"):
+        # Not before it is published.
+        say("ready")
     while True:
         e.poll()
         data, source = s.recvfrom(65536)

@@ -28,8 +28,12 @@ pub(super) fn read(
     };
     let grouped: libc::c_int = option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT)?;
     let device: libc::c_int = option(socket, libc::SOL_SOCKET, BOUND_TO)?;
-    let alone = grouped == 0 && device == 0 && is_certainly_local(local.ip().to_canonical(), netns);
-    let state = if local.port() != 0 && alone { SocketState::Listening } else { SocketState::Other };
+    let is_reached = local.port() != 0 && device == 0 && is_certainly_local(local.ip().to_canonical(), netns);
+    let state = match is_reached {
+        false => SocketState::Other,
+        true if grouped == 0 => SocketState::Listening,
+        true => SocketState::Grouped,
+    };
     Ok(SocketFacts {
         origin: Origin::Host,
         transport: Transport::Udp,

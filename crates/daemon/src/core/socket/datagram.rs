@@ -151,7 +151,13 @@ impl<F: Descriptor> Core<F> {
         ];
         self.open_socket_channel(offer_id, service, Directions::FORWARD, sides);
         let to = offer.to().unwrap_or(socket.local);
-        let probe = |of: &SocketFacts, from, to| FlowSocket { cookie: of.cookie, netns: of.netns, from, to };
+        let probe = |of: &SocketFacts, from, to| FlowSocket {
+            cookie: of.cookie,
+            netns: of.netns,
+            from,
+            to,
+            is_chosen: of.state == SocketState::Grouped && of.remote.is_none(),
+        };
         // A sender that is connected is reached from its peer alone.
         let remote = offer.socket.remote.map(|remote| SocketAddr::new(remote.ip().to_canonical(), remote.port()));
         let sockets = [probe(&offer.socket, remote.unwrap_or(to), from), probe(&socket, from, to)];
@@ -233,12 +239,12 @@ impl<F: Descriptor> Core<F> {
     }
 }
 
-/// A UDP socket with a port, to which whatever is sent there comes.
+/// A UDP socket with a port, to which comes what is sent there; of a socket in a group, the watch proves that (protocol U11).
 fn is_one(socket: &SocketFacts) -> Result<(), Refuse> {
-    if socket.transport == Transport::Udp && socket.state == SocketState::Listening {
+    if socket.may_have_flows() {
         return Ok(());
     }
-    refuse(Refusal::BadSocket, "the socket is not one for datagrams that has its address to itself")
+    refuse(Refusal::BadSocket, "the socket is not one for datagrams that is reached by its address alone")
 }
 
 /// The source address that the receiver of a datagram will see.

@@ -12,7 +12,7 @@ use super::open::service_of;
 use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::id::DomainId;
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::{Core, Descriptor, SessionId};
+use crate::core::{Action, Core, Descriptor, SessionId};
 
 /// The entries of one `Publish` in the directory.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(in crate::core) struct Publication {
     /// The service that its port stands for.
     pub(in crate::core) service: Name,
     pub(in crate::core) netns: NamespaceId,
+    /// The number of a socket in a `SO_REUSEPORT` group (protocol U11.12).
+    pub(in crate::core) member: Option<u64>,
 }
 
 /// A line of the directory.
@@ -72,6 +74,9 @@ impl<F: Descriptor> Core<F> {
             *self.sockets.listening.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
         }
         self.show(&publication, DirectoryChange::Address, DirectoryChange::Listener);
+        if let Some(cookie) = publication.member {
+            self.actions.push(Action::Member { cookie, is_published: true });
+        }
         let key = self.sockets.next_publication;
         self.sockets.next_publication += 1;
         self.sockets.publications.insert(key, publication);
@@ -96,6 +101,9 @@ impl<F: Descriptor> Core<F> {
     /// Takes a publication out of the tables; its session has forgotten it already.
     pub(in crate::core) fn unpublish(&mut self, key: u64) {
         let Some(publication) = self.sockets.publications.remove(&key) else { return };
+        if let Some(cookie) = publication.member {
+            self.actions.push(Action::Member { cookie, is_published: false });
+        }
         self.sockets.entries -= publication.entries();
         if let Some(counts) = self.sockets.counts_of(publication.netns.origin) {
             counts.entries -= publication.entries();
@@ -130,7 +138,7 @@ fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Res
     let mut listeners: Vec<PublishedEntry> = Vec::new();
     // Datagrams go by rings on the host alone.
     let may_listen = transport == Transport::Tcp || socket.origin == Origin::Host;
-    if socket.state == SocketState::Listening && may_listen {
+    if (socket.state == SocketState::Listening || socket.may_have_flows()) && may_listen {
         // A wildcard of IPv6 is one of IPv4 too, unless it says otherwise.
         let takes = |ip: &IpAddr| match local.ip() {
             IpAddr::V4(at) => at.is_unspecified() && ip.is_ipv4(),
@@ -152,5 +160,7 @@ fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Res
         list.dedup();
     }
     let service = service_of(transport, local.port())?;
-    Ok(Publication { domain, listeners, addresses, service, netns: socket.namespace() })
+    let is_member = socket.origin == Origin::Host && socket.state == SocketState::Grouped;
+    let member = is_member.then_some(socket.cookie);
+    Ok(Publication { domain, listeners, addresses, service, netns: socket.namespace(), member })
 }

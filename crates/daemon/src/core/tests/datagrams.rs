@@ -107,12 +107,12 @@ fn datagram_rings_require_same_namespace_and_matching_peer() {
 }
 
 #[test]
-fn group_multicast_and_tcp_sockets_get_no_datagram_ring() {
+fn bound_multicast_and_tcp_sockets_get_no_datagram_ring() {
     let (mut w, web, db) = world();
     let one = socket("127.0.0.1:5000");
-    // The event loop calls a socket of a group, bound to a device, or to an address that is not its own, other.
-    let grouped = SocketFacts { state: SocketState::Other, ..one };
-    assert_eq!(code(offer(&mut w, web, grouped, "127.0.0.1:53")), Refusal::BadSocket);
+    // The event loop calls a socket that is bound to a device, or to an address that is not its own, other.
+    let bound = SocketFacts { state: SocketState::Other, ..one };
+    assert_eq!(code(offer(&mut w, web, bound, "127.0.0.1:53")), Refusal::BadSocket);
     let tcp = SocketFacts { transport: Transport::Tcp, ..one };
     assert_eq!(code(offer(&mut w, web, tcp, "127.0.0.1:53")), Refusal::BadSocket);
     for to in ["224.0.0.1:53", "0.0.0.0:53", "127.0.0.1:0", "[ff02::1]:53"] {
@@ -259,5 +259,36 @@ fn domain_with_room_for_one_end_has_no_flow_to_itself() {
             Message::Refused { code: Refusal::Quota, .. } if !taken => {}
             other => panic!("with room for {channels}: {other:?}"),
         }
+    }
+}
+
+#[test]
+fn published_group_member_is_listed_until_withdrawn() {
+    let (mut w, web, db) = world();
+    let grouped = SocketFacts { state: SocketState::Grouped, ..socket("127.0.0.1:53") };
+    let publish = |w: &mut World, session, socket| {
+        w.say_of(session, Message::Publish { addresses: AddressList::default() }, socket, vec![])
+    };
+    let Some(Message::Published { key, .. }) = publish(&mut w, web, grouped) else { panic!("refused") };
+    publish(&mut w, db, SocketFacts { cookie: 9, ..grouped });
+    publish(&mut w, db, socket("127.0.0.1:54"));
+    assert_eq!(w.members, [grouped.cookie, 9]);
+    assert!(w.listed.contains_key(&('l', Fingerprint::listener(Transport::Udp, at("127.0.0.1:53"), 1))));
+    w.say(web, Message::Withdraw { key }, vec![]);
+    assert_eq!(w.members, [9]);
+    w.lose(db);
+    assert_eq!(w.members, [0; 0]);
+}
+
+#[test]
+fn connected_group_member_is_watched_as_a_lone_socket() {
+    for (remote, is_chosen) in [(None, true), (Some(at("127.0.0.1:5000")), false)] {
+        let (mut w, web, db) = world();
+        offer(&mut w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
+        let receiver = SocketFacts { state: SocketState::Grouped, remote, ..socket("127.0.0.1:53") };
+        let Message::DatagramsTaken { flow, .. } = take(&mut w, db, receiver, "127.0.0.1:5000") else {
+            panic!("refused")
+        };
+        assert_eq!(w.watched[&flow].map(|socket| socket.is_chosen), [false, is_chosen]);
     }
 }

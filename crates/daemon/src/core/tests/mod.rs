@@ -158,6 +158,8 @@ pub(super) struct World {
     pub(super) ended: BTreeMap<u64, u64>,
     /// Sockets that are watched.
     pub(super) watched: BTreeMap<u64, [FlowSocket; 2]>,
+    /// Published sockets of groups, once for each publication.
+    pub(super) members: Vec<u64>,
     /// Sockets that the kernel does not find when it is asked.
     pub(super) gone: BTreeSet<u64>,
     /// The executable of programs that open sessions from now on, as far as the broker may read it.
@@ -198,6 +200,7 @@ impl World {
             flows: BTreeSet::new(),
             ended: BTreeMap::new(),
             watched: BTreeMap::new(),
+            members: Vec::new(),
             gone: BTreeSet::new(),
             program: None,
             token,
@@ -271,6 +274,8 @@ impl World {
                     Action::Unwatch { flow } => {
                         self.watched.remove(&flow).expect("what is watched no longer was watched");
                     }
+                    Action::Member { cookie, is_published: true } => self.members.push(cookie),
+                    Action::Member { cookie, is_published: false } => self.members.retain(|member| *member != cookie),
                     Action::Book { base, size, in_use: true, .. } => drop(self.booked.insert((base, size))),
                     Action::Book { base, size, in_use: false, .. } => drop(self.booked.remove(&(base, size))),
                     Action::Order { order, .. } => self.orders.push(order),
