@@ -78,13 +78,23 @@ fn ring_bytes(world: &World) -> u64 {
 
 #[test]
 fn random_datagram_programs_behave_as_without_library() {
+    compare_random("datagrams");
+}
+
+#[test]
+fn random_split_and_joined_datagrams_are_as_without_library() {
+    compare_random("segments");
+}
+
+/// Runs a random program with the library and without it, for each of some seeds.
+fn compare_random(script: &str) {
     let world = World::new();
     let most = std::env::var("PARTYWALL_FUZZ_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(12u32);
     let mut rings = 0;
     for seed in 0..most {
         let arguments = [&*seed.to_string(), "600"];
-        let plain = Program::start(None, "datagrams", &arguments).all();
-        let mut with = Program::start(Some(&world), "datagrams", &arguments);
+        let plain = Program::start(None, script, &arguments).all();
+        let mut with = Program::start(Some(&world), script, &arguments);
         let mut lines = Vec::new();
         loop {
             let line = with.line();

@@ -184,6 +184,20 @@ pub(crate) mod testing {
         unsafe { super::signal::sigaction(signal, action, std::ptr::null_mut()) }
     }
 
+    /// # Safety
+    /// As the C library's.
+    pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
+        // SAFETY: by the caller's word.
+        unsafe { super::msg::recvmsg(fd, message, flags) }
+    }
+
+    /// Sets an option that is a number.
+    pub(crate) fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) -> Result<usize, Errno> {
+        let at = (&raw const value).cast();
+        // SAFETY: a number that outlives the call.
+        take(unsafe { super::sockopt::setsockopt(fd, level, name, at, size_of::<c_int>() as libc::socklen_t) } as isize)
+    }
+
     pub(crate) fn sendfile(to: c_int, from: c_int, offset: &mut i64, count: usize) -> Result<usize, Errno> {
         // SAFETY: descriptors of the test, and its own offset.
         take(unsafe { super::sendfile::sendfile(to, from, offset, count) })

@@ -4,7 +4,7 @@
 use super::{receiving, sending};
 use crate::buffers::CallerBuffers;
 use crate::conn::Conn;
-use crate::datagram::{self, Wanted};
+use crate::datagram::{self, SendControl, Wanted};
 use crate::sockaddr::ProgramAddress;
 use crate::{real, sys};
 use libc::{c_int, c_uint, mmsghdr, msghdr, ssize_t, timespec};
@@ -59,6 +59,29 @@ fn see_off(message: &msghdr) {
             header = libc::CMSG_NXTHDR(message, header);
         }
     }
+}
+
+/// What the control data of a message that is sent ask for. All but one request for segments, and nothing beside it, is for the kernel to
+/// judge.
+fn control_of(message: &msghdr) -> SendControl {
+    if message.msg_controllen == 0 {
+        return SendControl::None;
+    }
+    // SAFETY: arithmetic.
+    let (least, most) = unsafe { (libc::CMSG_LEN(2) as usize, libc::CMSG_SPACE(2) as usize) };
+    if !(least..=most).contains(&message.msg_controllen)
+        || message.msg_control.is_null()
+        || !sys::is_readable(message.msg_control.cast::<u8>(), message.msg_controllen)
+    {
+        return SendControl::Other;
+    }
+    // SAFETY: a header and two bytes behind it, which lie in the caller's control data and can be read.
+    let (header, size) = unsafe {
+        let at = message.msg_control.cast::<libc::cmsghdr>();
+        (at.read_unaligned(), libc::CMSG_DATA(at).cast::<u16>().read_unaligned())
+    };
+    let is_segment = (header.cmsg_level, header.cmsg_type) == (libc::SOL_UDP, libc::UDP_SEGMENT);
+    if is_segment && header.cmsg_len == least { SendControl::Segments(size) } else { SendControl::Other }
 }
 
 /// # Safety
@@ -124,7 +147,7 @@ export! {
             (None, Some(list)) => {
                 // SAFETY: the address of the caller's message, of as many bytes as it says, for the time of this call.
                 let to = unsafe { ProgramAddress::new(header.msg_name.cast_const().cast(), header.msg_namelen) };
-                datagram::sending(fd, list, flags, to, header.msg_controllen != 0, kernel)
+                datagram::sending(fd, list, flags, to, control_of(header), kernel)
             }
             _ => kernel(),
         }

@@ -4,7 +4,7 @@
 use super::{list_of, sending};
 use crate::buffers::CallerBuffers;
 use crate::conn::Conn;
-use crate::datagram;
+use crate::datagram::{self, SendControl};
 use crate::real;
 use crate::sockaddr::ProgramAddress;
 use libc::{c_int, c_void, iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
@@ -23,7 +23,7 @@ export_for_descriptor! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::write(fd, buf, len) };
         match Conn::of(fd) {
-            None => datagram::sending(fd, buffers, 0, ProgramAddress::NONE, false, kernel),
+            None => datagram::sending(fd, buffers, 0, ProgramAddress::NONE, SendControl::None, kernel),
             Some(conn) => sending(conn, fd, buffers, 0, kernel),
         }
     }
@@ -35,7 +35,7 @@ export_for_descriptor! {
         // SAFETY: the caller's list and its buffers, for the time of this call.
         match (Conn::of(fd), unsafe { list_of(list, count) }) {
             (Some(conn), Some(list)) if list.has_bytes() => sending(conn, fd, list, 0, kernel),
-            (None, Some(list)) if list.has_bytes() => datagram::sending(fd, list, 0, ProgramAddress::NONE, false, kernel),
+            (None, Some(list)) if list.has_bytes() => datagram::sending(fd, list, 0, ProgramAddress::NONE, SendControl::None, kernel),
             _ => kernel(),
         }
     }
@@ -48,7 +48,7 @@ export_for_descriptor! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::send(fd, buf, len, flags) };
         match Conn::of(fd) {
-            None => datagram::sending(fd, buffers, flags, ProgramAddress::NONE, false, kernel),
+            None => datagram::sending(fd, buffers, flags, ProgramAddress::NONE, SendControl::None, kernel),
             Some(conn) => sending(conn, fd, buffers, flags, kernel),
         }
     }
@@ -71,7 +71,7 @@ export_for_descriptor! {
             None => {
                 // SAFETY: the caller's address, of as many bytes as it says, for the time of this call.
                 let to = unsafe { ProgramAddress::new(to, to_len) };
-                datagram::sending(fd, buffers, flags, to, false, kernel)
+                datagram::sending(fd, buffers, flags, to, SendControl::None, kernel)
             }
             Some(conn) => sending(conn, fd, buffers, flags, kernel),
         }

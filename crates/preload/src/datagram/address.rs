@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "reads and writes the caller's addresses")]
 
 use crate::sockaddr::ProgramAddress;
-use libc::{c_int, msghdr, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{c_int, c_void, msghdr, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr;
 
@@ -15,6 +15,10 @@ pub(super) const fn longest(ip: IpAddr) -> usize {
     }
 }
 
+const NULL: *mut c_void = ptr::null_mut();
+/// The bytes of control data that say how long the datagrams are that were joined.
+const JOINED: usize = size_of::<libc::cmsghdr>() + size_of::<c_int>();
+
 /// The caller's places for the sender's address, and for the flag that the buffer was too short.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
@@ -24,12 +28,14 @@ pub(crate) struct Wanted {
     flags: *mut c_int,
     /// `msg_controllen`, likewise.
     control: *mut usize,
+    /// `msg_control`, likewise.
+    space: *mut c_void,
 }
 
 impl Wanted {
     /// No address, length, flags or control data are wanted.
     pub(crate) const NONE: Self =
-        Self { address: ptr::null_mut(), len: ptr::null_mut(), flags: ptr::null_mut(), control: ptr::null_mut() };
+        Self { address: NULL.cast(), len: NULL.cast(), flags: NULL.cast(), control: NULL.cast(), space: NULL };
 
     /// The two pointers of `recvfrom`.
     ///
@@ -43,7 +49,8 @@ impl Wanted {
     /// The fields that a message header asks for.
     ///
     /// # Safety
-    /// `message` is valid for reads and writes until the call ends, and its `msg_name` as [`Wanted::new`] demands.
+    /// `message` is valid for reads and writes until the call ends, its `msg_name` as [`Wanted::new`] demands, and its `msg_control` for
+    /// writes of `msg_controllen` bytes if that is not null.
     pub(crate) unsafe fn by_header(message: *mut msghdr) -> Self {
         // SAFETY: by this function's contract.
         unsafe {
@@ -52,6 +59,7 @@ impl Wanted {
                 len: &raw mut (*message).msg_namelen,
                 flags: &raw mut (*message).msg_flags,
                 control: &raw mut (*message).msg_controllen,
+                space: (*message).msg_control,
             }
         }
     }
@@ -106,7 +114,7 @@ impl Wanted {
         with(from, six, |name, len| self.put(name, len));
     }
 
-    /// Sets the flags of the message, without control data, since no enabled option asks for any.
+    /// Sets the flags of the message, without control data.
     pub(super) fn put_flags(self, flags: c_int) {
         // SAFETY: the caller's words, if it gives them.
         unsafe {
@@ -117,6 +125,37 @@ impl Wanted {
                 *word = 0;
             }
         }
+    }
+
+    /// The place for control data, and its room, if the call has any.
+    pub(super) fn control(self) -> Option<(*mut c_void, usize)> {
+        // SAFETY: the caller's word, if it gives one.
+        let room = unsafe { self.control.as_ref() }?;
+        (!self.space.is_null() && *room > 0).then_some((self.space, *room))
+    }
+
+    /// Sets how many bytes of control data there are.
+    pub(super) fn put_control_len(self, len: usize) {
+        // SAFETY: as in `put_flags`.
+        if let Some(word) = unsafe { self.control.as_mut() } {
+            *word = len;
+        }
+    }
+
+    /// Whether there is room to say of how long datagrams a joined one consists.
+    pub(super) fn can_join(self) -> bool {
+        self.control().is_some_and(|(_, room)| room >= JOINED)
+    }
+
+    /// Says of how long datagrams it consists (`UDP_GRO`), in a place of so much room that [`Wanted::can_join`] was true of.
+    pub(super) fn put_joined(self, space: *mut c_void, room: usize, size: c_int) {
+        let header = libc::cmsghdr { cmsg_len: JOINED, cmsg_level: libc::SOL_UDP, cmsg_type: libc::UDP_GRO };
+        // SAFETY: the caller has at least `JOINED` bytes there, by the contract of `Wanted::by_header`.
+        unsafe {
+            space.cast::<libc::cmsghdr>().write_unaligned(header);
+            space.cast::<u8>().add(size_of::<libc::cmsghdr>()).cast::<c_int>().write_unaligned(size);
+        }
+        self.put_control_len(room.min(JOINED.next_multiple_of(size_of::<usize>())));
     }
 
     fn put(self, name: *const sockaddr, len: socklen_t) {

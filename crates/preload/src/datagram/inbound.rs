@@ -26,6 +26,8 @@ use std::sync::atomic::Ordering;
 
 /// Rings that one socket receives by, at most.
 pub(super) const RINGS: usize = 64;
+/// Datagrams that are joined, at most (`UDP_GRO`).
+const JOINED: usize = 64;
 /// Calls in a row that rings may serve before the kernel's queue has its turn.
 const TURNS: u32 = 16;
 /// Larger rings of a peer than this are not mapped.
@@ -280,6 +282,35 @@ fn ring_head(ring: &mut Inbound) -> Option<u32> {
     record::parse(header, available, longest).ok()
 }
 
+/// Takes the datagrams behind one of `size` bytes that may be joined with it as `UDP_GRO` has it: as long, only the last one shorter, and
+/// none that the caller's buffers have no room for. Returns their bytes.
+fn join(ring: &mut Inbound, flow: &FlowPlaces, size: usize, cursor: &mut Cursor<'_>) -> usize {
+    let longest = address::longest(ring.from().ip());
+    let mut joined = 0;
+    for _ in 1..JOINED {
+        if ring.waiting() == 0 {
+            break;
+        }
+        // What breaks the protocol is found again by the next call.
+        let Some(len) = ring_head(ring).map(|len| len as usize) else { break };
+        if len == 0 || len > size || len > cursor.left() || size + joined + len > longest {
+            break;
+        }
+        let Some((own, peer)) = flow.pages() else { break };
+        let footprint = record::footprint(len as u64);
+        #[expect(unsafe_code, reason = "reads from the peer's ring")]
+        // SAFETY: the flow is in use as in `ring_head`, which has found that the record lies in the ring.
+        let span = unsafe { flow.peer.peer_span(ring.half.head(), footprint) };
+        joined += cursor.copy_from(span.slice(record::HEADER as usize, len));
+        ring.half.release(&own.control.rx, &peer.control.tx, footprint, FENCING);
+        add(&own.control.rx.counters.messages, 1);
+        if len < size {
+            break;
+        }
+    }
+    joined
+}
+
 /// The result of a look for a datagram.
 pub(super) enum DatagramFound {
     /// The result of the call.
@@ -352,7 +383,7 @@ impl DatagramSocket {
         };
         let Some(mut cursor) = cursor else { return Err(Errno::INVAL) };
         let len = len as usize;
-        let got = cursor.copy_from(span.slice(record::HEADER as usize, len));
+        let mut got = cursor.copy_from(span.slice(record::HEADER as usize, len));
         let from = ring.from();
         if message & libc::MSG_PEEK == 0
             && let Some((own, peer)) = flow.pages()
@@ -361,9 +392,19 @@ impl DatagramSocket {
             ring.half.release(&own.control.rx, &peer.control.tx, footprint, FENCING);
             add(&own.control.rx.counters.messages, 1);
         }
-        let cut = if got < len { libc::MSG_TRUNC } else { 0 };
+        let mut all = len;
+        let space = wanted.control();
+        if self.has(flags::JOINS) && message & libc::MSG_PEEK == 0 && got == len && wanted.can_join() {
+            got += join(ring, flow, len, &mut cursor);
+            all = got;
+        }
+        let cut = if got < all { libc::MSG_TRUNC } else { 0 };
         wanted.give(from, self.has(flags::SIX), cut | message & libc::MSG_CMSG_CLOEXEC);
-        Ok(DatagramFound::Datagram(if message & libc::MSG_TRUNC != 0 { len } else { got }))
+        if let (Some((space, room)), true) = (space, all > len) {
+            // A datagram has less than 2^16 bytes.
+            wanted.put_joined(space, room, len as c_int);
+        }
+        Ok(DatagramFound::Datagram(if message & libc::MSG_TRUNC != 0 { all } else { got }))
     }
 
     /// Asks the kernel, and tells the senders, if its queue is empty, that it was (protocol U7).

@@ -40,8 +40,9 @@ pub(super) fn take(
     (header.msg_name, header.msg_namelen) = (name.cast(), room);
     header.msg_iov = buffers.list().as_ptr().cast_mut();
     header.msg_iovlen = buffers.list().len();
+    (header.msg_control, header.msg_controllen) = wanted.control().unwrap_or((std::ptr::null_mut(), 0));
     #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
-    // SAFETY: a message of buffers that are valid by the contract of `CallerBuffers::new`, and of the caller's address or ours.
+    // SAFETY: a message of buffers that are valid by the contract of `CallerBuffers::new`, and of the caller's address or ours, and control data.
     let len = sys::take(unsafe { real::recvmsg(fd, &raw mut header, message | libc::MSG_DONTWAIT) })?;
     let from = {
         #[expect(unsafe_code, reason = "reads the address that the kernel has written")]
@@ -52,8 +53,8 @@ pub(super) fn take(
     if named.is_some() {
         wanted.put_len(header.msg_namelen);
     }
-    // Not even that there was no room for what stands beside it: there was none to be had.
-    wanted.put_flags(header.msg_flags & !libc::MSG_CTRUNC);
+    wanted.put_flags(header.msg_flags);
+    wanted.put_control_len(header.msg_controllen);
     Ok(KernelDatagram { len, from })
 }
 

@@ -66,6 +66,8 @@ mod flags {
     pub(super) const GROUPED: u32 = 128;
     /// The broker was told of it, or asked to be told, before anything had come.
     pub(super) const JOINED: u32 = 256;
+    /// It has `UDP_GRO`: datagrams of one sender may be joined.
+    pub(super) const JOINS: u32 = 512;
     /// It may have a ring to send by. Checked first, so that a receiving call does not take the lock of the sending side.
     pub(super) const RING_OUT: u32 = 32;
 }
@@ -82,6 +84,8 @@ pub(crate) struct DatagramSocket {
     port: AtomicU32,
     /// Where it is connected to.
     remote: SharedMutex<(u128, u16)>,
+    /// What `UDP_SEGMENT` is set to.
+    segment: AtomicU32,
     /// Datagrams that have come by the kernel, and their bytes.
     came: AtomicU64,
     bytes: AtomicU64,
@@ -114,6 +118,7 @@ impl DatagramSocket {
             flags: AtomicU32::new(0),
             port: AtomicU32::new(0),
             remote: SharedMutex::new((0, 0)),
+            segment: AtomicU32::new(0),
             came: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             published: AtomicU64::new(0),
@@ -261,6 +266,24 @@ impl DatagramSocket {
         }
     }
 
+    /// Reads how its datagrams are to be split and joined.
+    fn follow_segments(&self, fd: c_int) {
+        let read = |name| {
+            let mut value: c_int = 0;
+            let mut len = size_of::<c_int>() as socklen_t;
+            let at = (&raw mut value).cast();
+            #[expect(unsafe_code, reason = "asks for a socket option by pointer")]
+            // SAFETY: the kernel writes at most `len` bytes of a number.
+            let asked = unsafe { crate::real::getsockopt(fd, libc::SOL_UDP, name, at, &raw mut len) };
+            if asked == 0 { value } else { 0 }
+        };
+        let errno = sys::errno_number();
+        // The kernel takes numbers of 16 bits.
+        self.segment.store(read(libc::UDP_SEGMENT) as u32, Ordering::Relaxed);
+        self.set(flags::JOINS, read(libc::UDP_GRO) != 0);
+        sys::restore_errno(errno);
+    }
+
     /// Publishes a socket of a group before anything has come to it: while one member of the group is not known, no other has rings
     /// (protocol U11.12).
     #[inline]
@@ -356,7 +379,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     socket.flags.store(six | nonblock, Ordering::Relaxed);
     socket.descriptors.store(1, Ordering::Relaxed);
     socket.fd.store(fd, Ordering::Relaxed);
-    for word in [&socket.port, &socket.policy_seen, &socket.inbound, &socket.sleepers] {
+    for word in [&socket.port, &socket.policy_seen, &socket.inbound, &socket.sleepers, &socket.segment] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [&socket.came, &socket.bytes, &socket.published] {
@@ -394,14 +417,34 @@ pub(crate) fn receiving(
     }
 }
 
-/// A sending call, of which `unusual` says that more is asked than to send bytes.
+/// What a sending call asks for in its control data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SendControl {
+    /// There are none.
+    None,
+    /// To be split into datagrams of this length (`UDP_SEGMENT`); 0: not to be split, though the socket may have that option.
+    Segments(u16),
+    /// Anything else.
+    Other,
+}
+
+/// How the datagrams of a call may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Carrier {
+    /// By a ring, in datagrams of this length if that is not 0.
+    Any(u16),
+    /// By the kernel alone.
+    Kernel,
+}
+
+/// A sending call.
 #[inline]
 pub(crate) fn sending(
     fd: c_int,
     buffers: CallerBuffers<'_>,
     message: c_int,
     to: ProgramAddress,
-    unusual: bool,
+    control: SendControl,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let Some(socket) = DatagramSocket::of(fd) else { return kernel() };
@@ -409,13 +452,22 @@ pub(crate) fn sending(
     if socket.has(flags::SHARED) {
         socket.look_whether_shared(fd);
     }
-    if unusual || message & !usual != 0 || !socket.may_have_rings() {
+    if message & libc::MSG_MORE != 0 {
+        // The kernel keeps these bytes, and adds those of the next call.
+        socket.stay_on_kernel();
+    }
+    if !socket.may_have_rings() {
         return kernel();
     }
+    let carrier = match control {
+        SendControl::None if message & !usual == 0 => Carrier::Any(socket.segment.load(Ordering::Relaxed) as u16),
+        SendControl::Segments(size) if message & !usual == 0 => Carrier::Any(size),
+        _ => Carrier::Kernel,
+    };
     socket.follow_policy(fd);
     let to = if to.is_none() { socket.remote() } else { to.read_unscoped() };
     match to.filter(|to| to.port() != 0 && !to.ip().is_unspecified() && !to.ip().is_multicast()) {
-        Some(to) => socket.send_to(fd, to, buffers, kernel),
+        Some(to) => socket.send_to(fd, to, carrier, buffers, kernel),
         None => kernel(),
     }
 }
@@ -483,6 +535,8 @@ pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
     let Some(socket) = DatagramSocket::of(fd) else { return };
     if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) {
         socket.note_group(fd);
+    } else if options::SEGMENTS.contains(&(level, name)) {
+        socket.follow_segments(fd);
     } else if !options::is_harmless(level, name) {
         socket.stay_on_kernel();
     }

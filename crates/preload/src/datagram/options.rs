@@ -2,6 +2,9 @@
 
 use libc::c_int;
 
+/// The options that split a call's bytes into datagrams and join them again. What they are set to is followed.
+pub(super) const SEGMENTS: [(c_int, c_int); 2] = [(libc::SOL_UDP, libc::UDP_SEGMENT), (libc::SOL_UDP, libc::UDP_GRO)];
+
 /// Whether datagrams may go by rings after this option was set. Unknown options are not harmless.
 pub(super) fn is_harmless(level: c_int, name: c_int) -> bool {
     match level {
@@ -64,8 +67,7 @@ mod tests {
             (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER),
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
             (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
-            (libc::IPPROTO_UDP, libc::UDP_SEGMENT),
-            (libc::IPPROTO_UDP, libc::UDP_GRO),
+            (libc::IPPROTO_UDP, libc::UDP_CORK),
         ] {
             assert!(!is_harmless(level, name), "{level} {name}");
         }

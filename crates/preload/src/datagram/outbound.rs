@@ -1,7 +1,7 @@
 //! The sending side of a socket: to where it sends, and by which ring (protocol U3, U5-U8, U10).
 
 use super::flow::{FlowPlaces, proof_for_sender};
-use super::{DatagramSocket, address, flags};
+use super::{Carrier, DatagramSocket, address, flags};
 use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING};
 use crate::log::log;
@@ -28,6 +28,8 @@ const DESTINATIONS: usize = 16;
 const EAGER: u32 = 64;
 /// Looks at a full ring before a datagram is dropped: about as long as the kernel would take to carry it.
 const LOOKS: u32 = 100;
+/// Datagrams that one call may be split into. Later kernels take twice as many.
+const SEGMENTS: usize = 64;
 /// The time after which an offer that was not taken has ended (protocol U3.3), and the next may be made.
 const OFFER_LIFE: Duration = Duration::from_secs(31);
 /// The shortest ring: that of the longest datagram, and room for others.
@@ -65,6 +67,41 @@ struct Outbound {
     unread: u32,
     /// When it was offered.
     offered: Duration,
+    /// The segments that the kernel has sent there.
+    segments: SentSegments,
+}
+
+/// The segments that the kernel has sent to a destination. Which it refuses depends on the route, and on the kernel for a segment that is longer
+/// than all bytes of the call.
+#[derive(Debug, Clone, Copy)]
+struct SentSegments {
+    /// The longest of which one was full.
+    full: u16,
+    /// The longest that was not full, and how many bytes it had at most.
+    part: (u16, u16),
+}
+
+impl SentSegments {
+    const NONE: Self = Self { full: 0, part: (0, 0) };
+
+    /// Whether the kernel would send so many bytes in segments of this length; 0 stands for no segments.
+    fn have(self, segment: u16, len: usize) -> bool {
+        segment <= self.full || (len < segment.into() && segment <= self.part.0 && len <= self.part.1.into())
+    }
+
+    /// It has sent them.
+    fn note(&mut self, segment: u16, len: usize) {
+        match u16::try_from(len) {
+            Ok(len) if len < segment => {
+                if segment > self.part.0 {
+                    self.part = (segment, len);
+                } else if segment == self.part.0 {
+                    self.part.1 = self.part.1.max(len);
+                }
+            }
+            _ => self.full = self.full.max(segment),
+        }
+    }
 }
 
 impl Outbound {
@@ -82,6 +119,7 @@ impl Outbound {
         looks: 0,
         unread: 0,
         offered: Duration::ZERO,
+        segments: SentSegments::NONE,
     };
 
     fn to(&self) -> SocketAddr {
@@ -167,6 +205,7 @@ impl DatagramSocket {
         &'static self,
         fd: c_int,
         to: SocketAddr,
+        carrier: Carrier,
         buffers: CallerBuffers<'_>,
         kernel: impl FnOnce() -> ssize_t,
     ) -> ssize_t {
@@ -174,8 +213,11 @@ impl DatagramSocket {
         let Some(at) = tx.find(to) else { return kernel() };
         let one = &mut tx.to[at];
         let len = buffers.len();
-        let sent = match one.stage {
-            FlowStage::Attached => self.send_by_ring(fd, one, buffers, len),
+        let sent = match (one.stage, carrier) {
+            (FlowStage::Attached, Carrier::Any(segment)) => self.send_by_ring(fd, one, buffers, (len, segment)),
+            // It comes before those that follow it by the ring.
+            (FlowStage::Attached, Carrier::Kernel) => Sent::Counted,
+            (_, Carrier::Kernel) => Sent::Kernel,
             _ => {
                 one.calls += 1;
                 one.bytes += len as u64;
@@ -201,6 +243,9 @@ impl DatagramSocket {
                         && one.flow.map(std::ptr::from_ref) == flow
                         && let Some((own, _)) = one.flow.and_then(FlowPlaces::pages)
                     {
+                        if let (Carrier::Any(segment), 0..) = (carrier, result) {
+                            one.segments.note(segment, len);
+                        }
                         one.by_kernel = one.by_kernel.wrapping_add(1);
                         // EDGE sent-by-kernel: the datagram is in the receiver's queue before this is seen; acquired in `DatagramRx::sent`.
                         own.tx_path.switches.store(one.by_kernel, Ordering::Release);
@@ -212,7 +257,13 @@ impl DatagramSocket {
         }
     }
 
-    fn send_by_ring(&self, fd: c_int, one: &mut Outbound, buffers: CallerBuffers<'_>, len: usize) -> Sent {
+    fn send_by_ring(
+        &self,
+        fd: c_int,
+        one: &mut Outbound,
+        buffers: CallerBuffers<'_>,
+        (len, segment): (usize, u16),
+    ) -> Sent {
         let Some((own, peer)) = one.flow.and_then(FlowPlaces::pages) else { return Sent::Kernel };
         // Each datagram goes by a ring only while both sockets are those that the ring is for (protocol U11).
         match proof_for_sender(one.channel) {
@@ -241,27 +292,53 @@ impl DatagramSocket {
             }
             return Sent::Counted;
         }
-        let footprint = record::footprint(len as u64);
-        if len > address::longest(one.to().ip()) || footprint > one.half.capacity() {
+        let longest = if segment == 0 { usize::MAX } else { usize::from(segment) * SEGMENTS };
+        if len > address::longest(one.to().ip()).min(longest)
+            || !one.segments.have(segment, len)
+            || record::footprint(len as u64) > one.half.capacity()
+        {
             return Sent::Counted;
         }
         // From here on the receiver waits for us before it sleeps (protocol U6).
         own.tx_path.switched_at.store(1, Ordering::Relaxed);
         FENCING.light();
-        let sent = self.write(one, buffers, len, footprint);
+        let sent = self.write_all(one, buffers, len, segment);
         // EDGE sender-idle: releases what was written to the ring; acquired in `wait_until_idle`.
         own.tx_path.switched_at.store(0, Ordering::Release);
         // Without room, the receiver's buffer is full: what it has no room for is dropped.
         sent.unwrap_or(Sent::Done(len))
     }
 
-    /// `None`: no room.
-    fn write(&self, one: &mut Outbound, buffers: CallerBuffers<'_>, len: usize, footprint: u64) -> Option<Sent> {
-        let flow = one.flow?;
-        let (own, peer) = flow.pages()?;
+    /// Writes the datagrams of one call. `None`: for one of them there is no room, and those behind it are dropped with it.
+    fn write_all(&self, one: &mut Outbound, buffers: CallerBuffers<'_>, len: usize, segment: u16) -> Option<Sent> {
+        let (_, peer) = one.flow?.pages()?;
+        // Once for all: the receiver waits for us if it closes the ring meanwhile.
         if peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::WATCHING == 0 {
             return Some(Sent::Counted);
         }
+        #[expect(unsafe_code, reason = "takes the caller's buffers")]
+        // SAFETY: the buffers are valid by the contract of `CallerBuffers::new`.
+        let mut cursor = unsafe { Cursor::new(buffers.list()) }?;
+        let mut left = len;
+        loop {
+            let part = if segment == 0 { left } else { left.min(segment.into()) };
+            match self.write(one, &mut cursor, part)? {
+                Sent::Done(_) => left -= part,
+                // The first ones have gone, and are not sent twice.
+                _ if left < len => return None,
+                other => return Some(other),
+            }
+            if left == 0 {
+                return Some(Sent::Done(len));
+            }
+        }
+    }
+
+    /// Writes one datagram. `None`: no room.
+    fn write(&self, one: &mut Outbound, cursor: &mut Cursor<'_>, len: usize) -> Option<Sent> {
+        let flow = one.flow?;
+        let (own, peer) = flow.pages()?;
+        let footprint = record::footprint(len as u64);
         one.unread += 1;
         let mut free = one.half.free();
         if free < footprint || one.unread >= DOUBT {
@@ -298,12 +375,9 @@ impl DatagramSocket {
         if one.half.is_drained() {
             one.unread = 0;
         }
-        #[expect(unsafe_code, reason = "takes the caller's buffers, and writes our ring")]
-        // SAFETY: the buffers are valid by the contract of `CallerBuffers::new`. The ring is ours, and free from its tail on for
-        // this many bytes. It is used under this lock alone.
-        let (cursor, mut span) =
-            unsafe { (Cursor::new(buffers.list()), flow.own.own_span(one.half.tail(), footprint)) };
-        let mut cursor = cursor?;
+        #[expect(unsafe_code, reason = "writes our ring")]
+        // SAFETY: the ring is ours, and free from its tail on for this many bytes. It is used under this lock alone.
+        let mut span = unsafe { flow.own.own_span(one.half.tail(), footprint) };
         // At most the ring's size.
         span.copy_from(0, &record::header(len as u32));
         #[expect(unsafe_code, reason = "the rest of a span")]
@@ -487,4 +561,25 @@ fn send_past(fd: c_int, bytes: PeerBytes<'_>, to: SocketAddr, six: bool) {
             real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, name, len);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_that_the_kernel_has_not_sent_are_unknown() {
+        let mut sent = SentSegments::NONE;
+        assert!(sent.have(0, 65_507) && !sent.have(1, 0));
+        sent.note(1400, 100);
+        assert!(sent.have(1400, 100) && sent.have(1000, 99));
+        assert!(!sent.have(1400, 101) && !sent.have(1401, 100) && !sent.have(100, 100));
+        sent.note(1400, 1300);
+        sent.note(9000, 50);
+        assert!(sent.have(1400, 50) && !sent.have(1400, 51), "each at most with the other");
+        sent.note(1200, 1200);
+        sent.note(1000, 65_507);
+        assert!(sent.have(1200, 65_507) && sent.have(1, 65_507) && sent.have(9000, 50));
+        assert!(!sent.have(1201, 1201));
+    }
 }

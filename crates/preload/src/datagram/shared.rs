@@ -130,6 +130,7 @@ impl DatagramSocket {
             let is_nonblocking = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
             self.set(flags::NONBLOCK, is_nonblocking);
             self.port.store(0, Ordering::Relaxed);
+            self.follow_segments(fd);
             self.set(flags::GROUPED, rustix::net::sockopt::socket_reuseport(socket).unwrap_or(true));
             let peer = rustix::net::getpeername(socket).ok().flatten().and_then(|name| SocketAddr::try_from(name).ok());
             if let Some(mut remote) = self.remote.hold() {

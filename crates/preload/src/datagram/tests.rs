@@ -202,3 +202,76 @@ fn sender_that_never_finishes_loses_its_ring() {
         assert!(start.elapsed() < Duration::from_secs(100), "it keeps its ring");
     }
 }
+
+/// The length of a message, its flags, and the length of the datagrams of which it consists if it says so.
+type Received = (usize, c_int, Option<c_int>);
+
+/// What a message of `room` bytes of control data, and of a buffer of `len` bytes, brings.
+fn receive_message(socket: &UdpSocket, len: usize, room: usize, message: c_int) -> Option<Received> {
+    let mut buffer = vec![0u8; len];
+    let mut control = [0u64; 8];
+    let mut list = [iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: len }];
+    #[expect(unsafe_code, reason = "stands for the C library's caller")]
+    // SAFETY: zeros are an empty message; all that it points to lives to the end of the function.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (list.as_mut_ptr(), 1);
+        (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), room);
+        let got = crate::calls::testing::recvmsg(socket.as_raw_fd(), &raw mut header, message | libc::MSG_DONTWAIT);
+        let got = usize::try_from(got).ok()?;
+        let joined = libc::CMSG_FIRSTHDR(&raw const header).as_ref().map(|one| {
+            assert_eq!((one.cmsg_level, one.cmsg_type), (libc::SOL_UDP, libc::UDP_GRO));
+            assert_eq!(one.cmsg_len, libc::CMSG_LEN(4) as usize);
+            libc::CMSG_DATA(one).cast::<c_int>().read_unaligned()
+        });
+        Some((got, header.msg_flags, joined))
+    }
+}
+
+#[test]
+fn datagrams_in_ring_are_joined_as_the_option_has_it() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut lying = Lying::new();
+    let all = |lying: &mut Lying, written: &[u32], len, room, message| {
+        written.iter().for_each(|len| lying.write(*len));
+        let mut got = Vec::new();
+        while let Some(one) = receive_message(&lying.receiver, len, room, message) {
+            got.push(one);
+        }
+        got
+    };
+    let one = |len| (len, 0, None);
+    assert_eq!(all(&mut lying, &[100, 100, 50], 1000, 64, 0), [one(100), one(100), one(50)], "not asked for");
+    let fd = lying.receiver.as_raw_fd();
+    let socket = DatagramSocket::of(fd).unwrap();
+    crate::calls::testing::set_option(fd, libc::SOL_UDP, libc::UDP_GRO, 1).unwrap();
+    assert!(socket.has(flags::JOINS) && socket.may_have_rings());
+    let cases: [(&[u32], usize, usize, &[Received]); 8] = [
+        (&[100, 100, 50], 1000, 64, &[(250, 0, Some(100))]),
+        (&[100, 50, 100], 1000, 20, &[(150, 0, Some(100)), one(100)]),
+        (&[100, 101], 1000, 64, &[one(100), one(101)]),
+        (&[100, 0, 100], 1000, 64, &[one(100), one(0), one(100)]),
+        (&[0, 0], 1000, 64, &[one(0), one(0)]),
+        // None is cut, nor joined without a word.
+        (&[100; 3], 250, 64, &[(200, 0, Some(100)), one(100)]),
+        (&[100; 2], 1000, 19, &[one(100), one(100)]),
+        (&[100; 2], 99, 64, &[(99, libc::MSG_TRUNC, None), (99, libc::MSG_TRUNC, None)]),
+    ];
+    for (written, len, room, wanted) in cases {
+        assert_eq!(all(&mut lying, written, len, room, 0), wanted, "{written:?} {len} {room}");
+    }
+    assert_eq!(all(&mut lying, &[10; 70], 1000, 64, 0), [(640, 0, Some(10)), (60, 0, Some(10))]);
+    assert_eq!(all(&mut lying, &[30_000; 3], 100_000, 64, 0), [(60_000, 0, Some(30_000)), one(30_000)]);
+    lying.write(100);
+    lying.write(100);
+    let peeked = receive_message(&lying.receiver, 1000, 64, libc::MSG_PEEK | libc::MSG_TRUNC);
+    assert_eq!(peeked, Some(one(100)), "a second look finds the same");
+    assert_eq!(receive_message(&lying.receiver, 1000, 64, libc::MSG_TRUNC), Some((200, 0, Some(100))));
+    // What is no record any more ends the join, and then the ring.
+    lying.write(100);
+    lying.write(100_000);
+    assert_eq!(receive_message(&lying.receiver, 1000, 64, 0), Some(one(100)));
+    assert_eq!(receive_message(&lying.receiver, 1000, 64, 0), None);
+    assert_eq!(socket.inbound.load(Ordering::Relaxed), 0, "it is given up");
+}
