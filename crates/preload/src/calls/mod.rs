@@ -191,6 +191,24 @@ pub(crate) mod testing {
         unsafe { super::msg::recvmsg(fd, message, flags) }
     }
 
+    pub(crate) fn epoll_create() -> c_int {
+        // SAFETY: a flag.
+        unsafe { super::epoll::epoll_create1(libc::EPOLL_CLOEXEC) }
+    }
+
+    pub(crate) fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, events: c_int, data: u64) -> Result<usize, Errno> {
+        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: data };
+        // SAFETY: an event that outlives the call.
+        take(unsafe { super::epoll::epoll_ctl(set, operation, fd, &raw mut event) } as isize)
+    }
+
+    pub(crate) fn epoll_wait(set: c_int, timeout: c_int) -> Result<Vec<(c_int, u64)>, Errno> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        // SAFETY: an array of that length.
+        let n = take(unsafe { super::epoll::epoll_wait(set, events.as_mut_ptr(), 16, timeout) } as isize)?;
+        Ok(events[..n].iter().map(|event| (event.events.cast_signed(), event.u64)).collect())
+    }
+
     /// Sets an option that is a number.
     pub(crate) fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) -> Result<usize, Errno> {
         let at = (&raw const value).cast();

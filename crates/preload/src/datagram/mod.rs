@@ -430,7 +430,7 @@ pub(crate) enum SendControl {
 
 /// How the datagrams of a call may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Carrier {
+enum DatagramCarrier {
     /// By a ring, in datagrams of this length if that is not 0.
     Any(u16),
     /// By the kernel alone.
@@ -460,9 +460,11 @@ pub(crate) fn sending(
         return kernel();
     }
     let carrier = match control {
-        SendControl::None if message & !usual == 0 => Carrier::Any(socket.segment.load(Ordering::Relaxed) as u16),
-        SendControl::Segments(size) if message & !usual == 0 => Carrier::Any(size),
-        _ => Carrier::Kernel,
+        SendControl::None if message & !usual == 0 => {
+            DatagramCarrier::Any(socket.segment.load(Ordering::Relaxed) as u16)
+        }
+        SendControl::Segments(size) if message & !usual == 0 => DatagramCarrier::Any(size),
+        _ => DatagramCarrier::Kernel,
     };
     socket.follow_policy(fd);
     let to = if to.is_none() { socket.remote() } else { to.read_unscoped() };

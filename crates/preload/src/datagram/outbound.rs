@@ -1,7 +1,7 @@
 //! The sending side of a socket: to where it sends, and by which ring (protocol U3, U5-U8, U10).
 
 use super::flow::{FlowPlaces, proof_for_sender};
-use super::{Carrier, DatagramSocket, address, flags};
+use super::{DatagramCarrier, DatagramSocket, address, flags};
 use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING};
 use crate::log::log;
@@ -71,7 +71,7 @@ struct Outbound {
     segments: SentSegments,
 }
 
-/// The segments that the kernel has sent to a destination. Which it refuses depends on the route, and on the kernel for a segment that is longer
+/// The segments that the kernel has sent to a destination (protocol U12). Which it refuses depends on the route, and on the kernel for a segment that is longer
 /// than all bytes of the call.
 #[derive(Debug, Clone, Copy)]
 struct SentSegments {
@@ -205,7 +205,7 @@ impl DatagramSocket {
         &'static self,
         fd: c_int,
         to: SocketAddr,
-        carrier: Carrier,
+        carrier: DatagramCarrier,
         buffers: CallerBuffers<'_>,
         kernel: impl FnOnce() -> ssize_t,
     ) -> ssize_t {
@@ -214,10 +214,10 @@ impl DatagramSocket {
         let one = &mut tx.to[at];
         let len = buffers.len();
         let sent = match (one.stage, carrier) {
-            (FlowStage::Attached, Carrier::Any(segment)) => self.send_by_ring(fd, one, buffers, (len, segment)),
+            (FlowStage::Attached, DatagramCarrier::Any(segment)) => self.send_by_ring(fd, one, buffers, (len, segment)),
             // It comes before those that follow it by the ring.
-            (FlowStage::Attached, Carrier::Kernel) => Sent::Counted,
-            (_, Carrier::Kernel) => Sent::Kernel,
+            (FlowStage::Attached, DatagramCarrier::Kernel) => Sent::Counted,
+            (_, DatagramCarrier::Kernel) => Sent::Kernel,
             _ => {
                 one.calls += 1;
                 one.bytes += len as u64;
@@ -243,7 +243,7 @@ impl DatagramSocket {
                         && one.flow.map(std::ptr::from_ref) == flow
                         && let Some((own, _)) = one.flow.and_then(FlowPlaces::pages)
                     {
-                        if let (Carrier::Any(segment), 0..) = (carrier, result) {
+                        if let (DatagramCarrier::Any(segment), 0..) = (carrier, result) {
                             one.segments.note(segment, len);
                         }
                         one.by_kernel = one.by_kernel.wrapping_add(1);

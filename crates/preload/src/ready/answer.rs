@@ -109,6 +109,13 @@ impl ReadyList {
             match event.translate() {
                 Addressee::Program(event) if self.merge(event, begin) => is_some_free = true,
                 Addressee::Program(event) => self.push(event),
+                Addressee::Library(Tag::Datagrams(number), events) => {
+                    let claimed = set.claim_once(number, events).and_then(|(e, data)| ProgramEvent::new(e, data));
+                    match claimed {
+                        Some(event) if !self.merge(event, begin) => self.push(event),
+                        _ => is_some_free = true,
+                    }
+                }
                 Addressee::Library(tag, events) => {
                     is_some_free = true;
                     set.note(tag, events);

@@ -2,14 +2,22 @@
 //!
 //! The kernel's registration stays the program's own. A thread that sleeps in the set closes the rings first, and later datagrams come by
 //! the kernel (protocol U6). A thread that is awake looks at the rings as well.
+//!
+//! With `EPOLLONESHOT` the kernel has the registration under a number of ours, a new one each time that the program arms it. The thread that finds
+//! something first, in the ring or under that number, tells the program, and what is found later under the same number is dropped: when the
+//! program arms the socket again, the kernel looks again whether it is ready.
 
 use super::mask::{ET, IN, ONESHOT, OUT};
-use super::registered_sockets::MOST;
+use super::registered_sockets::{MOST, next_once};
 use super::set::Set;
 use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::datagram::{self, Poller};
+use crate::sys;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Those whose rings are closed for the time of a sleep.
@@ -30,6 +38,80 @@ impl Asleep {
 }
 
 impl Set {
+    /// The program registers a UDP socket with `EPOLLONESHOT`, or arms it again. `None`: the kernel is to have that as the program made it.
+    pub(super) fn control_once(
+        &self,
+        operation: c_int,
+        fd: c_int,
+        events: u32,
+        data: u64,
+    ) -> Option<Result<(), Errno>> {
+        // Not under the lock: this may ask the broker.
+        datagram::join_group(fd);
+        let _held = self.hold()?;
+        if self.leaves_datagrams_to_kernel() || Tag::is_ours(data) || !datagram::entered_set(fd) {
+            return None;
+        }
+        let known = self.datagrams.find(fd);
+        let at = known.or_else(|| self.datagrams.free_place())?;
+        let once = next_once();
+        self.tagged.put(1);
+        let (socket, tag) = (sys::borrow(fd), EventData::new_u64(Tag::Datagrams(once).data()));
+        let flags = EventFlags::from_bits_retain(events);
+        let changed = match operation {
+            libc::EPOLL_CTL_ADD => epoll::add(self.borrow(), socket, tag, flags),
+            libc::EPOLL_CTL_MOD => epoll::modify(self.borrow(), socket, tag, flags),
+            _ => return None,
+        };
+        if changed.is_ok() {
+            // What the kernel has for it already waits for the lock.
+            self.datagrams.enter(at, fd, events, data, once);
+            self.tell_sleepers_of(at, known.is_none());
+        }
+        Some(changed)
+    }
+
+    /// Whether the kernel alone tells of datagrams in this set.
+    fn leaves_datagrams_to_kernel(&self) -> bool {
+        self.is_shared() || self.nested.get() != 0 || self.lost.get() != 0
+    }
+
+    /// A registration was entered. A thread that sleeps has not closed the rings of a new one, and does not know what lies in those of one
+    /// that was changed.
+    fn tell_sleepers_of(&self, at: usize, is_new: bool) {
+        let is_news = || is_new || self.datagrams.places().get(at).is_some_and(|place| place.news().is_some());
+        if self.sleepers.load(Ordering::SeqCst) != 0 && !self.is_shared() && is_news() {
+            self.ring();
+        }
+    }
+
+    /// The kernel has told of a socket that was armed under this number. Returns the program's event, unless the program was told already.
+    pub(super) fn claim_once(&self, once: u32, events: u32) -> Option<(u32, u64)> {
+        let Some(_held) = self.hold() else {
+            self.arm_once_again(once);
+            return None;
+        };
+        let place = self.datagrams.armed(once)?;
+        let wanted = place.events.get();
+        if wanted == 0 {
+            return None;
+        }
+        let by_ring = if place.news().is_some() { wanted & IN } else { 0 };
+        place.events.put(0);
+        Some((events | by_ring, place.data.get()))
+    }
+
+    /// The kernel has told of it to a call that cannot tell the program: it is to tell again. A handler that has interrupted a holder of the
+    /// set comes here without the lock.
+    #[cold]
+    pub(super) fn arm_once_again(&self, once: u32) {
+        if let Some(place) = self.datagrams.armed(once).filter(|place| place.events.get() != 0) {
+            let tag = EventData::new_u64(Tag::Datagrams(once).data());
+            let flags = EventFlags::from_bits_retain(place.events.get());
+            let _ = epoll::modify(self.borrow(), sys::borrow(place.fd()), tag, flags);
+        }
+    }
+
     /// The program has registered a UDP socket, changed that, or taken it out; the kernel has agreed.
     pub(super) fn datagrams_changed(&self, operation: c_int, fd: c_int, event: Option<(u32, u64)>) {
         // Not under the lock: this may ask the broker.
@@ -43,10 +125,9 @@ impl Set {
             }
             return;
         };
-        // The kernel reports for `EPOLLONESHOT`, and to a thread that watches the set from outside. `EPOLLEXCLUSIVE` concerns sleepers
+        // The kernel reports to a thread that watches the set from outside, and for `EPOLLONESHOT` where it has that as the program made it. `EPOLLEXCLUSIVE` concerns sleepers
         // only, and no thread sleeps while rings are open.
-        let shared = self.is_shared() || self.nested.get() != 0 || self.lost.get() != 0;
-        if shared || events & ONESHOT != 0 || Tag::is_ours(data) {
+        if self.leaves_datagrams_to_kernel() || events & ONESHOT != 0 || Tag::is_ours(data) {
             datagram::give_up(fd);
         }
         let Some(at) = known.or_else(|| sockets.free_place()) else { return datagram::give_up(fd) };
@@ -57,7 +138,8 @@ impl Set {
             }
             return;
         }
-        sockets.enter(at, fd, events, data);
+        sockets.enter(at, fd, events, data, 0);
+        self.tell_sleepers_of(at, known.is_none());
     }
 
     /// The set is watched from outside, by a thread that only the kernel can notify. Datagrams in rings are still reported.
@@ -65,7 +147,15 @@ impl Set {
         if !self.datagrams.is_empty()
             && let Some(_held) = self.hold()
         {
-            self.datagrams.pollers().for_each(Poller::give_up);
+            for place in self.datagrams.places() {
+                if let Some(poller) = place.poller() {
+                    poller.give_up();
+                }
+                if place.once.get() != 0 {
+                    // The old number is not used any more.
+                    place.give_back(self.borrow());
+                }
+            }
         }
     }
 
@@ -96,6 +186,10 @@ impl Set {
             place.told.put(mark);
             if events & ONESHOT != 0 {
                 place.events.put(0);
+                if place.once.get() == 0 {
+                    // The kernel would tell of it once more.
+                    place.give_back(self.borrow());
+                }
             }
             tell(events & IN, data);
             told += 1;

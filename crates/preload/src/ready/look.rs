@@ -220,6 +220,11 @@ impl Set {
                     let _ = rustix::io::read(sys::borrow(bell.cast_signed() - 1), &mut [0; 8]);
                 }
             }
+            // Another call gets it, or the program has the registration back already.
+            Tag::Datagrams(number) => {
+                let _held = self.hold();
+                self.arm_once_again(number);
+            }
             Tag::Socket(number) | Tag::Link(number) => {
                 let Some(_held) = self.hold() else { return };
                 let r = reg::get(number);

@@ -184,7 +184,30 @@ pub(crate) fn control(
         }
     }
     let (Some(set), Some(conn)) = (set, conn) else {
-        let result = real();
+        let result = match (set, event) {
+            (Some(set), Some((events, data)))
+                if conn.is_none()
+                    && events & mask::ONESHOT != 0
+                    && operation != libc::EPOLL_CTL_DEL
+                    && crate::datagram::is(fd) =>
+            {
+                inherit::check(set);
+                match set.control_once(operation, fd, events, data) {
+                    Some(Ok(())) => {
+                        if operation == libc::EPOLL_CTL_ADD {
+                            set.strangers.fetch_add(1, Ordering::Relaxed);
+                        }
+                        return 0;
+                    }
+                    Some(Err(error)) => {
+                        sys::set_errno(error);
+                        return -1;
+                    }
+                    None => real(),
+                }
+            }
+            _ => real(),
+        };
         if result == 0
             && conn.is_none()
             && let Some(set) = set

@@ -1,9 +1,12 @@
 //! The registrations of UDP sockets in one epoll set.
 
-use super::mask::{ET, IN};
+use super::mask::{ET, IN, ONESHOT};
+use super::tag::NUMBERS;
 use super::word::AtomicWord;
 use crate::datagram::Poller;
-use crate::table;
+use crate::{sys, table};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fd::BorrowedFd;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -11,6 +14,12 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 pub(super) const MOST: usize = 8;
 /// A mark that stands for nothing told.
 const UNTOLD: u64 = u64::MAX;
+
+/// A number for one time that a socket is armed.
+pub(super) fn next_once() -> u32 {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) % (NUMBERS as u32 - 1) + 1
+}
 
 /// A registration of a UDP socket.
 #[derive(Debug)]
@@ -21,6 +30,9 @@ pub(super) struct RegisteredSocket {
     entry: AtomicU32,
     pub(super) events: AtomicU32,
     pub(super) data: AtomicU64,
+    /// With `EPOLLONESHOT`: the number of this time that it is armed, under which the kernel has it ([`Tag::Datagrams`]). 0: the kernel has
+    /// the registration as the program made it.
+    pub(super) once: AtomicU32,
     /// For sockets with `EPOLLET`: the content of the rings at the last event.
     pub(super) told: AtomicU64,
 }
@@ -32,8 +44,14 @@ impl RegisteredSocket {
             entry: AtomicU32::new(0),
             events: AtomicU32::new(0),
             data: AtomicU64::new(0),
+            once: AtomicU32::new(0),
             told: AtomicU64::new(0),
         }
+    }
+
+    /// The descriptor under which it was registered.
+    pub(super) fn fd(&self) -> c_int {
+        self.fd.get()
     }
 
     fn is(&self, fd: c_int) -> bool {
@@ -52,12 +70,32 @@ impl RegisteredSocket {
         (events & ET == 0 || self.told.get() != mark).then_some(mark)
     }
 
+    /// Puts it into the kernel's set in place of the one that is there, under the program's number. `false` if the descriptor under which the
+    /// kernel has it is closed.
+    pub(super) fn give_back(&self, set: BorrowedFd<'_>) -> bool {
+        let events = match self.events.get() {
+            // The kernel has no call that makes a registration which was told once. This one may tell of an error.
+            0 => ET | ONESHOT,
+            events => events,
+        };
+        let flags = EventFlags::from_bits_retain(events);
+        let is_back =
+            epoll::modify(set, sys::borrow(self.fd.get()), EventData::new_u64(self.data.get()), flags).is_ok();
+        if is_back {
+            self.once.put(0);
+        }
+        is_back
+    }
+
     fn copy(&self, from: &Self) {
+        // Found by its number while the rest is not there yet, it would be armed wrongly (`Set::arm_once_again`).
+        self.once.put(0);
         self.fd.put(from.fd.get());
         self.entry.put(from.entry.get());
         self.events.put(from.events.get());
         self.data.put(from.data.get());
         self.told.put(from.told.get());
+        self.once.put(from.once.get());
     }
 }
 
@@ -107,14 +145,22 @@ impl Datagrams {
         Some(self.places().len()).filter(|&at| at < MOST)
     }
 
-    /// Enters a registration, or changes it. `at` is its place, or a free one.
-    pub(super) fn enter(&self, at: usize, fd: c_int, events: u32, data: u64) {
+    /// The place of a socket that is armed under this number.
+    pub(super) fn armed(&self, once: u32) -> Option<&RegisteredSocket> {
+        self.places().iter().find(|place| place.once.get() == once)
+    }
+
+    /// Enters a registration, or changes it. `at` is its place, or a free one, and `once` its number if the kernel has it under that.
+    pub(super) fn enter(&self, at: usize, fd: c_int, events: u32, data: u64, once: u32) {
         let place = &self.places[at];
+        // As in `RegisteredSocket::copy`.
+        place.once.put(0);
         place.fd.put(fd);
         place.entry.put(table::get(fd).bits());
         place.events.put(events);
         place.data.put(data);
         place.told.put(UNTOLD);
+        place.once.put(once);
         if at == self.places().len() {
             // EDGE set-datagrams: releases the place; acquired in `Datagrams::is_empty`.
             self.count.store(at as u32 + 1, Ordering::Release);

@@ -28,6 +28,8 @@ pub(super) enum Tag {
     Link(u32),
     /// The set's own bell.
     Bell,
+    /// A UDP socket with `EPOLLONESHOT`, by the number of this time that it is armed.
+    Datagrams(u32),
 }
 
 static OWN: AtomicU64 = AtomicU64::new(0);
@@ -64,6 +66,7 @@ impl Tag {
             Self::Socket(n) => (n, 0),
             Self::Link(n) => (n, 1),
             Self::Bell => (0, 2),
+            Self::Datagrams(n) => (n, 3),
         };
         own() | u64::from(number) << KIND | kind
     }
@@ -84,7 +87,8 @@ impl Tag {
         Some(match data & 3 {
             0 => Self::Socket(number),
             1 => Self::Link(number),
-            _ => Self::Bell,
+            2 => Self::Bell,
+            _ => Self::Datagrams(number),
         })
     }
 }
@@ -95,7 +99,7 @@ mod tests {
 
     #[test]
     fn tag_survives_round_trip() {
-        for tag in [Tag::Socket(0), Tag::Socket(NUMBERS as u32 - 1), Tag::Link(77), Tag::Bell] {
+        for tag in [Tag::Socket(0), Tag::Socket(NUMBERS as u32 - 1), Tag::Link(77), Tag::Bell, Tag::Datagrams(9)] {
             assert_eq!(Tag::of(tag.data()), Some(tag));
         }
     }

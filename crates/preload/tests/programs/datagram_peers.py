@@ -12,6 +12,7 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
   threads   the same by level, in three threads that wait in one set
   nested    echo that waits in a set within a set
   once      echo that is told once, and arms itself again
+  pool      the same in three threads that wait in one set; each event is for one of them, and for one datagram at least
   copied    echo in epoll, registered under a descriptor that is closed while a copy is open
   parent    echo whose child has the socket for a while, and does nothing with it
   child     echo in a child, whose parent has closed the socket and waits
@@ -160,6 +161,35 @@ elif role == "once":
         data, source = s.recvfrom(65536)
         s.sendto(data, source)
         e.modify(s, select.EPOLLIN | select.EPOLLONESHOT)
+elif role == "pool":
+    s.setblocking(False)
+    e = select.epoll()
+    e.register(s, select.EPOLLIN | select.EPOLLONESHOT)
+    handlers = []
+
+    def handle():
+        first = True
+        while True:
+            assert e.poll() == [(s.fileno(), select.EPOLLIN)]
+            handlers.append(1)
+            if len(handlers) != 1:
+                os.abort()
+            try:
+                for _ in range(random.choice((1, 1, 1, 5))):
+                    data, source = s.recvfrom(65536)
+                    s.sendto(data, source)
+                    first = False
+            except BlockingIOError:
+                # There must have been one.
+                if first:
+                    os.abort()
+            handlers.pop()
+            first = True
+            e.modify(s, select.EPOLLIN | select.EPOLLONESHOT)
+
+    for _ in range(2):
+        threading.Thread(target=handle).start()
+    handle()
 elif role == "copied":
     e = select.epoll()
     e.register(s, select.EPOLLIN)
