@@ -6,6 +6,7 @@ mod disk_common;
 
 use disk_common::random::{Random, noise};
 use disk_common::{DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, UNSUPP, WRITE_ZEROES, range};
+use partywall_vhost::disk::DiskCounters;
 use partywall_vhost::disk::control::{DiskControl, DiskReport};
 use partywall_vhost::disk::driver::DiskDriverOptions;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -115,6 +116,7 @@ fn unbuffered_random_requests_agree_with_plain_file() {
     std::fs::File::create(folder.path().join("image")).unwrap().set_len(6 * MIB).unwrap();
     let disk = Disk::on(folder, |options| (options.queues, options.direct) = (3, true));
     oracle(&disk, 4096, 1500);
+    assert_eq!(disk.counters().copied_bytes, 0, "the kernel reads and writes the machine's memory");
     let mut driver = disk.driver();
     // Buffers and sectors that unbuffered access cannot take.
     for (seed, sector, skip) in [(1, 3, 0), (2, 8, 1), (3, 11, 511)] {
@@ -144,6 +146,8 @@ fn unbuffered_random_requests_agree_with_plain_file() {
         driver.memory().read_slice(&mut got, vm_memory::GuestAddress(at)).unwrap();
         assert!(got == sent, "sector {sector}, {skip} bytes into a block");
     }
+    let DiskCounters { copied_read_bytes, copied_written_bytes, .. } = disk.counters();
+    assert_eq!([copied_read_bytes, copied_written_bytes], [3 * 1536; 2], "they were done by a copy");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use partywall_vhost::disk::control::{DiskControl, DiskHandle, DiskReport};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
 use partywall_vhost::disk::engine::DiskEngine;
 use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions};
-use partywall_vhost::disk::{DiskCounters, DiskOptions};
+use partywall_vhost::disk::{CopiesPerByte, DiskCounters, DiskOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -79,9 +79,12 @@ impl Imported {
         DiskDriver::connect(&self.socket, options).unwrap()
     }
 
+    fn report(&self) -> DiskReport {
+        serde_json::from_value(self.handle.ask(DiskControl::Show).unwrap()).unwrap()
+    }
+
     fn counters(&self) -> DiskCounters {
-        let report: DiskReport = serde_json::from_value(self.handle.ask(DiskControl::Show).unwrap()).unwrap();
-        report.counters
+        self.report().counters
     }
 }
 
@@ -112,7 +115,7 @@ fn imported_disk_has_the_contents_of_the_exported_one() {
     assert_eq!(driver.sectors().unwrap(), 8 * MIB / 512);
     let mut random = Random(0x0123_4567_89ab_cdef);
     let mut model = vec![0; 8 << 20];
-    let mut copied = 0;
+    let mut carried = 0;
     for n in 0..60_u64 {
         // Some requests are longer than what one call carries.
         let len = if n % 9 == 0 { 3 << 20 } else { (1 + random.below(64) as usize) * 512 };
@@ -126,7 +129,7 @@ fn imported_disk_has_the_contents_of_the_exported_one() {
             }
             _ => assert!(driver.run(IN, sector, &[], len as u32).unwrap() == (OK, model[at..at + len].to_vec())),
         }
-        copied += len as u64;
+        carried += len as u64;
     }
     for (kind, flags) in [(WRITE_ZEROES, 0), (WRITE_ZEROES, 1), (DISCARD, 0)] {
         let sector = random.below(4096) as usize;
@@ -136,7 +139,9 @@ fn imported_disk_has_the_contents_of_the_exported_one() {
     }
     assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK);
     assert!(content(&setting.image(), 0, model.len()) == model);
-    assert_eq!(disk.counters().copied_bytes, copied, "each byte is copied once");
+    let report = disk.report();
+    assert_eq!(report.counters.copied_bytes, carried, "each byte is copied once");
+    assert_eq!(report.copies, CopiesPerByte { read: Some(1.0), written: Some(1.0) });
     assert_eq!(driver.run(IN, 8 * MIB / 512, &[], 512).unwrap().0, IOERR, "beyond the end");
 }
 

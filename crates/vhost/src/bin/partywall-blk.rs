@@ -371,6 +371,8 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         ">BYTES",
         ">FLUSHES",
         ">COPIED",
+        ">PER BYTE READ",
+        ">WRITTEN",
         ">FAILED",
         ">REFUSED",
         ">RECOVERED",
@@ -380,19 +382,20 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         (false, true) => "no driver",
         (false, false) => "no machine",
     };
-    let numbers = [
+    let per = |copies: Option<f64>| copies.map_or_else(|| "-".to_owned(), |copies| format!("{copies:.2}"));
+    let [read, written] = [per(report.copies.read), per(report.copies.written)];
+    let before = [
         counters.reads,
         counters.read_bytes,
         counters.writes,
         counters.written_bytes,
         counters.flushes,
         counters.copied_bytes,
-        counters.failed,
-        counters.refused,
-        counters.recovered,
     ];
+    let behind = [counters.failed, counters.refused, counters.recovered];
     let path = printable(&report.path.to_string_lossy()).to_string();
     let cells = [path, report.capacity.to_string(), state.to_owned()];
-    shown.add_row(cells.into_iter().chain(numbers.map(|n| n.to_string())));
+    let numbers = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>();
+    shown.add_row(cells.into_iter().chain(numbers(&before)).chain([read, written]).chain(numbers(&behind)));
     say(shown)
 }

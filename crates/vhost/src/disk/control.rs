@@ -1,6 +1,6 @@
 //! The control socket of a disk, beside its own: `SOCKET.control`.
 
-use super::DiskCounters;
+use super::{CopiesPerByte, DiskCounters};
 use crate::handle::RequestHandle;
 use crate::{VhostError, line};
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,9 @@ pub struct DiskReport {
     pub under_way: u64,
     /// The counts of its requests.
     pub counters: DiskCounters,
+    /// How often each byte of them was copied.
+    #[serde(default)]
+    pub copies: CopiesPerByte,
 }
 
 /// The control socket of the disk at `socket`.

@@ -470,6 +470,7 @@ impl DiskEngine {
     fn control(&mut self, request: DiskControl) -> Result<serde_json::Value, VhostError> {
         match request {
             DiskControl::Show => {
+                let counters = self.counters.with_copies(self.store.copied());
                 let report = DiskReport {
                     path: self.options.path.clone(),
                     capacity: self.store.geometry(false).capacity,
@@ -478,7 +479,8 @@ impl DiskEngine {
                     occupied: self.session.is_some(),
                     recovers: self.session.as_ref().is_some_and(FrontendSession::survives),
                     under_way: self.store.busy() as u64,
-                    counters: DiskCounters { copied_bytes: self.store.copied_bytes(), ..self.counters },
+                    counters,
+                    copies: counters.copies(),
                 };
                 serde_json::to_value(report).map_err(|e| VhostError::Refused(e.to_string()))
             }

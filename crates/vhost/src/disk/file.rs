@@ -1,6 +1,7 @@
 //! A disk whose bytes are in a file or block device of this host.
 
 use super::DiskOptions;
+use super::counters::CopiedBytes;
 use super::image::DiskImage;
 use super::request::{DiskGeometry, DiskOperation};
 use super::store::DiskStore;
@@ -19,6 +20,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 pub(crate) struct FileDisk {
     image: DiskImage,
     queue: TaskQueue,
+    copied: CopiedBytes,
 }
 
 impl FileDisk {
@@ -26,7 +28,7 @@ impl FileDisk {
     pub(crate) fn open(options: &DiskOptions) -> Result<Self, VhostError> {
         let image = DiskImage::open(options)?;
         let queue = TaskQueue::new(image.fd(), options.faults.delay)?;
-        Ok(Self { image, queue })
+        Ok(Self { image, queue, copied: CopiedBytes::default() })
     }
 }
 
@@ -74,8 +76,10 @@ impl DiskStore for FileDisk {
                         if operation == DiskOperation::Read {
                             self.image.read_at(offset, part)?;
                             memory.write_slice(part, address).map_err(|_| Errno::FAULT)?;
+                            self.copied.read += part.len() as u64;
                         } else {
                             memory.read_slice(part, address).map_err(|_| Errno::FAULT)?;
+                            self.copied.written += part.len() as u64;
                             self.image.write_at(offset, part)?;
                         }
                         (at, offset) = (at + part.len(), offset + part.len() as u64);
@@ -116,5 +120,9 @@ impl DiskStore for FileDisk {
 
     fn descriptor(&self) -> Result<OwnedFd, VhostError> {
         self.queue.descriptor().map_err(|source| VhostError::System { call: "watch io_uring", source })
+    }
+
+    fn copied(&self) -> CopiedBytes {
+        self.copied
     }
 }

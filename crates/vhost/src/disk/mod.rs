@@ -30,7 +30,7 @@ mod store_task;
 mod task;
 mod uring;
 
-pub use counters::DiskCounters;
+pub use counters::{CopiesPerByte, DiskCounters};
 pub use fault::{FaultPlan, FaultRule};
 pub use image::DiskOptions;
 

@@ -1,5 +1,6 @@
 //! Where the bytes of a disk are.
 
+use super::counters::CopiedBytes;
 use super::request::DiskGeometry;
 use super::store_task::StoreTask;
 use super::task::DiskTask;
@@ -59,7 +60,5 @@ pub(crate) trait DiskStore: fmt::Debug + Send {
     fn descriptor(&self) -> Result<OwnedFd, VhostError>;
 
     /// Bytes that the back end has copied.
-    fn copied_bytes(&self) -> u64 {
-        0
-    }
+    fn copied(&self) -> CopiedBytes;
 }

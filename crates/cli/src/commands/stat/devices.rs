@@ -35,6 +35,10 @@ pub(super) struct DiskTotals {
     ranges: u64,
     failed: u64,
     refused: u64,
+    #[serde(default)]
+    copied_read_bytes: u64,
+    #[serde(default)]
+    copied_written_bytes: u64,
 }
 
 /// All that could be asked.
@@ -114,7 +118,7 @@ impl DeviceTotals {
             });
             rows.collect::<Vec<_>>()
         };
-        let families: [Family; 7] = [
+        let families: [Family; 8] = [
             (
                 "partywall_net_port_connected",
                 "gauge",
@@ -154,6 +158,12 @@ impl DeviceTotals {
                 of_disks("request", |of| vec![("read", of.read_bytes), ("write", of.written_bytes)]),
             ),
             (
+                "partywall_blk_copied_bytes_total",
+                "counter",
+                "Bytes that the disk's back end has copied, by disk and kind of request",
+                of_disks("request", |of| vec![("read", of.copied_read_bytes), ("write", of.copied_written_bytes)]),
+            ),
+            (
                 "partywall_blk_errors_total",
                 "counter",
                 "Requests that were not done, by disk and reason",
@@ -189,7 +199,7 @@ mod tests {
     #[test]
     fn counters_become_lines_and_metrics_with_their_labels() {
         let port = r#"{"sent":1,"sent_bytes":2000,"received":3,"received_bytes":4,"no_buffers":5,"unplugged":0,"spoofed":6,"flood_limited":0,"malformed":0}"#;
-        let disk = r#"{"reads":1,"read_bytes":4096,"writes":0,"written_bytes":0,"flushes":2,"ranges":0,"failed":3,"refused":4}"#;
+        let disk = r#"{"reads":1,"read_bytes":4096,"writes":0,"written_bytes":0,"flushes":2,"ranges":0,"failed":3,"refused":4,"copied_read_bytes":5}"#;
         let mut totals = DeviceTotals::default();
         assert!(totals.families().is_empty() && totals.lines().is_empty());
         totals.network.entry("lan".into()).or_default().insert("a".into(), serde_json::from_str(port).unwrap());
@@ -214,6 +224,7 @@ mod tests {
             "partywall_net_bytes_total{switch=\"lan\",port=\"a\",direction=\"sent\"} 2000",
             "partywall_net_dropped_total{switch=\"lan\",port=\"a\",reason=\"spoofed\"} 6",
             "partywall_blk_requests_total{disk=\"/run/\\\"d\",request=\"flush\"} 2",
+            "partywall_blk_copied_bytes_total{disk=\"/run/\\\"d\",request=\"read\"} 5",
             "partywall_blk_errors_total{disk=\"/run/\\\"d\",reason=\"failed\"} 3",
         ] {
             assert!(all.iter().any(|there| there == line), "{line}: {all:#?}");

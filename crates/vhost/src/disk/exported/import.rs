@@ -6,6 +6,7 @@ use super::link::{ExportCalls, ExportFailure, ExportLink, MOST_DATA};
 use super::wire::{ExportOperation, Welcome};
 use crate::VhostError;
 use crate::chain::BufferPiece;
+use crate::disk::counters::CopiedBytes;
 use crate::disk::request::DiskGeometry;
 use crate::disk::store::DiskStore;
 use crate::disk::store_task::StoreTask;
@@ -107,7 +108,8 @@ struct ImportCore {
     /// Readable while `is_rung`.
     wake: OwnedFd,
     is_rung: AtomicBool,
-    copied: AtomicU64,
+    copied_read: AtomicU64,
+    copied_written: AtomicU64,
     /// Changes that are not known to be durable.
     changes: ChangeLog,
 }
@@ -155,7 +157,8 @@ impl ImportedDisk {
             hurries: AtomicBool::new(false),
             wake,
             is_rung: AtomicBool::new(false),
-            copied: AtomicU64::new(0),
+            copied_read: AtomicU64::new(0),
+            copied_written: AtomicU64::new(0),
             changes: ChangeLog::default(),
         });
         let (sender, done) = channel();
@@ -289,8 +292,10 @@ impl DiskStore for ImportedDisk {
         wake.map_err(|source| VhostError::System { call: "watch the answers of an exporter", source })
     }
 
-    fn copied_bytes(&self) -> u64 {
-        self.shared.copied.load(Ordering::Relaxed)
+    fn copied(&self) -> CopiedBytes {
+        let [read, written] =
+            [&self.shared.copied_read, &self.shared.copied_written].map(|n| n.load(Ordering::Relaxed));
+        CopiedBytes { read, written }
     }
 }
 
@@ -514,7 +519,7 @@ impl ImportCore {
             StoreTask::Read { offset } => {
                 let reply = calls.request(ExportOperation::Read, (offset, total as u64), false, 0)?;
                 let is_whole = reply.len() == total && copy_reply(&reply, job);
-                self.copied.fetch_add(total as u64, Ordering::Relaxed);
+                self.copied_read.fetch_add(total as u64, Ordering::Relaxed);
                 if is_whole { Ok(done) } else { Err(ExportFailure::Errno(Errno::IO)) }
             }
             StoreTask::Write { offset, durable } => {
@@ -534,7 +539,7 @@ impl ImportCore {
                     block => block,
                 };
                 let data = Arc::new(block?);
-                self.copied.fetch_add(total as u64, Ordering::Relaxed);
+                self.copied_written.fetch_add(total as u64, Ordering::Relaxed);
                 let kept = DiskChange::Write { offset, length: total, data: calls.keep(&data) };
                 self.change(kept, durable, || calls.write(&data))?;
                 Ok(done)
