@@ -68,7 +68,9 @@ pub use domain::{Domain, DomainBuilder};
 pub use error::{Error, Result};
 pub use events::{EventBatch, EventFeed};
 pub use further::{ChannelRegion, PeerChannelRegion, Regions};
-pub use group::{BadHandle, Buffer, Group, GroupBuilder, Handle, Lent, Shared};
+pub use group::{
+    BadHandle, BorrowedPart, Buffer, BufferPart, Group, GroupBuilder, Handle, Lent, MachineWindow, Shared,
+};
 pub use machines::{MachineAttached, MachineSpec};
 pub use message::{MessageListener, MessageReceiver, MessageSender, MessageSocket};
 pub use options::{Options, RingSize};

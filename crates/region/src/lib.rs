@@ -36,5 +36,5 @@ pub mod window;
 pub use error::{FindError, RegionError};
 pub use event::LinkEvent;
 pub use link::{Bells, Crossing, LATE, Link};
-pub use racing::write_racing;
+pub use racing::{write_racing, write_racing_at};
 pub use region::{OwnRegion, PeerRegion, RegionHandle, RegionOptions};

@@ -165,6 +165,7 @@ impl<F: Descriptor> Core<F> {
             Message::JoinGroup { room, group, .. } => self.join_group(id, request, room, &group, with),
             Message::FetchSeat { key } => self.fetch_seat(id, request, key),
             Message::GroupWindow { member } => self.group_window(id, request, member),
+            Message::GroupPlace { member, machine } => self.group_place(id, request, member, &machine),
             other => no_request(&other),
         }
     }
@@ -282,7 +283,10 @@ impl Concern {
             | Message::ReleaseMachine { .. }
             | Message::ResumeMachine { .. }
             | Message::RemoveMachine { .. } => Self::Machines,
-            Message::JoinGroup { .. } | Message::FetchSeat { .. } | Message::GroupWindow { .. } => Self::Groups,
+            Message::JoinGroup { .. }
+            | Message::FetchSeat { .. }
+            | Message::GroupWindow { .. }
+            | Message::GroupPlace { .. } => Self::Groups,
             Message::Directory {}
             | Message::Publish { .. }
             | Message::Withdraw { .. }
@@ -320,6 +324,7 @@ impl Concern {
             | Message::Machines { .. }
             | Message::GroupJoined { .. }
             | Message::GroupWindowIs { .. }
+            | Message::GroupPlaceIs { .. }
             | Message::SeatIs { .. }
             | Message::Groups { .. }
             | Message::Refused { .. }

@@ -54,6 +54,8 @@ struct MemberWindow<F> {
     changes: Vec<(u64, u64, bool)>,
     /// From where it is seen; from the host it always is.
     seen: BTreeSet<Origin>,
+    /// The physical address of its header in each machine that has it as a device.
+    places: BTreeMap<MachineId, u64>,
 }
 
 #[derive(Debug)]
@@ -171,8 +173,8 @@ impl<F> Groups<F> {
         if let Some(member) = self.member(of) {
             member.life = member.life.wrapping_add(1);
             let (carve, seen) = (Carve::new(PAGE, size), BTreeSet::from([Origin::Host]));
-            member.window =
-                Some(MemberWindow { owner, files, size, carve, kept: Vec::new(), changes: Vec::new(), seen });
+            let (kept, changes, places) = (Vec::new(), Vec::new(), BTreeMap::new());
+            member.window = Some(MemberWindow { owner, files, size, carve, kept, changes, seen, places });
         }
     }
 
@@ -184,6 +186,19 @@ impl<F> Groups<F> {
                     window.kept.push((base, size));
                 }
             }
+        }
+    }
+
+    pub(super) fn plugged(&mut self, machine: MachineId, of: Membership, place: u64) {
+        if let Some(window) = self.member(of).and_then(|m| m.window.as_mut()) {
+            window.places.insert(machine, place);
+        }
+    }
+
+    /// Nothing is known of the machine's devices any more.
+    pub(super) fn unplugged(&mut self, machine: MachineId) {
+        for window in self.all.iter_mut().flat_map(|g| &mut g.members).filter_map(|m| m.window.as_mut()) {
+            window.places.remove(&machine);
         }
     }
 
@@ -384,6 +399,35 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
+    /// Says where a machine has a window (protocol J11).
+    pub(super) fn group_place(&mut self, id: SessionId, request: u32, member: u8, machine: &str) -> Result<(), Refuse> {
+        let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
+        if peer.origin() != Origin::Host {
+            return refuse(Refusal::Denied, "GroupPlace is for processes of the host");
+        }
+        let Some(number) = self.groups.all.iter().position(|g| g.seat_of(id).is_some()) else {
+            return refuse(Refusal::Protocol, "GroupPlace is for sessions that take part in a group");
+        };
+        let group = &self.groups.all[number];
+        let Some(Member { name, machine: is_machine, life, window }) = group.members.get(usize::from(member)) else {
+            return refuse(Refusal::Protocol, format!("{} has no member {member}", group.name));
+        };
+        if !group.members.iter().any(|m| m.machine && m.name.as_str() == machine) {
+            return refuse(Refusal::Denied, format!("no machine {machine} is a member of {}", group.name));
+        }
+        let place = window.as_ref().and_then(|window| {
+            let found =
+                window.places.iter().find(|(id, _)| self.machines.name(**id).is_some_and(|n| n.as_str() == machine));
+            Some((window.size, *found?.1))
+        });
+        let Some((size, place)) = place else {
+            return refuse(Refusal::Machine, format!("{machine} does not have the window of {name}"));
+        };
+        let (life, address, host) = (*life, address(number, usize::from(member)), !is_machine);
+        self.send(id, request, Message::GroupPlaceIs { life, address, size, place, host });
+        Ok(())
+    }
+
     /// Sends a seat with its memory to a process that could not receive or map it when it was told of the seat.
     pub(super) fn fetch_seat(&mut self, id: SessionId, request: u32, key: u64) -> Result<(), Refuse> {
         let group = self.groups.group_of(id);
@@ -429,6 +473,9 @@ impl<F: Descriptor> Core<F> {
             let is = |m: &Member<F>| m.window.as_ref().is_some_and(|w| w.owner == machine.into());
             let gone: BTreeSet<usize> = (0..group.members.len()).filter(|m| is(&group.members[*m])).collect();
             gone.iter().for_each(|member| group.members[*member].window = None);
+            for window in group.members.iter_mut().filter_map(|m| m.window.as_mut()) {
+                window.places.remove(&machine);
+            }
             ended.extend(group.live().filter(|(_, seat, _)| gone.contains(&seat.member)).map(|(.., session)| session));
         }
         ended.into_iter().for_each(|session| self.leave_group(session));

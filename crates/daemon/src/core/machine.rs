@@ -157,6 +157,15 @@ pub enum MachineNews<F> {
         /// Seats of the last broker that processes may still use: where each begins, from the header on, and its bytes.
         in_use: Vec<(u64, u64)>,
     },
+    /// A machine has such a window as a device.
+    GroupPlugged {
+        /// The machine that is concerned.
+        machine: MachineId,
+        /// The member that the window belongs to.
+        of: Membership,
+        /// The machine's physical address of the window's header, by its hypervisor.
+        place: u64,
+    },
     /// A machine sees such a window.
     GroupSeen {
         /// The machine that is concerned.
@@ -188,6 +197,7 @@ impl<F> MachineNews<F> {
             Self::GroupWindow { of, owner, memory, reader, size, in_use } => {
                 MachineNews::GroupWindow { of, owner, memory: turn(memory), reader: turn(reader), size, in_use }
             }
+            Self::GroupPlugged { machine, of, place } => MachineNews::GroupPlugged { machine, of, place },
             Self::GroupSeen { machine, of } => MachineNews::GroupSeen { machine, of },
         }
     }
@@ -368,6 +378,7 @@ impl<F: Descriptor> Core<F> {
                 self.groups.window(of, owner, Some(WindowFiles { memory, reader }), size);
                 self.groups.keep_seats(of, &in_use);
             }
+            MachineNews::GroupPlugged { machine, of, place } => self.groups.plugged(machine, of, place),
             MachineNews::GroupSeen { machine, of } => self.groups.seen(machine, of),
         }
     }
@@ -401,6 +412,10 @@ impl<F: Descriptor> Core<F> {
     /// The agent of a machine has come or gone. It has seen no window yet.
     fn machine_up(&mut self, machine: MachineId, up: bool) {
         self.groups.unseen(machine);
+        if !up {
+            // Its hypervisor may have ended. The next one may have windows elsewhere.
+            self.groups.unplugged(machine);
+        }
         let mut changed = None;
         self.with_machine(machine, |record| {
             changed = (record.up != up).then(|| record.name.to_string());

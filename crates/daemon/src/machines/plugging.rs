@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use partywall_protocol::window::DATA_OFFSET;
 use partywall_protocol::wire::{MachineId, Name, Origin, PluggedAs};
 use partywall_vm::ivshmem::Switchboard;
 use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowLayout, WindowRole};
@@ -89,22 +90,26 @@ impl Work {
         let mut plug = |window: &WindowDevice, role| {
             if role == WindowRole::Peer && !has_started {
                 plugged.later += 1;
-                return Ok(());
+                return Ok(None);
             }
-            let took = match kind {
-                PlugKind::Memory => monitor.plug(window, role).map(|there| there.took),
-                PlugKind::Device { .. } => monitor.plug_device(window, role).map(|there| there.took),
-            };
-            plugged.count += u32::from(took.map_err(|e| e.to_string())?.is_some());
-            Ok::<_, String>(())
+            let (took, address) = match kind {
+                PlugKind::Memory => monitor.plug(window, role).map(|there| (there.took, Some(there.address))),
+                PlugKind::Device { .. } => monitor.plug_device(window, role).map(|there| (there.took, None)),
+            }
+            .map_err(|e| e.to_string())?;
+            plugged.count += u32::from(took.is_some());
+            Ok::<_, String>(address)
         };
         for ((owner, _), window) in self.windows.of(machine) {
             plug(&window, if owner == machine.into() { WindowRole::Owner } else { WindowRole::Peer })?;
         }
         let of_groups = self.groups.of(machine, &attended.name);
         if kind == PlugKind::Memory && attended.layout == WindowLayout::Usual {
-            for (_, role, window) in of_groups {
-                plug(&window, role)?;
+            for (of, role, window) in of_groups {
+                if let Some(address) = plug(&window, role)? {
+                    let place = address.saturating_add(DATA_OFFSET);
+                    self.control.errand(Errand::News(MachineNews::GroupPlugged { machine, of, place }));
+                }
             }
         } else {
             // Members map each other's whole, at the same addresses, and hold on to it: uncached that is of no use.

@@ -1,6 +1,6 @@
 //! Buffers of this process: it writes them, lends them, and gets them back when the last reader has released them.
 
-use super::GroupInner;
+use super::{BufferPart, GroupInner};
 use crate::domain::lock;
 use crate::{Error, Result};
 use partywall_region::pmem::OwnSpan;
@@ -27,6 +27,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// let mut buffer = pool.alloc(6)?;
 /// buffer.copy_from_slice(b"abcdef");
 /// assert_eq!(buffer.address(), buffer.as_ptr() as u64); // The same in every member.
+/// assert_eq!(buffer.part().address, buffer.address());
 ///
 /// let lent = buffer.lend(); // From here on it can only be read.
 /// assert_eq!(&*lent, b"abcdef");
@@ -46,6 +47,12 @@ impl Buffer {
     /// Its address, which is the same in every process of the group.
     pub fn address(&self) -> u64 {
         self.span.address()
+    }
+
+    /// Its bytes as other members name them, for those that read it without a token ([`super::Group::borrow`]). They may read it while this
+    /// process writes.
+    pub fn part(&self) -> BufferPart {
+        BufferPart { owner: self.group.me, address: self.address(), len: self.span.len() as u64 }
     }
 
     /// Ends writing, so that others may read.

@@ -2,6 +2,7 @@
 //!
 //! In a group with virtual machines a window is mapped as a whole. In a group of the host alone each seat is.
 
+use super::BufferPart;
 use crate::session::{BrokerSession, unexpected};
 use crate::{Error, Result};
 use partywall_protocol::wire::{GroupRow, Message};
@@ -227,6 +228,36 @@ impl Members {
             return Err(Error::Invalid("the handle names memory that is not its owner's buffers'".into()));
         }
         Ok(Owner { map: Arc::clone(map), base: seat.base, seat: seat.seat })
+    }
+
+    /// How many members there are.
+    pub(super) fn count(&self) -> u8 {
+        u8::try_from(self.windows.len()).unwrap_or(u8::MAX)
+    }
+
+    /// The live seat of another process whose buffers have these bytes.
+    pub(super) fn part_at(&self, address: u64, len: u64) -> Option<BufferPart> {
+        let handle = |owner: &u64| Handle { owner: *owner, address, len, serial: 0, place: 0, hop: 0 };
+        let owner = self.seats.keys().find(|owner| self.owner(&handle(owner)).is_ok())?;
+        Some(BufferPart { owner: *owner, address, len })
+    }
+
+    /// Whether a window is mapped, of this life and size.
+    pub(super) fn is_mapped(&self, member: u8, life: u32, size: u64) -> bool {
+        let window = self.windows.get(usize::from(member)).and_then(Option::as_ref);
+        window.is_some_and(|window| {
+            window.life == life && size.checked_sub(1).is_some_and(|last| window.map.covers(last))
+        })
+    }
+
+    /// Copies bytes of another process, whatever they are of.
+    pub(super) fn copy_at(&self, address: u64, to: &mut [u8]) -> bool {
+        let windows = self.windows.iter().flatten().map(|window| &window.map);
+        let mut maps = windows.chain(self.seats.values().filter_map(|seat| seat.map.as_ref()));
+        maps.any(|map| {
+            let bytes = address.checked_sub(map.address()).and_then(|offset| map.bytes(offset, to.len() as u64));
+            bytes.is_some_and(|bytes| bytes.copy_to(to) == to.len())
+        })
     }
 
     pub(super) fn opened(&mut self, owner: u64) {

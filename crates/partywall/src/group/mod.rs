@@ -6,6 +6,7 @@
 
 mod buffer;
 mod members;
+mod part;
 mod shared;
 mod tokens;
 
@@ -20,10 +21,11 @@ use partywall_shm::group::{CONTROL, SEATS, Serials, TokenClaim, TokenState as Cl
 use partywall_shm::layout::PAGE;
 use rustix::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use tokens::Tokens;
 
 pub use buffer::{Buffer, Lent};
+pub use part::{BorrowedPart, BufferPart, MachineWindow};
 /// A reference to a buffer and a token, for the process that is to open the buffer: plain bytes, or a line of text.
 ///
 /// ```
@@ -492,6 +494,17 @@ impl GroupInner {
             let claim = TokenClaim { hop: handle.hop, state: claimed };
             self.own.pages().say(seat, handle.place.into(), handle.serial, claim);
         }
+        self.bury_later(state);
+    }
+
+    /// This process has done with a part that it had borrowed.
+    fn returned(&self, owner: u64) {
+        let mut state = lock(&self.state);
+        state.members.closed(owner);
+        self.bury_later(state);
+    }
+
+    fn bury_later(&self, state: MutexGuard<'_, GroupState>) {
         if state.members.any_dead() {
             drop(state);
             // It may have been the last open buffer of a dead process.

@@ -660,5 +660,24 @@ messages! {
         directions: Directions,
         /// Where the gateway's region is.
         region: RegionReference,
+    }    /// Client of the host, after `JoinGroup`: where does this machine have the window of this member? Answered by `GroupPlaceIs`.
+    77 GroupPlace {
+        /// The member whose window is asked for.
+        member: u8,
+        /// The name of the machine, which is a member as well.
+        machine: String,
+    }
+    /// Broker: the answer to `GroupPlace`.
+    78 GroupPlaceIs {
+        /// The number of this window among the windows that the member has had.
+        life: u32,
+        /// The address at which every member maps it.
+        address: u64,
+        /// The size of the window in bytes, including its header.
+        size: u64,
+        /// The machine's physical address of the window's header.
+        place: u64,
+        /// Whether the member is a domain of the host.
+        host: bool,
     }
 }

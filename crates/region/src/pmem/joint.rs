@@ -215,6 +215,11 @@ impl Joint {
         self.address
     }
 
+    /// Whether the byte at `offset` of the window is mapped.
+    pub fn covers(&self, offset: u64) -> bool {
+        self.part.contains(&offset)
+    }
+
     /// The pages of a seat that begins at `base`: `None` if they are not in what is mapped.
     pub fn seat(&self, base: u64) -> Option<&SeatPages<Peer>> {
         if !within(self.part.end, base, CONTROL) || base < self.part.start {

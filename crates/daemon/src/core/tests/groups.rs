@@ -226,6 +226,32 @@ fn removed_machine_loses_window_and_gets_new_one_on_return() {
     w.end(again);
 }
 
+#[test]
+fn host_members_alone_learn_where_a_machine_has_a_window() {
+    let mut w = grouped();
+    let (web, ..) = seated(&mut w, Origin::Host, 1);
+    let (a, ..) = seated(&mut w, A, 1);
+    let ask = |member: u8, machine: &str| Message::GroupPlace { member, machine: machine.into() };
+    assert_eq!(w.refused(web, ask(2, "a"), vec![]), Refusal::Machine, "it is not plugged in yet");
+    news(&mut w, MachineNews::GroupPlugged { machine: A, of: of(2), place: 0x1_0020_0000 });
+    news(&mut w, MachineNews::GroupPlugged { machine: B, of: of(2), place: 0x2_0020_0000 });
+    let is = |place| Message::GroupPlaceIs { life: 1, address: address(1, 2), size: SIZE, place, host: true };
+    assert_eq!(w.ask(web, ask(2, "a")), is(0x1_0020_0000));
+    assert_eq!(w.ask(web, ask(2, "b")), is(0x2_0020_0000));
+    assert_eq!(w.refused(a, ask(2, "a"), vec![]), Refusal::Denied, "the asker is in a machine");
+    assert_eq!(w.refused(web, ask(2, "c"), vec![]), Refusal::Denied, "no member");
+    assert_eq!(w.refused(web, ask(3, "a"), vec![]), Refusal::Protocol, "no such member");
+    let stranger = w.join_as(1000, "stranger", 9);
+    assert_eq!(w.refused(stranger, ask(2, "a"), vec![]), Refusal::Protocol);
+    // The agent greets again; then the machine's port closes, and the next hypervisor may have it elsewhere.
+    news(&mut w, MachineNews::Up { machine: A, up: true });
+    assert_eq!(w.ask(web, ask(2, "a")), is(0x1_0020_0000));
+    news(&mut w, MachineNews::Up { machine: A, up: false });
+    assert_eq!(w.refused(web, ask(2, "a"), vec![]), Refusal::Machine);
+    news(&mut w, MachineNews::Removed { machine: B });
+    assert_eq!(w.refused(web, ask(2, "b"), vec![]), Refusal::Machine);
+}
+
 /// A group of two domains of the host.
 fn world_with_host_group() -> World {
     let policy = "administrators = [1000]\n[[group]]\nname = \"pool\"\ndomains = [\"web\", \"db\"]\n";

@@ -1,0 +1,277 @@
+//! Parts of buffers that are read without a token, while another party guarantees that they stay (protocol J12); and where machines have the
+//! windows that such parts lie in (protocol J11).
+
+use super::{Group, GroupInner};
+use crate::domain::lock;
+use crate::session::unexpected;
+use crate::{Error, Result};
+use partywall_protocol::wire::{Message, Refusal};
+use partywall_region::pmem::Joint;
+use partywall_shm::bytes::PeerBytes;
+use partywall_shm::group::Handle;
+use rustix::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Bytes of a process's buffers, as any member can name them. It proves nothing, and holds nothing: the buffer may be reused at any time.
+///
+/// ```
+/// use partywall::BufferPart;
+///
+/// let part = BufferPart { owner: 1 << 32, address: 0x2000_0002_2000, len: 4096 };
+/// assert_eq!(BufferPart { len: 512, ..part }.address, part.address);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferPart {
+    /// The number of the seat that the buffer is of.
+    pub owner: u64,
+    /// Where the bytes begin, in every member.
+    pub address: u64,
+    /// How many there are.
+    pub len: u64,
+}
+
+/// Where a virtual machine has the window of a member.
+///
+/// ```
+/// use partywall::MachineWindow;
+///
+/// let window = MachineWindow { place: 0x1_0020_0000, address: 0x2000_0000_0000, size: 16 << 20, of_host: true };
+/// // The group's address of what the machine has here.
+/// let physical = 0x1_0022_3000;
+/// assert_eq!(window.address + (physical - window.place), 0x2000_0002_3000);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MachineWindow {
+    /// The machine's physical address of its first byte.
+    pub place: u64,
+    /// The address of that byte in every member.
+    pub address: u64,
+    /// Its bytes.
+    pub size: u64,
+    /// The member is a domain of the host.
+    pub of_host: bool,
+}
+
+impl Group {
+    /// Where a virtual machine, a member, has the windows of this group. For a process of the host that serves a device of that machine. A
+    /// window that the machine does not have yet is left out.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the machine is no member, or this process is in a machine.
+    ///
+    /// ```
+    /// use partywall::{Domain, Group};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let policy = folder.path().join("policy.toml");
+    /// # std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web']\nmachines = ['a']\nroom = '4M'\n")?;
+    /// # let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+    /// # let broker = partywall_daemon::Broker::start(&config)?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let pool = Group::join(&web, "pool")?;
+    /// assert!(pool.windows_in("a")?.is_empty()); // The machine does not run.
+    /// assert!(pool.windows_in("b").is_err()); // It is no member.
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn windows_in(&self, machine: &str) -> Result<Vec<MachineWindow>> {
+        let members = lock(&self.inner.state).members.count();
+        let mut windows = Vec::new();
+        for member in 0..members {
+            let asked = Message::GroupPlace { member, machine: machine.to_owned() };
+            match self.inner.ask(|session| session.request(&asked, &[])) {
+                // Another window of the member is not at its address here.
+                Ok((Message::GroupPlaceIs { life, address, size, place, host }, _)) => {
+                    if lock(&self.inner.state).members.is_mapped(member, life, size) {
+                        windows.push(MachineWindow { place, address, size, of_host: host });
+                    }
+                }
+                Ok((other, _)) => return Err(unexpected(&other)),
+                Err(Error::Refused { code: Refusal::Machine, .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(windows)
+    }
+
+    /// The buffers of another process that have these bytes; `None` if they are not all in those of one process that takes part.
+    ///
+    /// ```
+    /// use partywall::{Domain, Group};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let policy = folder.path().join("policy.toml");
+    /// # std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web']\nroom = '4M'\n")?;
+    /// # let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+    /// # let broker = partywall_daemon::Broker::start(&config)?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let pool = Group::join(&web, "pool")?;
+    /// let buffer = pool.alloc(4096)?;
+    /// let part = buffer.part();
+    /// assert_eq!((part.address, part.len), (buffer.address(), 4096));
+    /// assert_eq!(pool.part_at(part.address, part.len), None); // It is this process's own.
+    /// assert!(pool.borrow(&part).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn part_at(&self, address: u64, len: u64) -> Option<BufferPart> {
+        if len == 0 {
+            return None;
+        }
+        self.inner.hear();
+        lock(&self.inner.state).members.part_at(address, len)
+    }
+
+    /// Copies what another process has at this address of the group, in or outside of a buffer, and also if the process has ended. For a device
+    /// of a machine that reads the machine's memory: the caller judges whether the machine may read it. Whether all bytes are mapped and of others.
+    ///
+    /// ```
+    /// use partywall::{Domain, Group};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let policy = folder.path().join("policy.toml");
+    /// # std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web']\nmachines = ['a']\nroom = '4M'\n")?;
+    /// # let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+    /// # let broker = partywall_daemon::Broker::start(&config)?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let pool = Group::join(&web, "pool")?;
+    /// let mut bytes = [0; 16];
+    /// let buffer = pool.alloc(4096)?;
+    /// assert!(!pool.copy_at(buffer.address(), &mut bytes)); // It is this process's own.
+    /// assert!(!pool.copy_at(0, &mut bytes));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn copy_at(&self, address: u64, to: &mut [u8]) -> bool {
+        lock(&self.inner.state).members.copy_at(address, to)
+    }
+
+    /// Maps a part of another process's buffers, for reading in place without a token. The memory stays that process's until this is dropped,
+    /// but the process may reuse the buffer, unless another agreement prevents that.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] if its owner has ended; [`Error::Invalid`] if the bytes are not among that owner's buffers.
+    pub fn borrow(&self, part: &BufferPart) -> Result<BorrowedPart> {
+        let inner = &self.inner;
+        inner.hear();
+        match inner.try_borrow(part) {
+            // The broker's notice about the owner may be in transit, as may be the owner's window.
+            Err(Error::Gone(_)) if !inner.is_known(part.owner) => {
+                inner.ask(|session| session.request(&Message::Ping {}, &[]).map(drop))?;
+                inner.collect();
+                inner.try_borrow(part)
+            }
+            done => done,
+        }
+    }
+}
+
+impl GroupInner {
+    fn try_borrow(self: &Arc<Self>, part: &BufferPart) -> Result<BorrowedPart> {
+        let BufferPart { owner, address, len } = *part;
+        if owner == self.me || len == 0 {
+            return Err(Error::Invalid("this part is empty, or this process's own".into()));
+        }
+        let mut state = lock(&self.state);
+        let found = state.members.owner(&Handle { owner, address, len, serial: 0, place: 0, hop: 0 })?;
+        state.members.opened(owner);
+        Ok(BorrowedPart { group: Arc::clone(self), map: found.map, part: *part })
+    }
+}
+
+/// A part of another process's buffers, mapped here. The owner can change the bytes at any time.
+///
+/// ```
+/// use partywall::{BufferPart, Domain, Group};
+/// use std::error::Error;
+/// use std::io::{Read, Write};
+/// use std::os::fd::AsFd;
+///
+/// /// The process that is the member `db` reads a part of a buffer where it is, and answers.
+/// fn db(domain: &Domain) -> Result<(), Box<dyn Error>> {
+///     let pool = Group::join(domain, "pool")?;
+///     let mut stream = domain.connect("web:parts")?;
+///     let mut words = [[0; 8]; 3];
+///     for word in &mut words {
+///         stream.read_exact(word)?;
+///     }
+///     let [owner, address, len] = words.map(u64::from_le_bytes);
+///
+///     let borrowed = pool.borrow(&BufferPart { owner, address, len })?;
+///     assert_eq!(pool.part_at(address, len), Some(borrowed.part()));
+///     let mut word = [0; 5];
+///     borrowed.copy_to(0, &mut word);
+///     assert_eq!(&word, b"hello");
+///     let file = tempfile::tempfile()?;
+///     assert_eq!(borrowed.write_at(file.as_fd(), 4000, 512)?, 96);
+///     drop(borrowed);
+///     Ok(stream.write_all(b"read")?)
+/// }
+///
+/// /// The process that is the member `web` writes a buffer, and keeps it until the other process has answered.
+/// fn web(domain: &Domain) -> Result<(), Box<dyn Error>> {
+///     let pool = Group::join(domain, "pool")?;
+///     let mut listener = domain.bind("parts")?;
+///     # let mut db = std::process::Command::new(std::env::current_exe()?)
+///     #     .args(std::env::args_os().skip(1))
+///     #     .env("PARTYWALL_DOCTEST_BROKER", domain.broker_path())
+///     #     .spawn()?;
+///     let mut buffer = pool.alloc(4096)?;
+///     buffer[..5].copy_from_slice(b"hello");
+///     let (mut stream, _) = listener.accept()?;
+///     let BufferPart { owner, address, len } = buffer.part();
+///     for word in [owner, address, len] {
+///         stream.write_all(&word.to_le_bytes())?;
+///     }
+///     stream.read_exact(&mut [0; 4])?;
+///     drop(buffer);
+///     # assert!(db.wait()?.success());
+///     Ok(())
+/// }
+/// # fn main() -> Result<(), Box<dyn Error>> {
+/// #     if let Some(broker) = std::env::var_os("PARTYWALL_DOCTEST_BROKER") {
+/// #         return db(&Domain::builder().name("db").broker(broker).join()?);
+/// #     }
+/// #     let folder = tempfile::tempdir()?;
+/// #     let policy = folder.path().join("policy.toml");
+/// #     std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web', 'db']\nroom = '4M'\n")?;
+/// #     let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+/// #     let broker = partywall_daemon::Broker::start(&config)?;
+/// #     web(&Domain::builder().name("web").broker(broker.path()).join()?)
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct BorrowedPart {
+    group: Arc<GroupInner>,
+    map: Arc<Joint>,
+    part: BufferPart,
+}
+
+impl BorrowedPart {
+    /// Which bytes these are.
+    pub fn part(&self) -> BufferPart {
+        self.part
+    }
+
+    /// Copies bytes from byte `from` on, as many as there are and fit, and returns how many.
+    pub fn copy_to(&self, from: usize, to: &mut [u8]) -> usize {
+        self.bytes().slice(from, to.len()).copy_to(to)
+    }
+
+    /// Writes the bytes from byte `from` on to a file, at `offset`, and returns how many were written. No copy is made here.
+    ///
+    /// # Errors
+    /// The error of `pwrite`.
+    pub fn write_at(&self, file: BorrowedFd<'_>, from: usize, offset: u64) -> std::io::Result<usize> {
+        partywall_region::write_racing_at(file, self.bytes().slice(from, usize::MAX), offset)
+    }
+
+    fn bytes(&self) -> PeerBytes<'_> {
+        let offset = self.part.address.saturating_sub(self.map.address());
+        // Looked at when it was borrowed.
+        self.map.bytes(offset, self.part.len).expect("a part is in its window, and not in this process's seat")
+    }
+}
+
+impl Drop for BorrowedPart {
+    fn drop(&mut self) {
+        self.group.returned(self.part.owner);
+    }
+}
