@@ -30,9 +30,17 @@ pub struct ChainBuffers {
     pub readable: Vec<BufferPiece>,
     /// Buffers that the device writes.
     pub writable: Vec<BufferPiece>,
+    /// Buffers that the device reads may lie outside of the memory.
+    elsewhere: bool,
 }
 
 impl ChainBuffers {
+    /// Buffers of a disk's requests. One that the device reads may lie outside of the memory table: a hypervisor leaves out what the machine
+    /// only reads, such as a window of another machine. It is then in `readable` as it is, and the request fails or its store knows it.
+    pub(crate) fn of_disk() -> Self {
+        Self { elsewhere: true, ..Self::default() }
+    }
+
     /// Reads the chain that begins with `head` in a table of `size` descriptors.
     ///
     /// Every buffer lies in the memory and has at least one byte, and there are at most [`LARGEST`] descriptors. A buffer that crosses from one
@@ -116,6 +124,10 @@ impl ChainBuffers {
         }
         let pieces = if writable { &mut self.writable } else { &mut self.readable };
         if slice_at(memory, address, length).is_some() {
+            pieces.push(BufferPiece { address, length });
+            return Ok(());
+        }
+        if self.elsewhere && !writable && !memory.address_in_range(address) {
             pieces.push(BufferPiece { address, length });
             return Ok(());
         }

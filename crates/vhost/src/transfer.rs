@@ -108,7 +108,7 @@ impl ReceiveScratch {
                 return Ok(Delivery::Full);
             };
             ring.append_buffers(memory, head, &mut self.buffers)?;
-            let ChainBuffers { readable, writable } = &self.buffers;
+            let ChainBuffers { readable, writable, .. } = &self.buffers;
             if !readable.is_empty() {
                 return Err(VhostError::Queue("a buffer is of the wrong direction"));
             }

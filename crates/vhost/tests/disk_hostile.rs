@@ -83,6 +83,34 @@ fn requests_that_cannot_be_are_failed_and_the_next_is_served() {
 }
 
 #[test]
+fn write_from_outside_of_memory_fails_and_queue_goes_on() {
+    let disk = Disk::new(MIB, |_| {});
+    let mut driver = disk.driver();
+    let memory = driver.memory().clone();
+    // A window that the machine only reads is in no memory table. A read into it is a driver's fault, as before.
+    for (address, kind, flags) in [(0x1_0000_0000, OUT, 0), (u64::MAX - 511, OUT, 0), (0x1_0000_0000, IN, WRITE)] {
+        let place = driver.take_place(0).unwrap();
+        let (header, first) = (driver.header(0, place), 3 * place);
+        memory.write_obj(kind, header).unwrap();
+        memory.write_obj(0_u64, GuestAddress(header.0 + 8)).unwrap();
+        let ring = &mut driver.rings[0];
+        ring.describe(&memory, first, header.0, 16, NEXT, first + 1).unwrap();
+        ring.describe(&memory, first + 1, address, 512, NEXT | flags, first + 2).unwrap();
+        ring.describe(&memory, first + 2, header.0 + 16, 1, WRITE, 0).unwrap();
+        ring.offer(&memory, first).unwrap();
+        driver.kick(0).unwrap();
+        if kind == OUT {
+            assert_eq!(driver.wait(0, Duration::ZERO, HANG).unwrap().unwrap().status, IOERR, "{address:x}");
+        } else {
+            disk.wait_counters(|counters| counters.broken == 1);
+        }
+    }
+    assert_eq!((disk.counters().failed, disk.counters().broken), (2, 1));
+    drop(driver);
+    is_well(&disk);
+}
+
+#[test]
 fn chains_that_break_the_rules_end_their_own_queue() {
     let disk = Disk::new(MIB, |_| {});
     // Its number, address, length, flags, and the next one; the header is at 0x40_0000.

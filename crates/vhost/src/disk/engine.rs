@@ -102,7 +102,7 @@ impl DiskEngine {
             _ended: poller.watch(ended, STORE)?,
             tasks: std::iter::repeat_with(|| None).take(MOST_TASKS).collect(),
             free: (0..MOST_TASKS).rev().collect(),
-            buffers: ChainBuffers::default(),
+            buffers: ChainBuffers::of_disk(),
             spare: Vec::new(),
             session: None,
             counters: DiskCounters::default(),
@@ -411,6 +411,7 @@ impl DiskEngine {
                 let reaper = self.listener.reaper();
                 match FrontendSession::new(self.model(), socket, &self.poller, 0, SOCKET, reaper) {
                     Ok(mut session) => {
+                        self.store.front_end_changes();
                         session.set_config(self.config());
                         self.session = Some(session);
                         info!("{}: a front end has connected", self.options.path.display());

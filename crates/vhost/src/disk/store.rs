@@ -61,4 +61,7 @@ pub(crate) trait DiskStore: fmt::Debug + Send {
 
     /// Bytes that the back end has copied.
     fn copied(&self) -> CopiedBytes;
+
+    /// Another front end comes, perhaps of another machine.
+    fn front_end_changes(&mut self) {}
 }
