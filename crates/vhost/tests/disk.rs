@@ -147,7 +147,10 @@ fn unbuffered_random_requests_agree_with_plain_file() {
         assert!(got == sent, "sector {sector}, {skip} bytes into a block");
     }
     let DiskCounters { copied_read_bytes, copied_written_bytes, .. } = disk.counters();
-    assert_eq!([copied_read_bytes, copied_written_bytes], [3 * 1536; 2], "they were done by a copy");
+    // Blocks of 512 bytes take the first of the three as it is.
+    for copied in [copied_read_bytes, copied_written_bytes] {
+        assert!([2 * 1536, 3 * 1536].contains(&copied), "{copied} bytes were copied");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use partywall_vhost::disk::control::{DiskControl, DiskHandle, DiskReport};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
 use partywall_vhost::disk::engine::DiskEngine;
 use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions};
-use partywall_vhost::disk::{CopiesPerByte, DiskCounters, DiskOptions};
+use partywall_vhost::disk::{CopiesPerByte, DiskOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -52,14 +52,22 @@ impl Setting {
 
     fn export_with(&self, change: impl FnOnce(&mut DiskExportOptions)) -> (Domain, DiskExport) {
         let domain = self.join("store");
-        let mut options = DiskExportOptions { path: self.image(), read_only: false, direct: false, discard: true };
+        let mut options =
+            DiskExportOptions { path: self.image(), read_only: false, direct: false, discard: true, group: None };
         change(&mut options);
         let export = DiskExport::bind(options, &domain, "data").unwrap();
         (domain, export)
     }
 
     fn import(&self, name: &str, grace: Duration) -> Result<Imported, VhostError> {
-        let from = ImportOptions { domain: self.join(name), target: "store:data".into(), connections: 3, grace };
+        let from = ImportOptions {
+            domain: self.join(name),
+            target: "store:data".into(),
+            connections: 3,
+            grace,
+            group: None,
+            machine: None,
+        };
         let socket = self.folder.path().join(name);
         let (engine, handle) = DiskEngine::import(DiskOptions::new("store:data"), from, &socket, None)?;
         Ok(Imported { handle, socket, engine: Some(std::thread::spawn(|| engine.run())) })
@@ -81,10 +89,6 @@ impl Imported {
 
     fn report(&self) -> DiskReport {
         serde_json::from_value(self.handle.ask(DiskControl::Show).unwrap()).unwrap()
-    }
-
-    fn counters(&self) -> DiskCounters {
-        self.report().counters
     }
 }
 

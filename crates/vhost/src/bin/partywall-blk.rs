@@ -1,7 +1,7 @@
 //! `partywall-blk`: serves a disk, and asks a running one.
 
 use clap::{Parser, Subcommand};
-use partywall::Domain;
+use partywall::{Domain, Group};
 use partywall_terminal::{printable, table};
 use partywall_vhost::VhostError;
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
@@ -189,6 +189,12 @@ struct ImportArgs {
     /// Requests that the exporter executes at a time; each takes a connection, of up to 8 MiB of memory on each side
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32), requires = "from")]
     connections: u16,
+    /// A group that this domain and the exporter are members of: what is written lies in it, and the exporter reads it there
+    #[arg(long, value_name = "NAME", requires = "from")]
+    group: Option<String>,
+    /// The machine that uses the disk, a member of the group: what it writes from another back end's buffer is passed on and not copied
+    #[arg(long, value_name = "NAME", requires = "group")]
+    machine: Option<String>,
     /// Seconds that requests wait for an exporter that has gone or does not answer, before they fail
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "from")]
     grace: u64,
@@ -221,6 +227,9 @@ struct DiskExportArgs {
     /// Ignore discards, so that the file keeps its allocated blocks
     #[arg(long)]
     no_discard: bool,
+    /// A group that this machine or domain is a member of: what users write may lie in it, and is read there
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -288,11 +297,13 @@ fn catch_signals() -> Result<signal_hook::iterator::Signals, VhostError> {
 }
 
 fn export(arguments: DiskExportArgs) -> Result<(), VhostError> {
-    let DiskExportArgs { name, path, join: joining, read_only, direct, no_discard } = arguments;
+    let DiskExportArgs { name, path, join: joining, read_only, direct, no_discard, group } = arguments;
     let mut signals = catch_signals()?;
     let domain = join(&joining)?;
     let shown = printable(&path.to_string_lossy()).to_string();
-    let options = DiskExportOptions { path, read_only, direct, discard: !no_discard };
+    // It lends nothing itself.
+    let group = group.map(|name| Group::builder(name).room(0).join(&domain)).transpose()?;
+    let options = DiskExportOptions { path, read_only, direct, discard: !no_discard, group };
     let _export = DiskExport::bind(options, &domain, &name)?;
     say(format_args!("exporting {shown} as {}:{name}", domain.name()))?;
     signals.forever().next();
@@ -318,9 +329,10 @@ fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
     let (engine, handle) = match arguments.from {
         None => DiskEngine::new(options, &socket, arguments.owner)?,
         Some(target) => {
-            let ImportArgs { join: joining, connections, grace } = arguments.importing;
+            let ImportArgs { join: joining, connections, grace, group, machine } = arguments.importing;
             let (domain, grace) = (join(&joining)?, Duration::from_secs(grace));
-            let from = ImportOptions { domain, target, connections: connections.into(), grace };
+            let group = group.map(|name| Group::join(&domain, &name)).transpose()?;
+            let from = ImportOptions { domain, target, connections: connections.into(), grace, group, machine };
             DiskEngine::import(options, from, &socket, arguments.owner)?
         }
     };
@@ -373,6 +385,7 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         ">COPIED",
         ">PER BYTE READ",
         ">WRITTEN",
+        ">PASSED",
         ">FAILED",
         ">REFUSED",
         ">RECOVERED",
@@ -392,7 +405,7 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
         counters.flushes,
         counters.copied_bytes,
     ];
-    let behind = [counters.failed, counters.refused, counters.recovered];
+    let behind = [counters.passed_bytes, counters.failed, counters.refused, counters.recovered];
     let path = printable(&report.path.to_string_lossy()).to_string();
     let cells = [path, report.capacity.to_string(), state.to_owned()];
     let numbers = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>();

@@ -30,6 +30,9 @@ pub struct DiskCounters {
     /// Those of them that were written.
     #[serde(default)]
     pub copied_written_bytes: u64,
+    /// Bytes of writes that were passed on where they lie in a group.
+    #[serde(default)]
+    pub passed_bytes: u64,
     /// Queues and connections that broke the rules.
     pub broken: u64,
 }
@@ -37,8 +40,14 @@ pub struct DiskCounters {
 impl DiskCounters {
     /// The counters with the bytes that a store has copied.
     pub(crate) fn with_copies(self, copied: CopiedBytes) -> Self {
-        let CopiedBytes { read, written } = copied;
-        Self { copied_bytes: read + written, copied_read_bytes: read, copied_written_bytes: written, ..self }
+        let CopiedBytes { read, written, passed } = copied;
+        Self {
+            copied_bytes: read + written,
+            copied_read_bytes: read,
+            copied_written_bytes: written,
+            passed_bytes: passed,
+            ..self
+        }
     }
 
     /// How often each byte was copied.
@@ -56,6 +65,8 @@ impl DiskCounters {
 pub(crate) struct CopiedBytes {
     pub(crate) read: u64,
     pub(crate) written: u64,
+    /// Written bytes that were named, and not copied.
+    pub(crate) passed: u64,
 }
 
 /// How often a back end has copied each byte of its requests. The copies of kernels, for example into a page cache, are not among them.
@@ -76,8 +87,8 @@ mod tests {
         let none = DiskCounters::default();
         assert_eq!(none.copies(), CopiesPerByte::default());
         let some = DiskCounters { read_bytes: 1000, written_bytes: 4000, ..none };
-        let some = some.with_copies(CopiedBytes { read: 2000, written: 1000 });
-        assert_eq!(some.copied_bytes, 3000);
+        let some = some.with_copies(CopiedBytes { read: 2000, written: 1000, passed: 3000 });
+        assert_eq!((some.copied_bytes, some.passed_bytes), (3000, 3000));
         assert_eq!(some.copies(), CopiesPerByte { read: Some(2.0), written: Some(0.25) });
     }
 }

@@ -30,10 +30,13 @@ impl DiskChange {
     fn repeat(&self, calls: &ExportCalls) -> Result<(), ExportFailure> {
         match self {
             Self::Write { offset, length, data } => {
-                let copy = calls.block((*offset, *length), false, |room| {
-                    room.copy_from_slice(&data.bytes()[..*length]);
-                    true
-                })?;
+                if let KeptData::InGroup(data) = data {
+                    match calls.write_from(data, *offset, false) {
+                        Err(ExportFailure::Errno(_)) => {}
+                        done => return done,
+                    }
+                }
+                let copy = calls.block((*offset, *length), false, |room| data.copy_to(room))?;
                 calls.write(&copy)
             }
             Self::Zero { offset, length } => {

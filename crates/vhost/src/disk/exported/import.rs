@@ -2,7 +2,8 @@
 #![expect(unsafe_code, reason = "copies from memory that the exporter can change, by its address")]
 
 use super::changes::{ChangeLog, DiskChange};
-use super::link::{ExportCalls, ExportFailure, ExportLink, MOST_DATA};
+use super::link::{ExportCalls, ExportFailure, ExportLink, KeptData, MOST_DATA};
+use super::passed::{GroupData, PassedWindows};
 use super::wire::{ExportOperation, Welcome};
 use crate::VhostError;
 use crate::chain::BufferPiece;
@@ -11,8 +12,8 @@ use crate::disk::request::DiskGeometry;
 use crate::disk::store::DiskStore;
 use crate::disk::store_task::StoreTask;
 use crate::disk::task::DiskTask;
-use partywall::Domain;
 use partywall::rpc::Reply;
+use partywall::{Domain, Group};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -48,6 +49,11 @@ pub struct ImportOptions {
     pub connections: usize,
     /// How long a request waits for an exporter that has gone or does not answer, before it fails.
     pub grace: Duration,
+    /// A group that the exporter takes part in as well: what is written lies in buffers of it, and the exporter reads it there.
+    pub group: Option<Group>,
+    /// The machine that uses the disk, if it is a member of the group: what it writes from a back end's buffer of the group is named to the
+    /// exporter, and not copied.
+    pub machine: Option<String>,
 }
 
 /// The store of a disk that another domain exports.
@@ -110,6 +116,13 @@ struct ImportCore {
     is_rung: AtomicBool,
     copied_read: AtomicU64,
     copied_written: AtomicU64,
+    passed: AtomicU64,
+    /// The group that data lies in.
+    windows: Option<PassedWindows>,
+    /// The exporter of the session with this number takes no data from the group.
+    no_group: AtomicU64,
+    /// Data of writes of the present session that got no answer. Its exporter may still read it (protocol E4.3).
+    unanswered: Mutex<Vec<Arc<GroupData>>>,
     /// Changes that are not known to be durable.
     changes: ChangeLog,
 }
@@ -145,6 +158,7 @@ impl ImportedDisk {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(VhostError::system("make an eventfd"))?;
         let connections = options.connections.max(1);
+        let windows = options.group.clone().map(|group| PassedWindows::new(group, options.machine.clone()));
         let shared = Arc::new(ImportCore {
             options,
             delay,
@@ -159,6 +173,10 @@ impl ImportedDisk {
             is_rung: AtomicBool::new(false),
             copied_read: AtomicU64::new(0),
             copied_written: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
+            windows,
+            no_group: AtomicU64::new(u64::MAX),
+            unanswered: Mutex::default(),
             changes: ChangeLog::default(),
         });
         let (sender, done) = channel();
@@ -238,8 +256,10 @@ impl DiskStore for ImportedDisk {
     ) -> bool {
         let has_data = matches!(task, StoreTask::Read { .. } | StoreTask::Write { .. });
         let pieces = if has_data { front(pieces, skip, MOST_DATA) } else { Vec::new() };
+        // What a machine only reads is in no memory table. It is looked for in the group.
+        let may_be_elsewhere = self.shared.windows.is_some() && matches!(task, StoreTask::Write { .. });
         let is_inside = |piece: &BufferPiece| memory.get_slice(piece.address, piece.length).is_ok();
-        if (has_data && pieces.is_empty()) || !pieces.iter().all(is_inside) {
+        if (has_data && pieces.is_empty()) || !(may_be_elsewhere || pieces.iter().all(is_inside)) {
             return false;
         }
         lock(&self.shared.jobs).jobs.push_back(StoreJob {
@@ -295,7 +315,13 @@ impl DiskStore for ImportedDisk {
     fn copied(&self) -> CopiedBytes {
         let [read, written] =
             [&self.shared.copied_read, &self.shared.copied_written].map(|n| n.load(Ordering::Relaxed));
-        CopiedBytes { read, written }
+        CopiedBytes { read, written, passed: self.shared.passed.load(Ordering::Relaxed) }
+    }
+
+    fn front_end_changes(&mut self) {
+        if let Some(windows) = &self.shared.windows {
+            windows.forget();
+        }
     }
 }
 
@@ -375,8 +401,17 @@ impl ImportCore {
         }
         loop {
             let unconnected = match self.connected(own) {
-                Ok((generation, calls)) => match self.attempt(calls, job) {
+                Ok((generation, calls)) => match self.attempt(generation, calls, job) {
                     Ok(result) => return Ok(result),
+                    // The broker may not know the machine's windows yet, for example after its own restart.
+                    Err(ExportFailure::Errno(Errno::FAULT))
+                        if self.windows.as_ref().is_some_and(PassedWindows::may_come)
+                            && !self.is_over(*job.waits_since.get_or_insert_with(Instant::now)) =>
+                    {
+                        tracing::debug!(pieces = ?job.pieces, "what the machine writes is in none of its windows");
+                        std::thread::sleep(PAUSE);
+                        continue;
+                    }
                     Err(ExportFailure::Errno(e)) => return Err(Unfinished::Failed(e)),
                     // What is kept in this connection's heap is copied out of it. So an exporter could make the copies grow without end.
                     Err(ExportFailure::NoMemory) if self.changes.flush(calls).is_ok() => Unconnected::NoMemory,
@@ -396,6 +431,7 @@ impl ImportCore {
                     return Err(Unfinished::ForOthers);
                 }
                 Unconnected::NoMemory => {
+                    tracing::debug!(exporter = self.options.target, "the window has no memory for a connection");
                     std::thread::sleep(PAUSE);
                     Errno::NOMEM
                 }
@@ -482,6 +518,8 @@ impl ImportCore {
             return;
         };
         info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
+        // The exporter has ended all requests of the sessions before (protocol E1.2).
+        lock(&self.unanswered).clear();
         current.generation += 1;
         current.boot = link.welcome.boot;
         current.link = Some(link);
@@ -512,7 +550,7 @@ impl ImportCore {
         welcome.capacity >= capacity && welcome.block == block && welcome.read_only == read_only
     }
 
-    fn attempt(&self, calls: &ExportCalls, job: &StoreJob) -> Result<u32, ExportFailure> {
+    fn attempt(&self, generation: u64, calls: &ExportCalls, job: &StoreJob) -> Result<u32, ExportFailure> {
         let total: usize = job.pieces.iter().map(|piece| piece.length).sum();
         let done = u32::try_from(total).unwrap_or(u32::MAX);
         match job.task {
@@ -523,13 +561,13 @@ impl ImportCore {
                 if is_whole { Ok(done) } else { Err(ExportFailure::Errno(Errno::IO)) }
             }
             StoreTask::Write { offset, durable } => {
-                let fill = |mut room: &mut [u8]| {
-                    job.pieces.iter().all(|piece| {
-                        let (now, later) = std::mem::take(&mut room).split_at_mut(piece.length);
-                        room = later;
-                        job.memory.read_slice(now, piece.address).is_ok()
-                    })
-                };
+                if let Some(windows) = &self.windows
+                    && let Some(written) =
+                        self.write_from_group(windows, (generation, calls), job, total, (offset, durable))
+                {
+                    return written.map(|()| done);
+                }
+                let fill = |room: &mut [u8]| self.fill(job, room);
                 let block = match calls.block((offset, total), durable, fill) {
                     // The heap is full of changes that are kept until the next flush.
                     Err(ExportFailure::NoMemory) => {
@@ -560,6 +598,71 @@ impl ImportCore {
             StoreTask::Sync => self.changes.flush(calls).map(|()| 0),
             StoreTask::Delay => Ok(0),
         }
+    }
+
+    /// Copies the data of a write.
+    fn fill(&self, job: &StoreJob, mut room: &mut [u8]) -> bool {
+        job.pieces.iter().all(|piece| {
+            let (now, later) = std::mem::take(&mut room).split_at_mut(piece.length);
+            room = later;
+            job.memory.read_slice(now, piece.address).is_ok()
+                || self.windows.as_ref().is_some_and(|windows| windows.copy(piece, now))
+        })
+    }
+
+    /// Writes data that lies in the group, or is copied into it (protocol E4). `None` if the data has to go another way.
+    fn write_from_group(
+        &self,
+        windows: &PassedWindows,
+        (generation, calls): (u64, &ExportCalls),
+        job: &StoreJob,
+        total: usize,
+        (offset, durable): (u64, bool),
+    ) -> Option<Result<(), ExportFailure>> {
+        if self.no_group.load(Ordering::Relaxed) == generation {
+            return None;
+        }
+        let is_own = |piece: &BufferPiece| job.memory.get_slice(piece.address, piece.length).is_ok();
+        let others = if job.pieces.iter().any(is_own) { None } else { windows.borrow_all(&job.pieces) };
+        let data = match others {
+            Some(parts) => GroupData::Others(parts),
+            None => {
+                let buffer = windows.group().alloc(total).or_else(|e| {
+                    // It may be full of changes that are kept until the next flush.
+                    self.changes.flush(calls).map_err(|_| e)?;
+                    windows.group().alloc(total)
+                });
+                let mut buffer = buffer.ok()?;
+                if !self.fill(job, &mut buffer) {
+                    return Some(Err(ExportFailure::Errno(Errno::FAULT)));
+                }
+                self.copied_written.fetch_add(total as u64, Ordering::Relaxed);
+                GroupData::Own(buffer)
+            }
+        };
+        let data = Arc::new(data);
+        let kept = DiskChange::Write { offset, length: total, data: KeptData::InGroup(Arc::clone(&data)) };
+        let written = self.change(kept, durable, || calls.write_from(&data, offset, durable));
+        match written {
+            Ok(()) if matches!(*data, GroupData::Others(_)) => {
+                self.passed.fetch_add(total as u64, Ordering::Relaxed);
+            }
+            Ok(()) | Err(ExportFailure::NoMemory) => {}
+            Err(ExportFailure::Errno(Errno::OPNOTSUPP)) => {
+                self.no_group.store(generation, Ordering::Relaxed);
+                return None;
+            }
+            // The exporter does not see the buffer, for example one of a back end that has ended.
+            Err(ExportFailure::Errno(Errno::STALE)) => return None,
+            Err(ExportFailure::Errno(_)) => {}
+            Err(ExportFailure::Ended) => {
+                let current = lock(&self.link);
+                if current.generation == generation {
+                    lock(&self.unanswered).push(data);
+                }
+            }
+        }
+        Some(written)
     }
 
     /// Executes a change, and keeps it until a flush unless it is durable.

@@ -1,7 +1,10 @@
 //! The connection of a disk's user to its exporter: one session, and a connection of calls for each of its threads.
 
+use super::passed::GroupData;
 use super::server::LARGEST_HEAP;
-use super::wire::{ExportOperation, FIELDS, RequestFields, WELCOME, Welcome, calls_service, errno_of, hello};
+use super::wire::{
+    ExportOperation, FIELDS, RequestFields, WELCOME, Welcome, calls_service, errno_of, hello, parts_bytes,
+};
 use crate::VhostError;
 use crate::disk::image::ALIGN;
 use partywall::rpc::{Block, CallClient, CallError, HeapOptions, Method, Reply};
@@ -72,16 +75,25 @@ pub(super) struct ExportCalls {
 /// The data of a write, in a block of a connection's heap or, after the end of that connection, in memory of this process.
 #[derive(Debug, Clone)]
 pub(super) enum KeptData {
-    InHeap { connection: u64, block: Arc<Block> },
+    InHeap {
+        connection: u64,
+        block: Arc<Block>,
+    },
     Copied(Arc<[u8]>),
+    /// In buffers of a group, wherever the connection is.
+    InGroup(Arc<GroupData>),
 }
 
 impl KeptData {
-    pub(super) fn bytes(&self) -> &[u8] {
-        match self {
+    /// Copies the data, which fills the room.
+    pub(super) fn copy_to(&self, room: &mut [u8]) -> bool {
+        let bytes: &[u8] = match self {
             Self::InHeap { block, .. } => block,
             Self::Copied(bytes) => bytes,
-        }
+            Self::InGroup(data) => return data.copy_to(room),
+        };
+        let bytes = bytes.get(..room.len());
+        bytes.inspect(|bytes| room.copy_from_slice(bytes)).is_some()
     }
 }
 
@@ -170,6 +182,16 @@ impl ExportCalls {
         self.client.call(method, block).map(drop).map_err(failure_of)
     }
 
+    /// Executes a write of data that lies in a group.
+    pub(super) fn write_from(&self, data: &GroupData, offset: u64, durable: bool) -> Result<(), ExportFailure> {
+        let parts = data.parts();
+        let length = parts.iter().map(|part| part.len).sum();
+        let mut bytes = parts_bytes(&parts);
+        bytes.extend(RequestFields { session: self.session, offset, length, durable, mode: 0 }.bytes());
+        let method = Method::numbered(ExportOperation::WriteFrom as u32);
+        self.client.call(method, &bytes).map(drop).map_err(failure_of)
+    }
+
     /// The data of a block, to be kept.
     pub(super) fn keep(&self, block: &Arc<Block>) -> KeptData {
         KeptData::InHeap { connection: self.number, block: Arc::clone(block) }
@@ -201,6 +223,8 @@ fn failure_of(error: CallError) -> ExportFailure {
         CallError::Closed { .. } | CallError::Dead { .. } | CallError::Corrupt(_) | CallError::TimedOut => {
             ExportFailure::Ended
         }
+        // An exporter of an earlier release.
+        CallError::UnknownMethod => ExportFailure::Errno(Errno::OPNOTSUPP),
         CallError::Connection(_) | CallError::Moved { .. } => ExportFailure::Ended,
         _ => ExportFailure::Errno(Errno::IO),
     }

@@ -10,6 +10,7 @@
 mod changes;
 mod import;
 mod link;
+mod passed;
 mod server;
 mod session;
 mod wire;

@@ -2,13 +2,13 @@
 
 use super::session::{UserSession, UserSessions};
 use super::wire::{
-    ExportOperation, FIELDS, HELLO, LARGEST_DATA, LARGEST_RANGE, RequestFields, VERSION, Welcome, calls_service,
-    read_hello,
+    ExportOperation, FIELDS, HELLO, LARGEST_DATA, LARGEST_RANGE, MOST_PARTS, PART, RequestFields, VERSION, Welcome,
+    calls_service, read_hello, read_parts,
 };
 use crate::VhostError;
 use crate::disk::image::{ALIGN, DiskImage, DiskOptions};
 use partywall::rpc::{CallAnswer, CallError, CallServer, HeapOptions, IncomingCall, Method};
-use partywall::{Domain, Listener, PeerInfo, Stream};
+use partywall::{BorrowedPart, Domain, Group, Listener, Origin, PeerInfo, Stream};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -45,6 +45,8 @@ pub struct DiskExportOptions {
     pub direct: bool,
     /// Sectors that the user gives up are given back to the file system or device.
     pub discard: bool,
+    /// A group in which data of writes may lie. Its members of this host may write from it.
+    pub group: Option<Group>,
 }
 
 /// An exported disk.
@@ -57,6 +59,8 @@ struct ExportedDisk {
     discard: bool,
     boot: [u8; 16],
     sessions: UserSessions,
+    /// The group, and the domains of the host that are members.
+    group: Option<(Group, Vec<String>)>,
 }
 
 /// A disk that is exported as a service of a domain. Dropping this stops it.
@@ -69,7 +73,7 @@ struct ExportedDisk {
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("disk.raw");
 /// # std::fs::File::create(&path)?.set_len(1 << 20)?;
-/// let options = DiskExportOptions { path, read_only: false, direct: false, discard: true };
+/// let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
 /// let _export = DiskExport::bind(options, &store, "data")?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -91,6 +95,10 @@ impl DiskExport {
         open.direct = options.direct;
         let image = DiskImage::open(&open)?;
         let file = image.fd().try_clone_to_owned();
+        let group = match options.group {
+            Some(group) => Some((group.clone(), host_members(domain, &group)?)),
+            None => None,
+        };
         let disk = Arc::new(ExportedDisk {
             file: file.map_err(|source| VhostError::System { call: "keep the disk", source })?,
             block: image.block().into(),
@@ -99,6 +107,7 @@ impl DiskExport {
             boot: boot_number()?,
             image: RwLock::new(image),
             sessions: UserSessions::default(),
+            group,
         });
         let mut calls = CallServer::builder()
             .heap(HeapOptions::default().first(FIRST_SEGMENT).max(LARGEST_HEAP * MOST_OF_USER as u64))
@@ -112,6 +121,7 @@ impl DiskExport {
             ExportOperation::Zero,
             ExportOperation::Allocate,
             ExportOperation::Measure,
+            ExportOperation::WriteFrom,
         ] {
             let disk = Arc::clone(&disk);
             calls = calls.numbered(Method::numbered(operation as u32), move |call| disk.answer(operation, call));
@@ -182,6 +192,7 @@ impl ExportedDisk {
         match operation {
             ExportOperation::Read => self.read(call, &fields),
             ExportOperation::Write => self.write(call, &fields).map_err(failed),
+            ExportOperation::WriteFrom => self.write_from(call, data, &fields).map_err(failed),
             ExportOperation::Sync => rustix::fs::fdatasync(&self.file).map(|()| ().into()).map_err(failed),
             ExportOperation::Zero => self.zero(&fields).map_err(failed),
             ExportOperation::Allocate => self.allocate(&fields).map_err(failed),
@@ -200,11 +211,16 @@ impl ExportedDisk {
             ExportOperation::Sync | ExportOperation::Measure => {
                 return if data == 0 { Ok(()) } else { Err(Errno::BADMSG) };
             }
-            ExportOperation::Read | ExportOperation::Write => LARGEST_DATA,
+            ExportOperation::Read | ExportOperation::Write | ExportOperation::WriteFrom => LARGEST_DATA,
             ExportOperation::Zero | ExportOperation::Allocate => LARGEST_RANGE,
         };
-        let is_write = operation == ExportOperation::Write;
-        if data as u64 != if is_write { length } else { 0 } || length == 0 || length > most {
+        let has_right_data = match operation {
+            ExportOperation::Write => data as u64 == length,
+            // They are read by `read_parts`.
+            ExportOperation::WriteFrom => data > 0,
+            _ => data == 0,
+        };
+        if !has_right_data || length == 0 || length > most {
             return Err(Errno::BADMSG);
         }
         if operation != ExportOperation::Read && self.read_only {
@@ -248,6 +264,38 @@ impl ExportedDisk {
         self.settle(fields)
     }
 
+    /// Writes what the user names in a group (protocol E4). The user has it until the answer.
+    fn write_from(&self, call: &IncomingCall<'_>, data: usize, fields: &RequestFields) -> Result<CallAnswer, Errno> {
+        let (group, members) = self.group.as_ref().ok_or(Errno::OPNOTSUPP)?;
+        let peer = call.peer();
+        // A stranger could have bytes of the group written to a disk that it reads.
+        if peer.origin() != Some(Origin::Host) || !members.contains(&peer.name) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let mut named = vec![0; data.min(MOST_PARTS * PART + 1)];
+        call.args().read_at(0, &mut named).map_err(|_| Errno::BADMSG)?;
+        let parts = read_parts(&named, fields.length).ok_or(Errno::BADMSG)?;
+        let parts: Vec<BorrowedPart> =
+            parts.iter().map(|part| group.borrow(part)).collect::<Result<_, _>>().map_err(|e| {
+                debug!(error = %e, "a user names bytes that cannot be read in the group");
+                Errno::STALE
+            })?;
+        let mut offset = fields.offset;
+        for part in parts {
+            let len = usize::try_from(part.part().len).map_err(|_| Errno::INVAL)?;
+            let mut done = 0;
+            while done < len {
+                match part.write_at(self.file.as_fd(), done, offset) {
+                    Ok(0) => return Err(Errno::IO),
+                    Ok(written) => (done, offset) = (done + written, offset + written as u64),
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                    Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
+                }
+            }
+        }
+        self.settle(fields)
+    }
+
     /// Makes a change durable, if its user wants that.
     fn settle(&self, fields: &RequestFields) -> Result<CallAnswer, Errno> {
         if fields.durable {
@@ -270,6 +318,12 @@ impl ExportedDisk {
         rustix::fs::fallocate(&self.file, mode, fields.offset, fields.length)?;
         self.settle(fields)
     }
+}
+
+/// The domains of the host that are members of the group.
+fn host_members(domain: &Domain, group: &Group) -> Result<Vec<String>, VhostError> {
+    let rows = domain.groups()?.into_iter().filter(|row| row.group == group.name() && !row.machine);
+    Ok(rows.map(|row| row.member).collect())
 }
 
 fn failed(e: Errno) -> CallError {

@@ -1,5 +1,6 @@
 //! The messages between the exporter of a disk and its user (protocol E). Nothing here makes a system call.
 
+use partywall::BufferPart;
 use rustix::io::Errno;
 
 /// The version of this protocol.
@@ -25,6 +26,8 @@ pub(super) enum ExportOperation {
     Zero = 4,
     Allocate = 5,
     Measure = 6,
+    /// Writes bytes that lie in a group, and are named in place of the data (protocol E4).
+    WriteFrom = 7,
 }
 
 /// The service of an export's calls.
@@ -147,6 +150,28 @@ impl RequestFields {
     }
 }
 
+/// Bytes of a named part of a buffer.
+pub(super) const PART: usize = 24;
+/// Parts that one request names at most: those of the largest write, in pages.
+pub(super) const MOST_PARTS: usize = (LARGEST_DATA / 4096) as usize;
+
+/// The parts that a request names, in front of its fields (protocol E4.1).
+pub(super) fn parts_bytes(parts: &[BufferPart]) -> Vec<u8> {
+    parts.iter().flat_map(|part| [part.owner, part.address, part.len]).flat_map(u64::to_le_bytes).collect()
+}
+
+/// `None` if these are no parts, or too many, or if they have other than `length` bytes together.
+pub(super) fn read_parts(bytes: &[u8], length: u64) -> Option<Vec<BufferPart>> {
+    if bytes.is_empty() || !bytes.len().is_multiple_of(PART) || bytes.len() / PART > MOST_PARTS {
+        return None;
+    }
+    let read =
+        |bytes: &[u8]| Some(BufferPart { owner: long(bytes, 0)?, address: long(bytes, 8)?, len: long(bytes, 16)? });
+    let parts: Vec<BufferPart> = bytes.chunks(PART).map(read).collect::<Option<_>>()?;
+    let sum = parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.len));
+    (sum == Some(length) && parts.iter().all(|part| part.len > 0)).then_some(parts)
+}
+
 /// The error that a peer has sent; `None` for 0, and for a number that is no error of a kernel.
 pub(super) fn errno_of(code: u32) -> Option<Errno> {
     i32::try_from(code).ok().filter(|code| (1..4096).contains(code)).map(Errno::from_raw_os_error)
@@ -207,5 +232,23 @@ mod tests {
         bytes[24] = 2;
         assert_eq!(RequestFields::read(&bytes), None, "an unknown flag");
         assert_eq!(read_hello([1; HELLO]), None);
+    }
+
+    #[test]
+    fn parts_have_exactly_the_bytes_of_their_request() {
+        let parts = [(3, 1 << 45, 4096), (4, 1 << 46, 8192)];
+        let parts = parts.map(|(owner, address, len)| BufferPart { owner, address, len });
+        let bytes = parts_bytes(&parts);
+        assert_eq!(read_parts(&bytes, 12288).as_deref(), Some(&parts[..]));
+        for length in [0, 12287, 12289] {
+            assert_eq!(read_parts(&bytes, length), None, "{length}");
+        }
+        for cut in [0, 1, PART + 1, 2 * PART - 1] {
+            assert_eq!(read_parts(&bytes[..cut], 4096), None, "{cut}");
+        }
+        let part = |len| BufferPart { owner: 1, address: 1 << 45, len };
+        assert_eq!(read_parts(&parts_bytes(&[part(0), part(512)]), 512), None, "an empty part");
+        assert_eq!(read_parts(&parts_bytes(&[part(u64::MAX), part(513)]), 512), None, "a sum that wraps");
+        assert_eq!(read_parts(&parts_bytes(&vec![part(1); MOST_PARTS + 1]), MOST_PARTS as u64 + 1), None);
     }
 }

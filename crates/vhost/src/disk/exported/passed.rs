@@ -1,0 +1,198 @@
+//! Data of writes that lies in a group (protocol E4): the exporter reads it there. What a back end has written into its own buffer, and what
+//! its machine sends down from another back end's buffer, is named and not copied.
+//!
+//! ```text
+//!   machine a      back end for a            machine b            back end for b          machine c
+//!   write  ------- one copy ===> buffer      exporter, O_DIRECT   names the buffer  --->  exporter
+//!                                  ^-- read in place --'   '-- b's address of it             '-- reads it in place
+//! ```
+
+use crate::chain::BufferPiece;
+use crate::disk::image::ALIGN;
+use partywall::{BorrowedPart, Buffer, BufferPart, Group, MachineWindow};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Between two questions to the broker about windows, at least.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Data of one write.
+#[derive(Debug)]
+pub(super) enum GroupData {
+    /// This process has copied it into an own buffer.
+    Own(Buffer),
+    /// It lies in buffers of other back ends, which keep it until it is durable (protocol E4.2).
+    Others(Vec<BorrowedPart>),
+}
+
+impl GroupData {
+    /// Its bytes as the members of the group name them.
+    pub(super) fn parts(&self) -> Vec<BufferPart> {
+        match self {
+            Self::Own(buffer) => vec![buffer.part()],
+            Self::Others(parts) => parts.iter().map(BorrowedPart::part).collect(),
+        }
+    }
+
+    /// Copies it, if it has as many bytes.
+    pub(super) fn copy_to(&self, room: &mut [u8]) -> bool {
+        match self {
+            Self::Own(buffer) => {
+                let fits = room.len() == buffer.len();
+                if fits {
+                    room.copy_from_slice(buffer);
+                }
+                fits
+            }
+            Self::Others(parts) => {
+                let mut at = 0;
+                for part in parts {
+                    at += part.copy_to(0, room.get_mut(at..).unwrap_or_default());
+                }
+                at == room.len()
+            }
+        }
+    }
+}
+
+/// The windows of a group in the machine that a back end serves.
+#[derive(Debug)]
+pub(super) struct PassedWindows {
+    group: Group,
+    machine: Option<String>,
+    known: Mutex<KnownWindows>,
+}
+
+#[derive(Debug, Default)]
+struct KnownWindows {
+    windows: Vec<MachineWindow>,
+    asked: Option<Instant>,
+    /// Front ends that there were before.
+    front_end: u64,
+}
+
+impl PassedWindows {
+    /// Of the machine, if there is one that is a member.
+    pub(super) fn new(group: Group, machine: Option<String>) -> Self {
+        Self { group, machine, known: Mutex::default() }
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    fn known(&self) -> MutexGuard<'_, KnownWindows> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another front end has come: its machine may have the windows elsewhere.
+    pub(super) fn forget(&self) {
+        let mut known = self.known();
+        *known = KnownWindows { front_end: known.front_end + 1, ..KnownWindows::default() };
+    }
+
+    /// The address in the group of bytes that the machine has at this one. May ask the broker.
+    fn address_of(&self, piece: &BufferPiece, is_for_passing: bool) -> Option<u64> {
+        let machine = self.machine.as_deref()?;
+        let mut known = self.known();
+        if let Some(address) = find(&known.windows, piece, is_for_passing) {
+            return Some(address);
+        }
+        if known.asked.is_some_and(|asked| asked.elapsed() < PAUSE) {
+            return None;
+        }
+        known.asked = Some(Instant::now());
+        let front_end = known.front_end;
+        drop(known);
+        let windows = self.group.windows_in(machine).unwrap_or_else(|error| {
+            tracing::warn!(machine, %error, "the windows of the machine are not known");
+            Vec::new()
+        });
+        let found = find(&windows, piece, is_for_passing);
+        let mut known = self.known();
+        if known.front_end != front_end {
+            return None;
+        }
+        known.windows = windows;
+        found
+    }
+
+    /// Whether bytes outside of the machine's memory may be found later.
+    pub(super) fn may_come(&self) -> bool {
+        self.machine.is_some()
+    }
+
+    /// Copies bytes that the machine has in the window of any member.
+    pub(super) fn copy(&self, piece: &BufferPiece, to: &mut [u8]) -> bool {
+        self.address_of(piece, false).is_some_and(|address| self.group.copy_at(address, to))
+    }
+
+    /// The buffers of other back ends that a piece of the machine's memory is in, mapped here.
+    fn borrow(&self, piece: &BufferPiece) -> Option<BorrowedPart> {
+        let part = self.group.part_at(self.address_of(piece, true)?, piece.length as u64)?;
+        self.group.borrow(&part).ok()
+    }
+
+    /// All pieces, each aligned as unbuffered access needs it.
+    pub(super) fn borrow_all(&self, pieces: &[BufferPiece]) -> Option<Vec<BorrowedPart>> {
+        let is_aligned = |piece: &BufferPiece| (piece.address.0 | piece.length as u64).is_multiple_of(ALIGN as u64);
+        let joined = join(pieces);
+        joined.iter().map(|piece| is_aligned(piece).then(|| self.borrow(piece))?).collect()
+    }
+}
+
+/// Bytes in windows of machines are copied: their programs may reuse a buffer once it is written, and not only once it is durable (protocol
+/// E4.4).
+fn find(windows: &[MachineWindow], piece: &BufferPiece, is_for_passing: bool) -> Option<u64> {
+    let inside = |window: &&MachineWindow| {
+        let offset = piece.address.0.checked_sub(window.place);
+        (window.of_host || !is_for_passing)
+            && offset.and_then(|at| at.checked_add(piece.length as u64)).is_some_and(|end| end <= window.size)
+    };
+    let window = windows.iter().find(inside)?;
+    window.address.checked_add(piece.address.0 - window.place)
+}
+
+/// The same bytes, without borders between pieces that follow each other.
+fn join(pieces: &[BufferPiece]) -> Vec<BufferPiece> {
+    let mut joined: Vec<BufferPiece> = Vec::new();
+    for piece in pieces {
+        match joined.last_mut() {
+            Some(last) if last.address.0.checked_add(last.length as u64) == Some(piece.address.0) => {
+                last.length += piece.length;
+            }
+            _ => joined.push(*piece),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::GuestAddress;
+
+    fn piece(address: u64, length: usize) -> BufferPiece {
+        BufferPiece { address: GuestAddress(address), length }
+    }
+
+    #[test]
+    fn bytes_in_windows_of_the_host_alone_are_passed_on() {
+        let host = MachineWindow { place: 0x10_0000, address: 0x2000_0000_0000, size: 0x8000, of_host: true };
+        let machine = MachineWindow { place: 0x20_0000, address: 0x2010_0000_0000, of_host: false, ..host };
+        let windows = [host, machine];
+        for is_for_passing in [false, true] {
+            assert_eq!(find(&windows, &piece(0x10_1000, 0x7000), is_for_passing), Some(0x2000_0000_1000));
+        }
+        assert_eq!(find(&windows, &piece(0x20_1000, 1), false), Some(0x2010_0000_1000), "a copy is made of it");
+        for (address, length) in [(0x10_1000, 0x7001), (0xf_ffff, 1), (0x10_8000, 1), (0x20_1000, 1), (u64::MAX, 2)] {
+            assert_eq!(find(&windows, &piece(address, length), true), None, "{address:x} {length}");
+        }
+    }
+
+    #[test]
+    fn pieces_that_follow_each_other_are_joined() {
+        let pieces = [piece(0, 10), piece(10, 5), piece(20, 5), piece(25, 5), piece(u64::MAX, 1)];
+        assert_eq!(join(&pieces), [piece(0, 15), piece(20, 10), piece(u64::MAX, 1)]);
+    }
+}
