@@ -83,7 +83,7 @@ impl FurtherMail {
     pub(crate) fn deliver(&mut self, number: u32, kind: u32, region: RegionReference, fds: Vec<OwnedFd>) {
         let memory = fds.into_iter().next();
         self.lost |= memory.is_none();
-        let usable = memory.zip(region.check().ok()).is_some_and(|(memory, (located, geometry))| {
+        let usable = memory.zip(region.check_further().ok()).is_some_and(|(memory, (located, geometry))| {
             self.put(ArrivedRegion { number, kind, base: located.base(), geometry, memory }).is_ok()
         });
         if !usable {

@@ -294,6 +294,25 @@ fn heap_grows_by_segments_up_to_its_limit() {
 }
 
 #[test]
+fn first_segment_fits_its_first_block() {
+    let _guard = hang_guard();
+    let world = World::new();
+    let _server = functions().bind(&world.web, "calls").unwrap();
+    for locked in [false, true] {
+        let heap = HeapOptions::default().first(4096).locked(locked);
+        let client = CallClient::builder().heap(heap).connect(&world.shop, "web:calls").unwrap();
+        let mut block = client.heap().allocate(50_001).unwrap();
+        assert_eq!(client.heap().stats().bytes, 13 * 4096, "whole pages, and no power of two");
+        block.fill(3);
+        block[50_000] = 4;
+        assert!(client.call("echo", &block).unwrap().to_vec() == block[..], "the server reads all of it");
+        // Further segments are powers of two.
+        let _second = client.heap().allocate(50_001).unwrap();
+        assert_eq!(client.heap().stats().bytes, 29 * 4096);
+    }
+}
+
+#[test]
 fn blocks_do_not_overlap_whatever_is_freed_between() {
     let _guard = hang_guard();
     let world = World::new();

@@ -229,6 +229,9 @@ struct Sizes {
 }
 
 fn sizes(geometry: Geometry) -> Result<Sizes, RegionError> {
+    if !geometry.can_be_ring() {
+        return Err(partywall_shm::corrupt::Corrupt::BadRegion.into());
+    }
     let size = |n| usize::try_from(n).map_err(|_| RegionError::Geometry(partywall_shm::layout::BadGeometry));
     Ok(Sizes {
         len: size(Mapping::span(geometry))?,

@@ -7,11 +7,10 @@
 //! The content is not a ring, so it is not mapped a second time behind the first. `address` below is that of the content.
 #![expect(unsafe_code, reason = "maps shared memory at given addresses, and hands out pointers into it")]
 
-use crate::region::RegionOptions;
 use crate::{RegionError, membarrier, memfd, pmem};
 use partywall_shm::bytes::PeerBytes;
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{ControlPage, Geometry, HUGE_PAGE, PAGE, RegionKind};
+use partywall_shm::layout::{ControlPage, Geometry, HUGE_PAGE, PAGE, RegionKind, flags};
 use partywall_shm::state::TxState;
 use partywall_shm::sync::Peer;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,12 +37,23 @@ unsafe impl Sync for SegmentMapping {}
 
 impl SegmentMapping {
     /// Maps a segment from byte `from` of `fd` on, which this process has made or verified. `address`: where the content is to be; `None`:
-    /// anywhere.
+    /// anywhere. Its pages are mapped at once.
     fn new(
         (fd, from): (BorrowedFd<'_>, u64),
         geometry: Geometry,
         writable: bool,
         address: Option<u64>,
+    ) -> Result<Self, RegionError> {
+        Self::with_flags((fd, from), geometry, writable, address, MapFlags::POPULATE)
+    }
+
+    /// The same with other flags of the mapping: without [`MapFlags::POPULATE`], a page is mapped when it is used first.
+    fn with_flags(
+        (fd, from): (BorrowedFd<'_>, u64),
+        geometry: Geometry,
+        writable: bool,
+        address: Option<u64>,
+        flags: MapFlags,
     ) -> Result<Self, RegionError> {
         let size = geometry.region_size();
         let error = |e| RegionError::system("map a segment of a heap", size, e);
@@ -53,7 +63,7 @@ impl SegmentMapping {
             None => reserve(geometry, len)?,
         };
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED | flags;
         // If this fails, the kernel may have removed the reservation already, and another thread may have mapped something there. So it is
         // left alone.
         // SAFETY: a fixed mapping over all of the reservation that was made just now, which nothing has pointers into.
@@ -147,6 +157,17 @@ fn user_of(range: std::ops::Range<u64>) -> String {
     found.map_or_else(|| "a mapping that has gone meanwhile".to_owned(), name)
 }
 
+/// How a segment in separate memory is made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SegmentOptions {
+    /// Take huge pages, which the operator must have reserved.
+    pub huge_pages: bool,
+    /// Keep the memory from being swapped out.
+    pub locked: bool,
+    /// Where the content is to be; `None`: anywhere.
+    pub address: Option<u64>,
+}
+
 /// A segment of this side's heap. Only this process writes it.
 #[derive(Debug)]
 pub struct OwnSegment {
@@ -154,17 +175,22 @@ pub struct OwnSegment {
 }
 
 impl OwnSegment {
-    /// Makes a segment: created, wholly allocated, mapped, its header written, and sealed, in that order (protocol M1). `address`: where its
-    /// content is to be; `None`: anywhere. The descriptor is for the peer.
+    /// Makes a segment with `size` bytes of content, a number of whole pages: created, wholly allocated, mapped, its header written, and
+    /// sealed, in that order (protocol M1). The descriptor is for the peer.
     ///
     /// # Errors
     /// [`RegionError::HeapAddress`] if something else is at that address, or the system's.
-    pub fn create(size: u64, huge_pages: bool, address: Option<u64>) -> Result<(Self, OwnedFd), RegionError> {
-        let options = RegionOptions { kind: RegionKind::Further, huge_pages, ..RegionOptions::endpoint(size) };
-        let geometry = options.geometry()?;
+    pub fn create(size: u64, options: SegmentOptions) -> Result<(Self, OwnedFd), RegionError> {
+        let SegmentOptions { huge_pages, locked, address } = options;
+        let geometry = Geometry::of_content(if huge_pages { HUGE_PAGE } else { PAGE }, size)?;
         let fd = memfd::create(geometry)?;
-        let this = Self { map: SegmentMapping::new((fd.as_fd(), 0), geometry, true, address)? };
-        this.establish(&options, membarrier::register());
+        // Locking maps the pages as well, and takes as long for pages that are mapped already.
+        let populate = if locked { MapFlags::empty() } else { MapFlags::POPULATE };
+        let this = Self { map: SegmentMapping::with_flags((fd.as_fd(), 0), geometry, true, address, populate)? };
+        if locked {
+            this.lock()?;
+        }
+        this.establish(membarrier::register() | if huge_pages { flags::HUGE_PAGES } else { 0 });
         memfd::seal(fd.as_fd(), geometry.region_size())?;
         Ok((this, fd))
     }
@@ -174,24 +200,23 @@ impl OwnSegment {
     /// # Errors
     /// As [`OwnSegment::create`]; [`RegionError::Corrupt`] if the window has no room for the segment there.
     pub fn create_in(window: BorrowedFd<'_>, base: u64, size: u64, address: Option<u64>) -> Result<Self, RegionError> {
-        let options = RegionOptions { kind: RegionKind::Further, ..RegionOptions::endpoint(size) };
-        let geometry = options.geometry()?;
+        let geometry = Geometry::new(PAGE, size)?;
         let window = pmem::received(window)?;
         let from = window.place(base, geometry)?;
         let this = Self { map: SegmentMapping::new((window.as_fd(), from), geometry, true, address)? };
         // The content of an earlier region must not reach the next one's peer (protocol V4.3).
         // SAFETY: mapped writable just now, this long, and without pointers into it. Peers only read.
         unsafe { this.map.base.write_bytes(0, this.map.len) };
-        this.establish(&options, 0);
+        this.establish(0);
         Ok(this)
     }
 
     /// Writes the control page of a new segment of zeros and, last, its header.
-    fn establish(&self, options: &RegionOptions, flags: u32) {
+    fn establish(&self, flags: u32) {
         let (page, geometry) = (self.page(), self.geometry());
         page.awaken(geometry);
         let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
-        page.header.write(options.kind, geometry, options.header_flags() | flags, pid, options.epoch);
+        page.header.write(RegionKind::Further, geometry, flags, pid, 0);
     }
 
     fn page(&self) -> &ControlPage {
@@ -296,7 +321,8 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "maps at fixed addresses")]
     fn segment_at_taken_address_names_its_user() {
-        let (own, fd) = OwnSegment::create(1 << 16, false, Some(AT)).unwrap();
+        let (own, fd) =
+            OwnSegment::create(1 << 16, SegmentOptions { address: Some(AT), ..SegmentOptions::default() }).unwrap();
         assert_eq!(own.content().addr() as u64, AT);
         let Err(RegionError::HeapAddress { address, user }) = PeerSegment::attach(fd.as_fd(), own.geometry(), Some(AT))
         else {
@@ -350,7 +376,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "maps shared memory")]
     fn extent_outside_the_content_is_refused() {
-        let (own, fd) = OwnSegment::create(4096, false, None).unwrap();
+        let (own, fd) = OwnSegment::create(4096, SegmentOptions::default()).unwrap();
         let theirs = PeerSegment::attach(fd.as_fd(), own.geometry(), None).unwrap();
         for (at, len, fits) in [
             (0, 4096, true),
@@ -365,9 +391,32 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps shared memory")]
+    fn segment_of_three_pages_is_no_ring() {
+        for locked in [false, true] {
+            let options = SegmentOptions { locked, ..SegmentOptions::default() };
+            let (own, fd) = OwnSegment::create(3 * PAGE, options).unwrap();
+            let geometry = Geometry::of_content(PAGE, 3 * PAGE).unwrap();
+            assert_eq!((own.geometry(), Geometry::new(PAGE, 3 * PAGE).is_err()), (geometry, true));
+            // SAFETY: this test alone writes its own mapping.
+            unsafe { own.content().add(3 * PAGE as usize - 1).write(7) };
+            let theirs = PeerSegment::attach(fd.as_fd(), geometry, None).unwrap();
+            let mut last = [0];
+            theirs.bytes(3 * PAGE - 1, 1).unwrap().copy_to(&mut last);
+            assert_eq!((last, theirs.bytes(3 * PAGE, 1).is_none()), ([7], true));
+            // A ring's reader would find positions in it with a mask.
+            let ring = crate::PeerRegion::attach(fd.as_fd(), RegionKind::Further, geometry);
+            assert!(matches!(ring, Err(RegionError::Corrupt(_))), "{ring:?}");
+        }
+        for size in [0, 1, PAGE + 1, (1 << 30) + PAGE] {
+            assert!(OwnSegment::create(size, SegmentOptions::default()).is_err(), "{size}");
+        }
+    }
+
+    #[test]
     #[cfg_attr(miri, ignore = "maps at fixed addresses")]
     fn address_outside_the_range_of_heaps_is_refused() {
-        let (own, fd) = OwnSegment::create(4096, false, None).unwrap();
+        let (own, fd) = OwnSegment::create(4096, SegmentOptions::default()).unwrap();
         for address in [0, 4096, HEAP_ADDRESSES.start, HEAP_ADDRESSES.end, HEAP_ADDRESSES.end - 4096 + 8, u64::MAX] {
             let result = PeerSegment::attach(fd.as_fd(), own.geometry(), Some(address));
             assert!(matches!(result, Err(RegionError::Corrupt(_))), "{address:#x}: {result:?}");

@@ -113,6 +113,18 @@ impl Geometry {
         if offset_ok && size_ok && steps_ok { Ok(Self { ring_offset, ring_size }) } else { Err(BadGeometry) }
     }
 
+    /// The shape of a region whose content is not a ring, and of any number of whole pages (protocol F1.6).
+    pub const fn of_content(content_offset: u64, size: u64) -> Result<Self, BadGeometry> {
+        let offset_ok = content_offset == PAGE || content_offset == HUGE_PAGE;
+        let size_ok = size > 0 && size <= MAX_RING && size.is_multiple_of(content_offset);
+        if offset_ok && size_ok { Ok(Self { ring_offset: content_offset, ring_size: size }) } else { Err(BadGeometry) }
+    }
+
+    /// Whether the content can be a ring: positions in it are found with a mask.
+    pub const fn can_be_ring(self) -> bool {
+        self.ring_size == 0 || self.ring_size.is_power_of_two()
+    }
+
     /// Offset of the ring in the region, in bytes.
     pub const fn ring_offset(self) -> u64 {
         self.ring_offset
@@ -453,6 +465,11 @@ mod tests {
         }
         assert!(Geometry::new(0, 4096).is_err() && Geometry::new(8192, 4096).is_err());
         assert!(Geometry::new(HUGE_PAGE, HUGE_PAGE).is_ok() && Geometry::new(HUGE_PAGE, 4096).is_err());
+        assert!(Geometry::of_content(PAGE, 3 * PAGE).is_ok_and(|it| !it.can_be_ring()));
+        assert!(Geometry::of_content(HUGE_PAGE, 3 * HUGE_PAGE).is_ok() && Geometry::new(PAGE, 3 * PAGE).is_err());
+        for (offset, size) in [(PAGE, 0), (PAGE, 4097), (PAGE, MAX_RING + PAGE), (HUGE_PAGE, PAGE), (8192, 8192)] {
+            assert!(Geometry::of_content(offset, size).is_err(), "{size} at {offset}");
+        }
     }
 
     #[test]

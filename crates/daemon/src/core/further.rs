@@ -17,7 +17,7 @@ use super::channel::{Channel, EndState};
 use super::further_regions::{Addition, FurtherKey, FurtherRegion, TakenKind};
 use super::id::{ChannelId, DomainId, SessionId};
 use super::refuse::{Refuse, refuse};
-use super::region::{check_region, located};
+use super::region::{check_region, located_further};
 use super::{Core, Descriptor};
 
 /// Most further regions that a side of a channel owns at a time (protocol F1.2).
@@ -88,7 +88,7 @@ impl<F: Descriptor> Core<F> {
         let (_, between) = self.side_with_regions(id, channel, side)?;
         let added = self.try_to_add_region((id, request), addition, between, with);
         if added.is_err()
-            && let Ok((Located::Window { base }, _)) = located(region)
+            && let Ok((Located::Window { base }, _)) = located_further(region)
         {
             self.machines.give_back_unused(between, base, channel);
         }
@@ -122,7 +122,7 @@ impl<F: Descriptor> Core<F> {
             let reason = format!("this side owns {MOST_OWNED} further regions of channel {number}: give one up first");
             return refuse(Refusal::Quota, reason);
         }
-        let (located, geometry) = located(region)?;
+        let (located, geometry) = located_further(region)?;
         if region.ring_size == 0 {
             return refuse(Refusal::BadRegion, "a further region has content");
         }
@@ -205,7 +205,7 @@ impl<F: Descriptor> Core<F> {
                     format!("this broker made channel {number}, and has passed on no such region (protocol F6)");
                 return refuse(Refusal::Protocol, reason);
             }
-            located(RegionReference::with_ring(region.bytes))?;
+            located_further(RegionReference::with_ring(region.bytes))?;
             if region.bytes == 0 {
                 return refuse(Refusal::BadRegion, "a further region has content");
             }

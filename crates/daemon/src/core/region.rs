@@ -11,6 +11,11 @@ pub(super) fn located(region: RegionReference) -> Result<(Located, Geometry), Re
     region.check().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
+/// Proves that there can be such a further region, which may be in a window, or refuses it.
+pub(super) fn located_further(region: RegionReference) -> Result<(Located, Geometry), Refuse> {
+    region.check_further().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
+}
+
 /// Proves that there can be such a region in separate memory, or refuses it.
 pub(super) fn own_memory(region: RegionReference) -> Result<Geometry, Refuse> {
     region.check_own_memory().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))

@@ -1,17 +1,17 @@
 //! This side's heap of a connection: memory that this process writes and its peer reads in place.
 //!
-//! The crate `offset-allocator` keeps the free lists in private memory. Other allocators (`talc`, `rlsf`) keep them in the memory that they
-//! hand out. There a bug of this process could reveal them to a peer, and they would use up huge pages and locked memory.
+//! [`Spaces`] keeps the free lists in private memory. Most allocators (`talc`, `rlsf`) keep them in the memory that they hand out. There a
+//! bug of this process could reveal them to a peer, and they would use up huge pages and locked memory.
 #![expect(unsafe_code, reason = "hands out parts of a segment's memory, which its books keep apart")]
 
 use super::heap_addresses::{ATTEMPTS, address_for};
+use super::spaces::{Spaces, TakenSpace};
 use crate::domain::lock;
 use crate::further::{PlaceHold, Regions};
 use crate::{Error, Result};
-use offset_allocator::{Allocation, Allocator};
 use partywall_protocol::wire::Refusal;
 use partywall_region::RegionError;
-use partywall_region::segment::OwnSegment;
+use partywall_region::segment::{OwnSegment, SegmentOptions};
 use rustix::fd::AsFd;
 use std::collections::HashMap;
 use std::fmt;
@@ -40,7 +40,7 @@ const LARGEST_SEGMENT: u64 = 1 << 30;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HeapOptions {
-    /// Bytes of the first segment. Each further one has twice as many as the one before.
+    /// Bytes of the first segment, or more if its first block is longer. Each further one has twice as many as the one before.
     pub first: u64,
     /// The most bytes of all segments together, at most 2 GiB.
     pub max: u64,
@@ -57,7 +57,7 @@ impl Default for HeapOptions {
 }
 
 impl HeapOptions {
-    /// Sets [`HeapOptions::first`], rounded up to a power of two.
+    /// Sets [`HeapOptions::first`], rounded up to a whole page, and between machines to a power of two.
     #[must_use]
     pub fn first(mut self, bytes: u64) -> Self {
         self.first = bytes;
@@ -202,7 +202,7 @@ struct HeapSegment {
     number: u32,
     address: u64,
     size: u64,
-    spaces: Allocator<u32>,
+    spaces: Spaces,
     blocks: HashMap<u64, BlockEntry>,
     _portion: HeapPortion,
     /// Dropped after `memory`.
@@ -211,11 +211,40 @@ struct HeapSegment {
 
 /// The record of a block in the heap's books.
 struct BlockEntry {
-    space: Allocation<u32>,
+    space: TakenSpace,
     /// Bytes that were asked for.
     asked: u64,
     /// It has no [`Block`] any more, and is freed by its address.
     is_raw: bool,
+}
+
+/// What the size of a new segment depends on.
+#[derive(Debug, Clone, Copy)]
+struct SegmentShape {
+    /// Bytes of a page of its memory.
+    page: u64,
+    /// Places in a window are powers of two.
+    is_in_window: bool,
+    /// Segments that the heap has already.
+    before: usize,
+}
+
+impl SegmentShape {
+    /// Bytes of a segment for a block of `room` bytes, where the first segment has `first`, and at most `left` may be used. It is smaller than
+    /// `room` if that is not possible.
+    ///
+    /// All of a segment is allocated, so the first one fits its first block. A heap has few segments, so further ones have powers of two at
+    /// least: blocks that become longer and longer do not use them up.
+    fn size(self, room: u64, first: u64, left: u64) -> u64 {
+        let usual = first.clamp(self.page, LARGEST_SEGMENT) << self.before.min(MOST_SEGMENTS);
+        if self.is_in_window {
+            let largest = if left == 0 { 0 } else { 1 << left.ilog2() };
+            return room.max(usual).next_power_of_two().min(largest).min(LARGEST_SEGMENT);
+        }
+        let needed = if self.before == 0 { room } else { room.next_power_of_two() };
+        let largest = left.min(LARGEST_SEGMENT) / self.page * self.page;
+        needed.max(usual).next_multiple_of(self.page).min(largest)
+    }
 }
 
 impl HeapBooks {
@@ -375,12 +404,9 @@ impl HeapMemory {
         let is_between_machines = self.regions.is_between_machines()?;
         let huge_pages = self.options.huge_pages && !is_between_machines;
         let huge = if huge_pages { 2 << 20 } else { 4096 };
-        // A space of the allocator's is found by its size rounded up, by an eighth at most.
-        let needed = (room + room / 8).max(huge);
-        let usual = self.options.first.max(4096) << books.segments.len();
         let left = self.options.max.min(2 << 30).saturating_sub(books.stats.bytes).min(self.share.left());
-        let largest = if left == 0 { 0 } else { 1 << left.ilog2() };
-        let size = needed.max(usual).next_power_of_two().min(largest).min(LARGEST_SEGMENT);
+        let shape = SegmentShape { page: huge, is_in_window: is_between_machines, before: books.segments.len() };
+        let size = shape.size(room, self.options.first, left);
         if size < room || books.segments.len() >= MOST_SEGMENTS {
             return Err(self.too_large(asked));
         }
@@ -389,7 +415,9 @@ impl HeapMemory {
         let place = loop {
             match self.regions.place_for(size) {
                 // The broker gives a quarter of what is free in the window, at most.
-                Err(Error::Refused { code: Refusal::OutOfResources, .. }) if needed.next_power_of_two() < size => {
+                Err(Error::Refused { code: Refusal::OutOfResources, .. })
+                    if room.max(huge).next_power_of_two() < size =>
+                {
                     size /= 2;
                     drop(taken);
                     taken = portion(size)?;
@@ -402,7 +430,10 @@ impl HeapMemory {
         let mut candidates = (0..ATTEMPTS).map(|attempt| address_for(channel, side, attempt, before, huge));
         let make = |address| match &place {
             Some(place) => OwnSegment::create_in(place.memory.as_fd(), place.base, size, address).map(|it| (it, None)),
-            None => OwnSegment::create(size, huge_pages, address).map(|(it, memory)| (it, Some(memory))),
+            None => {
+                let options = SegmentOptions { huge_pages, locked: self.options.locked, address };
+                OwnSegment::create(size, options).map(|(it, memory)| (it, Some(memory)))
+            }
         };
         let (memory, separate) = loop {
             let address = candidates.next();
@@ -413,7 +444,7 @@ impl HeapMemory {
                 other => break other?,
             }
         };
-        if self.options.locked {
+        if self.options.locked && is_between_machines {
             memory.lock()?;
         }
         let (base, shared) = match (separate, place) {
@@ -425,8 +456,7 @@ impl HeapMemory {
         let number = self.regions.add_memory(HEAP_KIND, memory.geometry(), base, shared)?;
         let address = memory.content().addr() as u64;
         let granules = u32::try_from(size / GRANULE).map_err(|_| self.too_large(asked))?;
-        // A space of the books takes 32 bytes, so there are at most as many as half the granules.
-        let spaces = Allocator::with_max_allocs(granules, (granules / 2).max(128));
+        let spaces = Spaces::new(granules);
         Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new(), _portion: taken, _place: held })
     }
 
@@ -452,7 +482,7 @@ impl HeapSegment {
     }
 
     fn take(&mut self, room: u64, len: u64, alignment: u64) -> Option<(u64, *mut u8)> {
-        let space = self.spaces.allocate(u32::try_from(room / GRANULE).ok()?)?;
+        let space = self.spaces.take(u32::try_from(room / GRANULE).ok()?)?;
         let at = (self.address + u64::from(space.offset) * GRANULE).next_multiple_of(alignment);
         self.blocks.insert(at, BlockEntry { space, asked: len, is_raw: false });
         Some((at, self.memory.content().wrapping_add((at - self.address) as usize)))
@@ -567,5 +597,30 @@ impl fmt::Debug for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         self.heap.free(self.address, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_segment_fits_its_block_and_further_ones_double() {
+        const MIB: u64 = 1 << 20;
+        let shape = |before, is_in_window| SegmentShape { page: 4096, is_in_window, before };
+        let most = 2048 * MIB;
+        assert_eq!(shape(0, false).size(100_000_000, 4096, most), 100_003_840, "whole pages");
+        assert_eq!(shape(1, false).size(100_000_000, 4096, most), 128 * MIB);
+        assert_eq!(shape(0, true).size(100_000_000, 4096, most), 128 * MIB, "a place in a window");
+        assert_eq!(shape(0, false).size(64, 3 * MIB, most), 3 * MIB);
+        assert_eq!(shape(2, false).size(64, 3 * MIB, most), 12 * MIB);
+        assert_eq!(shape(2, false).size(64, 3 * MIB, 5 * MIB + 1), 5 * MIB, "what is left");
+        assert_eq!(shape(2, true).size(64, 3 * MIB, 5 * MIB + 1), 4 * MIB);
+        assert_eq!(SegmentShape { page: 2 * MIB, ..shape(0, false) }.size(64, 0, most), 2 * MIB, "a huge page");
+        for before in [0, 7, usize::MAX] {
+            assert_eq!(shape(before, false).size(64, u64::MAX, u64::MAX), LARGEST_SEGMENT);
+            assert_eq!(shape(before, true).size(LARGEST_SEGMENT, u64::MAX, 0), 0);
+            assert_eq!(shape(before, false).size(LARGEST_SEGMENT, 0, 4095), 0);
+        }
     }
 }

@@ -53,6 +53,7 @@ pub(crate) mod reply_side;
 pub(crate) mod sender;
 pub(crate) mod server;
 pub(crate) mod slots;
+mod spaces;
 pub(crate) mod status;
 mod typed;
 pub(crate) mod view;

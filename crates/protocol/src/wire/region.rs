@@ -66,7 +66,21 @@ impl RegionReference {
     /// # Errors
     /// [`BadGeometry`] if there can be none.
     pub fn check(self) -> Result<(Located, Geometry), BadGeometry> {
-        let geometry = Geometry::new(self.ring_offset, self.ring_size)?;
+        self.locate(Geometry::new(self.ring_offset, self.ring_size)?)
+    }
+
+    /// The same for a further region, whose content may be any number of whole pages in separate memory (protocol F1.6).
+    ///
+    /// # Errors
+    /// [`BadGeometry`] if there can be no such region.
+    pub fn check_further(self) -> Result<(Located, Geometry), BadGeometry> {
+        match self.within {
+            Within::OwnMemory => self.locate(Geometry::of_content(self.ring_offset, self.ring_size)?),
+            Within::Window => self.check(),
+        }
+    }
+
+    fn locate(self, geometry: Geometry) -> Result<(Located, Geometry), BadGeometry> {
         let ends = self.base.checked_add(geometry.region_size()).is_some();
         match self.within {
             Within::OwnMemory if self.base == 0 => Ok((Located::OwnMemory, geometry)),

@@ -201,6 +201,22 @@ fn values_out_of_range_are_refused() {
 }
 
 #[test]
+fn further_region_has_whole_pages_outside_windows() {
+    use partywall_shm::layout::{Geometry, PAGE};
+    let region = RegionReference::with_ring(3 * PAGE);
+    assert!(region.check().is_err());
+    let geometry = Geometry::of_content(PAGE, 3 * PAGE).unwrap();
+    assert_eq!(region.check_further(), Ok((Located::OwnMemory, geometry)));
+    for size in [0, PAGE + 1, (1 << 30) + PAGE, u64::MAX] {
+        assert!(RegionReference::with_ring(size).check_further().is_err(), "{size}");
+    }
+    let in_window = RegionReference { within: Within::Window, base: PAGE, ..region };
+    assert!(in_window.check_further().is_err());
+    let power = RegionReference { ring_size: 4 * PAGE, ..in_window };
+    assert!(power.check_further().is_ok() && RegionReference { base: 0, ..power }.check_further().is_err());
+}
+
+#[test]
 fn region_reference_is_of_one_memory_and_fits_it() {
     use partywall_shm::layout::{Geometry, HUGE_PAGE, PAGE};
     for (offset, size) in [(PAGE, 0), (PAGE, 8192), (HUGE_PAGE, HUGE_PAGE)] {
