@@ -22,7 +22,7 @@
 use rustix::io::Errno;
 
 /// The version that client and server must have in common (protocol N1).
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The most bytes of a file that one request reads or writes (protocol N2).
 pub const LARGEST_DATA: u32 = 1 << 20;
 /// The most bytes of a body: the data of a write and its other fields.
@@ -230,6 +230,10 @@ requests! {
     32 Seek { handle: u64, offset: u64, whence: u32 }
     /// Copies from one open file to another on the server.
     33 CopyRange { from: u64, from_offset: u64, to: u64, to_offset: u64, len: u64 }
+    /// Opens a regular file that has this name in a directory (protocol N7.4); `flags` are those of `open`.
+    34 OpenNamed { node: u64, flags: u32, parent: u64, name: EntryName<'a> }
+    /// Opens a directory that has this name in another (protocol N7.4).
+    35 OpenNamedDirectory { node: u64, parent: u64, name: EntryName<'a> }
 }
 
 impl FileRequest<'_> {

@@ -10,7 +10,7 @@
 use partywall::Domain;
 use partywall_daemon::{Broker, Config};
 use partywall_fs::export::{Export, ExportOptions};
-use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
+use partywall_fs::remote::{CreatedFile, Remote, RemoteOptions, ServerAddress};
 use partywall_fs::serve::ExportServer;
 use partywall_fs::wire::{EntryName, FileLock, FileRequest, ROOT, change};
 use rustix::fs::OFlags;
@@ -89,10 +89,10 @@ fn container_root_cannot_act_as_other_users() {
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     std::os::unix::fs::chown(&secret, Some(1234), Some(4321)).unwrap();
     let owner_after = |client: &Remote, file: &str| {
-        let (_, found, _) = client.create((1234, 4321), ROOT, name(file), 0o600, OFlags::RDWR.bits()).unwrap();
+        let found = client.create((1234, 4321), ROOT, name(file), 0o600, OFlags::RDWR.bits()).unwrap().attributes;
         let find = |parent| FileRequest::Lookup { parent, name: name("secret") };
         let (node, _) = client.entry((1234, 4321), ROOT, name("secret"), find).unwrap();
-        (found.uid, client.open((1234, 4321), node, 0).map(|_| ()))
+        (found.uid, client.open((1234, 4321), 1, node, 0, || ()).map(|_| ()))
     };
     // Root of the host may name the user that it asks for.
     assert_eq!(owner_after(&world.client("host", false).unwrap(), "a"), (1234, Ok(())));
@@ -154,11 +154,11 @@ fn lock_requires_access_mode_of_its_open_file() {
     let world = World::new(ExportOptions::default());
     let client = world.client("client", false).unwrap();
     let who = (1234, 1234);
-    let (node, _, handle) = client.create(who, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap();
+    let CreatedFile { node, handle, .. } = client.create(who, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap();
     let range = |kind| FileLock { start: 0, end: 10, kind };
     // The kernel does not say whose request a lock is.
     assert_eq!(client.set_lock(handle, 1, range(EXCLUSIVE)), Ok(()));
-    let (reader, _) = client.open(who, node, OFlags::RDONLY.bits()).unwrap();
+    let (reader, _) = client.open(who, 1, node, OFlags::RDONLY.bits(), || ()).unwrap();
     assert_eq!(client.set_lock(reader, 2, range(SHARED)), Err(Errno::AGAIN), "the first lock is held");
     assert_eq!(client.set_lock(reader, 2, range(EXCLUSIVE)), Err(Errno::BADF));
     // One owner, by two open files.
@@ -177,7 +177,7 @@ fn read_only_export_gives_no_exclusive_lock() {
     let client = world.client("client", false).unwrap();
     let find = |parent| FileRequest::Lookup { parent, name: name("file") };
     let (node, _) = client.entry((1234, 1234), ROOT, name("file"), find).unwrap();
-    let (handle, _) = client.open((1234, 1234), node, 0).unwrap();
+    let (handle, _) = client.open((1234, 1234), 1, node, 0, || ()).unwrap();
     let range = |kind| FileLock { start: 0, end: 10, kind };
     assert_eq!(client.set_lock(handle, 1, range(SHARED)), Ok(()));
     assert_eq!(client.set_lock(handle, 1, range(EXCLUSIVE)), Err(Errno::BADF));

@@ -246,6 +246,14 @@ impl ExportSession {
         self.mention(entry_of(&parent.path, name.bytes())?)
     }
 
+    /// Fails with `EREMCHG` unless the node has this name (protocol N7.4). Another file may get the name directly afterwards, so this is for
+    /// clients that remember names, and protects nothing.
+    pub(super) fn must_be_named(&self, node: u64, parent: u64, name: EntryName<'_>) -> Result<(), Errno> {
+        let (node, parent) = (self.node(node)?, self.directory(parent)?);
+        let found = rustix::fs::statat(&parent.path, name.bytes(), AtFlags::SYMLINK_NOFOLLOW);
+        if found.is_ok_and(|found| (found.st_dev, found.st_ino) == node.identity) { Ok(()) } else { Err(Errno::REMCHG) }
+    }
+
     pub(super) fn open(&self, node: u64, flags: u32, actor: Actor) -> Result<OpenedFile, Errno> {
         let node = self.node(node)?;
         if node.kind == DIRECTORY {

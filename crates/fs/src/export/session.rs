@@ -165,6 +165,16 @@ impl ExportSession {
                 self.open_directory(node, actor).map(|opened| bytes_of(&opened))
             }
             R::ReadDirectory { handle, offset, len } => self.read_directory(handle, offset, len),
+            R::OpenNamed { node, flags, parent, name } => {
+                let actor = actor.ok_or(Errno::BADMSG)?;
+                self.must_be_named(node, parent, name)?;
+                self.open(node, flags, actor).map(|opened| bytes_of(&opened))
+            }
+            R::OpenNamedDirectory { node, parent, name } => {
+                let actor = actor.ok_or(Errno::BADMSG)?;
+                self.must_be_named(node, parent, name)?;
+                self.open_directory(node, actor).map(|opened| bytes_of(&opened))
+            }
             R::GetSpace { node } => self.space(node).map(|space| bytes_of(&space)),
             R::GetExtended { node, name } => self.get_extended(node, name),
             R::SetExtended { node, name, value, flags } => {

@@ -9,6 +9,7 @@ mod tree;
 
 pub use crate::direct::RemoteData;
 pub use link::ServerAddress;
+pub use operations::{CreatedFile, ListedDirectory};
 
 use crate::error::FsError;
 use crate::export::lock;
@@ -39,11 +40,13 @@ pub struct RemoteOptions {
     pub timeout: Duration,
     /// The longest that requests wait for a server that has gone to come back.
     pub grace: Duration,
+    /// How long the kernel may use names and attributes without asking the server. An open file is compared with the server's in any case.
+    pub cache: Duration,
 }
 
 impl Default for RemoteOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(60), grace: Duration::from_secs(5) }
+        Self { timeout: Duration::from_secs(60), grace: Duration::from_secs(5), cache: Duration::ZERO }
     }
 }
 
@@ -83,6 +86,8 @@ pub struct Remote {
     options: RemoteOptions,
     state: Mutex<RemoteState>,
     tree: Mutex<RemoteTree>,
+    /// Held while attributes are sent to the kernel and recorded, so that the record has what was sent last.
+    telling: Mutex<()>,
     handles: Mutex<HashMap<u64, RemoteHandle>>,
     next_handle: AtomicU64,
     is_read_only: bool,
@@ -99,12 +104,13 @@ impl std::fmt::Debug for Remote {
 fn is_repeatable(request: &FileRequest<'_>) -> bool {
     use FileRequest as R;
     match request {
-        R::Open { flags, .. } => flags & OFlags::TRUNC.bits() == 0,
+        R::Open { flags, .. } | R::OpenNamed { flags, .. } => flags & OFlags::TRUNC.bits() == 0,
         R::Lookup { .. }
         | R::GetAttributes { .. }
         | R::ReadLink { .. }
         | R::Read { .. }
         | R::OpenDirectory { .. }
+        | R::OpenNamedDirectory { .. }
         | R::ReadDirectory { .. }
         | R::GetSpace { .. }
         | R::GetExtended { .. }
@@ -125,11 +131,13 @@ impl Remote {
     pub fn connect(address: ServerAddress, options: RemoteOptions) -> Result<Self, FsError> {
         let link = Arc::new(RemoteLink::connect(&address, options.timeout, None)?);
         let welcome = link.welcome;
+        let tree = Mutex::new(RemoteTree::new(&welcome.root, options.cache));
         Ok(Self {
             address,
             options,
             state: Mutex::new(RemoteState { link, epoch: 1, missed: None }),
-            tree: Mutex::new(RemoteTree::new(&welcome.root)),
+            tree,
+            telling: Mutex::default(),
             handles: Mutex::default(),
             next_handle: AtomicU64::new(1),
             is_read_only: welcome.is_read_only != 0,

@@ -1,6 +1,7 @@
 //! The operations of a mounted file system, by node and by open file.
 
 use super::link::{RemoteLink, RequestFailure, body_of, write_fields};
+use super::tree::NameCheck;
 use super::{Caller, Remote, RemoteData, RemoteHandle};
 use crate::export::lock;
 use crate::wire::{
@@ -11,6 +12,32 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A directory whose entries are listed.
+#[derive(Debug, Clone, Copy)]
+pub struct ListedDirectory {
+    /// Its node.
+    pub node: u64,
+    /// The open directory.
+    pub handle: u64,
+    /// The clock before the request, if the kernel gets the attributes of the entries ([`Remote::tell`]).
+    pub told_since: Option<u64>,
+}
+
+/// A file that was made, or found, and opened.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct CreatedFile {
+    /// Its node.
+    pub node: u64,
+    /// Its attributes.
+    pub attributes: FileAttributes,
+    /// The open file.
+    pub handle: u64,
+    /// The clock of the attributes, for [`Remote::tell`].
+    pub begun: u64,
+}
 
 impl Remote {
     /// A request that makes or finds an entry. Returns its node.
@@ -113,24 +140,103 @@ impl Remote {
         handle
     }
 
-    /// Opens a file. Returns its handle, and whether the data that the kernel has of it is current.
-    ///
-    /// # Errors
-    /// As [`Remote::entry`].
-    pub fn open(&self, who: Caller, node: u64, flags: u32) -> Result<(u64, bool), Errno> {
-        let (reply, epoch) = self.on_node(who, node, |node| FileRequest::Open { node, flags })?;
-        let opened: OpenedFile = decode(reply)?;
-        let is_current = lock(&self.tree).opened(node, &opened.attributes, opened.is_settled != 0);
-        Ok((self.keep(node, flags, false, opened.handle, epoch), is_current))
+    /// A number that grows with each open. It is taken before a request whose reply [`Remote::tell`] passes to the kernel.
+    pub fn clock(&self) -> u64 {
+        lock(&self.tree).clock()
     }
 
-    /// Opens a directory.
+    /// Tells the kernel the attributes of a node, and the name that the node has in a directory if the kernel asked for it. `reply` gets how long
+    /// the kernel may use them.
+    pub fn tell<T>(
+        &self,
+        node: u64,
+        name: Option<(u64, &[u8])>,
+        found: &FileAttributes,
+        begun: u64,
+        reply: impl FnOnce(Duration) -> T,
+    ) -> T {
+        let _telling = lock(&self.telling);
+        let ttl = lock(&self.tree).told(node, name, found, begun);
+        reply(ttl)
+    }
+
+    /// Opens a file. Returns its handle, and whether the data that the kernel has of it is current. `invalidate` has the kernel drop the attributes
+    /// that it has of the file. `thread` is the number of the thread that opens it.
     ///
     /// # Errors
-    /// As [`Remote::entry`].
-    pub fn open_directory(&self, who: Caller, node: u64) -> Result<u64, Errno> {
-        let (reply, epoch) = self.on_node(who, node, |node| FileRequest::OpenDirectory { node })?;
-        let opened: OpenedFile = decode(reply)?;
+    /// As [`Remote::entry`]; `ESTALE` if the kernel must look the name up again first, which it does by itself and then calls this again.
+    pub fn open(
+        &self,
+        who: Caller,
+        thread: u32,
+        node: u64,
+        flags: u32,
+        invalidate: impl FnOnce(),
+    ) -> Result<(u64, bool), Errno> {
+        let (check, is_second) = lock(&self.tree).check(node, thread);
+        let plain = |node| FileRequest::Open { node, flags };
+        let named = |node, parent, name| FileRequest::OpenNamed { node, flags, parent, name };
+        let begun = self.clock();
+        let (opened, epoch) = self.open_checked(who, thread, node, &check, plain, named)?;
+        let knows = {
+            let _telling = lock(&self.telling);
+            let knows = lock(&self.tree).opened(node, &opened.attributes, opened.is_settled != 0, begun);
+            if !knows.attributes {
+                invalidate();
+            }
+            knows
+        };
+        let truncates = flags & OFlags::TRUNC.bits() != 0;
+        let handle = self.keep(node, flags, false, opened.handle, epoch);
+        if !knows.size && !truncates && !is_second {
+            // The kernel gets a file's size only with its name or by a separate request, which it does not make before it maps the file.
+            self.release(handle, 0);
+            lock(&self.tree).refuse(node, thread);
+            return Err(Errno::STALE);
+        }
+        if truncates {
+            lock(&self.tree).truncated(node);
+        }
+        Ok((handle, knows.data))
+    }
+
+    /// Opens a node if it has the name that is recorded for it.
+    fn open_checked<'a>(
+        &self,
+        who: Caller,
+        thread: u32,
+        node: u64,
+        check: &'a NameCheck,
+        plain: impl Fn(u64) -> FileRequest<'a>,
+        named: impl Fn(u64, u64, EntryName<'a>) -> FileRequest<'a>,
+    ) -> Result<(OpenedFile, u64), Errno> {
+        let outcome = match check {
+            NameCheck::Nothing => self.on_node(who, node, plain),
+            NameCheck::Lookup => Err(Errno::REMCHG),
+            NameCheck::Name { parent, name } => {
+                let name = EntryName::new(name)?;
+                self.execute(who, [node, *parent], [0; 2], |[node, parent], _| named(node, parent, name))
+            }
+        };
+        let (reply, epoch) = outcome.map_err(|e| {
+            if e != Errno::REMCHG || *check == NameCheck::Nothing {
+                return e;
+            }
+            lock(&self.tree).refuse(node, thread);
+            Errno::STALE
+        })?;
+        Ok((decode(reply)?, epoch))
+    }
+
+    /// Opens a directory. `thread` is the number of the thread that opens it.
+    ///
+    /// # Errors
+    /// As [`Remote::open`].
+    pub fn open_directory(&self, who: Caller, thread: u32, node: u64) -> Result<u64, Errno> {
+        let (check, _) = lock(&self.tree).check(node, thread);
+        let plain = |node| FileRequest::OpenDirectory { node };
+        let named = |node, parent, name| FileRequest::OpenNamedDirectory { node, parent, name };
+        let (opened, epoch) = self.open_checked(who, thread, node, &check, plain, named)?;
         Ok(self.keep(node, 0, true, opened.handle, epoch))
     }
 
@@ -145,14 +251,17 @@ impl Remote {
         name: EntryName<'_>,
         mode: u32,
         flags: u32,
-    ) -> Result<(u64, FileAttributes, u64), Errno> {
+    ) -> Result<CreatedFile, Errno> {
+        let begun = self.clock();
         let make = |parent| FileRequest::Create { parent, name, mode, flags };
         let (reply, epoch) = self.on_node(who, parent, make)?;
         let reply = reply.into_vec()?;
         let mut rest = &reply[..];
         let (entry, opened) = (FileEntry::take(&mut rest)?, OpenedFile::take(&mut rest)?);
         let number = self.mentioned(epoch, parent, name, &entry);
-        Ok((number, opened.attributes, self.keep(number, flags, false, opened.handle, epoch)))
+        let begun = lock(&self.tree).created(number, &opened.attributes, opened.is_settled != 0, begun);
+        let handle = self.keep(number, flags, false, opened.handle, epoch);
+        Ok(CreatedFile { node: number, attributes: opened.attributes, handle, begun })
     }
 
     /// Closes an open file or directory.
@@ -208,7 +317,16 @@ impl Remote {
             to_offset: to.1,
             len,
         };
-        decode(self.execute(who, [0; 2], [from.0, to.0], make)?.0)
+        let copied = decode(self.execute(who, [0; 2], [from.0, to.0], make)?.0)?;
+        self.extended(to.0, to.1.saturating_add(copied));
+        Ok(copied)
+    }
+
+    /// This mount has made an open file reach to this byte at least, which the kernel takes for its size then.
+    pub fn extended(&self, handle: u64, end: u64) {
+        if let Some(open) = lock(&self.handles).get(&handle).copied() {
+            lock(&self.tree).extended(open.number, end);
+        }
     }
 
     /// Takes or gives up a lock, without waiting.
@@ -229,7 +347,11 @@ impl Remote {
     /// # Errors
     /// As [`Remote::entry`].
     pub fn write(&self, who: Caller, handle: u64, offset: u64, data: &[u8]) -> Result<u32, Errno> {
-        let appends = lock(&self.handles).get(&handle).is_some_and(|open| open.flags & OFlags::APPEND.bits() != 0);
+        let open = lock(&self.handles).get(&handle).copied();
+        let appends = open.is_some_and(|open| open.flags & OFlags::APPEND.bits() != 0);
+        if let Some(open) = open {
+            lock(&self.tree).writing(open.number, offset.saturating_add(data.len() as u64));
+        }
         let mut written = 0;
         for part in data.chunks(LARGEST_DATA as usize) {
             match self.write_part(who, handle, offset + written as u64, part, appends) {
@@ -241,6 +363,7 @@ impl Remote {
                 break;
             }
         }
+        self.extended(handle, offset + written as u64);
         Ok(written as u32)
     }
 
@@ -266,34 +389,53 @@ impl Remote {
         Err(Errno::IO)
     }
 
-    /// Entries of a directory from a position on, each with its node's number, or 0 if the kernel is not told of it. `take` returns `false` when it
-    /// has no room for an entry, which then counts as not mentioned.
-    ///
-    /// # Errors
-    /// As [`Remote::entry`].
-    pub fn read_directory(
+    /// Entries of a directory from a position on, about so many bytes of them. `take` gets each with its node's number, or 0 if the kernel is not
+    /// told of it, and how long the kernel may use its name and attributes. It returns `false` when it has no room for an entry, which then counts
+    /// as not mentioned. `end` passes the reply to the kernel.
+    pub fn read_directory<R>(
         &self,
         who: Caller,
-        node: u64,
-        handle: u64,
-        offset: u64,
-        len: u32,
-        mut take: impl FnMut(&DirectoryEntry<'_>, u64) -> bool,
-    ) -> Result<(), Errno> {
+        directory: ListedDirectory,
+        (offset, len): (u64, u32),
+        mut reply: R,
+        mut take: impl FnMut(&mut R, &DirectoryEntry<'_>, u64, Duration) -> bool,
+        end: impl FnOnce(R, Result<(), Errno>),
+    ) {
         let make = |_, [handle, _]: [u64; 2]| FileRequest::ReadDirectory { handle, offset, len };
-        let (reply, epoch) = self.execute(who, [0; 2], [handle, 0], make)?;
-        let reply = reply.into_vec()?;
-        let (mut rest, mut is_full) = (&reply[..], false);
-        while !rest.is_empty() {
-            let entry = DirectoryEntry::take(&mut rest)?;
+        let found = self.execute(who, [0; 2], [directory.handle, 0], make);
+        let listed = found.and_then(|(entries, epoch)| Ok((entries.into_vec()?, epoch)));
+        let _telling = directory.told_since.map(|_| lock(&self.telling));
+        let outcome = listed.and_then(|(entries, epoch)| {
+            self.list(directory, &entries, epoch, |entry, number, ttl| take(&mut reply, entry, number, ttl))
+        });
+        end(reply, outcome);
+    }
+
+    fn list(
+        &self,
+        directory: ListedDirectory,
+        mut entries: &[u8],
+        epoch: u64,
+        mut take: impl FnMut(&DirectoryEntry<'_>, u64, Duration) -> bool,
+    ) -> Result<(), Errno> {
+        let mut is_full = false;
+        while !entries.is_empty() {
+            let entry = DirectoryEntry::take(&mut entries)?;
             let number = match EntryName::new(entry.name) {
-                Ok(name) if entry.entry.node != 0 => self.mentioned(epoch, node, name, &entry.entry),
+                Ok(name) if entry.entry.node != 0 => self.mentioned(epoch, directory.node, name, &entry.entry),
                 Ok(_) => 0,
                 Err(_) if matches!(entry.name, b"." | b"..") => 0,
                 // The server lies.
                 Err(_) => return Err(Errno::IO),
             };
-            is_full = is_full || !take(&entry, number);
+            let ttl = match directory.told_since {
+                Some(begun) if number != 0 && !is_full => {
+                    let name = Some((directory.node, entry.name));
+                    lock(&self.tree).told(number, name, &entry.entry.attributes, begun)
+                }
+                _ => Duration::ZERO,
+            };
+            is_full = is_full || !take(&entry, number, ttl);
             if is_full && number != 0 {
                 self.forget(number, 1);
             }

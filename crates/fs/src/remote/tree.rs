@@ -2,6 +2,7 @@
 
 use crate::wire::{FileAttributes, FileEntry, FileTime, ROOT};
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 /// The identity of a file, which stays the same after a restart of the server.
 pub(crate) type FileIdentity = (u64, u64, FileTime);
@@ -12,6 +13,51 @@ pub(crate) fn identity_of(found: &FileAttributes) -> FileIdentity {
 
 /// The values of a file that change with its data (protocol N7).
 pub(crate) type DataVersion = (u64, FileTime, FileTime);
+
+/// How much longer than it was told the kernel may use a name: its time begins when the thread that asked for the name goes on.
+const SLACK: Duration = Duration::from_secs(5);
+/// How long after a refused open the same thread may open the node without a check of its name.
+const SECOND_ATTEMPT: Duration = Duration::from_secs(5);
+
+/// Refused opens that are recorded before old ones are dropped.
+const MOST_REFUSED: usize = 1024;
+
+/// What the kernel may go on using of a node without asking the server.
+#[derive(Debug, Default)]
+struct KernelCache {
+    /// The data that its page cache has.
+    data: Option<DataVersion>,
+    /// The attributes that it was told last.
+    attributes: Option<DataVersion>,
+    /// The size that it has of the file.
+    size: u64,
+    /// The clock at the end of the latest open. Replies to requests that began before it are older than what the open returned.
+    opened: u64,
+    /// Until when it uses the name that is recorded for the node.
+    name_until: Option<Instant>,
+    /// Until when it may use another name of the node, which is not recorded.
+    other_name_until: Option<Instant>,
+    /// Where the write that is in progress ends.
+    writing_to: u64,
+    /// The clock when a reply mentioned the node last.
+    mentioned: u64,
+    /// The clock of the latest write of this mount that made the file longer.
+    extended: u64,
+}
+
+/// An open that was refused because the kernel must look the name up again first.
+#[derive(Debug)]
+struct RefusedOpen {
+    node: u64,
+    at: Instant,
+    clock: u64,
+    /// The name that was recorded for the node.
+    place: Option<(u64, Vec<u8>)>,
+}
+
+fn version_of(found: &FileAttributes) -> DataVersion {
+    (found.size, found.modified, found.changed)
+}
 
 /// A node that the kernel knows.
 #[derive(Debug)]
@@ -26,17 +72,44 @@ struct RemoteNode {
     identity: FileIdentity,
     /// A name by which it can be found; `None` if this mount has removed it.
     place: Option<(u64, Vec<u8>)>,
-    /// The data that the kernel's cache has.
-    cached: Option<DataVersion>,
+    cache: KernelCache,
 }
 
 /// All nodes of a mount, by the number that the kernel knows them by: their inode number, where that is free.
 #[derive(Debug)]
 pub(crate) struct RemoteTree {
+    /// How long the kernel may use names and attributes without asking.
+    ttl: Duration,
+    /// Counts opens, mentions, and writes that make a file longer.
+    clock: u64,
+    /// By thread.
+    refused: HashMap<u32, RefusedOpen>,
     nodes: HashMap<u64, RemoteNode>,
     by_identity: HashMap<FileIdentity, u64>,
     by_place: HashMap<(u64, Vec<u8>), u64>,
     next: u64,
+}
+
+/// What is checked before a node is opened.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NameCheck {
+    /// Nothing.
+    Nothing,
+    /// That the node has this name.
+    Name { parent: u64, name: Vec<u8> },
+    /// The kernel must look the name up first.
+    Lookup,
+}
+
+/// Which parts of a file that is opened the kernel's caches have as the server has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct KernelKnows {
+    /// The data.
+    pub(crate) data: bool,
+    /// The attributes, or none.
+    pub(crate) attributes: bool,
+    /// The size, which a mapping of the file and an appending write depend on.
+    pub(crate) size: bool,
 }
 
 /// How a node is found at the server.
@@ -51,10 +124,14 @@ pub(crate) enum NodePlace {
 }
 
 impl RemoteTree {
-    pub(crate) fn new(root: &FileAttributes) -> Self {
+    pub(crate) fn new(root: &FileAttributes, ttl: Duration) -> Self {
         let identity = identity_of(root);
-        let node = RemoteNode { server: ROOT, epoch: 0, mentions: 1, lookups: 1, identity, place: None, cached: None };
+        let cache = KernelCache::default();
+        let node = RemoteNode { server: ROOT, epoch: 0, mentions: 1, lookups: 1, identity, place: None, cache };
         Self {
+            ttl,
+            clock: 0,
+            refused: HashMap::new(),
             nodes: HashMap::from([(ROOT, node)]),
             by_identity: HashMap::from([(identity, ROOT)]),
             by_place: HashMap::new(),
@@ -73,8 +150,8 @@ impl RemoteTree {
                     number = self.next;
                     self.next += 1;
                 }
-                let node =
-                    RemoteNode { server: 0, epoch: 0, mentions: 0, lookups: 0, identity, place: None, cached: None };
+                let cache = KernelCache::default();
+                let node = RemoteNode { server: 0, epoch: 0, mentions: 0, lookups: 0, identity, place: None, cache };
                 self.nodes.insert(number, node);
                 self.by_identity.insert(identity, number);
                 number
@@ -83,6 +160,8 @@ impl RemoteTree {
         self.found(number, epoch, entry.node);
         if let Some(node) = self.nodes.get_mut(&number) {
             node.lookups += 1;
+            self.clock += 1;
+            node.cache.mentioned = self.clock;
         }
         self.place(number, parent, name);
         number
@@ -106,8 +185,9 @@ impl RemoteTree {
         let Some(node) = self.nodes.get_mut(&number) else { return };
         let is_same = node.place.as_ref().is_some_and(|(of, known)| (*of, &known[..]) == (parent, name));
         if !is_same && let Some(before) = node.place.replace((parent, name.to_vec())) {
-            // Another name of the file, or an older one.
+            // Another name of the file, or an older one, which the kernel may go on using for some time.
             self.by_place.remove(&before);
+            node.cache.other_name_until = node.cache.other_name_until.max(node.cache.name_until.take());
         }
     }
 
@@ -173,12 +253,123 @@ impl RemoteTree {
         (node.epoch == epoch).then_some((node.server, node.mentions))
     }
 
-    /// A file is opened, and its data has this version. Returns whether the kernel's cache has the same.
-    pub(crate) fn opened(&mut self, number: u64, found: &FileAttributes, is_settled: bool) -> bool {
-        let Some(node) = self.nodes.get_mut(&number) else { return false };
-        let version = (found.size, found.modified, found.changed);
+    /// A number that tells later which requests began before an open.
+    pub(crate) fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// The kernel gets attributes of a node, by the reply to a request that began at `begun`, and the name that the node has if it is new
+    /// to the kernel. Returns how long the kernel may use both without asking.
+    pub(crate) fn told(
+        &mut self,
+        number: u64,
+        name: Option<(u64, &[u8])>,
+        found: &FileAttributes,
+        begun: u64,
+    ) -> Duration {
+        let ttl = self.ttl;
+        let Some(node) = self.nodes.get_mut(&number).filter(|_| !ttl.is_zero()) else { return Duration::ZERO };
+        node.cache.size = found.size;
+        // An open meanwhile has returned newer attributes.
+        let is_old = begun < node.cache.opened;
+        // The kernel does not tell by which name it opens a file. So only the recorded name is used without asking, and none of a file that
+        // has several.
+        let has_other_names = found.links > 1 && found.mode & 0o170_000 != 0o040_000;
+        let is_recorded = |(parent, name): (u64, &[u8])| {
+            node.place.as_ref().is_some_and(|(of, known)| (*of, &known[..]) == (parent, name))
+        };
+        if is_old || name.is_some_and(|name| has_other_names || !is_recorded(name)) {
+            node.cache.attributes = None;
+            return Duration::ZERO;
+        }
+        node.cache.attributes = Some(version_of(found));
+        if name.is_some() {
+            node.cache.name_until = Some(Instant::now() + ttl + SLACK);
+        }
+        ttl
+    }
+
+    /// This mount has truncated a file by opening it.
+    pub(crate) fn truncated(&mut self, number: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.cache.size = 0;
+        }
+    }
+
+    /// This mount writes to a file up to this byte.
+    pub(crate) fn writing(&mut self, number: u64, end: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.cache.writing_to = end;
+        }
+    }
+
+    /// This mount has made a file reach to this byte at least.
+    pub(crate) fn extended(&mut self, number: u64, end: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.cache.writing_to = 0;
+            if end > node.cache.size {
+                self.clock += 1;
+                (node.cache.size, node.cache.extended) = (end, self.clock);
+            }
+        }
+    }
+
+    /// What is checked when this thread opens a node, and whether the kernel tries the second time.
+    pub(crate) fn check(&mut self, number: u64, thread: u32) -> (NameCheck, bool) {
+        let now = Instant::now();
+        let refused = self.refused.remove(&thread).filter(|open| now.duration_since(open.at) < SECOND_ATTEMPT);
+        let caches = number != ROOT && !self.ttl.is_zero();
+        let Some(node) = self.nodes.get(&number).filter(|_| caches) else { return (NameCheck::Nothing, true) };
+        let is_ambiguous = node.cache.other_name_until.is_some_and(|until| now <= until);
+        // After a refusal, the kernel has looked the name up again and may have found another node, or has no name (as in `/proc/self/fd`).
+        let is_same = |open: &RefusedOpen| open.node == number && (is_ambiguous || open.place == node.place);
+        let is_other = |open: &RefusedOpen| open.node != number && node.cache.mentioned > open.clock;
+        let is_second = refused.as_ref().is_some_and(|open| is_same(open) || is_other(open));
+        let is_found_again = refused.as_ref().is_some_and(is_same) || (is_second && is_ambiguous);
+        let check = match &node.place {
+            _ if is_found_again => NameCheck::Nothing,
+            Some((parent, name)) if !is_ambiguous => NameCheck::Name { parent: *parent, name: name.clone() },
+            _ => NameCheck::Lookup,
+        };
+        (check, is_second)
+    }
+
+    /// An open was refused because of the name.
+    pub(crate) fn refuse(&mut self, number: u64, thread: u32) {
+        let at = Instant::now();
+        if self.refused.len() >= MOST_REFUSED {
+            self.refused.retain(|_, open| at.duration_since(open.at) < SECOND_ATTEMPT);
+        }
+        if let Some(node) = self.nodes.get(&number) {
+            let (clock, place) = (self.clock, node.place.clone());
+            self.refused.insert(thread, RefusedOpen { node: number, at, clock, place });
+        }
+    }
+
+    /// A file is made and opened by a request that began at `begun`, or a present one is opened. Returns the clock that belongs to the attributes
+    /// of the reply.
+    pub(crate) fn created(&mut self, number: u64, found: &FileAttributes, is_settled: bool, begun: u64) -> u64 {
+        let is_latest = self.nodes.get(&number).is_some_and(|node| node.cache.opened <= begun);
+        self.opened(number, found, is_settled, begun);
+        if is_latest { self.clock } else { begun }
+    }
+
+    /// A file is opened by a request that began at `begun`, and the server had these attributes of it. Returns what the kernel's caches have.
+    pub(crate) fn opened(&mut self, number: u64, found: &FileAttributes, is_settled: bool, begun: u64) -> KernelKnows {
+        let (version, caches) = (version_of(found), !self.ttl.is_zero());
+        let Some(node) = self.nodes.get_mut(&number) else { return KernelKnows::default() };
+        self.clock += 1;
+        node.cache.opened = self.clock;
         // Data that may change without a change of its times is not kept.
-        std::mem::replace(&mut node.cached, is_settled.then_some(version)) == Some(version)
+        let data = std::mem::replace(&mut node.cache.data, is_settled.then_some(version));
+        let attributes = node.cache.attributes.is_none_or(|told| told == version);
+        if !attributes {
+            node.cache.attributes = None;
+        }
+        // When a write has its reply, the kernel takes its end for the end of the file.
+        let KernelCache { size, writing_to, extended, .. } = node.cache;
+        let size = size == found.size || writing_to == found.size || (size > found.size && extended > begun);
+        KernelKnows { data: data == Some(version), attributes, size: size || !caches }
     }
 
     /// How many nodes there are.
@@ -196,7 +387,7 @@ mod tests {
     }
 
     fn tree() -> RemoteTree {
-        RemoteTree::new(&entry(ROOT, 2).attributes)
+        RemoteTree::new(&entry(ROOT, 2).attributes, Duration::from_secs(1))
     }
 
     #[test]
@@ -235,6 +426,107 @@ mod tests {
         assert_ne!(first, second);
         // Nothing but the root has the root's number.
         assert_ne!(tree.mention(1, ROOT, b"c", &entry(9, ROOT)), ROOT);
+    }
+
+    /// A tree whose kernel has been told of one file by the name `a`, and the file.
+    fn told() -> (RemoteTree, u64, FileAttributes) {
+        let (mut tree, mut file) = (tree(), entry(7, 40));
+        (file.attributes.links, file.attributes.size) = (1, 100);
+        let number = tree.mention(1, ROOT, b"a", &file);
+        assert_eq!(tree.told(number, Some((ROOT, b"a")), &file.attributes, 0), Duration::from_secs(1));
+        (tree, number, file.attributes)
+    }
+
+    /// The check of a name, at the first attempt to open the node.
+    fn named(name: &[u8]) -> (NameCheck, bool) {
+        (NameCheck::Name { parent: ROOT, name: name.to_vec() }, false)
+    }
+
+    #[test]
+    fn reply_older_than_an_open_is_not_kept() {
+        let (mut tree, number, before) = told();
+        let begun = tree.clock();
+        let after = FileAttributes { size: 200, ..before };
+        let knows = KernelKnows { data: false, attributes: false, size: false };
+        assert_eq!(tree.opened(number, &after, true, 0), knows);
+        assert_eq!(tree.told(number, None, &before, begun), Duration::ZERO);
+        let begun = tree.clock();
+        assert_eq!(tree.told(number, None, &after, begun), Duration::from_secs(1));
+        let knows = KernelKnows { data: true, attributes: true, size: true };
+        assert_eq!(tree.opened(number, &after, true, 0), knows);
+        // Attributes that a file had when it was made count from then on.
+        let begun = tree.clock();
+        assert_eq!(tree.created(number, &after, true, begun), begun + 1);
+        assert_eq!(tree.created(number, &after, true, begun), begun, "another open came between");
+    }
+
+    #[test]
+    fn size_that_this_mount_has_given_is_known() {
+        let (mut tree, number, before) = told();
+        tree.extended(number, 300);
+        tree.extended(number, 250);
+        let clock = tree.clock();
+        assert!(tree.opened(number, &FileAttributes { size: 300, ..before }, true, clock).size);
+        assert!(!tree.opened(number, &FileAttributes { size: 250, ..before }, true, clock).size);
+        // A write was executed after the open, or before it and has no reply yet.
+        assert!(tree.opened(number, &FileAttributes { size: 250, ..before }, true, 0).size);
+        assert!(!tree.opened(number, &FileAttributes { size: 350, ..before }, true, 0).size);
+        tree.writing(number, 350);
+        assert!(tree.opened(number, &FileAttributes { size: 350, ..before }, true, 0).size);
+        tree.truncated(number);
+        assert!(tree.opened(number, &FileAttributes { size: 0, ..before }, true, clock).size);
+    }
+
+    #[test]
+    fn names_of_file_with_several_are_not_kept() {
+        let (mut tree, number, found) = told();
+        let two = FileAttributes { links: 2, ..found };
+        assert_eq!(tree.told(number, Some((ROOT, b"a")), &two, 0), Duration::ZERO);
+        assert_eq!(tree.told(number, None, &two, 0), Duration::from_secs(1), "attributes without a name");
+        let directory = FileAttributes { links: 5, mode: 0o040_755, ..found };
+        assert_eq!(tree.told(number, Some((ROOT, b"a")), &directory, 0), Duration::from_secs(1));
+        // A reply about another name has come after the one about this name, and the kernel gets it before.
+        assert_eq!(tree.told(number, Some((ROOT, b"old")), &found, 0), Duration::ZERO);
+    }
+
+    #[test]
+    fn recorded_name_is_checked_unless_its_lookup_was_demanded() {
+        let (mut tree, number, _) = told();
+        assert_eq!((tree.check(number, 1), tree.check(ROOT, 1).0), (named(b"a"), NameCheck::Nothing));
+        tree.refuse(number, 1);
+        assert_eq!(tree.check(number, 2), named(b"a"), "another thread");
+        tree.refuse(number, 1);
+        assert_eq!(tree.check(number, 1), (NameCheck::Nothing, true));
+        assert_eq!(tree.check(number, 1), named(b"a"), "once only");
+        tree.refuse(number, 1);
+        tree.renamed((ROOT, b"a"), (ROOT, b"b"), false);
+        assert_eq!(tree.check(number, 1), named(b"b"), "a new name was recorded since");
+        tree.removed(ROOT, b"b");
+        assert_eq!(tree.check(number, 1), (NameCheck::Lookup, false));
+    }
+
+    #[test]
+    fn kernel_looks_up_file_of_which_it_may_know_another_name() {
+        let (mut tree, number, found) = told();
+        // Another client has renamed it, or has made another name.
+        let same = FileEntry { node: 7, attributes: found };
+        assert_eq!(tree.mention(1, ROOT, b"b", &same), number);
+        assert_eq!(tree.check(number, 1), (NameCheck::Lookup, false));
+        tree.refuse(number, 1);
+        // The kernel has looked the first name up again, which is recorded instead of the second.
+        tree.mention(1, ROOT, b"a", &same);
+        assert_eq!(tree.check(number, 1), (NameCheck::Nothing, true));
+        // Another file was refused, and the kernel has found this one instead.
+        let other = tree.mention(1, ROOT, b"c", &entry(9, 50));
+        tree.refuse(other, 1);
+        assert_eq!(tree.check(number, 1), (NameCheck::Lookup, false), "it was not looked up since");
+        tree.refuse(other, 1);
+        tree.mention(1, ROOT, b"a", &same);
+        assert_eq!(tree.check(number, 1), (NameCheck::Nothing, true));
+        let mut without = RemoteTree::new(&entry(ROOT, 2).attributes, Duration::ZERO);
+        let number = without.mention(1, ROOT, b"a", &same);
+        assert_eq!(without.told(number, Some((ROOT, b"a")), &found, 0), Duration::ZERO);
+        assert_eq!(without.check(number, 1).0, NameCheck::Nothing, "the kernel has looked it up");
     }
 
     #[test]

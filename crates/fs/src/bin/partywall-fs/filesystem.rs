@@ -5,18 +5,21 @@ use crate::convert::{attr, errno, kind_of, parts, who};
 use crate::locks;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, TimeOrNow, WriteFlags,
+    InitFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use partywall_fs::remote::Remote;
-use partywall_fs::wire::{DirectoryEntry, EntryName, FileLock, FileRequest, FileSpace, LARGEST_DATA, change, value_of};
+use partywall_fs::remote::{CreatedFile, ListedDirectory, Remote};
+use partywall_fs::wire::{
+    DirectoryEntry, EntryName, FileAttributes, FileLock, FileRequest, FileSpace, LARGEST_DATA, change, value_of,
+};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno as SystemErrno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 /// Threads that wait for locks at a time.
@@ -25,24 +28,49 @@ const MOST_WAITERS: usize = 512;
 /// A mounted export, as the kernel uses it.
 pub(crate) struct RemoteFilesystem {
     remote: Arc<Remote>,
-    ttl: Duration,
+    /// Tells the kernel what its caches have no more. There is one as soon as the session is made.
+    notifier: Arc<OnceLock<Notifier>>,
     waiters: Arc<AtomicUsize>,
 }
 
 impl RemoteFilesystem {
-    pub(crate) fn new(remote: Remote, ttl: Duration) -> Self {
-        Self { remote: Arc::new(remote), ttl, waiters: Arc::default() }
+    pub(crate) fn new(remote: Remote, notifier: Arc<OnceLock<Notifier>>) -> Self {
+        Self { remote: Arc::new(remote), notifier, waiters: Arc::default() }
+    }
+
+    /// Replies with an entry that has this name in a directory.
+    fn reply_entry(
+        &self,
+        reply: ReplyEntry,
+        parent: u64,
+        name: &OsStr,
+        begun: u64,
+        number: u64,
+        found: &FileAttributes,
+    ) {
+        let name = Some((parent, name.as_bytes()));
+        self.remote.tell(number, name, found, begun, |ttl| reply.entry(&ttl, &attr(number, found), Generation(0)));
+    }
+}
+
+/// Has the kernel drop the attributes that it has of a node. Its pages stay: to drop them, it could wait for requests that have no thread here.
+fn drop_attributes(notifier: &OnceLock<Notifier>, ino: INodeNo) {
+    if let Some(notifier) = notifier.get()
+        && let Err(e) = notifier.inval_inode(ino, -1, 0)
+    {
+        tracing::debug!(error = %e, "the kernel may have old attributes until they expire");
     }
 }
 
 /// Replies with an entry, or with the error.
 macro_rules! reply_entry {
-    ($self:ident, $reply:ident, $outcome:expr) => {
+    ($self:ident, $reply:ident, $parent:expr, $name:expr, $outcome:expr) => {{
+        let begun = $self.remote.clock();
         match $outcome {
-            Ok((number, found)) => $reply.entry(&$self.ttl, &attr(number, &found), Generation(0)),
+            Ok((number, found)) => $self.reply_entry($reply, $parent.0, $name, begun, number, &found),
             Err(e) => $reply.error(errno(e)),
         }
-    };
+    }};
 }
 
 /// Replies with nothing, or with the error.
@@ -79,7 +107,7 @@ impl Filesystem for RemoteFilesystem {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let find =
             |name| self.remote.entry(who(request), parent.0, name, |parent| FileRequest::Lookup { parent, name });
-        reply_entry!(self, reply, EntryName::new(name.as_bytes()).and_then(find));
+        reply_entry!(self, reply, parent, name, EntryName::new(name.as_bytes()).and_then(find));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -88,8 +116,9 @@ impl Filesystem for RemoteFilesystem {
 
     fn getattr(&self, request: &Request, ino: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
         let make = |node, handle| FileRequest::GetAttributes { node, handle };
+        let begun = self.remote.clock();
         match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
-            Ok(found) => reply.attr(&self.ttl, &attr(ino.0, &found)),
+            Ok(found) => self.remote.tell(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found))),
             Err(e) => reply.error(errno(e)),
         }
     }
@@ -143,8 +172,9 @@ impl Filesystem for RemoteFilesystem {
             modified,
             modified_nanos,
         };
+        let begun = self.remote.clock();
         match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
-            Ok(found) => reply.attr(&self.ttl, &attr(ino.0, &found)),
+            Ok(found) => self.remote.tell(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found))),
             Err(e) => reply.error(errno(e)),
         }
     }
@@ -169,14 +199,14 @@ impl Filesystem for RemoteFilesystem {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeNode { parent, name, mode })
         };
-        reply_entry!(self, reply, EntryName::new(name.as_bytes()).and_then(make));
+        reply_entry!(self, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeDirectory { parent, name, mode })
         };
-        reply_entry!(self, reply, EntryName::new(name.as_bytes()).and_then(make));
+        reply_entry!(self, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -194,7 +224,7 @@ impl Filesystem for RemoteFilesystem {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeSymlink { parent, name, target })
         };
-        reply_entry!(self, reply, EntryName::new(name.as_bytes()).and_then(make));
+        reply_entry!(self, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
     }
 
     fn rename(
@@ -216,11 +246,12 @@ impl Filesystem for RemoteFilesystem {
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let make = |name| self.remote.link_node(who(request), ino.0, newparent.0, name);
-        reply_entry!(self, reply, EntryName::new(newname.as_bytes()).and_then(make));
+        reply_entry!(self, reply, newparent, newname, EntryName::new(newname.as_bytes()).and_then(make));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.remote.open(who(request), ino.0, flags.0.cast_unsigned()) {
+        let invalidate = || drop_attributes(&self.notifier, ino);
+        match self.remote.open(who(request), request.pid(), ino.0, flags.0.cast_unsigned(), invalidate) {
             // Without this flag, the kernel drops what it has cached of the file's data (protocol N7).
             Ok((handle, true)) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
             Ok((handle, false)) => reply.opened(FileHandle(handle), FopenFlags::empty()),
@@ -296,14 +327,14 @@ impl Filesystem for RemoteFilesystem {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.remote.open_directory(who(request), ino.0) {
+        match self.remote.open_directory(who(request), request.pid(), ino.0) {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(e) => reply.error(errno(e)),
         }
     }
 
-    fn readdir(&self, request: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let take = |entry: &DirectoryEntry<'_>, number: u64| {
+    fn readdir(&self, request: &Request, ino: INodeNo, handle: FileHandle, offset: u64, reply: ReplyDirectory) {
+        let take = |reply: &mut ReplyDirectory, entry: &DirectoryEntry<'_>, number: u64, _| {
             let shown = if number == 0 { entry.inode } else { number };
             let is_taken = !reply.add(INodeNo(shown), entry.offset, kind_of(entry.kind), OsStr::from_bytes(entry.name));
             if is_taken && number != 0 {
@@ -312,19 +343,14 @@ impl Filesystem for RemoteFilesystem {
             }
             is_taken
         };
-        let outcome = self.remote.read_directory(who(request), ino.0, handle.0, offset, 4096, take);
-        reply_empty!(reply, outcome);
+        let end = |reply: ReplyDirectory, outcome| reply_empty!(reply, outcome);
+        let directory = ListedDirectory { node: ino.0, handle: handle.0, told_since: None };
+        self.remote.read_directory(who(request), directory, (offset, 4096), reply, take, end);
     }
 
-    fn readdirplus(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectoryPlus,
-    ) {
-        let take = |entry: &DirectoryEntry<'_>, number: u64| {
+    fn readdirplus(&self, request: &Request, ino: INodeNo, handle: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
+        let begun = self.remote.clock();
+        let take = |reply: &mut ReplyDirectoryPlus, entry: &DirectoryEntry<'_>, number: u64, ttl: Duration| {
             let mut shown = attr(number, &entry.entry.attributes);
             if number == 0 {
                 // Such an entry is only listed; the kernel looks it up if it must.
@@ -332,10 +358,11 @@ impl Filesystem for RemoteFilesystem {
             }
             let listed = if number == 0 { entry.inode } else { number };
             let name = OsStr::from_bytes(entry.name);
-            !reply.add(INodeNo(listed), entry.offset, name, &self.ttl, &shown, Generation(0))
+            !reply.add(INodeNo(listed), entry.offset, name, &ttl, &shown, Generation(0))
         };
-        let outcome = self.remote.read_directory(who(request), ino.0, handle.0, offset, 16 << 10, take);
-        reply_empty!(reply, outcome);
+        let end = |reply: ReplyDirectoryPlus, outcome| reply_empty!(reply, outcome);
+        let directory = ListedDirectory { node: ino.0, handle: handle.0, told_since: Some(begun) };
+        self.remote.read_directory(who(request), directory, (offset, 16 << 10), reply, take, end);
     }
 
     fn releasedir(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
@@ -416,8 +443,11 @@ impl Filesystem for RemoteFilesystem {
     ) {
         let make = |name| self.remote.create(who(request), parent.0, name, mode, flags.cast_unsigned());
         match EntryName::new(name.as_bytes()).and_then(make) {
-            Ok((number, found, handle)) => {
-                reply.created(&self.ttl, &attr(number, &found), Generation(0), FileHandle(handle), FopenFlags::empty());
+            Ok(CreatedFile { node, attributes, handle, begun, .. }) => {
+                let (shown, handle) = (attr(node, &attributes), FileHandle(handle));
+                self.remote.tell(node, Some((parent.0, name.as_bytes())), &attributes, begun, |ttl| {
+                    reply.created(&ttl, &shown, Generation(0), handle, FopenFlags::empty());
+                });
             }
             Err(e) => reply.error(errno(e)),
         }
@@ -446,7 +476,7 @@ impl Filesystem for RemoteFilesystem {
     fn setlk(
         &self,
         _request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         handle: FileHandle,
         owner: LockOwner,
         start: u64,
@@ -458,6 +488,10 @@ impl Filesystem for RemoteFilesystem {
     ) {
         let range = FileLock { start, end, kind: typ };
         let outcome = self.remote.set_lock(handle.0, owner.0, range);
+        if outcome.is_ok() {
+            // Programs that lock a file expect what the previous holder of the lock has written.
+            drop_attributes(&self.notifier, ino);
+        }
         if !sleep || outcome != Err(SystemErrno::AGAIN) {
             reply_empty!(reply, outcome);
             return;
@@ -468,10 +502,14 @@ impl Filesystem for RemoteFilesystem {
             return;
         }
         let (remote, waiters) = (Arc::clone(&self.remote), Arc::clone(&self.waiters));
+        let notifier = Arc::clone(&self.notifier);
         // A thread for each that waits, so that the threads of the mount stay free for those who could give the lock up.
         std::thread::spawn(move || {
             let outcome = locks::wait(pid, || remote.set_lock(handle.0, owner.0, range));
             waiters.fetch_sub(1, Ordering::AcqRel);
+            if outcome.is_ok() {
+                drop_attributes(&notifier, ino);
+            }
             reply_empty!(reply, outcome);
         });
     }
@@ -488,7 +526,11 @@ impl Filesystem for RemoteFilesystem {
     ) {
         let mode = mode.cast_unsigned();
         let make = |handle| FileRequest::Allocate { handle, mode, offset, len: length };
-        reply_empty!(reply, self.remote.on_file(who(request), handle.0, make));
+        let outcome = self.remote.on_file(who(request), handle.0, make);
+        if outcome.is_ok() && mode & FallocateFlags::KEEP_SIZE.bits() == 0 {
+            self.remote.extended(handle.0, offset.saturating_add(length));
+        }
+        reply_empty!(reply, outcome);
     }
 
     fn lseek(&self, request: &Request, _ino: INodeNo, handle: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {

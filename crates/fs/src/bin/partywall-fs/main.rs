@@ -113,8 +113,8 @@ struct MountArgs {
     /// Let other users use the mount, within the permissions of its files
     #[arg(long)]
     allow_other: bool,
-    /// Seconds that the kernel may cache attributes and names; 0 always asks the server
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    /// Seconds that the kernel may cache attributes and names, except at opening; 0 always asks the server
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     cache: f64,
     /// Seconds after which a request fails with EIO
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
@@ -219,7 +219,7 @@ fn mount(cli: &Cli, args: &MountArgs) -> Result<(), FsError> {
     let mut options = RemoteOptions::default();
     options.timeout = Duration::from_secs(args.timeout.max(1));
     options.grace = Duration::from_secs(args.grace);
-    let ttl = Duration::try_from_secs_f64(args.cache)
+    options.cache = Duration::try_from_secs_f64(args.cache)
         .map_err(|_| FsError::Refused("--cache takes seconds from 0 on".into()))?;
     let address = match args.transport {
         TransportArg::Tcp => {
@@ -248,7 +248,6 @@ fn mount(cli: &Cli, args: &MountArgs) -> Result<(), FsError> {
         source: args.target.clone(),
         allow_other: args.allow_other,
         threads: args.threads.clamp(1, 64),
-        ttl,
     };
     mount::run(remote, &args.mountpoint, &settings, || {
         say(format_args!("mounted {} on {} by {by}", args.target, args.mountpoint.display()));

@@ -13,7 +13,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::CString;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
 /// How an export is mounted.
 #[derive(Debug, Clone)]
@@ -21,7 +21,6 @@ pub(crate) struct MountSettings {
     pub(crate) source: String,
     pub(crate) allow_other: bool,
     pub(crate) threads: usize,
-    pub(crate) ttl: Duration,
 }
 
 /// Mounts an export and serves it until it is unmounted.
@@ -41,7 +40,8 @@ pub(crate) fn run(
     config.n_threads = Some(settings.threads);
     config.clone_fd = settings.threads > 1;
     let is_read_only = remote.is_read_only();
-    let filesystem = RemoteFilesystem::new(remote, settings.ttl);
+    let notifier = Arc::new(OnceLock::new());
+    let filesystem = RemoteFilesystem::new(remote, Arc::clone(&notifier));
     let session = if rustix::process::geteuid().is_root() {
         let device = mount(&mountpoint, settings, is_read_only)?;
         Session::from_fd(filesystem, device, acl, config).inspect_err(|_| {
@@ -59,6 +59,7 @@ pub(crate) fn run(
         Session::new(filesystem, &mountpoint, &config)
     };
     let session = session.map_err(FsError::system(format!("mount on {}", mountpoint.display())))?;
+    let _ = notifier.set(session.notifier());
     let running = std::thread::Builder::new()
         .name("pw-fs-mount".into())
         .spawn(move || session.run())
