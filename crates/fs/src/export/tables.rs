@@ -171,7 +171,7 @@ impl Tables {
         let handle = self.handles.remove(&number).ok_or(Errno::BADF)?;
         let node = handle.node.number;
         self.unlock(node, owner);
-        if !self.handles.values().any(|other| other.node.number == node) {
+        if !self.locks.is_empty() && !self.handles.values().any(|other| other.node.number == node) {
             self.locks.retain(|(locked, _), _| *locked != node);
         }
         Ok(())

@@ -7,6 +7,7 @@ use crate::filesystem::RemoteFilesystem;
 use fuser::{Config, MountOption, Session, SessionACL};
 use partywall_fs::FsError;
 use partywall_fs::remote::Remote;
+use partywall_fs::wire::LARGEST_DATA;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -65,6 +66,9 @@ pub(crate) fn run(
         .spawn(move || session.run())
         .map_err(FsError::system("start a thread"))?;
     let ours = device_of(&mountpoint);
+    if let Some(device) = ours {
+        read_ahead(device);
+    }
     mounted();
     // The session ends when the file system is unmounted by whomever.
     let watcher = signals.handle();
@@ -98,6 +102,14 @@ pub(crate) fn run(
 fn device_of(path: &Path) -> Option<(u32, u32)> {
     let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).ok()?;
     Some((found.stx_dev_major, found.stx_dev_minor))
+}
+
+/// Lets the kernel read ahead as much of a file as one request may carry. It offers 128 KiB by itself, and lets root change that.
+fn read_ahead((major, minor): (u32, u32)) {
+    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    if let Err(e) = std::fs::write(&path, (LARGEST_DATA >> 10).to_string()) {
+        tracing::debug!(error = %e, path, "the kernel reads ahead as little as it does by itself");
+    }
 }
 
 /// Makes a mount, and returns the device that its requests come from.
