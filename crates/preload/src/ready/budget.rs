@@ -36,6 +36,16 @@ const FAR_FIRST: u32 = 500_000;
 /// The longest budget, wherever the peer is.
 const FAR_LONGEST: u32 = 4_000_000;
 
+/// The number of successive spins for peers on another machine without result, each followed by a shorter sleep, after which no thread spins for
+/// a while: such a peer only runs while this side sleeps. Two machines on one processor of their host cannot see that they share it.
+const MOST_UNSUCCESSFUL: u32 = 16;
+/// The same after a rest.
+const TRIALS: u32 = 2;
+/// The number of sleeps for which no thread spins. It doubles with each rest since a spin had a result. The first is short, because on a busy
+/// host other processes can take the peer's processor away for a while.
+const SHORTEST_REST: u32 = 16;
+const LONGEST_REST: u32 = 4096;
+
 /// How long those who share it stay awake.
 #[derive(Debug)]
 pub(crate) struct SpinBudget {
@@ -43,6 +53,14 @@ pub(crate) struct SpinBudget {
     off: AtomicU32,
     /// The last peers were on another machine.
     is_far: AtomicBool,
+    /// The length of the last spin for such peers if it had no result, in nanoseconds; otherwise 0.
+    wasted: AtomicU32,
+    /// Such spins that were followed by a shorter sleep, since a spin had a result.
+    unsuccessful: AtomicU32,
+    /// Sleeps before spinning is tried again.
+    rest: AtomicU32,
+    /// The length of the last rest; 0 if a spin has had a result since.
+    last_rest: AtomicU32,
 }
 
 /// The shortest sleep of late that a peer on another machine has ended, in nanoseconds; 0 for [`FAR_FIRST`].
@@ -86,7 +104,14 @@ pub(super) enum Awake {
 impl SpinBudget {
     /// The full time to begin with; stored so that a new one is all zeros.
     pub(crate) const fn new() -> Self {
-        Self { off: AtomicU32::new(0), is_far: AtomicBool::new(false) }
+        Self {
+            off: AtomicU32::new(0),
+            is_far: AtomicBool::new(false),
+            wasted: AtomicU32::new(0),
+            unsuccessful: AtomicU32::new(0),
+            rest: AtomicU32::new(0),
+            last_rest: AtomicU32::new(0),
+        }
     }
 
     fn of(&self, longest: u32) -> u32 {
@@ -103,6 +128,7 @@ impl SpinBudget {
 
     /// Resets the budget.
     pub(super) fn reset(&self) {
+        self.rest.store(0, Ordering::Relaxed);
         self.off.store(0, Ordering::Relaxed);
     }
 
@@ -112,8 +138,40 @@ impl SpinBudget {
             let (known, time) = (quickest_far(), u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
             // It may get slower again, too.
             QUICKEST_FAR.store(time.min(known.saturating_add(known / 8)).max(FIRST), Ordering::Relaxed);
+            if self.rests(time) {
+                return;
+            }
         }
         self.learn(time, self.longest());
+    }
+
+    /// Counts a sleep of this many nanoseconds. Returns whether no thread is to spin before the next one. Threads that share this may count one
+    /// too few.
+    ///
+    /// A sleep that is longer than the spin before it says nothing: the peer may have been on its way.
+    fn rests(&self, time: u32) -> bool {
+        let left = self.rest.load(Ordering::Relaxed);
+        if left > 0 {
+            self.rest.store(left - 1, Ordering::Relaxed);
+            if left == 1 {
+                // Spinning is tried with all the time that it may take: the peer may be asleep now as well.
+                self.off.store(0, Ordering::Relaxed);
+            }
+            return true;
+        }
+        let last = self.last_rest.load(Ordering::Relaxed);
+        let wasted = self.wasted.swap(0, Ordering::Relaxed);
+        let unsuccessful = self.unsuccessful.load(Ordering::Relaxed) + u32::from(wasted > 0 && time <= wasted);
+        self.unsuccessful.store(unsuccessful, Ordering::Relaxed);
+        if unsuccessful < if last == 0 { MOST_UNSUCCESSFUL } else { TRIALS } {
+            return false;
+        }
+        let rest = (last * 2).clamp(SHORTEST_REST, LONGEST_REST);
+        self.last_rest.store(rest, Ordering::Relaxed);
+        self.unsuccessful.store(0, Ordering::Relaxed);
+        self.rest.store(rest, Ordering::Relaxed);
+        self.off.store(u32::MAX, Ordering::Relaxed);
+        true
     }
 
     fn learn(&self, time: Duration, longest: u32) {
@@ -140,7 +198,7 @@ impl SpinBudget {
         limit: Option<Duration>,
         peers: impl FnOnce() -> Peers,
         mut look: impl FnMut() -> bool,
-        mut ask: impl FnMut() -> bool,
+        ask: impl FnMut() -> bool,
     ) -> Awake {
         // There is time now to see whether the broker is still the same: calls that find what they want do not look.
         broker::tick();
@@ -156,11 +214,37 @@ impl SpinBudget {
             Peers::Here => return Self::let_peer_run(held, look),
             Peers::None => return Awake::Vain,
         }
+        // What is there at the first look has not come while this thread was awake.
+        if look() {
+            return Awake::Ready;
+        }
+        let awake = Self::spin(budget, held, limit, look, ask);
+        if peers == Peers::Far {
+            if matches!(awake, Awake::Vain) {
+                self.wasted.store(budget, Ordering::Relaxed);
+            } else {
+                self.wasted.store(0, Ordering::Relaxed);
+                self.unsuccessful.store(0, Ordering::Relaxed);
+                self.last_rest.store(0, Ordering::Relaxed);
+            }
+        }
+        awake
+    }
+
+    /// Looks for as long as the budget lasts.
+    #[inline]
+    fn spin(
+        budget: u32,
+        held: &mut BlockedSignals,
+        limit: Option<Duration>,
+        mut look: impl FnMut() -> bool,
+        mut ask: impl FnMut() -> bool,
+    ) -> Awake {
         for _ in 0..FIRST_LOOKS {
+            std::hint::spin_loop();
             if look() {
                 return Awake::Ready;
             }
-            std::hint::spin_loop();
         }
         let budget = Duration::from_nanos(u64::from(budget)).min(limit.unwrap_or(Duration::MAX));
         held.hold();
@@ -247,6 +331,10 @@ fn give_way(now: Duration) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Mutex, PoisonError};
+
+    /// Held by tests that sleep for other machines, which share [`QUICKEST_FAR`].
+    static FAR: Mutex<()> = Mutex::new(());
 
     #[test]
     fn short_sleeps_raise_spin_budget_and_long_ones_clear_it() {
@@ -267,6 +355,7 @@ mod tests {
 
     #[test]
     fn time_awake_for_another_machine_follows_the_shortest_sleeps() {
+        let _far = FAR.lock().unwrap_or_else(PoisonError::into_inner);
         let b = SpinBudget::new();
         b.is_far.store(true, Ordering::Relaxed);
         assert_eq!(b.longest(), 2 * FAR_FIRST);
@@ -280,6 +369,37 @@ mod tests {
         assert_eq!((b.longest(), b.of(b.longest())), (FAR_LONGEST, 0), "who sleeps for long does not stay awake");
         b.is_far.store(false, Ordering::Relaxed);
         assert_eq!(b.longest(), patience::longest_spin());
+        QUICKEST_FAR.store(0, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn spins_without_result_for_another_machine_end_for_a_while() {
+        let _far = FAR.lock().unwrap_or_else(PoisonError::into_inner);
+        let b = SpinBudget::new();
+        let spin = |finds: bool| {
+            let mut looks = 0;
+            let look = || {
+                looks += 1;
+                finds && looks > 2
+            };
+            b.stay_awake(&mut BlockedSignals::none(), Some(Duration::ZERO), || Peers::Far, look, || false);
+            b.slept(Duration::from_micros(40));
+            looks
+        };
+        (0..4 * MOST_UNSUCCESSFUL).for_each(|turn| assert!(spin(turn % 8 == 0) > 0, "some have a result"));
+        spin(true);
+        (0..MOST_UNSUCCESSFUL).for_each(|_| assert!(spin(false) > 0));
+        let mut rest = SHORTEST_REST;
+        for _ in 0..12 {
+            (0..rest).for_each(|sleep| assert_eq!(spin(false), 0, "sleep {sleep} of {rest}"));
+            (0..TRIALS).for_each(|_| assert!(spin(false) > 0, "a trial after {rest}"));
+            rest = (rest * 2).min(LONGEST_REST);
+        }
+        (0..rest).for_each(|_| assert_eq!(spin(false), 0));
+        assert!(spin(true) > 0);
+        (0..MOST_UNSUCCESSFUL).for_each(|_| assert!(spin(false) > 0, "all is as at first"));
+        (0..SHORTEST_REST).for_each(|_| assert_eq!(spin(false), 0));
+        assert!(spin(false) > 0);
         QUICKEST_FAR.store(0, Ordering::Relaxed);
     }
 
