@@ -56,7 +56,14 @@ pub(crate) enum Command {
     /// Real programs, unmodified, without and with the library: redis, nginx, PostgreSQL, iperf3 and more.
     Apps(Common),
     /// Remote and local peers mixed; the cost of the library where it cannot help; message sizes; shared and separate processors.
-    Residency(Common),
+    Residency {
+        /// The options of all measurements.
+        #[command(flatten)]
+        common: Common,
+        /// Measure between two virtual machines, with the host as the remote peer. Boots both (QEMU); about 5 minutes a run.
+        #[arg(long)]
+        machines: bool,
+    },
     /// Two virtual machines: streams and round trips, compared with TCP over virtio-net, and the time to plug memory in.
     ///
     /// Boots both (QEMU; as root TCP goes over tap and bridge). About 2 minutes a run; with --quick --runs 1 less than one in all.

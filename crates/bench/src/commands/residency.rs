@@ -1,8 +1,10 @@
 //! The experiments of the residency study: local and remote peers mixed, what the library costs where it cannot help, message sizes on
-//! shared and on separate processors, and what connections cost.
+//! shared and on separate processors, and what connections cost. `machines` has them between virtual machines.
+
+pub(crate) mod machines;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -225,7 +227,7 @@ fn measure(scene: &BenchScene<'_>, common: &Common) -> Result<Vec<Cell>> {
     let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
     for _ in 0..common.runs() {
         let mut crowd: Option<GuardedChild> = None;
-        for mut pair in pairs(&plans) {
+        for mut pair in pairs_of(&plans.iter().map(|plan| &plan.key).collect::<Vec<_>>()) {
             let is_close = plans[pair[0]].is_close();
             for _ in 0..if is_close { most_turns(scale) } else { 1 } {
                 for &at in &pair {
@@ -257,10 +259,11 @@ fn measure(scene: &BenchScene<'_>, common: &Common) -> Result<Vec<Cell>> {
 
 /// The measurements in their order, those of the same settings without the library and with it together. Where a hundredth matters, a pair is
 /// measured again and again, each time in the other order, so that other load on the machine affects both.
-fn pairs(plans: &[ResidencyPlan]) -> Vec<Vec<usize>> {
-    let mut sorted: Vec<usize> = (0..plans.len()).collect();
-    sorted.sort_by_key(|at| (plans[*at].entries, plans[*at].key.settings.clone()));
-    sorted.chunk_by(|a, b| plans[*a].key.settings == plans[*b].key.settings).map(<[usize]>::to_vec).collect()
+fn pairs_of(keys: &[&Key]) -> Vec<Vec<usize>> {
+    let mut sorted: Vec<usize> = (0..keys.len()).collect();
+    // Measurements with a full directory come last: it stays full.
+    sorted.sort_by_key(|at| (keys[*at].number("entries").unwrap_or(1), keys[*at].settings.clone()));
+    sorted.chunk_by(|a, b| keys[*a].settings == keys[*b].settings).map(<[usize]>::to_vec).collect()
 }
 
 /// How often that is in one run, at most.
@@ -391,6 +394,12 @@ fn judge_cell(plain: &Cell, ours: Option<&Cell>) -> Verdict {
             INTERCEPTION,
             Metric::PerSecond,
         ),
+        "sizes" if machines::PLACES.contains(&word("place")) => (
+            format!("{} of {} B, {}", word("flow"), number("message"), word("place")),
+            Bound::Report,
+            0.0,
+            Metric::PerSecond,
+        ),
         "sizes" if word("place") == Locality::OneCpu.name() => (
             format!("{} of {} B on one processor", word("flow"), number("message")),
             Bound::AtLeast,
@@ -411,25 +420,22 @@ fn judge_cell(plain: &Cell, ours: Option<&Cell>) -> Verdict {
 fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
     let mut pictures = BTreeMap::new();
     for (flow, name) in [("stream", "TCP"), ("udp-stream", "UDP")] {
-        let of = |mechanism: Mechanism, place: Locality| {
+        let of = |mechanism: Mechanism, place: &str| {
             let points = cells
                 .iter()
                 .filter(|cell| {
                     cell.key.mechanism == mechanism
                         && cell.key.word("part") == Some("sizes")
                         && cell.key.word("flow") == Some(flow)
-                        && cell.key.word("place") == Some(place.name())
+                        && cell.key.word("place") == Some(place)
                 })
                 .filter_map(|cell| Some((cell.key.number("message")? as f64, cell.summary(Metric::BytesPerSecond)?)))
                 .collect();
-            Series {
-                name: format!("{mechanism}, {}", place.name()),
-                mechanism,
-                dashed: place == Locality::OneCpu,
-                points,
-            }
+            Series { name: format!("{mechanism}, {place}"), mechanism, dashed: place.ends_with("one-cpu"), points }
         };
-        let series = SIDES.into_iter().flat_map(|m| [of(m, Locality::Loopback), of(m, Locality::OneCpu)]).collect();
+        let places: BTreeSet<&str> = cells.iter().filter_map(|cell| cell.key.word("place")).collect();
+        let series = SIDES.into_iter().flat_map(|m| places.iter().map(move |place| (m, *place)));
+        let series = series.map(|(mechanism, place)| of(mechanism, place)).collect();
         let chart = Chart {
             title: format!("{name} by message size, separate processors and one"),
             x: ("message", Axis::Bytes),

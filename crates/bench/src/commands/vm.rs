@@ -3,8 +3,9 @@
 //! An emulated processor is slower by a factor that differs from instruction to instruction, so of emulated machines only ratios of
 //! one run mean anything.
 
-mod machines;
-mod programs;
+pub(super) mod machines;
+pub(super) mod program;
+pub(super) mod programs;
 mod setup;
 
 use std::collections::BTreeMap;
@@ -227,7 +228,7 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
     })?;
     show(bench, &cells, &setups, &attach)?;
     show_programs(bench, &of_programs)?;
-    let network = machines.network();
+    let network = machines.network().kind().to_string();
     cells.extend(setups);
     cells.push(attach);
     let mut verdicts = judge(&cells, &network);

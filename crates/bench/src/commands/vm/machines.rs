@@ -35,7 +35,7 @@ use crate::{
 /// The names of the machines, the active side's first.
 const NAMES: [&str; 2] = ["a", "b"];
 /// The name of the bench inside the machines.
-const PROGRAM: &str = "partywall-bench";
+pub(in crate::commands) const PROGRAM: &str = "partywall-bench";
 /// Where a program in a machine finds its broker: the agent's socket.
 const AGENT: &str = "/run/partywall/broker.sock";
 /// Windows that a machine can take; each measurement of what it takes to plug one in leaves one behind.
@@ -49,7 +49,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// The time that attaching the machines took.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct AttachTook {
+pub(in crate::commands) struct AttachTook {
     /// From the request for the second machine until both saw all windows.
     pub(super) whole: Duration,
     /// The part of it until the broker had answered.
@@ -58,7 +58,7 @@ pub(super) struct AttachTook {
 
 /// Both machines, attached. Dropping it ends them.
 #[derive(Debug)]
-pub(super) struct MeasuredMachines {
+pub(in crate::commands) struct MeasuredMachines {
     playground: Playground,
     network: Network,
     serial: u64,
@@ -66,7 +66,7 @@ pub(super) struct MeasuredMachines {
 }
 
 /// A fault of the lab's: a missing program is this machine's, all else is ours.
-pub(super) fn fault(e: LabError) -> BenchError {
+pub(in crate::commands) fn fault(e: LabError) -> BenchError {
     match e {
         LabError::Tool { .. } | LabError::Program { .. } => BenchError::Unavailable(e.to_string()),
         e => BenchError::Transport(e.to_string()),
@@ -75,7 +75,7 @@ pub(super) fn fault(e: LabError) -> BenchError {
 
 impl MeasuredMachines {
     /// Boots both, each with this number of places on its bus and these programs of the host. Nothing is attached yet.
-    pub(super) fn boot(
+    pub(in crate::commands) fn boot(
         window: u64,
         ports: u32,
         programs: Vec<(PathBuf, String)>,
@@ -106,13 +106,13 @@ impl MeasuredMachines {
     }
 
     /// The guests in which the two sides run.
-    pub(super) fn guests(&self) -> [&Guest; 2] {
+    pub(in crate::commands) fn guests(&self) -> [&Guest; 2] {
         let guests = self.playground.guests();
         [&guests[0], &guests[1]]
     }
 
     /// Lines that say what is measured, and how fast the machines' clocks can be read.
-    pub(super) fn describe(&self) -> Result<String> {
+    pub(in crate::commands) fn describe(&self) -> Result<String> {
         let [a, b] = self.guests();
         let kernel = a.shell("uname -r").map_err(fault)?;
         let clock = a.shell("cat /sys/devices/system/clocksource/clocksource0/current_clocksource").map_err(fault)?;
@@ -126,17 +126,17 @@ impl MeasuredMachines {
     }
 
     /// Whether the processor runs them, and not an emulator.
-    pub(super) fn are_emulated(&self) -> bool {
+    pub(in crate::commands) fn are_emulated(&self) -> bool {
         self.playground.accel() == partywall_lab::Accel::Tcg
     }
 
-    /// The kind of network that TCP between the machines goes over.
-    pub(super) fn network(&self) -> String {
-        self.network.kind().to_string()
+    /// The network that TCP between the machines goes over.
+    pub(in crate::commands) fn network(&self) -> &Network {
+        &self.network
     }
 
     /// Attaches both to the broker, and says how long the second took, with which a pair comes to be.
-    pub(super) fn attach(&self) -> Result<AttachTook> {
+    pub(in crate::commands) fn attach(&self) -> Result<AttachTook> {
         let [a, b] = self.guests();
         self.playground.attach(a).map_err(fault)?;
         self.playground.wait_attached(1, ATTACHED).map_err(fault)?;
@@ -149,7 +149,7 @@ impl MeasuredMachines {
     }
 
     /// Puts each machine, with all threads of its QEMU, on a processor.
-    pub(super) fn place(&mut self, placement: Placement) -> Result<()> {
+    pub(in crate::commands) fn place(&mut self, placement: Placement) -> Result<()> {
         if self.pinned == Some(placement) {
             return Ok(());
         }
@@ -338,7 +338,7 @@ fn relay(sockets: [std::path::PathBuf; 2]) -> Result<()> {
 }
 
 /// Ends the machines on Ctrl-C while `work` runs, even if this thread is blocked.
-pub(super) fn interruptible<T>(interrupt: &Interrupt, work: impl FnOnce() -> T) -> Result<T> {
+pub(in crate::commands) fn interruptible<T>(interrupt: &Interrupt, work: impl FnOnce() -> T) -> Result<T> {
     let (done, tell) = UnixStream::pair().during("making a socket pair")?;
     thread::scope(|scope| {
         scope.spawn(|| {

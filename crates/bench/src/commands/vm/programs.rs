@@ -1,18 +1,18 @@
 //! Unmodified programs, the server in one machine and the client in the other: each beside itself over virtio-net, tap and bridge.
 
-use std::{
-    path::PathBuf,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, time::Duration};
 
 use partywall_lab::{Guest, Running};
 use partywall_protocol::environment::LIBRARY;
 
-use super::{NAME, machines::fault};
+use super::{
+    NAME,
+    machines::fault,
+    program::{await_listener, execute, with_library},
+};
 use crate::{
     affinity,
-    apps::{App, AppAddress, Case, PATIENCE, accounts::Accounts, databases, network, site, web},
+    apps::{App, AppAddress, Case, accounts::Accounts, databases, network, site, web},
     args::Scale,
     bench::BenchPlan,
     error::{BenchError, Result},
@@ -32,10 +32,6 @@ const SIDES: [Mechanism; 2] = [Mechanism::TcpVirtio, Mechanism::Transparent];
 const FIRST_PORT: u16 = 7000;
 /// How many times fewer requests are sent to an emulated machine: enough to last some seconds by TCP.
 const SLOWNESS: u32 = 6;
-/// Emulated servers start slowly.
-const START: Duration = Duration::from_secs(60);
-/// How often to look at a client, and at Ctrl-C.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// A program that is measured between machines.
 struct MachineApp {
@@ -157,25 +153,11 @@ impl<'a> MachineServers<'a> {
         // Each client's connections move to memory while it runs. In a run of a second, much of what is measured would be that.
         let length = if scale == Scale::Smoke { scale } else { Scale::Full };
         let line = with_library(plan.key.mechanism, (it.app.client)(&at, &case, length));
-        let line: Vec<&str> = line.iter().map(String::as_str).collect();
         let accounts = Accounts::now(self.passive.pid());
-        let mut client = self.active.start(&line).map_err(fault)?;
-        let deadline = Instant::now() + PATIENCE;
-        while client.look(LOOK).map_err(fault)? != Some(true) {
-            interrupt.check()?;
-            if Instant::now() > deadline {
-                let _ = client.signal(rustix::process::Signal::KILL);
-                return Err(BenchError::Transport(format!("{} does not end", line.join(" "))));
-            }
-        }
+        let said = execute(self.active, &line, interrupt)?;
         let mut accounts = accounts.since(affinity::allowed()?.len());
         accounts.retain(|metric, _| *metric == Metric::MachineCpuPercent);
-        let output = client.so_far();
-        if output.status != 0 {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(BenchError::Transport(format!("{} ended with {}: {said}", line.join(" "), output.status)));
-        }
-        let mut figures = (it.app.figures)(&case, &output.text())?;
+        let mut figures = (it.app.figures)(&case, &said)?;
         figures.extend(accounts);
         Ok(figures)
     }
@@ -203,19 +185,8 @@ impl<'a> MachineServers<'a> {
         let prefix = with_library(mechanism, Vec::new()).join(" ");
         let running = self.passive.start(&["sh", "-c", &format!("exec {prefix} {server}")]).map_err(fault)?;
         self.running.push((it.app.name, mechanism, port, running));
-        let deadline = Instant::now() + START;
-        let listens = format!("grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && echo yes; true");
-        while !self.passive.shell(&listens).map_err(fault)?.contains("yes") {
-            interrupt.check()?;
-            if Instant::now() > deadline {
-                let said = self.running.last_mut().map(|(.., running)| {
-                    let _ = running.look(LOOK);
-                    let output = running.so_far();
-                    format!("{}{}", output.text(), String::from_utf8_lossy(&output.stderr))
-                });
-                return Err(BenchError::Transport(format!("{server} does not listen: {}", said.unwrap_or_default())));
-            }
-            thread::sleep(LOOK);
+        if let Some((.., running)) = self.running.last_mut() {
+            await_listener(self.passive, port, running, interrupt)?;
         }
         Ok(port)
     }
@@ -228,13 +199,6 @@ impl Drop for MachineServers<'_> {
             let _ = running.signal(rustix::process::Signal::KILL);
         }
     }
-}
-
-/// A command line, with the library or without.
-fn with_library(mechanism: Mechanism, line: Vec<String>) -> Vec<String> {
-    let prefix: &[&str] =
-        if mechanism == Mechanism::Transparent { &["partywall", "run", "--quiet", "--"] } else { &[] };
-    prefix.iter().map(|word| (*word).to_owned()).chain(line).collect()
 }
 
 /// The figure of a case by which it is compared.
