@@ -148,7 +148,7 @@ impl SpinBudget {
     /// Counts a sleep of this many nanoseconds. Returns whether no thread is to spin before the next one. Threads that share this may count one
     /// too few.
     ///
-    /// A sleep that is longer than the spin before it says nothing: the peer may have been on its way.
+    /// A sleep that is longer than the spin before it says nothing: the answer may have been in transit.
     fn rests(&self, time: u32) -> bool {
         let left = self.rest.load(Ordering::Relaxed);
         if left > 0 {
