@@ -40,7 +40,8 @@ const LARGEST_SEGMENT: u64 = 1 << 30;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HeapOptions {
-    /// Bytes of the first segment, or more if its first block is longer. Each further one has twice as many as the one before.
+    /// Bytes of the first segment, or more if its first block is longer. Each further one has at least twice as many for each segment that there
+    /// is, and at least a quarter of the heap so far, rounded up to a power of two.
     pub first: u64,
     /// The most bytes of all segments together, at most 2 GiB.
     pub max: u64,
@@ -227,23 +228,27 @@ struct SegmentShape {
     is_in_window: bool,
     /// Segments that the heap has already.
     before: usize,
+    /// Bytes of these segments.
+    bytes: u64,
 }
 
 impl SegmentShape {
     /// Bytes of a segment for a block of `room` bytes, where the first segment has `first`, and at most `left` may be used. It is smaller than
     /// `room` if that is not possible.
     ///
-    /// All of a segment is allocated, so the first one fits its first block. A heap has few segments, so further ones have powers of two at
-    /// least: blocks that become longer and longer do not use them up.
+    /// All of a segment is allocated, so the first one fits its first block. A heap has few segments, so further ones have powers of two, and
+    /// a share of the heap so far: neither blocks that become longer and longer nor small ones after a long one use them up.
     fn size(self, room: u64, first: u64, left: u64) -> u64 {
-        let usual = first.clamp(self.page, LARGEST_SEGMENT) << self.before.min(MOST_SEGMENTS);
+        let doubled = first.clamp(self.page, LARGEST_SEGMENT) << self.before.min(MOST_SEGMENTS);
+        let usual = doubled.max(self.bytes / 4);
         if self.is_in_window {
             let largest = if left == 0 { 0 } else { 1 << left.ilog2() };
             return room.max(usual).next_power_of_two().min(largest).min(LARGEST_SEGMENT);
         }
-        let needed = if self.before == 0 { room } else { room.next_power_of_two() };
+        let needed = room.max(usual);
+        let wanted = if self.before == 0 { needed } else { needed.next_power_of_two() };
         let largest = left.min(LARGEST_SEGMENT) / self.page * self.page;
-        needed.max(usual).next_multiple_of(self.page).min(largest)
+        wanted.next_multiple_of(self.page).min(largest)
     }
 }
 
@@ -405,7 +410,12 @@ impl HeapMemory {
         let huge_pages = self.options.huge_pages && !is_between_machines;
         let huge = if huge_pages { 2 << 20 } else { 4096 };
         let left = self.options.max.min(2 << 30).saturating_sub(books.stats.bytes).min(self.share.left());
-        let shape = SegmentShape { page: huge, is_in_window: is_between_machines, before: books.segments.len() };
+        let shape = SegmentShape {
+            page: huge,
+            is_in_window: is_between_machines,
+            before: books.segments.len(),
+            bytes: books.stats.bytes,
+        };
         let size = shape.size(room, self.options.first, left);
         if size < room || books.segments.len() >= MOST_SEGMENTS {
             return Err(self.too_large(asked));
@@ -607,13 +617,18 @@ mod tests {
     #[test]
     fn first_segment_fits_its_block_and_further_ones_double() {
         const MIB: u64 = 1 << 20;
-        let shape = |before, is_in_window| SegmentShape { page: 4096, is_in_window, before };
+        let shape = |before, is_in_window| SegmentShape { page: 4096, is_in_window, before, bytes: 0 };
         let most = 2048 * MIB;
         assert_eq!(shape(0, false).size(100_000_000, 4096, most), 100_003_840, "whole pages");
         assert_eq!(shape(1, false).size(100_000_000, 4096, most), 128 * MIB);
         assert_eq!(shape(0, true).size(100_000_000, 4096, most), 128 * MIB, "a place in a window");
         assert_eq!(shape(0, false).size(64, 3 * MIB, most), 3 * MIB);
-        assert_eq!(shape(2, false).size(64, 3 * MIB, most), 12 * MIB);
+        assert_eq!(shape(2, false).size(64, 3 * MIB, most), 16 * MIB);
+        let mut bytes = 100_003_840;
+        for before in 1..MOST_SEGMENTS {
+            bytes += SegmentShape { bytes, ..shape(before, false) }.size(64, 4096, most - bytes);
+        }
+        assert!(bytes > 400 * MIB, "small blocks after a long one: {bytes}");
         assert_eq!(shape(2, false).size(64, 3 * MIB, 5 * MIB + 1), 5 * MIB, "what is left");
         assert_eq!(shape(2, true).size(64, 3 * MIB, 5 * MIB + 1), 4 * MIB);
         assert_eq!(SegmentShape { page: 2 * MIB, ..shape(0, false) }.size(64, 0, most), 2 * MIB, "a huge page");
