@@ -43,6 +43,7 @@ pub(crate) fn run(
     let is_read_only = remote.is_read_only();
     let notifier = Arc::new(OnceLock::new());
     let filesystem = RemoteFilesystem::new(remote, Arc::clone(&notifier));
+    let below = device_of(&mountpoint);
     let session = if rustix::process::geteuid().is_root() {
         let device = mount(&mountpoint, settings, is_read_only)?;
         Session::from_fd(filesystem, device, acl, config).inspect_err(|_| {
@@ -65,7 +66,8 @@ pub(crate) fn run(
         .name("pw-fs-mount".into())
         .spawn(move || session.run())
         .map_err(FsError::system("start a thread"))?;
-    let ours = device_of(&mountpoint);
+    // Something else may be mounted there by now, or nothing. A file system without a disk has the major number 0.
+    let ours = device_of(&mountpoint).filter(|device| device.0 == 0 && Some(*device) != below);
     if let Some(device) = ours {
         read_ahead(device);
     }
