@@ -33,6 +33,9 @@ Examples:
   partywall fs export /srv/data --tcp 127.0.0.1:7100    the same over TCP, which authenticates nobody
   partywall fs mount --transport tcp 127.0.0.1:7100 /mnt";
 
+/// The most seconds of `--cache`: a year.
+const LONGEST_CACHE: f64 = 31_536_000.0;
+
 /// A file system of another domain
 #[derive(Debug, Parser)]
 #[command(name = "partywall fs", version, after_help = AFTER, arg_required_else_help = true)]
@@ -113,7 +116,7 @@ struct MountArgs {
     /// Let other users use the mount, within the permissions of its files
     #[arg(long)]
     allow_other: bool,
-    /// Seconds that the kernel may cache attributes and names, except at opening; 0 always asks the server
+    /// Seconds that the kernel may cache attributes and names, except at opening: up to 31536000 (a year); 0 always asks the server
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     cache: f64,
     /// Seconds after which a request fails with EIO
@@ -219,8 +222,9 @@ fn mount(cli: &Cli, args: &MountArgs) -> Result<(), FsError> {
     let mut options = RemoteOptions::default();
     options.timeout = Duration::from_secs(args.timeout.max(1));
     options.grace = Duration::from_secs(args.grace);
-    options.cache = Duration::try_from_secs_f64(args.cache)
-        .map_err(|_| FsError::Refused("--cache takes seconds from 0 on".into()))?;
+    let cache = if args.cache > LONGEST_CACHE { LONGEST_CACHE } else { args.cache };
+    options.cache =
+        Duration::try_from_secs_f64(cache).map_err(|_| FsError::Refused("--cache takes seconds from 0 on".into()))?;
     let address = match args.transport {
         TransportArg::Tcp => {
             let address: SocketAddr =
