@@ -89,7 +89,7 @@ fn container_root_cannot_act_as_other_users() {
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     std::os::unix::fs::chown(&secret, Some(1234), Some(4321)).unwrap();
     let owner_after = |client: &Remote, file: &str| {
-        let found = client.create((1234, 4321), ROOT, name(file), 0o600, OFlags::RDWR.bits()).unwrap().attributes;
+        let found = client.create((1234, 4321), 0, ROOT, name(file), 0o600, OFlags::RDWR.bits()).unwrap().attributes;
         let find = |parent| FileRequest::Lookup { parent, name: name("secret") };
         let (node, _) = client.entry((1234, 4321), ROOT, name("secret"), find).unwrap();
         (found.uid, client.open((1234, 4321), 1, node, 0, || ()).map(|_| ()))
@@ -154,7 +154,8 @@ fn lock_requires_access_mode_of_its_open_file() {
     let world = World::new(ExportOptions::default());
     let client = world.client("client", false).unwrap();
     let who = (1234, 1234);
-    let CreatedFile { node, handle, .. } = client.create(who, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap();
+    let CreatedFile { node, handle, .. } =
+        client.create(who, 0, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap();
     let range = |kind| FileLock { start: 0, end: 10, kind };
     // The kernel does not say whose request a lock is.
     assert_eq!(client.set_lock(handle, 1, range(EXCLUSIVE)), Ok(()));

@@ -96,8 +96,8 @@ fn write_that_a_slow_server_may_still_execute_is_not_repeated() {
     options.timeout = Duration::from_secs(2);
     let remote = Remote::connect(ServerAddress::Tcp(address), options).unwrap();
     let name = EntryName::new(b"file").unwrap();
-    let handle = remote.create((0, 0), ROOT, name, 0o600, OFlags::RDWR.bits()).unwrap().handle;
-    assert_eq!(remote.write((0, 0), handle, 0, b"text"), Err(Errno::IO));
+    let handle = remote.create((0, 0), 0, ROOT, name, 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    assert_eq!(remote.write((0, 0), 0, handle, 0, b"text"), Err(Errno::IO));
     assert_eq!(server.writes.load(Ordering::Acquire), 1, "a write was repeated");
     server.hang_up();
 }
@@ -152,10 +152,10 @@ fn late_write_of_reset_connection_is_not_executed() {
     std::thread::spawn(move || serve_tcp(&export, &listener));
     let remote = Remote::connect(ServerAddress::Tcp(proxy.address), RemoteOptions::default()).unwrap();
     let name = EntryName::new(b"file").unwrap();
-    let handle = remote.create((0, 0), ROOT, name, 0o600, OFlags::RDWR.bits()).unwrap().handle;
-    assert_eq!(remote.write((0, 0), handle, 0, b"first"), Ok(5));
+    let handle = remote.create((0, 0), 0, ROOT, name, 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    assert_eq!(remote.write((0, 0), 0, handle, 0, b"first"), Ok(5));
     let (write, mut server) = proxy.held.try_recv().expect("the first write was to be held back");
-    assert_eq!(remote.write((0, 0), handle, 0, b"later"), Ok(5));
+    assert_eq!(remote.write((0, 0), 0, handle, 0, b"later"), Ok(5));
     // The server has ended the old session. Its side of the connection may be closed already, so the write may fail.
     let _ = server.write_all(&write);
     let _ = server.shutdown(Shutdown::Write);

@@ -10,6 +10,7 @@ mod tree;
 pub use crate::direct::RemoteData;
 pub use link::ServerAddress;
 pub use operations::{CreatedFile, ListedDirectory};
+pub use tree::KernelRequest;
 
 use crate::error::FsError;
 use crate::export::lock;
@@ -41,6 +42,7 @@ pub struct RemoteOptions {
     /// The longest that requests wait for a server that has gone to come back.
     pub grace: Duration,
     /// How long the kernel may use names and attributes without asking the server. An open file is compared with the server's in any case.
+    /// More than a year counts as one.
     pub cache: Duration,
 }
 
@@ -86,7 +88,7 @@ pub struct Remote {
     options: RemoteOptions,
     state: Mutex<RemoteState>,
     tree: Mutex<RemoteTree>,
-    /// Held while attributes are sent to the kernel and recorded, so that the record has what was sent last.
+    /// Held while attributes are sent to the kernel and recorded, so that the record has them in the order in which they were sent.
     telling: Mutex<()>,
     handles: Mutex<HashMap<u64, RemoteHandle>>,
     next_handle: AtomicU64,
@@ -131,7 +133,9 @@ impl Remote {
     pub fn connect(address: ServerAddress, options: RemoteOptions) -> Result<Self, FsError> {
         let link = Arc::new(RemoteLink::connect(&address, options.timeout, None)?);
         let welcome = link.welcome;
-        let tree = Mutex::new(RemoteTree::new(&welcome.root, options.cache));
+        // A request of the second attempt waits as long for its server as others.
+        let retry = options.timeout.saturating_add(options.grace);
+        let tree = Mutex::new(RemoteTree::new(&welcome.root, options.cache, retry));
         Ok(Self {
             address,
             options,

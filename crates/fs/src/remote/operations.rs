@@ -1,7 +1,7 @@
 //! The operations of a mounted file system, by node and by open file.
 
 use super::link::{RemoteLink, RequestFailure, body_of, write_fields};
-use super::tree::NameCheck;
+use super::tree::{KernelRequest, NameCheck};
 use super::{Caller, Remote, RemoteData, RemoteHandle};
 use crate::export::lock;
 use crate::wire::{
@@ -21,8 +21,8 @@ pub struct ListedDirectory {
     pub node: u64,
     /// The open directory.
     pub handle: u64,
-    /// The clock before the request, if the kernel gets the attributes of the entries ([`Remote::tell`]).
-    pub told_since: Option<u64>,
+    /// The kernel's request, if the kernel gets the attributes of the entries ([`Remote::tell`]).
+    pub told_by: Option<KernelRequest>,
 }
 
 /// A file that was made, or found, and opened.
@@ -35,8 +35,8 @@ pub struct CreatedFile {
     pub attributes: FileAttributes,
     /// The open file.
     pub handle: u64,
-    /// The clock of the attributes, for [`Remote::tell`].
-    pub begun: u64,
+    /// The request for its attributes, for [`Remote::tell`].
+    pub request: KernelRequest,
 }
 
 impl Remote {
@@ -140,9 +140,16 @@ impl Remote {
         handle
     }
 
-    /// A number that grows with each open. It is taken before a request whose reply [`Remote::tell`] passes to the kernel.
-    pub fn clock(&self) -> u64 {
-        lock(&self.tree).clock()
+    /// Records that a request of this thread begins, whose reply [`Remote::tell`] passes to the kernel. The thread is 0 if it is not known.
+    pub fn begin(&self, thread: u32) -> KernelRequest {
+        lock(&self.tree).begin(thread)
+    }
+
+    /// The kernel is about to drop the attributes that it has of a node, before it gets the reply to a request of this thread.
+    pub fn dropped(&self, node: u64, thread: u32) {
+        let mut tree = lock(&self.tree);
+        let request = tree.begin(thread);
+        tree.dropped(node, request);
     }
 
     /// Tells the kernel the attributes of a node, and the name that the node has in a directory if the kernel asked for it. `reply` gets how long
@@ -152,11 +159,16 @@ impl Remote {
         node: u64,
         name: Option<(u64, &[u8])>,
         found: &FileAttributes,
-        begun: u64,
+        request: KernelRequest,
         reply: impl FnOnce(Duration) -> T,
     ) -> T {
         let _telling = lock(&self.telling);
-        let ttl = lock(&self.tree).told(node, name, found, begun);
+        let ttl = {
+            let mut tree = lock(&self.tree);
+            let ttl = tree.ttl(node, name, found, request);
+            tree.told(node, name.is_some(), found, request, ttl);
+            ttl
+        };
         reply(ttl)
     }
 
@@ -176,11 +188,11 @@ impl Remote {
         let (check, is_second) = lock(&self.tree).check(node, thread);
         let plain = |node| FileRequest::Open { node, flags };
         let named = |node, parent, name| FileRequest::OpenNamed { node, flags, parent, name };
-        let begun = self.clock();
-        let (opened, epoch) = self.open_checked(who, thread, node, &check, plain, named)?;
+        let request = self.begin(thread);
+        let (opened, epoch) = self.open_checked(who, request, node, (&check, is_second), plain, named)?;
         let knows = {
             let _telling = lock(&self.telling);
-            let knows = lock(&self.tree).opened(node, &opened.attributes, opened.is_settled != 0, begun);
+            let knows = lock(&self.tree).opened(node, &opened.attributes, opened.is_settled != 0, request);
             if !knows.attributes {
                 invalidate();
             }
@@ -195,36 +207,38 @@ impl Remote {
             return Err(Errno::STALE);
         }
         if truncates {
-            lock(&self.tree).truncated(node);
+            lock(&self.tree).truncated(node, request);
         }
         Ok((handle, knows.data))
     }
 
-    /// Opens a node if it has the name that is recorded for it.
+    /// Opens a node if it has the name that is recorded for it. At the second attempt, another file may have been given the name since the kernel
+    /// has looked it up. Then the file that the kernel has found is opened, because the kernel does not try again.
     fn open_checked<'a>(
         &self,
         who: Caller,
-        thread: u32,
+        request: KernelRequest,
         node: u64,
-        check: &'a NameCheck,
+        (check, is_second): (&'a NameCheck, bool),
         plain: impl Fn(u64) -> FileRequest<'a>,
         named: impl Fn(u64, u64, EntryName<'a>) -> FileRequest<'a>,
     ) -> Result<(OpenedFile, u64), Errno> {
         let outcome = match check {
-            NameCheck::Nothing => self.on_node(who, node, plain),
+            NameCheck::Nothing => self.on_node(who, node, &plain),
             NameCheck::Lookup => Err(Errno::REMCHG),
             NameCheck::Name { parent, name } => {
                 let name = EntryName::new(name)?;
                 self.execute(who, [node, *parent], [0; 2], |[node, parent], _| named(node, parent, name))
             }
         };
-        let (reply, epoch) = outcome.map_err(|e| {
-            if e != Errno::REMCHG || *check == NameCheck::Nothing {
-                return e;
+        let (reply, epoch) = match outcome {
+            Err(e) if check.is_refuted_by(e) && is_second => self.on_node(who, node, &plain)?,
+            Err(e) if check.is_refuted_by(e) => {
+                lock(&self.tree).refuse(node, request.thread);
+                return Err(Errno::STALE);
             }
-            lock(&self.tree).refuse(node, thread);
-            Errno::STALE
-        })?;
+            outcome => outcome?,
+        };
         Ok((decode(reply)?, epoch))
     }
 
@@ -233,35 +247,37 @@ impl Remote {
     /// # Errors
     /// As [`Remote::open`].
     pub fn open_directory(&self, who: Caller, thread: u32, node: u64) -> Result<u64, Errno> {
-        let (check, _) = lock(&self.tree).check(node, thread);
+        let (check, is_second) = lock(&self.tree).check(node, thread);
         let plain = |node| FileRequest::OpenDirectory { node };
         let named = |node, parent, name| FileRequest::OpenNamedDirectory { node, parent, name };
-        let (opened, epoch) = self.open_checked(who, thread, node, &check, plain, named)?;
+        let request = self.begin(thread);
+        let (opened, epoch) = self.open_checked(who, request, node, (&check, is_second), plain, named)?;
         Ok(self.keep(node, 0, true, opened.handle, epoch))
     }
 
-    /// Makes and opens a file.
+    /// Makes and opens a file. `thread` is the number of the thread that makes it, or 0.
     ///
     /// # Errors
     /// As [`Remote::entry`].
     pub fn create(
         &self,
         who: Caller,
+        thread: u32,
         parent: u64,
         name: EntryName<'_>,
         mode: u32,
         flags: u32,
     ) -> Result<CreatedFile, Errno> {
-        let begun = self.clock();
+        let request = self.begin(thread);
         let make = |parent| FileRequest::Create { parent, name, mode, flags };
         let (reply, epoch) = self.on_node(who, parent, make)?;
         let reply = reply.into_vec()?;
         let mut rest = &reply[..];
         let (entry, opened) = (FileEntry::take(&mut rest)?, OpenedFile::take(&mut rest)?);
         let number = self.mentioned(epoch, parent, name, &entry);
-        let begun = lock(&self.tree).created(number, &opened.attributes, opened.is_settled != 0, begun);
+        let request = lock(&self.tree).created(number, &opened.attributes, opened.is_settled != 0, request);
         let handle = self.keep(number, flags, false, opened.handle, epoch);
-        Ok(CreatedFile { node: number, attributes: opened.attributes, handle, begun })
+        Ok(CreatedFile { node: number, attributes: opened.attributes, handle, request })
     }
 
     /// Closes an open file or directory.
@@ -315,7 +331,14 @@ impl Remote {
     ///
     /// # Errors
     /// As [`Remote::entry`].
-    pub fn copy_range(&self, who: Caller, from: (u64, u64), to: (u64, u64), len: u64) -> Result<u64, Errno> {
+    pub fn copy_range(
+        &self,
+        who: Caller,
+        thread: u32,
+        from: (u64, u64),
+        to: (u64, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
         let make = |_, [from_handle, to_handle]: [u64; 2]| FileRequest::CopyRange {
             from: from_handle,
             from_offset: from.1,
@@ -324,14 +347,24 @@ impl Remote {
             len,
         };
         let copied = decode(self.execute(who, [0; 2], [from.0, to.0], make)?.0)?;
-        self.extended(to.0, to.1.saturating_add(copied));
+        self.extended(to.0, to.1.saturating_add(copied), thread);
         Ok(copied)
     }
 
     /// This mount has made an open file reach to this byte at least, which the kernel takes for its size then.
-    pub fn extended(&self, handle: u64, end: u64) {
+    /// `thread` is the number of the thread that did so, or 0.
+    pub fn extended(&self, handle: u64, end: u64, thread: u32) {
         if let Some(open) = lock(&self.handles).get(&handle).copied() {
-            lock(&self.tree).extended(open.number, end);
+            let mut tree = lock(&self.tree);
+            let request = tree.begin(thread);
+            tree.extended(open.number, end, request);
+        }
+    }
+
+    /// A read of an open file has found the file's end at this byte.
+    pub fn ended(&self, handle: u64, end: u64) {
+        if let Some(open) = lock(&self.handles).get(&handle).copied() {
+            lock(&self.tree).ended(open.number, end);
         }
     }
 
@@ -348,28 +381,33 @@ impl Remote {
         self.on_file((0, 0), handle, |handle| FileRequest::SetLock { handle, owner, start, end, kind }).map(drop)
     }
 
-    /// Writes to an open file. Returns how many bytes were written.
+    /// Writes to an open file. Returns how many bytes were written. `thread` is the number of the thread that writes, or 0.
     ///
     /// # Errors
     /// As [`Remote::entry`].
-    pub fn write(&self, who: Caller, handle: u64, offset: u64, data: &[u8]) -> Result<u32, Errno> {
+    pub fn write(&self, who: Caller, thread: u32, handle: u64, offset: u64, data: &[u8]) -> Result<u32, Errno> {
         let open = lock(&self.handles).get(&handle).copied();
         let appends = open.is_some_and(|open| open.flags & OFlags::APPEND.bits() != 0);
         if let Some(open) = open {
-            lock(&self.tree).writing(open.number, offset.saturating_add(data.len() as u64));
+            let mut tree = lock(&self.tree);
+            let request = tree.begin(thread);
+            tree.writing(open.number, offset.saturating_add(data.len() as u64), request);
         }
         let mut written = 0;
         for part in data.chunks(LARGEST_DATA as usize) {
             match self.write_part(who, handle, offset + written as u64, part, appends) {
                 Ok(n) => written += n as usize,
                 Err(_) if written > 0 => break,
-                Err(e) => return Err(e),
+                Err(e) => {
+                    self.extended(handle, 0, thread);
+                    return Err(e);
+                }
             }
             if written % LARGEST_DATA as usize != 0 {
                 break;
             }
         }
-        self.extended(handle, offset + written as u64);
+        self.extended(handle, offset + written as u64, thread);
         Ok(written as u32)
     }
 
@@ -410,7 +448,7 @@ impl Remote {
         let make = |_, [handle, _]: [u64; 2]| FileRequest::ReadDirectory { handle, offset, len };
         let found = self.execute(who, [0; 2], [directory.handle, 0], make);
         let listed = found.and_then(|(entries, epoch)| Ok((entries.into_vec()?, epoch)));
-        let _telling = directory.told_since.map(|_| lock(&self.telling));
+        let _telling = directory.told_by.map(|_| lock(&self.telling));
         let outcome = listed.and_then(|(entries, epoch)| {
             self.list(directory, &entries, epoch, |entry, number, ttl| take(&mut reply, entry, number, ttl))
         });
@@ -434,16 +472,17 @@ impl Remote {
                 // The server lies.
                 Err(_) => return Err(Errno::IO),
             };
-            let ttl = match directory.told_since {
-                Some(begun) if number != 0 && !is_full => {
-                    let name = Some((directory.node, entry.name));
-                    lock(&self.tree).told(number, name, &entry.entry.attributes, begun)
-                }
-                _ => Duration::ZERO,
-            };
+            let found = &entry.entry.attributes;
+            let told_by = directory.told_by.filter(|_| number != 0 && !is_full);
+            let ttl = told_by.map_or(Duration::ZERO, |request| {
+                lock(&self.tree).ttl(number, Some((directory.node, entry.name)), found, request)
+            });
             is_full = is_full || !take(&entry, number, ttl);
             if is_full && number != 0 {
                 self.forget(number, 1);
+            } else if let Some(request) = told_by {
+                // The kernel gets no entry for which there is no room.
+                lock(&self.tree).told(number, true, found, request, ttl);
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use partywall_fs::remote::{CreatedFile, ListedDirectory, Remote};
+use partywall_fs::remote::{CreatedFile, KernelRequest, ListedDirectory, Remote};
 use partywall_fs::wire::{
     DirectoryEntry, EntryName, FileAttributes, FileLock, FileRequest, FileSpace, LARGEST_DATA, change, value_of,
 };
@@ -44,12 +44,12 @@ impl RemoteFilesystem {
         reply: ReplyEntry,
         parent: u64,
         name: &OsStr,
-        begun: u64,
+        request: KernelRequest,
         number: u64,
         found: &FileAttributes,
     ) {
         let name = Some((parent, name.as_bytes()));
-        self.remote.tell(number, name, found, begun, |ttl| reply.entry(&ttl, &attr(number, found), Generation(0)));
+        self.remote.tell(number, name, found, request, |ttl| reply.entry(&ttl, &attr(number, found), Generation(0)));
     }
 }
 
@@ -64,8 +64,8 @@ fn drop_attributes(notifier: &OnceLock<Notifier>, ino: INodeNo) {
 
 /// Replies with an entry, or with the error.
 macro_rules! reply_entry {
-    ($self:ident, $reply:ident, $parent:expr, $name:expr, $outcome:expr) => {{
-        let begun = $self.remote.clock();
+    ($self:ident, $request:ident, $reply:ident, $parent:expr, $name:expr, $outcome:expr) => {{
+        let begun = $self.remote.begin($request.pid());
         match $outcome {
             Ok((number, found)) => $self.reply_entry($reply, $parent.0, $name, begun, number, &found),
             Err(e) => $reply.error(errno(e)),
@@ -107,7 +107,7 @@ impl Filesystem for RemoteFilesystem {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let find =
             |name| self.remote.entry(who(request), parent.0, name, |parent| FileRequest::Lookup { parent, name });
-        reply_entry!(self, reply, parent, name, EntryName::new(name.as_bytes()).and_then(find));
+        reply_entry!(self, request, reply, parent, name, EntryName::new(name.as_bytes()).and_then(find));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -116,7 +116,7 @@ impl Filesystem for RemoteFilesystem {
 
     fn getattr(&self, request: &Request, ino: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
         let make = |node, handle| FileRequest::GetAttributes { node, handle };
-        let begun = self.remote.clock();
+        let begun = self.remote.begin(request.pid());
         match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
             Ok(found) => self.remote.tell(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found))),
             Err(e) => reply.error(errno(e)),
@@ -172,7 +172,7 @@ impl Filesystem for RemoteFilesystem {
             modified,
             modified_nanos,
         };
-        let begun = self.remote.clock();
+        let begun = self.remote.begin(request.pid());
         match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
             Ok(found) => self.remote.tell(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found))),
             Err(e) => reply.error(errno(e)),
@@ -199,14 +199,14 @@ impl Filesystem for RemoteFilesystem {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeNode { parent, name, mode })
         };
-        reply_entry!(self, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
+        reply_entry!(self, request, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeDirectory { parent, name, mode })
         };
-        reply_entry!(self, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
+        reply_entry!(self, request, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -224,7 +224,7 @@ impl Filesystem for RemoteFilesystem {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeSymlink { parent, name, target })
         };
-        reply_entry!(self, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
+        reply_entry!(self, request, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
     }
 
     fn rename(
@@ -246,7 +246,7 @@ impl Filesystem for RemoteFilesystem {
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let make = |name| self.remote.link_node(who(request), ino.0, newparent.0, name);
-        reply_entry!(self, reply, newparent, newname, EntryName::new(newname.as_bytes()).and_then(make));
+        reply_entry!(self, request, reply, newparent, newname, EntryName::new(newname.as_bytes()).and_then(make));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -276,6 +276,9 @@ impl Filesystem for RemoteFilesystem {
             // The server lies.
             Ok(data) if data.len() > size as usize => reply.error(Errno::EIO),
             Ok(data) => {
+                if data.len() < len as usize {
+                    self.remote.ended(handle.0, offset.saturating_add(data.len() as u64));
+                }
                 // SAFETY: `data` passes the slice to `writev` and reads nothing of it (fuser 0.18.0, which is fixed for this reason).
                 reply.data(unsafe { data.for_the_kernel() });
             }
@@ -295,7 +298,7 @@ impl Filesystem for RemoteFilesystem {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.remote.write(who(request), handle.0, offset, data) {
+        match self.remote.write(who(request), request.pid(), handle.0, offset, data) {
             Ok(written) => reply.written(written),
             Err(e) => reply.error(errno(e)),
         }
@@ -344,12 +347,12 @@ impl Filesystem for RemoteFilesystem {
             is_taken
         };
         let end = |reply: ReplyDirectory, outcome| reply_empty!(reply, outcome);
-        let directory = ListedDirectory { node: ino.0, handle: handle.0, told_since: None };
+        let directory = ListedDirectory { node: ino.0, handle: handle.0, told_by: None };
         self.remote.read_directory(who(request), directory, (offset, 4096), reply, take, end);
     }
 
     fn readdirplus(&self, request: &Request, ino: INodeNo, handle: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
-        let begun = self.remote.clock();
+        let begun = self.remote.begin(request.pid());
         let take = |reply: &mut ReplyDirectoryPlus, entry: &DirectoryEntry<'_>, number: u64, ttl: Duration| {
             let mut shown = attr(number, &entry.entry.attributes);
             if number == 0 {
@@ -361,7 +364,7 @@ impl Filesystem for RemoteFilesystem {
             !reply.add(INodeNo(listed), entry.offset, name, &ttl, &shown, Generation(0))
         };
         let end = |reply: ReplyDirectoryPlus, outcome| reply_empty!(reply, outcome);
-        let directory = ListedDirectory { node: ino.0, handle: handle.0, told_since: Some(begun) };
+        let directory = ListedDirectory { node: ino.0, handle: handle.0, told_by: Some(begun) };
         self.remote.read_directory(who(request), directory, (offset, 16 << 10), reply, take, end);
     }
 
@@ -445,11 +448,11 @@ impl Filesystem for RemoteFilesystem {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let make = |name| self.remote.create(who(request), parent.0, name, mode, flags.cast_unsigned());
+        let make = |name| self.remote.create(who(request), request.pid(), parent.0, name, mode, flags.cast_unsigned());
         match EntryName::new(name.as_bytes()).and_then(make) {
-            Ok(CreatedFile { node, attributes, handle, begun, .. }) => {
+            Ok(CreatedFile { node, attributes, handle, request, .. }) => {
                 let (shown, handle) = (attr(node, &attributes), FileHandle(handle));
-                self.remote.tell(node, Some((parent.0, name.as_bytes())), &attributes, begun, |ttl| {
+                self.remote.tell(node, Some((parent.0, name.as_bytes())), &attributes, request, |ttl| {
                     reply.created(&ttl, &shown, Generation(0), handle, FopenFlags::empty());
                 });
             }
@@ -479,7 +482,7 @@ impl Filesystem for RemoteFilesystem {
 
     fn setlk(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         owner: LockOwner,
@@ -494,6 +497,7 @@ impl Filesystem for RemoteFilesystem {
         let outcome = self.remote.set_lock(handle.0, owner.0, range);
         if outcome.is_ok() {
             // Programs that lock a file expect what the previous holder of the lock has written.
+            self.remote.dropped(ino.0, request.pid());
             drop_attributes(&self.notifier, ino);
         }
         if !sleep || outcome != Err(SystemErrno::AGAIN) {
@@ -506,12 +510,13 @@ impl Filesystem for RemoteFilesystem {
             return;
         }
         let (remote, waiters) = (Arc::clone(&self.remote), Arc::clone(&self.waiters));
-        let notifier = Arc::clone(&self.notifier);
+        let (notifier, thread) = (Arc::clone(&self.notifier), request.pid());
         // A thread for each that waits, so that the threads of the mount stay free for those who could give the lock up.
         std::thread::spawn(move || {
             let outcome = locks::wait(pid, || remote.set_lock(handle.0, owner.0, range));
             waiters.fetch_sub(1, Ordering::AcqRel);
             if outcome.is_ok() {
+                remote.dropped(ino.0, thread);
                 drop_attributes(&notifier, ino);
             }
             reply_empty!(reply, outcome);
@@ -532,7 +537,7 @@ impl Filesystem for RemoteFilesystem {
         let make = |handle| FileRequest::Allocate { handle, mode, offset, len: length };
         let outcome = self.remote.on_file(who(request), handle.0, make);
         if outcome.is_ok() && mode & FallocateFlags::KEEP_SIZE.bits() == 0 {
-            self.remote.extended(handle.0, offset.saturating_add(length));
+            self.remote.extended(handle.0, offset.saturating_add(length), request.pid());
         }
         reply_empty!(reply, outcome);
     }
@@ -560,7 +565,13 @@ impl Filesystem for RemoteFilesystem {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        match self.remote.copy_range(who(request), (handle_in.0, offset_in), (handle_out.0, offset_out), len) {
+        match self.remote.copy_range(
+            who(request),
+            request.pid(),
+            (handle_in.0, offset_in),
+            (handle_out.0, offset_out),
+            len,
+        ) {
             Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
             Err(e) => reply.error(errno(e)),
         }
