@@ -235,10 +235,11 @@ impl Members {
         u8::try_from(self.windows.len()).unwrap_or(u8::MAX)
     }
 
-    /// The live seat of another process whose buffers have these bytes.
-    pub(super) fn part_at(&self, address: u64, len: u64) -> Option<BufferPart> {
-        let handle = |owner: &u64| Handle { owner: *owner, address, len, serial: 0, place: 0, hop: 0 };
-        let owner = self.seats.keys().find(|owner| self.owner(&handle(owner)).is_ok())?;
+    /// The live seat of another process, in this life of a member's window, whose buffers have these bytes.
+    pub(super) fn part_at(&self, (member, life): (u8, u32), address: u64, len: u64) -> Option<BufferPart> {
+        let handle = |owner: u64| Handle { owner, address, len, serial: 0, place: 0, hop: 0 };
+        let mut seats = self.seats.iter().filter(|(_, seat)| seat.member == member && seat.life == life);
+        let (owner, _) = seats.find(|(owner, _)| self.owner(&handle(**owner)).is_ok())?;
         Some(BufferPart { owner: *owner, address, len })
     }
 
@@ -250,11 +251,11 @@ impl Members {
         })
     }
 
-    /// Copies bytes of another process, whatever they are of.
-    pub(super) fn copy_at(&self, address: u64, to: &mut [u8]) -> bool {
-        let windows = self.windows.iter().flatten().map(|window| &window.map);
-        let mut maps = windows.chain(self.seats.values().filter_map(|seat| seat.map.as_ref()));
-        maps.any(|map| {
+    /// Copies bytes of another process in this life of a member's window, whatever they are of.
+    pub(super) fn copy_at(&self, (member, life): (u8, u32), address: u64, to: &mut [u8]) -> bool {
+        let window =
+            self.windows.get(usize::from(member)).and_then(Option::as_ref).filter(|window| window.life == life);
+        window.is_some_and(|Mapped { map, .. }| {
             let bytes = address.checked_sub(map.address()).and_then(|offset| map.bytes(offset, to.len() as u64));
             bytes.is_some_and(|bytes| bytes.copy_to(to) == to.len())
         })

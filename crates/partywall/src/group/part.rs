@@ -1,6 +1,7 @@
 //! Parts of buffers that are read without a token, while another party guarantees that they stay (protocol J12); and where machines have the
 //! windows that such parts lie in (protocol J11).
 
+use super::members::Members;
 use super::{Group, GroupInner};
 use crate::domain::lock;
 use crate::session::unexpected;
@@ -35,13 +36,18 @@ pub struct BufferPart {
 /// ```
 /// use partywall::MachineWindow;
 ///
-/// let window = MachineWindow { place: 0x1_0020_0000, address: 0x2000_0000_0000, size: 16 << 20, of_host: true };
+/// let (place, address, size) = (0x1_0020_0000, 0x2000_0000_0000, 16 << 20);
+/// let window = MachineWindow { member: 0, life: 1, place, address, size, of_host: true };
 /// // The group's address of what the machine has here.
 /// let physical = 0x1_0022_3000;
 /// assert_eq!(window.address + (physical - window.place), 0x2000_0002_3000);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineWindow {
+    /// The member's place in the group.
+    pub member: u8,
+    /// Which of the member's windows it is: a member that comes back may get another one.
+    pub life: u32,
     /// The machine's physical address of its first byte.
     pub place: u64,
     /// The address of that byte in every member.
@@ -81,8 +87,8 @@ impl Group {
             match self.inner.ask(|session| session.request(&asked, &[])) {
                 // Another window of the member is not at its address here.
                 Ok((Message::GroupPlaceIs { life, address, size, place, host }, _)) => {
-                    if lock(&self.inner.state).members.is_mapped(member, life, size) {
-                        windows.push(MachineWindow { place, address, size, of_host: host });
+                    if self.inner.has_window(member, life, size) {
+                        windows.push(MachineWindow { member, life, place, address, size, of_host: host });
                     }
                 }
                 Ok((other, _)) => return Err(unexpected(&other)),
@@ -93,10 +99,11 @@ impl Group {
         Ok(windows)
     }
 
-    /// The buffers of another process that have these bytes; `None` if they are not all in those of one process that takes part.
+    /// The buffers of another process that have these bytes in a member's window; `None` if they are not all in those of one process that takes
+    /// part, or if the member has another window now.
     ///
     /// ```
-    /// use partywall::{Domain, Group};
+    /// use partywall::{Domain, Group, MachineWindow};
     ///
     /// # let folder = tempfile::tempdir()?;
     /// # let policy = folder.path().join("policy.toml");
@@ -108,23 +115,25 @@ impl Group {
     /// let buffer = pool.alloc(4096)?;
     /// let part = buffer.part();
     /// assert_eq!((part.address, part.len), (buffer.address(), 4096));
-    /// assert_eq!(pool.part_at(part.address, part.len), None); // It is this process's own.
+    /// let window = MachineWindow { member: 0, life: 1, place: 0, address: 0, size: 4 << 20, of_host: true };
+    /// assert_eq!(pool.part_at(&window, part.address, part.len), None); // It is this process's own.
     /// assert!(pool.borrow(&part).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn part_at(&self, address: u64, len: u64) -> Option<BufferPart> {
+    pub fn part_at(&self, window: &MachineWindow, address: u64, len: u64) -> Option<BufferPart> {
         if len == 0 {
             return None;
         }
         self.inner.hear();
-        lock(&self.inner.state).members.part_at(address, len)
+        lock(&self.inner.state).members.part_at((window.member, window.life), address, len)
     }
 
     /// Copies what another process has at this address of the group, in or outside of a buffer, and also if the process has ended. For a device
-    /// of a machine that reads the machine's memory: the caller judges whether the machine may read it. Whether all bytes are mapped and of others.
+    /// of a machine that reads the machine's memory: the caller judges whether the machine may read it. Whether all bytes are in this window, which
+    /// is still the member's, and of others.
     ///
     /// ```
-    /// use partywall::{Domain, Group};
+    /// use partywall::{Domain, Group, MachineWindow};
     ///
     /// # let folder = tempfile::tempdir()?;
     /// # let policy = folder.path().join("policy.toml");
@@ -135,12 +144,13 @@ impl Group {
     /// let pool = Group::join(&web, "pool")?;
     /// let mut bytes = [0; 16];
     /// let buffer = pool.alloc(4096)?;
-    /// assert!(!pool.copy_at(buffer.address(), &mut bytes)); // It is this process's own.
-    /// assert!(!pool.copy_at(0, &mut bytes));
+    /// let window = MachineWindow { member: 0, life: 1, place: 0, address: 0, size: 4 << 20, of_host: true };
+    /// assert!(!pool.copy_at(&window, buffer.address(), &mut bytes)); // It is this process's own.
+    /// assert!(!pool.copy_at(&window, 0, &mut bytes));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn copy_at(&self, address: u64, to: &mut [u8]) -> bool {
-        lock(&self.inner.state).members.copy_at(address, to)
+    pub fn copy_at(&self, window: &MachineWindow, address: u64, to: &mut [u8]) -> bool {
+        lock(&self.inner.state).members.copy_at((window.member, window.life), address, to)
     }
 
     /// Maps a part of another process's buffers, for reading in place without a token. The memory stays that process's until this is dropped,
@@ -164,6 +174,18 @@ impl Group {
 }
 
 impl GroupInner {
+    /// Whether this window of a member is mapped, which is done now if it is not.
+    fn has_window(&self, member: u8, life: u32, size: u64) -> bool {
+        if lock(&self.state).members.is_mapped(member, life, size) {
+            return true;
+        }
+        let fetched = self.ask(|session| Members::get(session, member));
+        if let Err(error) = fetched.and_then(|window| lock(&self.state).members.put(member, &window)) {
+            tracing::warn!(group = self.name, member, %error, "the window of a member cannot be mapped");
+        }
+        lock(&self.state).members.is_mapped(member, life, size)
+    }
+
     fn try_borrow(self: &Arc<Self>, part: &BufferPart) -> Result<BorrowedPart> {
         let BufferPart { owner, address, len } = *part;
         if owner == self.me || len == 0 {
@@ -195,7 +217,7 @@ impl GroupInner {
 ///     let [owner, address, len] = words.map(u64::from_le_bytes);
 ///
 ///     let borrowed = pool.borrow(&BufferPart { owner, address, len })?;
-///     assert_eq!(pool.part_at(address, len), Some(borrowed.part()));
+///     assert_eq!(borrowed.part(), BufferPart { owner, address, len });
 ///     let mut word = [0; 5];
 ///     borrowed.copy_to(0, &mut word);
 ///     assert_eq!(&word, b"hello");

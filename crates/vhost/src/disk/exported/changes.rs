@@ -1,9 +1,15 @@
 //! Changes that the exporter has done and that may not be durable. They are repeated if the exporter's machine starts again (protocol E3).
 
 use super::link::{ExportCalls, ExportFailure, KeptData};
+use super::passed::GroupData;
 use super::wire::ExportOperation;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Changes that are kept at most. At about so many the next one waits for a flush, since a machine that writes need not flush.
+const MOST_CHANGES: usize = 4096;
+/// The most bytes that are kept in memory of this process, or named in buffers of others and copied to it when a request fails.
+const MOST_BYTES: usize = 64 << 20;
 
 /// One change of the disk.
 #[derive(Debug, Clone)]
@@ -26,6 +32,17 @@ pub(super) enum DiskChange {
 }
 
 impl DiskChange {
+    /// Bytes that count for [`MOST_BYTES`]. Own buffers and heaps have limits of their own.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Write { length, data: KeptData::Copied(_), .. } => *length,
+            Self::Write { length, data: KeptData::InGroup(data), .. } if matches!(**data, GroupData::Others(_)) => {
+                *length
+            }
+            _ => 0,
+        }
+    }
+
     /// Executes it by a connection.
     fn repeat(&self, calls: &ExportCalls) -> Result<(), ExportFailure> {
         match self {
@@ -58,6 +75,33 @@ struct Changes {
     next: u64,
     /// With whether the exporter has answered.
     all: BTreeMap<u64, (DiskChange, bool)>,
+    /// The sum of [`DiskChange::bytes`].
+    bytes: usize,
+    /// Own buffers of writes that failed, with the number of the session that has not answered them, if none has. A back end behind the exporter
+    /// may have written a part of them, and repeat it (protocol E4.2).
+    held: BTreeMap<u64, (Arc<GroupData>, Option<u64>)>,
+}
+
+impl Changes {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn remove(&mut self, number: u64) {
+        if let Some((change, _)) = self.all.remove(&number) {
+            self.bytes = self.bytes.saturating_sub(change.bytes());
+        }
+    }
+
+    fn copy(&mut self, copy: impl Fn(&mut KeptData)) {
+        for (change, _) in self.all.values_mut() {
+            if let DiskChange::Write { data, .. } = change {
+                copy(data);
+            }
+        }
+        self.bytes = self.all.values().map(|(change, _)| change.bytes()).sum();
+    }
 }
 
 impl ChangeLog {
@@ -68,8 +112,8 @@ impl ChangeLog {
     /// A change begins. From now on a restart of the exporter's machine repeats it.
     pub(super) fn begin(&self, change: DiskChange) -> u64 {
         let mut changes = self.changes();
-        changes.next += 1;
-        let number = changes.next;
+        let number = changes.number();
+        changes.bytes += change.bytes();
         changes.all.insert(number, (change, false));
         number
     }
@@ -79,41 +123,69 @@ impl ChangeLog {
         let mut changes = self.changes();
         match changes.all.get_mut(&number) {
             Some((_, answered)) if is_done => *answered = true,
-            _ => drop(changes.all.remove(&number)),
+            _ => changes.remove(number),
         }
     }
 
     /// Copies the data that lies in a connection's heap, so that the heap gives its place in the window back when the connection ends.
     pub(super) fn copy_blocks_of(&self, calls: &ExportCalls) {
-        for (change, _) in self.changes().all.values_mut() {
-            if let DiskChange::Write { data, .. } = change {
-                calls.copy_out(data);
-            }
-        }
+        self.changes().copy(|data| calls.copy_out(data));
     }
 
+    /// Copies the data that lies in buffers of others. Their owners keep it until a flush, which comes this way no more if the machine gives the
+    /// disk up, for example as a part of a RAID.
+    pub(super) fn copy_from_others(&self) {
+        self.changes().copy(KeptData::copy_from_others);
+    }
+
+    /// Keeps data of a write that failed until a flush that begins later. If the session with this number has not answered the write, its exporter
+    /// may read the data until there is another session (protocol E4.3).
+    pub(super) fn hold(&self, data: Arc<GroupData>, unanswered: Option<u64>) {
+        let mut changes = self.changes();
+        let number = changes.number();
+        changes.held.insert(number, (data, unanswered));
+    }
+
+    /// Whether nothing waits for a flush.
     pub(super) fn is_empty(&self) -> bool {
+        let changes = self.changes();
+        changes.all.is_empty() && changes.held.is_empty()
+    }
+
+    /// Whether a flush that fails would lose nothing that a machine relies on.
+    pub(super) fn has_no_changes(&self) -> bool {
         self.changes().all.is_empty()
     }
 
-    /// Makes the changes durable that have been answered.
-    pub(super) fn flush(&self, calls: &ExportCalls) -> Result<(), ExportFailure> {
-        let answered = self.answered();
+    /// Whether a flush is due before another change.
+    pub(super) fn is_full(&self) -> bool {
+        let changes = self.changes();
+        changes.all.len() + changes.held.len() >= MOST_CHANGES || changes.bytes >= MOST_BYTES
+    }
+
+    /// Makes the changes durable that have been answered, in the session with this number.
+    pub(super) fn flush(&self, calls: &ExportCalls, session: u64) -> Result<(), ExportFailure> {
+        let settled = self.settled(session);
         calls.sync()?;
-        self.flushed(&answered);
+        self.flushed(&settled);
         Ok(())
     }
 
-    /// The changes that a flush which begins now makes durable.
-    fn answered(&self) -> Vec<u64> {
-        self.changes().all.iter().filter(|(_, (_, answered))| *answered).map(|(number, _)| *number).collect()
+    /// What a flush that begins now ends: changes that have been answered, and data that no exporter reads any more.
+    fn settled(&self, session: u64) -> Vec<u64> {
+        let changes = self.changes();
+        let answered = changes.all.iter().filter(|(_, (_, answered))| *answered).map(|(number, _)| *number);
+        let held =
+            changes.held.iter().filter(|(_, (_, of))| of.is_none_or(|of| of < session)).map(|(number, _)| *number);
+        answered.chain(held).collect()
     }
 
     /// These changes are durable.
     fn flushed(&self, numbers: &[u64]) {
         let mut changes = self.changes();
         for number in numbers {
-            changes.all.remove(number);
+            changes.remove(*number);
+            changes.held.remove(number);
         }
     }
 
@@ -127,5 +199,61 @@ impl ChangeLog {
             change.repeat(calls)?;
         }
         Ok(all.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn others() -> Arc<GroupData> {
+        Arc::new(GroupData::Others(Vec::new()))
+    }
+
+    #[test]
+    fn data_without_an_answer_is_held_until_a_later_session() {
+        let log = ChangeLog::default();
+        log.hold(others(), None);
+        log.hold(others(), Some(3));
+        assert_eq!(log.settled(3), [1], "the exporter of this session may still read the other");
+        log.flushed(&[1]);
+        assert!(!log.is_empty());
+        let settled = log.settled(4);
+        assert_eq!(settled, [2]);
+        log.hold(others(), None);
+        log.flushed(&settled);
+        assert!(!log.is_empty(), "this write failed after the flush began");
+        log.flushed(&log.settled(4));
+        assert!(log.is_empty());
+    }
+
+    #[test]
+    fn log_of_many_changes_or_bytes_is_full() {
+        let log = ChangeLog::default();
+        for _ in 0..MOST_CHANGES {
+            assert!(!log.is_full());
+            let number = log.begin(DiskChange::Zero { offset: 0, length: 512 });
+            log.end(number, true);
+        }
+        assert!(log.is_full());
+        log.flushed(&log.settled(0));
+        assert!(!log.is_full());
+        let write = |data| DiskChange::Write { offset: 0, length: MOST_BYTES / 2, data };
+        let number = log.begin(write(KeptData::InGroup(others())));
+        log.begin(write(KeptData::Copied(Arc::from([]))));
+        assert!(log.is_full());
+        log.end(number, false);
+        assert!(!log.is_full());
+    }
+
+    #[test]
+    fn data_in_buffers_of_others_is_copied_out() {
+        let log = ChangeLog::default();
+        let data = others();
+        log.begin(DiskChange::Write { offset: 0, length: 0, data: KeptData::InGroup(Arc::clone(&data)) });
+        assert_eq!(Arc::strong_count(&data), 2);
+        log.copy_from_others();
+        assert_eq!(Arc::strong_count(&data), 1);
+        assert!(!log.is_empty());
     }
 }

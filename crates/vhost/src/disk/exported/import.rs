@@ -8,12 +8,13 @@ use super::wire::{ExportOperation, Welcome};
 use crate::VhostError;
 use crate::chain::BufferPiece;
 use crate::disk::counters::CopiedBytes;
+use crate::disk::image::ALIGN;
 use crate::disk::request::DiskGeometry;
 use crate::disk::store::DiskStore;
 use crate::disk::store_task::StoreTask;
 use crate::disk::task::DiskTask;
 use partywall::rpc::Reply;
-use partywall::{Domain, Group};
+use partywall::{Buffer, Domain, Error, Group};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -79,6 +80,8 @@ struct StoreJob {
     pieces: Vec<BufferPiece>,
     /// Since when it waits for an exporter, or for memory.
     waits_since: Option<Instant>,
+    /// Since when the broker's answer is awaited about where its data is.
+    unseen_since: Option<Instant>,
 }
 
 /// Why a task has no result from a thread.
@@ -121,8 +124,10 @@ struct ImportCore {
     windows: Option<PassedWindows>,
     /// The exporter of the session with this number takes no data from the group.
     no_group: AtomicU64,
-    /// Data of writes of the present session that got no answer. Its exporter may still read it (protocol E4.3).
-    unanswered: Mutex<Vec<Arc<GroupData>>>,
+    /// Requests that have failed, and how many had when the machine's last successful flush began. Between them the machine may have given the
+    /// disk up, and nothing is kept in buffers of others (protocol E4.5).
+    failures: AtomicU64,
+    flushed_failures: AtomicU64,
     /// Changes that are not known to be durable.
     changes: ChangeLog,
 }
@@ -151,9 +156,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ImportedDisk {
+    /// Makes all earlier changes of an exported disk durable. A back end does this before it joins a group: those behind the exporter then give back
+    /// what they keep of an earlier back end's buffers, whose memory the new one needs.
+    ///
+    /// # Errors
+    /// Those of a session with the exporter, and of its flush.
+    ///
+    /// ```
+    /// use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportedDisk};
+    /// use std::time::Duration;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let store = partywall::Domain::builder().name("store").broker(broker.path()).join()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("disk.raw");
+    /// # std::fs::File::create(&path)?.set_len(1 << 20)?;
+    /// # let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+    /// # let _export = DiskExport::bind(options, &store, "data")?;
+    /// ImportedDisk::sync(&store, "store:data", Duration::from_secs(10))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sync(domain: &Domain, target: &str, grace: Duration) -> Result<(), VhostError> {
+        let link = connect_within(domain, target, grace)?;
+        let synced = ExportCalls::connect(domain, target, link.welcome.session, grace).and_then(|calls| calls.sync());
+        synced.map_err(|e| VhostError::Refused(format!("{target} does not make its disk durable: {e:?}")))
+    }
+
     /// Begins a session with the exporter.
     pub(crate) fn connect(options: ImportOptions, read_only: bool, delay: Duration) -> Result<Self, VhostError> {
-        let link = connect_within(&options)?;
+        let link = connect_within(&options.domain, &options.target, options.grace)?;
         let first = link.welcome;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(VhostError::system("make an eventfd"))?;
@@ -176,7 +207,8 @@ impl ImportedDisk {
             passed: AtomicU64::new(0),
             windows,
             no_group: AtomicU64::new(u64::MAX),
-            unanswered: Mutex::default(),
+            failures: AtomicU64::new(0),
+            flushed_failures: AtomicU64::new(0),
             changes: ChangeLog::default(),
         });
         let (sender, done) = channel();
@@ -193,10 +225,10 @@ impl ImportedDisk {
 }
 
 /// The first session. The exporter may still be ending that of an earlier back end.
-fn connect_within(options: &ImportOptions) -> Result<ExportLink, VhostError> {
-    let until = Instant::now() + options.grace;
+fn connect_within(domain: &Domain, target: &str, grace: Duration) -> Result<ExportLink, VhostError> {
+    let until = Instant::now() + grace;
     loop {
-        match ExportLink::connect(&options.domain, &options.target, GREETING) {
+        match ExportLink::connect(domain, target, GREETING) {
             Err(e) if Instant::now() >= until => return Err(e),
             Err(_) => std::thread::sleep(PAUSE),
             link => return link,
@@ -268,6 +300,7 @@ impl DiskStore for ImportedDisk {
             memory: Arc::clone(memory),
             pieces,
             waits_since: None,
+            unseen_since: None,
         });
         self.shared.offered.notify_one();
         self.busy += 1;
@@ -321,6 +354,7 @@ impl DiskStore for ImportedDisk {
     fn front_end_changes(&mut self) {
         if let Some(windows) = &self.shared.windows {
             windows.forget();
+            self.shared.changes.copy_from_others();
         }
     }
 }
@@ -350,8 +384,17 @@ impl ImportCore {
         let mut calls = None;
         while let Some(mut job) = self.next_job(&mut calls) {
             let result = match self.execute(&mut calls, &mut job) {
-                Ok(result) => Ok(result),
-                Err(Unfinished::Failed(e)) => Err(e),
+                Ok(result) => {
+                    if self.failures.load(Ordering::SeqCst) > self.flushed_failures.load(Ordering::SeqCst) {
+                        self.changes.copy_from_others();
+                    }
+                    Ok(result)
+                }
+                Err(Unfinished::Failed(e)) => {
+                    self.failures.fetch_add(1, Ordering::SeqCst);
+                    self.changes.copy_from_others();
+                    Err(e)
+                }
                 Err(Unfinished::ForOthers) => {
                     lock(&self.jobs).jobs.push_front(job);
                     self.offered.notify_one();
@@ -400,21 +443,28 @@ impl ImportCore {
             return Ok(0);
         }
         loop {
+            let began = Instant::now();
+            // The broker may learn of the machine's windows later than the machine, for example after its own restart.
+            let is_final = self.windows.as_ref().is_none_or(|windows| windows.is_told(job.unseen_since));
             let unconnected = match self.connected(own) {
                 Ok((generation, calls)) => match self.attempt(generation, calls, job) {
                     Ok(result) => return Ok(result),
-                    // The broker may not know the machine's windows yet, for example after its own restart.
-                    Err(ExportFailure::Errno(Errno::FAULT))
-                        if self.windows.as_ref().is_some_and(PassedWindows::may_come)
-                            && !self.is_over(*job.waits_since.get_or_insert_with(Instant::now)) =>
-                    {
+                    Err(ExportFailure::Unseen) => {
                         tracing::debug!(pieces = ?job.pieces, "what the machine writes is in none of its windows");
+                        let since = *job.unseen_since.get_or_insert(began);
+                        if is_final || since.elapsed() >= HURRY {
+                            return Err(Unfinished::Failed(Errno::FAULT));
+                        }
+                        // What an earlier window has would keep a later one from its place.
+                        self.changes.copy_from_others();
                         std::thread::sleep(PAUSE);
                         continue;
                     }
                     Err(ExportFailure::Errno(e)) => return Err(Unfinished::Failed(e)),
                     // What is kept in this connection's heap is copied out of it. So an exporter could make the copies grow without end.
-                    Err(ExportFailure::NoMemory) if self.changes.flush(calls).is_ok() => Unconnected::NoMemory,
+                    Err(ExportFailure::NoMemory) if self.changes.flush(calls, generation).is_ok() => {
+                        Unconnected::NoMemory
+                    }
                     Err(ExportFailure::NoMemory | ExportFailure::Ended) => Unconnected::Gone(generation),
                 },
                 Err(unconnected) => unconnected,
@@ -457,7 +507,7 @@ impl ImportCore {
             match measured {
                 Ok(reply) => return reply.array(0).map(u64::from_le_bytes).ok(),
                 Err(ExportFailure::Ended) => self.renew(generation, since),
-                Err(ExportFailure::Errno(_) | ExportFailure::NoMemory) => return None,
+                Err(ExportFailure::Errno(_) | ExportFailure::NoMemory | ExportFailure::Unseen) => return None,
             }
             if self.is_over(since) {
                 return None;
@@ -513,20 +563,19 @@ impl ImportCore {
             let _jobs = lock(&self.jobs);
             self.offered.notify_all();
         }
-        let Some(link) = self.link_again(current.boot) else {
+        // The exporter has ended all requests of the sessions before (protocol E1.2).
+        let Some(link) = self.link_again(current.boot, generation + 1) else {
             std::thread::sleep(PAUSE);
             return;
         };
         info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
-        // The exporter has ended all requests of the sessions before (protocol E1.2).
-        lock(&self.unanswered).clear();
         current.generation += 1;
         current.boot = link.welcome.boot;
         current.link = Some(link);
     }
 
     /// Another session. What the exporter may have lost since the last one is done again before any other request (protocol E3).
-    fn link_again(&self, boot: [u8; 16]) -> Option<ExportLink> {
+    fn link_again(&self, boot: [u8; 16], number: u64) -> Option<ExportLink> {
         let ImportOptions { domain, target, grace, .. } = &self.options;
         let link = ExportLink::connect(domain, target, GREETING).ok()?;
         if !self.is_same(&link.welcome) {
@@ -539,7 +588,10 @@ impl ImportCore {
                 let repeated = self.changes.repeat(&calls).ok()?;
                 info!("{target}: its machine has started again; {repeated} changes are repeated");
             }
-            self.changes.flush(&calls).ok()?;
+            match self.changes.flush(&calls, number) {
+                Err(ExportFailure::Errno(_)) if self.changes.has_no_changes() => {}
+                flushed => flushed.ok()?,
+            }
         }
         Some(link)
     }
@@ -562,16 +614,15 @@ impl ImportCore {
             }
             StoreTask::Write { offset, durable } => {
                 if let Some(windows) = &self.windows
-                    && let Some(written) =
-                        self.write_from_group(windows, (generation, calls), job, total, (offset, durable))
+                    && let Some(written) = self.write_from_group(windows, (generation, calls), job, (offset, durable))
                 {
-                    return written.map(|()| done);
+                    return written.map(|length| u32::try_from(length).unwrap_or(u32::MAX));
                 }
-                let fill = |room: &mut [u8]| self.fill(job, room);
+                let fill = |room: &mut [u8]| self.fill(&job.memory, &job.pieces, room);
                 let block = match calls.block((offset, total), durable, fill) {
                     // The heap is full of changes that are kept until the next flush.
                     Err(ExportFailure::NoMemory) => {
-                        self.changes.flush(calls)?;
+                        self.changes.flush(calls, generation)?;
                         calls.block((offset, total), durable, fill)
                     }
                     block => block,
@@ -579,99 +630,137 @@ impl ImportCore {
                 let data = Arc::new(block?);
                 self.copied_written.fetch_add(total as u64, Ordering::Relaxed);
                 let kept = DiskChange::Write { offset, length: total, data: calls.keep(&data) };
-                self.change(kept, durable, || calls.write(&data))?;
+                self.change((generation, calls), kept, durable, || calls.write(&data))?;
                 Ok(done)
             }
             StoreTask::Zero { offset, length, durable } => {
                 let length = length.min(ZEROES);
-                self.change(DiskChange::Zero { offset, length }, durable, || {
+                self.change((generation, calls), DiskChange::Zero { offset, length }, durable, || {
                     calls.request(ExportOperation::Zero, (offset, length), durable, 0).map(drop)
                 })?;
                 Ok(u32::try_from(length).unwrap_or(u32::MAX))
             }
             StoreTask::Allocate { offset, length, mode } => {
-                self.change(DiskChange::Allocate { offset, length, mode }, false, || {
+                self.change((generation, calls), DiskChange::Allocate { offset, length, mode }, false, || {
                     calls.request(ExportOperation::Allocate, (offset, length), false, mode).map(drop)
                 })?;
                 Ok(0)
             }
-            StoreTask::Sync => self.changes.flush(calls).map(|()| 0),
+            StoreTask::Sync => {
+                let failures = self.failures.load(Ordering::SeqCst);
+                self.changes.flush(calls, generation)?;
+                self.flushed_failures.fetch_max(failures, Ordering::SeqCst);
+                Ok(0)
+            }
             StoreTask::Delay => Ok(0),
         }
     }
 
     /// Copies the data of a write.
-    fn fill(&self, job: &StoreJob, mut room: &mut [u8]) -> bool {
-        job.pieces.iter().all(|piece| {
+    fn fill(&self, memory: &GuestMemoryMmap, pieces: &[BufferPiece], mut room: &mut [u8]) -> bool {
+        pieces.iter().all(|piece| {
             let (now, later) = std::mem::take(&mut room).split_at_mut(piece.length);
             room = later;
-            job.memory.read_slice(now, piece.address).is_ok()
+            memory.read_slice(now, piece.address).is_ok()
                 || self.windows.as_ref().is_some_and(|windows| windows.copy(piece, now))
         })
     }
 
-    /// Writes data that lies in the group, or is copied into it (protocol E4). `None` if the data has to go another way.
+    /// Writes data that lies in the group, or is copied into it (protocol E4). How many bytes, from the first one on; `None` if the data has to go
+    /// another way.
     fn write_from_group(
         &self,
         windows: &PassedWindows,
         (generation, calls): (u64, &ExportCalls),
         job: &StoreJob,
-        total: usize,
         (offset, durable): (u64, bool),
-    ) -> Option<Result<(), ExportFailure>> {
+    ) -> Option<Result<usize, ExportFailure>> {
         if self.no_group.load(Ordering::Relaxed) == generation {
             return None;
         }
         let is_own = |piece: &BufferPiece| job.memory.get_slice(piece.address, piece.length).is_ok();
         let others = if job.pieces.iter().any(is_own) { None } else { windows.borrow_all(&job.pieces) };
-        let data = match others {
-            Some(parts) => GroupData::Others(parts),
+        let total = job.pieces.iter().map(|piece| piece.length).sum();
+        let (data, length) = match others {
+            Some(parts) => (GroupData::Others(parts), total),
             None => {
-                let buffer = windows.group().alloc(total).or_else(|e| {
-                    // It may be full of changes that are kept until the next flush.
-                    self.changes.flush(calls).map_err(|_| e)?;
-                    windows.group().alloc(total)
-                });
-                let mut buffer = buffer.ok()?;
-                if !self.fill(job, &mut buffer) {
-                    return Some(Err(ExportFailure::Errno(Errno::FAULT)));
+                let mut buffer = self.group_buffer(windows, (generation, calls), total)?;
+                let length = buffer.len();
+                if !self.fill(&job.memory, &front(&job.pieces, 0, length), &mut buffer) {
+                    return Some(Err(ExportFailure::Unseen));
                 }
-                self.copied_written.fetch_add(total as u64, Ordering::Relaxed);
-                GroupData::Own(buffer)
+                self.copied_written.fetch_add(length as u64, Ordering::Relaxed);
+                (GroupData::Own(buffer), length)
             }
         };
+        let is_own = matches!(data, GroupData::Own(_));
         let data = Arc::new(data);
-        let kept = DiskChange::Write { offset, length: total, data: KeptData::InGroup(Arc::clone(&data)) };
-        let written = self.change(kept, durable, || calls.write_from(&data, offset, durable));
+        let kept = DiskChange::Write { offset, length, data: KeptData::InGroup(Arc::clone(&data)) };
+        let written = self.change((generation, calls), kept, durable, || {
+            calls.write_from(&data, offset, durable).inspect_err(|e| {
+                if is_own {
+                    let unanswered = (*e == ExportFailure::Ended).then_some(generation);
+                    self.changes.hold(Arc::clone(&data), unanswered);
+                }
+            })
+        });
         match written {
-            Ok(()) if matches!(*data, GroupData::Others(_)) => {
-                self.passed.fetch_add(total as u64, Ordering::Relaxed);
+            Ok(()) if !is_own => {
+                self.passed.fetch_add(length as u64, Ordering::Relaxed);
             }
-            Ok(()) | Err(ExportFailure::NoMemory) => {}
-            Err(ExportFailure::Errno(Errno::OPNOTSUPP)) => {
+            // The exporter does not take part in the group, or does not see this process's buffers.
+            Err(ExportFailure::Errno(e)) if e == Errno::OPNOTSUPP || (e == Errno::STALE && is_own) => {
                 self.no_group.store(generation, Ordering::Relaxed);
                 return None;
             }
             // The exporter does not see the buffer, for example one of a back end that has ended.
             Err(ExportFailure::Errno(Errno::STALE)) => return None,
-            Err(ExportFailure::Errno(_)) => {}
-            Err(ExportFailure::Ended) => {
-                let current = lock(&self.link);
-                if current.generation == generation {
-                    lock(&self.unanswered).push(data);
+            _ => {}
+        }
+        Some(written.map(|()| length))
+    }
+
+    /// A buffer of the group for a write, or for its beginning. `None` if the group has none.
+    fn group_buffer(
+        &self,
+        windows: &PassedWindows,
+        (generation, calls): (u64, &ExportCalls),
+        mut length: usize,
+    ) -> Option<Buffer> {
+        let unit = ALIGN.max(self.first.block as usize);
+        let mut is_flushed = false;
+        loop {
+            match windows.group().alloc(length) {
+                Ok(buffer) => return Some(buffer),
+                // It may be full of changes that are kept until the next flush.
+                Err(Error::Full(_)) if !is_flushed => {
+                    self.changes.flush(calls, generation).ok()?;
+                    is_flushed = true;
+                }
+                Err(Error::Full(_) | Error::TooLarge { .. }) if length / 2 >= unit => {
+                    length = length / 2 / unit * unit;
+                }
+                Err(Error::Full(_)) => return None,
+                Err(error) => {
+                    warn!(%error, "the group has no buffers; what is written is copied another time");
+                    self.no_group.store(generation, Ordering::Relaxed);
+                    return None;
                 }
             }
         }
-        Some(written)
     }
 
     /// Executes a change, and keeps it until a flush unless it is durable.
     fn change(
         &self,
+        (generation, calls): (u64, &ExportCalls),
         change: DiskChange,
         durable: bool,
         execute: impl FnOnce() -> Result<(), ExportFailure>,
     ) -> Result<(), ExportFailure> {
+        if !durable && self.changes.is_full() {
+            self.changes.flush(calls, generation)?;
+        }
         let number = (!durable).then(|| self.changes.begin(change));
         let executed = execute();
         if let Some(number) = number {

@@ -30,6 +30,8 @@ pub(super) enum ExportFailure {
     NoMemory,
     /// The session has ended, or gives no answer in time.
     Ended,
+    /// The machine's bytes are in no memory that this process sees. The exporter was not asked.
+    Unseen,
 }
 
 /// One session.
@@ -85,6 +87,18 @@ pub(super) enum KeptData {
 }
 
 impl KeptData {
+    /// Takes data out of buffers of other processes.
+    pub(super) fn copy_from_others(&mut self) {
+        if let Self::InGroup(data) = self
+            && let GroupData::Others(parts) = &**data
+        {
+            let mut bytes = vec![0; parts.iter().map(|part| usize::try_from(part.part().len).unwrap_or(0)).sum()];
+            if data.copy_to(&mut bytes) {
+                *self = Self::Copied(bytes.into());
+            }
+        }
+    }
+
     /// Copies the data, which fills the room.
     pub(super) fn copy_to(&self, room: &mut [u8]) -> bool {
         let bytes: &[u8] = match self {
@@ -169,7 +183,7 @@ impl ExportCalls {
         let mut block = block.map_err(|_| ExportFailure::NoMemory)?;
         let (data, rest) = block.split_at_mut(length);
         if !fill(data) {
-            return Err(ExportFailure::Errno(Errno::FAULT));
+            return Err(ExportFailure::Unseen);
         }
         let fields = RequestFields { session: self.session, offset, length: length as u64, durable, mode: 0 };
         rest.copy_from_slice(&fields.bytes());

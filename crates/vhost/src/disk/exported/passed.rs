@@ -67,6 +67,8 @@ pub(super) struct PassedWindows {
 struct KnownWindows {
     windows: Vec<MachineWindow>,
     asked: Option<Instant>,
+    /// When the last question began that was answered with windows.
+    answered: Option<Instant>,
     /// Front ends that there were before.
     front_end: u64,
 }
@@ -91,45 +93,63 @@ impl PassedWindows {
         *known = KnownWindows { front_end: known.front_end + 1, ..KnownWindows::default() };
     }
 
-    /// The address in the group of bytes that the machine has at this one. May ask the broker.
-    fn address_of(&self, piece: &BufferPiece, is_for_passing: bool) -> Option<u64> {
+    /// Looks for bytes that the machine has at this address in the windows, and passes what it finds with their address in the group. If that is
+    /// of an earlier life of its member, the windows are unknown as well. May ask the broker.
+    fn look<T>(
+        &self,
+        piece: &BufferPiece,
+        is_for_passing: bool,
+        mut take: impl FnMut(&MachineWindow, u64) -> Option<T>,
+    ) -> Option<T> {
         let machine = self.machine.as_deref()?;
-        let mut known = self.known();
-        if let Some(address) = find(&known.windows, piece, is_for_passing) {
-            return Some(address);
+        let found = find(&self.known().windows, piece, is_for_passing);
+        if let Some(taken) = found.and_then(|(window, address)| take(&window, address)) {
+            return Some(taken);
         }
+        let began = Instant::now();
+        let mut known = self.known();
         if known.asked.is_some_and(|asked| asked.elapsed() < PAUSE) {
             return None;
         }
-        known.asked = Some(Instant::now());
+        known.asked = Some(began);
         let front_end = known.front_end;
         drop(known);
-        let windows = self.group.windows_in(machine).unwrap_or_else(|error| {
-            tracing::warn!(machine, %error, "the windows of the machine are not known");
-            Vec::new()
-        });
-        let found = find(&windows, piece, is_for_passing);
+        let windows = match self.group.windows_in(machine) {
+            Ok(windows) => windows,
+            Err(error) => {
+                tracing::warn!(machine, %error, "the windows of the machine are not known");
+                return None;
+            }
+        };
         let mut known = self.known();
         if known.front_end != front_end {
             return None;
         }
+        if !windows.is_empty() {
+            known.answered = Some(began);
+        }
+        let found = find(&windows, piece, is_for_passing);
         known.windows = windows;
-        found
+        drop(known);
+        found.and_then(|(window, address)| take(&window, address))
     }
 
-    /// Whether bytes outside of the machine's memory may be found later.
-    pub(super) fn may_come(&self) -> bool {
-        self.machine.is_some()
+    /// Whether bytes that have not been found since then are in no window. Before there is an answer of the broker to a question that began later,
+    /// they may be in one. There is none without a machine.
+    pub(super) fn is_told(&self, since: Option<Instant>) -> bool {
+        let answered = self.known().answered;
+        self.machine.is_none() || since.is_some_and(|since| answered.is_some_and(|answered| answered >= since))
     }
 
     /// Copies bytes that the machine has in the window of any member.
     pub(super) fn copy(&self, piece: &BufferPiece, to: &mut [u8]) -> bool {
-        self.address_of(piece, false).is_some_and(|address| self.group.copy_at(address, to))
+        self.look(piece, false, |window, address| self.group.copy_at(window, address, to).then_some(())).is_some()
     }
 
     /// The buffers of other back ends that a piece of the machine's memory is in, mapped here.
     fn borrow(&self, piece: &BufferPiece) -> Option<BorrowedPart> {
-        let part = self.group.part_at(self.address_of(piece, true)?, piece.length as u64)?;
+        let length = piece.length as u64;
+        let part = self.look(piece, true, |window, address| self.group.part_at(window, address, length))?;
         self.group.borrow(&part).ok()
     }
 
@@ -143,14 +163,14 @@ impl PassedWindows {
 
 /// Bytes in windows of machines are copied: their programs may reuse a buffer once it is written, and not only once it is durable (protocol
 /// E4.4).
-fn find(windows: &[MachineWindow], piece: &BufferPiece, is_for_passing: bool) -> Option<u64> {
+fn find(windows: &[MachineWindow], piece: &BufferPiece, is_for_passing: bool) -> Option<(MachineWindow, u64)> {
     let inside = |window: &&MachineWindow| {
         let offset = piece.address.0.checked_sub(window.place);
         (window.of_host || !is_for_passing)
             && offset.and_then(|at| at.checked_add(piece.length as u64)).is_some_and(|end| end <= window.size)
     };
     let window = windows.iter().find(inside)?;
-    window.address.checked_add(piece.address.0 - window.place)
+    Some((*window, window.address.checked_add(piece.address.0 - window.place)?))
 }
 
 /// The same bytes, without borders between pieces that follow each other.
@@ -178,8 +198,10 @@ mod tests {
 
     #[test]
     fn bytes_in_windows_of_the_host_alone_are_passed_on() {
-        let host = MachineWindow { place: 0x10_0000, address: 0x2000_0000_0000, size: 0x8000, of_host: true };
+        let (address, size) = (0x2000_0000_0000, 0x8000);
+        let host = MachineWindow { member: 0, life: 1, place: 0x10_0000, address, size, of_host: true };
         let machine = MachineWindow { place: 0x20_0000, address: 0x2010_0000_0000, of_host: false, ..host };
+        let find = |windows: &[_], piece: &_, is_for_passing| find(windows, piece, is_for_passing).map(|found| found.1);
         let windows = [host, machine];
         for is_for_passing in [false, true] {
             assert_eq!(find(&windows, &piece(0x10_1000, 0x7000), is_for_passing), Some(0x2000_0000_1000));
