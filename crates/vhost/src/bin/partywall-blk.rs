@@ -6,7 +6,7 @@ use partywall_terminal::{printable, table};
 use partywall_vhost::VhostError;
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
 use partywall_vhost::disk::engine::DiskEngine;
-use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions};
+use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions, ImportedDisk};
 use partywall_vhost::disk::{DiskOptions, FaultRule, MOST_QUEUES, attach, background};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
@@ -310,6 +310,23 @@ fn export(arguments: DiskExportArgs) -> Result<(), VhostError> {
     Ok(())
 }
 
+/// Takes part in a group, once back ends behind the exporter keep no buffers of an earlier one there. `None` if the flush for that fails, or the
+/// broker refuses: the disk is served by copies then.
+fn join_group(domain: &Domain, name: &str, target: &str, grace: Duration) -> Result<Option<Group>, VhostError> {
+    if let Err(error) = ImportedDisk::sync(domain, target, grace) {
+        tracing::warn!(group = name, %error, "the disk is served without the group");
+        return Ok(None);
+    }
+    match Group::join(domain, name) {
+        Ok(group) => Ok(Some(group)),
+        Err(error @ partywall::Error::Refused { .. }) => {
+            tracing::warn!(group = name, %error, "the disk is served without the group; start the back end again when the reason is gone");
+            Ok(None)
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
 fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
     let source = arguments.path.clone().or_else(|| arguments.from.clone().map(PathBuf::from)).unwrap_or_default();
     let mut options = DiskOptions::new(&source);
@@ -331,7 +348,8 @@ fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
         Some(target) => {
             let ImportArgs { join: joining, connections, grace, group, machine } = arguments.importing;
             let (domain, grace) = (join(&joining)?, Duration::from_secs(grace));
-            let group = group.map(|name| Group::join(&domain, &name)).transpose()?;
+            let group = group.map(|name| join_group(&domain, &name, &target, grace)).transpose()?.flatten();
+            let machine = machine.filter(|_| group.is_some());
             let from = ImportOptions { domain, target, connections: connections.into(), grace, group, machine };
             DiskEngine::import(options, from, &socket, arguments.owner)?
         }
