@@ -5,7 +5,7 @@
 mod disk_common;
 
 use disk_common::random::noise;
-use disk_common::{FLUSH, IOERR, MIB, OK, OUT};
+use disk_common::{FLUSH, IOERR, MIB, OK, OUT, WRITE_ZEROES, range};
 use partywall::rpc::{CallClient, CallError, CallServer, Method};
 use partywall::{Domain, Group};
 use partywall_daemon::{Broker, Config};
@@ -103,6 +103,7 @@ fn data_in_a_group_is_written_once_and_for_members_only() {
     writes_lie_in_the_group_until_they_are_durable(&setting, &group);
     exporter_without_the_group_gets_data_by_copies(&setting, &group);
     buffers_are_kept_for_repeats_and_for_exporters_that_may_still_read(&setting, &group);
+    log_without_a_flush_is_flushed(&setting, &group);
     drop(group);
     strangers_and_lies_are_refused(&setting);
 }
@@ -166,8 +167,11 @@ struct Recorded {
     session: u64,
     /// It answers nothing, and begins no session.
     is_silent: bool,
+    /// Its answer to writes.
+    failure: Option<Errno>,
     /// The arguments of writes, without their fields.
     parts: Vec<Vec<u8>>,
+    syncs: usize,
 }
 
 impl Recorder {
@@ -175,7 +179,7 @@ impl Recorder {
         let domain = setting.join("store");
         let state = Arc::new(Mutex::new(Recorded::default()));
         let mut calls = CallServer::builder();
-        for number in [3, 7_u32] {
+        for number in [3, 4, 7_u32] {
             let state = Arc::clone(&state);
             calls = calls.numbered(Method::numbered(number), move |call| {
                 while state.lock().unwrap().is_silent {
@@ -187,8 +191,15 @@ impl Recorder {
                 if fields[..8] != state.session.to_le_bytes() {
                     return Err(CallError::application(Errno::NOTCONN.raw_os_error() as u32, ""));
                 }
-                if number == 7 {
-                    state.parts.push(parts.to_vec());
+                match number {
+                    3 => state.syncs += 1,
+                    7 => {
+                        state.parts.push(parts.to_vec());
+                        if let Some(failure) = state.failure {
+                            return Err(CallError::application(failure.raw_os_error() as u32, ""));
+                        }
+                    }
+                    _ => {}
                 }
                 Ok(().into())
             });
@@ -238,7 +249,7 @@ impl Drop for Recorder {
 fn buffers_are_kept_for_repeats_and_for_exporters_that_may_still_read(setting: &Setting, group: &Group) {
     let exporter = Recorder::start(setting);
     let free = group.free();
-    setting.import_within(Duration::from_millis(500), group, |driver, _| {
+    setting.import_within(Duration::from_secs(5), group, |driver, _| {
         assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
         {
             // Its machine starts again.
@@ -252,6 +263,16 @@ fn buffers_are_kept_for_repeats_and_for_exporters_that_may_still_read(setting: &
         assert_eq!(parts[0], parts[1], "what was lost is named again, and not copied");
         assert_eq!(group.free(), free - 4096, "the repeated change is durable, the next one is not");
 
+        exporter.state().failure = Some(Errno::IO);
+        assert_eq!(driver.run(OUT, 16, &noise(3, 4096), 0).unwrap().0, IOERR);
+        assert_eq!(group.free(), free - 2 * 4096, "a back end behind the exporter may have a part of it");
+        exporter.state().failure = None;
+        assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK);
+        assert_eq!(group.free(), free);
+    });
+    // The call's time-out is the grace as well.
+    setting.import_within(Duration::from_secs(2), group, |driver, _| {
+        assert_eq!(driver.run(OUT, 8, &noise(2, 4096), 0).unwrap().0, OK);
         exporter.state().is_silent = true;
         assert_eq!(driver.run(OUT, 16, &noise(3, 4096), 0).unwrap().0, IOERR);
         assert_eq!(group.free(), free - 2 * 4096, "the exporter may still read the buffer");
@@ -263,13 +284,30 @@ fn buffers_are_kept_for_repeats_and_for_exporters_that_may_still_read(setting: &
     drop(exporter);
 }
 
+fn log_without_a_flush_is_flushed(setting: &Setting, group: &Group) {
+    let exporter = Recorder::start(setting);
+    setting.import(group, |driver, _| {
+        for _ in 0..4097 {
+            assert_eq!(driver.run(WRITE_ZEROES, 0, &range(0, 8, 0), 0).unwrap().0, OK);
+        }
+        assert_eq!(exporter.state().syncs, 1);
+    });
+    drop(exporter);
+}
+
 fn strangers_and_lies_are_refused(setting: &Setting) {
     let store = setting.join("store");
     let group = Group::join(&store, "pool").unwrap();
     let own = group.alloc(4096).unwrap().part();
     let path = setting.image();
-    let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: Some(group) };
+    let group = Some(group);
+    let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: group.clone() };
     let _export = DiskExport::bind(options, &store, "data").unwrap();
+    let path = setting.folder.path().join("direct");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let options = DiskExportOptions { path: path.clone(), read_only: false, direct: true, discard: true, group };
+    let _direct = DiskExport::bind(options, &store, "direct").unwrap();
+    arguments_are_copied_before_direct_access(setting, &path);
     let before = std::fs::read(setting.image()).unwrap();
     for (name, of_member) in [("stranger", Errno::OPNOTSUPP), ("user", Errno::STALE)] {
         let domain = setting.join(name);
@@ -298,4 +336,24 @@ fn strangers_and_lies_are_refused(setting: &Setting) {
         assert_eq!(ask(&[], 4096), Errno::BADMSG, "{name}: nothing");
     }
     assert!(std::fs::read(setting.image()).unwrap() == before, "the disk has changed");
+}
+
+/// The kernel would refuse to write from the arguments themselves, which lie across the blocks of the disk's memory.
+fn arguments_are_copied_before_direct_access(setting: &Setting, path: &std::path::Path) {
+    let domain = setting.join("stranger");
+    let mut stream = domain.connect("store:direct").unwrap();
+    stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let mut welcome = [0; 48];
+    stream.read_exact(&mut welcome).unwrap();
+    let session = &welcome[8..16];
+    let calls = CallClient::builder().connect(&domain, "store:direct.calls").unwrap();
+    let _before = calls.heap().allocate_aligned(1, 1).unwrap();
+    let bytes = noise(5, 8192);
+    let fields = [4096_u64, 8192, 0].map(u64::to_le_bytes).concat();
+    let arguments = [&bytes, session, &fields].concat();
+    let mut block = calls.heap().allocate_aligned(arguments.len(), 16).unwrap();
+    assert_ne!(block.as_ptr() as usize % 512, 0, "the test writes aligned memory");
+    block.copy_from_slice(&arguments);
+    calls.call(Method::numbered(2), &block).unwrap();
+    assert!(std::fs::read(path).unwrap()[4096..][..8192] == bytes);
 }
