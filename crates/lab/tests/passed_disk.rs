@@ -29,9 +29,14 @@ fn export(guest: &Guest, name: &str, device: &str) {
     ));
 }
 
-/// A back end of the host.
+/// A back end of the host, in the group.
 fn serve(world: &World, domain: &str, from: &str, more: &[&str]) -> Process {
-    let mut command = world.command(&["blk", "serve", "--from", from, "--group", "pool", "--domain", domain]);
+    serve_alone(world, domain, from, &[&["--group", "pool"], more].concat())
+}
+
+/// A back end of the host.
+fn serve_alone(world: &World, domain: &str, from: &str, more: &[&str]) -> Process {
+    let mut command = world.command(&["blk", "serve", "--from", from, "--domain", domain]);
     // Two back ends share the memory of a window. One that starts again must find some, whatever the other has taken.
     command
         .args(more)
@@ -108,6 +113,19 @@ fn back_ends_are_killed_under_load(
     outer
 }
 
+/// What the first back end does not lay into the group is written as well.
+fn data_by_copy_is_written(world: &World, a: &Guest, random: &[u8], outer: Process) -> Process {
+    drop(outer);
+    let outer = serve_alone(world, "outer", "b.disks-md:md", &["--grace", "20"]);
+    let before = written(world, "inner0");
+    a.sh("dd if=/tmp/part of=/dev/vda bs=64k seek=16 oflag=direct conv=fsync 2>/dev/null");
+    assert_eq!(difference(written(world, "inner0"), before), [MIB, MIB, 0]);
+    let mut bytes = vec![0; random.len()];
+    std::fs::File::open(world.path("d0")).unwrap().read_exact_at(&mut bytes, MIB).unwrap();
+    assert!(bytes == random);
+    outer
+}
+
 #[test]
 fn write_through_three_machines_is_copied_once() {
     if !Path::new(MDADM).exists() {
@@ -173,6 +191,7 @@ fn write_through_three_machines_is_copied_once() {
             std::fs::File::open(world.path(disk)).unwrap().read_exact_at(&mut bytes, seek * (64 << 10)).unwrap();
             assert!(bytes == random, "level {level}, {disk}");
         }
+        let outer = if level == "linear" { data_by_copy_is_written(&world, &a, &random, outer) } else { outer };
         let outer =
             if level == "1" { back_ends_are_killed_under_load(&world, [&a, &b], outer, &mut processes) } else { outer };
         let detached = world

@@ -403,6 +403,18 @@ impl GroupInner {
         }
     }
 
+    /// Whether this window of a member is mapped, which is done now if it is not.
+    fn has_window(&self, member: u8, life: u32, size: u64) -> bool {
+        if lock(&self.state).members.is_mapped(member, life, size) {
+            return true;
+        }
+        let fetched = self.ask(|session| Members::get(session, member));
+        if let Err(error) = fetched.and_then(|window| lock(&self.state).members.put(member, &window)) {
+            tracing::warn!(group = self.name, member, %error, "the window of a member cannot be mapped");
+        }
+        lock(&self.state).members.is_mapped(member, life, size)
+    }
+
     fn sweep(&self, state: &mut GroupState) {
         let GroupState { members, tokens } = state;
         let own = self.own.pages();

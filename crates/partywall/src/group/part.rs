@@ -1,7 +1,6 @@
 //! Parts of buffers that are read without a token, while another party guarantees that they stay (protocol J12); and where machines have the
 //! windows that such parts lie in (protocol J11).
 
-use super::members::Members;
 use super::{Group, GroupInner};
 use crate::domain::lock;
 use crate::session::unexpected;
@@ -174,18 +173,6 @@ impl Group {
 }
 
 impl GroupInner {
-    /// Whether this window of a member is mapped, which is done now if it is not.
-    fn has_window(&self, member: u8, life: u32, size: u64) -> bool {
-        if lock(&self.state).members.is_mapped(member, life, size) {
-            return true;
-        }
-        let fetched = self.ask(|session| Members::get(session, member));
-        if let Err(error) = fetched.and_then(|window| lock(&self.state).members.put(member, &window)) {
-            tracing::warn!(group = self.name, member, %error, "the window of a member cannot be mapped");
-        }
-        lock(&self.state).members.is_mapped(member, life, size)
-    }
-
     fn try_borrow(self: &Arc<Self>, part: &BufferPart) -> Result<BorrowedPart> {
         let BufferPart { owner, address, len } = *part;
         if owner == self.me || len == 0 {

@@ -32,7 +32,7 @@ pub(super) enum DiskChange {
 }
 
 impl DiskChange {
-    /// Bytes that count for [`MOST_BYTES`]. Own buffers and heaps have limits of their own.
+    /// Bytes that count for [`MOST_BYTES`]. Own buffers and heaps have other limits.
     fn bytes(&self) -> usize {
         match self {
             Self::Write { length, data: KeptData::Copied(_), .. } => *length,

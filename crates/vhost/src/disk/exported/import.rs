@@ -445,7 +445,7 @@ impl ImportCore {
         loop {
             let began = Instant::now();
             // The broker may learn of the machine's windows later than the machine, for example after its own restart.
-            let is_final = self.windows.as_ref().is_none_or(|windows| windows.is_told(job.unseen_since));
+            let is_final = self.windows.as_ref().is_none_or(|windows| windows.is_answered(job.unseen_since));
             let unconnected = match self.connected(own) {
                 Ok((generation, calls)) => match self.attempt(generation, calls, job) {
                     Ok(result) => return Ok(result),

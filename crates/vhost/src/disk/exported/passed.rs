@@ -136,7 +136,7 @@ impl PassedWindows {
 
     /// Whether bytes that have not been found since then are in no window. Before there is an answer of the broker to a question that began later,
     /// they may be in one. There is none without a machine.
-    pub(super) fn is_told(&self, since: Option<Instant>) -> bool {
+    pub(super) fn is_answered(&self, since: Option<Instant>) -> bool {
         let answered = self.known().answered;
         self.machine.is_none() || since.is_some_and(|since| answered.is_some_and(|answered| answered >= since))
     }
