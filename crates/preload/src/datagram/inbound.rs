@@ -139,6 +139,11 @@ impl DatagramRx {
         self.in_use().iter_mut().any(|ring| ring.waiting() > 0)
     }
 
+    /// Whether anything lies in a ring, proved or not.
+    pub(super) fn has_bytes(&mut self) -> bool {
+        self.in_use().iter_mut().any(|ring| ring.unproved() > 0)
+    }
+
     /// If something lies in a ring, a number that changes with every datagram that comes.
     pub(super) fn mark(&mut self) -> Option<u64> {
         let mut waiting = 0;

@@ -390,17 +390,19 @@ fn oneshot_in_set_that_becomes_nested_is_reported() {
     }
 }
 
+/// An event of a set as the kernel has it, without this library.
+fn kernel(set: c_int) -> Option<(c_int, u64)> {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    #[expect(unsafe_code, reason = "the C library's call")]
+    // SAFETY: an array of one.
+    let n = unsafe { crate::real::epoll_wait(set, &raw mut event, 1, 0) };
+    (n == 1).then_some((event.events.cast_signed(), event.u64))
+}
+
 #[test]
 fn set_that_is_passed_on_has_oneshot_as_program_made_it() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();
-    let kernel = |set| {
-        let mut event = libc::epoll_event { events: 0, u64: 0 };
-        #[expect(unsafe_code, reason = "the C library's call")]
-        // SAFETY: an array of one.
-        let n = unsafe { crate::real::epoll_wait(set, &raw mut event, 1, 0) };
-        (n == 1).then_some((event.events.cast_signed(), event.u64))
-    };
     for was_reported in [false, true] {
         let mut lying = Lying::new();
         let set = SetOfOne::new(&mut lying, ONCE);
@@ -476,6 +478,44 @@ fn sleeper_closes_rings_of_socket_that_is_added_meanwhile() {
             },
         );
         assert_eq!(told, (IN, 7));
+        assert_eq!(lying.receive(), Some(6));
+        close(set);
+    }
+}
+
+#[test]
+fn rings_stay_closed_until_each_earlier_sleeper_has_woken() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    for events in [IN, ONCE] {
+        let lying = Lying::new();
+        let fd = lying.receiver.as_raw_fd();
+        let socket = DatagramSocket::of(fd).unwrap();
+        let (set, other) = (epoll_create(), UdpSocket::bind(("127.0.0.1", 0)).unwrap());
+        epoll_ctl(set, libc::EPOLL_CTL_ADD, other.as_raw_fd(), IN | libc::EPOLLET, 5).unwrap();
+        std::thread::scope(|scope| {
+            let mut sleepers = [(); 2].map(|()| Some(scope.spawn(|| epoll_wait(set, 100_000).unwrap())));
+            // They are given some time to sleep in the kernel.
+            std::thread::sleep(Duration::from_millis(50));
+            epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, 7).unwrap();
+            assert!(socket.sleepers.load(Ordering::SeqCst) > 0, "its rings are open");
+            lying.sender.send_to(b"edge", other.local_addr().unwrap()).unwrap();
+            let start = Instant::now();
+            let first = loop {
+                if let Some(one) = sleepers.iter_mut().find(|one| one.as_ref().is_some_and(|it| it.is_finished())) {
+                    break one.take().unwrap();
+                }
+                assert!(start.elapsed() < Duration::from_secs(60), "no thread has woken");
+                std::thread::yield_now();
+            };
+            assert_eq!(first.join().unwrap(), [(IN, 5)]);
+            assert!(socket.sleepers.load(Ordering::SeqCst) > 0, "open while one sleeps that may not know of it");
+            lying.sender.send_to(b"kernel", lying.receiver.local_addr().unwrap()).unwrap();
+            for last in sleepers.into_iter().flatten() {
+                assert_eq!(last.join().unwrap(), [(IN, 7)]);
+            }
+        });
+        assert_eq!(socket.sleepers.load(Ordering::SeqCst), 0);
         assert_eq!(lying.receive(), Some(6));
         close(set);
     }

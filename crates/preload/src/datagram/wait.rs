@@ -305,6 +305,12 @@ impl Poller {
         if self.0.inbound.load(Ordering::Acquire) == 0 { None } else { self.0.rx.hold()?.mark() }
     }
 
+    /// Whether anything lies in a ring, though the broker may not have proved yet whose it is.
+    pub(crate) fn has_bytes(self) -> bool {
+        // EDGE inbound: as in `DatagramSocket::receive`.
+        self.0.inbound.load(Ordering::Acquire) != 0 && self.0.rx.hold().is_some_and(|mut rx| rx.has_bytes())
+    }
+
     /// Whether its rings are in use.
     pub(crate) fn is_open(self) -> bool {
         // EDGE inbound: as in `DatagramSocket::receive`.

@@ -8,7 +8,7 @@
 //! program arms the socket again, the kernel looks again whether it is ready.
 
 use super::mask::{ET, IN, ONESHOT, OUT};
-use super::registered_sockets::{MOST, next_once};
+use super::registered_sockets::{MOST, RegisteredSocket, next_once};
 use super::set::Set;
 use super::tag::Tag;
 use super::word::AtomicWord;
@@ -77,12 +77,37 @@ impl Set {
     }
 
     /// A registration was entered. A thread that sleeps has not closed the rings of a new one, and does not know what lies in those of one
-    /// that was changed.
+    /// that was changed. The bell wakes one of several sleepers, or none if another thread takes it first. So the rings of a new one stay
+    /// closed until no thread sleeps that may not know of it.
     fn tell_sleepers_of(&self, at: usize, is_new: bool) {
-        let is_news = || is_new || self.datagrams.places().get(at).is_some_and(|place| place.news().is_some());
-        if self.sleepers.load(Ordering::SeqCst) != 0 && !self.is_shared() && is_news() {
+        let Some(place) = self.datagrams.places().get(at) else { return };
+        if is_new {
+            // Before the look at the sleepers: either this thread sees the last one, or that sees this (`Set::sleeper_woke`).
+            self.kept_closed.store(1, Ordering::SeqCst);
+        }
+        if self.sleepers.load(Ordering::SeqCst) == 0 || self.is_shared() {
+            return;
+        }
+        if is_new {
+            place.keep_closed();
+        }
+        if is_new || place.may_have_news() {
             self.ring();
         }
+    }
+
+    /// A thread sleeps no more. If it was the last one, rings are opened that were closed for those that slept.
+    pub(super) fn sleeper_woke(&self) {
+        if self.sleepers.fetch_sub(1, Ordering::SeqCst) != 1 || self.kept_closed.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let errno = sys::errno_number();
+        let Some(_held) = self.hold() else { return };
+        if self.sleepers.load(Ordering::SeqCst) == 0 {
+            self.kept_closed.store(0, Ordering::SeqCst);
+            self.datagrams.places().iter().for_each(RegisteredSocket::release_closed);
+        }
+        sys::restore_errno(errno);
     }
 
     /// The kernel has told of a socket that was armed under this number. Returns the program's event, unless the program was told already.

@@ -344,7 +344,7 @@ impl Set {
     }
 
     pub(super) fn wake_up(&self) {
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.sleeper_woke();
     }
 
     /// An answer goes to the program.

@@ -35,6 +35,8 @@ pub(super) struct RegisteredSocket {
     pub(super) once: AtomicU32,
     /// For sockets with `EPOLLET`: the content of the rings at the last event.
     pub(super) told: AtomicU64,
+    /// Its rings are closed for threads that sleep in the set and do not know of it.
+    kept_closed: AtomicU32,
 }
 
 impl RegisteredSocket {
@@ -46,6 +48,7 @@ impl RegisteredSocket {
             data: AtomicU64::new(0),
             once: AtomicU32::new(0),
             told: AtomicU64::new(0),
+            kept_closed: AtomicU32::new(0),
         }
     }
 
@@ -68,6 +71,36 @@ impl RegisteredSocket {
         let events = self.events.get();
         let mark = self.poller().filter(|_| events & IN != 0)?.mark()?;
         (events & ET == 0 || self.told.get() != mark).then_some(mark)
+    }
+
+    /// Whether bytes lie in a ring that may be reported to the program, now or once they are proved to be the sender's.
+    pub(super) fn may_have_news(&self) -> bool {
+        self.events.get() & IN != 0 && self.poller().is_some_and(Poller::has_bytes)
+    }
+
+    /// Closes its rings for threads that sleep in the set already.
+    pub(super) fn keep_closed(&self) {
+        if self.kept_closed.get() == 0
+            && let Some(poller) = self.poller()
+            && poller.fall_asleep_unless(|_| false)
+        {
+            self.kept_closed.put(1);
+        }
+    }
+
+    /// Those threads sleep no more, or its registration ends.
+    pub(super) fn release_closed(&self) {
+        if self.kept_closed.get() != 0 {
+            self.kept_closed.put(0);
+            if let Some(poller) = self.poller() {
+                poller.stay_awake();
+            }
+        }
+    }
+
+    /// In a child, whose other threads are no more, and whose sockets count no sleepers.
+    pub(super) fn forget_sleepers(&self) {
+        self.kept_closed.put(0);
     }
 
     /// Puts it into the kernel's set in place of the one that is there, under the program's number. `false` if the descriptor under which the
@@ -95,6 +128,7 @@ impl RegisteredSocket {
         self.events.put(from.events.get());
         self.data.put(from.data.get());
         self.told.put(from.told.get());
+        self.kept_closed.put(from.kept_closed.get());
         self.once.put(from.once.get());
     }
 }
@@ -153,6 +187,9 @@ impl Datagrams {
     /// Enters a registration, or changes it. `at` is its place, or a free one, and `once` its number if the kernel has it under that.
     pub(super) fn enter(&self, at: usize, fd: c_int, events: u32, data: u64, once: u32) {
         let place = &self.places[at];
+        if at == self.places().len() {
+            place.kept_closed.put(0);
+        }
         // As in `RegisteredSocket::copy`.
         place.once.put(0);
         place.fd.put(fd);
@@ -170,6 +207,7 @@ impl Datagrams {
     /// Takes a registration out.
     pub(super) fn remove(&self, at: usize) {
         let last = self.places().len() - 1;
+        self.places[at].release_closed();
         self.places[at].copy(&self.places[last]);
         // EDGE set-datagrams: releases the places that were moved.
         self.count.store(last as u32, Ordering::Release);

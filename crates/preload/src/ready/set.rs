@@ -7,7 +7,7 @@
 
 use super::budget::SpinBudget;
 use super::list::{ALL, HOT, List};
-use super::registered_sockets::Datagrams;
+use super::registered_sockets::{Datagrams, RegisteredSocket};
 use super::shared_flag::{self, SharedFlag};
 use super::word::AtomicWord;
 use crate::conn::Conn;
@@ -43,6 +43,8 @@ pub(super) struct Set {
     pub(super) rings: AtomicU32,
     /// Threads that sleep in it, or may.
     pub(super) sleepers: AtomicU32,
+    /// Rings of UDP sockets may be closed for threads that sleep and do not know of the sockets.
+    pub(super) kept_closed: AtomicU32,
     /// Watched from outside: by another set, or by `poll`.
     pub(super) nested: AtomicU32,
     /// Something was registered under a tag of ours. Its events may come after it has gone: of a bell, and of a descriptor that
@@ -78,6 +80,7 @@ impl Set {
             descriptors: AtomicU32::new(0),
             rings: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
+            kept_closed: AtomicU32::new(0),
             nested: AtomicU32::new(0),
             tagged: AtomicU32::new(0),
             strangers: AtomicU32::new(0),
@@ -131,9 +134,16 @@ pub(super) fn enter(fd: c_int) {
         set.shared.begin();
         set.fd.put(fd.cast_unsigned() + 1);
         set.descriptors.put(1);
-        for word in
-            [&set.lost, &set.sleepers, &set.nested, &set.tagged, &set.strangers, &set.answers, &set.asked_answers]
-        {
+        for word in [
+            &set.lost,
+            &set.sleepers,
+            &set.kept_closed,
+            &set.nested,
+            &set.tagged,
+            &set.strangers,
+            &set.answers,
+            &set.asked_answers,
+        ] {
             word.put(0);
         }
         set.asked_ticks.put(0);
@@ -179,6 +189,8 @@ pub(super) fn after_fork() {
     for set in all() {
         set.lock.thaw_in_child();
         set.sleepers.put(0);
+        set.kept_closed.put(0);
+        set.datagrams.places().iter().for_each(RegisteredSocket::forget_sleepers);
     }
 }
 
@@ -268,6 +280,7 @@ impl Set {
             self.forget(self.all.first());
         }
         self.discard_bell();
+        self.datagrams.places().iter().for_each(RegisteredSocket::release_closed);
         self.fd.put(0);
         // EDGE set-place: releases the place to `enter`.
         self.used.store(0, Ordering::Release);
