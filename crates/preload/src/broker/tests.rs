@@ -338,7 +338,7 @@ fn closed_session_is_reopened_and_reused_number_untouched() {
 
 /// Runs a child, and says how it ended. A child must not unwind into the test runner.
 #[expect(unsafe_code, reason = "makes processes")]
-fn fork(child: impl FnOnce() -> bool) -> rustix::process::Pid {
+pub(crate) fn fork(child: impl FnOnce() -> bool) -> rustix::process::Pid {
     // SAFETY: the child runs `child` and nothing else of the runner's; glibc keeps its allocator usable in it.
     match unsafe { libc::fork() } {
         0 => {
@@ -350,7 +350,7 @@ fn fork(child: impl FnOnce() -> bool) -> rustix::process::Pid {
     }
 }
 
-fn ended_well(child: rustix::process::Pid) -> bool {
+pub(crate) fn ended_well(child: rustix::process::Pid) -> bool {
     let status = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty()).unwrap().unwrap().1;
     status.exit_status() == Some(0)
 }

@@ -4,8 +4,8 @@ use super::address::Wanted;
 use super::flow::{FlowPlaces, proof_for_receiver};
 use super::*;
 use crate::broker::tests::alone::alone;
-use crate::broker::tests::broker as start_broker;
-use crate::calls::testing::{close, epoll_create, epoll_ctl, epoll_wait, set_option};
+use crate::broker::tests::{broker as start_broker, ended_well, fork};
+use crate::calls::testing::{close, dup, dup2, epoll_create, epoll_ctl, epoll_wait, set_option};
 use libc::iovec;
 use partywall_protocol::directory::Proof;
 use partywall_shm::record;
@@ -397,6 +397,52 @@ fn kernel(set: c_int) -> Option<(c_int, u64)> {
     // SAFETY: an array of one.
     let n = unsafe { crate::real::epoll_wait(set, &raw mut event, 1, 0) };
     (n == 1).then_some((event.events.cast_signed(), event.u64))
+}
+
+#[test]
+fn next_socket_of_a_number_keeps_its_registration() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let lying = Lying::new();
+    let fd = lying.receiver.as_raw_fd();
+    let (set, outer) = (epoll_create(), epoll_create());
+    epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, ONCE, 7).unwrap();
+    let copy = dup(fd);
+    let next = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+    dup2(next.as_raw_fd(), fd);
+    epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, IN, 5).unwrap();
+    // The kernel gets back what it has under a number of ours.
+    epoll_ctl(outer, libc::EPOLL_CTL_ADD, set, IN, 9).unwrap();
+    lying.sender.send_to(b"kernel", next.local_addr().unwrap()).unwrap();
+    assert_eq!([(); 2].map(|()| epoll_wait(set, 0).unwrap()), [[(IN, 5)]; 2]);
+    [copy, set, outer].into_iter().for_each(close);
+}
+
+#[test]
+fn event_told_before_child_uses_set_is_not_told_again() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut lying = Lying::new();
+    let set = SetOfOne::new(&mut lying, ONCE);
+    let socket = DatagramSocket::of(set.1.receiver.as_raw_fd()).unwrap();
+    let (mut hears, says) = std::io::pipe().unwrap();
+    crate::ready::before_fork();
+    let child = fork(|| {
+        crate::process::became_child();
+        crate::ready::after_fork();
+        std::io::Read::read_exact(&mut hears, &mut [0]).unwrap();
+        epoll_wait(set.0, 0).unwrap().is_empty()
+    });
+    crate::ready::forked();
+    set.send_by_kernel();
+    assert!(set.reports_once());
+    std::io::Write::write_all(&mut &says, &[1]).unwrap();
+    assert!(ended_well(child));
+    assert_eq!(kernel(set.0), None, "the child has armed it");
+    // Another process may have the set, which knows no number of ours.
+    set.arm();
+    assert_eq!([kernel(set.0), kernel(set.0)], [Some((IN, 7)), None]);
+    assert!(!socket.may_have_rings());
 }
 
 #[test]

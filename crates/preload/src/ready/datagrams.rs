@@ -8,7 +8,7 @@
 //! program arms the socket again, the kernel looks again whether it is ready.
 
 use super::mask::{ET, IN, ONESHOT, OUT};
-use super::registered_sockets::{MOST, RegisteredSocket, next_once};
+use super::registered_sockets::{MOST, RegisteredSocket};
 use super::set::Set;
 use super::tag::Tag;
 use super::word::AtomicWord;
@@ -49,12 +49,13 @@ impl Set {
         // Not under the lock: this may ask the broker.
         datagram::join_group(fd);
         let _held = self.hold()?;
-        if self.leaves_datagrams_to_kernel() || Tag::is_ours(data) || !datagram::entered_set(fd) {
+        // A child that has the set does not know what is registered from here on, so the kernel is to have that as the program made it.
+        if self.forks_since() || self.leaves_datagrams_to_kernel() || Tag::is_ours(data) || !datagram::entered_set(fd) {
             return None;
         }
         let known = self.datagrams.find(fd);
         let at = known.or_else(|| self.datagrams.free_place())?;
-        let once = next_once();
+        let once = self.datagrams.free_once();
         self.tagged.put(1);
         let (socket, tag) = (sys::borrow(fd), EventData::new_u64(Tag::Datagrams(once).data()));
         let flags = EventFlags::from_bits_retain(events);
@@ -110,6 +111,28 @@ impl Set {
         sys::restore_errno(errno);
     }
 
+    /// Before a fork, with the lock held: the kernel gets all registrations with `EPOLLONESHOT` as the program made them. What the child would
+    /// give back later would be what its parent had now, in place of what that has then.
+    pub(super) fn give_once_back(&self) {
+        for place in self.datagrams.places().iter().filter(|place| place.once.get() != 0) {
+            place.give_back(self.borrow());
+        }
+    }
+
+    /// A child may have the set: rings of sockets with `EPOLLONESHOT` are not used any more, since the kernel has those as the program made them,
+    /// and the two would tell of the same twice.
+    pub(super) fn give_once_up(&self) {
+        if !self.datagrams.is_empty()
+            && let Some(_held) = self.hold()
+        {
+            for place in self.datagrams.places().iter().filter(|place| place.events.get() & ONESHOT != 0) {
+                if let Some(poller) = place.poller() {
+                    poller.give_up();
+                }
+            }
+        }
+    }
+
     /// The kernel has told of a socket that was armed under this number. Returns the program's event, unless the program was told already.
     pub(super) fn claim_once(&self, once: u32, events: u32) -> Option<(u32, u64)> {
         let Some(_held) = self.hold() else {
@@ -130,7 +153,8 @@ impl Set {
     /// set comes here without the lock.
     #[cold]
     pub(super) fn arm_once_again(&self, once: u32) {
-        if let Some(place) = self.datagrams.armed(once).filter(|place| place.events.get() != 0) {
+        let is_armed = |place: &&RegisteredSocket| place.events.get() != 0 && place.has_its_descriptor();
+        if let Some(place) = self.datagrams.armed(once).filter(is_armed) {
             let tag = EventData::new_u64(Tag::Datagrams(once).data());
             let flags = EventFlags::from_bits_retain(place.events.get());
             let _ = epoll::modify(self.borrow(), sys::borrow(place.fd()), tag, flags);

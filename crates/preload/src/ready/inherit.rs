@@ -28,6 +28,8 @@ fn give_up(set: &'static Set) {
     if set.is_shared() {
         set.give_datagrams_up();
         empty(set);
+    } else {
+        set.give_once_up();
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) const MOST: usize = 8;
 const UNTOLD: u64 = u64::MAX;
 
 /// A number for one time that a socket is armed.
-pub(super) fn next_once() -> u32 {
+fn next_once() -> u32 {
     static LAST: AtomicU32 = AtomicU32::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) % (NUMBERS as u32 - 1) + 1
 }
@@ -59,6 +59,12 @@ impl RegisteredSocket {
 
     fn is(&self, fd: c_int) -> bool {
         self.fd.get() == fd && self.entry.get() == table::get(fd).bits()
+    }
+
+    /// Whether the descriptor under which it was registered is still one of the same socket. If not, what the kernel has under that number
+    /// is another descriptor's registration.
+    pub(super) fn has_its_descriptor(&self) -> bool {
+        self.is(self.fd.get())
     }
 
     /// `None` once it was closed.
@@ -106,6 +112,9 @@ impl RegisteredSocket {
     /// Puts it into the kernel's set in place of the one that is there, under the program's number. `false` if the descriptor under which the
     /// kernel has it is closed.
     pub(super) fn give_back(&self, set: BorrowedFd<'_>) -> bool {
+        if !self.has_its_descriptor() {
+            return false;
+        }
         let events = match self.events.get() {
             // The kernel has no call that makes a registration which was told once. This one may tell of an error.
             0 => ET | ONESHOT,
@@ -177,6 +186,16 @@ impl Datagrams {
             }
         }
         Some(self.places().len()).filter(|&at| at < MOST)
+    }
+
+    /// A number under which no socket of this set is armed.
+    pub(super) fn free_once(&self) -> u32 {
+        loop {
+            let once = next_once();
+            if self.armed(once).is_none() {
+                return once;
+            }
+        }
     }
 
     /// The place of a socket that is armed under this number.

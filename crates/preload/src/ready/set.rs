@@ -176,6 +176,9 @@ pub(super) fn before_fork() {
     for set in all() {
         set.lock.freeze();
         set.shared.expose();
+        if set.fd.get() != 0 && set.is_own() {
+            set.give_once_back();
+        }
     }
 }
 
