@@ -336,6 +336,8 @@ impl Serving {
         let mut fds = fds.into_iter();
         let Some(socket) = fds.next() else { return };
         let facts = match self.inspector.inspect(Unhurried(socket)) {
+            // A UDP socket of a machine has no flows (protocol U2.2), and a broker that is older than this agent knows no groups of them.
+            Ok(facts) if facts.state == SocketState::Grouped => SocketFacts { state: SocketState::Other, ..facts },
             Ok(facts) => facts,
             Err(why) => return self.refuse(session, request, Refusal::BadSocket, &why),
         };
