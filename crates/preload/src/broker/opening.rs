@@ -177,7 +177,7 @@ impl Turn {
                     if now >= sent + SILENCE || self.is_patient && now >= self.deadline {
                         return Err(self.give_up_silent());
                     }
-                    self.state.slow_until.store(nanos(now + SLOW), Ordering::Relaxed);
+                    self.note_slow();
                     return Ok(!self.is_opening());
                 }
             } else if !self.is_patient && sys::now() >= call_ends || !self.tell_next()? {
@@ -301,15 +301,17 @@ impl Turn {
         let until = self.begun + TELLING;
         let mut goes_on = false;
         if let Some(broker) = memory::get().map(Directory::instance) {
+            let mut any = false;
             each_claim(broker, &mut |claim| {
-                goes_on = self.claim(claim);
-                goes_on && sys::now() < until
+                // One in each call at least.
+                goes_on = any && (self.is_slow() || sys::now() >= until);
+                any = true;
+                !goes_on && self.claim(claim)
             });
         }
         if self.session().is_none() {
             return Err(BrokerFailure::Absent);
         }
-        goes_on &= sys::now() >= until;
         if !goes_on {
             self.state.told.store(0, Ordering::Relaxed);
         }
@@ -320,6 +322,11 @@ impl Turn {
     /// use the socket (protocol T3.3, T14.8), so the call would have to wait.
     pub(super) fn is_slow(&self) -> bool {
         nanos(sys::now()) < self.state.slow_until.load(Ordering::Relaxed)
+    }
+
+    /// The broker was late with an answer just now.
+    pub(super) fn note_slow(&self) {
+        self.state.slow_until.store(nanos(sys::now() + SLOW), Ordering::Relaxed);
     }
 
     /// Publishes the next listener that the broker does not know of, from this slot on: of those that we have inherited, if their session is

@@ -32,6 +32,9 @@ use std::time::Duration;
 /// millisecond, unless the machine has much else to do; a listener that gave it up then would stay unknown to all who connect.
 /// (Tests run on machines that are busier.)
 pub(super) const LIMIT: Duration = Duration::from_millis(if cfg!(test) { 5000 } else { 1000 });
+/// The longest that one call waits until the broker has looked at a connection with a ring that is older than it. No other thread may use the
+/// connection meanwhile (protocol T3.3). (Tests as above.)
+const CLAIM: Duration = Duration::from_millis(if cfg!(test) { 5000 } else { 20 });
 /// How long a thread waits for another one that speaks to the broker, if what it wants can be wanted again later.
 pub(super) const BRIEF: Duration = Duration::from_millis(2);
 /// How long the broker is left alone after it was found absent, at first and at most.
@@ -107,11 +110,11 @@ impl Turn {
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
     ) -> Result<T, BrokerFailure> {
         self.be_open_now()?;
-        let answer = match self.exchange(request, with) {
+        let answer = match self.exchange(self.deadline, request, with) {
             Err(BrokerFailure::Absent) if self.session().is_none() && sys::now() < self.deadline => {
                 self.state.retry_at.store(0, Ordering::Relaxed);
                 self.be_open_now()?;
-                self.exchange(request, with)
+                self.exchange(self.deadline, request, with)
             }
             other => other,
         };
@@ -125,7 +128,18 @@ impl Turn {
         with: &[BorrowedFd<'_>],
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
     ) -> Result<T, BrokerFailure> {
-        let answer = self.exchange(request, with)?;
+        self.ask_here_until(self.deadline, request, with, read)
+    }
+
+    /// Asks in the present session, with a separate deadline.
+    fn ask_here_until<T>(
+        &self,
+        deadline: Duration,
+        request: &BorrowedMessage<'_>,
+        with: &[BorrowedFd<'_>],
+        read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
+    ) -> Result<T, BrokerFailure> {
+        let answer = self.exchange(deadline, request, with)?;
         self.read(answer, read)
     }
 
@@ -200,8 +214,27 @@ impl Turn {
         self.state.retry_at.store(nanos(sys::now() + patience), Ordering::Relaxed);
     }
 
-    /// Sends a request and waits for its answer, until the deadline of this turn. A refusal is a failure.
-    fn exchange(&self, request: &BorrowedMessage<'_>, with: &[BorrowedFd<'_>]) -> Result<Answer, BrokerFailure> {
+    /// Sends a request and waits for its answer until then. A refusal is a failure. A broker that takes long counts as slow for a while.
+    fn exchange(
+        &self,
+        deadline: Duration,
+        request: &BorrowedMessage<'_>,
+        with: &[BorrowedFd<'_>],
+    ) -> Result<Answer, BrokerFailure> {
+        let sent = sys::now();
+        let answer = self.answer_to(deadline, request, with);
+        if sys::now() > sent + BRIEF {
+            self.note_slow();
+        }
+        answer
+    }
+
+    fn answer_to(
+        &self,
+        deadline: Duration,
+        request: &BorrowedMessage<'_>,
+        with: &[BorrowedFd<'_>],
+    ) -> Result<Answer, BrokerFailure> {
         let session = self.open_session().ok_or(BrokerFailure::Absent)?;
         let number = self.send(session, request, with)?;
         loop {
@@ -209,7 +242,7 @@ impl Turn {
                 Received::Answer(answer) => return Ok(answer),
                 Received::Refusal(code) => return Err(BrokerFailure::Refused(code)),
                 Received::Other => {}
-                Received::Nothing if wait(session, self.deadline) => {}
+                Received::Nothing if wait(session, deadline) => {}
                 Received::Nothing => return Err(self.give_up_silent()),
             }
         }
@@ -319,7 +352,8 @@ impl Turn {
             side: if claim.role == Role::Accepting { Side::Accepting } else { Side::Connecting },
             region: RegionReference::own_memory(claim.geometry),
         };
-        match self.ask_here(&request, &[claim.socket, claim.region], done) {
+        let deadline = self.deadline.min(sys::now() + CLAIM);
+        match self.ask_here_until(deadline, &request, &[claim.socket, claim.region], done) {
             // Refused, it is not listed, and all is well otherwise.
             Ok(_) | Err(BrokerFailure::Refused(_)) => true,
             Err(_) => false,

@@ -32,8 +32,8 @@ pub(super) fn is_older_than(conn: &Conn, broker: u64) -> bool {
     channel != 0 && channel < broker && conn.local().reclaimed.load(Ordering::Relaxed) != broker
 }
 
-/// Tells the broker by `tell`, if it has not heard of this ring; `None`: a thread is in the way.
-fn reclaim<T>(conn: &'static Conn, fd: c_int, broker: u64, tell: impl FnOnce(&ConnClaim) -> T) -> Option<Option<T>> {
+/// Tells the broker by `tell`, which returns whether it has heard, if it has not heard of this ring; `None`: a thread is in the way.
+fn reclaim(conn: &'static Conn, fd: c_int, broker: u64, tell: impl FnOnce(&ConnClaim) -> bool) -> Option<Option<bool>> {
     // While these are held, no thread closes the descriptors that are sent, and no call sends or receives: it would fail while the broker
     // reads the socket (protocol T3.3).
     let (_tx, _rx) = (conn.tx.try_hold()?, conn.rx.try_hold()?);
@@ -43,9 +43,9 @@ fn reclaim<T>(conn: &'static Conn, fd: c_int, broker: u64, tell: impl FnOnce(&Co
     else {
         return Some(None);
     };
-    local.reclaimed.store(broker, Ordering::Relaxed);
     // With another `SO_LINGER`, the broker would have to do the work of `close`, if it came to hold the socket last.
     if !matches!(rustix::net::sockopt::socket_linger(sys::borrow(fd)), Ok(None)) {
+        local.reclaimed.store(broker, Ordering::Relaxed);
         return Some(None);
     }
     let geometry = Geometry::new(PAGE, local.own.ring_size()).ok();
@@ -56,13 +56,19 @@ fn reclaim<T>(conn: &'static Conn, fd: c_int, broker: u64, tell: impl FnOnce(&Co
         socket: sys::borrow(fd),
         region: sys::borrow(memory),
     });
-    Some(claim.map(|claim| tell(&claim)))
+    let told = claim.map(|claim| tell(&claim));
+    if told != Some(false) {
+        local.reclaimed.store(broker, Ordering::Relaxed);
+    }
+    Some(told)
 }
 
 /// The policy is another, and so perhaps is the broker.
 pub(super) fn reclaim_later(conn: &'static Conn, fd: c_int) {
     let number = broker::directory().map_or(0, |directory| directory.instance());
-    if is_older_than(conn, number) && !broker::reclaim(|tell| reclaim(conn, fd, number, tell).is_some()) {
+    let show =
+        |tell: &dyn Fn(&ConnClaim) -> bool| reclaim(conn, fd, number, tell).is_some_and(|told| told != Some(false));
+    if is_older_than(conn, number) && !broker::reclaim(show) {
         conn.moves.judge_later();
     }
 }

@@ -91,7 +91,8 @@ fn wait_in(set: &'static Set, mut call: Call, plain: impl Fn() -> c_int) -> c_in
 
 impl Call {
     fn tell(&mut self, set: &'static Set, answer: &mut ReadyList, plain: impl Fn() -> c_int) -> Result<(), WaitFailed> {
-        if !set.has_own_sources() {
+        // While a session with the broker opens, sleeps are short, for its next step (protocol T14.6).
+        if !set.has_own_sources() && broker::longest_sleep().is_none() {
             if self.patience.is_none() {
                 let asked = answer.ask(set, |_, _| plain()).ok_or(WaitFailed)?;
                 if asked.more {

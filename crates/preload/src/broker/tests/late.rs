@@ -392,6 +392,27 @@ fn late_answer_about_listener_is_taken_beside_other_requests() {
 }
 
 #[test]
+fn late_answer_to_any_request_makes_the_broker_slow() {
+    let Some(_alone) = alone!() else { return };
+    let (_listener, client, _server, _key) = left_by_first_broker();
+    let late = open_with_late_publication();
+    late.answer(0);
+    data_calls();
+    Turn::take(Urgency::Brief).unwrap().be_quick();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            readable(&late.sessions[0].0);
+            std::thread::sleep(Duration::from_millis(50));
+            late.answer(0);
+        });
+        // It may be refused.
+        assert_ne!(offer_of(&client).0.err(), Some(Reason::BrokerAbsent));
+    });
+    assert!(Turn::take(Urgency::Brief).unwrap().is_slow());
+    assert!(!reclaim(|_| panic!("the broker is slow")));
+}
+
+#[test]
 fn slow_broker_is_shown_older_rings_only_when_it_is_quick_again() {
     let Some(_alone) = alone!() else { return };
     let (_listener, _client, server, _key) = left_by_first_broker();
