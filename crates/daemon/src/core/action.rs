@@ -235,7 +235,6 @@ pub struct FlowSocket {
     pub from: SocketAddr,
     /// Where it is sent to: an address of the socket.
     pub to: SocketAddr,
-    /// Other sockets may have its address too, and the kernel chooses one of them for each datagram. Not so of a socket that is connected:
-    /// it comes before the others.
+    /// Other sockets may have its address too, and the kernel chooses one of them for each datagram, unless one of them is connected.
     pub is_chosen: bool,
 }

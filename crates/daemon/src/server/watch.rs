@@ -55,6 +55,9 @@ const HEADER: usize = 16;
 const QUESTION: usize = HEADER + 56;
 /// Where `inet_diag_msg` has the cookie, behind the header.
 const COOKIE: usize = HEADER + 44;
+/// Where it has the state, and that of a connected socket (`TCP_ESTABLISHED`, of UDP too).
+const STATE: usize = HEADER + 1;
+const CONNECTED: u8 = 1;
 
 /// The sockets of flows, and how to ask the kernel about them.
 #[derive(Debug)]
@@ -216,12 +219,18 @@ impl FlowWatch {
     fn prove(&mut self, sockets: &[FlowSocket]) -> Vec<bool> {
         let questions: Vec<_> = sockets.iter().map(|socket| (socket.from, socket.to)).collect();
         let receivers = self.ask(&questions);
-        let mut proved: Vec<bool> =
-            receivers.iter().zip(sockets).map(|(receiver, socket)| *receiver == Some(socket.cookie)).collect();
+        let is_found = |(receiver, socket): (&Option<FoundReceiver>, &FlowSocket)| {
+            receiver.is_some_and(|it| it.cookie == socket.cookie)
+        };
+        let mut proved: Vec<bool> = receivers.iter().zip(sockets).map(is_found).collect();
+        // A socket that is connected comes before the other members.
+        let is_chosen = |receiver: &Option<FoundReceiver>, socket: &FlowSocket| {
+            socket.is_chosen && receiver.is_some_and(|it| !it.is_connected)
+        };
         // A server has one socket for many clients.
         let mut groups = HashMap::new();
-        for (socket, proved) in sockets.iter().zip(&mut proved).filter(|(socket, proved)| socket.is_chosen && **proved)
-        {
+        let asked = receivers.iter().zip(sockets).zip(&mut proved);
+        for ((_, socket), proved) in asked.filter(|((at, socket), proved)| **proved && is_chosen(at, socket)) {
             *proved = match groups.get(&socket.to) {
                 Some(known) => *known,
                 None => {
@@ -243,16 +252,16 @@ impl FlowWatch {
         let questions: Vec<_> =
             (0..PROBES).map(|at| (SocketAddr::new(socket.from.ip(), port(at)), socket.to)).collect();
         let found = self.ask(&questions);
-        let unknown = found.iter().find(|found| !found.is_some_and(|cookie| self.members.contains_key(&cookie)));
+        let unknown = found.iter().find(|found| !found.is_some_and(|it| self.members.contains_key(&it.cookie)));
         if let Some(unknown) = unknown {
             tracing::debug!(at = %socket.to, ?unknown, "a socket of a group is not published");
         }
         unknown.is_none()
     }
 
-    /// The number of the socket that receives a datagram from one address to another, for each of these; `None` where the kernel gives no
+    /// The socket that receives a datagram from one address to another, for each of these; `None` where the kernel gives no
     /// answer.
-    fn ask(&mut self, ends: &[(SocketAddr, SocketAddr)]) -> Vec<Option<u64>> {
+    fn ask(&mut self, ends: &[(SocketAddr, SocketAddr)]) -> Vec<Option<FoundReceiver>> {
         let mut receivers = vec![None; ends.len()];
         let Some((diag, _)) = &self.diag else { return receivers };
         for (ends, receivers) in ends.chunks(BATCH).zip(receivers.chunks_mut(BATCH)) {
@@ -279,7 +288,7 @@ impl FlowWatch {
                     let at = one.sequence.wrapping_sub(first) as usize;
                     if let Some(receiver) = receivers.get_mut(at) {
                         answers += 1;
-                        *receiver = if one.kind == BY_FAMILY { cookie_of(one.bytes) } else { None };
+                        *receiver = if one.kind == BY_FAMILY { receiver_of(one.bytes) } else { None };
                     }
                 }
             }
@@ -359,6 +368,17 @@ fn messages(mut rest: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         Some(NetlinkMessage { kind, sequence, bytes })
     })
+}
+
+/// A socket that the kernel has found.
+#[derive(Debug, Clone, Copy)]
+struct FoundReceiver {
+    cookie: u64,
+    is_connected: bool,
+}
+
+fn receiver_of(message: &[u8]) -> Option<FoundReceiver> {
+    Some(FoundReceiver { cookie: cookie_of(message)?, is_connected: *message.get(STATE)? == CONNECTED })
 }
 
 /// The number of the socket that a message is about.

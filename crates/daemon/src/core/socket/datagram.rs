@@ -156,7 +156,7 @@ impl<F: Descriptor> Core<F> {
             netns: of.netns,
             from,
             to,
-            is_chosen: of.state == SocketState::Grouped && of.remote.is_none(),
+            is_chosen: of.state == SocketState::Grouped,
         };
         // A sender that is connected is reached from its peer alone.
         let remote = offer.socket.remote.map(|remote| SocketAddr::new(remote.ip().to_canonical(), remote.port()));
