@@ -200,6 +200,7 @@ export! {
     /// `recvmmsg`
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         if Conn::of(fd).is_none() && !datagram::has_rings(fd) {
+            datagram::join_group(fd);
             // SAFETY: the caller's messages, if there are any. `mmsghdr` begins with its `msghdr`.
             let first = if count > 0 && datagram::is(fd) { unsafe { readable(messages.cast::<msghdr>()) } } else { None };
             let room = first.filter(|first| !first.msg_name.is_null()).map_or(0, |first| first.msg_namelen);

@@ -299,7 +299,6 @@ impl DatagramSocket {
             // Not bound yet.
             return;
         }
-        self.set(flags::JOINED, true);
         if !self.has(flags::PUBLISHED) {
             let errno = sys::errno_number();
             broker::datagram::be_open();
@@ -308,6 +307,8 @@ impl DatagramSocket {
             }
             sys::restore_errno(errno);
         }
+        // If there is no broker yet, the next call tries again.
+        self.set(flags::JOINED, self.has(flags::PUBLISHED | flags::UNWANTED));
     }
 
     fn unpublish(&self) {

@@ -33,7 +33,10 @@ pub(crate) fn concerns(fd: c_int) -> bool {
     }
     match entry.kind() {
         DescriptorKind::Connection => true,
-        DescriptorKind::Datagram => crate::datagram::concerns(fd),
+        DescriptorKind::Datagram => {
+            crate::datagram::join_group(fd);
+            crate::datagram::concerns(fd)
+        }
         DescriptorKind::Epoll => {
             super::watch_set(fd);
             false
