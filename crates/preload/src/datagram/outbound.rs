@@ -408,7 +408,8 @@ impl DatagramSocket {
             span.copy_to(&mut header);
             let Ok(len) = record::parse(header, end - at, record::longest(flow.own.ring_size())) else { break };
             let body = span.slice(record::HEADER as usize, len as usize);
-            send_past(fd, body, to, self.has(flags::SIX));
+            let splits = self.segment.load(Ordering::Relaxed) != 0;
+            send_past(fd, body, to, (self.has(flags::SIX), splits));
             at += record::footprint(len.into());
         }
         one.give_up();
@@ -551,16 +552,43 @@ impl DatagramSocket {
     }
 }
 
-/// A datagram by the kernel, past everything.
-fn send_past(fd: c_int, bytes: PeerBytes<'_>, to: SocketAddr, six: bool) {
+/// A datagram by the kernel, past everything. `splits`: the socket has `UDP_SEGMENT`, by which the kernel would split this one, too.
+fn send_past(fd: c_int, bytes: PeerBytes<'_>, to: SocketAddr, (six, splits): (bool, bool)) {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     address::with(to, six, |name, len| {
+        if splits {
+            send_whole(fd, bytes, (name, len), flags);
+            return;
+        }
         #[expect(unsafe_code, reason = "hands memory of our own to the kernel")]
         // SAFETY: a span of our ring, and an address of ours.
         unsafe {
             real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, name, len);
         }
     });
+}
+
+/// Sends a datagram that is not to be split, whatever the socket's option says.
+#[cold]
+fn send_whole(fd: c_int, bytes: PeerBytes<'_>, (name, len): (*const libc::sockaddr, libc::socklen_t), flags: c_int) {
+    // `cmsghdr {len, level, type}`, and a `u16` behind it that is 0.
+    let mut control = [0u64; 3];
+    let mut one = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    #[expect(unsafe_code, reason = "hands memory of our own to the kernel")]
+    // SAFETY: zeros are a message without anything. `control` is aligned for a `cmsghdr` and has room for it and two bytes. All that the message
+    // points to, a span of our ring and an address of ours, lives to the end of the call, and the kernel only reads it.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_name, message.msg_namelen) = (name.cast_mut().cast(), len);
+        (message.msg_iov, message.msg_iovlen) = (&raw mut one, 1);
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(2) as _;
+        if let Some(head) = libc::CMSG_FIRSTHDR(&raw const message).as_mut() {
+            (head.cmsg_level, head.cmsg_type) = (libc::SOL_UDP, libc::UDP_SEGMENT);
+            head.cmsg_len = libc::CMSG_LEN(2) as _;
+        }
+        real::sendmsg(fd, &raw const message, flags);
+    }
 }
 
 #[cfg(test)]
