@@ -5,6 +5,7 @@
 
 use crate::signals::BlockedSignals;
 use crate::{broker, patience, sys};
+use partywall_region::wait::{SpinRest, SpinStep};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -36,16 +37,6 @@ const FAR_FIRST: u32 = 500_000;
 /// The longest budget, wherever the peer is.
 const FAR_LONGEST: u32 = 4_000_000;
 
-/// The number of successive spins for peers on another machine without result, each followed by a shorter sleep, after which no thread spins for
-/// a while: such a peer only runs while this side sleeps. Two machines on one processor of their host cannot see that they share it.
-const MOST_UNSUCCESSFUL: u32 = 16;
-/// The same after a rest.
-const TRIALS: u32 = 2;
-/// The number of sleeps for which no thread spins. It doubles with each rest since a spin had a result. The first is short, because on a busy
-/// host other processes can take the peer's processor away for a while.
-const SHORTEST_REST: u32 = 16;
-const LONGEST_REST: u32 = 4096;
-
 /// How long those who share it stay awake.
 #[derive(Debug)]
 pub(crate) struct SpinBudget {
@@ -53,14 +44,8 @@ pub(crate) struct SpinBudget {
     off: AtomicU32,
     /// The last peers were on another machine.
     is_far: AtomicBool,
-    /// The length of the last spin for such peers if it had no result, in nanoseconds; otherwise 0.
-    wasted: AtomicU32,
-    /// Such spins that were followed by a shorter sleep, since a spin had a result.
-    unsuccessful: AtomicU32,
-    /// Sleeps before spinning is tried again.
-    rest: AtomicU32,
-    /// The length of the last rest; 0 if a spin has had a result since.
-    last_rest: AtomicU32,
+    /// A [`SpinRest`] of the spins for such peers.
+    rest: AtomicU64,
 }
 
 /// The shortest sleep of late that a peer on another machine has ended, in nanoseconds; 0 for [`FAR_FIRST`].
@@ -104,14 +89,18 @@ pub(super) enum Awake {
 impl SpinBudget {
     /// The full time to begin with; stored so that a new one is all zeros.
     pub(crate) const fn new() -> Self {
-        Self {
-            off: AtomicU32::new(0),
-            is_far: AtomicBool::new(false),
-            wasted: AtomicU32::new(0),
-            unsuccessful: AtomicU32::new(0),
-            rest: AtomicU32::new(0),
-            last_rest: AtomicU32::new(0),
+        Self { off: AtomicU32::new(0), is_far: AtomicBool::new(false), rest: AtomicU64::new(0) }
+    }
+
+    /// Changes the rest of spins. Threads that share it may lose a count.
+    fn with_rest<T>(&self, change: impl FnOnce(&mut SpinRest) -> T) -> T {
+        let word = self.rest.load(Ordering::Relaxed);
+        let mut rest = SpinRest::from_word(word);
+        let result = change(&mut rest);
+        if rest.to_word() != word {
+            self.rest.store(rest.to_word(), Ordering::Relaxed);
         }
+        result
     }
 
     fn of(&self, longest: u32) -> u32 {
@@ -133,45 +122,18 @@ impl SpinBudget {
     }
 
     /// Learns from a sleep.
-    pub(super) fn slept(&self, time: Duration) {
+    pub(super) fn slept(&self, slept: Duration) {
         if self.is_far.load(Ordering::Relaxed) {
-            let (known, time) = (quickest_far(), u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
+            let (known, time) = (quickest_far(), u32::try_from(slept.as_nanos()).unwrap_or(u32::MAX));
             // It may get slower again, too.
             QUICKEST_FAR.store(time.min(known.saturating_add(known / 8)).max(FIRST), Ordering::Relaxed);
-            if self.rests(time) {
-                return;
+            match self.with_rest(|rest| rest.slept(slept)) {
+                SpinStep::Learn => {}
+                SpinStep::Rest => return self.off.store(u32::MAX, Ordering::Relaxed),
+                SpinStep::Retry => return self.off.store(0, Ordering::Relaxed),
             }
         }
-        self.learn(time, self.longest());
-    }
-
-    /// Counts a sleep of this many nanoseconds. Returns whether no thread is to spin before the next one. Threads that share this may count one
-    /// too few.
-    ///
-    /// A sleep that is longer than the spin before it says nothing: the answer may have been in transit.
-    fn rests(&self, time: u32) -> bool {
-        let left = self.rest.load(Ordering::Relaxed);
-        if left > 0 {
-            self.rest.store(left - 1, Ordering::Relaxed);
-            if left == 1 {
-                // Spinning is tried with all the time that it may take: the peer may be asleep now as well.
-                self.off.store(0, Ordering::Relaxed);
-            }
-            return true;
-        }
-        let last = self.last_rest.load(Ordering::Relaxed);
-        let wasted = self.wasted.swap(0, Ordering::Relaxed);
-        let unsuccessful = self.unsuccessful.load(Ordering::Relaxed) + u32::from(wasted > 0 && time <= wasted);
-        self.unsuccessful.store(unsuccessful, Ordering::Relaxed);
-        if unsuccessful < if last == 0 { MOST_UNSUCCESSFUL } else { TRIALS } {
-            return false;
-        }
-        let rest = (last * 2).clamp(SHORTEST_REST, LONGEST_REST);
-        self.last_rest.store(rest, Ordering::Relaxed);
-        self.unsuccessful.store(0, Ordering::Relaxed);
-        self.rest.store(rest, Ordering::Relaxed);
-        self.off.store(u32::MAX, Ordering::Relaxed);
-        true
+        self.learn(slept, self.longest());
     }
 
     fn learn(&self, time: Duration, longest: u32) {
@@ -218,20 +180,14 @@ impl SpinBudget {
         if look() {
             return Awake::Ready;
         }
-        let awake = Self::spin(budget, held, limit, look, ask);
+        let (awake, time) = Self::spin(budget, held, limit, look, ask);
         if peers == Peers::Far {
-            if matches!(awake, Awake::Vain) {
-                self.wasted.store(budget, Ordering::Relaxed);
-            } else {
-                self.wasted.store(0, Ordering::Relaxed);
-                self.unsuccessful.store(0, Ordering::Relaxed);
-                self.last_rest.store(0, Ordering::Relaxed);
-            }
+            self.with_rest(|rest| rest.spun(matches!(awake, Awake::Vain).then_some(time)));
         }
         awake
     }
 
-    /// Looks for as long as the budget lasts.
+    /// Looks for as long as the budget lasts. Returns the length of a spin without result as well.
     #[inline]
     fn spin(
         budget: u32,
@@ -239,11 +195,11 @@ impl SpinBudget {
         limit: Option<Duration>,
         mut look: impl FnMut() -> bool,
         mut ask: impl FnMut() -> bool,
-    ) -> Awake {
+    ) -> (Awake, Duration) {
         for _ in 0..FIRST_LOOKS {
             std::hint::spin_loop();
             if look() {
-                return Awake::Ready;
+                return (Awake::Ready, Duration::ZERO);
             }
         }
         let budget = Duration::from_nanos(u64::from(budget)).min(limit.unwrap_or(Duration::MAX));
@@ -254,18 +210,19 @@ impl SpinBudget {
         loop {
             for _ in 0..BATCH {
                 if look() {
-                    return Awake::Ready;
+                    return (Awake::Ready, Duration::ZERO);
                 }
                 std::hint::spin_loop();
             }
             let now = sys::now();
-            if now.saturating_sub(start) >= budget {
-                return Awake::Vain;
+            let spent = now.saturating_sub(start);
+            if spent >= budget {
+                return (Awake::Vain, spent);
             }
             if now.saturating_sub(asked) >= ASK {
                 asked = now;
                 if ask() {
-                    return Awake::Kernel;
+                    return (Awake::Kernel, Duration::ZERO);
                 }
             }
             if now.saturating_sub(gave_way) >= SHARE {
@@ -275,7 +232,7 @@ impl SpinBudget {
                     contended += u32::from(back.saturating_sub(now) >= OTHERS);
                     if contended == CROWD {
                         // Others have work for this processor, which is more than we have.
-                        return if look() { Awake::Ready } else { Awake::Vain };
+                        return (if look() { Awake::Ready } else { Awake::Vain }, spent);
                     }
                 }
             }
@@ -382,24 +339,22 @@ mod tests {
                 looks += 1;
                 finds && looks > 2
             };
-            b.stay_awake(&mut BlockedSignals::none(), Some(Duration::ZERO), || Peers::Far, look, || false);
-            b.slept(Duration::from_micros(40));
+            b.stay_awake(&mut BlockedSignals::none(), None, || Peers::Far, look, || false);
+            // Shorter than any spin.
+            b.slept(Duration::from_nanos(1));
             looks
         };
-        (0..4 * MOST_UNSUCCESSFUL).for_each(|turn| assert!(spin(turn % 8 == 0) > 0, "some have a result"));
+        (0..64).for_each(|turn| assert!(spin(turn % 8 == 0) > 0, "some have a result"));
         spin(true);
-        (0..MOST_UNSUCCESSFUL).for_each(|_| assert!(spin(false) > 0));
-        let mut rest = SHORTEST_REST;
-        for _ in 0..12 {
+        (0..16).for_each(|_| assert!(spin(false) > 0));
+        for rest in [16, 32] {
             (0..rest).for_each(|sleep| assert_eq!(spin(false), 0, "sleep {sleep} of {rest}"));
-            (0..TRIALS).for_each(|_| assert!(spin(false) > 0, "a trial after {rest}"));
-            rest = (rest * 2).min(LONGEST_REST);
+            (0..2).for_each(|_| assert!(spin(false) > 0, "a trial after {rest}"));
         }
-        (0..rest).for_each(|_| assert_eq!(spin(false), 0));
+        (0..64).for_each(|_| assert_eq!(spin(false), 0));
         assert!(spin(true) > 0);
-        (0..MOST_UNSUCCESSFUL).for_each(|_| assert!(spin(false) > 0, "all is as at first"));
-        (0..SHORTEST_REST).for_each(|_| assert_eq!(spin(false), 0));
-        assert!(spin(false) > 0);
+        (0..16).for_each(|_| assert!(spin(false) > 0, "all is as at first"));
+        assert_eq!(spin(false), 0);
         QUICKEST_FAR.store(0, Ordering::Relaxed);
     }
 
