@@ -165,6 +165,11 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
         let scene = bench.scene()?;
         measure(&scene, &common)?
     };
+    report(bench, cells)
+}
+
+/// Shows what was measured and what was promised.
+fn report(bench: &Bench, cells: Vec<Cell>) -> Result<CommandResults> {
     show(bench, &cells)?;
     let verdicts = judge(&cells);
     bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
@@ -225,36 +230,61 @@ fn measure(scene: &BenchScene<'_>, common: &Common) -> Result<Vec<Cell>> {
     let plans: Vec<ResidencyPlan> =
         plans(scale, scene.spaces.is_some()).into_iter().filter(|plan| common.wants(plan.key.mechanism)).collect();
     let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
-    for _ in 0..common.runs() {
-        let mut crowd: Option<GuardedChild> = None;
-        for mut pair in pairs_of(&plans.iter().map(|plan| &plan.key).collect::<Vec<_>>()) {
-            let is_close = plans[pair[0]].is_close();
-            for _ in 0..if is_close { most_turns(scale) } else { 1 } {
+    let mut crowd: Option<GuardedChild> = None;
+    measure_pairs(
+        &mut cells,
+        common.runs(),
+        |_| true,
+        |key| turns(key, scale),
+        |at| {
+            let plan = &plans[at];
+            if plan.entries > 1 && crowd.is_none() {
+                crowd = Some(listeners(scene, &me, plan.entries)?);
+            } else if plan.entries == 1 {
+                crowd = None;
+            }
+            flow(scene, &servers, plan, &me, scale)
+        },
+    )?;
+    Ok(cells)
+}
+
+/// Measures the wanted cells this many times by `one`. Those of the same settings are measured one after the other, as often as `turns` of their
+/// key allows while more turns would tell more.
+fn measure_pairs(
+    cells: &mut [Cell],
+    runs: u32,
+    is_wanted: impl Fn(&Key) -> bool,
+    turns: impl Fn(&Key) -> u32,
+    mut one: impl FnMut(usize) -> Result<Figures>,
+) -> Result<()> {
+    let mut pairs = pairs_of(&cells.iter().map(|cell| &cell.key).collect::<Vec<_>>());
+    pairs.retain(|pair| is_wanted(&cells[pair[0]].key));
+    for _ in 0..runs {
+        for pair in &pairs {
+            let mut pair = pair.clone();
+            for _ in 0..turns(&cells[pair[0]].key) {
                 for &at in &pair {
-                    let plan = &plans[at];
-                    if plan.entries > 1 && crowd.is_none() {
-                        crowd = Some(listeners(scene, &me, plan.entries)?);
-                    }
                     if cells[at].problem.is_some() {
                         continue;
                     }
-                    match flow(scene, &servers, plan, &me, scale) {
+                    match one(at) {
                         Ok(figures) => cells[at].runs.push(figures),
                         Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
                         Err(e) => {
-                            eprintln!("partywall-bench: {}: {e}", plan.key);
+                            eprintln!("partywall-bench: {}: {e}", cells[at].key);
                             cells[at].problem = Some(Problem::Failed(e.to_string()));
                         }
                     }
                 }
                 pair.reverse();
-                if judge_pair(&pair, &cells).is_none_or(|verdict| is_settled(&verdict)) {
+                if judge_pair(&pair, cells).is_none_or(|verdict| is_settled(&verdict)) {
                     break;
                 }
             }
         }
     }
-    Ok(cells)
+    Ok(())
 }
 
 /// The measurements in their order, those of the same settings without the library and with it together. Where a hundredth matters, a pair is
@@ -266,13 +296,19 @@ fn pairs_of(keys: &[&Key]) -> Vec<Vec<usize>> {
     sorted.chunk_by(|a, b| keys[*a].settings == keys[*b].settings).map(<[usize]>::to_vec).collect()
 }
 
-/// How often that is in one run, at most.
-fn most_turns(scale: Scale) -> u32 {
+/// How often a pair is measured in one run, at most.
+fn turns(key: &Key, scale: Scale) -> u32 {
     match scale {
+        _ if !is_close(key) => 1,
         Scale::Smoke => 1,
         Scale::Quick => 24,
         Scale::Full => 120,
     }
+}
+
+/// Whether a hundredth matters, and the pair is measured until the interval of its ratio tells.
+fn is_close(key: &Key) -> bool {
+    matches!(key.word("part"), Some("remote" | "connections"))
 }
 
 /// Fewer turns are not enough to say how far apart they lie.
@@ -293,13 +329,6 @@ fn is_settled(verdict: &Verdict) -> bool {
     })
 }
 
-impl ResidencyPlan {
-    /// Whether a hundredth matters, and the pair is measured until the interval of its ratio tells.
-    fn is_close(&self) -> bool {
-        matches!(self.key.word("part"), Some("remote" | "connections"))
-    }
-}
-
 /// One run.
 fn flow(
     scene: &BenchScene<'_>,
@@ -311,7 +340,7 @@ fn flow(
     let mechanism = plan.key.mechanism;
     let millis: u64 = match scale {
         Scale::Smoke => 50,
-        _ if plan.is_close() => 150,
+        _ if is_close(&plan.key) => 150,
         Scale::Quick => 500,
         Scale::Full => 1500,
     };

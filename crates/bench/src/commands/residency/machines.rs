@@ -6,10 +6,7 @@ use std::{process::Stdio, time::Duration};
 use partywall_lab::Running;
 use partywall_protocol::environment::LIBRARY;
 
-use super::{
-    CommandResults, FLOWS, MIXED_MESSAGE, NAME, REMOTE, SIDES, is_settled, judge, judge_pair, most_turns, pairs_of,
-    pictures, show,
-};
+use super::{CommandResults, FLOWS, MIXED_MESSAGE, NAME, REMOTE, SIDES, is_close, measure_pairs, report, turns};
 use crate::{
     affinity::{self, Placement},
     apps::{accounts::Accounts, site},
@@ -24,9 +21,8 @@ use crate::{
     mechanism::Mechanism,
     process::GuardedChild,
     report::{
-        cell::{Cell, Key, Problem},
+        cell::{Cell, Key},
         metric::Metric,
-        table,
     },
     task::Figures,
 };
@@ -51,16 +47,6 @@ struct MachinePlan {
     message: u64,
     neighbours: u64,
     remotes: u64,
-}
-
-impl MachinePlan {
-    fn is_close(&self) -> bool {
-        self.key.word("part") == Some("remote")
-    }
-
-    fn shares_processor(&self) -> bool {
-        self.key.word("place") == Some(PLACES[1])
-    }
 }
 
 fn plans(scale: Scale, has_host: bool) -> Vec<MachinePlan> {
@@ -123,42 +109,22 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
     let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
     let apart = bench.placement;
     let one = Placement { passive: apart.active, ..apart };
-    let order = pairs_of(&plans.iter().map(|plan| &plan.key).collect::<Vec<_>>());
-    for place in [apart, one] {
+    for (place, name) in [(apart, PLACES[0]), (one, PLACES[1])] {
         machines.place(place)?;
-        let mut study = Study::new(&machines, host.as_deref())?;
-        for _ in 0..runs {
-            for pair in order.iter().filter(|pair| plans[pair[0]].shares_processor() == (place == one)) {
-                let mut pair = pair.clone();
-                for _ in 0..if plans[pair[0]].is_close() { most_turns(scale) } else { 1 } {
-                    for &at in &pair {
-                        bench.progress(&plans[at].key.to_string());
-                        if cells[at].problem.is_some() {
-                            continue;
-                        }
-                        match study.flow(&plans[at], scale, &bench.interrupt) {
-                            Ok(figures) => cells[at].runs.push(figures),
-                            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
-                            Err(e) => {
-                                eprintln!("partywall-bench: {}: {e}", plans[at].key);
-                                cells[at].problem = Some(Problem::Failed(e.to_string()));
-                            }
-                        }
-                    }
-                    pair.reverse();
-                    if judge_pair(&pair, &cells).is_none_or(|verdict| is_settled(&verdict)) {
-                        break;
-                    }
-                }
-            }
-        }
+        let mut study = Study::new(&machines, host.as_deref());
+        let is_here = |key: &Key| (key.word("place") == Some(PLACES[1])) == (name == PLACES[1]);
+        measure_pairs(
+            &mut cells,
+            runs,
+            is_here,
+            |key| turns(key, scale),
+            |at| {
+                bench.progress(&plans[at].key.to_string());
+                study.flow(&plans[at], scale, &bench.interrupt)
+            },
+        )?;
     }
-    show(bench, &cells)?;
-    let verdicts = judge(&cells);
-    bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
-    bench.say(&table::verdicts(&verdicts))?;
-    bench.draw(&pictures(&cells))?;
-    Ok(CommandResults { cells, verdicts })
+    report(bench, cells)
 }
 
 /// The server on the host, on the machines' network.
@@ -196,8 +162,8 @@ struct Study<'a> {
 }
 
 impl<'a> Study<'a> {
-    fn new(machines: &'a MeasuredMachines, host: Option<&'a str>) -> Result<Self> {
-        Ok(Self { machines, host, servers: Vec::new() })
+    fn new(machines: &'a MeasuredMachines, host: Option<&'a str>) -> Self {
+        Self { machines, host, servers: Vec::new() }
     }
 
     /// The address of the server in the neighbour. It is started if it does not run.
@@ -221,7 +187,7 @@ impl<'a> Study<'a> {
         let mechanism = plan.key.mechanism;
         let millis: u64 = match scale {
             Scale::Smoke => 50,
-            _ if plan.is_close() => 300,
+            _ if is_close(&plan.key) => 300,
             Scale::Quick => 1_000,
             Scale::Full => 2_000,
         };
@@ -256,6 +222,7 @@ impl Drop for Study<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pairs_of;
     use super::*;
 
     #[test]
