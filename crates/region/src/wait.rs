@@ -2,8 +2,9 @@
 //!
 //! Waking a sleeper costs more than most answers take to arrive, so a waiter spins for a while first. The budget is adapted per half, as
 //! in KVM's halt polling: after a short sleep, a longer spin would have caught the event; after a long one, the spin was wasted. If
-//! spinning brings nothing time after time, though sleeps are shorter than the spins, it rests ([`SpinRest`]).
-//! A half that shares a core with its peer does not spin (protocol W6): the peer could not run during the spin.
+//! spinning brings nothing time after time, though
+//! sleeps are short, it rests for a while. A half that shares a core with its peer does not spin (protocol W6): the peer could not run
+//! during the spin.
 //!
 //! How *often* a reader looks matters too. In a stream of small messages, one that looks after every message takes the line
 //! with the cursor away from the writer each time, and both get slow (by a factor of two or three, measured). A reader that
@@ -13,9 +14,6 @@
 //! end of the trial: questions and answers pay a few
 //! microseconds, ever more rarely.
 
-mod rest;
-
-pub use rest::{SpinRest, SpinStep};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -40,6 +38,12 @@ const PATIENCE: u32 = 32;
 const MOST_PATIENCE: u32 = 1 << 17;
 /// How much faster the stream has to be with pauses.
 const WORTH: f64 = 1.1;
+/// The number of successive spins without result after which this half stops to spin for a while, though sleeps are short: in this case
+/// the peer only runs while this side sleeps. Two virtual machines on one core of their host cannot see that they share it.
+const MOST_UNSUCCESSFUL: u32 = 16;
+/// The number of sleeps before it spins again.
+const REST: u32 = 512;
+
 /// The spinning of one half.
 #[derive(Debug)]
 pub struct Spin {
@@ -48,8 +52,10 @@ pub struct Spin {
     pace: ReadingPace,
     /// The last spin ended with its first look.
     at_once: bool,
-    /// Spinning rests while the peer runs only when this side sleeps.
-    rest: SpinRest,
+    /// Spins that brought nothing since one did.
+    unsuccessful: u32,
+    /// Sleeps before spinning is tried again.
+    rest: u32,
 }
 
 /// How long a reader pauses before it looks.
@@ -170,7 +176,7 @@ impl ReadingPace {
 impl Spin {
     /// Spins at most `max` per wait; zero means: sleep at once.
     pub fn new(max: Duration) -> Self {
-        Self { max, budget: max, pace: ReadingPace::new(), at_once: false, rest: SpinRest::default() }
+        Self { max, budget: max, pace: ReadingPace::new(), at_once: false, unsuccessful: 0, rest: 0 }
     }
 
     /// Pauses before a look, where that has been found to pay.
@@ -203,7 +209,7 @@ impl Spin {
         // Most waits of a busy connection end within nanoseconds: the clock is not read for them.
         for _ in 0..BATCH {
             if ready()? {
-                self.rest.spun(None);
+                self.unsuccessful = 0;
                 return Ok(true);
             }
             std::hint::spin_loop();
@@ -212,13 +218,13 @@ impl Spin {
         loop {
             for _ in 0..BATCH {
                 if ready()? {
-                    self.rest.spun(None);
+                    self.unsuccessful = 0;
                     return Ok(true);
                 }
                 std::hint::spin_loop();
             }
             if start.elapsed() >= self.budget || hopeless() {
-                self.rest.spun(Some(self.budget));
+                self.unsuccessful += 1;
                 return Ok(false);
             }
         }
@@ -245,15 +251,17 @@ impl Spin {
     /// Learns from a sleep of the given length that followed a spin that found nothing.
     pub fn slept(&mut self, time: Duration) {
         self.pace.interrupted();
-        match self.rest.slept(time) {
-            SpinStep::Rest => self.budget = Duration::ZERO,
-            SpinStep::Retry => self.budget = self.max,
-            SpinStep::Learn if time <= self.max => self.budget = (self.budget * 2).max(FIRST).min(self.max),
-            SpinStep::Learn => {
-                self.budget /= 2;
-                if self.budget < FIRST {
-                    self.budget = Duration::ZERO;
-                }
+        if self.unsuccessful >= MOST_UNSUCCESSFUL {
+            (self.unsuccessful, self.rest, self.budget) = (0, REST, Duration::ZERO);
+        }
+        if self.rest > 0 {
+            self.rest -= 1;
+        } else if time <= self.max {
+            self.budget = (self.budget * 2).max(FIRST).min(self.max);
+        } else {
+            self.budget /= 2;
+            if self.budget < FIRST {
+                self.budget = Duration::ZERO;
             }
         }
     }
@@ -334,28 +342,18 @@ mod tests {
             assert_eq!(s.spin(ready, || true), Ok(after.is_some() && !s.budget().is_zero()));
             s.slept(Duration::from_micros(1));
         }
-        for _ in 0..16 {
+        for _ in 0..MOST_UNSUCCESSFUL {
             assert!(!s.budget().is_zero());
             wait(&mut s, None);
         }
-        // The rests of `SpinRest`.
-        for rest in [16, 32] {
-            for _ in 0..rest {
-                assert!(s.budget().is_zero());
-                wait(&mut s, None);
-            }
-            for _ in 0..2 {
-                assert_eq!(s.budget(), Duration::from_micros(20));
-                wait(&mut s, None);
-            }
-        }
-        for _ in 0..64 {
+        for _ in 1..REST {
             assert!(s.budget().is_zero());
             wait(&mut s, None);
         }
+        wait(&mut s, None);
         // Then it is tried again; and while some bring something, soon or late, all count as useful.
         for soon_or_late in [1, BATCH + 1] {
-            for round in 0..64 {
+            for round in 0..4 * MOST_UNSUCCESSFUL {
                 assert!(!s.budget().is_zero(), "{round}");
                 wait(&mut s, (round % 4 == 0).then_some(soon_or_late));
             }

@@ -5,7 +5,6 @@
 
 use crate::signals::BlockedSignals;
 use crate::{broker, patience, sys};
-use partywall_region::wait::{SpinRest, SpinStep};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -44,8 +43,6 @@ pub(crate) struct SpinBudget {
     off: AtomicU32,
     /// The last peers were on another machine.
     is_far: AtomicBool,
-    /// A [`SpinRest`] of the spins for such peers.
-    rest: AtomicU64,
 }
 
 /// The shortest sleep of late that a peer on another machine has ended, in nanoseconds; 0 for [`FAR_FIRST`].
@@ -89,18 +86,7 @@ pub(super) enum Awake {
 impl SpinBudget {
     /// The full time to begin with; stored so that a new one is all zeros.
     pub(crate) const fn new() -> Self {
-        Self { off: AtomicU32::new(0), is_far: AtomicBool::new(false), rest: AtomicU64::new(0) }
-    }
-
-    /// Changes the rest of spins. Threads that share it may lose a count.
-    fn with_rest<T>(&self, change: impl FnOnce(&mut SpinRest) -> T) -> T {
-        let word = self.rest.load(Ordering::Relaxed);
-        let mut rest = SpinRest::from_word(word);
-        let result = change(&mut rest);
-        if rest.to_word() != word {
-            self.rest.store(rest.to_word(), Ordering::Relaxed);
-        }
-        result
+        Self { off: AtomicU32::new(0), is_far: AtomicBool::new(false) }
     }
 
     fn of(&self, longest: u32) -> u32 {
@@ -117,23 +103,17 @@ impl SpinBudget {
 
     /// Resets the budget.
     pub(super) fn reset(&self) {
-        self.rest.store(0, Ordering::Relaxed);
         self.off.store(0, Ordering::Relaxed);
     }
 
     /// Learns from a sleep.
-    pub(super) fn slept(&self, slept: Duration) {
+    pub(super) fn slept(&self, time: Duration) {
         if self.is_far.load(Ordering::Relaxed) {
-            let (known, time) = (quickest_far(), u32::try_from(slept.as_nanos()).unwrap_or(u32::MAX));
+            let (known, time) = (quickest_far(), u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
             // It may get slower again, too.
             QUICKEST_FAR.store(time.min(known.saturating_add(known / 8)).max(FIRST), Ordering::Relaxed);
-            match self.with_rest(|rest| rest.slept(slept)) {
-                SpinStep::Learn => {}
-                SpinStep::Rest => return self.off.store(u32::MAX, Ordering::Relaxed),
-                SpinStep::Retry => return self.off.store(0, Ordering::Relaxed),
-            }
         }
-        self.learn(slept, self.longest());
+        self.learn(time, self.longest());
     }
 
     fn learn(&self, time: Duration, longest: u32) {
@@ -160,7 +140,7 @@ impl SpinBudget {
         limit: Option<Duration>,
         peers: impl FnOnce() -> Peers,
         mut look: impl FnMut() -> bool,
-        ask: impl FnMut() -> bool,
+        mut ask: impl FnMut() -> bool,
     ) -> Awake {
         // There is time now to see whether the broker is still the same: calls that find what they want do not look.
         broker::tick();
@@ -176,31 +156,11 @@ impl SpinBudget {
             Peers::Here => return Self::let_peer_run(held, look),
             Peers::None => return Awake::Vain,
         }
-        // What is there at the first look has not come while this thread was awake.
-        if look() {
-            return Awake::Ready;
-        }
-        let (awake, time) = Self::spin(budget, held, limit, look, ask);
-        if peers == Peers::Far {
-            self.with_rest(|rest| rest.spun(matches!(awake, Awake::Vain).then_some(time)));
-        }
-        awake
-    }
-
-    /// Looks for as long as the budget lasts. Returns the length of a spin without result as well.
-    #[inline]
-    fn spin(
-        budget: u32,
-        held: &mut BlockedSignals,
-        limit: Option<Duration>,
-        mut look: impl FnMut() -> bool,
-        mut ask: impl FnMut() -> bool,
-    ) -> (Awake, Duration) {
         for _ in 0..FIRST_LOOKS {
-            std::hint::spin_loop();
             if look() {
-                return (Awake::Ready, Duration::ZERO);
+                return Awake::Ready;
             }
+            std::hint::spin_loop();
         }
         let budget = Duration::from_nanos(u64::from(budget)).min(limit.unwrap_or(Duration::MAX));
         held.hold();
@@ -210,19 +170,18 @@ impl SpinBudget {
         loop {
             for _ in 0..BATCH {
                 if look() {
-                    return (Awake::Ready, Duration::ZERO);
+                    return Awake::Ready;
                 }
                 std::hint::spin_loop();
             }
             let now = sys::now();
-            let spent = now.saturating_sub(start);
-            if spent >= budget {
-                return (Awake::Vain, spent);
+            if now.saturating_sub(start) >= budget {
+                return Awake::Vain;
             }
             if now.saturating_sub(asked) >= ASK {
                 asked = now;
                 if ask() {
-                    return (Awake::Kernel, Duration::ZERO);
+                    return Awake::Kernel;
                 }
             }
             if now.saturating_sub(gave_way) >= SHARE {
@@ -232,7 +191,7 @@ impl SpinBudget {
                     contended += u32::from(back.saturating_sub(now) >= OTHERS);
                     if contended == CROWD {
                         // Others have work for this processor, which is more than we have.
-                        return (if look() { Awake::Ready } else { Awake::Vain }, spent);
+                        return if look() { Awake::Ready } else { Awake::Vain };
                     }
                 }
             }
@@ -288,10 +247,6 @@ fn give_way(now: Duration) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Mutex, PoisonError};
-
-    /// Held by tests that sleep for other machines, which share [`QUICKEST_FAR`].
-    static FAR: Mutex<()> = Mutex::new(());
 
     #[test]
     fn short_sleeps_raise_spin_budget_and_long_ones_clear_it() {
@@ -312,7 +267,6 @@ mod tests {
 
     #[test]
     fn time_awake_for_another_machine_follows_the_shortest_sleeps() {
-        let _far = FAR.lock().unwrap_or_else(PoisonError::into_inner);
         let b = SpinBudget::new();
         b.is_far.store(true, Ordering::Relaxed);
         assert_eq!(b.longest(), 2 * FAR_FIRST);
@@ -326,35 +280,6 @@ mod tests {
         assert_eq!((b.longest(), b.of(b.longest())), (FAR_LONGEST, 0), "who sleeps for long does not stay awake");
         b.is_far.store(false, Ordering::Relaxed);
         assert_eq!(b.longest(), patience::longest_spin());
-        QUICKEST_FAR.store(0, Ordering::Relaxed);
-    }
-
-    #[test]
-    fn spins_without_result_for_another_machine_end_for_a_while() {
-        let _far = FAR.lock().unwrap_or_else(PoisonError::into_inner);
-        let b = SpinBudget::new();
-        let spin = |finds: bool| {
-            let mut looks = 0;
-            let look = || {
-                looks += 1;
-                finds && looks > 2
-            };
-            b.stay_awake(&mut BlockedSignals::none(), None, || Peers::Far, look, || false);
-            // Shorter than any spin.
-            b.slept(Duration::from_nanos(1));
-            looks
-        };
-        (0..64).for_each(|turn| assert!(spin(turn % 8 == 0) > 0, "some have a result"));
-        spin(true);
-        (0..16).for_each(|_| assert!(spin(false) > 0));
-        for rest in [16, 32] {
-            (0..rest).for_each(|sleep| assert_eq!(spin(false), 0, "sleep {sleep} of {rest}"));
-            (0..2).for_each(|_| assert!(spin(false) > 0, "a trial after {rest}"));
-        }
-        (0..64).for_each(|_| assert_eq!(spin(false), 0));
-        assert!(spin(true) > 0);
-        (0..16).for_each(|_| assert!(spin(false) > 0, "all is as at first"));
-        assert_eq!(spin(false), 0);
         QUICKEST_FAR.store(0, Ordering::Relaxed);
     }
 
