@@ -60,7 +60,7 @@ pub(crate) enum Command {
         /// The options of all measurements.
         #[command(flatten)]
         common: Common,
-        /// Measure between two virtual machines, with the host as the remote peer. Boots both (QEMU); about 5 minutes a run.
+        /// Measure between two virtual machines, with the host as the remote peer. Boots both (QEMU). With --quick --runs 1 about 4 minutes.
         #[arg(long)]
         machines: bool,
     },
