@@ -3,14 +3,16 @@
 //! A request that meets a connection that has ended is repeated on the next one if the server has not executed it, or if executing it twice is the
 //! same as once. Otherwise it fails with `EIO`. While there is no server, requests wait for [`RemoteOptions::grace`] and then fail with `EIO`.
 
+mod kernel;
 mod link;
 mod operations;
+mod refused;
 mod tree;
 
 pub use crate::direct::RemoteData;
+pub use kernel::KernelRequest;
 pub use link::ServerAddress;
 pub use operations::{CreatedFile, ListedDirectory};
-pub use tree::KernelRequest;
 
 use crate::error::FsError;
 use crate::export::lock;
@@ -27,6 +29,8 @@ use tree::{NodePlace, RemoteTree, identity_of};
 
 /// Between two attempts to connect again.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The longest that the kernel keeps names and attributes ([`RemoteOptions::cache`]): a year.
+pub const LONGEST_CACHE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The deepest path along which a node is found again.
 const DEEPEST: usize = 256;
 
@@ -42,7 +46,7 @@ pub struct RemoteOptions {
     /// The longest that requests wait for a server that has gone to come back.
     pub grace: Duration,
     /// How long the kernel may use names and attributes without asking the server. An open file is compared with the server's in any case.
-    /// More than a year counts as one.
+    /// More than [`LONGEST_CACHE`] counts as that.
     pub cache: Duration,
 }
 

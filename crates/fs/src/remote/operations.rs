@@ -1,7 +1,8 @@
 //! The operations of a mounted file system, by node and by open file.
 
+use super::kernel::KernelRequest;
 use super::link::{RemoteLink, RequestFailure, body_of, write_fields};
-use super::tree::{KernelRequest, NameCheck};
+use super::tree::NameCheck;
 use super::{Caller, Remote, RemoteData, RemoteHandle};
 use crate::export::lock;
 use crate::wire::{
@@ -433,7 +434,7 @@ impl Remote {
         Err(Errno::IO)
     }
 
-    /// Entries of a directory from a position on, about so many bytes of them. `take` gets each with its node's number, or 0 if the kernel is not
+    /// Entries of a directory from a position on, about `len` bytes of them. `take` gets each with its node's number, or 0 if the kernel is not
     /// told of it, and how long the kernel may use its name and attributes. It returns `false` when it has no room for an entry, which then counts
     /// as not mentioned. `end` passes the reply to the kernel.
     pub fn read_directory<R>(
