@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use partywall::Domain;
 use partywall_fs::FsError;
 use partywall_fs::export::{Export, ExportOptions, Squash};
+use partywall_fs::remote::{LONGEST_CACHE, Remote, RemoteOptions, ServerAddress};
 use partywall_fs::serve::{ExportServer, serve_tcp};
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -32,9 +33,6 @@ Examples:
   partywall fs unmount /mnt
   partywall fs export /srv/data --tcp 127.0.0.1:7100    the same over TCP, which authenticates nobody
   partywall fs mount --transport tcp 127.0.0.1:7100 /mnt";
-
-/// The most seconds of `--cache`: a year.
-const LONGEST_CACHE: f64 = 31_536_000.0;
 
 /// A file system of another domain
 #[derive(Debug, Parser)]
@@ -217,14 +215,19 @@ fn export(cli: &Cli, args: &ExportArgs) -> Result<(), FsError> {
     Ok(())
 }
 
+/// The time of `--cache`, where more than the longest counts as that.
+fn cache_time(seconds: f64) -> Result<Duration, FsError> {
+    let longest = LONGEST_CACHE.as_secs_f64();
+    // `f64::min` would take a NaN for the longest.
+    let seconds = if seconds > longest { longest } else { seconds };
+    Duration::try_from_secs_f64(seconds).map_err(|_| FsError::Refused("--cache takes seconds from 0 on".into()))
+}
+
 fn mount(cli: &Cli, args: &MountArgs) -> Result<(), FsError> {
-    use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
     let mut options = RemoteOptions::default();
     options.timeout = Duration::from_secs(args.timeout.max(1));
     options.grace = Duration::from_secs(args.grace);
-    let cache = if args.cache > LONGEST_CACHE { LONGEST_CACHE } else { args.cache };
-    options.cache =
-        Duration::try_from_secs_f64(cache).map_err(|_| FsError::Refused("--cache takes seconds from 0 on".into()))?;
+    options.cache = cache_time(args.cache)?;
     let address = match args.transport {
         TransportArg::Tcp => {
             let address: SocketAddr =
@@ -262,4 +265,24 @@ fn say(what: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{what}");
     let _ = out.flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_time_of_more_than_a_year_is_a_year() {
+        for (seconds, expected) in
+            [(0.0, Duration::ZERO), (0.5, Duration::from_millis(500)), (31_536_000.0, LONGEST_CACHE)]
+        {
+            assert_eq!(cache_time(seconds).unwrap(), expected);
+        }
+        for seconds in [31_536_001.0, 1e19, 1e30, f64::INFINITY] {
+            assert_eq!(cache_time(seconds).unwrap(), LONGEST_CACHE, "{seconds}");
+        }
+        for seconds in [-1.0, f64::NEG_INFINITY, f64::NAN] {
+            assert!(matches!(cache_time(seconds), Err(FsError::Refused(_))), "{seconds}");
+        }
+    }
 }
