@@ -9,7 +9,7 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use partywall_fs::remote::{CreatedFile, KernelRequest, ListedDirectory, Remote};
+use partywall_fs::remote::{CreatedFile, ListedDirectory, Remote};
 use partywall_fs::wire::{
     DirectoryEntry, EntryName, FileAttributes, FileLock, FileRequest, FileSpace, LARGEST_DATA, change, value_of,
 };
@@ -38,19 +38,45 @@ impl RemoteFilesystem {
         Self { remote: Arc::new(remote), notifier, waiters: Arc::default() }
     }
 
-    /// Replies with an entry that has this name in a directory.
-    fn reply_entry(
+    /// Replies with the entry that `find` finds or makes by this name in a directory, or with the error.
+    fn reply_entry<'a>(
         &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &'a OsStr,
         reply: ReplyEntry,
-        parent: u64,
-        name: &OsStr,
-        request: KernelRequest,
-        number: u64,
-        found: &FileAttributes,
+        find: impl FnOnce(EntryName<'a>) -> Result<(u64, FileAttributes), SystemErrno>,
     ) {
-        let name = Some((parent, name.as_bytes()));
-        self.remote.tell(number, name, found, request, |ttl| reply.entry(&ttl, &attr(number, found), Generation(0)));
+        let begun = self.remote.begin(request.pid());
+        match EntryName::new(name.as_bytes()).and_then(find) {
+            Ok((number, found)) => self.remote.tell(number, Some((parent.0, name.as_bytes())), &found, begun, |ttl| {
+                reply.entry(&ttl, &attr(number, &found), Generation(0));
+            }),
+            Err(e) => reply.error(errno(e)),
+        }
     }
+
+    /// Replies with the attributes that a request about a node or an open file of it returns, or with the error.
+    fn reply_attributes<'a>(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: Option<FileHandle>,
+        reply: ReplyAttr,
+        make: impl Fn(u64, u64) -> FileRequest<'a>,
+    ) {
+        let begun = self.remote.begin(request.pid());
+        match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
+            Ok(found) => self.remote.tell(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found))),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+}
+
+/// A thread has taken a lock or given it up. Programs that lock a file expect what the previous holder of the lock has written.
+fn lock_changed(remote: &Remote, notifier: &OnceLock<Notifier>, ino: INodeNo, thread: u32) {
+    remote.dropped(ino.0, thread);
+    drop_attributes(notifier, ino);
 }
 
 /// Has the kernel drop the attributes that it has of a node. Its pages stay: to drop them, it could wait for requests that have no thread here.
@@ -60,17 +86,6 @@ fn drop_attributes(notifier: &OnceLock<Notifier>, ino: INodeNo) {
     {
         tracing::debug!(error = %e, "the kernel may have old attributes until they expire");
     }
-}
-
-/// Replies with an entry, or with the error.
-macro_rules! reply_entry {
-    ($self:ident, $request:ident, $reply:ident, $parent:expr, $name:expr, $outcome:expr) => {{
-        let begun = $self.remote.begin($request.pid());
-        match $outcome {
-            Ok((number, found)) => $self.reply_entry($reply, $parent.0, $name, begun, number, &found),
-            Err(e) => $reply.error(errno(e)),
-        }
-    }};
 }
 
 /// Replies with nothing, or with the error.
@@ -107,7 +122,7 @@ impl Filesystem for RemoteFilesystem {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let find =
             |name| self.remote.entry(who(request), parent.0, name, |parent| FileRequest::Lookup { parent, name });
-        reply_entry!(self, request, reply, parent, name, EntryName::new(name.as_bytes()).and_then(find));
+        self.reply_entry(request, parent, name, reply, find);
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -116,11 +131,7 @@ impl Filesystem for RemoteFilesystem {
 
     fn getattr(&self, request: &Request, ino: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
         let make = |node, handle| FileRequest::GetAttributes { node, handle };
-        let begun = self.remote.begin(request.pid());
-        match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
-            Ok(found) => self.remote.tell(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found))),
-            Err(e) => reply.error(errno(e)),
-        }
+        self.reply_attributes(request, ino, handle, reply, make);
     }
 
     fn setattr(
@@ -172,11 +183,7 @@ impl Filesystem for RemoteFilesystem {
             modified,
             modified_nanos,
         };
-        let begun = self.remote.begin(request.pid());
-        match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
-            Ok(found) => self.remote.tell(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found))),
-            Err(e) => reply.error(errno(e)),
-        }
+        self.reply_attributes(request, ino, handle, reply, make);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -199,14 +206,14 @@ impl Filesystem for RemoteFilesystem {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeNode { parent, name, mode })
         };
-        reply_entry!(self, request, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
+        self.reply_entry(request, parent, name, reply, make);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeDirectory { parent, name, mode })
         };
-        reply_entry!(self, request, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
+        self.reply_entry(request, parent, name, reply, make);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -224,7 +231,7 @@ impl Filesystem for RemoteFilesystem {
         let make = |name| {
             self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeSymlink { parent, name, target })
         };
-        reply_entry!(self, request, reply, parent, name, EntryName::new(name.as_bytes()).and_then(make));
+        self.reply_entry(request, parent, name, reply, make);
     }
 
     fn rename(
@@ -246,7 +253,7 @@ impl Filesystem for RemoteFilesystem {
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let make = |name| self.remote.link_node(who(request), ino.0, newparent.0, name);
-        reply_entry!(self, request, reply, newparent, newname, EntryName::new(newname.as_bytes()).and_then(make));
+        self.reply_entry(request, newparent, newname, reply, make);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -496,9 +503,7 @@ impl Filesystem for RemoteFilesystem {
         let range = FileLock { start, end, kind: typ };
         let outcome = self.remote.set_lock(handle.0, owner.0, range);
         if outcome.is_ok() {
-            // Programs that lock a file expect what the previous holder of the lock has written.
-            self.remote.dropped(ino.0, request.pid());
-            drop_attributes(&self.notifier, ino);
+            lock_changed(&self.remote, &self.notifier, ino, request.pid());
         }
         if !sleep || outcome != Err(SystemErrno::AGAIN) {
             reply_empty!(reply, outcome);
@@ -516,8 +521,7 @@ impl Filesystem for RemoteFilesystem {
             let outcome = locks::wait(pid, || remote.set_lock(handle.0, owner.0, range));
             waiters.fetch_sub(1, Ordering::AcqRel);
             if outcome.is_ok() {
-                remote.dropped(ino.0, thread);
-                drop_attributes(&notifier, ino);
+                lock_changed(&remote, &notifier, ino, thread);
             }
             reply_empty!(reply, outcome);
         });
