@@ -11,6 +11,7 @@ mod common;
 
 use common::random::Random;
 use common::{Way, eventually, world};
+use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// The errno of an outcome, or 0.
 fn code<T>(outcome: std::io::Result<T>) -> i32 {
@@ -531,8 +533,7 @@ fn full_file_system_is_reported_to_the_writer() {
 }
 
 /// A client without a mount, whose caller keeps names and attributes, and the exported directory.
-fn caching_client() -> Option<(partywall_fs::remote::Remote, tempfile::TempDir)> {
-    use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
+fn caching_client() -> Option<(Remote, tempfile::TempDir)> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: this test exports to nobody, which takes root");
         return None;
@@ -543,13 +544,17 @@ fn caching_client() -> Option<(partywall_fs::remote::Remote, tempfile::TempDir)>
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || partywall_fs::serve::serve_tcp(&export, &listener));
+    Some((connect_caching(address), folder))
+}
+
+fn connect_caching(address: std::net::SocketAddr) -> Remote {
     let mut options = RemoteOptions::default();
-    options.cache = std::time::Duration::from_secs(3600);
-    Some((Remote::connect(ServerAddress::Tcp(address), options).unwrap(), folder))
+    options.cache = Duration::from_secs(3600);
+    Remote::connect(ServerAddress::Tcp(address), options).unwrap()
 }
 
 /// Looks a name up as the kernel's thread 1 does.
-fn look_up(remote: &partywall_fs::remote::Remote, name: &str) -> u64 {
+fn look_up(remote: &Remote, name: &str) -> u64 {
     use partywall_fs::wire::{EntryName, FileRequest, ROOT};
     let request = remote.begin(1);
     let name = EntryName::new(name.as_bytes()).unwrap();
@@ -618,4 +623,40 @@ fn entry_without_room_in_a_listing_is_not_recorded() {
     let _ = open();
     assert_eq!(list(true), 3);
     assert_eq!(open(), Ok(()), "the kernel has the new size");
+}
+
+#[test]
+fn file_replaced_while_server_was_gone_is_found_at_second_open() {
+    let Some(mut world) = world(Way::Tcp, &[]) else { return };
+    let remote = connect_caching(world.address());
+    let path = world.export().to_owned();
+    let replace = |text: &str| {
+        fs::write(path.join("next"), text).unwrap();
+        fs::rename(path.join("next"), path.join("file")).unwrap();
+    };
+    let open = |node| remote.open((0, 0), 1, node, OFlags::RDONLY.bits(), || ()).map(drop);
+    replace("one");
+    let node = look_up(&remote, "file");
+    world.kill_server();
+    replace("two");
+    world.start();
+    // The new server does not know the node, and the name is that of another file.
+    assert_eq!(open(node), Err(Errno::STALE));
+    let node = look_up(&remote, "file");
+    replace("three");
+    assert_eq!(open(node), Ok(()), "the kernel does not try a third time");
+}
+
+#[test]
+fn failed_write_leaves_the_recorded_size() {
+    let Some((remote, folder)) = caching_client() else { return };
+    let path = folder.path().join("file");
+    fs::write(&path, vec![1; 100]).unwrap();
+    let node = look_up(&remote, "file");
+    let open = || remote.open((0, 0), 1, node, OFlags::RDONLY.bits(), || ());
+    let (handle, _) = open().unwrap();
+    assert_eq!(remote.write((0, 0), 1, handle, 100, &[2; 100]), Err(Errno::BADF));
+    // Another client makes the file as long as the write would have.
+    fs::write(&path, vec![3; 200]).unwrap();
+    assert_eq!(open(), Err(Errno::STALE), "the kernel has the old size");
 }

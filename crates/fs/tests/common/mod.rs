@@ -139,6 +139,11 @@ impl World {
         self.server = Some(server);
     }
 
+    /// Where the server of [`Way::Tcp`] listens.
+    pub(crate) fn address(&self) -> std::net::SocketAddr {
+        self.address.as_ref().unwrap().parse().unwrap()
+    }
+
     pub(crate) fn kill_server(&mut self) {
         self.server.take().unwrap().kill();
     }
