@@ -411,8 +411,8 @@ fn file_without_name_can_be_opened_by_its_descriptor() {
     }
 }
 
-#[test]
-fn size_is_current_after_lock_is_taken() {
+/// A client takes a lock after another one has held it and made the file longer.
+fn size_is_current_after_lock(is_waited_for: bool) {
     let Some(world) = world(Way::Calls, &[]) else { return };
     let (first, second) = (world.mount(&LONG_CACHE), world.mount(&LONG_CACHE));
     fs::write(first.join("file"), "text").unwrap();
@@ -420,10 +420,44 @@ fn size_is_current_after_lock_is_taken() {
     assert_eq!(open.metadata().unwrap().len(), 4);
     let other = File::options().append(true).open(first.join("file")).unwrap();
     rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
-    (&other).write_all(b" of the first client").unwrap();
-    rustix::fs::flock(&other, FlockOperation::Unlock).unwrap();
-    rustix::fs::flock(&open, FlockOperation::LockExclusive).unwrap();
+    std::thread::scope(|scope| {
+        let take = || rustix::fs::flock(&open, FlockOperation::LockExclusive).unwrap();
+        let waiter = is_waited_for.then(|| scope.spawn(take));
+        if waiter.is_some() {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        (&other).write_all(b" of the first client").unwrap();
+        rustix::fs::flock(&other, FlockOperation::Unlock).unwrap();
+        match waiter {
+            Some(waiter) => waiter.join().unwrap(),
+            None => take(),
+        }
+    });
     assert_eq!(open.metadata().unwrap().len(), 24);
+}
+
+#[test]
+fn size_is_current_after_lock_is_taken() {
+    size_is_current_after_lock(false);
+}
+
+#[test]
+fn size_is_current_after_wait_for_lock() {
+    size_is_current_after_lock(true);
+}
+
+#[test]
+fn kernel_reads_ahead_as_much_as_one_request_carries() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let mounted = world.mount(&[]);
+    let device = fs::metadata(mounted.path()).unwrap().dev();
+    let path = format!("/sys/class/bdi/{}:{}/read_ahead_kb", rustix::fs::major(device), rustix::fs::minor(device));
+    if rustix::fs::access(&path, rustix::fs::Access::WRITE_OK).is_err() {
+        eprintln!("SKIPPED: {path} cannot be written here");
+        return;
+    }
+    let expected = (partywall_fs::wire::LARGEST_DATA >> 10).to_string();
+    assert_eq!(fs::read_to_string(&path).unwrap().trim(), expected);
 }
 
 #[test]

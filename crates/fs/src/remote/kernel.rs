@@ -363,6 +363,17 @@ mod tests {
     }
 
     #[test]
+    fn reply_older_than_a_lock_leaves_the_size_unknown() {
+        let (mut tree, number, before) = told();
+        let request = tree.begin(1);
+        let lock = tree.begin(2);
+        tree.dropped(number, lock);
+        let after = FileAttributes { size: 200, ..before };
+        tell(&mut tree, number, None, &after, request);
+        assert!(!tree.opened(number, &after, true, NEVER).size, "the kernel has dropped the reply");
+    }
+
+    #[test]
     fn short_read_before_the_recorded_end_makes_the_size_unknown() {
         let (mut tree, number, before) = told();
         tree.ended(number, 100);
