@@ -40,8 +40,8 @@ const LARGEST_SEGMENT: u64 = 1 << 30;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HeapOptions {
-    /// Bytes of the first segment, or more if its first block is longer. Each further one has at least twice as many for each segment that there
-    /// is, and at least a quarter of the heap so far, rounded up to a power of two.
+    /// Bytes of the first segment, or more if its first block is longer. This least size doubles with each further segment, which also has at
+    /// least a quarter of the heap so far, and is rounded up to a power of two.
     pub first: u64,
     /// The most bytes of all segments together, at most 2 GiB.
     pub max: u64,
@@ -408,10 +408,9 @@ impl HeapMemory {
         // Memory of a window is of whatever pages the host has given it.
         let is_between_machines = self.regions.is_between_machines()?;
         let huge_pages = self.options.huge_pages && !is_between_machines;
-        let huge = if huge_pages { 2 << 20 } else { 4096 };
         let left = self.options.max.min(2 << 30).saturating_sub(books.stats.bytes).min(self.share.left());
         let shape = SegmentShape {
-            page: huge,
+            page: if huge_pages { 2 << 20 } else { 4096 },
             is_in_window: is_between_machines,
             before: books.segments.len(),
             bytes: books.stats.bytes,
@@ -426,7 +425,7 @@ impl HeapMemory {
             match self.regions.place_for(size) {
                 // The broker gives a quarter of what is free in the window, at most.
                 Err(Error::Refused { code: Refusal::OutOfResources, .. })
-                    if room.max(huge).next_power_of_two() < size =>
+                    if room.max(shape.page).next_power_of_two() < size =>
                 {
                     size /= 2;
                     drop(taken);
@@ -436,8 +435,7 @@ impl HeapMemory {
             }
         };
         let (channel, side) = self.regions.end()?;
-        let before = books.segments.iter().map(|segment| segment.size).sum();
-        let mut candidates = (0..ATTEMPTS).map(|attempt| address_for(channel, side, attempt, before, huge));
+        let mut candidates = (0..ATTEMPTS).map(|attempt| address_for(channel, side, attempt, shape.bytes, shape.page));
         let make = |address| match &place {
             Some(place) => OwnSegment::create_in(place.memory.as_fd(), place.base, size, address).map(|it| (it, None)),
             None => {

@@ -63,7 +63,8 @@ fn smallest_of(list: usize) -> u64 {
 impl Spaces {
     /// One free space of this many granules, at least 1.
     pub(super) fn new(size: u32) -> Self {
-        let mut this = Self { nodes: Vec::new(), unused: Vec::new(), heads: [NONE; LISTS], filled: [0; 4] };
+        let mut this =
+            Self { nodes: Vec::new(), unused: Vec::new(), heads: [NONE; LISTS], filled: [0; LISTS.div_ceil(64)] };
         let all = Node { offset: 0, size, before: NONE, behind: NONE, previous: NONE, next: NONE, is_free: true };
         let first = this.new_node(all);
         this.put_in_list(first);
@@ -72,12 +73,13 @@ impl Spaces {
 
     /// Takes a space of this many granules, at least 1.
     pub(super) fn take(&mut self, size: u32) -> Option<TakenSpace> {
-        let number = self.find(size.max(1))?;
+        let size = size.max(1);
+        let number = self.find(size)?;
         self.take_from_list(number);
         let Node { offset, size: found, behind, .. } = self.nodes[number as usize];
-        if let Some(rest @ 1..) = found.checked_sub(size.max(1)) {
-            let size = found - rest;
-            let rest = Node { offset: offset + size, size: rest, before: number, ..self.nodes[number as usize] };
+        if found > size {
+            let rest =
+                Node { offset: offset + size, size: found - size, before: number, ..self.nodes[number as usize] };
             let rest = self.new_node(rest);
             self.nodes[number as usize].size = size;
             self.nodes[number as usize].behind = rest;
@@ -185,7 +187,12 @@ impl Spaces {
 }
 
 #[cfg(test)]
+#[path = "../../../shm/tests/random/mod.rs"]
+mod random;
+
+#[cfg(test)]
 mod tests {
+    use super::random::Random;
     use super::*;
 
     #[test]
@@ -212,6 +219,13 @@ mod tests {
     }
 
     #[test]
+    fn rest_of_one_granule_can_be_taken() {
+        let mut spaces = Spaces::new(10);
+        assert_eq!(spaces.take(9).map(|space| space.offset), Some(0));
+        assert_eq!(spaces.take(1).map(|space| space.offset), Some(9));
+    }
+
+    #[test]
     fn records_grow_with_blocks_and_not_with_size() {
         let mut spaces = Spaces::new(1 << 24);
         let block = spaces.take(100).unwrap();
@@ -230,15 +244,11 @@ mod tests {
         let size = 3001;
         let (mut spaces, mut taken) = (Spaces::new(size), Vec::<(TakenSpace, u32)>::new());
         let mut owners = vec![false; size as usize];
-        let mut seed = 99_u64;
-        let mut random = |below: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 33) % below
-        };
+        let mut random = Random(99);
         for _ in 0..20_000 {
-            if taken.is_empty() || random(2) == 0 {
-                let most = [2, 30, 400][random(3) as usize];
-                let wanted = 1 + random(most) as u32;
+            if taken.is_empty() || random.below(2) == 0 {
+                let most = [2, 30, 400][random.below(3) as usize];
+                let wanted = 1 + random.below(most) as u32;
                 let Some(space) = spaces.take(wanted) else {
                     let longest = owners.split(|is_taken| *is_taken).map(<[bool]>::len).max().unwrap_or(0);
                     // An eighth is what the lists do not distinguish, and no more than that is refused.
@@ -253,7 +263,7 @@ mod tests {
                 }
                 taken.push((space, wanted));
             } else {
-                let (space, len) = taken.swap_remove(random(taken.len() as u64) as usize);
+                let (space, len) = taken.swap_remove(random.below(taken.len() as u64) as usize);
                 owners[space.offset as usize..(space.offset + len) as usize].fill(false);
                 spaces.free(space);
             }
