@@ -414,6 +414,20 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps shared memory")]
+    fn locked_segment_is_in_locked_memory() {
+        for locked in [false, true] {
+            let options = SegmentOptions { locked, ..SegmentOptions::default() };
+            let (own, _fd) = OwnSegment::create(PAGE, options).unwrap();
+            let begin = format!("{:x}-", own.map.base.addr());
+            let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut lines = maps.lines().skip_while(|line| !line.starts_with(&begin));
+            let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
+            assert_eq!(flags.split_whitespace().any(|flag| flag == "lo"), locked, "{flags}");
+        }
+    }
+
+    #[test]
     #[cfg_attr(miri, ignore = "maps at fixed addresses")]
     fn address_outside_the_range_of_heaps_is_refused() {
         let (own, fd) = OwnSegment::create(4096, SegmentOptions::default()).unwrap();
