@@ -593,7 +593,7 @@ fn look_up(remote: &Remote, name: &str) -> u64 {
     let request = remote.begin(1);
     let name = EntryName::new(name.as_bytes()).unwrap();
     let (node, found) = remote.entry((0, 0), ROOT, name, |parent| FileRequest::Lookup { parent, name }).unwrap();
-    remote.tell(node, Some((ROOT, name.bytes())), &found, request, drop);
+    remote.send_attributes(node, Some((ROOT, name.bytes())), &found, request, drop);
     node
 }
 
@@ -639,7 +639,7 @@ fn entry_without_room_in_a_listing_is_not_recorded() {
     fs::write(&path, vec![1; 200]).unwrap();
     let root = partywall_fs::wire::ROOT;
     let handle = remote.open_directory((0, 0), 1, root).unwrap();
-    let directory = partywall_fs::remote::ListedDirectory { node: root, handle, told_by: Some(remote.begin(1)) };
+    let directory = partywall_fs::remote::ListedDirectory { node: root, handle, attributes_for: Some(remote.begin(1)) };
     let list = |has_room: bool| {
         let mut names = Vec::new();
         let end = |(), outcome: Result<(), Errno>| outcome.unwrap();

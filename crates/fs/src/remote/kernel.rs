@@ -10,14 +10,14 @@ fn version_of(found: &FileAttributes) -> DataVersion {
     (found.size, found.modified, found.changed)
 }
 
-/// How much longer than it was told the kernel may use a name: its time begins when the thread that asked for the name goes on. Requests of
+/// How much longer than the reply allows the kernel may use a name: the time begins when the thread that asked for the name goes on. Requests of
 /// two threads that are less than this apart may reach the kernel's records in any order.
 pub(super) const SLACK: Duration = Duration::from_secs(5);
 
 /// A request of the kernel whose reply has attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelRequest {
-    /// The thread that made it, or 0 if the kernel does not tell.
+    /// The thread that made it, or 0 if the kernel does not report it.
     pub(crate) thread: u32,
     /// The clock when it began here.
     pub(crate) begun: u64,
@@ -145,7 +145,7 @@ pub(crate) struct KernelKnows {
 pub(super) struct KernelCache {
     /// The data that its page cache has.
     data: Option<DataVersion>,
-    /// The attributes that it was told; `None` if it has to ask for them.
+    /// The attributes that it was sent; `None` if it has to ask for them.
     attributes: KernelValue<Option<DataVersion>>,
     /// The size that it has of the file.
     size: KernelValue<u64>,
@@ -164,7 +164,7 @@ impl KernelCache {
     }
 
     /// The kernel gets attributes, which it keeps if `is_kept`.
-    pub(super) fn told(&mut self, found: &FileAttributes, is_kept: bool, request: KernelRequest, now: u64) {
+    pub(super) fn attributes_sent(&mut self, found: &FileAttributes, is_kept: bool, request: KernelRequest, now: u64) {
         let is_writing = self.writing_to != 0;
         self.size.send(found.size, request, now, is_writing);
         self.attributes.send(is_kept.then(|| version_of(found)), request, now, is_writing);
@@ -246,9 +246,9 @@ impl KernelCache {
             // This open is refused, so the kernel does not hear that it must drop the data.
             self.data = None;
         }
-        let told = &self.attributes;
+        let sent = &self.attributes;
         // Older replies must not come between when the kernel asks for the size again.
-        let attributes = size && told.is_certain() && told.latest.is_none_or(|told| told == version);
+        let attributes = size && sent.is_certain() && sent.latest.is_none_or(|latest| latest == version);
         if !attributes {
             self.dropped(request, now);
         }
@@ -267,19 +267,19 @@ impl KernelCache {
 #[cfg(test)]
 mod tests {
     use super::super::tree::RemoteTree;
-    use super::super::tree::tests::{FIRST, NEVER, SECOND, pass, tell, told};
+    use super::super::tree::tests::{FIRST, NEVER, SECOND, pass, send, tree_with_file};
     use super::*;
 
     #[test]
     fn reply_older_than_an_open_is_not_kept() {
-        let (mut tree, number, before) = told();
+        let (mut tree, number, before) = tree_with_file();
         let request = tree.begin(1);
         let after = FileAttributes { size: 200, ..before };
         let knows = KernelKnows { data: false, attributes: false, size: false };
         assert_eq!(tree.opened(number, &after, true, FIRST), knows);
-        assert_eq!(tell(&mut tree, number, None, &before, request), Duration::ZERO);
+        assert_eq!(send(&mut tree, number, None, &before, request), Duration::ZERO);
         let request = tree.begin(1);
-        assert_eq!(tell(&mut tree, number, None, &after, request), SECOND);
+        assert_eq!(send(&mut tree, number, None, &after, request), SECOND);
         let knows = KernelKnows { data: false, attributes: true, size: true };
         assert_eq!(tree.opened(number, &after, true, FIRST), knows);
         assert_eq!(tree.opened(number, &after, true, FIRST), KernelKnows { data: true, ..knows });
@@ -291,12 +291,12 @@ mod tests {
 
     #[test]
     fn data_of_refused_open_is_dropped_at_the_next() {
-        let (mut tree, number, before) = told();
+        let (mut tree, number, before) = tree_with_file();
         tree.opened(number, &before, true, FIRST);
         let after = FileAttributes { size: 200, ..before };
         assert!(!tree.opened(number, &after, true, FIRST).size, "this open is refused");
         let request = tree.begin(1);
-        tell(&mut tree, number, Some(b"a"), &after, request);
+        send(&mut tree, number, Some(b"a"), &after, request);
         let knows = KernelKnows { data: false, attributes: true, size: true };
         assert_eq!(tree.opened(number, &after, true, FIRST), knows);
     }
@@ -305,35 +305,35 @@ mod tests {
     fn replies_that_kernel_may_drop_leave_its_caches_unknown() {
         let unknown = |knows: KernelKnows| !knows.attributes && !knows.size;
         for thread in [0, 2] {
-            let (mut tree, number, before) = told();
+            let (mut tree, number, before) = tree_with_file();
             let after = FileAttributes { size: 200, ..before };
             // Another thread has asked before or after the kernel got the first reply, and gets another size.
             let request = tree.begin(thread);
-            tell(&mut tree, number, None, &after, request);
+            send(&mut tree, number, None, &after, request);
             assert!(unknown(tree.opened(number, &after, true, request)), "thread {thread}");
             assert!(!tree.opened(number, &after, true, request).size);
             // The kernel has dropped its attributes for this thread, so the next reply to the same one is in order.
             let request = tree.begin(thread);
-            tell(&mut tree, number, None, &after, request);
+            send(&mut tree, number, None, &after, request);
             assert_eq!(tree.opened(number, &after, true, request).size, thread != 0);
             // Any reply is that comes long after the others.
             pass(&mut tree, SLACK);
             let request = tree.begin(3);
-            tell(&mut tree, number, None, &after, request);
+            send(&mut tree, number, None, &after, request);
             let knows = tree.opened(number, &after, true, request);
             assert!(knows.attributes && knows.size, "thread {thread}");
         }
         // A request that began before an earlier reply returns long afterwards.
-        let (mut tree, number, before) = told();
+        let (mut tree, number, before) = tree_with_file();
         let (request, after) = (tree.begin(2), FileAttributes { size: 200, ..before });
         pass(&mut tree, SLACK * 2);
-        tell(&mut tree, number, None, &after, request);
+        send(&mut tree, number, None, &after, request);
         assert!(unknown(tree.opened(number, &after, true, request)));
     }
 
     #[test]
     fn ordered_and_equal_replies_leave_caches_known() {
-        let (mut tree, number, before) = told();
+        let (mut tree, number, before) = tree_with_file();
         let after = FileAttributes { size: 200, ..before };
         let is_known = |tree: &mut RemoteTree, found: &FileAttributes| {
             let request = tree.begin(9);
@@ -342,21 +342,21 @@ mod tests {
         };
         // One thread, then another one with an equal reply, then a third one long afterwards.
         let request = tree.begin(1);
-        tell(&mut tree, number, None, &after, request);
+        send(&mut tree, number, None, &after, request);
         assert!(is_known(&mut tree, &after));
         let request = tree.begin(2);
-        tell(&mut tree, number, None, &after, request);
+        send(&mut tree, number, None, &after, request);
         assert!(is_known(&mut tree, &after));
         pass(&mut tree, SLACK);
         let request = tree.begin(3);
-        tell(&mut tree, number, None, &before, request);
+        send(&mut tree, number, None, &before, request);
         assert!(is_known(&mut tree, &before));
         // A thread goes on with a write. The kernel drops what another one asked for meanwhile.
         let request = tree.begin(3);
         tree.writing(number, 300, request);
         pass(&mut tree, SLACK);
         let other = tree.begin(2);
-        tell(&mut tree, number, None, &after, other);
+        send(&mut tree, number, None, &after, other);
         tree.extended(number, 300, request);
         let written = FileAttributes { size: 300, ..before };
         assert!(!tree.opened(number, &written, true, request).size);
@@ -364,18 +364,18 @@ mod tests {
 
     #[test]
     fn reply_older_than_a_lock_leaves_the_size_unknown() {
-        let (mut tree, number, before) = told();
+        let (mut tree, number, before) = tree_with_file();
         let request = tree.begin(1);
         let lock = tree.begin(2);
         tree.dropped(number, lock);
         let after = FileAttributes { size: 200, ..before };
-        tell(&mut tree, number, None, &after, request);
+        send(&mut tree, number, None, &after, request);
         assert!(!tree.opened(number, &after, true, NEVER).size, "the kernel has dropped the reply");
     }
 
     #[test]
     fn short_read_before_the_recorded_end_makes_the_size_unknown() {
-        let (mut tree, number, before) = told();
+        let (mut tree, number, before) = tree_with_file();
         tree.ended(number, 100);
         assert!(tree.opened(number, &before, true, NEVER).size);
         tree.ended(number, 99);
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn size_that_this_mount_has_given_is_known() {
-        let (mut tree, number, before) = told();
+        let (mut tree, number, before) = tree_with_file();
         let request = tree.begin(1);
         tree.extended(number, 300, request);
         tree.extended(number, 250, request);

@@ -93,7 +93,7 @@ pub struct Remote {
     state: Mutex<RemoteState>,
     tree: Mutex<RemoteTree>,
     /// Held while attributes are sent to the kernel and recorded, so that the record has them in the order in which they were sent.
-    telling: Mutex<()>,
+    sending: Mutex<()>,
     handles: Mutex<HashMap<u64, RemoteHandle>>,
     next_handle: AtomicU64,
     is_read_only: bool,
@@ -145,7 +145,7 @@ impl Remote {
             options,
             state: Mutex::new(RemoteState { link, epoch: 1, missed: None }),
             tree,
-            telling: Mutex::default(),
+            sending: Mutex::default(),
             handles: Mutex::default(),
             next_handle: AtomicU64::new(1),
             is_read_only: welcome.is_read_only != 0,

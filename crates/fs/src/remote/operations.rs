@@ -22,8 +22,8 @@ pub struct ListedDirectory {
     pub node: u64,
     /// The open directory.
     pub handle: u64,
-    /// The kernel's request, if the kernel gets the attributes of the entries ([`Remote::tell`]).
-    pub told_by: Option<KernelRequest>,
+    /// The kernel's request, if the kernel gets the attributes of the entries ([`Remote::send_attributes`]).
+    pub attributes_for: Option<KernelRequest>,
 }
 
 /// A file that was made, or found, and opened.
@@ -36,7 +36,7 @@ pub struct CreatedFile {
     pub attributes: FileAttributes,
     /// The open file.
     pub handle: u64,
-    /// The request for its attributes, for [`Remote::tell`].
+    /// The request for its attributes, for [`Remote::send_attributes`].
     pub request: KernelRequest,
 }
 
@@ -141,7 +141,7 @@ impl Remote {
         handle
     }
 
-    /// Records that a request of this thread begins, whose reply [`Remote::tell`] passes to the kernel. The thread is 0 if it is not known.
+    /// Records that a request of this thread begins, whose reply [`Remote::send_attributes`] passes to the kernel. The thread is 0 if it is not known.
     pub fn begin(&self, thread: u32) -> KernelRequest {
         lock(&self.tree).begin(thread)
     }
@@ -153,9 +153,9 @@ impl Remote {
         tree.dropped(node, request);
     }
 
-    /// Tells the kernel the attributes of a node, and the name that the node has in a directory if the kernel asked for it. `reply` gets how long
+    /// Sends the kernel the attributes of a node, and the name that the node has in a directory if the kernel asked for it. `reply` gets how long
     /// the kernel may use them.
-    pub fn tell<T>(
+    pub fn send_attributes<T>(
         &self,
         node: u64,
         name: Option<(u64, &[u8])>,
@@ -163,11 +163,11 @@ impl Remote {
         request: KernelRequest,
         reply: impl FnOnce(Duration) -> T,
     ) -> T {
-        let _telling = lock(&self.telling);
+        let _sending = lock(&self.sending);
         let ttl = {
             let mut tree = lock(&self.tree);
             let ttl = tree.ttl(node, name, found, request);
-            tree.told(node, name.is_some(), found, request, ttl);
+            tree.attributes_sent(node, name.is_some(), found, request, ttl);
             ttl
         };
         reply(ttl)
@@ -192,7 +192,7 @@ impl Remote {
         let request = self.begin(thread);
         let (opened, epoch) = self.open_checked(who, request, node, (&check, is_second), plain, named)?;
         let knows = {
-            let _telling = lock(&self.telling);
+            let _sending = lock(&self.sending);
             let knows = lock(&self.tree).opened(node, &opened.attributes, opened.is_settled != 0, request);
             if !knows.attributes {
                 invalidate();
@@ -434,8 +434,8 @@ impl Remote {
         Err(Errno::IO)
     }
 
-    /// Entries of a directory from a position on, about `len` bytes of them. `take` gets each with its node's number, or 0 if the kernel is not
-    /// told of it, and how long the kernel may use its name and attributes. It returns `false` when it has no room for an entry, which then counts
+    /// Entries of a directory from a position on, about `len` bytes of them. `take` gets each with its node's number, or 0 if the kernel does not
+    /// learn it, and how long the kernel may use its name and attributes. It returns `false` when it has no room for an entry, which then counts
     /// as not mentioned. `end` passes the reply to the kernel.
     pub fn read_directory<R>(
         &self,
@@ -449,7 +449,7 @@ impl Remote {
         let make = |_, [handle, _]: [u64; 2]| FileRequest::ReadDirectory { handle, offset, len };
         let found = self.execute(who, [0; 2], [directory.handle, 0], make);
         let listed = found.and_then(|(entries, epoch)| Ok((entries.into_vec()?, epoch)));
-        let _telling = directory.told_by.map(|_| lock(&self.telling));
+        let _sending = directory.attributes_for.map(|_| lock(&self.sending));
         let outcome = listed.and_then(|(entries, epoch)| {
             self.list(directory, &entries, epoch, |entry, number, ttl| take(&mut reply, entry, number, ttl))
         });
@@ -470,20 +470,20 @@ impl Remote {
                 Ok(name) if entry.entry.node != 0 => self.mentioned(epoch, directory.node, name, &entry.entry),
                 Ok(_) => 0,
                 Err(_) if matches!(entry.name, b"." | b"..") => 0,
-                // The server lies.
+                // The server breaks the protocol.
                 Err(_) => return Err(Errno::IO),
             };
             let found = &entry.entry.attributes;
-            let told_by = directory.told_by.filter(|_| number != 0 && !is_full);
-            let ttl = told_by.map_or(Duration::ZERO, |request| {
+            let attributes_for = directory.attributes_for.filter(|_| number != 0 && !is_full);
+            let ttl = attributes_for.map_or(Duration::ZERO, |request| {
                 lock(&self.tree).ttl(number, Some((directory.node, entry.name)), found, request)
             });
             is_full = is_full || !take(&entry, number, ttl);
             if is_full && number != 0 {
                 self.forget(number, 1);
-            } else if let Some(request) = told_by {
+            } else if let Some(request) = attributes_for {
                 // The kernel gets no entry for which there is no room.
-                lock(&self.tree).told(number, true, found, request, ttl);
+                lock(&self.tree).attributes_sent(number, true, found, request, ttl);
             }
         }
         Ok(())

@@ -71,13 +71,13 @@ impl RefusedOpens {
 #[cfg(test)]
 mod tests {
     use super::super::tree::NameCheck;
-    use super::super::tree::tests::{entry, named, told};
+    use super::super::tree::tests::{entry, named, tree_with_file};
     use super::*;
     use crate::wire::ROOT;
 
     #[test]
     fn refused_opens_of_unknown_threads_are_counted_by_node() {
-        let (mut tree, number, _) = told();
+        let (mut tree, number, _) = tree_with_file();
         let other = tree.mention(1, ROOT, b"b", &entry(8, 41));
         for node in [number, number, other] {
             tree.refuse(node, 0);

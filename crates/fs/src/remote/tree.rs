@@ -26,7 +26,7 @@ struct RemoteNode {
     epoch: u64,
     /// How often replies of that connection have mentioned it.
     mentions: u64,
-    /// How often the kernel was told of it.
+    /// How often replies to the kernel named it.
     lookups: u64,
     identity: FileIdentity,
     /// A name by which it can be found; `None` if this mount has removed it.
@@ -257,7 +257,7 @@ impl RemoteTree {
         request: KernelRequest,
     ) -> Duration {
         let Some(node) = self.nodes.get(&number) else { return Duration::ZERO };
-        // The kernel does not tell by which name it opens a file. So only the recorded name is used without asking, and none of a file that
+        // The kernel does not report by which name it opens a file. So only the recorded name is used without asking, and none of a file that
         // has several.
         let has_other_names = found.links > 1 && found.mode & 0o170_000 != 0o040_000;
         let is_name_kept = |(parent, name): (u64, &[u8])| !has_other_names && node.has_place(parent, name);
@@ -266,7 +266,7 @@ impl RemoteTree {
     }
 
     /// The kernel gets attributes of a node, which it may use for this time, and a name of the node with them if `is_named`.
-    pub(crate) fn told(
+    pub(crate) fn attributes_sent(
         &mut self,
         number: u64,
         is_named: bool,
@@ -276,7 +276,7 @@ impl RemoteTree {
     ) {
         let now = self.clock.tick();
         let Some(node) = self.nodes.get_mut(&number).filter(|_| !self.ttl.is_zero()) else { return };
-        node.cache.told(found, !ttl.is_zero(), request, now);
+        node.cache.attributes_sent(found, !ttl.is_zero(), request, now);
         if is_named && !ttl.is_zero() {
             node.name_until = Some(Instant::now() + ttl + SLACK);
         }
@@ -431,8 +431,8 @@ pub(super) mod tests {
     pub(in crate::remote) const FIRST: KernelRequest = KernelRequest { thread: 1, begun: 0 };
     pub(in crate::remote) const SECOND: Duration = Duration::from_secs(1);
 
-    /// Tells the kernel attributes as [`super::Remote::tell`] does.
-    pub(in crate::remote) fn tell(
+    /// Sends the kernel attributes as [`super::Remote::send_attributes`] does.
+    pub(in crate::remote) fn send(
         tree: &mut RemoteTree,
         number: u64,
         name: Option<&[u8]>,
@@ -440,17 +440,17 @@ pub(super) mod tests {
         request: KernelRequest,
     ) -> Duration {
         let ttl = tree.ttl(number, name.map(|name| (ROOT, name)), found, request);
-        tree.told(number, name.is_some(), found, request, ttl);
+        tree.attributes_sent(number, name.is_some(), found, request, ttl);
         ttl
     }
 
-    /// A tree whose kernel has been told of one file by the name `a`, and the file.
-    pub(in crate::remote) fn told() -> (RemoteTree, u64, FileAttributes) {
+    /// A tree whose kernel was sent one file by the name `a`, and the file.
+    pub(in crate::remote) fn tree_with_file() -> (RemoteTree, u64, FileAttributes) {
         let (mut tree, mut file) = (tree(), entry(7, 40));
         (file.attributes.links, file.attributes.size) = (1, 100);
         let number = tree.mention(1, ROOT, b"a", &file);
         let request = tree.begin(1);
-        assert_eq!(tell(&mut tree, number, Some(b"a"), &file.attributes, request), SECOND);
+        assert_eq!(send(&mut tree, number, Some(b"a"), &file.attributes, request), SECOND);
         (tree, number, file.attributes)
     }
 
@@ -466,15 +466,15 @@ pub(super) mod tests {
 
     #[test]
     fn names_of_file_with_several_are_not_kept() {
-        let (mut tree, number, found) = told();
+        let (mut tree, number, found) = tree_with_file();
         let two = FileAttributes { links: 2, ..found };
-        let mut tell = |name: Option<&[u8]>, found: &FileAttributes| tell(&mut tree, number, name, found, NEVER);
-        assert_eq!(tell(Some(b"a"), &two), Duration::ZERO);
-        assert_eq!(tell(None, &two), SECOND, "attributes without a name");
+        let mut send = |name: Option<&[u8]>, found: &FileAttributes| send(&mut tree, number, name, found, NEVER);
+        assert_eq!(send(Some(b"a"), &two), Duration::ZERO);
+        assert_eq!(send(None, &two), SECOND, "attributes without a name");
         let directory = FileAttributes { links: 5, mode: 0o040_755, ..found };
-        assert_eq!(tell(Some(b"a"), &directory), SECOND);
+        assert_eq!(send(Some(b"a"), &directory), SECOND);
         // A reply about another name has come after the one about this name, and the kernel gets it before.
-        assert_eq!(tell(Some(b"old"), &found), Duration::ZERO);
+        assert_eq!(send(Some(b"old"), &found), Duration::ZERO);
     }
 
     #[test]
@@ -488,7 +488,7 @@ pub(super) mod tests {
 
     #[test]
     fn recorded_name_is_checked_unless_its_lookup_was_demanded() {
-        let (mut tree, number, _) = told();
+        let (mut tree, number, _) = tree_with_file();
         assert_eq!((tree.check(number, 1), tree.check(ROOT, 1).0), (named(b"a"), NameCheck::Nothing));
         tree.refuse(number, 1);
         assert_eq!(tree.check(number, 2), named(b"a"), "another thread");
@@ -504,7 +504,7 @@ pub(super) mod tests {
 
     #[test]
     fn kernel_looks_up_file_of_which_it_may_know_another_name() {
-        let (mut tree, number, found) = told();
+        let (mut tree, number, found) = tree_with_file();
         // Another client has renamed it, or has made another name.
         let same = FileEntry { node: 7, attributes: found };
         assert_eq!(tree.mention(1, ROOT, b"b", &same), number);
@@ -522,7 +522,7 @@ pub(super) mod tests {
         assert_eq!(tree.check(number, 1), (NameCheck::Nothing, true));
         let mut without = RemoteTree::new(&entry(ROOT, 2).attributes, Duration::ZERO, SECOND);
         let number = without.mention(1, ROOT, b"a", &same);
-        assert_eq!(tell(&mut without, number, Some(b"a"), &found, NEVER), Duration::ZERO);
+        assert_eq!(send(&mut without, number, Some(b"a"), &found, NEVER), Duration::ZERO);
         assert_eq!(without.check(number, 1).0, NameCheck::Nothing, "the kernel has looked it up");
     }
 

@@ -49,9 +49,11 @@ impl RemoteFilesystem {
     ) {
         let begun = self.remote.begin(request.pid());
         match EntryName::new(name.as_bytes()).and_then(find) {
-            Ok((number, found)) => self.remote.tell(number, Some((parent.0, name.as_bytes())), &found, begun, |ttl| {
-                reply.entry(&ttl, &attr(number, &found), Generation(0));
-            }),
+            Ok((number, found)) => {
+                self.remote.send_attributes(number, Some((parent.0, name.as_bytes())), &found, begun, |ttl| {
+                    reply.entry(&ttl, &attr(number, &found), Generation(0));
+                })
+            }
             Err(e) => reply.error(errno(e)),
         }
     }
@@ -67,7 +69,9 @@ impl RemoteFilesystem {
     ) {
         let begun = self.remote.begin(request.pid());
         match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
-            Ok(found) => self.remote.tell(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found))),
+            Ok(found) => {
+                self.remote.send_attributes(ino.0, None, &found, begun, |ttl| reply.attr(&ttl, &attr(ino.0, &found)))
+            }
             Err(e) => reply.error(errno(e)),
         }
     }
@@ -280,7 +284,7 @@ impl Filesystem for RemoteFilesystem {
         let len = size.min(LARGEST_DATA);
         let make = |handle| FileRequest::Read { handle, offset, len };
         match self.remote.on_file(who(request), handle.0, make) {
-            // The server lies.
+            // The server breaks the protocol.
             Ok(data) if data.len() > size as usize => reply.error(Errno::EIO),
             Ok(data) => {
                 if data.len() < len as usize {
@@ -354,7 +358,7 @@ impl Filesystem for RemoteFilesystem {
             is_taken
         };
         let end = |reply: ReplyDirectory, outcome| reply_empty!(reply, outcome);
-        let directory = ListedDirectory { node: ino.0, handle: handle.0, told_by: None };
+        let directory = ListedDirectory { node: ino.0, handle: handle.0, attributes_for: None };
         self.remote.read_directory(who(request), directory, (offset, 4096), reply, take, end);
     }
 
@@ -371,7 +375,7 @@ impl Filesystem for RemoteFilesystem {
             !reply.add(INodeNo(listed), entry.offset, name, &ttl, &shown, Generation(0))
         };
         let end = |reply: ReplyDirectoryPlus, outcome| reply_empty!(reply, outcome);
-        let directory = ListedDirectory { node: ino.0, handle: handle.0, told_by: Some(begun) };
+        let directory = ListedDirectory { node: ino.0, handle: handle.0, attributes_for: Some(begun) };
         self.remote.read_directory(who(request), directory, (offset, 16 << 10), reply, take, end);
     }
 
@@ -459,7 +463,7 @@ impl Filesystem for RemoteFilesystem {
         match EntryName::new(name.as_bytes()).and_then(make) {
             Ok(CreatedFile { node, attributes, handle, request, .. }) => {
                 let (shown, handle) = (attr(node, &attributes), FileHandle(handle));
-                self.remote.tell(node, Some((parent.0, name.as_bytes())), &attributes, request, |ttl| {
+                self.remote.send_attributes(node, Some((parent.0, name.as_bytes())), &attributes, request, |ttl| {
                     reply.created(&ttl, &shown, Generation(0), handle, FopenFlags::empty());
                 });
             }
