@@ -222,6 +222,23 @@ impl<F> Groups<F> {
         (windows.len(), windows.iter().filter(|w| w.seen.contains(&machine.into())).count())
     }
 
+    /// A member of the group that a session takes part in, with the group and its number. Refuses the session's `request` if there is none.
+    fn member_beside(
+        &self,
+        session: SessionId,
+        member: usize,
+        request: &str,
+    ) -> Result<(usize, &GroupRecord<F>, &Member<F>), Refuse> {
+        let mut groups = self.all.iter().enumerate();
+        let Some((number, group)) = groups.find(|(_, group)| group.seat_of(session).is_some()) else {
+            return refuse(Refusal::Protocol, format!("{request} is for sessions that take part in a group"));
+        };
+        match group.members.get(member) {
+            Some(found) => Ok((number, group, found)),
+            None => refuse(Refusal::Protocol, format!("{} has no member {member}", group.name)),
+        }
+    }
+
     fn group_of(&mut self, session: SessionId) -> Option<&mut GroupRecord<F>> {
         self.all.iter_mut().find(|group| group.seat_of(session).is_some())
     }
@@ -378,14 +395,8 @@ impl<F: Descriptor> Core<F> {
         let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
         let here = peer.origin();
         let asked = usize::from(member);
-        let Some(number) = self.groups.all.iter().position(|g| g.seat_of(id).is_some()) else {
-            return refuse(Refusal::Protocol, "GroupWindow is for sessions that take part in a group");
-        };
-        let group = &self.groups.all[number];
+        let (number, group, Member { name, life, window, .. }) = self.groups.member_beside(id, asked, "GroupWindow")?;
         let own = group.seat_of(id).is_some_and(|(_, seat)| seat.member == asked);
-        let Some(Member { name, life, window, .. }) = group.members.get(asked) else {
-            return refuse(Refusal::Protocol, format!("{} has no member {member}", group.name));
-        };
         match window {
             Some(window @ MemberWindow { files: Some(files), .. }) if window.seen.contains(&here) => {
                 let memory = if own { &files.memory } else { &files.reader };
@@ -405,13 +416,9 @@ impl<F: Descriptor> Core<F> {
         if peer.origin() != Origin::Host {
             return refuse(Refusal::Denied, "GroupPlace is for processes of the host");
         }
-        let Some(number) = self.groups.all.iter().position(|g| g.seat_of(id).is_some()) else {
-            return refuse(Refusal::Protocol, "GroupPlace is for sessions that take part in a group");
-        };
-        let group = &self.groups.all[number];
-        let Some(Member { name, machine: is_machine, life, window }) = group.members.get(usize::from(member)) else {
-            return refuse(Refusal::Protocol, format!("{} has no member {member}", group.name));
-        };
+        let asked = usize::from(member);
+        let (number, group, asked_member) = self.groups.member_beside(id, asked, "GroupPlace")?;
+        let Member { name, machine: is_machine, life, window } = asked_member;
         if !group.members.iter().any(|m| m.machine && m.name.as_str() == machine) {
             return refuse(Refusal::Denied, format!("no machine {machine} is a member of {}", group.name));
         }
@@ -423,7 +430,7 @@ impl<F: Descriptor> Core<F> {
         let Some((size, place)) = place else {
             return refuse(Refusal::Machine, format!("{machine} does not have the window of {name}"));
         };
-        let (life, address, host) = (*life, address(number, usize::from(member)), !is_machine);
+        let (life, address, host) = (*life, address(number, asked), !is_machine);
         self.send(id, request, Message::GroupPlaceIs { life, address, size, place, host });
         Ok(())
     }
@@ -473,11 +480,9 @@ impl<F: Descriptor> Core<F> {
             let is = |m: &Member<F>| m.window.as_ref().is_some_and(|w| w.owner == machine.into());
             let gone: BTreeSet<usize> = (0..group.members.len()).filter(|m| is(&group.members[*m])).collect();
             gone.iter().for_each(|member| group.members[*member].window = None);
-            for window in group.members.iter_mut().filter_map(|m| m.window.as_mut()) {
-                window.places.remove(&machine);
-            }
             ended.extend(group.live().filter(|(_, seat, _)| gone.contains(&seat.member)).map(|(.., session)| session));
         }
+        self.groups.unplugged(machine);
         ended.into_iter().for_each(|session| self.leave_group(session));
     }
 
