@@ -8,7 +8,8 @@ use crate::{Error, Result};
 use partywall_protocol::wire::{GroupRow, Message};
 use partywall_region::pmem::{self, Joint, OwnSeat, WindowAddresses};
 use partywall_region::window::Window;
-use partywall_shm::group::{CONTROL, Handle, SEATS, TokenClaim};
+use partywall_shm::bytes::PeerBytes;
+use partywall_shm::group::{CONTROL, SEATS, TokenClaim};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -217,14 +218,14 @@ impl Members {
         self.seats.get(&owner).is_some_and(|seat| self.map_of(seat).is_some())
     }
 
-    /// The owner that a handle names, if its buffer is among that owner's.
-    pub(super) fn owner(&self, handle: &Handle) -> Result<Owner> {
+    /// The owner of a part, if the part is among that owner's buffers.
+    pub(super) fn owner(&self, part: &BufferPart) -> Result<Owner> {
         let absent = Error::Gone("the process that owned the buffer is gone, or is not of this group");
-        let Some(seat) = self.seats.get(&handle.owner).filter(|seat| seat.alive) else { return Err(absent) };
+        let Some(seat) = self.seats.get(&part.owner).filter(|seat| seat.alive) else { return Err(absent) };
         let map = self.map_of(seat).ok_or(Error::Gone("the window of the buffer's owner is not seen from here"))?;
         let begins = map.address() + seat.base;
-        let ends = handle.address.checked_add(handle.len);
-        if handle.address < begins + CONTROL || ends.is_none_or(|end| end > begins + seat.size) {
+        let ends = part.address.checked_add(part.len);
+        if part.address < begins + CONTROL || ends.is_none_or(|end| end > begins + seat.size) {
             return Err(Error::Invalid("the handle names memory that is not its owner's buffers'".into()));
         }
         Ok(Owner { map: Arc::clone(map), base: seat.base, seat: seat.seat })
@@ -237,10 +238,9 @@ impl Members {
 
     /// The live seat of another process, in this life of a member's window, whose buffers have these bytes.
     pub(super) fn part_at(&self, (member, life): (u8, u32), address: u64, len: u64) -> Option<BufferPart> {
-        let handle = |owner: u64| Handle { owner, address, len, serial: 0, place: 0, hop: 0 };
-        let mut seats = self.seats.iter().filter(|(_, seat)| seat.member == member && seat.life == life);
-        let (owner, _) = seats.find(|(owner, _)| self.owner(&handle(**owner)).is_ok())?;
-        Some(BufferPart { owner: *owner, address, len })
+        let seats = self.seats.iter().filter(|(_, seat)| seat.member == member && seat.life == life);
+        let mut parts = seats.map(|(owner, _)| BufferPart { owner: *owner, address, len });
+        parts.find(|part| self.owner(part).is_ok())
     }
 
     /// Whether a window is mapped, of this life and size.
@@ -255,10 +255,8 @@ impl Members {
     pub(super) fn copy_at(&self, (member, life): (u8, u32), address: u64, to: &mut [u8]) -> bool {
         let window =
             self.windows.get(usize::from(member)).and_then(Option::as_ref).filter(|window| window.life == life);
-        window.is_some_and(|Mapped { map, .. }| {
-            let bytes = address.checked_sub(map.address()).and_then(|offset| map.bytes(offset, to.len() as u64));
-            bytes.is_some_and(|bytes| bytes.copy_to(to) == to.len())
-        })
+        let bytes = window.and_then(|window| bytes_at(&window.map, address, to.len() as u64));
+        bytes.is_some_and(|bytes| bytes.copy_to(to) == to.len())
     }
 
     pub(super) fn opened(&mut self, owner: u64) {
@@ -273,4 +271,9 @@ impl Members {
         seat.open = seat.open.saturating_sub(1);
         Some(seat.seat)
     }
+}
+
+/// Bytes of others at an address of the group, if they are all in this mapping.
+pub(super) fn bytes_at(map: &Joint, address: u64, len: u64) -> Option<PeerBytes<'_>> {
+    map.bytes(address.checked_sub(map.address())?, len)
 }

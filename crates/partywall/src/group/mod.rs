@@ -389,9 +389,7 @@ impl GroupInner {
         for missing in unmapped {
             let done = match missing {
                 // A member that has come later.
-                Missing::Window(member) => self
-                    .ask(|session| Members::get(session, member))
-                    .and_then(|window| lock(&self.state).members.put(member, &window)),
+                Missing::Window(member) => self.map_window(member),
                 // This process had no descriptor free for it, or something else where it belongs.
                 Missing::Seat(key) => self
                     .ask(|session| session.request(&Message::FetchSeat { key }, &[]))
@@ -403,13 +401,18 @@ impl GroupInner {
         }
     }
 
+    /// Maps the window that a member has now.
+    fn map_window(&self, member: u8) -> Result<()> {
+        let window = self.ask(|session| Members::get(session, member))?;
+        lock(&self.state).members.put(member, &window)
+    }
+
     /// Whether this window of a member is mapped, which is done now if it is not.
     fn has_window(&self, member: u8, life: u32, size: u64) -> bool {
         if lock(&self.state).members.is_mapped(member, life, size) {
             return true;
         }
-        let fetched = self.ask(|session| Members::get(session, member));
-        if let Err(error) = fetched.and_then(|window| lock(&self.state).members.put(member, &window)) {
+        if let Err(error) = self.map_window(member) {
             tracing::warn!(group = self.name, member, %error, "the window of a member cannot be mapped");
         }
         lock(&self.state).members.is_mapped(member, life, size)
@@ -442,13 +445,18 @@ impl GroupInner {
 
     /// Claims the token of a handle. No value of the handle is trusted.
     fn claim(&self, handle: &Handle, state: Claimed) -> Result<Arc<partywall_region::pmem::Joint>> {
+        self.with_owner(handle.owner, || self.try_claim(handle, state))
+    }
+
+    /// Does something with a buffer of this owner, and tries it again if the owner was not known before.
+    fn with_owner<T>(&self, owner: u64, attempt: impl Fn() -> Result<T>) -> Result<T> {
         self.hear();
-        match self.try_claim(handle, state) {
+        match attempt() {
             // The broker's notice about the owner may be in transit, as may be the owner's window.
-            Err(Error::Gone(_)) if !self.is_known(handle.owner) => {
+            Err(Error::Gone(_)) if !self.is_known(owner) => {
                 self.ask(|session| session.request(&Message::Ping {}, &[]).map(drop))?;
                 self.collect();
-                self.try_claim(handle, state)
+                attempt()
             }
             done => done,
         }
@@ -473,7 +481,8 @@ impl GroupInner {
             self.sweep(&mut state);
             return Ok(Arc::clone(self.own.window()));
         }
-        let found = state.members.owner(handle)?;
+        let Handle { owner, address, len, .. } = *handle;
+        let found = state.members.owner(&BufferPart { owner, address, len })?;
         let theirs = found.map.seat(found.base).filter(|theirs| theirs.is_of(handle.owner));
         let theirs = theirs.ok_or(Error::Gone("the owner's seat does not look like one"))?;
         if theirs.issued(place) != serial {

@@ -1,6 +1,7 @@
 //! Parts of buffers that are read without a token, while another party guarantees that they stay (protocol J12); and where machines have the
 //! windows that such parts lie in (protocol J11).
 
+use super::members::bytes_at;
 use super::{Group, GroupInner};
 use crate::domain::lock;
 use crate::session::unexpected;
@@ -8,7 +9,6 @@ use crate::{Error, Result};
 use partywall_protocol::wire::{Message, Refusal};
 use partywall_region::pmem::Joint;
 use partywall_shm::bytes::PeerBytes;
-use partywall_shm::group::Handle;
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -158,29 +158,18 @@ impl Group {
     /// # Errors
     /// [`Error::Gone`] if its owner has ended; [`Error::Invalid`] if the bytes are not among that owner's buffers.
     pub fn borrow(&self, part: &BufferPart) -> Result<BorrowedPart> {
-        let inner = &self.inner;
-        inner.hear();
-        match inner.try_borrow(part) {
-            // The broker's notice about the owner may be in transit, as may be the owner's window.
-            Err(Error::Gone(_)) if !inner.is_known(part.owner) => {
-                inner.ask(|session| session.request(&Message::Ping {}, &[]).map(drop))?;
-                inner.collect();
-                inner.try_borrow(part)
-            }
-            done => done,
-        }
+        self.inner.with_owner(part.owner, || self.inner.try_borrow(part))
     }
 }
 
 impl GroupInner {
     fn try_borrow(self: &Arc<Self>, part: &BufferPart) -> Result<BorrowedPart> {
-        let BufferPart { owner, address, len } = *part;
-        if owner == self.me || len == 0 {
+        if part.owner == self.me || part.len == 0 {
             return Err(Error::Invalid("this part is empty, or this process's own".into()));
         }
         let mut state = lock(&self.state);
-        let found = state.members.owner(&Handle { owner, address, len, serial: 0, place: 0, hop: 0 })?;
-        state.members.opened(owner);
+        let found = state.members.owner(part)?;
+        state.members.opened(part.owner);
         Ok(BorrowedPart { group: Arc::clone(self), map: found.map, part: *part })
     }
 }
@@ -273,9 +262,9 @@ impl BorrowedPart {
     }
 
     fn bytes(&self) -> PeerBytes<'_> {
-        let offset = self.part.address.saturating_sub(self.map.address());
         // Looked at when it was borrowed.
-        self.map.bytes(offset, self.part.len).expect("a part is in its window, and not in this process's seat")
+        bytes_at(&self.map, self.part.address, self.part.len)
+            .expect("a part is in its window, and not in this process's seat")
     }
 }
 

@@ -1,6 +1,7 @@
 //! Buffers of other processes, read in place.
 
 use super::GroupInner;
+use super::members::bytes_at;
 use crate::{Error, Result};
 use partywall_region::pmem::Joint;
 use partywall_shm::bytes::PeerBytes;
@@ -127,9 +128,9 @@ impl Shared {
     }
 
     fn bytes(&self) -> PeerBytes<'_> {
-        let offset = self.handle.address.saturating_sub(self.map.address());
         // Looked at when it was opened.
-        self.map.bytes(offset, self.handle.len).expect("a buffer is in its window, and not in this process's seat")
+        bytes_at(&self.map, self.handle.address, self.handle.len)
+            .expect("a buffer is in its window, and not in this process's seat")
     }
 }
 
