@@ -1,0 +1,154 @@
+//! The session with the exporter, and the connections of the threads in it. Another session is begun when one ends.
+
+use super::{HURRY, ImportCore, ImportOptions, PAUSE, lock};
+use crate::VhostError;
+use crate::disk::exported::link::{ExportCalls, ExportFailure, ExportLink};
+use crate::disk::exported::wire::{ExportOperation, Welcome};
+use partywall::Domain;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// How long an exporter may take to begin a session.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// The session, and how many there were before.
+pub(super) struct CurrentLink {
+    pub(super) generation: u64,
+    pub(super) link: Option<ExportLink>,
+    pub(super) boot: [u8; 16],
+}
+
+/// A thread's connection, and the session that it is of.
+pub(super) type OwnCalls = Option<(u64, ExportCalls)>;
+
+/// Why a thread has no connection.
+pub(super) enum Unconnected {
+    /// The session with this number gives none.
+    Gone(u64),
+    NoMemory,
+}
+
+/// The first session. The exporter may still be ending that of an earlier back end.
+pub(super) fn connect_within(domain: &Domain, target: &str, grace: Duration) -> Result<ExportLink, VhostError> {
+    let until = Instant::now() + grace;
+    loop {
+        match ExportLink::connect(domain, target, GREETING) {
+            Err(e) if Instant::now() >= until => return Err(e),
+            Err(_) => std::thread::sleep(PAUSE),
+            link => return link,
+        }
+    }
+}
+
+impl ImportCore {
+    /// This thread's connection of the present session.
+    pub(super) fn connected<'c>(&self, own: &'c mut OwnCalls) -> Result<(u64, &'c ExportCalls), Unconnected> {
+        let current = lock(&self.link);
+        let generation = current.generation;
+        let gone = Unconnected::Gone(generation);
+        let Some(session) = current.link.as_ref().map(|link| link.welcome.session) else { return Err(gone) };
+        drop(current);
+        if own.as_ref().is_none_or(|(of, _)| *of != generation) {
+            self.disconnect(own);
+            let ImportOptions { domain, target, grace, .. } = &self.options;
+            let calls = ExportCalls::connect_with_memory(domain, target, session, *grace).map_err(|e| match e {
+                ExportFailure::NoMemory => Unconnected::NoMemory,
+                _ => Unconnected::Gone(generation),
+            })?;
+            *own = Some((generation, calls));
+            self.connected.fetch_add(1, Ordering::Relaxed);
+        }
+        own.as_ref().map(|(_, calls)| (generation, calls)).ok_or(gone)
+    }
+
+    /// Makes another session in place of the one with this number, unless another thread has done so.
+    pub(super) fn renew(&self, generation: u64, since: Instant) {
+        let mut current = lock(&self.link);
+        if current.generation != generation {
+            return;
+        }
+        let target = &self.options.target;
+        if current.link.take().is_some() {
+            warn!("{target}: the exporter has gone, or does not answer");
+            self.first_open.store(generation + 1, Ordering::Relaxed);
+            // Under the lock that is held from the look at the number to the sleep.
+            let _jobs = lock(&self.jobs);
+            self.offered.notify_all();
+        }
+        // The exporter has ended all requests of the sessions before (protocol E1.2).
+        let Some(link) = self.link_again(current.boot, generation + 1) else {
+            std::thread::sleep(PAUSE);
+            return;
+        };
+        info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
+        current.generation += 1;
+        current.boot = link.welcome.boot;
+        current.link = Some(link);
+    }
+
+    /// Another session. What the exporter may have lost since the last one is done again before any other request (protocol E3).
+    fn link_again(&self, boot: [u8; 16], number: u64) -> Option<ExportLink> {
+        let ImportOptions { domain, target, grace, .. } = &self.options;
+        let link = ExportLink::connect(domain, target, GREETING).ok()?;
+        if !self.is_same(&link.welcome) {
+            warn!("{target}: the exporter is back with another disk, which is not used");
+            return None;
+        }
+        if !self.changes.is_empty() {
+            let calls = ExportCalls::connect_with_memory(domain, target, link.welcome.session, *grace).ok()?;
+            if link.welcome.boot != boot {
+                let repeated = self.changes.repeat(&calls).ok()?;
+                info!("{target}: its machine has started again; {repeated} changes are repeated");
+            }
+            match self.changes.flush(&calls, number) {
+                Err(ExportFailure::Errno(_)) if self.changes.has_no_changes() => {}
+                flushed => flushed.ok()?,
+            }
+        }
+        Some(link)
+    }
+
+    /// Whether this may be the disk of the first session: it is as large, and takes the same requests.
+    fn is_same(&self, welcome: &Welcome) -> bool {
+        let Welcome { capacity, block, read_only, .. } = self.first;
+        welcome.capacity >= capacity && welcome.block == block && welcome.read_only == read_only
+    }
+
+    /// The disk's size now. `None` if the exporter does not tell.
+    pub(super) fn measure(&self) -> Option<u64> {
+        let since = Instant::now();
+        loop {
+            let current = lock(&self.link);
+            let (generation, session) = (current.generation, current.link.as_ref().map(|link| link.welcome.session));
+            drop(current);
+            let ImportOptions { domain, target, grace, .. } = &self.options;
+            let measured = session.ok_or(ExportFailure::Ended).and_then(|session| {
+                let calls = ExportCalls::connect(domain, target, session, *grace)?;
+                calls.request(ExportOperation::Measure, (0, 0), false, 0)
+            });
+            match measured {
+                Ok(reply) => return reply.array(0).map(u64::from_le_bytes).ok(),
+                Err(ExportFailure::Ended) => self.renew(generation, since),
+                Err(ExportFailure::Errno(_) | ExportFailure::NoMemory | ExportFailure::Unseen) => return None,
+            }
+            if self.is_over(since) {
+                return None;
+            }
+        }
+    }
+
+    /// Drops this thread's connection.
+    pub(super) fn disconnect(&self, own: &mut OwnCalls) {
+        if let Some((_, calls)) = own.take() {
+            self.changes.copy_blocks_of(&calls);
+            self.connected.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a request that could not be executed since then fails.
+    pub(super) fn is_over(&self, since: Instant) -> bool {
+        let grace = if self.hurries.load(Ordering::Relaxed) { HURRY } else { self.options.grace };
+        since.elapsed() >= grace
+    }
+}

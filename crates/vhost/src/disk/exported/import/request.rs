@@ -1,0 +1,103 @@
+//! One attempt to execute a task by a connection.
+
+use super::ImportCore;
+use super::pieces::copy_reply;
+use super::worker::StoreJob;
+use crate::chain::BufferPiece;
+use crate::disk::exported::changes::DiskChange;
+use crate::disk::exported::link::{ExportCalls, ExportFailure};
+use crate::disk::exported::wire::ExportOperation;
+use crate::disk::store_task::StoreTask;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use vm_memory::{Bytes, GuestMemoryMmap};
+
+/// Bytes that one request fills with zeroes, so that each is answered in time. The next request goes on.
+const ZEROES: u64 = 64 << 20;
+
+impl ImportCore {
+    /// Executes a task, or a part of it, and returns the number of its bytes that are done.
+    pub(super) fn attempt(&self, generation: u64, calls: &ExportCalls, job: &StoreJob) -> Result<u32, ExportFailure> {
+        let total: usize = job.pieces.iter().map(|piece| piece.length).sum();
+        let done = u32::try_from(total).unwrap_or(u32::MAX);
+        match job.task {
+            StoreTask::Read { offset } => {
+                let reply = calls.request(ExportOperation::Read, (offset, total as u64), false, 0)?;
+                let is_whole = reply.len() == total && copy_reply(&reply, job);
+                self.copied_read.fetch_add(total as u64, Ordering::Relaxed);
+                if is_whole { Ok(done) } else { Err(ExportFailure::Errno(Errno::IO)) }
+            }
+            StoreTask::Write { offset, durable } => {
+                if let Some(windows) = &self.windows
+                    && let Some(written) = self.write_from_group(windows, (generation, calls), job, (offset, durable))
+                {
+                    return written.map(|length| u32::try_from(length).unwrap_or(u32::MAX));
+                }
+                let fill = |room: &mut [u8]| self.fill(&job.memory, &job.pieces, room);
+                let block = match calls.block((offset, total), durable, fill) {
+                    // The heap is full of changes that are kept until the next flush.
+                    Err(ExportFailure::NoMemory) => {
+                        self.changes.flush(calls, generation)?;
+                        calls.block((offset, total), durable, fill)
+                    }
+                    block => block,
+                };
+                let data = Arc::new(block?);
+                self.copied_written.fetch_add(total as u64, Ordering::Relaxed);
+                let kept = DiskChange::Write { offset, length: total, data: calls.keep(&data) };
+                self.change((generation, calls), kept, durable, || calls.write(&data))?;
+                Ok(done)
+            }
+            StoreTask::Zero { offset, length, durable } => {
+                let length = length.min(ZEROES);
+                self.change((generation, calls), DiskChange::Zero { offset, length }, durable, || {
+                    calls.request(ExportOperation::Zero, (offset, length), durable, 0).map(drop)
+                })?;
+                Ok(u32::try_from(length).unwrap_or(u32::MAX))
+            }
+            StoreTask::Allocate { offset, length, mode } => {
+                self.change((generation, calls), DiskChange::Allocate { offset, length, mode }, false, || {
+                    calls.request(ExportOperation::Allocate, (offset, length), false, mode).map(drop)
+                })?;
+                Ok(0)
+            }
+            StoreTask::Sync => {
+                let failures = self.failures.load(Ordering::SeqCst);
+                self.changes.flush(calls, generation)?;
+                self.flushed_failures.fetch_max(failures, Ordering::SeqCst);
+                Ok(0)
+            }
+            StoreTask::Delay => Ok(0),
+        }
+    }
+
+    /// Copies the data of a write.
+    pub(super) fn fill(&self, memory: &GuestMemoryMmap, pieces: &[BufferPiece], mut room: &mut [u8]) -> bool {
+        pieces.iter().all(|piece| {
+            let (now, later) = std::mem::take(&mut room).split_at_mut(piece.length);
+            room = later;
+            memory.read_slice(now, piece.address).is_ok()
+                || self.windows.as_ref().is_some_and(|windows| windows.copy(piece, now))
+        })
+    }
+
+    /// Executes a change, and keeps it until a flush unless it is durable.
+    pub(super) fn change(
+        &self,
+        (generation, calls): (u64, &ExportCalls),
+        change: DiskChange,
+        durable: bool,
+        execute: impl FnOnce() -> Result<(), ExportFailure>,
+    ) -> Result<(), ExportFailure> {
+        if !durable && self.changes.is_full() {
+            self.changes.flush(calls, generation)?;
+        }
+        let number = (!durable).then(|| self.changes.begin(change));
+        let executed = execute();
+        if let Some(number) = number {
+            self.changes.end(number, executed.is_ok());
+        }
+        executed
+    }
+}

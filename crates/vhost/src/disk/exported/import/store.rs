@@ -1,0 +1,231 @@
+//! The disk as the thread of the back end sees it.
+
+use super::connection::{CurrentLink, connect_within};
+use super::pieces::front;
+use super::worker::{Done, StoreJob};
+use super::{HURRY, ImportCore, ImportOptions, lock};
+use crate::VhostError;
+use crate::chain::BufferPiece;
+use crate::disk::counters::CopiedBytes;
+use crate::disk::exported::changes::ChangeLog;
+use crate::disk::exported::link::{ExportCalls, MOST_DATA};
+use crate::disk::exported::passed::PassedWindows;
+use crate::disk::request::DiskGeometry;
+use crate::disk::store::DiskStore;
+use crate::disk::store_task::StoreTask;
+use crate::disk::task::DiskTask;
+use partywall::Domain;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
+
+/// The store of a disk that another domain exports.
+#[derive(Debug)]
+pub struct ImportedDisk {
+    shared: Arc<ImportCore>,
+    workers: Vec<JoinHandle<()>>,
+    done: Receiver<Done>,
+    /// One that was waited for, and is to be returned first.
+    next: Option<Done>,
+    busy: usize,
+    geometry: DiskGeometry,
+    block: u32,
+}
+
+impl ImportedDisk {
+    /// Makes all earlier changes of an exported disk durable. A back end does this before it joins a group: those behind the exporter then give back
+    /// what they keep of an earlier back end's buffers, whose memory the new one needs.
+    ///
+    /// # Errors
+    /// Those of a session with the exporter, and of its flush.
+    ///
+    /// ```
+    /// use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportedDisk};
+    /// use std::time::Duration;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let store = partywall::Domain::builder().name("store").broker(broker.path()).join()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("disk.raw");
+    /// # std::fs::File::create(&path)?.set_len(1 << 20)?;
+    /// # let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+    /// # let _export = DiskExport::bind(options, &store, "data")?;
+    /// ImportedDisk::sync(&store, "store:data", Duration::from_secs(10))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sync(domain: &Domain, target: &str, grace: Duration) -> Result<(), VhostError> {
+        let link = connect_within(domain, target, grace)?;
+        let synced = ExportCalls::connect(domain, target, link.welcome.session, grace).and_then(|calls| calls.sync());
+        synced.map_err(|e| VhostError::Refused(format!("{target} does not make its disk durable: {e:?}")))
+    }
+
+    /// Begins a session with the exporter.
+    pub(crate) fn connect(options: ImportOptions, read_only: bool, delay: Duration) -> Result<Self, VhostError> {
+        let link = connect_within(&options.domain, &options.target, options.grace)?;
+        let first = link.welcome;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(VhostError::system("make an eventfd"))?;
+        let connections = options.connections.max(1);
+        let windows = options.group.clone().map(|group| PassedWindows::new(group, options.machine.clone()));
+        let shared = Arc::new(ImportCore {
+            options,
+            delay,
+            first,
+            jobs: Mutex::default(),
+            offered: Condvar::new(),
+            link: Mutex::new(CurrentLink { generation: 0, boot: first.boot, link: Some(link) }),
+            first_open: AtomicU64::new(0),
+            connected: AtomicUsize::new(0),
+            hurries: AtomicBool::new(false),
+            wake,
+            is_rung: AtomicBool::new(false),
+            copied_read: AtomicU64::new(0),
+            copied_written: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
+            windows,
+            no_group: AtomicU64::new(u64::MAX),
+            failures: AtomicU64::new(0),
+            flushed_failures: AtomicU64::new(0),
+            changes: ChangeLog::default(),
+        });
+        let (sender, done) = channel();
+        let read_only = read_only || first.read_only;
+        let geometry = DiskGeometry { capacity: first.capacity, read_only, discards: first.discards && !read_only };
+        let mut disk = Self { shared, workers: Vec::new(), done, next: None, busy: 0, geometry, block: first.block };
+        for _ in 0..connections {
+            let (shared, sender) = (Arc::clone(&disk.shared), sender.clone());
+            let worker = std::thread::Builder::new().name("pw-blk-import".into()).spawn(move || shared.work(&sender));
+            disk.workers.push(worker.map_err(|source| VhostError::System { call: "start a thread", source })?);
+        }
+        Ok(disk)
+    }
+}
+
+impl Drop for ImportedDisk {
+    fn drop(&mut self) {
+        self.shared.hurries.store(true, Ordering::Relaxed);
+        lock(&self.shared.jobs).is_over = true;
+        self.shared.offered.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl DiskStore for ImportedDisk {
+    fn geometry(&self, discards: bool) -> DiskGeometry {
+        DiskGeometry { discards: self.geometry.discards && discards, ..self.geometry }
+    }
+
+    fn block(&self) -> u32 {
+        self.block
+    }
+
+    fn refresh(&mut self) -> Result<bool, VhostError> {
+        let away = || VhostError::Refused(format!("the exporter of {} does not answer", self.shared.options.target));
+        let capacity = self.shared.measure().ok_or_else(away)?;
+        if capacity < self.geometry.capacity || !capacity.is_multiple_of(self.block.into()) {
+            return Err(VhostError::Refused(format!("the exported disk has {capacity} bytes now, which are fewer")));
+        }
+        let before = std::mem::replace(&mut self.geometry.capacity, capacity);
+        Ok(before != capacity)
+    }
+
+    fn grow(&mut self, _: u64) -> Result<(), VhostError> {
+        Err(VhostError::Refused("make the disk larger where it is exported, and leave out the size here".into()))
+    }
+
+    fn takes(&self, _: &DiskTask) -> bool {
+        true
+    }
+
+    fn by_copy(&mut self, _: &DiskTask, _: &GuestMemoryMmap) -> Result<(), Errno> {
+        Err(Errno::INVAL)
+    }
+
+    fn begin(
+        &mut self,
+        id: usize,
+        task: StoreTask,
+        memory: &Arc<GuestMemoryMmap>,
+        pieces: &[BufferPiece],
+        skip: usize,
+    ) -> bool {
+        let has_data = matches!(task, StoreTask::Read { .. } | StoreTask::Write { .. });
+        let pieces = if has_data { front(pieces, skip, MOST_DATA) } else { Vec::new() };
+        // What a machine only reads is in no memory table. It is looked for in the group.
+        let may_be_elsewhere = self.shared.windows.is_some() && matches!(task, StoreTask::Write { .. });
+        let is_inside = |piece: &BufferPiece| memory.get_slice(piece.address, piece.length).is_ok();
+        if (has_data && pieces.is_empty()) || !(may_be_elsewhere || pieces.iter().all(is_inside)) {
+            return false;
+        }
+        lock(&self.shared.jobs).jobs.push_back(StoreJob {
+            id,
+            task,
+            memory: Arc::clone(memory),
+            pieces,
+            waits_since: None,
+            unseen_since: None,
+        });
+        self.shared.offered.notify_one();
+        self.busy += 1;
+        true
+    }
+
+    fn submit(&mut self) {}
+
+    fn busy(&self) -> usize {
+        self.busy
+    }
+
+    fn wait(&mut self) {
+        if self.next.is_some() || self.busy == 0 {
+            return;
+        }
+        self.next = match self.done.recv_timeout(HURRY) {
+            Err(RecvTimeoutError::Timeout) => {
+                self.shared.hurries.store(true, Ordering::Relaxed);
+                let next = self.done.recv().ok();
+                self.shared.hurries.store(false, Ordering::Relaxed);
+                next
+            }
+            next => next.ok(),
+        };
+    }
+
+    fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {
+        let next = self.next.take().or_else(|| self.done.try_recv().ok()).or_else(|| {
+            // What is sent after this is rung for.
+            self.shared.is_rung.swap(false, Ordering::SeqCst).then(|| {
+                let _ = rustix::io::read(&self.shared.wake, &mut [0_u8; 8]);
+                self.done.try_recv().ok()
+            })?
+        })?;
+        self.busy -= 1;
+        Some(next)
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd, VhostError> {
+        let wake = self.shared.wake.try_clone();
+        wake.map_err(|source| VhostError::System { call: "watch the answers of an exporter", source })
+    }
+
+    fn copied(&self) -> CopiedBytes {
+        let [read, written] =
+            [&self.shared.copied_read, &self.shared.copied_written].map(|n| n.load(Ordering::Relaxed));
+        CopiedBytes { read, written, passed: self.shared.passed.load(Ordering::Relaxed) }
+    }
+
+    fn front_end_changes(&mut self) {
+        if let Some(windows) = &self.shared.windows {
+            windows.forget();
+            self.shared.changes.copy_from_others();
+        }
+    }
+}
