@@ -4,103 +4,20 @@
 
 mod disk_common;
 
+use disk_common::exported::{PlayedSessions, PlayedWelcome, Setting, begin_session, refusal, request_of};
 use disk_common::random::{Random, noise};
 use disk_common::{DISCARD, FLUSH, HANG, IN, IOERR, MIB, OK, OUT, WRITE_ZEROES, range};
 use partywall::Domain;
 use partywall::rpc::{CallClient, CallError, CallServer, Method};
-use partywall_daemon::Broker;
-use partywall_vhost::VhostError;
-use partywall_vhost::disk::control::{DiskControl, DiskHandle, DiskReport};
-use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
-use partywall_vhost::disk::engine::DiskEngine;
-use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions};
-use partywall_vhost::disk::{CopiesPerByte, DiskOptions};
+use partywall_vhost::disk::CopiesPerByte;
+use partywall_vhost::disk::control::DiskControl;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vhost::VhostBackend;
 use vm_memory::Bytes;
-
-/// A broker, and a file to export.
-struct Setting {
-    broker: Broker,
-    folder: tempfile::TempDir,
-}
-
-impl Setting {
-    fn new(size: u64) -> Self {
-        let setting = Self { broker: Broker::embedded().unwrap(), folder: tempfile::tempdir().unwrap() };
-        std::fs::File::create(setting.image()).unwrap().set_len(size).unwrap();
-        setting
-    }
-
-    fn image(&self) -> PathBuf {
-        self.folder.path().join("image")
-    }
-
-    fn join(&self, name: &str) -> Domain {
-        Domain::builder().name(name).broker(self.broker.path()).join().unwrap()
-    }
-
-    fn export(&self) -> (Domain, DiskExport) {
-        self.export_with(|_| ())
-    }
-
-    fn export_with(&self, change: impl FnOnce(&mut DiskExportOptions)) -> (Domain, DiskExport) {
-        let domain = self.join("store");
-        let mut options =
-            DiskExportOptions { path: self.image(), read_only: false, direct: false, discard: true, group: None };
-        change(&mut options);
-        let export = DiskExport::bind(options, &domain, "data").unwrap();
-        (domain, export)
-    }
-
-    fn import(&self, name: &str, grace: Duration) -> Result<Imported, VhostError> {
-        let from = ImportOptions {
-            domain: self.join(name),
-            target: "store:data".into(),
-            connections: 3,
-            grace,
-            group: None,
-            machine: None,
-        };
-        let socket = self.folder.path().join(name);
-        let (engine, handle) = DiskEngine::import(DiskOptions::new("store:data"), from, &socket, None)?;
-        Ok(Imported { handle, socket, engine: Some(std::thread::spawn(|| engine.run())) })
-    }
-}
-
-/// A back end that ends with the test.
-struct Imported {
-    handle: DiskHandle,
-    socket: PathBuf,
-    engine: Option<JoinHandle<Result<(), VhostError>>>,
-}
-
-impl Imported {
-    fn driver(&self) -> DiskDriver {
-        let options = DiskDriverOptions { buffer: 4 << 20, ..DiskDriverOptions::default() };
-        DiskDriver::connect(&self.socket, options).unwrap()
-    }
-
-    fn report(&self) -> DiskReport {
-        serde_json::from_value(self.handle.ask(DiskControl::Show).unwrap()).unwrap()
-    }
-}
-
-impl Drop for Imported {
-    fn drop(&mut self) {
-        let _ = self.handle.ask(DiskControl::Stop);
-        let end = self.engine.take().map(JoinHandle::join);
-        if !std::thread::panicking() {
-            end.unwrap().unwrap().unwrap();
-        }
-    }
-}
 
 fn content(image: &Path, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -275,10 +192,7 @@ fn reset_waits_briefly_for_an_exporter_that_is_away() {
     driver.offer(0, place, OUT, 0, 4096, true).unwrap();
     driver.kick(0).unwrap();
     let deadline = Instant::now() + HANG;
-    let under_way = || -> u64 {
-        let report: DiskReport = serde_json::from_value(disk.handle.ask(DiskControl::Show).unwrap()).unwrap();
-        report.under_way
-    };
+    let under_way = || disk.report().under_way;
     while under_way() == 0 {
         assert!(Instant::now() < deadline);
     }
@@ -298,12 +212,7 @@ struct Raw {
 impl Raw {
     fn begin(setting: &Setting, name: &str) -> Self {
         let domain = setting.join(name);
-        let mut stream = domain.connect("store:data").unwrap();
-        stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        let mut welcome = [0; 48];
-        stream.read_exact(&mut welcome).unwrap();
-        assert_eq!(welcome[..4], [0; 4], "no session");
-        let session = u64::from_le_bytes(*welcome[8..].first_chunk().unwrap());
+        let (stream, session) = begin_session(&domain, "store:data");
         let calls = CallClient::builder().connect(&domain, "store:data.calls").unwrap();
         Self { calls, session, _stream: stream, _domain: domain }
     }
@@ -404,8 +313,7 @@ fn other_version_and_other_greeting_get_no_session() {
 /// An exporter in this process, whose machine can start again and lose what was not flushed.
 struct Forgetful {
     disk: Arc<Mutex<ForgetfulDisk>>,
-    stop: Arc<AtomicBool>,
-    serving: Option<JoinHandle<()>>,
+    _sessions: PlayedSessions,
     _calls: CallServer,
     _domain: Domain,
 }
@@ -433,18 +341,13 @@ impl Forgetful {
             calls = calls.numbered(Method::numbered(number), move |call| {
                 let mut disk = disk.lock().unwrap();
                 let args = call.args().to_vec();
-                let (data, fields) = args.split_at(args.len() - 32);
-                let long = |at: usize| u64::from_le_bytes(*fields[at..].first_chunk().unwrap());
-                if long(0) != disk.session {
-                    return Err(CallError::application(rustix::io::Errno::NOTCONN.raw_os_error() as u32, ""));
-                }
-                let at = long(8) as usize;
+                let (data, at, length) = request_of(&args, disk.session)?;
                 if number == 2 && disk.refusals > 0 {
                     disk.refusals -= 1;
-                    return Err(CallError::application(rustix::io::Errno::NOMEM.raw_os_error() as u32, ""));
+                    return Err(refusal(rustix::io::Errno::NOMEM));
                 }
                 match number {
-                    1 => return Ok(disk.cached[at..at + long(16) as usize].to_vec().into()),
+                    1 => return Ok(disk.cached[at..at + length].to_vec().into()),
                     2 => disk.cached[at..at + data.len()].copy_from_slice(data),
                     _ => {
                         disk.flushes += 1;
@@ -455,29 +358,13 @@ impl Forgetful {
             });
         }
         let calls = calls.bind(&domain, "data.calls").unwrap();
-        let mut listener = domain.bind("data").unwrap();
-        listener.set_nonblocking(true);
-        let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, shared) = (Arc::clone(&stop), Arc::clone(&disk));
-        let serving = std::thread::spawn(move || {
-            let mut streams = Vec::new();
-            while !stopped.load(Ordering::Relaxed) {
-                let Ok((mut stream, _)) = listener.accept() else {
-                    std::thread::sleep(Duration::from_millis(1));
-                    continue;
-                };
-                let mut disk = shared.lock().unwrap();
-                disk.session += 1;
-                let mut welcome = [0; 48];
-                welcome[8..16].copy_from_slice(&disk.session.to_le_bytes());
-                welcome[16..24].copy_from_slice(&(disk.cached.len() as u64).to_le_bytes());
-                welcome[24..28].copy_from_slice(&512_u32.to_le_bytes());
-                welcome[32] = disk.boot;
-                let _ = stream.write_all(&welcome);
-                streams.push(stream);
-            }
+        let shared = Arc::clone(&disk);
+        let sessions = PlayedSessions::begin(&domain, move || {
+            let mut disk = shared.lock().unwrap();
+            disk.session += 1;
+            Some(PlayedWelcome { session: disk.session, capacity: disk.cached.len() as u64, boot: disk.boot })
         });
-        Self { disk, stop, serving: Some(serving), _calls: calls, _domain: domain }
+        Self { disk, _sessions: sessions, _calls: calls, _domain: domain }
     }
 
     /// The machine loses its power: sessions end, and what was not flushed is gone.
@@ -491,13 +378,6 @@ impl Forgetful {
     /// The exporter's process alone ends and starts.
     fn reconnect(&self) {
         self.disk.lock().unwrap().session += 1;
-    }
-}
-
-impl Drop for Forgetful {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let _ = self.serving.take().map(JoinHandle::join);
     }
 }
 
@@ -576,25 +456,11 @@ fn answer_of_a_lying_exporter_is_an_error() {
         })
         .bind(&domain, "data.calls")
         .unwrap();
-    let mut listener = domain.bind("data").unwrap();
-    let (welcomes, stop) = (4, Arc::new(AtomicBool::new(false)));
-    listener.set_nonblocking(true);
-    let stopped = Arc::clone(&stop);
-    let serving = std::thread::spawn(move || {
-        let mut streams = Vec::new();
-        while !stopped.load(Ordering::Relaxed) {
-            let Ok((mut stream, _)) = listener.accept() else {
-                std::thread::sleep(Duration::from_millis(1));
-                continue;
-            };
-            let mut welcome = [0; 48];
-            welcome[8] = 1;
-            welcome[16..24].copy_from_slice(&MIB.to_le_bytes());
-            welcome[24..28].copy_from_slice(&512_u32.to_le_bytes());
-            let _ = stream.write_all(&welcome);
-            streams.push(stream);
-            assert!(streams.len() < welcomes);
-        }
+    let mut begun = 0;
+    let _sessions = PlayedSessions::begin(&domain, move || {
+        begun += 1;
+        assert!(begun < 4);
+        Some(PlayedWelcome { session: 1, capacity: MIB, boot: 0 })
     });
     let disk = setting.import("user", LONG).unwrap();
     let mut driver = disk.driver();
@@ -602,6 +468,4 @@ fn answer_of_a_lying_exporter_is_an_error() {
     assert!(driver.run(IN, 0, &[], 512).unwrap() == (OK, vec![7; 512]));
     assert_eq!(driver.run(OUT, 0, &noise(1, 512), 0).unwrap().0, IOERR, "an exporter that does not write");
     drop((driver, disk));
-    stop.store(true, Ordering::Relaxed);
-    serving.join().unwrap();
 }

@@ -1,6 +1,7 @@
 //! A disk in this process, and a driver on it.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod exported;
 #[path = "../../../shm/tests/random/mod.rs"]
 pub(crate) mod random;
 
