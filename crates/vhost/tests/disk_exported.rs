@@ -4,13 +4,14 @@
 
 mod disk_common;
 
-use disk_common::exported::{PlayedSessions, PlayedWelcome, Setting, begin_session, refusal, request_of};
+use disk_common::exported::{BlkProcess, PlayedSessions, PlayedWelcome, Setting, begin_session, refusal, request_of};
 use disk_common::random::{Random, noise};
 use disk_common::{DISCARD, FLUSH, HANG, IN, IOERR, MIB, OK, OUT, WRITE_ZEROES, range};
 use partywall::Domain;
 use partywall::rpc::{CallClient, CallError, CallServer, Method};
 use partywall_vhost::disk::CopiesPerByte;
 use partywall_vhost::disk::control::DiskControl;
+use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -402,6 +403,21 @@ fn changes_that_an_exporter_lost_are_repeated() {
     exporter.restart();
     assert!(driver.run(IN, 0, &[], 512).unwrap() == (OK, vec![9; 512]));
     drop((driver, disk));
+}
+
+/// The broker has no such group.
+#[test]
+fn back_end_refused_in_a_group_serves_by_copies() {
+    let setting = Setting::new(MIB);
+    let _export = setting.export();
+    let socket = setting.folder.path().join("socket");
+    let _back_end = BlkProcess::start(&setting, "serving", |command| {
+        command.args(["serve", "--from", "store:data", "--domain", "user", "--group", "pool", "--machine", "a"]);
+        command.arg("--socket").arg(&socket);
+    });
+    let mut driver = DiskDriver::connect(&socket, DiskDriverOptions::default()).unwrap();
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
+    assert!(content(&setting.image(), 0, 4096) == noise(1, 4096));
 }
 
 #[test]

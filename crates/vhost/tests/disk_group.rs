@@ -4,42 +4,27 @@
 
 mod disk_common;
 
-use disk_common::exported::{Imported, PlayedSessions, PlayedWelcome, Setting, begin_session, refusal, request_of};
+use disk_common::exported::{
+    BlkProcess, Imported, PlayedSessions, PlayedWelcome, Setting, begin_session, refusal, request_of,
+};
 use disk_common::random::noise;
-use disk_common::{FLUSH, IOERR, MIB, OK, OUT, WRITE_ZEROES, range};
+use disk_common::{FLUSH, HANG, IOERR, MIB, OK, OUT, WRITE_ZEROES, offer_at, range};
 use partywall::Domain;
 use partywall::Group;
 use partywall::rpc::{CallClient, CallError, CallServer, Method};
 use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions};
 use rustix::io::Errno;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
 const POLICY: &str = "[[group]]\nname = 'pool'\ndomains = ['store', 'user']\nroom = '32M'\n";
 
-/// `partywall-blk export`, killed with the test.
-struct Exporter(Child);
-
-impl Drop for Exporter {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Starts an exporter of the disk that takes part in the group.
-fn start_exporter(setting: &Setting) -> Exporter {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-blk"));
-    command.args(["export", "data"]).arg(setting.image()).args(["--domain", "store", "--group", "pool", "--broker"]);
-    let command = command.arg(setting.broker.path()).env("RUST_LOG", "warn").stdout(Stdio::piped());
-    let mut exporter = Exporter(command.spawn().unwrap());
-    let mut line = String::new();
-    BufReader::new(exporter.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.starts_with("exporting"), "{line}");
-    exporter
+fn start_exporter(setting: &Setting) -> BlkProcess {
+    BlkProcess::start(setting, "exporting", |command| {
+        command.args(["export", "data"]).arg(setting.image()).args(["--domain", "store", "--group", "pool"]);
+    })
 }
 
 /// A back end of `user`, which takes part in the group.
@@ -60,7 +45,9 @@ fn data_in_a_group_is_written_once_and_for_members_only() {
     exporter_without_the_group_gets_data_by_copies(&setting, &group);
     buffers_are_kept_for_repeats_and_for_exporters_that_may_still_read(&setting, &group);
     log_without_a_flush_is_flushed(&setting, &group);
+    write_from_unknown_address_waits_for_the_broker(&setting, &group);
     drop(group);
+    write_larger_than_the_room_goes_in_parts(&setting);
     strangers_and_lies_are_refused(&setting);
 }
 
@@ -219,6 +206,36 @@ fn log_without_a_flush_is_flushed(setting: &Setting, group: &Group) {
         assert_eq!(driver.run(WRITE_ZEROES, 0, &range(0, 8, 0), 0).unwrap().0, OK);
     }
     assert_eq!(exporter.state().syncs, 1);
+}
+
+/// The broker answers no question about this machine, so the address may be in a window of it.
+fn write_from_unknown_address_waits_for_the_broker(setting: &Setting, group: &Group) {
+    let _exporter = Recorder::start(setting);
+    let disk = setting.import_with("user", |options| {
+        (options.group, options.machine) = (Some(group.clone()), Some("absent".into()));
+    });
+    let disk = disk.unwrap();
+    let mut driver = disk.driver();
+    let began = Instant::now();
+    offer_at(&mut driver, OUT, 0x1_0000_0000, 0);
+    assert_eq!(driver.wait(0, Duration::ZERO, HANG).unwrap().unwrap().status, IOERR);
+    assert!(began.elapsed() >= Duration::from_secs(2), "it has not waited for an answer");
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
+}
+
+fn write_larger_than_the_room_goes_in_parts(setting: &Setting) {
+    const ROOM: usize = 64 << 10;
+    let user = setting.join("user");
+    let group = Group::builder("pool").room(ROOM as u64).join(&user).unwrap();
+    drop(user);
+    let exporter = Recorder::start(setting);
+    let disk = import(setting, &group, LONG);
+    let mut driver = disk.driver();
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4 * ROOM), 0).unwrap().0, OK);
+    let parts = exporter.state().parts.clone();
+    let lengths = parts.iter().map(|part| u64::from_le_bytes(*part[16..].first_chunk().unwrap()) as usize);
+    let lengths: Vec<usize> = lengths.collect();
+    assert_eq!((lengths[0], lengths.iter().sum::<usize>()), (ROOM, 4 * ROOM), "{lengths:?}");
 }
 
 fn strangers_and_lies_are_refused(setting: &Setting) {

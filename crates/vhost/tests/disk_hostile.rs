@@ -5,7 +5,7 @@
 mod disk_common;
 
 use disk_common::random::{Random, noise};
-use disk_common::{DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, UNSUPP, WRITE_ZEROES, range};
+use disk_common::{DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, UNSUPP, WRITE_ZEROES, offer_at, range};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -86,19 +86,9 @@ fn requests_that_cannot_be_are_failed_and_the_next_is_served() {
 fn write_from_outside_of_memory_fails_and_queue_goes_on() {
     let disk = Disk::new(MIB, |_| {});
     let mut driver = disk.driver();
-    let memory = driver.memory().clone();
     // A window that the machine only reads is in no memory table. A read into it is a driver's fault, as before.
     for (address, kind, flags) in [(0x1_0000_0000, OUT, 0), (u64::MAX - 511, OUT, 0), (0x1_0000_0000, IN, WRITE)] {
-        let place = driver.take_place(0).unwrap();
-        let (header, first) = (driver.header(0, place), 3 * place);
-        memory.write_obj(kind, header).unwrap();
-        memory.write_obj(0_u64, GuestAddress(header.0 + 8)).unwrap();
-        let ring = &mut driver.rings[0];
-        ring.describe(&memory, first, header.0, 16, NEXT, first + 1).unwrap();
-        ring.describe(&memory, first + 1, address, 512, NEXT | flags, first + 2).unwrap();
-        ring.describe(&memory, first + 2, header.0 + 16, 1, WRITE, 0).unwrap();
-        ring.offer(&memory, first).unwrap();
-        driver.kick(0).unwrap();
+        offer_at(&mut driver, kind, address, flags);
         if kind == OUT {
             assert_eq!(driver.wait(0, Duration::ZERO, HANG).unwrap().unwrap().status, IOERR, "{address:x}");
         } else {

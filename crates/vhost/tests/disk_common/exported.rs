@@ -10,8 +10,9 @@ use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
 use partywall_vhost::disk::engine::DiskEngine;
 use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions};
 use rustix::io::Errno;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -113,6 +114,30 @@ impl Drop for Imported {
         if !std::thread::panicking() {
             end.unwrap().unwrap().unwrap();
         }
+    }
+}
+
+/// `partywall-blk`, killed with the test.
+pub(crate) struct BlkProcess(Child);
+
+impl BlkProcess {
+    /// Starts it with these arguments, and waits for its first line, which begins with `ready`.
+    pub(crate) fn start(setting: &Setting, ready: &str, with: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-blk"));
+        with(&mut command);
+        command.arg("--broker").arg(setting.broker.path()).env("RUST_LOG", "warn").stdout(Stdio::piped());
+        let mut process = Self(command.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with(ready), "{line}");
+        process
+    }
+}
+
+impl Drop for BlkProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

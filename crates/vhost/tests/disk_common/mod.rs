@@ -13,6 +13,7 @@ use partywall_vhost::disk::{DiskCounters, DiskOptions};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use vm_memory::{Bytes, GuestAddress};
 
 /// Longer is a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -101,4 +102,21 @@ impl Drop for Disk {
 /// A range to discard or to fill with zeroes.
 pub(crate) fn range(sector: u64, count: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat()
+}
+
+/// Offers a request for the 512 bytes of a buffer at any address, also outside of the driver's memory. `flags` are those of the buffer.
+pub(crate) fn offer_at(driver: &mut DiskDriver, kind: u32, address: u64, flags: u32) {
+    const NEXT: u32 = 1;
+    const WRITE: u32 = 2;
+    let memory = driver.memory().clone();
+    let place = driver.take_place(0).unwrap();
+    let (header, first) = (driver.header(0, place), 3 * place);
+    memory.write_obj(kind, header).unwrap();
+    memory.write_obj(0_u64, GuestAddress(header.0 + 8)).unwrap();
+    let ring = &mut driver.rings[0];
+    ring.describe(&memory, first, header.0, 16, NEXT, first + 1).unwrap();
+    ring.describe(&memory, first + 1, address, 512, NEXT | flags, first + 2).unwrap();
+    ring.describe(&memory, first + 2, header.0 + 16, 1, WRITE, 0).unwrap();
+    ring.offer(&memory, first).unwrap();
+    driver.kick(0).unwrap();
 }
