@@ -281,12 +281,23 @@ fn arguments_are_copied_before_direct_access(setting: &Setting, path: &std::path
     let (_stream, session) = begin_session(&domain, "store:direct");
     let calls = CallClient::builder().connect(&domain, "store:direct.calls").unwrap();
     let _before = calls.heap().allocate_aligned(1, 1).unwrap();
-    let bytes = noise(5, 8192);
-    let fields = [session, 4096, 8192, 0].map(u64::to_le_bytes).concat();
-    let arguments = [bytes.clone(), fields].concat();
-    let mut block = calls.heap().allocate_aligned(arguments.len(), 16).unwrap();
-    assert_ne!(block.as_ptr() as usize % 512, 0, "the test writes aligned memory");
-    block.copy_from_slice(&arguments);
-    calls.call(Method::numbered(2), &block).unwrap();
-    assert!(std::fs::read(path).unwrap()[4096..][..8192] == bytes);
+    for (seed, len) in [(5, 8192), (6, 256 << 10)] {
+        let bytes = noise(seed, len);
+        let fields = [session, 4096, len as u64, 0].map(u64::to_le_bytes).concat();
+        let arguments = [bytes.clone(), fields].concat();
+        let mut block = calls.heap().allocate_aligned(arguments.len(), 16).unwrap();
+        assert!(len > 8192 || block.as_ptr() as usize % 512 != 0, "the test writes aligned memory");
+        block.copy_from_slice(&arguments);
+        let before = read_by_this_process();
+        calls.call(Method::numbered(2), &block).unwrap();
+        let read = read_by_this_process() - before;
+        assert!(read < 256 << 10, "{read} bytes were read for a write of whole blocks");
+        assert!(std::fs::read(path).unwrap()[4096..][..len] == bytes);
+    }
+}
+
+/// Bytes that system calls have read so far.
+fn read_by_this_process() -> u64 {
+    let io = std::fs::read_to_string("/proc/self/io").unwrap();
+    io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
 }

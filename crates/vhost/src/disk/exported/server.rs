@@ -260,17 +260,9 @@ impl ExportedDisk {
             let start = room.as_ptr().align_offset(ALIGN);
             let bytes = room.get_mut(start..start + len).ok_or(Errno::NOMEM)?;
             call.args().read_at(0, bytes).map_err(|_| Errno::BADMSG)?;
-            self.image().write_at(fields.offset, bytes)?;
-            return self.settle(fields);
-        }
-        let mut done = 0;
-        while done < len {
-            match call.args().write_to(done..len, &self.file, fields.offset + done as u64) {
-                Ok(0) => return Err(Errno::IO),
-                Ok(written) => done += written,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
-            }
+            write_all(len, |done| Ok(rustix::io::pwrite(&self.file, &bytes[done..], fields.offset + done as u64)?))?;
+        } else {
+            write_all(len, |done| call.args().write_to(done..len, &self.file, fields.offset + done as u64))?;
         }
         self.settle(fields)
     }
@@ -294,15 +286,8 @@ impl ExportedDisk {
         let mut offset = fields.offset;
         for part in parts {
             let len = usize::try_from(part.part().len).map_err(|_| Errno::INVAL)?;
-            let mut done = 0;
-            while done < len {
-                match part.write_at(self.file.as_fd(), done, offset) {
-                    Ok(0) => return Err(Errno::IO),
-                    Ok(written) => (done, offset) = (done + written, offset + written as u64),
-                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
-                }
-            }
+            write_all(len, |done| part.write_at(self.file.as_fd(), done, offset + done as u64))?;
+            offset += len as u64;
         }
         self.settle(fields)
     }
@@ -329,6 +314,20 @@ impl ExportedDisk {
         rustix::fs::fallocate(&self.file, mode, fields.offset, fields.length)?;
         self.settle(fields)
     }
+}
+
+/// Writes `len` bytes, also if a call writes fewer. `write` gets how many are written, and writes from there on.
+fn write_all(len: usize, mut write: impl FnMut(usize) -> std::io::Result<usize>) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < len {
+        match write(done) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => done += written,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
+        }
+    }
+    Ok(())
 }
 
 /// The domains of the host that are members of the group.
