@@ -273,3 +273,98 @@ impl Drop for BorrowedPart {
         self.group.returned(self.part.owner);
     }
 }
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::super::GroupState;
+    use super::super::members::Members;
+    use super::super::tokens::Tokens;
+    use super::*;
+    use crate::session::BrokerSession;
+    use partywall_protocol::wire;
+    use partywall_region::packet;
+    use partywall_region::pmem::{OwnSeat, SeatMemory, WindowAddresses, WindowFile, WindowSpec};
+    use partywall_shm::group::Serials;
+    use partywall_shm::layout::PAGE;
+    use rustix::fd::{AsFd, OwnedFd};
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
+
+    /// Far from what [`partywall_shm::group::address`] gives: the window of the other member, and this process's seat.
+    const WINDOW: u64 = 0x4a00_0000_0000;
+    const OWN: u64 = 0x4b00_0000_0000;
+
+    /// A group of two members. The other end of the session plays the broker.
+    fn group() -> (Group, OwnedFd) {
+        let (session, broker) = BrokerSession::pair();
+        let addresses = WindowAddresses::reserve(OWN, 1 << 20).unwrap();
+        let (memory, _) = SeatMemory::create(PAGE).unwrap();
+        let inner = GroupInner {
+            name: "pool".into(),
+            session: Mutex::new(session),
+            unheard: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
+            own: Arc::new(OwnSeat::settle(memory, &addresses, PAGE, 1).unwrap()),
+            me: 1,
+            seat: 0,
+            state: Mutex::new(GroupState { members: Members::new(2), tokens: Tokens::new(Serials::new(1)) }),
+            watch: Mutex::default(),
+        };
+        (Group { inner: Arc::new(inner) }, broker)
+    }
+
+    /// Answers questions until the group is dropped: member 0 has the life `placed` of a window in the machine, and this window of the life
+    /// `shown` is shown here. Member 1 has none.
+    fn answer(broker: &OwnedFd, file: &WindowFile, size: u64, (placed, shown): (&Mutex<u32>, u32)) {
+        let mut buffer = [0; wire::MAX_PACKET];
+        loop {
+            let received = packet::recv(broker.as_fd(), &mut buffer).unwrap();
+            if received.len == 0 {
+                return;
+            }
+            let (request, asked) = wire::decode(&buffer[..received.len]).unwrap();
+            let answer = match asked {
+                Message::GroupPlace { member: 0, .. } => {
+                    Message::GroupPlaceIs { life: *lock(placed), address: WINDOW, size, place: 1 << 32, host: true }
+                }
+                Message::GroupWindow { member: 0 } => {
+                    Message::GroupWindowIs { life: shown, address: WINDOW, size, own: false, name: "a".into() }
+                }
+                _ => Message::Refused { code: Refusal::Machine, reason: "it has none".into() },
+            };
+            let mut out = Vec::new();
+            wire::encode(request, &answer, &mut out);
+            let reader = file.reader().unwrap();
+            let with = [reader.as_fd()];
+            let is_window = matches!(answer, Message::GroupWindowIs { .. });
+            packet::send(broker.as_fd(), &out, if is_window { &with } else { &[] }).unwrap();
+        }
+    }
+
+    #[test]
+    fn window_of_a_later_member_is_mapped_when_its_place_is_known() {
+        let file = WindowFile::create(&WindowSpec { room: 1 << 20, owner: "a".into(), peer: "pool".into() }).unwrap();
+        let size = file.window().unwrap().size();
+        let (group, broker) = group();
+        let placed = Mutex::new(3);
+        std::thread::scope(|scope| {
+            scope.spawn(|| answer(&broker, &file, size, (&placed, 3)));
+            let group = group;
+            assert!(!lock(&group.inner.state).members.is_mapped(0, 3, size));
+            let windows = group.windows_in("a").unwrap();
+            let window = MachineWindow { member: 0, life: 3, place: 1 << 32, address: WINDOW, size, of_host: true };
+            assert_eq!(windows, [window]);
+            let mut bytes = [1; 16];
+            assert!(group.copy_at(&window, WINDOW + size - 16, &mut bytes));
+            assert_eq!(bytes, [0; 16]);
+            // A window of another life, or bytes that are not all in it, are not read.
+            assert!(!group.copy_at(&MachineWindow { life: 2, ..window }, WINDOW + size - 16, &mut bytes));
+            assert!(!group.copy_at(&window, WINDOW + size - 15, &mut bytes));
+            assert!(!group.copy_at(&window, WINDOW - 1, &mut bytes));
+            // The machine has a later window of the member, which is not at its address here.
+            *lock(&placed) = 4;
+            assert_eq!(group.windows_in("a").unwrap(), []);
+        });
+    }
+}

@@ -60,85 +60,44 @@ impl GroupData {
 pub(super) struct PassedWindows {
     group: Group,
     machine: Option<String>,
-    known: Mutex<KnownWindows>,
-}
-
-#[derive(Debug, Default)]
-struct KnownWindows {
-    windows: Vec<MachineWindow>,
-    asked: Option<Instant>,
-    /// When the last question began that was answered with windows.
-    answered: Option<Instant>,
-    /// Front ends that there were before.
-    front_end: u64,
+    known: WindowCache,
 }
 
 impl PassedWindows {
     /// Of the machine, if there is one that is a member.
     pub(super) fn new(group: Group, machine: Option<String>) -> Self {
-        Self { group, machine, known: Mutex::default() }
+        Self { group, machine, known: WindowCache::default() }
     }
 
     pub(super) fn group(&self) -> &Group {
         &self.group
     }
 
-    fn known(&self) -> MutexGuard<'_, KnownWindows> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Another front end has come: its machine may have the windows elsewhere.
     pub(super) fn forget(&self) {
-        let mut known = self.known();
-        *known = KnownWindows { front_end: known.front_end + 1, ..KnownWindows::default() };
+        self.known.forget();
     }
 
-    /// Looks for bytes that the machine has at this address in the windows, and passes what it finds with their address in the group. If that is
-    /// of an earlier life of its member, the windows are unknown as well. May ask the broker.
+    /// As [`WindowCache::look`]. Nothing is found without a machine.
     fn look<T>(
         &self,
         piece: &BufferPiece,
         is_for_passing: bool,
-        mut take: impl FnMut(&MachineWindow, u64) -> Option<T>,
+        take: impl FnMut(&MachineWindow, u64) -> Option<T>,
     ) -> Option<T> {
         let machine = self.machine.as_deref()?;
-        let found = find(&self.known().windows, piece, is_for_passing);
-        if let Some(taken) = found.and_then(|(window, address)| take(&window, address)) {
-            return Some(taken);
-        }
-        let began = Instant::now();
-        let mut known = self.known();
-        if known.asked.is_some_and(|asked| asked.elapsed() < PAUSE) {
-            return None;
-        }
-        known.asked = Some(began);
-        let front_end = known.front_end;
-        drop(known);
-        let windows = match self.group.windows_in(machine) {
-            Ok(windows) => windows,
-            Err(error) => {
-                tracing::warn!(machine, %error, "the windows of the machine are not known");
-                return None;
-            }
+        let ask = || {
+            self.group
+                .windows_in(machine)
+                .inspect_err(|error| tracing::warn!(machine, %error, "the windows of the machine are not known"))
         };
-        let mut known = self.known();
-        if known.front_end != front_end {
-            return None;
-        }
-        if !windows.is_empty() {
-            known.answered = Some(began);
-        }
-        let found = find(&windows, piece, is_for_passing);
-        known.windows = windows;
-        drop(known);
-        found.and_then(|(window, address)| take(&window, address))
+        self.known.look(piece, is_for_passing, ask, take)
     }
 
     /// Whether bytes that have not been found since then are in no window. Before there is an answer of the broker to a question that began later,
     /// they may be in one. There is none without a machine.
     pub(super) fn is_answered(&self, since: Option<Instant>) -> bool {
-        let answered = self.known().answered;
-        self.machine.is_none() || since.is_some_and(|since| answered.is_some_and(|answered| answered >= since))
+        self.machine.is_none() || since.is_some_and(|since| self.known.is_answered(since))
     }
 
     /// Copies bytes that the machine has in the window of any member.
@@ -158,6 +117,71 @@ impl PassedWindows {
         let is_aligned = |piece: &BufferPiece| (piece.address.0 | piece.length as u64).is_multiple_of(ALIGN as u64);
         let joined = join(pieces);
         joined.iter().map(|piece| is_aligned(piece).then(|| self.borrow(piece))?).collect()
+    }
+}
+
+/// Where the machine has the windows, as the broker answered last.
+#[derive(Debug, Default)]
+struct WindowCache(Mutex<KnownWindows>);
+
+#[derive(Debug, Default)]
+struct KnownWindows {
+    windows: Vec<MachineWindow>,
+    asked: Option<Instant>,
+    /// When the last question began that was answered with windows.
+    answered: Option<Instant>,
+    /// Front ends that there were before.
+    front_end: u64,
+}
+
+impl WindowCache {
+    fn known(&self) -> MutexGuard<'_, KnownWindows> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self) {
+        let mut known = self.known();
+        *known = KnownWindows { front_end: known.front_end + 1, ..KnownWindows::default() };
+    }
+
+    fn is_answered(&self, since: Instant) -> bool {
+        self.known().answered.is_some_and(|answered| answered >= since)
+    }
+
+    /// Looks for bytes that the machine has at this address in the windows, and passes what it finds with their address in the group. If that is
+    /// of an earlier life of its member, the windows are unknown as well. May ask the broker.
+    fn look<T>(
+        &self,
+        piece: &BufferPiece,
+        is_for_passing: bool,
+        ask: impl FnOnce() -> partywall::Result<Vec<MachineWindow>>,
+        mut take: impl FnMut(&MachineWindow, u64) -> Option<T>,
+    ) -> Option<T> {
+        let found = find(&self.known().windows, piece, is_for_passing);
+        if let Some(taken) = found.and_then(|(window, address)| take(&window, address)) {
+            return Some(taken);
+        }
+        let began = Instant::now();
+        let mut known = self.known();
+        if known.asked.is_some_and(|asked| asked.elapsed() < PAUSE) {
+            return None;
+        }
+        known.asked = Some(began);
+        let front_end = known.front_end;
+        drop(known);
+        // What was known stays if there is no answer.
+        let windows = ask().ok()?;
+        let mut known = self.known();
+        if known.front_end != front_end {
+            return None;
+        }
+        if !windows.is_empty() {
+            known.answered = Some(began);
+        }
+        let found = find(&windows, piece, is_for_passing);
+        known.windows = windows;
+        drop(known);
+        found.and_then(|(window, address)| take(&window, address))
     }
 }
 
@@ -196,13 +220,70 @@ mod tests {
         BufferPiece { address: GuestAddress(address), length }
     }
 
+    const HOST: MachineWindow =
+        MachineWindow { member: 0, life: 1, place: 0x10_0000, address: 0x2000_0000_0000, size: 0x8000, of_host: true };
+    const INSIDE: u64 = HOST.place + 0x1000;
+    const OUTSIDE: u64 = HOST.place + HOST.size;
+
+    /// Looks for a byte, and returns the life of the window that has it. An answer is taken at any time after the last one.
+    fn look(
+        cache: &WindowCache,
+        address: u64,
+        ask: impl FnOnce() -> partywall::Result<Vec<MachineWindow>>,
+    ) -> Option<u32> {
+        cache.known().asked = None;
+        cache.look(&piece(address, 1), false, ask, |window, _| Some(window.life))
+    }
+
+    #[test]
+    fn question_that_fails_keeps_known_windows() {
+        let cache = WindowCache::default();
+        assert_eq!(look(&cache, INSIDE, || Ok(vec![HOST])), Some(1));
+        assert_eq!(look(&cache, OUTSIDE, || Err(partywall::Error::Gone("a broker"))), None);
+        assert_eq!(look(&cache, INSIDE, || panic!("it is known")), Some(1));
+    }
+
+    #[test]
+    fn window_of_an_earlier_life_is_asked_for_again() {
+        let cache = WindowCache::default();
+        look(&cache, INSIDE, || Ok(vec![HOST]));
+        let later = MachineWindow { life: 2, ..HOST };
+        let is_later = |window: &MachineWindow, _| (window.life == 2).then_some(());
+        cache.known().asked = None;
+        assert_eq!(cache.look(&piece(INSIDE, 1), false, || Ok(vec![later]), is_later), Some(()));
+        assert_eq!(look(&cache, INSIDE, || panic!("it is known")), Some(2));
+    }
+
+    #[test]
+    fn answer_for_an_earlier_front_end_is_not_used() {
+        let cache = WindowCache::default();
+        let ask = || {
+            cache.forget();
+            Ok(vec![HOST])
+        };
+        assert_eq!(look(&cache, INSIDE, ask), None);
+        assert_eq!(cache.known().windows, []);
+    }
+
+    #[test]
+    fn answer_with_windows_ends_the_wait_for_one() {
+        let cache = WindowCache::default();
+        let since = Instant::now();
+        look(&cache, OUTSIDE, || Ok(Vec::new()));
+        assert!(!cache.is_answered(since), "the broker may learn of the windows later");
+        look(&cache, OUTSIDE, || Ok(vec![HOST]));
+        assert!(cache.is_answered(since));
+        let later = Instant::now() + PAUSE;
+        assert!(!cache.is_answered(later), "this question began before");
+        cache.known().asked = Some(later);
+        assert_eq!(cache.look(&piece(OUTSIDE, 1), false, || panic!("it was just asked"), |_, _| Some(())), None);
+    }
+
     #[test]
     fn bytes_in_windows_of_the_host_alone_are_passed_on() {
-        let (address, size) = (0x2000_0000_0000, 0x8000);
-        let host = MachineWindow { member: 0, life: 1, place: 0x10_0000, address, size, of_host: true };
-        let machine = MachineWindow { place: 0x20_0000, address: 0x2010_0000_0000, of_host: false, ..host };
+        let machine = MachineWindow { place: 0x20_0000, address: 0x2010_0000_0000, of_host: false, ..HOST };
         let find = |windows: &[_], piece: &_, is_for_passing| find(windows, piece, is_for_passing).map(|found| found.1);
-        let windows = [host, machine];
+        let windows = [HOST, machine];
         for is_for_passing in [false, true] {
             assert_eq!(find(&windows, &piece(0x10_1000, 0x7000), is_for_passing), Some(0x2000_0000_1000));
         }
