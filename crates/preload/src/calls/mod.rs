@@ -156,6 +156,7 @@ pub(crate) mod testing {
     use crate::sys::take;
     use libc::c_int;
     use rustix::io::Errno;
+    use std::time::{Duration, Instant};
 
     pub(crate) fn send(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
         // SAFETY: a slice.
@@ -191,29 +192,61 @@ pub(crate) mod testing {
         unsafe { super::msg::recvmsg(fd, message, flags) }
     }
 
-    pub(crate) fn epoll_create() -> c_int {
-        // SAFETY: a flag.
-        unsafe { super::epoll::epoll_create1(libc::EPOLL_CLOEXEC) }
+    /// Milliseconds. A wait of this time has hung.
+    pub(crate) const LONG: c_int = 100_000;
+    /// The longest that a test waits for an event that is due at once.
+    pub(crate) const HUNG: Duration = Duration::from_secs(60);
+
+    /// An epoll set of a test.
+    pub(crate) struct EpollSet(pub(crate) c_int);
+
+    impl EpollSet {
+        pub(crate) fn new() -> Self {
+            // SAFETY: a flag.
+            Self(unsafe { super::epoll::epoll_create1(libc::EPOLL_CLOEXEC) })
+        }
+
+        pub(crate) fn ctl(&self, operation: c_int, fd: c_int, events: u32, data: u64) -> Result<(), Errno> {
+            let mut event = libc::epoll_event { events, u64: data };
+            // SAFETY: an event that outlives the call.
+            take(unsafe { super::epoll::epoll_ctl(self.0, operation, fd, &raw mut event) } as isize).map(drop)
+        }
+
+        pub(crate) fn add(&self, fd: c_int, events: u32, data: u64) {
+            self.ctl(libc::EPOLL_CTL_ADD, fd, events, data).unwrap();
+        }
+
+        pub(crate) fn change(&self, fd: c_int, events: u32, data: u64) {
+            self.ctl(libc::EPOLL_CTL_MOD, fd, events, data).unwrap();
+        }
+
+        pub(crate) fn take_out(&self, fd: c_int) -> Result<(), Errno> {
+            self.ctl(libc::EPOLL_CTL_DEL, fd, 0, 0)
+        }
+
+        pub(crate) fn wait_for(&self, max: usize, timeout: c_int) -> Result<Vec<(u32, u64)>, Errno> {
+            let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; max];
+            // SAFETY: a vector of that length.
+            let n = unsafe { super::epoll::epoll_wait(self.0, events.as_mut_ptr(), max as c_int, timeout) };
+            Ok(events[..take(n as isize)?].iter().map(|event| (event.events, event.u64)).collect())
+        }
+
+        pub(crate) fn now(&self) -> Vec<(u32, u64)> {
+            self.wait_for(16, 0).unwrap()
+        }
+
+        pub(crate) fn wait(&self) -> Vec<(u32, u64)> {
+            let start = Instant::now();
+            let told = self.wait_for(16, LONG).unwrap();
+            assert!(told.is_empty() || start.elapsed() < HUNG, "found when time was up: nobody was woken");
+            told
+        }
     }
 
-    pub(crate) fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, events: c_int, data: u64) -> Result<usize, Errno> {
-        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: data };
-        // SAFETY: an event that outlives the call.
-        take(unsafe { super::epoll::epoll_ctl(set, operation, fd, &raw mut event) } as isize)
-    }
-
-    pub(crate) fn epoll_wait(set: c_int, timeout: c_int) -> Result<Vec<(c_int, u64)>, Errno> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
-        // SAFETY: an array of that length.
-        let n = take(unsafe { super::epoll::epoll_wait(set, events.as_mut_ptr(), 16, timeout) } as isize)?;
-        Ok(events[..n].iter().map(|event| (event.events.cast_signed(), event.u64)).collect())
-    }
-
-    /// Sets an option that is a number.
-    pub(crate) fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) -> Result<usize, Errno> {
-        let at = (&raw const value).cast();
-        // SAFETY: a number that outlives the call.
-        take(unsafe { super::sockopt::setsockopt(fd, level, name, at, size_of::<c_int>() as libc::socklen_t) } as isize)
+    impl Drop for EpollSet {
+        fn drop(&mut self) {
+            close(self.0);
+        }
     }
 
     pub(crate) fn sendfile(to: c_int, from: c_int, offset: &mut i64, count: usize) -> Result<usize, Errno> {

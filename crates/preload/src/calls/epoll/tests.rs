@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "calls the exported functions as a program does")]
 
-use super::super::testing::{close, dup, dup2, low_water, shutdown};
+use super::super::testing::{EpollSet as Set, HUNG, LONG, close, dup, dup2, low_water, shutdown};
 use super::super::{read, write};
 use super::*;
 use crate::conn::{Conn, Pair};
@@ -27,10 +27,6 @@ const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// Long enough for anything in transit to arrive.
 const SOON: c_int = 30;
-/// A test that takes so long hangs.
-const LONG: c_int = 100_000;
-/// So long a wait has hung.
-const HUNG: Duration = Duration::from_secs(60);
 
 fn candidates() -> Pair {
     Pair::candidates(64 << 10)
@@ -38,61 +34,6 @@ fn candidates() -> Pair {
 
 fn up() -> Pair {
     Pair::up(64 << 10)
-}
-
-struct Set(c_int);
-
-impl Set {
-    fn new() -> Self {
-        // SAFETY: memory and descriptors of this test.
-        Self(unsafe { epoll_create1(libc::EPOLL_CLOEXEC) })
-    }
-
-    fn ctl(&self, operation: c_int, fd: c_int, events: u32, data: u64) -> Result<(), Errno> {
-        let mut event = epoll_event { events, u64: data };
-        // SAFETY: memory and descriptors of this test.
-        match unsafe { epoll_ctl(self.0, operation, fd, &raw mut event) } {
-            0 => Ok(()),
-            _ => Err(sys::errno()),
-        }
-    }
-
-    fn add(&self, fd: c_int, events: u32, data: u64) {
-        self.ctl(libc::EPOLL_CTL_ADD, fd, events, data).unwrap();
-    }
-
-    fn change(&self, fd: c_int, events: u32, data: u64) {
-        self.ctl(libc::EPOLL_CTL_MOD, fd, events, data).unwrap();
-    }
-
-    fn take_out(&self, fd: c_int) -> Result<(), Errno> {
-        self.ctl(libc::EPOLL_CTL_DEL, fd, 0, 0)
-    }
-
-    fn wait_for(&self, max: usize, timeout: c_int) -> Result<Vec<(u32, u64)>, Errno> {
-        let mut events = vec![epoll_event { events: 0, u64: 0 }; max];
-        // SAFETY: memory and descriptors of this test.
-        let n = unsafe { epoll_wait(self.0, events.as_mut_ptr(), max as c_int, timeout) };
-        let n = usize::try_from(n).map_err(|_| sys::errno())?;
-        Ok(events[..n].iter().map(|e| (e.events, e.u64)).collect())
-    }
-
-    fn now(&self) -> Vec<(u32, u64)> {
-        self.wait_for(16, 0).unwrap()
-    }
-
-    fn wait(&self) -> Vec<(u32, u64)> {
-        let start = Instant::now();
-        let told = self.wait_for(16, LONG).unwrap();
-        assert!(told.is_empty() || start.elapsed() < HUNG, "found when time was up: nobody was woken");
-        told
-    }
-}
-
-impl Drop for Set {
-    fn drop(&mut self) {
-        close(self.0);
-    }
 }
 
 pub(in crate::calls) fn send(fd: c_int, bytes: &[u8]) -> Result<usize, Errno> {
