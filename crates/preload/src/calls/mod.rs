@@ -192,6 +192,14 @@ pub(crate) mod testing {
         unsafe { super::msg::recvmsg(fd, message, flags) }
     }
 
+    /// A list of one message, with no room for bytes.
+    pub(crate) fn recvmmsg(fd: c_int, flags: c_int) -> Result<usize, Errno> {
+        // SAFETY: zeros are an empty message.
+        let mut one: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        // SAFETY: a list of one, without a timeout.
+        take(unsafe { super::msg::recvmmsg(fd, &raw mut one, 1, flags, std::ptr::null_mut()) } as isize)
+    }
+
     /// Milliseconds. A wait of this time has hung.
     pub(crate) const LONG: c_int = 100_000;
     /// The longest that a test waits for an event that is due at once.

@@ -1,5 +1,6 @@
 //! A receiver against a sender that owns its region and writes into it what it likes.
 
+mod groups;
 mod sets;
 
 use super::address::Wanted;
