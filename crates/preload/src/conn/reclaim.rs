@@ -72,3 +72,24 @@ pub(super) fn reclaim_later(conn: &'static Conn, fd: c_int) {
         conn.moves.judge_later();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::{Pair, bring_up};
+
+    #[test]
+    fn ring_counts_as_reported_after_the_answer() {
+        let pair = Pair::candidates(4096);
+        let (memory, _) = bring_up::make_region(pair.conn_b()).unwrap();
+        pair.bring_up();
+        let conn = pair.conn_a();
+        conn.local().keep_memory(memory);
+        conn.local().channel.store(5, Ordering::Relaxed);
+        let show = |answer| reclaim(conn, pair.a, 9, |_| answer);
+        assert_eq!((show(false), is_older_than(conn, 9)), (Some(Some(false)), true));
+        assert_eq!((show(true), is_older_than(conn, 9)), (Some(Some(true)), false));
+        assert_eq!(show(true), Some(None));
+        conn.local().channel.store(0, Ordering::Relaxed);
+    }
+}

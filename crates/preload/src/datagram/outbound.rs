@@ -77,14 +77,14 @@ struct Outbound {
 struct SentSegments {
     /// The longest of which one was full.
     full: u16,
-    /// The longest that was not full, and how many bytes it had at most.
+    /// The longest that was not full, and the most bytes that it had.
     part: (u16, u16),
 }
 
 impl SentSegments {
     const NONE: Self = Self { full: 0, part: (0, 0) };
 
-    /// Whether the kernel would send so many bytes in segments of this length; 0 stands for no segments.
+    /// Whether the kernel would send this many bytes in segments of this length; 0 stands for no segments.
     fn have(self, segment: u16, len: usize) -> bool {
         segment <= self.full || (len < segment.into() && segment <= self.part.0 && len <= self.part.1.into())
     }
@@ -594,6 +594,23 @@ fn send_whole(fd: c_int, bytes: PeerBytes<'_>, (name, len): (*const libc::sockad
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::AsRawFd;
+    use std::net::UdpSocket;
+
+    #[test]
+    fn datagram_that_is_taken_back_is_not_split() {
+        let [to, from] = [(); 2].map(|()| UdpSocket::bind(("127.0.0.1", 0)).unwrap());
+        let (fd, at) = (from.as_raw_fd(), to.local_addr().unwrap());
+        crate::calls::testing::number_option(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 10);
+        let bytes = [7; 25];
+        #[expect(unsafe_code, reason = "memory of this test")]
+        // SAFETY: an array that outlives the call.
+        let body = unsafe { PeerBytes::new(bytes.as_ptr(), bytes.len()) };
+        from.send_to(&bytes, at).unwrap();
+        send_past(fd, body, at, (false, true));
+        let lengths = [(); 4].map(|()| to.recv(&mut [0; 100]).unwrap());
+        assert_eq!(lengths, [10, 10, 5, 25]);
+    }
 
     #[test]
     fn segments_that_the_kernel_has_not_sent_are_unknown() {

@@ -232,3 +232,19 @@ impl Datagrams {
         self.count.store(last as u32, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_in_use_is_not_given_to_another_socket() {
+        let sockets = Datagrams::new();
+        let next = next_once();
+        for at in 0..MOST {
+            sockets.enter(at, -1, ONESHOT | IN, 0, next + 1 + at as u32);
+        }
+        let once = sockets.free_once();
+        assert!(sockets.armed(once).is_none(), "{once} is armed already");
+    }
+}

@@ -3,6 +3,7 @@
 use super::*;
 use crate::broker::claim::{ConnClaim, EachClaim};
 use crate::broker::opening::OpeningStep;
+use crate::calls::testing::EpollSet;
 use partywall_region::packet;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
@@ -352,19 +353,17 @@ static REPORTS: AtomicU32 = AtomicU32::new(0);
 static EACH_OLD: EachClaim = |_, tell| {
     for _ in REPORTS.load(Ordering::Relaxed)..2 {
         REPORTS.fetch_add(1, Ordering::Relaxed);
-        let socket = sys::borrow(OLD.load(Ordering::Relaxed).cast_signed());
-        let geometry = Geometry::new(PAGE, 8192).unwrap();
-        if !tell(&ConnClaim {
-            channel: 7,
-            role: partywall_shm::status::Role::Connecting,
-            geometry,
-            socket,
-            region: socket,
-        }) {
+        if !tell(&claim_of(OLD.load(Ordering::Relaxed).cast_signed())) {
             return;
         }
     }
 };
+
+/// A ring that is older than the broker, as it is shown.
+fn claim_of(fd: c_int) -> ConnClaim {
+    let (socket, role) = (sys::borrow(fd), partywall_shm::status::Role::Connecting);
+    ConnClaim { channel: 7, role, geometry: Geometry::new(PAGE, 8192).unwrap(), socket, region: socket }
+}
 
 /// A session that is open, with the answer about the listener outstanding.
 fn open_with_late_publication() -> LateBroker {
@@ -435,4 +434,40 @@ fn slow_broker_is_shown_older_rings_only_when_it_is_quick_again() {
         }
     });
     assert_eq!((REPORTS.load(Ordering::Relaxed), opening::is_under_way()), (2, false));
+}
+
+#[test]
+fn claim_without_answer_ends_before_its_turn() {
+    let Some(_alone) = alone!() else { return };
+    let (_listener, _client, server, _key) = left_by_first_broker();
+    let late = open_with_late_publication();
+    late.answer(0);
+    data_calls();
+    let mut turn = Turn::take(Urgency::Brief).unwrap();
+    // A claim that waited for this would hang.
+    turn.deadline += Duration::from_secs(1000);
+    assert!(!turn.claim(&claim_of(server.as_raw_fd())));
+    assert!(turn.is_slow() && turn.session().is_none());
+}
+
+#[test]
+fn wait_in_set_without_connections_takes_the_next_steps() {
+    let Some(_alone) = alone!() else { return };
+    let (_listener, _client, _server, _key) = left_by_first_broker();
+    let mut late = LateBroker::start();
+    let set = EpollSet::new();
+    let (told, tell) = rustix::pipe::pipe().unwrap();
+    set.add(told.as_raw_fd(), libc::EPOLLIN as u32, 3);
+    data_calls();
+    late.accept();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| set.wait());
+        // Each of the requests after the first is sent by that thread, which makes no other call.
+        for _ in 0..3 {
+            late.answer(0);
+        }
+        rustix::io::write(&tell, &[1]).unwrap();
+        assert_eq!(waits.join().unwrap(), [(libc::EPOLLIN as u32, 3)]);
+    });
+    assert!(directory().is_some());
 }

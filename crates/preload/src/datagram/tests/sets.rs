@@ -255,6 +255,19 @@ fn rearmed_oneshot_with_data_in_ring_wakes_sleeper() {
 }
 
 #[test]
+fn bytes_in_ring_without_proof_are_there_for_a_sleeper() {
+    let Some(_alone) = alone!() else { return };
+    let broker = start_broker();
+    let mut lying = Lying::new();
+    let poller = Poller::registered(table::get(lying.fd()).bits()).unwrap();
+    assert!(!poller.has_bytes());
+    lying.write(8);
+    drop(broker);
+    lying.until(|lying| proof_for_receiver(lying.number) != Proof::Good);
+    assert!(poller.has_bytes() && !poller.is_waiting(), "the thread that is woken waits until they are proved");
+}
+
+#[test]
 fn sleeper_closes_rings_of_socket_that_is_added_meanwhile() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();
