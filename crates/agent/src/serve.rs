@@ -336,9 +336,7 @@ impl Serving {
         let mut fds = fds.into_iter();
         let Some(socket) = fds.next() else { return };
         let facts = match self.inspector.inspect(Unhurried(socket)) {
-            // A UDP socket of a machine has no flows (protocol U2.2), and a broker that is older than this agent knows no groups of them.
-            Ok(facts) if facts.state == SocketState::Grouped => SocketFacts { state: SocketState::Other, ..facts },
-            Ok(facts) => facts,
+            Ok(facts) => without_group(facts),
             Err(why) => return self.refuse(session, request, Refusal::BadSocket, &why),
         };
         if facts.state == SocketState::Established && facts.identity.numbers.is_none() {
@@ -431,6 +429,12 @@ impl Serving {
     }
 }
 
+/// A UDP socket of a machine has no flows (protocol U2.2), and a broker that is older than this agent knows no groups of them.
+fn without_group(facts: SocketFacts) -> SocketFacts {
+    let state = if facts.state == SocketState::Grouped { SocketState::Other } else { facts.state };
+    SocketFacts { state, ..facts }
+}
+
 /// Whether the message brings memory that the agent passes on when the broker tells it to.
 fn brings_memory(message: &Message) -> bool {
     match message {
@@ -444,4 +448,18 @@ fn brings_memory(message: &Message) -> bool {
 fn has_hung_up(socket: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_of_a_group_is_in_another_state_for_the_broker() {
+        let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
+        let facts = Inspector::new().inspect(Unhurried(socket.into())).unwrap();
+        assert_eq!(facts.state, SocketState::Grouped);
+        assert_eq!(without_group(facts), SocketFacts { state: SocketState::Other, ..facts });
+    }
 }

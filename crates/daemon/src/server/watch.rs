@@ -520,7 +520,13 @@ mod tests {
         let two = member(one.local_addr().unwrap());
         let from = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         two.connect(from.local_addr().unwrap()).unwrap();
-        assert_eq!(watch.prove(&[of(&two, &from), of(&one, &from)]), [true, false]);
+        assert_eq!(watch.prove(&[chosen(&two, &from), chosen(&one, &from)]), [true, false]);
+        drop(one);
+        rustix::net::connect_unspec(&two).unwrap();
+        let probe = chosen(&two, &from);
+        assert_eq!(watch.prove(&[probe]), [false], "a member like others from here on, and not published");
+        watch.count_member(probe.cookie, true);
+        assert_eq!(watch.prove(&[probe]), [true]);
     }
 
     #[test]

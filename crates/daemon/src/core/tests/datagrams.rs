@@ -281,7 +281,7 @@ fn published_group_member_is_listed_until_withdrawn() {
 }
 
 #[test]
-fn connected_group_member_is_watched_as_a_lone_socket() {
+fn connected_group_member_is_watched_as_one_of_a_group() {
     for remote in [None, Some(at("127.0.0.1:5000"))] {
         let (mut w, web, db) = world();
         offer(&mut w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
