@@ -33,6 +33,13 @@ pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
 }
 
+/// Reads a socket option that is made of plain numbers, past the library's own `getsockopt`. `false`, and `errno`, if there is no such option.
+pub(crate) fn read_option<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> bool {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes of plain numbers.
+    unsafe { real::getsockopt(fd, level, name, std::ptr::from_mut(value).cast(), &raw mut len) == 0 }
+}
+
 /// The kernel's events of a descriptor now, of those asked for and those that are always reported.
 pub(crate) fn poll_now(fd: c_int, events: u32) -> u32 {
     if fd < 0 {

@@ -1,8 +1,8 @@
 //! What is known of the kernel's socket of a connection without a question to the kernel.
 
 use super::accounts::queued;
-use crate::{real, sys};
-use libc::{c_int, socklen_t};
+use crate::sys;
+use libc::c_int;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -138,7 +138,7 @@ impl KernelFacts {
     /// Asks the kernel for `SO_RCVLOWAT`.
     pub(super) fn learn_low_water(&self, fd: c_int) {
         let mut value: c_int = 1;
-        if get(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &mut value) {
+        if sys::read_option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &mut value) {
             self.low_water.store(u32::try_from(value).unwrap_or(1), Ordering::Relaxed);
         }
     }
@@ -194,16 +194,9 @@ impl KernelFacts {
 /// Asks the kernel for a time limit, which it gives in microseconds.
 fn learn_timeout(fd: c_int, name: c_int, word: &AtomicU64) {
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    if get(fd, libc::SOL_SOCKET, name, &mut value) {
+    if sys::read_option(fd, libc::SOL_SOCKET, name, &mut value) {
         let seconds = u64::try_from(value.tv_sec).unwrap_or(0);
         let microseconds = u64::try_from(value.tv_usec).unwrap_or(0);
         word.store(seconds.saturating_mul(1_000_000_000).saturating_add(microseconds * 1000), Ordering::Relaxed);
     }
-}
-
-#[expect(unsafe_code, reason = "asks for a socket option by pointer")]
-fn get<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> bool {
-    let mut len = size_of::<T>() as socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes of plain numbers.
-    unsafe { real::getsockopt(fd, level, name, std::ptr::from_mut(value).cast(), &raw mut len) == 0 }
 }

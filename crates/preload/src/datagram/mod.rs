@@ -64,7 +64,7 @@ mod flags {
     pub(super) const SHARED: u32 = 64;
     /// It has `SO_REUSEPORT`: others of its user may have its address too.
     pub(super) const GROUPED: u32 = 128;
-    /// The broker was told of it, or asked to be told, before anything had come.
+    /// As a member of a group it was published, or refused, before anything had come.
     pub(super) const JOINED: u32 = 256;
     /// It has `UDP_GRO`: datagrams of one sender may be joined.
     pub(super) const JOINS: u32 = 512;
@@ -254,7 +254,7 @@ impl DatagramSocket {
         }
     }
 
-    /// The program has set `SO_REUSEPORT`, or cleared it. What the broker was told of the socket is no longer true.
+    /// The program has set `SO_REUSEPORT`, or cleared it. A publication from before is no longer true.
     fn note_group(&self, fd: c_int) {
         let errno = sys::errno_number();
         let is_grouped = rustix::net::sockopt::socket_reuseport(sys::borrow(fd)).unwrap_or(true);
@@ -270,12 +270,7 @@ impl DatagramSocket {
     fn follow_segments(&self, fd: c_int) {
         let read = |name| {
             let mut value: c_int = 0;
-            let mut len = size_of::<c_int>() as socklen_t;
-            let at = (&raw mut value).cast();
-            #[expect(unsafe_code, reason = "asks for a socket option by pointer")]
-            // SAFETY: the kernel writes at most `len` bytes of a number.
-            let asked = unsafe { crate::real::getsockopt(fd, libc::SOL_UDP, name, at, &raw mut len) };
-            if asked == 0 { value } else { 0 }
+            if sys::read_option(fd, libc::SOL_UDP, name, &mut value) { value } else { 0 }
         };
         let errno = sys::errno_number();
         // The kernel takes numbers of 16 bits.

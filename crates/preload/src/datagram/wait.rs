@@ -242,14 +242,10 @@ fn sleep(fd: c_int, left: Option<Duration>, held: &SignalsHeld) -> Result<usize,
 /// `SO_RCVTIMEO`.
 fn timeout(fd: c_int) -> Option<Duration> {
     let mut value = timeval { tv_sec: 0, tv_usec: 0 };
-    let mut len = size_of::<timeval>() as libc::socklen_t;
-    #[expect(unsafe_code, reason = "asks for a socket option by pointer")]
-    // SAFETY: the kernel writes at most `len` bytes of plain numbers.
-    let asked =
-        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, (&raw mut value).cast(), &raw mut len) };
+    let is_read = sys::read_option(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut value);
     let time = Duration::from_secs(u64::try_from(value.tv_sec).unwrap_or(0))
         + Duration::from_micros(u64::try_from(value.tv_usec).unwrap_or(0));
-    (asked == 0 && !time.is_zero()).then_some(time)
+    (is_read && !time.is_zero()).then_some(time)
 }
 
 /// Whether a descriptor is a socket that may have something in a ring, or may have sent by a ring what is not read yet.

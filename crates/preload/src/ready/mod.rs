@@ -184,30 +184,13 @@ pub(crate) fn control(
         }
     }
     let (Some(set), Some(conn)) = (set, conn) else {
-        let result = match (set, event) {
-            (Some(set), Some((events, data)))
-                if conn.is_none()
-                    && events & mask::ONESHOT != 0
-                    && operation != libc::EPOLL_CTL_DEL
-                    && crate::datagram::is(fd) =>
-            {
-                inherit::check(set);
-                match set.control_once(operation, fd, events, data) {
-                    Some(Ok(())) => {
-                        if operation == libc::EPOLL_CTL_ADD {
-                            set.strangers.fetch_add(1, Ordering::Relaxed);
-                        }
-                        return 0;
-                    }
-                    Some(Err(error)) => {
-                        sys::set_errno(error);
-                        return -1;
-                    }
-                    None => real(),
-                }
-            }
-            _ => real(),
-        };
+        if conn.is_none()
+            && let (Some(set), Some((events, data))) = (set, event)
+            && let Some(result) = control_once(set, operation, fd, events, data)
+        {
+            return result;
+        }
+        let result = real();
         if result == 0
             && conn.is_none()
             && let Some(set) = set
@@ -255,6 +238,22 @@ pub(crate) fn control(
             -1
         }
     }
+}
+
+/// Registers a UDP socket with `EPOLLONESHOT`, or arms it again. `None`: the kernel is to have the call as the program made it.
+fn control_once(set: &'static set::Set, operation: c_int, fd: c_int, events: u32, data: u64) -> Option<c_int> {
+    if events & mask::ONESHOT == 0 || operation == libc::EPOLL_CTL_DEL || !crate::datagram::is(fd) {
+        return None;
+    }
+    inherit::check(set);
+    if let Err(error) = set.control_once(operation, fd, events, data)? {
+        sys::set_errno(error);
+        return Some(-1);
+    }
+    if operation == libc::EPOLL_CTL_ADD {
+        set.strangers.fetch_add(1, Ordering::Relaxed);
+    }
+    Some(0)
 }
 
 /// There is a ring that we cannot read: every connection goes to TCP, every UDP socket to the kernel, and they stay there.
