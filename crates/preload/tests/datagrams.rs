@@ -149,7 +149,7 @@ fn socket_after_fork_has_rings_once_one_process_holds_it() {
     by_rings(&["parent", "child", "passed", "both"]);
 }
 
-/// Whether anything goes by a ring of up to so many clients of this port, each of which has an answer to all that it sends.
+/// Whether anything goes by a ring of up to this many clients of the port. Each client gets an answer to all that it sends.
 fn any_by_ring(world: &World, port: u16, clients: usize) -> bool {
     (0..clients).any(|_| {
         let arguments = ["ping", &*port.to_string(), "6000"];

@@ -32,9 +32,9 @@ use std::time::Duration;
 
 /// How long an answer may take before the session is given up, where no call waits for it (protocol T14.7).
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long a broker that was late with an answer is shown no connection.
+/// A broker that was late with an answer is shown no connection for this time.
 const SLOW: Duration = Duration::from_secs(1);
-/// The longest that one call spends on telling a broker that has come again of our listeners and rings. It takes some 50 us each.
+/// The longest that one call spends on sending a new broker our listeners and rings again. Each takes about 50 us.
 const TELLING: Duration = Duration::from_millis(20);
 
 /// The request whose answer is outstanding, and is taken by any later call.
@@ -79,7 +79,7 @@ impl Turn {
             }
             Some(session) if is_quiet(session) => return,
             Some(_) => self.lose(),
-            // Our parent's session tells as well whether the broker is there.
+            // A parent's session shows as well whether the broker is there.
             None if !self.has_ancestors() => memory::forget(),
             None => {}
         }
@@ -108,7 +108,7 @@ impl Turn {
         }
     }
 
-    /// A session does not come about, or has ended while it was told of our sockets.
+    /// No session opens, or one has ended before the broker had all of our sockets again.
     fn note_failure(&self, failure: BrokerFailure) {
         self.lose();
         // Unless it was silent, which was seen to.
@@ -228,7 +228,7 @@ impl Turn {
         }
     }
 
-    /// The session is open. The broker is to be told of our listeners, and of the rings that are older than it.
+    /// The session is open. The broker is to get our listeners, and the rings that are older than it.
     fn begin_telling(&self) {
         if let Some(fd) = self.state.session.load(Ordering::Relaxed).checked_sub(1) {
             enter(fd.cast_signed());
@@ -289,7 +289,7 @@ impl Turn {
         }
     }
 
-    /// Sends the next thing that a broker is to be told of which has come again. `false` if it has been told of everything.
+    /// Sends a new broker the next listener, or the rings. `false` if it has all of them, or if a later call goes on.
     fn tell_next(&self) -> Result<bool, BrokerFailure> {
         let Some(from) = self.state.told.load(Ordering::Relaxed).checked_sub(1) else { return Ok(false) };
         if self.publish_next(from as usize)? {
@@ -406,7 +406,7 @@ impl Turn {
     }
 }
 
-/// Whether an answer is outstanding that a later call takes, or the broker is still to be told of something.
+/// Whether an answer is outstanding that a later call takes, or the broker is still to get listeners or rings.
 #[inline]
 pub(super) fn is_under_way() -> bool {
     state::peek().is_some_and(is_under_way_in)

@@ -47,8 +47,8 @@ pub(super) struct State {
     pub(super) slow_until: AtomicU64,
     /// The session joins as a domain of this process, because the configured domain is another user's.
     pub(super) joins_as_own: AtomicU32,
-    /// The next listener that the broker is to be told of again, plus 1; the number after the last stands for the rings. 0: it has been told
-    /// of everything.
+    /// The next listener that the broker is to get again, plus 1. The number after the last listener stands for the rings, and 0 for nothing
+    /// more.
     pub(super) told: AtomicU32,
     /// Namespaces whose addresses this session has published.
     pub(super) announced: [AtomicU64; NAMESPACES],

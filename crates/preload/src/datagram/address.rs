@@ -16,7 +16,7 @@ pub(super) const fn longest(ip: IpAddr) -> usize {
 }
 
 const NULL: *mut c_void = ptr::null_mut();
-/// The bytes of control data that say how long the datagrams are that were joined.
+/// The bytes of control data with the length of the datagrams that were joined.
 const JOINED: usize = size_of::<libc::cmsghdr>() + size_of::<c_int>();
 
 /// The caller's places for the sender's address, and for the flag that the buffer was too short.
@@ -142,12 +142,12 @@ impl Wanted {
         }
     }
 
-    /// Whether there is room to say of how long datagrams a joined one consists.
+    /// Whether there is room for the length of the datagrams that were joined.
     pub(super) fn can_join(self) -> bool {
         self.control().is_some_and(|(_, room)| room >= JOINED)
     }
 
-    /// Says of how long datagrams it consists (`UDP_GRO`), in a place of so much room that [`Wanted::can_join`] was true of.
+    /// Writes the length of the datagrams that were joined (`UDP_GRO`), in a place for which [`Wanted::can_join`] was true.
     pub(super) fn put_joined(self, space: *mut c_void, room: usize, size: c_int) {
         let header = libc::cmsghdr { cmsg_len: JOINED, cmsg_level: libc::SOL_UDP, cmsg_type: libc::UDP_GRO };
         // SAFETY: the caller has at least `JOINED` bytes there, by the contract of `Wanted::by_header`.

@@ -287,8 +287,8 @@ fn ring_head(ring: &mut Inbound) -> Option<u32> {
     record::parse(header, available, longest).ok()
 }
 
-/// Takes the datagrams behind one of `size` bytes that may be joined with it as `UDP_GRO` has it: as long, only the last one shorter, and
-/// none that the caller's buffers have no room for. Returns their bytes.
+/// Takes the datagrams behind one of `size` bytes that may be joined with it (`UDP_GRO`): they have that length, except that the last one may
+/// be shorter, and the caller's buffers have room for all of them. Returns their bytes.
 fn join(ring: &mut Inbound, flow: &FlowPlaces, size: usize, cursor: &mut Cursor<'_>) -> usize {
     let longest = address::longest(ring.from().ip());
     let mut joined = 0;

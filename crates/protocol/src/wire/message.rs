@@ -660,7 +660,8 @@ messages! {
         directions: Directions,
         /// Where the gateway's region is.
         region: RegionReference,
-    }    /// Client of the host, after `JoinGroup`: where does this machine have the window of this member? Answered by `GroupPlaceIs`.
+    }
+    /// Client of the host, after `JoinGroup`: where does this machine have the window of this member? Answered by `GroupPlaceIs`.
     77 GroupPlace {
         /// The member whose window is asked for.
         member: u8,
