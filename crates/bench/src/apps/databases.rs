@@ -83,7 +83,12 @@ fn redis_figures(case: &Case, report: &str) -> Result<Figures> {
 
 pub(crate) const POSTGRESQL: App = App {
     name: "postgresql",
-    needs: &[("postgres", "postgresql"), ("initdb", "postgresql"), ("pgbench", "postgresql-contrib")],
+    needs: &[
+        ("postgres", "postgresql"),
+        ("initdb", "postgresql"),
+        ("pgbench", "postgresql-contrib"),
+        ("setpriv", "util-linux"),
+    ],
     cases: postgresql_cases,
     serve: postgresql_serve,
     client: postgresql_client,
@@ -122,38 +127,58 @@ fn as_user(user: Option<u32>, program: &Path) -> Vec<String> {
     words
 }
 
-fn postgresql_serve(site: &Site<'_>) -> Result<GuardedChild> {
+/// Makes an empty database in a new folder `data` of this one, which any user may connect to and which needs no locale. `run` runs initdb to
+/// its end. Returns the user that the database belongs to, if it is not this process's.
+pub(crate) fn create_database(folder: &Path, run: impl FnOnce(&mut Command) -> Result<String>) -> Result<Option<u32>> {
     let user = postgres_user()?;
-    let data = site.folder.join("data");
+    let data = folder.join("data");
     fs::create_dir(&data).during("making a folder for a database")?;
     if let Some(user) = user {
-        for folder in [&data, &site.folder] {
+        for folder in [&data, folder] {
             std::os::unix::fs::chown(folder, Some(user), None).during("giving a folder to postgres")?;
         }
     }
-    let data = data.to_string_lossy().into_owned();
     let mut init = Command::new("setpriv");
-    init.args(as_user(user, &find("initdb", "postgresql")?));
-    init.args(["-D", &data, "-A", "trust", "--no-sync", "-U", "postgres"]).current_dir(&site.folder);
-    site.run(&mut init, "initdb", PATIENCE)?;
-    fs::write(Path::new(&data).join("pg_hba.conf"), "host all all all trust\n").during("configuring PostgreSQL")?;
-    let (address, port, folder) = (site.address(), site.port(), site.folder.to_string_lossy().into_owned());
-    let mut words = as_user(user, &find("postgres", "postgresql")?);
-    words.extend(["-D", &data, "-h", &address, "-p", &port, "-k", &folder, "-c", "fsync=off"].map(String::from));
+    init.args(as_user(user, &find("initdb", "postgresql")?)).arg("-D").arg(&data);
+    init.args(["-A", "trust", "--no-sync", "--no-locale", "-U", "postgres"]).current_dir(folder);
+    run(&mut init)?;
+    // The settings are the server's own, without the time zone of this host.
+    for (file, content) in [("pg_hba.conf", "host all all all trust\n"), ("postgresql.conf", "")] {
+        fs::write(data.join(file), content).during("configuring PostgreSQL")?;
+    }
+    Ok(user)
+}
+
+/// The arguments of `setpriv` that become a server of the database in a folder.
+pub(crate) fn database_server(user: Option<u32>, program: &Path, folder: &str, at: &AppAddress) -> Vec<String> {
+    let mut line = as_user(user, program);
+    let data = format!("{folder}/data");
+    line.extend(words(&["-D", &data, "-h", &at.address, "-p", &at.port(), "-k", folder, "-c", "fsync=off"]));
+    line
+}
+
+/// Fills a database for pgbench. `run` runs a program to its end.
+pub(crate) fn fill_database(at: &AppAddress, mut run: impl FnMut(&[&str]) -> Result<String>) -> Result<()> {
+    let port = at.port();
+    let line = ["pgbench", "-h", &at.address, "-p", &port, "-U", "postgres", "-i", "-q", "-s", "1", "postgres"];
+    for turn in 0.. {
+        // The server listens a little before it answers.
+        match run(&line) {
+            Err(_) if turn < 20 => std::thread::sleep(Duration::from_millis(200)),
+            result => return result.map(drop),
+        }
+    }
+    Ok(())
+}
+
+fn postgresql_serve(site: &Site<'_>) -> Result<GuardedChild> {
+    let user = create_database(&site.folder, |init| site.run(init, "initdb", PATIENCE))?;
+    let (folder, at) = (site.folder.to_string_lossy(), site.endpoint());
+    let words = database_server(user, &find("postgres", "postgresql")?, &folder, &at);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut server = site.serve("setpriv", &words)?;
     site.await_listener(&mut server)?;
-    let fill = ["-h", &address, "-p", &port, "-U", "postgres", "-i", "-q", "-s", "1", "postgres"];
-    for turn in 0.. {
-        // It listens a little before it answers.
-        match site.ask("pgbench", &fill, PATIENCE) {
-            Err(_) if turn < 20 => std::thread::sleep(Duration::from_millis(200)),
-            result => {
-                result?;
-                break;
-            }
-        }
-    }
+    fill_database(&at, |line| site.ask(line[0], &line[1..], PATIENCE))?;
     Ok(server)
 }
 

@@ -180,27 +180,37 @@ impl<'a> Site<'a> {
 
     /// Runs a command to its end.
     pub(crate) fn run(&self, command: &mut Command, name: &str, patience: Duration) -> Result<String> {
-        let out = self.folder.join("client.out");
-        let file = File::create(&out).during("making a file for output")?;
-        let errors = File::create(self.folder.join("client.err")).during("making a file for output")?;
-        let mut child = GuardedChild::spawn(command.stdout(file).stderr(errors))?;
-        let deadline = Instant::now() + patience;
-        let end = loop {
-            self.scene.interrupt.check()?;
-            if let Some(end) = child.ended() {
-                break end;
-            }
-            if Instant::now() > deadline {
-                return Err(BenchError::Transport(format!("{name} does not end within {} s", patience.as_secs())));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        };
-        if end != "exit status: 0" {
-            let said = fs::read_to_string(self.folder.join("client.err")).unwrap_or_default();
-            return Err(BenchError::Transport(format!("{name} ended with {end}: {}", said.trim())));
-        }
-        fs::read_to_string(&out).during("reading what a client printed")
+        run(command, name, patience, &self.folder, self.scene.interrupt)
     }
+}
+
+/// Runs a command to its end, with its output in files of a folder, and returns what it has printed.
+pub(crate) fn run(
+    command: &mut Command,
+    name: &str,
+    patience: Duration,
+    folder: &Path,
+    interrupt: &Interrupt,
+) -> Result<String> {
+    let (out, errors) = (folder.join("client.out"), folder.join("client.err"));
+    let file = |path: &Path| File::create(path).during("making a file for output");
+    let mut child = GuardedChild::spawn(command.stdout(file(&out)?).stderr(file(&errors)?))?;
+    let deadline = Instant::now() + patience;
+    let end = loop {
+        interrupt.check()?;
+        if let Some(end) = child.ended() {
+            break end;
+        }
+        if Instant::now() > deadline {
+            return Err(BenchError::Transport(format!("{name} does not end within {} s", patience.as_secs())));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    if end != "exit status: 0" {
+        let said = fs::read_to_string(&errors).unwrap_or_default();
+        return Err(BenchError::Transport(format!("{name} ended with {end}: {}", said.trim())));
+    }
+    fs::read_to_string(&out).during("reading what a client printed")
 }
 
 /// The library that is loaded into programs: beside this one, one folder up, or where `make install` puts it.
@@ -220,13 +230,14 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf> {
     }
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let ordinary = std::env::split_paths(&path).collect::<Vec<_>>();
-    // Debian keeps the programs of each version of PostgreSQL apart.
+    // Debian keeps the programs of each version of PostgreSQL apart, and has scripts in the ordinary places that find them.
     let mut versions: Vec<PathBuf> =
         fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|e| e.path().join("bin")).collect();
     versions.sort();
-    ordinary
+    versions
         .into_iter()
-        .chain(versions.into_iter().rev())
+        .rev()
+        .chain(ordinary)
         .map(|folder| folder.join(program))
         .find(|path| path.is_file())
         .ok_or_else(|| {

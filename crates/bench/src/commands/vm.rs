@@ -4,6 +4,7 @@
 //! one run mean anything.
 
 pub(super) mod machines;
+mod postgresql;
 pub(super) mod program;
 pub(super) mod programs;
 mod setup;

@@ -40,8 +40,8 @@ pub(in crate::commands) const PROGRAM: &str = "partywall-bench";
 const AGENT: &str = "/run/partywall/broker.sock";
 /// Windows that a machine can take; each measurement of what it takes to plug one in leaves one behind.
 const SLOTS: u32 = 64;
-/// MiB of memory of a machine.
-const MEMORY: u32 = 512;
+/// MiB of memory of a machine: half of it holds its files, with the programs that are measured and their databases.
+const MEMORY: u32 = 1024;
 /// How long windows may take to be seen before something must be wrong.
 const ATTACHED: Duration = Duration::from_secs(180);
 /// How often to look at two machines that measure, and at Ctrl-C.

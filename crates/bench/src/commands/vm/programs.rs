@@ -8,6 +8,7 @@ use partywall_protocol::environment::LIBRARY;
 use super::{
     NAME,
     machines::fault,
+    postgresql,
     program::{await_listener, execute, with_library},
 };
 use crate::{
@@ -38,33 +39,33 @@ struct MachineApp {
     app: App,
     /// The cases out of the program's own.
     cases: &'static [&'static str],
-    /// The line of the shell that becomes the server, on all addresses of its machine.
-    server: fn(u16) -> String,
+    /// Brings the server's files into its machine. Returns the line that becomes the server, on all addresses of the machine.
+    server: fn(&Guest, u16, &Interrupt) -> Result<String>,
 }
 
-/// PostgreSQL is not among them: it needs a whole system around it, with locales and users.
-const ALL: [MachineApp; 4] = [
+const ALL: [MachineApp; 5] = [
     MachineApp {
         app: databases::REDIS,
         cases: &["GET 3 B -c 1 -P 1", "GET 3 B -c 50 -P 1", "SET 3 B -c 50 -P 16", "GET 4096 B -c 50 -P 1"],
-        server: |port| {
-            format!("redis-server --bind 0.0.0.0 --port {port} --save '' --appendonly no --protected-mode no")
+        server: |_, port, _| {
+            Ok(format!("redis-server --bind 0.0.0.0 --port {port} --save '' --appendonly no --protected-mode no"))
         },
     },
+    MachineApp { app: web::NGINX, cases: &["612 B, kept, 1", "612 B, kept, 50", "64 KiB, kept, 50"], server: nginx },
     MachineApp {
-        app: web::NGINX,
-        cases: &["612 B, kept, 1", "612 B, kept, 50", "64 KiB, kept, 50"],
-        server: |port| format!("nginx -e stderr -c {}", nginx_files(port).1),
+        app: databases::POSTGRESQL,
+        cases: &["select prepared -c 8", "select prepared -c 1"],
+        server: postgresql::install,
     },
     MachineApp {
         app: network::IPERF3,
         cases: &["TCP, 1 stream", "TCP, 4 streams"],
-        server: |port| format!("iperf3 -s -p {port}"),
+        server: |_, port, _| Ok(format!("iperf3 -s -p {port}")),
     },
     MachineApp {
         app: network::SOCKPERF,
         cases: &["TCP, awake", "TCP, 200 a second: both sleep"],
-        server: |port| format!("sockperf sr --tcp -i 0.0.0.0 -p {port}"),
+        server: |_, port, _| Ok(format!("sockperf sr --tcp -i 0.0.0.0 -p {port}")),
     },
 ];
 
@@ -76,11 +77,19 @@ const TARGETS: &[(&str, &str, Metric, Bound, f64)] = &[
     ("sockperf", "TCP, awake", Metric::P50Ns, Bound::AtMost, 0.5),
 ];
 
-/// The folder of an nginx, and its file.
-fn nginx_files(port: u16) -> (String, String) {
+fn nginx(guest: &Guest, port: u16, _: &Interrupt) -> Result<String> {
     let folder = format!("/tmp/nginx-{port}");
     let file = format!("{folder}/nginx.conf");
-    (folder, file)
+    let users = "echo root:x:0:0::/:/bin/sh > /etc/passwd; echo root:x:0: > /etc/group";
+    guest.shell(&format!("mkdir -p /etc {folder}; {users}")).map_err(fault)?;
+    for (name, size) in web::FILES.into_iter().filter(|(_, size)| *size < 1 << 20) {
+        let root = format!("{folder}/root");
+        let make = format!("mkdir -p {root}; head -c {size} /dev/zero | tr '\\0' x > {root}/{name}");
+        guest.shell(&make).map_err(fault)?;
+    }
+    let configuration = web::nginx_configuration(&folder, "0.0.0.0", port, "user root;");
+    guest.put(configuration.as_bytes(), &file, 0o644).map_err(fault)?;
+    Ok(format!("nginx -e stderr -c {file}"))
 }
 
 /// The programs of this host that go into the machines, with their names there. A missing one is reported when it is measured.
@@ -147,9 +156,7 @@ impl<'a> MachineServers<'a> {
             site::find(program, package)?;
         }
         let port = self.server(it, plan.key.mechanism, interrupt)?;
-        let address = self.passive.address().map(|address| address.to_string());
-        let address = address.ok_or_else(|| BenchError::Transport("the machine has no address".into()))?;
-        let at = AppAddress { address, port, slowness: if self.emulated { SLOWNESS } else { 1 } };
+        let at = self.address(port)?;
         // Each client's connections move to memory while it runs. In a run of a second, much of what is measured would be that.
         let length = if scale == Scale::Smoke { scale } else { Scale::Full };
         let line = with_library(plan.key.mechanism, (it.app.client)(&at, &case, length));
@@ -162,6 +169,12 @@ impl<'a> MachineServers<'a> {
         Ok(figures)
     }
 
+    fn address(&self, port: u16) -> Result<AppAddress> {
+        let address = self.passive.address().map(|address| address.to_string());
+        let address = address.ok_or_else(|| BenchError::Transport("the machine has no address".into()))?;
+        Ok(AppAddress { address, port, slowness: if self.emulated { SLOWNESS } else { 1 } })
+    }
+
     /// The port of a server, which is started if it does not run.
     fn server(&mut self, it: &MachineApp, mechanism: Mechanism, interrupt: &Interrupt) -> Result<u16> {
         if let Some((.., port, _)) = self.running.iter().find(|(name, of, ..)| (*name, *of) == (it.app.name, mechanism))
@@ -169,24 +182,17 @@ impl<'a> MachineServers<'a> {
             return Ok(*port);
         }
         let port = FIRST_PORT + u16::try_from(self.running.len()).unwrap_or_default();
-        if it.app.name == web::NGINX.name {
-            let (folder, file) = nginx_files(port);
-            let prepare = "echo root:x:0:0::/:/bin/sh > /etc/passwd; echo root:x:0: > /etc/group";
-            self.passive.shell(&format!("mkdir -p /etc {folder}; {prepare}")).map_err(fault)?;
-            for (name, size) in web::FILES.into_iter().filter(|(_, size)| *size < 1 << 20) {
-                let root = format!("{folder}/root");
-                let make = format!("mkdir -p {root}; head -c {size} /dev/zero | tr '\\0' x > {root}/{name}");
-                self.passive.shell(&make).map_err(fault)?;
-            }
-            let configuration = web::nginx_configuration(&folder, "0.0.0.0", port, "user root;");
-            self.passive.put(configuration.as_bytes(), &file, 0o644).map_err(fault)?;
-        }
-        let server = (it.server)(port);
+        let server = (it.server)(self.passive, port, interrupt)?;
         let prefix = with_library(mechanism, Vec::new()).join(" ");
         let running = self.passive.start(&["sh", "-c", &format!("exec {prefix} {server}")]).map_err(fault)?;
         self.running.push((it.app.name, mechanism, port, running));
         if let Some((.., running)) = self.running.last_mut() {
             await_listener(self.passive, port, running, interrupt)?;
+        }
+        if it.app.name == databases::POSTGRESQL.name {
+            databases::fill_database(&self.address(port)?, |line| {
+                execute(self.active, &line.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>(), interrupt)
+            })?;
         }
         Ok(port)
     }

@@ -1,0 +1,52 @@
+//! A PostgreSQL server in a machine that has nothing of Debian but the kernel: its database is made on the host.
+
+use std::{os::unix::fs::MetadataExt, path::Path, process::Command, time::Duration};
+
+use partywall_lab::Guest;
+
+use super::machines::fault;
+use crate::{
+    apps::{
+        AppAddress, databases,
+        site::{find, run},
+    },
+    error::{BenchError, During, Result},
+    interrupt::Interrupt,
+};
+
+/// Longer than the host needs to make an empty database, and to pack it.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The files without which the server does not start: abbreviations of time zones.
+const SHARED: &str = "timezonesets";
+
+/// Brings a new database and what its server needs into a machine. Returns the line that becomes the server.
+pub(super) fn install(guest: &Guest, port: u16, interrupt: &Interrupt) -> Result<String> {
+    let folder = tempfile::tempdir().during("making a folder for a database")?;
+    let run = |command: &mut Command, name| run(command, name, PATIENCE, folder.path(), interrupt);
+    let user = databases::create_database(folder.path(), |init| run(init, "initdb"))?;
+    // In the machine, programs are root's.
+    let owner = std::fs::metadata(folder.path().join("data")).during("looking at a database")?.uid();
+    let user = user.unwrap_or(owner);
+    if user == 0 {
+        return Err(BenchError::Unavailable("PostgreSQL does not run as root".into()));
+    }
+    let of_server = run(Command::new(find("pg_config", "postgresql")?).arg("--sharedir"), "pg_config")?;
+    let of_server = Path::new(of_server.trim());
+    let packed = folder.path().join("packed.tar.gz");
+    let mut pack = Command::new("tar");
+    pack.arg("-czf").arg(&packed).arg("-C").arg(folder.path()).arg("data").arg("-C").arg(of_server).arg(SHARED);
+    run(&mut pack, "tar")?;
+    let packed = std::fs::read(&packed).during("reading a packed database")?;
+
+    let there = format!("/tmp/postgresql-{port}");
+    guest.shell(&format!("mkdir -p {there} {} /usr/share/zoneinfo", of_server.display())).map_err(fault)?;
+    guest.put(&packed, &format!("{there}/packed.tar.gz"), 0o600).map_err(fault)?;
+    let unpack =
+        format!("cd {there} && tar -xzf packed.tar.gz && rm -rf packed.tar.gz {0}/{SHARED}", of_server.display());
+    let place = format!("mv {SHARED} {}/ && chown {user} . && chmod 1777 /dev/shm", of_server.display());
+    guest.shell(&format!("{unpack} && {place}")).map_err(fault)?;
+    let at = AppAddress { address: "*".into(), port, slowness: 1 };
+    let server = databases::database_server(Some(user), Path::new("/bin/postgres"), &there, &at);
+    // The shell has a `setpriv` of its own, which knows no users.
+    Ok(format!("/bin/setpriv {}", server.join(" ").replace('*', "'*'")))
+}
