@@ -2,7 +2,7 @@
 //! with an error, keeps little, and hears the same however the stream was cut. The same bytes are read as a window's header.
 #![no_main]
 
-use partywall_protocol::port::{BadFrame, Decoder, Item, greeting};
+use partywall_protocol::port::{PortError, Decoder, Item, greeting};
 use partywall_protocol::window::{BLOCK, WindowHeader};
 
 libfuzzer_sys::fuzz_target!(|input: (u8, bool, Vec<u8>)| {
@@ -35,7 +35,7 @@ libfuzzer_sys::fuzz_target!(|input: (u8, bool, Vec<u8>)| {
     }
 });
 
-fn hear(stream: &[u8], step: usize) -> (Vec<Item>, Option<BadFrame>) {
+fn hear(stream: &[u8], step: usize) -> (Vec<Item>, Option<PortError>) {
     let (mut decoder, mut heard) = (Decoder::default(), Vec::new());
     for piece in stream.chunks(step) {
         decoder.push(piece);

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A guest can be reset in the middle of a frame, and a broker can be restarted. So each side begins with a greeting,
-//! 32 bytes that no honest frame contains and a number, and discards everything before the other side's greeting. The guest chooses
-//! the number and the host's answer repeats it; a host that greets first, because it has just started, sends 0.
+//! 32 bytes that no honest frame contains, a version and a number, and discards everything before the other side's greeting. The guest
+//! chooses the number and the host's answer repeats it; a host that greets first, because it has just started, sends 0.
 
 use crate::window::WindowId;
 use crate::wire::codec::{PacketReader, append};
@@ -21,8 +21,12 @@ pub const MAX_PAYLOAD: usize = 4096 + 256;
 const HEADER: usize = 8;
 /// Bytes of a frame before its fields, the first of which is the link.
 const BEFORE_FIELDS: usize = 4;
+/// The version of the frames and of the control messages in them (protocol C1, G2), in each greeting.
+pub const VERSION: u32 = 1;
 /// Bytes of a greeting.
-const GREETING: usize = SIGN + 8;
+const GREETING: usize = BEFORE_NUMBER + 8;
+/// Bytes of a greeting before its number.
+const BEFORE_NUMBER: usize = SIGN + 4;
 /// The first bytes of a greeting, which are always the same.
 const SIGN: usize = 32;
 
@@ -102,17 +106,29 @@ pub enum Item {
     Frame(Frame),
 }
 
-/// The other side sent a frame that is not in the protocol. The rest of the stream cannot be decoded.
+/// What the other side sent is not in the protocol. The rest of the stream cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BadFrame;
+pub enum PortError {
+    /// A frame that the protocol does not have.
+    Frame,
+    /// A greeting with another version than [`VERSION`].
+    Version(u32),
+}
 
-impl core::fmt::Display for BadFrame {
+impl core::fmt::Display for PortError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("a frame on the serial port that the protocol does not have")
+        match self {
+            Self::Frame => f.write_str("a frame on the serial port that the protocol does not have"),
+            Self::Version(theirs) => write!(
+                f,
+                "the other end of the serial port has version {theirs} of the protocol, and this end has {VERSION}: \
+                 install the broker and the agent of one release"
+            ),
+        }
     }
 }
 
-impl core::error::Error for BadFrame {}
+impl core::error::Error for PortError {}
 
 /// The signature of a greeting. It is computed when needed, so that no program file contains it, and no byte of it is UTF-8.
 fn sign() -> [u8; SIGN] {
@@ -123,7 +139,8 @@ fn sign() -> [u8; SIGN] {
 pub fn greeting(number: u64) -> [u8; GREETING] {
     let mut bytes = [0; GREETING];
     bytes[..SIGN].copy_from_slice(&sign());
-    bytes[SIGN..].copy_from_slice(&number.to_le_bytes());
+    bytes[SIGN..BEFORE_NUMBER].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[BEFORE_NUMBER..].copy_from_slice(&number.to_le_bytes());
     bytes
 }
 
@@ -140,12 +157,12 @@ impl Frame {
         out[begin..begin + 2].copy_from_slice(&(payload as u16).to_le_bytes());
     }
 
-    fn decode(kind: u8, fields: &[u8]) -> Result<Self, BadFrame> {
+    fn decode(kind: u8, fields: &[u8]) -> Result<Self, PortError> {
         let mut reader = PacketReader::new(fields);
         match Self::take_fields(kind, &mut reader) {
-            Ok(Self::Control { message }) if message.is_empty() => Err(BadFrame),
+            Ok(Self::Control { message }) if message.is_empty() => Err(PortError::Frame),
             Ok(frame) if reader.remaining() == 0 => Ok(frame),
-            _ => Err(BadFrame),
+            _ => Err(PortError::Frame),
         }
     }
 }
@@ -172,9 +189,15 @@ impl Decoder {
     }
 
     /// The next item; `None` if it is not there as a whole.
-    pub fn take(&mut self) -> Result<Option<Item>, BadFrame> {
+    pub fn take(&mut self) -> Result<Option<Item>, PortError> {
         if self.find_greeting() {
-            let number = self.searched + SIGN;
+            // The version comes first: what follows it may be different in another.
+            let (version, number) = (self.searched + SIGN, self.searched + BEFORE_NUMBER);
+            let Some(bytes) = self.buf[version..].first_chunk() else { return Ok(None) };
+            let version = u32::from_le_bytes(*bytes);
+            if version != VERSION {
+                return Err(PortError::Version(version));
+            }
             let Some(bytes) = self.buf[number..].first_chunk() else { return Ok(None) };
             let number = u64::from_le_bytes(*bytes);
             // Bytes before the greeting are discarded.
@@ -196,7 +219,7 @@ impl Decoder {
         let [l0, l1, kind, reserved, ..] = *header;
         let len = usize::from(u16::from_le_bytes([l0, l1]));
         if reserved != 0 || len > MAX_PAYLOAD || !Frame::KINDS.contains(&kind) {
-            return Err(BadFrame);
+            return Err(PortError::Frame);
         }
         let Some(fields) = rest.get(BEFORE_FIELDS..HEADER + len) else { return Ok(None) };
         let frame = Frame::decode(kind, fields)?;
@@ -257,7 +280,7 @@ mod tests {
         bytes
     }
 
-    fn all(decoder: &mut Decoder) -> Result<Vec<Item>, BadFrame> {
+    fn all(decoder: &mut Decoder) -> Result<Vec<Item>, PortError> {
         core::iter::from_fn(|| decoder.take().transpose()).collect()
     }
 
@@ -281,7 +304,7 @@ mod tests {
         let bytes = stream();
         for cut in 0..200 {
             let mut decoder = Decoder::default();
-            decoder.push(&bytes[..40 + cut]);
+            decoder.push(&bytes[..GREETING + cut]);
             let before = all(&mut decoder).unwrap();
             decoder.push(&bytes);
             let after = all(&mut decoder).unwrap();
@@ -301,6 +324,20 @@ mod tests {
             assert_eq!(all(&mut decoder), Ok(vec![]), "cut at {cut}");
             decoder.push(&bytes[cut..]);
             assert_eq!(all(&mut decoder).unwrap().len(), 1 + frames().len(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn greeting_of_another_version_is_an_error() {
+        for theirs in [0, VERSION + 1, u32::MAX] {
+            let mut decoder = Decoder::default();
+            decoder.push(&[7; 5]);
+            assert_eq!(all(&mut decoder), Ok(vec![]));
+            decoder.push(&greeting(77)[..SIGN]);
+            assert_eq!(all(&mut decoder), Ok(vec![]), "the version has not come");
+            // Whatever another version has in place of the number.
+            decoder.push(&theirs.to_le_bytes());
+            assert_eq!(all(&mut decoder), Err(PortError::Version(theirs)));
         }
     }
 
@@ -334,7 +371,7 @@ mod tests {
             let mut decoder = Decoder::default();
             decoder.push(&greeting(0));
             decoder.push(bytes);
-            assert_eq!(all(&mut decoder), Err(BadFrame), "{bytes:?}");
+            assert_eq!(all(&mut decoder), Err(PortError::Frame), "{bytes:?}");
         }
     }
 
@@ -385,7 +422,7 @@ mod tests {
             let refused = |bytes: &[u8]| {
                 let mut decoder = Decoder::default();
                 decoder.push(&[&greeting(1)[..], bytes].concat());
-                assert_eq!(all(&mut decoder), Err(BadFrame), "{frame:?} {bytes:?}");
+                assert_eq!(all(&mut decoder), Err(PortError::Frame), "{frame:?} {bytes:?}");
             };
             if !is_control {
                 let longer = [&[bytes[0] + 1], &bytes[1..], &[0]].concat();

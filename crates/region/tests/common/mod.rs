@@ -62,7 +62,7 @@ impl Hostile {
             PortSide::Host => this.port.write_all(&greeting(1)).unwrap(),
             // It must be answered with its own number.
             PortSide::Guest => {
-                let mut piece = [0; 40];
+                let mut piece = greeting(0);
                 this.port.read_exact(&mut piece).unwrap();
                 this.decoder.push(&piece);
                 this.port.write_all(&greeting(0)).unwrap();

@@ -22,7 +22,7 @@ mod tests;
 use super::{Heartbeat, Notice, PortSide};
 use early::{EarlyNotices, LinkNotice};
 use link::{LinkState, Shortcut};
-use partywall_protocol::port::{BadFrame, Decoder, Frame, Item, greeting};
+use partywall_protocol::port::{Decoder, Frame, Item, PortError, greeting};
 use partywall_protocol::window::WindowId;
 use pulse::{HeartbeatStep, Pulse};
 use std::collections::{BTreeMap, VecDeque};
@@ -234,11 +234,18 @@ impl<M: Clone> RelayCore<M> {
     }
 
     /// Handles the next thing that the other side has said; `false` if there is none. Its effects come before the next.
-    pub(super) fn next_item(&mut self, now: Instant) -> Result<bool, BadFrame> {
-        match self.decoder.take()? {
-            Some(Item::Greeting(number)) => self.greeted(number, now),
-            Some(Item::Frame(frame)) => self.frame(frame),
-            None => return Ok(false),
+    pub(super) fn next_item(&mut self, now: Instant) -> Result<bool, PortError> {
+        match self.decoder.take() {
+            Ok(Some(Item::Greeting(number))) => self.greeted(number, now),
+            Ok(Some(Item::Frame(frame))) => self.frame(frame),
+            Ok(None) => return Ok(false),
+            Err(error) => {
+                if matches!(error, PortError::Version(_)) && self.side == PortSide::Host {
+                    // The guest cannot know the host's version otherwise.
+                    self.send_greeting(0);
+                }
+                return Err(error);
+            }
         }
         Ok(true)
     }

@@ -149,6 +149,17 @@ fn greeting_forgets_early_hang_ups_and_links() {
 }
 
 #[test]
+fn host_answers_another_version_with_its_own_and_ends() {
+    let theirs = [&greeting(2)[..32], &[9, 0, 0, 0], &[1; 8]].concat();
+    for (side, said) in [(PortSide::Host, vec![Item::Greeting(0)]), (PortSide::Guest, vec![])] {
+        let mut this = Bench::new(side);
+        this.core.received(&theirs);
+        assert_eq!(this.core.next_item(this.now), Err(PortError::Version(9)));
+        assert_eq!(this.written(), said, "{side:?}");
+    }
+}
+
+#[test]
 fn guest_greets_a_new_broker_and_keeps_its_links() {
     static NEXT: AtomicU64 = AtomicU64::new(NUMBER);
     let mut guest = Bench::new(PortSide::Guest);
