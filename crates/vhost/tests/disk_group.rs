@@ -286,7 +286,7 @@ fn arguments_are_copied_before_direct_access(setting: &Setting, path: &std::path
         let fields = [session, 4096, len as u64, 0].map(u64::to_le_bytes).concat();
         let arguments = [bytes.clone(), fields].concat();
         let mut block = calls.heap().allocate_aligned(arguments.len(), 16).unwrap();
-        assert!(len > 8192 || block.as_ptr() as usize % 512 != 0, "the test writes aligned memory");
+        assert!(len > 8192 || !(block.as_ptr() as usize).is_multiple_of(512), "the test writes aligned memory");
         block.copy_from_slice(&arguments);
         let before = read_by_this_process();
         calls.call(Method::numbered(2), &block).unwrap();
