@@ -31,6 +31,9 @@ pub(crate) fn model() -> DeviceModel {
         virtio_net::VIRTIO_NET_F_GUEST_TSO6,
         virtio_net::VIRTIO_NET_F_HOST_TSO4,
         virtio_net::VIRTIO_NET_F_HOST_TSO6,
+        virtio_net::VIRTIO_NET_F_GUEST_USO4,
+        virtio_net::VIRTIO_NET_F_GUEST_USO6,
+        virtio_net::VIRTIO_NET_F_HOST_USO,
         virtio_net::VIRTIO_NET_F_MRG_RXBUF,
         virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE,
         virtio_net::VIRTIO_NET_F_MQ,
@@ -158,6 +161,8 @@ impl CardFormat {
                 csum: has(virtio_net::VIRTIO_NET_F_GUEST_CSUM),
                 tso4: has(virtio_net::VIRTIO_NET_F_GUEST_TSO4),
                 tso6: has(virtio_net::VIRTIO_NET_F_GUEST_TSO6),
+                uso4: has(virtio_net::VIRTIO_NET_F_GUEST_USO4),
+                uso6: has(virtio_net::VIRTIO_NET_F_GUEST_USO6),
             },
         }
     }

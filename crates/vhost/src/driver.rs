@@ -490,6 +490,11 @@ pub fn mergeable_features() -> u64 {
     plain_features() | 1 << virtio_net::VIRTIO_NET_F_MRG_RXBUF
 }
 
+/// The bits of a driver that takes datagrams that are still to be cut, of IPv4 and of IPv6.
+pub fn datagram_features() -> [u64; 2] {
+    [virtio_net::VIRTIO_NET_F_GUEST_USO4, virtio_net::VIRTIO_NET_F_GUEST_USO6].map(|bit| 1 << bit)
+}
+
 /// A guest's memory, in one region.
 pub(crate) struct DriverMemory {
     pub(crate) map: GuestMemoryMmap,

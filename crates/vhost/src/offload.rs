@@ -15,10 +15,13 @@ pub const LONGEST: usize = 65_535 + ETHERNET + 8;
 const SEGMENTS: usize = 2048;
 /// Payload that a segment has at least; no network has a smaller one.
 const SMALLEST: u16 = 8;
+/// A frame of at most this many datagrams may have smaller ones. Linux sends no more of them as one.
+const FEW: usize = 128;
 
 const NEEDS_CSUM: u8 = 1;
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
+const GSO_UDP: u8 = 5;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -31,6 +34,10 @@ pub struct Accepts {
     pub tso4: bool,
     /// TCP over IPv6 to be split.
     pub tso6: bool,
+    /// UDP over IPv4 to be cut into datagrams.
+    pub uso4: bool,
+    /// UDP over IPv6 to be cut into datagrams.
+    pub uso6: bool,
 }
 
 /// A virtio-net header.
@@ -42,6 +49,8 @@ pub struct NetHeader {
     gso_size: u16,
     csum_start: u16,
     csum_offset: u16,
+    /// The segments are of IPv6. The frame says so, not the header.
+    v6: bool,
 }
 
 impl NetHeader {
@@ -71,6 +80,7 @@ impl NetHeader {
             gso_size: word(4),
             csum_start: word(6),
             csum_offset: word(8),
+            v6: false,
         };
         let (start, offset) = (usize::from(header.csum_start), usize::from(header.csum_offset));
         // A sum that is made elsewhere would change what has been judged: an address, for example.
@@ -85,12 +95,23 @@ impl NetHeader {
         }
         match header.gso_type {
             0 => Some(Self { hdr_len: 0, gso_size: 0, ..header }),
-            GSO_TCPV4 | GSO_TCPV6 => {
-                let layout = TcpLayout::read(head, start, header.gso_type)?;
+            GSO_TCPV4 | GSO_TCPV6 | GSO_UDP => {
+                let layout = SegmentLayout::read(head, start, header.gso_type)?;
                 let payload = length.checked_sub(layout.payload)?;
                 let size = usize::from(header.gso_size);
-                let fits = protocol == TCP && header.gso_size >= SMALLEST && payload.div_ceil(size) <= SEGMENTS;
-                fits.then_some(Self { hdr_len: u16::try_from(layout.payload).ok()?, ..header })
+                if size == 0 || protocol != layout.protocol() {
+                    return None;
+                }
+                let pieces = payload.div_ceil(size);
+                let fits = if !layout.udp {
+                    header.gso_size >= SMALLEST && pieces <= SEGMENTS
+                } else if size == payload {
+                    // One datagram, which needs no cut.
+                    return Some(Self { gso_type: 0, hdr_len: 0, gso_size: 0, ..header });
+                } else {
+                    size < payload && pieces <= if header.gso_size < SMALLEST { FEW } else { SEGMENTS }
+                };
+                fits.then_some(Self { hdr_len: u16::try_from(layout.payload).ok()?, v6: layout.v6, ..header })
             }
             _ => None,
         }
@@ -114,7 +135,8 @@ impl NetHeader {
         match self.gso_type {
             0 => self.flags == 0 || accepts.csum,
             GSO_TCPV4 => accepts.csum && accepts.tso4,
-            _ => accepts.csum && accepts.tso6,
+            GSO_TCPV6 => accepts.csum && accepts.tso6,
+            _ => accepts.csum && if self.v6 { accepts.uso6 } else { accepts.uso4 },
         }
     }
 
@@ -144,8 +166,8 @@ impl NetHeader {
     }
 
     fn split(&self, frame: &[u8], mut sink: impl FnMut(&[u8]) -> ControlFlow<()>) {
-        let tcp = usize::from(self.csum_start);
-        let Some(layout) = TcpLayout::read(frame, tcp, self.gso_type) else { return };
+        let start = usize::from(self.csum_start);
+        let Some(layout) = SegmentLayout::read(frame, start, self.gso_type) else { return };
         let size = usize::from(self.gso_size).max(1);
         let Some((headers, payload)) = frame.split_at_checked(layout.payload) else { return };
         let pieces = payload.chunks(size).count();
@@ -155,7 +177,7 @@ impl NetHeader {
             out.extend_from_slice(headers);
             out.extend_from_slice(piece);
             let last = n + 1 == pieces;
-            layout.finish(&mut out, tcp, n, n * size, last);
+            layout.finish(&mut out, start, n, n * size, last);
             if sink(&out).is_break() {
                 return;
             }
@@ -192,40 +214,45 @@ fn transport(head: &[u8]) -> Option<(usize, u8)> {
     }
 }
 
-/// Where the headers of a TCP frame are.
+/// Where the headers of a frame of TCP or UDP are.
 #[derive(Debug, Clone, Copy)]
-struct TcpLayout {
+struct SegmentLayout {
     ip: usize,
     v6: bool,
+    udp: bool,
     payload: usize,
 }
 
-impl TcpLayout {
-    /// From a frame's first bytes, with TCP at `tcp`. The headers must be whole in `head`.
-    fn read(head: &[u8], tcp: usize, gso_type: u8) -> Option<Self> {
+impl SegmentLayout {
+    /// From a frame's first bytes, with TCP or UDP at `start`. The headers must be whole in `head`.
+    fn read(head: &[u8], start: usize, gso_type: u8) -> Option<Self> {
         let mut ip = ETHERNET;
         let mut kind = head.get(ETHERNET - 2..ETHERNET)?;
         while (kind == [0x81, 0] || kind == [0x88, 0xa8]) && ip < ETHERNET + 8 {
             ip += 4;
             kind = head.get(ip - 2..ip)?;
         }
-        let v6 = gso_type == GSO_TCPV6;
+        let udp = gso_type == GSO_UDP;
+        // Of UDP, only the frame says which IP it is.
+        let v6 = gso_type == GSO_TCPV6 || (udp && kind == [0x86, 0xdd]);
         let expected = if v6 { [0x86, 0xdd] } else { [8, 0] };
         let least = ip + if v6 { 40 } else { 20 };
-        if kind != expected || tcp < least || head.get(ip)? >> 4 != if v6 { 6 } else { 4 } {
+        if kind != expected || start < least || head.get(ip)? >> 4 != if v6 { 6 } else { 4 } {
             return None;
         }
-        let words = usize::from(head.get(tcp + 12)? >> 4);
-        let payload = tcp + words * 4;
-        (words >= 5 && payload <= head.len() && (v6 || head.get(ip + 9) == Some(&6))).then_some(Self {
-            ip,
-            v6,
-            payload,
-        })
+        let length = if udp { 8 } else { usize::from(head.get(start + 12)? >> 4) * 4 };
+        let payload = start + length;
+        let layout = Self { ip, v6, udp, payload };
+        let is_whole = length >= if udp { 8 } else { 20 } && payload <= head.len();
+        (is_whole && (v6 || head.get(ip + 9) == Some(&layout.protocol()))).then_some(layout)
+    }
+
+    fn protocol(&self) -> u8 {
+        if self.udp { UDP } else { TCP }
     }
 
     /// Corrects the headers of the segment `n` that begins `at` bytes into the payload.
-    fn finish(&self, frame: &mut [u8], tcp: usize, n: usize, at: usize, last: bool) {
+    fn finish(&self, frame: &mut [u8], start: usize, n: usize, at: usize, last: bool) {
         let length = frame.len();
         let short = |number: usize| u16::try_from(number & 0xffff).unwrap_or(0).to_be_bytes();
         let mut pseudo;
@@ -237,27 +264,34 @@ impl TcpLayout {
             let id = usize::from(u16::from_be_bytes([frame[self.ip + 4], frame[self.ip + 5]]));
             frame[self.ip + 4..self.ip + 6].copy_from_slice(&short(id + n));
             frame[self.ip + 10..self.ip + 12].fill(0);
-            let sum = finish(add(0, &frame[self.ip..tcp]));
+            let sum = finish(add(0, &frame[self.ip..start]));
             frame[self.ip + 10..self.ip + 12].copy_from_slice(&sum.to_be_bytes());
             pseudo = add(0, &frame[self.ip + 12..self.ip + 20]);
         }
-        pseudo = add(pseudo, &[0, 6]);
-        pseudo = add(pseudo, &short(length - tcp));
-        let mut sequence = [0; 4];
-        sequence.copy_from_slice(&frame[tcp + 4..tcp + 8]);
-        let moved = u32::from_be_bytes(sequence).wrapping_add(u32::try_from(at).unwrap_or(0));
-        frame[tcp + 4..tcp + 8].copy_from_slice(&moved.to_be_bytes());
-        const FIN_PSH: u8 = 0x09;
-        const CWR: u8 = 0x80;
-        if !last {
-            frame[tcp + 13] &= !FIN_PSH;
+        pseudo = add(pseudo, &[0, self.protocol()]);
+        pseudo = add(pseudo, &short(length - start));
+        let sum_at = start + if self.udp { 6 } else { 16 };
+        if self.udp {
+            frame[start + 4..start + 6].copy_from_slice(&short(length - start));
+        } else {
+            let mut sequence = [0; 4];
+            sequence.copy_from_slice(&frame[start + 4..start + 8]);
+            let moved = u32::from_be_bytes(sequence).wrapping_add(u32::try_from(at).unwrap_or(0));
+            frame[start + 4..start + 8].copy_from_slice(&moved.to_be_bytes());
+            const FIN_PSH: u8 = 0x09;
+            const CWR: u8 = 0x80;
+            if !last {
+                frame[start + 13] &= !FIN_PSH;
+            }
+            if n > 0 {
+                frame[start + 13] &= !CWR;
+            }
         }
-        if n > 0 {
-            frame[tcp + 13] &= !CWR;
-        }
-        frame[tcp + 16..tcp + 18].fill(0);
-        let sum = finish(add(pseudo, &frame[tcp..]));
-        frame[tcp + 16..tcp + 18].copy_from_slice(&sum.to_be_bytes());
+        frame[sum_at..sum_at + 2].fill(0);
+        let sum = finish(add(pseudo, &frame[start..]));
+        // UDP's 0 means that there is none.
+        let sum = if sum == 0 && self.udp { 0xffff } else { sum };
+        frame[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
     }
 }
 
@@ -275,10 +309,20 @@ fn finish(mut sum: u64) -> u16 {
 }
 
 #[cfg(test)]
+#[path = "../../shm/tests/random/mod.rs"]
+mod random;
+
+#[cfg(test)]
+#[path = "../tests/common/datagram.rs"]
+mod datagram;
+
+#[cfg(test)]
 mod tests {
+    use super::datagram::{cut_header, datagram, udp_at};
+    use super::random::Random;
     use super::*;
 
-    const ALL: Accepts = Accepts { csum: true, tso4: true, tso6: true };
+    const ALL: Accepts = Accepts { csum: true, tso4: true, tso6: true, uso4: true, uso6: true };
 
     /// A frame of TCP over IPv4 with `payload` bytes, behind this many VLAN tags.
     fn tcp4(tags: usize, payload: usize) -> (Vec<u8>, usize) {
@@ -425,5 +469,88 @@ mod tests {
             check([2, 0, 9, 9, 9, 9, 9, 9, 9, 9], &frame).map(|h| h.bytes(1)),
             Some([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0])
         );
+    }
+
+    fn check_cut(header: [u8; LONG], frame: &[u8]) -> Option<NetHeader> {
+        NetHeader::checked(header.first_chunk().unwrap(), &frame[..frame.len().min(crate::switch::HEAD)], frame.len())
+    }
+
+    #[test]
+    fn large_frame_becomes_the_datagrams_that_were_meant() {
+        let mut chance = Random(0x5851_f42d_4c95_7f2d);
+        for round in 0..3000 {
+            let (v6, tags, id) = (round % 2 == 1, chance.below(3) as usize, chance.next() as u16);
+            let size = [1, 7, 8, 9, 512, 1472][chance.below(6) as usize];
+            let pieces = 2 + chance.below(if size < 8 { 126 } else { 40 }) as usize;
+            let last = 1 + chance.below(size as u64) as usize;
+            let mut payload = chance.bytes((pieces - 1) * size + last);
+            let zero = round % 4 < 2 && size > 1;
+            if zero {
+                // The datagram whose sum is 0, which is written as 0xffff.
+                payload[..2].fill(0);
+                let first = datagram(v6, tags, id, &payload[..size]);
+                payload[..2].copy_from_slice(&first[udp_at(v6, tags) + 6..][..2]);
+            }
+            let mut frame = datagram(v6, tags, id, &payload);
+            // Of the large frame only the sum of the pseudo header would be there, and nothing relies on it.
+            frame[udp_at(v6, tags) + 6..][..2].fill(0x5a);
+            let header = check_cut(cut_header(v6, tags, size as u16), &frame).unwrap();
+            assert!(header.suits(ALL) && !header.suits(Accepts { csum: false, ..ALL }));
+            assert!(!header.suits(Accepts { uso4: v6, uso6: !v6, ..ALL }));
+            assert!(header.suits(Accepts { tso4: false, tso6: false, uso4: !v6, uso6: v6, csum: true }));
+            assert_eq!(header.segments(frame.len()), pieces);
+            let mut meant = payload.chunks(size).zip(0_u16..);
+            header.translate(&mut frame, |got| {
+                let (piece, n) = meant.next().expect("one datagram too many");
+                assert!(got == datagram(v6, tags, id.wrapping_add(n), piece), "datagram {n} of round {round}");
+                if zero && n == 0 {
+                    assert_eq!(got[udp_at(v6, tags) + 6..][..2], [0xff, 0xff]);
+                }
+                ControlFlow::Continue(())
+            });
+            assert!(meant.next().is_none(), "round {round}");
+        }
+    }
+
+    #[test]
+    fn header_of_datagrams_that_contradicts_its_frame_is_rejected() {
+        for v6 in [false, true] {
+            let (frame, at) = (datagram(v6, 0, 1, &[7; 4000]), udp_at(v6, 0) as u8);
+            let good = cut_header(v6, 0, 1472);
+            let with = |place: usize, value: u8| {
+                let mut bytes = good;
+                bytes[place] = value;
+                check_cut(bytes, &frame).is_some()
+            };
+            assert!(with(1, 5) && with(2, 255) && with(3, 255), "the length of headers is not believed");
+            assert!(!with(0, 0), "datagrams without sums");
+            assert!(!with(1, 1) && !with(1, 4), "TCP in its header, UDP in the frame");
+            assert!(!with(1, 3), "UFO was not offered");
+            assert!(!with(1, 0x85), "ECN was not offered");
+            assert!(!with(6, at + 2) && !with(6, 255) && !with(7, 0xff) && !with(8, 16) && !with(9, 1));
+            let sized = |size: u16| check_cut(cut_header(v6, 0, size), &frame);
+            assert!(sized(0).is_none() && sized(4001).is_none() && sized(u16::MAX).is_none());
+            assert_eq!(sized(4000).map(|header| header.bytes(1)[1..6].to_vec()), Some(vec![0; 5]), "one datagram");
+            let mut tcp = frame.clone();
+            tcp[if v6 { 54 } else { 23 }] = 6;
+            assert!(check_cut(good, &tcp).is_none(), "UDP in its header, TCP in the frame");
+            // The sum field is where TCP has its own.
+            let mut bytes = good;
+            bytes[8] = 16;
+            assert!(check_cut(bytes, &tcp).is_none());
+            let short = datagram(v6, 0, 1, &[]);
+            assert!(check_cut(good, &short).is_none() && check_cut(good, &short[..short.len() - 1]).is_none());
+        }
+        let mut fragment = datagram(false, 0, 1, &[7; 4000]);
+        fragment[20] = 0x20;
+        assert!(check_cut(cut_header(false, 0, 1472), &fragment).is_none());
+    }
+
+    #[test]
+    fn very_many_datagrams_of_one_frame_are_rejected() {
+        let check = |size, length| check_cut(cut_header(false, 0, size), &datagram(false, 0, 1, &vec![7; length]));
+        assert!(check(1, 128).is_some() && check(1, 129).is_none());
+        assert!(check(7, 128 * 7).is_some() && check(7, 128 * 7 + 1).is_none());
+        assert!(check(8, 2048 * 8).is_some() && check(8, 2048 * 8 + 1).is_none());
     }
 }

@@ -2,7 +2,7 @@
 //! An uplink: a tap device of the host's kernel. The kernel makes sums and segments for what lies behind it.
 
 use crate::VhostError;
-use crate::offload::LONG;
+use crate::offload::{Accepts, LONG};
 use crate::poller::{WatchSet, Watched};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -18,10 +18,15 @@ const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUN_F_CSUM: libc::c_ulong = 1;
 const TUN_F_TSO4: libc::c_ulong = 2;
 const TUN_F_TSO6: libc::c_ulong = 4;
+const TUN_F_USO4: libc::c_ulong = 0x20;
+const TUN_F_USO6: libc::c_ulong = 0x40;
 
 /// A tap device. It is made if there is none of that name, and then ends with the switch.
 #[derive(Debug)]
-pub(crate) struct TapDevice(Watched<OwnedFd>);
+pub(crate) struct TapDevice {
+    fd: Watched<OwnedFd>,
+    accepts: Accepts,
+}
 
 impl TapDevice {
     pub(crate) fn open(name: &str, poller: &WatchSet, token: u64) -> Result<Self, VhostError> {
@@ -39,28 +44,37 @@ impl TapDevice {
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| VhostError::file("open", path)(e.into()))?;
         let size: libc::c_int = LONG as libc::c_int;
-        // SAFETY: the descriptor is open. The first call reads and writes an `ifreq`, the second reads an `int`, both alive; the third
-        // takes a number.
+        // SAFETY: the descriptor is open. The first call reads and writes an `ifreq`, the second reads an `int`, both alive.
         let done = unsafe {
             libc::ioctl(fd.as_raw_fd(), TUNSETIFF, &mut request) == 0
                 && libc::ioctl(fd.as_raw_fd(), TUNSETVNETHDRSZ, &size) == 0
-                && libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6) == 0
         };
-        if !done {
+        // SAFETY: the descriptor is open, and the call takes a number.
+        let takes = |bits: libc::c_ulong| done && unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, bits) } == 0;
+        let all = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;
+        // Linux before 6.2 refuses the bits of UDP, and then takes no datagrams that are still to be cut.
+        let uso = takes(all | TUN_F_USO4 | TUN_F_USO6);
+        if !uso && !takes(all) {
             return Err(VhostError::file("use the tap device", name)(std::io::Error::last_os_error()));
         }
-        Ok(Self(poller.watch(fd, token)?))
+        let accepts = Accepts { csum: true, tso4: true, tso6: true, uso4: uso, uso6: uso };
+        Ok(Self { fd: poller.watch(fd, token)?, accepts })
+    }
+
+    /// The offloads of frames that it takes.
+    pub(crate) fn accepts(&self) -> Accepts {
+        self.accepts
     }
 
     /// Takes a frame with its header; `None` if there is none.
     pub(crate) fn receive(&self, into: &mut [u8]) -> Option<usize> {
-        rustix::io::read(self.0.get(), into).ok().filter(|length| *length > LONG)
+        rustix::io::read(self.fd.get(), into).ok().filter(|length| *length > LONG)
     }
 
     /// Sends a frame with its header; `false` if the device has no room or refuses it.
     pub(crate) fn send(&self, frame: &[u8]) -> bool {
         loop {
-            match rustix::io::write(self.0.get(), frame) {
+            match rustix::io::write(self.fd.get(), frame) {
                 Err(Errno::INTR) => {}
                 other => return other.is_ok(),
             }

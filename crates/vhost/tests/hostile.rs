@@ -6,6 +6,7 @@ mod common;
 #[path = "../../shm/tests/random/mod.rs"]
 mod random;
 
+use common::datagram::{cut_header, datagram, udp_at};
 use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
 use partywall_vhost::control::PortSpec;
 use partywall_vhost::driver::{DriverOptions, GuestDriver};
@@ -200,6 +201,47 @@ fn frames_that_are_none_are_dropped_and_the_queue_goes_on() {
     assert!(bad.send(&sent).unwrap());
     assert!(next(&mut scene.b) == sent);
     scene.others_are_well("after frames that were none");
+}
+
+#[test]
+fn datagrams_whose_header_lies_are_dropped_and_counted() {
+    let mut scene = Scene::new();
+    let mut bad = scene.bad();
+    let before = scene.world.counters("bad");
+    let mut lies = 0;
+    for v6 in [false, true] {
+        let at = udp_at(v6, 0) as u8;
+        let sent = datagram(v6, 0, 1, &[7; 5000]);
+        let mut tcp = sent.clone();
+        tcp[if v6 { 54 } else { 23 }] = 6;
+        let change = |place: usize, value: u8| {
+            let mut header = cut_header(v6, 0, 1000);
+            header[place] = value;
+            header
+        };
+        for (header, frame) in [
+            (cut_header(v6, 0, 0), &sent),
+            (cut_header(v6, 0, 5001), &sent),
+            (cut_header(v6, 0, 1), &sent),
+            (change(0, 0), &sent),
+            (change(6, 0), &sent),
+            (change(6, at - 1), &sent),
+            (change(7, 0xff), &sent),
+            (change(8, 16), &sent),
+            (change(1, 3), &sent),
+            (change(8, 16), &tcp),
+            (change(0, 1), &tcp),
+            (change(0, 1), &sent[..usize::from(at) + 7].to_vec()),
+        ] {
+            assert!(bad.send_with(&header, frame).unwrap());
+            lies += 1;
+        }
+    }
+    let counters = scene.world.wait_counters("bad", |now| now.malformed + now.sent >= before.malformed + lies);
+    assert_eq!((counters.malformed - before.malformed, counters.sent), (lies, before.sent));
+    scene.others_are_well("after datagrams whose header lies");
+    assert!(bad.send(&frame(mac(2), mac(9), 55)).unwrap());
+    assert!(next(&mut scene.b) == frame(mac(2), mac(9), 55), "none of them has arrived");
 }
 
 #[test]

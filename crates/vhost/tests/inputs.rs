@@ -53,3 +53,19 @@ fn frames_cut_in_their_ethernet_header_do_not_count_as_sent() {
     }
     assert!(scene.malformed() > 0);
 }
+
+#[test]
+fn datagrams_of_an_input_arrive_cut() {
+    let mut scene = switch_queues::Scene::new();
+    for v6 in 0..2 {
+        let (cut, untagged, payload, size, changed, whole) = (8, 0, [250, 0, 0], [100, 0, 0], 0, 1);
+        scene.run(&[&[cut, v6, untagged][..], &payload, &size, &[changed, whole, 0, 0]].concat());
+    }
+    // Behind the honest frames of more inputs.
+    for _ in 0..1000 {
+        if scene.arrived < 6 {
+            scene.run(&[]);
+        }
+    }
+    assert_eq!((scene.arrived, scene.malformed()), (6, 0));
+}

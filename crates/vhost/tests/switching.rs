@@ -5,10 +5,11 @@
 
 mod common;
 
+use common::datagram::{cut_header, datagram};
 use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
 use partywall_vhost::control::{ControlRequest, PortSpec};
 use partywall_vhost::driver::load::{FrameGenerator, RoundTrips};
-use partywall_vhost::driver::{DriverOptions, GuestDriver, mergeable_features, plain_features};
+use partywall_vhost::driver::{DriverOptions, GuestDriver, datagram_features, mergeable_features, plain_features};
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
 use std::os::unix::net::UnixStream;
@@ -84,6 +85,45 @@ fn large_frame_passes_whole_or_in_segments_as_its_receiver_can() {
         world.handle.ask(ControlRequest::Remove { name: name.into() }).unwrap();
         next(&mut a);
     }
+}
+
+#[test]
+fn datagrams_pass_whole_or_cut_as_their_receiver_can() {
+    let world = World::new();
+    let mut a = world.driver("a");
+    let payload: Vec<u8> = (0..60_000).map(|n| (n % 251) as u8).collect();
+    let [without4, without6] = datagram_features().map(|bit| !bit);
+    let cases = [
+        ("all", u64::MAX),
+        ("6", without4),
+        ("4", without6),
+        ("mergeable", mergeable_features()),
+        ("plain", plain_features()),
+    ];
+    for (name, features) in cases {
+        let mut b = world.driver_with(name, DriverOptions { features, ..DriverOptions::default() });
+        let offered = datagram_features().map(|bit| b.features() & bit != 0);
+        assert_eq!(offered, [["all", "4"].contains(&name), ["all", "6"].contains(&name)]);
+        introduce(&mut b, 2);
+        next(&mut a);
+        for v6 in [false, true] {
+            let (header, sent) = (cut_header(v6, 0, 1472), datagram(v6, 0, 9, &payload));
+            assert!(a.send_with(&header, &sent).unwrap());
+            if offered[usize::from(v6)] {
+                let got = b.wait(HANG).unwrap().unwrap();
+                assert!(got[..10] == header[..10] && got[12..] == sent, "{name}, IPv6: {v6}");
+                continue;
+            }
+            for (piece, n) in payload.chunks(1472).zip(9..) {
+                let got = b.wait(HANG).unwrap().expect("no datagram has come");
+                assert!(got[..10] == [0; 10] && got[12..] == datagram(v6, 0, n, piece), "{name}, IPv6: {v6}, {n}");
+            }
+        }
+        assert!(b.take().unwrap().is_none());
+        assert_eq!(world.counters(name).no_buffers, 0);
+        world.handle.ask(ControlRequest::Remove { name: name.into() }).unwrap();
+    }
+    assert_eq!(world.counters("a").sent, 10);
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! The delivery of frames to a port.
 
 use super::transmit::Handed;
-use super::{Engine, EnginePort, PortEnd};
+use super::{Engine, EnginePort, PortEnd, Scratch};
 use crate::card::CardFormat;
 use crate::offload::NetHeader;
 use crate::switch::PortNumber;
+use crate::tap::TapDevice;
 use crate::transfer::{Delivery, FrameBytes};
 use std::ops::ControlFlow;
 use vm_memory::GuestMemoryMmap;
@@ -24,11 +25,14 @@ impl Engine {
         let card = match end {
             PortEnd::Card(card) => card,
             PortEnd::Uplink { device, .. } => {
-                let buffer = &mut self.scratch.frame;
-                buffer.clear();
-                buffer.extend_from_slice(&header.bytes(0));
-                if frame.append_to(buffer).is_ok() && device.send(buffer) {
-                    counters.received += 1;
+                let whole = header.suits(device.accepts());
+                let (count, done) = send_up(device, &mut self.scratch, header, frame, whole);
+                if !whole {
+                    self.spent.bytes += frame.length;
+                    self.spent.segments += usize::try_from(count).unwrap_or(0);
+                }
+                counters.received += count;
+                if done {
                     counters.received_bytes += frame.length as u64;
                 } else {
                     counters.no_buffers += 1;
@@ -113,4 +117,34 @@ impl Engine {
             rings[queue].notify(memory.map());
         }
     }
+}
+
+/// Sends a frame to an uplink, or what the switch makes of it if it does not go `whole`. Returns how many frames went, and whether all did.
+fn send_up(
+    device: &TapDevice,
+    scratch: &mut Scratch,
+    header: &NetHeader,
+    frame: FrameBytes<'_>,
+    whole: bool,
+) -> (u64, bool) {
+    let Scratch { frame: flat, uplink, .. } = scratch;
+    let mut send = |header: &NetHeader, frame: FrameBytes<'_>| {
+        uplink.clear();
+        uplink.extend_from_slice(&header.bytes(0));
+        frame.append_to(uplink).is_ok() && device.send(uplink)
+    };
+    if whole {
+        let done = send(header, frame);
+        return (u64::from(done), done);
+    }
+    flat.clear();
+    let (mut count, mut done) = (0, frame.append_to(flat).is_ok());
+    if done {
+        header.translate(flat, |piece| {
+            done = send(&NetHeader::default(), FrameBytes::flat(piece));
+            count += u64::from(done);
+            if done { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+    }
+    (count, done)
 }

@@ -117,6 +117,8 @@ struct Scratch {
     receive: ReceiveScratch,
     batch: transmit::TakenBatch,
     frame: Vec<u8>,
+    /// A frame for an uplink, behind its header.
+    uplink: Vec<u8>,
 }
 
 impl Engine {

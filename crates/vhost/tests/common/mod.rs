@@ -1,5 +1,7 @@
 //! A switch in this process, and drivers on its ports.
 
+pub(crate) mod datagram;
+
 use partywall_vhost::PortCounters;
 use partywall_vhost::VhostError;
 use partywall_vhost::control::{ControlRequest, EngineHandle, PortSpec, SwitchReport};

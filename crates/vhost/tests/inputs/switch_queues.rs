@@ -3,6 +3,7 @@
 //! received from the guest are frames.
 
 use super::bytes::Input;
+use super::common::datagram::{cut_header, datagram};
 use super::common::{EVERYBODY, HANG, World, frame, mac};
 use partywall_vhost::PortCounters;
 use partywall_vhost::control::PortSpec;
@@ -74,7 +75,7 @@ impl Scene {
 
     fn step(&mut self, guest: &mut GuestDriver, input: &mut Input<'_>) {
         let memory = guest.memory().clone();
-        match input.byte() % 8 {
+        match input.byte() % 9 {
             what @ (0 | 1) => {
                 let ring = if what == 0 { &guest.transmit } else { &guest.receive };
                 let id = input.word() % SOME;
@@ -97,7 +98,7 @@ impl Scene {
                 memory.write_obj(input.byte(), place).expect("an address inside");
             }
             6 => drop(self.a.send(&frame(EVERYBODY, mac(1), usize::from(input.word()))).expect("a frame")),
-            _ => {
+            7 => {
                 // A frame as a driver sends it, with any header. The guest's own rings are not examined.
                 let has_offloads = input.byte().is_multiple_of(4);
                 let header: [u8; LONG] = std::array::from_fn(|_| if has_offloads { input.byte() } else { 0 });
@@ -114,12 +115,26 @@ impl Scene {
                 if input.byte().is_multiple_of(8) {
                     sent.truncate(LONG - 1 + usize::from(input.byte() % 16));
                 }
-                let id = input.word() % SOME;
-                let place = guest.transmit.place(id);
-                memory.write_slice(&sent, place).expect("a buffer inside");
-                guest.transmit.describe(&memory, id, place.0, sent.len() as u32, 0, 0).expect("a descriptor inside");
-                guest.transmit.offer(&memory, id).expect("a ring inside");
-                guest.transmit.ring_always().expect("a doorbell");
+                post(guest, input.word() % SOME, &sent);
+            }
+            _ => {
+                // Datagrams in one frame, most of whose header is as it should be.
+                let (v6, tags) = (input.byte() % 2 == 1, usize::from(input.byte() % 3));
+                let payload = vec![7; usize::from(input.word() >> (input.byte() % 16)).min(60_000)];
+                let mut sent = cut_header(v6, tags, input.word() >> (input.byte() % 16)).to_vec();
+                sent.extend(datagram(v6, tags, 1, &payload));
+                // The honest port has the source of the frame.
+                sent[LONG + 6..LONG + 12].copy_from_slice(&mac(9));
+                for _ in 0..input.byte() % 4 {
+                    let at = usize::from(input.byte() % 96);
+                    if let Some(byte) = sent.get_mut(at) {
+                        *byte = input.byte();
+                    }
+                }
+                if input.byte().is_multiple_of(8) {
+                    sent.truncate(usize::from(input.byte()).max(1));
+                }
+                post(guest, input.word() % SOME, &sent);
             }
         }
         while let Some(got) = self.b.take().expect("a frame") {
@@ -152,6 +167,15 @@ impl Scene {
             assert!(Instant::now() < deadline, "the honest frame does not arrive");
         }
     }
+}
+
+/// Offers a header and its frame in one buffer, over others behind it.
+fn post(guest: &mut GuestDriver, id: u16, sent: &[u8]) {
+    let (memory, place) = (guest.memory().clone(), guest.transmit.place(id));
+    memory.write_slice(sent, place).expect("a buffer inside");
+    guest.transmit.describe(&memory, id, place.0, sent.len() as u32, 0, 0).expect("a descriptor inside");
+    guest.transmit.offer(&memory, id).expect("a ring inside");
+    guest.transmit.ring_always().expect("a doorbell");
 }
 
 /// An address that is often that of a buffer, or near an edge.
