@@ -36,6 +36,11 @@ impl GuardedChild {
         self.0.stdin.take().map(OwnedFd::from).zip(self.0.stdout.take().map(OwnedFd::from))
     }
 
+    /// The end of its standard input, if that is a pipe that was not taken yet.
+    pub(crate) fn input(&mut self) -> Option<OwnedFd> {
+        self.0.stdin.take().map(OwnedFd::from)
+    }
+
     /// How it ended, if it has.
     pub(crate) fn ended(&mut self) -> Option<String> {
         self.0.try_wait().ok().flatten().map(|status| status.to_string())

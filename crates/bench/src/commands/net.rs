@@ -1,8 +1,10 @@
-//! The switch for virtual machines, without a machine: `partywall net` beside DPDK's `testpmd`, by the same two drivers.
+//! The switch for virtual machines, without a machine: `partywall net` beside DPDK's `testpmd`, by the same two drivers, and by DPDK's own
+//! driver, virtio-user.
 
 use std::{
     collections::BTreeSet,
-    fs::File,
+    fs::{self, File},
+    io::Write,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -37,6 +39,14 @@ const PACKET_BUFFERS: [u64; 2] = [2176, 65_535];
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A switch that has had no work for this long sleeps.
 const SETTLED: Duration = Duration::from_millis(300);
+/// The source of the library that seals DPDK's memory.
+const SEALED: &str = include_str!("../../peers/sealed.c");
+/// The word in front of a rate that `testpmd` shows.
+const RATE: &str = "Rx-pps:";
+/// How `testpmd` asks for a line.
+const PROMPT: &str = "testpmd> ";
+/// Bursts of 32 frames that DPDK's driver sends first from each port; they go to and fro until it ends.
+const BURSTS: u32 = 16;
 /// Microseconds that no measurement takes.
 const FOREVER: &str = "1000000000";
 
@@ -112,6 +122,19 @@ fn trips(scale: Scale) -> Vec<BenchPlan> {
     plans
 }
 
+/// Frames that DPDK's own driver sends to and fro.
+fn front_ends(scale: Scale) -> Vec<BenchPlan> {
+    let (measured, warm_up) = stretch(scale);
+    let mut plans = Vec::new();
+    for frame in FRAMES.into_iter().filter(|frame| *frame < PACKET_BUFFERS[0]) {
+        for mechanism in [Mechanism::PartywallNet, Mechanism::Testpmd] {
+            let stream = MeasuringWork::Stream { message: frame, measured, warm_up };
+            plans.push(plan("net-user", mechanism, WaitMode::Spinning, frame, stream));
+        }
+    }
+    plans
+}
+
 fn idles(scale: Scale) -> Vec<BenchPlan> {
     let measured = if scale == Scale::Smoke { Duration::from_millis(10) } else { Duration::from_secs(1) };
     let idle = MeasuringWork::Paced { message: FRAMES[0], rate: 0, measured };
@@ -169,16 +192,8 @@ impl RunningSwitch {
     }
 
     fn testpmd(buffer: u64, folder: &Path) -> Result<(Command, [PathBuf; 2])> {
-        let missing = missing(&[("dpdk-testpmd", "dpdk-dev")]);
-        if !missing.is_empty() {
-            return Err(BenchError::Unavailable(format!("it needs Debian's {}", missing.join(" "))));
-        }
-        let cpu = affinity::allowed()?.first().copied().unwrap_or(0);
         let ports = ["a", "b"].map(|port| folder.join(port));
-        let mut command = Command::new("dpdk-testpmd");
-        command.args(["--no-huge", "-m", "512", "--no-pci", "--no-telemetry", "--no-shconf"]);
-        // Its first thread only waits; the second one forwards.
-        command.args(["--lcores", &format!("0@{cpu},1@{cpu}")]);
+        let mut command = dpdk(&[])?;
         for (n, port) in ports.iter().enumerate() {
             command.args(["--vdev", &format!("net_vhost{n},iface={},queues=1", port.display())]);
         }
@@ -186,6 +201,94 @@ impl RunningSwitch {
         command.args([&format!("--mbuf-size={buffer}"), "--total-num-mbufs=4096"]);
         Ok((command, ports))
     }
+}
+
+/// `testpmd` without devices, on the first processor that the calling thread may use. It also needs these programs, which are in packages.
+fn dpdk(more: &[(&str, &'static str)]) -> Result<Command> {
+    let missing = missing(&[&[("dpdk-testpmd", "dpdk-dev")], more].concat());
+    if !missing.is_empty() {
+        return Err(BenchError::Unavailable(format!("it needs Debian's {}", missing.join(" "))));
+    }
+    let cpu = affinity::allowed()?.first().copied().unwrap_or(0);
+    let mut command = Command::new("dpdk-testpmd");
+    command.args(["--no-huge", "-m", "512", "--no-pci", "--no-telemetry", "--no-shconf"]);
+    // Its first thread only waits; the second one forwards.
+    command.args(["--lcores", &format!("0@{cpu},1@{cpu}")]);
+    Ok(command)
+}
+
+/// DPDK's virtio-user at both ports of a switch. What arrives at one port is sent from the other, so the same frames pass the switch over and
+/// over.
+struct VirtioUser {
+    child: GuardedChild,
+    log: PathBuf,
+}
+
+impl VirtioUser {
+    fn start(switch: &RunningSwitch, frame: u64, folder: &Path) -> Result<Self> {
+        let mut command = dpdk(&[("cc", "gcc")])?;
+        let (source, library, log) = (folder.join("sealed.c"), folder.join("sealed.so"), folder.join("front-end.log"));
+        fs::write(&source, SEALED).during("writing a library that seals memory")?;
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-O2", "-o"]).arg(&library).arg(&source);
+        if !compiler.status().during("compiling a library that seals memory")?.success() {
+            return Err(BenchError::Unavailable("the library that seals DPDK's memory does not compile here".into()));
+        }
+        for (n, port) in switch.ports.iter().enumerate() {
+            let device = format!("net_virtio_user{n},path={},mac=02:00:00:00:00:0{n},queue_size=1024", port.display());
+            command.args(["--vdev", &device]);
+        }
+        command.args(["--", "-i", "--forward-mode=io", "--nb-cores=1", "--disable-link-check"]);
+        command.args(["--eth-peer=0,02:00:00:00:00:01", "--eth-peer=1,02:00:00:00:00:00"]);
+        command.args([&format!("--txpkts={frame}"), "--total-num-mbufs=8192"]);
+        let output = File::create(&log).during("making a log of the front end")?;
+        command.env("LD_PRELOAD", &library).stdin(Stdio::piped()).stdout(output).stderr(Stdio::null());
+        Ok(Self { child: GuardedChild::spawn(&mut command)?, log })
+    }
+
+    /// Frames that arrive in a second, of both ports. `around` waits for as long as is measured.
+    fn rate(mut self, warm_up: Duration, around: impl FnOnce() -> Result<()>) -> Result<f64> {
+        let failed = |what: &str| BenchError::transport("dpdk-testpmd", what);
+        let input = self.child.input().ok_or_else(|| failed("it has no input"))?;
+        let mut input = File::from(input);
+        let mut tell = |line: &str| input.write_all(line.as_bytes()).during("writing to `testpmd`");
+        // It asks for lines when its ports are set up.
+        let begin = Instant::now();
+        while !fs::read_to_string(&self.log).during("reading the log of the front end")?.contains(PROMPT) {
+            if let Some(end) = self.child.ended() {
+                return Err(failed(&end));
+            }
+            if begin.elapsed() > PATIENCE {
+                return Err(failed("it does not ask for lines"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        tell(&format!("start tx_first {BURSTS}\n"))?;
+        std::thread::sleep(SETTLED + warm_up);
+        tell("show port stats all\n")?;
+        around()?;
+        tell("show port stats all\nstop\nquit\n")?;
+        let begin = Instant::now();
+        while self.child.ended().is_none() {
+            if begin.elapsed() > PATIENCE {
+                return Err(failed("it does not end"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let said = fs::read_to_string(&self.log).during("reading the log of the front end")?;
+        last_rates(&said).ok_or_else(|| failed("it shows no rates"))
+    }
+}
+
+/// The rates of both ports of the second look, together.
+fn last_rates(said: &str) -> Option<f64> {
+    let rates: Vec<f64> = said
+        .split(RATE)
+        .skip(1)
+        .map(|rest| rest.split_whitespace().next().and_then(|number| number.parse().ok()))
+        .collect::<Option<_>>()?;
+    let [_, _, a, b] = rates[..] else { return None };
+    Some(a + b)
 }
 
 /// One run of one measurement, by a separate thread, which is pinned.
@@ -200,7 +303,10 @@ fn measure(plan: &BenchPlan, placement: Placement) -> Result<Figures> {
         affinity::pin(passive)?;
         let switch = RunningSwitch::start(&plan.key, folder.path())?;
         affinity::pin(active)?;
-        let figures = drive(plan, &switch);
+        let figures = match plan.key.experiment.as_str() {
+            "net-user" => drive_front_end(plan, &switch, folder.path()),
+            _ => drive(plan, &switch),
+        };
         switch.child.terminate(PATIENCE);
         figures
     };
@@ -254,6 +360,31 @@ fn drive(plan: &BenchPlan, switch: &RunningSwitch) -> Result<Figures> {
     }
 }
 
+fn drive_front_end(plan: &BenchPlan, switch: &RunningSwitch, folder: &Path) -> Result<Figures> {
+    let MeasuringWork::Stream { message, measured, warm_up } = plan.work else {
+        return Err(BenchError::Transport("this is not a measurement of a switch".into()));
+    };
+    let name = plan.key.mechanism.name();
+    let spent = || cpu::time_of(switch.child.id()).ok_or_else(|| BenchError::transport(name, "it has ended"));
+    let mut used = 0.0;
+    let rate = VirtioUser::start(switch, message, folder)?.rate(warm_up, || {
+        let (before, begin) = (spent()?, Instant::now());
+        // In less than that, either program may not run at all on a machine with other work.
+        std::thread::sleep(measured.max(SETTLED));
+        used = spent()?.saturating_sub(before).as_secs_f64() / begin.elapsed().as_secs_f64();
+        Ok(())
+    })?;
+    if rate == 0.0 {
+        return Err(BenchError::transport(name, "no frames of DPDK's virtio-user arrive"));
+    }
+    Ok(Figures::from([
+        (Metric::PerSecond, rate),
+        (Metric::BytesPerSecond, rate * message as f64),
+        (Metric::MiddleCpuPercent, 100.0 * used),
+        (Metric::CpuSecondsPerMillion, used * 1e6 / rate),
+    ]))
+}
+
 /// Measures and shows.
 pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let scale = bench.scale();
@@ -262,7 +393,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
         "# switch on processor {}, both drivers on {}; 1,024 entries a queue, buffers of 2,112 bytes, of 4,160 for large frames",
         placement.passive, placement.active
     ))?;
-    let mut plans = [streams(scale), trips(scale), idles(scale)].concat();
+    let mut plans = [streams(scale), front_ends(scale), trips(scale), idles(scale)].concat();
     if scale == Scale::Smoke {
         // Once for each kind of measurement shows that it works.
         let mut kinds = BTreeSet::new();
@@ -289,6 +420,11 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     bench.say(&format!(
         "\n## Frames from one port to the other, and processor time of the switch\n\n{}",
         table::cells(&of("net-stream"), &layout(&[(FRAME, "bytes")], &row, &metrics))
+    ))?;
+    let metrics = [Metric::PerSecond, Metric::BytesPerSecond, Metric::MiddleCpuPercent, Metric::CpuSecondsPerMillion];
+    bench.say(&format!(
+        "\n## Frames that DPDK's virtio-user sends to and fro, its memory sealed, and processor time of the switch\n\n{}",
+        table::cells(&of("net-user"), &layout(&[(FRAME, "bytes")], &[(WAITING, "waiting")], &metrics))
     ))?;
     bench.say(&format!(
         "\n## Round trips of {} bytes between two ports\n\n{}",
@@ -332,6 +468,13 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
             verdicts.push(Verdict::by_turns(text, bound, limit, Metric::PerSecond, ours, peer));
         }
     }
+    for frame in FRAMES.into_iter().filter(|frame| *frame < PACKET_BUFFERS[0]) {
+        let [ours, theirs] = [Mechanism::PartywallNet, Mechanism::Testpmd].map(|mechanism| {
+            find("net-user", mechanism, &[]).into_iter().find(|cell| cell.key.number(FRAME) == Some(frame))
+        });
+        let text = format!("frames of {frame} bytes of DPDK's virtio-user, spinning: partywall-net : testpmd");
+        verdicts.push(Verdict::by_turns(text, Bound::Report, 1.0, Metric::PerSecond, ours, theirs));
+    }
     let idle = find("net-idle", Mechanism::PartywallNet, &[]).first().and_then(|cell| cell.median(Metric::IdleNs));
     verdicts.push(Verdict::figure("nanoseconds of processor time in an idle second", Bound::AtMost, 0.0, idle));
     let trip = |mechanism, waiting: WaitMode, pace: RoundTripPace| {
@@ -358,7 +501,7 @@ mod tests {
     #[test]
     fn every_claim_finds_its_cells() {
         let scale = Scale::Full;
-        let plans = [streams(scale), trips(scale), idles(scale)].concat();
+        let plans = [streams(scale), front_ends(scale), trips(scale), idles(scale)].concat();
         let cells: Vec<Cell> = plans
             .into_iter()
             .map(|plan| {
@@ -368,10 +511,19 @@ mod tests {
             })
             .collect();
         let verdicts = judge(&cells);
-        assert_eq!(verdicts.len(), 10);
+        assert_eq!(verdicts.len(), 12);
         for verdict in verdicts {
             assert!(verdict.measured.is_some(), "{}", verdict.claim);
         }
+    }
+
+    #[test]
+    fn rates_of_the_second_look_are_added() {
+        let port = |rate: u32| format!("  Throughput (since last show)\n  {RATE}      {rate}          Rx-bps:   7\n");
+        let said = [1, 2, 300, 4000].map(port);
+        assert_eq!(last_rates(&said.concat()), Some(4300.0));
+        assert_eq!(last_rates(&said[..3].concat()), None);
+        assert_eq!(last_rates(""), None);
     }
 
     #[test]
