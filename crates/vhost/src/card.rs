@@ -108,7 +108,7 @@ impl Card {
     pub(crate) fn has_offers(&self) -> bool {
         let Some(session) = &self.session else { return false };
         let memory = session.memory();
-        let mut queues = session.rings().iter().skip(1).step_by(2);
+        let mut queues = session.rings().chunks_exact(2).map(|pair| &pair[1]);
         self.parked.iter().any(Option::is_some) || queues.any(|ring| ring.runs() && ring.has_work(memory))
     }
 
@@ -125,7 +125,7 @@ impl Card {
     /// The receive queue for a frame: always the same for one flow.
     pub(crate) fn receive_ring(&self, head: &[u8]) -> Option<usize> {
         let session = self.session.as_ref()?;
-        let count = session.rings().iter().step_by(2).take_while(|ring| ring.runs()).count();
+        let count = session.rings().chunks_exact(2).take_while(|pair| pair[0].runs()).count();
         let pair = match count {
             0 => return None,
             1 => 0,

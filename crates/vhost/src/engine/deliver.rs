@@ -54,13 +54,24 @@ impl Engine {
             let header = |count| (header.bytes(count), format.header);
             receive.deliver(ring, memory, format.mergeable, header, frame)
         };
-        let mut delivered = Ok(Delivery::Done);
         let mut count = 0;
+        let mut delivered;
         if header.suits(format.accepts) {
-            delivered = put(frame, *header);
-            count = u64::from(matches!(delivered, Ok(Delivery::Done)));
             self.spent.bytes += frame.length;
+            // Judged where it is, and not moved first: a move reads more than was written last, and so waits until the stores into the
+            // receiver's memory are done.
+            match put(frame, *header) {
+                Ok(Delivery::Done) => {
+                    counters.received += 1;
+                    counters.received_bytes += frame.length as u64;
+                    card.stalled = false;
+                    self.touch(to, queue);
+                    return Handed::Done;
+                }
+                other => delivered = other,
+            }
         } else {
+            delivered = Ok(Delivery::Done);
             let mut flat = std::mem::take(&mut self.scratch.frame);
             flat.clear();
             if frame.append_to(&mut flat).is_ok() {

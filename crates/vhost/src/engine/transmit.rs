@@ -134,6 +134,7 @@ impl Engine {
     }
 
     fn transmit_ring(&mut self, port: &mut EnginePort, pair: usize) -> bool {
+        let now = self.turn_time();
         let PortEnd::Card(card) = &mut port.end else { return false };
         let Some(session) = &mut card.session else { return false };
         let format = CardFormat::of(session.features());
@@ -148,7 +149,6 @@ impl Engine {
             card.parked[pair] = None;
             return false;
         }
-        let now = self.now();
         let mut expired = None;
         if let Some(parked) = card.parked[pair] {
             if !self.may_go_on(parked, now) {
@@ -235,12 +235,13 @@ impl Engine {
         ring.publish(memory);
         ring.notify(memory);
         self.scratch.batch = batch;
+        self.note_turn(frames, bytes);
         frames > 0
     }
 
     fn transmit_uplink(&mut self, port: &mut EnginePort) -> bool {
+        let now = self.turn_time();
         let PortEnd::Uplink { device, waiting, buffer } = &mut port.end else { return false };
-        let now = self.now();
         let mut expired = None;
         let mut again = None;
         if let Some((length, parked)) = *waiting {
@@ -275,6 +276,7 @@ impl Engine {
             port.counters.sent += 1;
             port.counters.sent_bytes += frame.len() as u64;
         }
+        self.note_turn(frames, bytes);
         frames > 0
     }
 
