@@ -46,6 +46,8 @@ readonly COMPARED="
 fio                       fio
 nbd-server                nbd-server
 nbd-client                nbd-client
+postgresql                /usr/share/doc/postgresql
+postgresql-contrib        /usr/share/doc/postgresql-contrib
 "
 # What the tests and the bench run without and with the library. Each test that lacks its program says so and is left out.
 readonly PROGRAMS="
@@ -230,6 +232,31 @@ machines() {
     fi || echo "setup: virtual machines need Debian's package linux-image-cloud-amd64, and apt-get knows none; run: sudo apt-get update"
 }
 
+# IOZone is in Debian's section non-free, which few machines list. It is fetched beside what else the lab caches and not installed: apt
+# gets a list and a state of its own for that.
+iozone() {
+    local tools folder site codename signed= key=/usr/share/keyrings/debian-archive-keyring.gpg
+    tools=$(realpath -m "${PARTYWALL_LAB_CACHE:-${TARGET_DIR:-${CARGO_TARGET_DIR:-target}}/lab}")/tools
+    { [ ! -e /usr/bin/iozone ] && [ ! -e "$tools/iozone" ]; } || return 0
+    read -r site codename < <(apt-get indextargets --format '$(SITE) $(CODENAME)' 'Created-By: Packages' 'ORIGIN: Debian' 'COMPONENT: main' 2> /dev/null |
+        awk '$2 !~ /-/ { print; exit }') || return 1
+    echo "setup: fetching iozone3 from Debian's section non-free (it is used by \`make nas\` alone, and not installed)"
+    folder=$(mktemp -d)
+    mkdir -p "$folder"/lists/partial "$folder"/cache/archives/partial "$tools"
+    [ ! -e "$key" ] || signed="[signed-by=$key] "
+    echo "deb $signed$site $codename non-free" > "$folder/sources.list"
+    local apt=(timeout 60 apt-get -qq -o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=-
+        -o "Dir::State::lists=$folder/lists" -o "Dir::Cache=$folder/cache" -o APT::Sandbox::User=)
+    if (cd "$folder" && "${apt[@]}" update && "${apt[@]}" download iozone3 && dpkg-deb -x iozone3_*.deb unpacked) > "$folder/log" 2>&1; then
+        install -m 755 "$folder/unpacked/usr/bin/iozone" "$tools/iozone"
+        rm -r "$folder"
+    else
+        tail -n 3 "$folder/log"
+        rm -r "$folder"
+        return 1
+    fi
+}
+
 # Programs beside ours: nothing of the workspace depends on them.
 file_system_suites() {
     local tools name version
@@ -265,6 +292,7 @@ if [ "${1:-}" = demo ]; then
 fi
 if [ "${1:-}" = nas ]; then
     packages "$APPLIANCE$COMPARED"
+    (iozone) || echo "setup: IOZone cannot be had, so fio's equivalents run in its place; to have it: add the section non-free, then apt-get install iozone3"
     exit
 fi
 if [ "${1:-}" = portable ]; then

@@ -60,6 +60,14 @@ pub enum LabError {
         /// The kind of network.
         kind: NetworkKind,
     },
+    /// Transactions have left a database that a condition of consistency does not hold for.
+    #[error(
+        "the database is not consistent after the load: {broken}; its disks have lost or changed what was durable, or a transaction is wrong"
+    )]
+    Inconsistent {
+        /// The clauses of TPC-C, and the rows that break them.
+        broken: String,
+    },
     /// A guest did not come up, or went away.
     #[error("guest {guest}: {what}\n{serial}")]
     Guest {

@@ -249,7 +249,12 @@ impl Guest {
 
     /// Runs a line of shell, which must succeed, and returns what it printed.
     pub fn shell(&self, line: &str) -> Result<String, LabError> {
-        let output = self.run(&["sh", "-c", line])?;
+        self.shell_within(line, COMMAND)
+    }
+
+    /// The same with another limit than that of commands.
+    pub(crate) fn shell_within(&self, line: &str, limit: Duration) -> Result<String, LabError> {
+        let output = self.start(&["sh", "-c", line])?.wait(limit)?;
         if output.status == 0 {
             return Ok(output.text());
         }

@@ -172,7 +172,7 @@ fn stripped(path: &Path) -> Result<Vec<u8>, LabError> {
 }
 
 /// The libraries of a program and its loader, by their paths on the host.
-fn libraries(path: &Path) -> Result<Vec<PathBuf>, LabError> {
+pub(crate) fn libraries(path: &Path) -> Result<Vec<PathBuf>, LabError> {
     let listed = match tool::run("ldd", [path]) {
         Ok(listed) => listed,
         Err(LabError::Tool { why, .. }) if why.contains("not a dynamic executable") => return Ok(Vec::new()),

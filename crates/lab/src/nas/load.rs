@@ -1,41 +1,35 @@
-//! Loads on an appliance: fio's forms of what IOZone measures.
+//! Loads on an appliance.
 
-use super::MOUNT;
-use crate::{Guest, LabError};
-use serde_json::Value;
+use super::{Nas, NasFigure, fio, iozone, tpcc};
+use crate::LabError;
 use std::fmt;
 
-/// One load.
+/// One load, of which a run has several figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NasLoad {
-    /// A new file, written in order and made durable.
-    Write,
-    /// The same file once more.
-    Rewrite,
-    /// The file is read in order. No machine has it in its cache.
-    Read,
-    /// The file is read in order. The client does not have it in its cache.
-    Reread,
-    /// Four processes read and write parts of files of several sizes at random places.
-    Mixed,
+    /// `fio`, with forms of what IOZone measures.
+    Fio,
+    /// IOZone, unmodified.
+    Iozone,
+    /// The transactions of TPC-C, scaled, on a database that lives on the appliance.
+    Tpcc(tpcc::TpccOptions),
 }
 
 impl NasLoad {
-    /// All of them, in the order in which they are run: each finds the file of the one before.
-    pub const ALL: [Self; 5] = [Self::Write, Self::Rewrite, Self::Read, Self::Reread, Self::Mixed];
-
-    pub(super) fn is_cold(self) -> bool {
-        self == Self::Read
+    /// Fails with the program of the host that it lacks.
+    pub fn check(self) -> Result<(), LabError> {
+        match self {
+            Self::Fio => fio::check(),
+            Self::Iozone => iozone::program().map(drop),
+            Self::Tpcc(_) => tpcc::check(),
+        }
     }
 
-    fn arguments(self) -> &'static str {
+    pub(super) fn run(self, nas: &Nas) -> Result<Vec<NasFigure>, LabError> {
         match self {
-            Self::Write => "--rw=write --bs=64k --size=24m --filename=file --end_fsync=1 --unlink=0 --create_on_open=1",
-            Self::Rewrite => "--rw=write --bs=64k --size=24m --filename=file --end_fsync=1 --overwrite=1",
-            Self::Read | Self::Reread => "--rw=read --bs=64k --size=24m --filename=file",
-            Self::Mixed => {
-                "--rw=randrw --bs=16k --numjobs=4 --nrfiles=4 --filesize=256k-2m --io_size=4m --size=4m --end_fsync=1 --group_reporting --randseed=7"
-            }
+            Self::Fio => fio::run(nas),
+            Self::Iozone => iozone::run(nas),
+            Self::Tpcc(options) => tpcc::run(nas.client()?, options),
         }
     }
 }
@@ -43,40 +37,9 @@ impl NasLoad {
 impl fmt::Display for NasLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Write => "write",
-            Self::Rewrite => "re-write",
-            Self::Read => "read",
-            Self::Reread => "re-read",
-            Self::Mixed => "mixed",
+            Self::Fio => "fio",
+            Self::Iozone => "IOZone",
+            Self::Tpcc(_) => "TPC-C",
         })
     }
-}
-
-/// The result of a load.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NasRate {
-    /// Bytes a second, of reads and writes together.
-    pub bytes_per_second: f64,
-}
-
-/// Runs a load in a directory of the client.
-pub(super) fn run(client: &Guest, load: NasLoad) -> Result<NasRate, LabError> {
-    let line = format!(
-        "fio --name=load --directory={MOUNT} --ioengine=psync --thread --output-format=json --output=/tmp/fio.json {} > /tmp/fio.log 2>&1 || {{ cat /tmp/fio.log; exit 1; }}",
-        load.arguments()
-    );
-    client.shell(&line)?;
-    let said = client.get("/tmp/fio.json")?;
-    let failed = |why: String| LabError::tool("fio", why);
-    let report: Value = serde_json::from_slice(&said).map_err(|e| failed(e.to_string()))?;
-    let job = &report["jobs"][0];
-    let (mut bytes, mut longest) = (0, 0);
-    for part in ["read", "write"] {
-        bytes += job[part]["io_bytes"].as_u64().unwrap_or(0);
-        longest = longest.max(job[part]["runtime"].as_u64().unwrap_or(0));
-    }
-    if job["error"] != 0 || bytes == 0 || longest == 0 {
-        return Err(failed(format!("no result: {job}")));
-    }
-    Ok(NasRate { bytes_per_second: bytes as f64 * 1000.0 / longest as f64 })
 }

@@ -9,11 +9,17 @@
 //!
 //! The machines run Debian's kernel with its NFS server, its RAID and ext4. The study of Fido has such an appliance (its Figures 10 and 11).
 
+mod figure;
+mod fio;
 mod host;
+mod iozone;
 mod load;
 mod script;
+mod tpcc;
 
-pub use load::{NasLoad, NasRate};
+pub use figure::{NasFigure, NasUnit};
+pub use load::NasLoad;
+pub use tpcc::{TpccDatabase, TpccOptions, TpccScale};
 
 use crate::{Accel, Guest, GuestOptions, LabError, Network, Playground, PlaygroundOptions, beside};
 use host::HostParts;
@@ -24,11 +30,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Bytes of each of the three disks.
-const DISK: u64 = 64 << 20;
+const DISK: u64 = 128 << 20;
 /// The longest that one step of a machine takes.
 const STEP: Duration = Duration::from_secs(120);
 /// The client's directory on the appliance.
 pub(crate) const MOUNT: &str = "/mnt";
+
+/// The machines whose caches of files a load finds empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cold {
+    Client,
+    Everywhere,
+}
 
 /// How the appliance is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,20 +170,21 @@ impl Nas {
         self.guest(NasPart::Client)
     }
 
-    /// Runs a load on the client, by `fio`.
-    pub fn run(&self, load: NasLoad) -> Result<NasRate, LabError> {
-        let (path, package) = FIO;
-        if !Path::new(path).exists() {
-            return Err(LabError::tool(path, format!("it is missing (Debian: {package})")));
-        }
-        if load.is_cold() {
-            for guest in self.guests.values() {
-                guest.shell("sync; echo 3 > /proc/sys/vm/drop_caches")?;
+    /// Runs a load on the client.
+    pub fn run(&self, load: NasLoad) -> Result<Vec<NasFigure>, LabError> {
+        load.check()?;
+        load.run(self)
+    }
+
+    /// Empties caches of files.
+    fn cool(&self, cold: Cold) -> Result<(), LabError> {
+        match cold {
+            Cold::Client => self.client()?.shell("sync; echo 3 > /proc/sys/vm/drop_caches").map(drop),
+            Cold::Everywhere => {
+                let drop_all = |guest: &Guest| guest.shell("sync; echo 3 > /proc/sys/vm/drop_caches").map(drop);
+                self.guests.values().try_for_each(drop_all)
             }
-        } else {
-            self.client()?.shell("echo 3 > /proc/sys/vm/drop_caches")?;
         }
-        load::run(self.client()?, load)
     }
 
     /// Ends a machine of the appliance as a loss of power does, and starts it again.
@@ -203,7 +217,9 @@ impl Nas {
 
     fn options(&self, part: NasPart) -> Result<GuestOptions, LabError> {
         const MEMORY: u32 = 512;
-        let mut options = GuestOptions::new(part.name()).memory(MEMORY);
+        // The client has PostgreSQL's programs in its memory.
+        let memory = if part == NasPart::Client { 2 * MEMORY } else { MEMORY };
+        let mut options = GuestOptions::new(part.name()).memory(memory);
         let is_outside = match self.kind {
             NasKind::Partywall => matches!(part, NasPart::Gateway | NasPart::Client),
             NasKind::Monolith | NasKind::Bridge => true,
@@ -362,8 +378,6 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("/usr/sbin/rpc.mountd", "nfs-kernel-server"),
     ("/usr/sbin/exportfs", "nfs-kernel-server"),
 ];
-/// What loads take.
-const FIO: (&str, &str) = ("/usr/bin/fio", "fio");
 const NBD: &[(&str, &str)] = &[("/bin/nbd-server", "nbd-server"), ("/sbin/nbd-client", "nbd-client")];
 
 /// Fails with the packages that are missing.
@@ -377,9 +391,12 @@ fn check_programs(kind: NasKind) -> Result<(), LabError> {
 }
 
 fn image(mut options: PlaygroundOptions) -> Result<PlaygroundOptions, LabError> {
-    for (path, _) in PROGRAMS.iter().chain(NBD).chain([&FIO]).filter(|(path, _)| Path::new(path).exists()) {
+    for (path, _) in PROGRAMS.iter().chain(NBD).chain([&fio::FIO]).filter(|(path, _)| Path::new(path).exists()) {
         let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy();
         options = options.program(*path, &name);
+    }
+    if let Ok(iozone) = iozone::program() {
+        options = options.program(iozone, "iozone");
     }
     for module in ["virtio_blk", "md_mod", "raid456", "ext4", "nfsd", "nfsv4", "nbd"] {
         options = options.module(module);

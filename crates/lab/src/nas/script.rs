@@ -101,9 +101,11 @@ pub(super) fn mount(server: &str, own: &str, gateway: Option<&str>) -> String {
     let route = gateway.map(|gateway| format!("ip route add 10.99.0.0/24 via {gateway}; ")).unwrap_or_default();
     let reached = wait_until(&format!("ping -c 1 -W 1 {server} > /dev/null"));
     let options = format!("vers=4.2,proto=tcp,addr={server},clientaddr={own},hard,timeo=50");
-    let mounted = wait_until(&format!("mount -t nfs4 -o {options} {server}:/ {MOUNT} 2> /tmp/mount.log"));
+    let mounted = wait_until(&format!("mount {MOUNT} 2> /tmp/mount.log"));
+    // IOZone mounts it again by this line.
+    let table = format!("mkdir -p {MOUNT} /etc; echo '{server}:/ {MOUNT} nfs4 {options} 0 0' > /etc/fstab; ");
     // Until its time for clients that were there before is over, the server lets no file be opened.
-    format!("mkdir -p {MOUNT}; {route}{reached}{mounted}touch {MOUNT}/ready && rm {MOUNT}/ready")
+    format!("{table}{route}{reached}{mounted}touch {MOUNT}/ready && rm {MOUNT}/ready")
 }
 
 /// Offers a device as `DOMAIN:disk`, and waits until it is offered.
