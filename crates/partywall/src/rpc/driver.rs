@@ -313,16 +313,18 @@ impl ClientCore {
         if let Err(e) = self.check_thread() {
             return (state, Err(e));
         }
-        let mut arguments = Some(arguments);
-        let (state, opened) = self.drive(state, deadline, |slots| {
+        let (mut state, opened) = self.drive(state, deadline, |slots| {
             // A connection that has ended takes no call, though its answers can still be had.
             let may_begin = slots.unanswered < super::WINDOW && slots.ended.is_none();
-            may_begin.then(|| slots.open(arguments.take().flatten()))
+            may_begin.then(|| slots.open())
         });
         let id = match opened {
             Ok(id) => id,
             Err(e) => return (state, Err(e)),
         };
+        if arguments.is_some() {
+            state.slots.keep(id, arguments);
+        }
         let record = CallRecord { kind: RecordKind::Call, id, method, status: 0, bytes };
         let (mut state, sent) = self.send(state, &record, deadline);
         match sent {

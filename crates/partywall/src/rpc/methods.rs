@@ -71,7 +71,7 @@ impl Methods {
         back: Option<&dyn CallsBack>,
     ) -> CallResult<CallAnswer> {
         let function = self.functions.get(&record.method).ok_or(CallError::UnknownMethod)?;
-        let args = PeerView::from_record(record.bytes, &peer.peer_heap).ok_or(CallError::BadPointer)?;
+        let args = PeerView::from_record(&record.bytes, &peer.peer_heap).ok_or(CallError::BadPointer)?;
         let follows = AtomicU64::new(max_follows);
         let call = IncomingCall {
             args,

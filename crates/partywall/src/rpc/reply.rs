@@ -26,7 +26,7 @@ impl ReceivedReply {
     pub(crate) fn judge(record: &CallRecord, heap: &PeerHeap) -> Result<Self, Corrupt> {
         let status = CallStatus::from_wire(record.status).filter(|status| status.admits(record.method));
         let status = status.ok_or(Corrupt::BadRecord)?;
-        let view = PeerView::from_record(record.bytes, heap).ok_or(Corrupt::BadRecord)?;
+        let view = PeerView::from_record(&record.bytes, heap).ok_or(Corrupt::BadRecord)?;
         let held = match record.bytes {
             CallBytes::Inline(..) => None,
             CallBytes::Reference { address, .. } => Some(address),

@@ -100,19 +100,18 @@ const INDEX_BITS: u32 = 20;
 
 impl Slots {
     #[inline]
-    pub(crate) fn open(&mut self, arguments: Option<Block>) -> u32 {
+    pub(crate) fn open(&mut self) -> u32 {
         self.unanswered += 1;
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(CallSlot { generation: 0, state: SlotState::Free, arguments: None, back: None });
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[index as usize];
-        (slot.state, slot.arguments) = (SlotState::Waiting, arguments);
+        slot.state = SlotState::Waiting;
         index | slot.generation << INDEX_BITS
     }
 
-    /// Keeps the arguments of a call that has been sent until it is answered.
-    #[cfg(feature = "tokio")]
+    /// Keeps the arguments of a call until it is answered.
     pub(crate) fn keep(&mut self, id: u32, arguments: Option<Block>) {
         if let Some(slot) = self.slot(id) {
             slot.arguments = arguments;
@@ -258,17 +257,17 @@ mod tests {
 
     fn reply(held: Option<u64>) -> ReceivedReply {
         let heap = PeerHeap::new(Regions::of(None), false);
-        let view = PeerView::from_record(CallBytes::EMPTY, &heap).unwrap();
+        let view = PeerView::from_record(&CallBytes::EMPTY, &heap).unwrap();
         ReceivedReply { status: CallStatus::Done, code: 0, view, held }
     }
 
     #[test]
     fn call_that_is_answered_before_it_is_sent_is_counted_once() {
         let mut slots = Slots::default();
-        let id = slots.open(None);
+        let id = slots.open();
         assert_eq!(slots.deliver(id, reply(Some(64))), Ok(None));
         assert_eq!((slots.withdraw(id), slots.unanswered), (Some(64), 0));
-        let id = slots.open(None);
+        let id = slots.open();
         assert_eq!((slots.withdraw(id), slots.unanswered), (None, 0));
         assert!(slots.deliver(id, reply(None)).is_err(), "it is not under way");
     }
@@ -276,7 +275,7 @@ mod tests {
     #[test]
     fn calls_back_of_a_call_are_limited_and_come_one_by_one() {
         let mut slots = Slots::default();
-        let id = slots.open(None);
+        let id = slots.open();
         let record = CallRecord { kind: RecordKind::Call, id, method: 7, status: 0, bytes: CallBytes::EMPTY };
         for _ in 0..MOST_CALLS_BACK {
             assert_eq!(slots.call_back(record), Ok(()));
@@ -287,7 +286,7 @@ mod tests {
             slots.end_call_back(id, None);
         }
         assert!(slots.call_back(record).is_err());
-        let given_up = slots.open(None);
+        let given_up = slots.open();
         slots.abandon(given_up);
         for _ in 0..MOST_CALLS_BACK {
             assert_eq!(slots.call_back(CallRecord { id: given_up, ..record }), Ok(()));
@@ -300,7 +299,7 @@ mod tests {
     fn pending_call_back_is_refused_with_the_end_of_its_call() {
         let mut slots = Slots::default();
         let record = |id| CallRecord { kind: RecordKind::Call, id, method: 7, status: 0, bytes: CallBytes::EMPTY };
-        let (answered, given_up) = (slots.open(None), slots.open(None));
+        let (answered, given_up) = (slots.open(), slots.open());
         slots.call_back(record(answered)).unwrap();
         slots.call_back(record(given_up)).unwrap();
         slots.deliver(answered, reply(None)).unwrap();
@@ -313,17 +312,17 @@ mod tests {
     #[test]
     fn id_of_a_call_is_taken_while_its_call_back_runs() {
         let mut slots = Slots::default();
-        let id = slots.open(None);
+        let id = slots.open();
         let record = CallRecord { kind: RecordKind::Call, id, method: 7, status: 0, bytes: CallBytes::EMPTY };
         slots.call_back(record).unwrap();
         assert!(matches!(slots.take_step(id), Some(CallStep::CalledBack(_))));
         slots.deliver(id, reply(None)).unwrap();
         assert!(slots.take_answer(id).is_some());
         const INDEX: u32 = (1 << INDEX_BITS) - 1;
-        let other = slots.open(None);
+        let other = slots.open();
         assert_ne!(other & INDEX, id & INDEX);
         assert!(slots.deliver(id, reply(None)).is_err(), "it was answered");
         slots.end_call_back(id, None);
-        assert_eq!(slots.open(None) & INDEX, id & INDEX);
+        assert_eq!(slots.open() & INDEX, id & INDEX);
     }
 }

@@ -144,8 +144,8 @@ enum ViewBytes {
 impl PeerView {
     /// The bytes of a record; `None` if they are not all in the peer's heap.
     #[inline]
-    pub(crate) fn from_record(bytes: CallBytes, heap: &PeerHeap) -> Option<Self> {
-        match bytes {
+    pub(crate) fn from_record(bytes: &CallBytes, heap: &PeerHeap) -> Option<Self> {
+        match *bytes {
             CallBytes::Inline(bytes, len) => Some(Self { bytes: ViewBytes::Inline(bytes, len) }),
             CallBytes::Reference { address, len } => heap.view(address, len),
         }

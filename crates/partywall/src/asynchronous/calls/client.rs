@@ -155,7 +155,7 @@ impl AsyncCallClient {
         let permit = shared.window.acquire().await.map_err(|_| shared.error_of_end())?;
         let mut copied = Some(copied);
         let begun = when_there_is_room(shared, |state| {
-            let id = state.slots.open(None);
+            let id = state.slots.open();
             let record = CallRecord { kind: RecordKind::Call, id, method: method.number(), status: 0, bytes };
             match state.sender.send(&record) {
                 Ok(position) => {
