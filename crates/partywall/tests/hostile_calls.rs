@@ -264,13 +264,14 @@ fn server_that_lies_is_corrupt_to_its_client() {
         ("segment that was not passed on", record(SEGMENT | BY_REFERENCE, 1, 0, &[0x3000_0000_0000, 4096])),
         ("nonsense", vec![0xff; 56]),
     ];
-    for (what, lie) in cases {
+    for ((what, lie), is_held) in cases.iter().flat_map(|case| [(case, false), (case, true)]) {
         let world = World::new();
-        let server = lying_server(&world, vec![lie]);
+        let server = lying_server(&world, vec![lie.clone()]);
         let client = CallClient::builder().connect(&world.shop, "web:lies").unwrap();
-        let result = client.call("echo", &[]);
+        let call = || if is_held { client.exclusive()?.call("echo", &[]) } else { client.call("echo", &[]) };
+        let result = call();
         assert!(matches!(result, Err(CallError::Corrupt(_))), "{what}: {result:?}");
-        let again = client.call("echo", &[]);
+        let again = call();
         assert!(matches!(again, Err(CallError::Corrupt(_))), "{what}, again: {again:?}");
         drop(server.recv_timeout(HANG));
     }

@@ -1,6 +1,5 @@
 //! Partywall's own programs for orders: this program, as `peer serve NAME` and `peer call NAME`.
 
-use std::collections::VecDeque;
 use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -300,23 +299,23 @@ impl PeerClient {
     /// Null calls, each of which begins before earlier ones have returned.
     fn pipelined(&self, order: &PeerOrder) -> Result<Figures> {
         let client = self.connect("small", HeapOptions::default())?;
-        let rate = |longest: Duration| -> Result<f64> {
-            let mut ongoing = VecDeque::with_capacity(WINDOW);
-            let (begin, mut done) = (Instant::now(), 0u64);
+        let mut held = client.exclusive().map_err(fault("holding a client"))?;
+        let mut rate = |longest: Duration| -> Result<f64> {
+            let (begin, mut begun, mut done) = (Instant::now(), 0usize, 0usize);
             while begin.elapsed() < longest {
                 for _ in 0..BATCH {
-                    if ongoing.len() == WINDOW
-                        && let Some(first) = ongoing.pop_front()
+                    if begun - done == WINDOW
+                        && let Some(reply) = held.wait_next()
                     {
-                        let first: partywall::rpc::Ongoing = first;
-                        first.wait().map_err(fault("waiting for a reply"))?;
+                        reply.map_err(fault("waiting for a reply"))?;
                         done += 1;
                     }
-                    ongoing.push_back(client.start(NULL, &[]).map_err(fault("calling"))?);
+                    held.start(NULL, &[]).map_err(fault("calling"))?;
+                    begun += 1;
                 }
             }
-            for call in ongoing {
-                call.wait().map_err(fault("waiting for a reply"))?;
+            while let Some(reply) = held.wait_next() {
+                reply.map_err(fault("waiting for a reply"))?;
                 done += 1;
             }
             Ok(done as f64 / begin.elapsed().as_secs_f64())

@@ -251,6 +251,10 @@ impl CallClient {
         CallClientBuilder::default()
     }
 
+    pub(crate) fn core(&self) -> &Arc<ClientCore> {
+        &self.core
+    }
+
     /// The heap of this side. Arguments that lie in it are passed without a copy.
     pub fn heap(&self) -> &Heap {
         &self.core.heap
@@ -300,17 +304,9 @@ impl CallClient {
     fn call_by(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<Reply> {
         let core = &self.core;
         let prepared = prepare(&core.heap, arguments)?;
-        let (state, begun) = core.begin(core.enter(), deadline, method.number(), prepared);
-        let (id, position) = begun?;
-        let (state, outcome) = core.finish(state, deadline, id, position);
+        let (state, outcome) = core.call(core.enter_for_call()?, deadline, method.number(), prepared);
         drop(state);
-        match outcome {
-            Ok(outcome) => Reply::held_by(outcome, || Arc::clone(core)),
-            Err(e) => {
-                core.give_up(id);
-                Err(e)
-            }
-        }
+        Reply::held_by(outcome?, || Arc::clone(core))
     }
 
     /// Begins a call and does not wait for its result. At most 512 calls of a connection are unanswered at a time; beginning another one blocks until
@@ -346,7 +342,7 @@ impl CallClient {
     fn begin(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<Ongoing> {
         let core = &self.core;
         let prepared = prepare(&core.heap, arguments)?;
-        let (state, begun) = core.begin(core.enter(), deadline, method.number(), prepared);
+        let (state, begun) = core.begin(core.enter_for_call()?, deadline, method.number(), prepared);
         drop(state);
         let (id, position) = begun?;
         Ok(Ongoing { core: Arc::clone(core), id, position, deadline, is_over: false })
@@ -403,7 +399,7 @@ impl CallClient {
             ));
         }
         let record = CallRecord { kind: RecordKind::Notice, id: 0, method: method.number(), status: 0, bytes };
-        let (state, sent) = self.core.send(self.core.enter(), &record, deadline);
+        let (state, sent) = self.core.send(self.core.enter_for_call()?, &record, deadline);
         drop(state);
         sent?;
         Ok(())
@@ -447,7 +443,7 @@ impl Ongoing {
     /// # Errors
     /// As [`CallClient::call`].
     pub fn wait(mut self) -> CallResult<Reply> {
-        let (state, outcome) = self.core.finish(self.core.enter(), self.deadline, self.id, self.position);
+        let (state, outcome) = self.core.finish(self.core.enter_for_call()?, self.deadline, self.id, self.position);
         drop(state);
         let outcome = outcome?;
         self.is_over = true;
@@ -485,8 +481,11 @@ impl Ongoing {
         let now = Instant::now();
         let soon = now.checked_add(longest);
         let until = soon.into_iter().chain(self.deadline).min();
-        let (state, outcome) = self.core.finish(self.core.enter(), until, self.id, self.position);
-        drop(state);
+        let outcome = self.core.enter_for_call().and_then(|state| {
+            let (state, outcome) = self.core.finish(state, until, self.id, self.position);
+            drop(state);
+            outcome
+        });
         match outcome {
             Err(CallError::TimedOut) if self.deadline.is_none_or(|deadline| Instant::now() < deadline) => Ok(None),
             Err(e) => {

@@ -12,6 +12,9 @@
 //!               --|-- call -- takes the receiver --|   sleeps   |-- puts it back, files the reply --|--
 //! ```
 //! A thread that finds no room in the ring releases the lock as well: it retries, and sleeps on the link between attempts.
+//!
+//! An [`ExclusiveClient`](super::ExclusiveClient) keeps the lock between calls as well. What its thread drops then needs the lock that this
+//! very thread has. It is noted as a [`LateWish`].
 
 use super::error::CallError;
 use super::functions::{ClientFunctions, refusal};
@@ -20,6 +23,7 @@ use super::reply::{ReceivedReply, ReleasesBlocks};
 use super::sender::CallSender;
 use super::slots::{CallStep, ConnectionEnd, Slots};
 use super::view::PeerHeap;
+use crate::domain::lock;
 use crate::rx::StreamRx;
 use crate::{Error, PeerInfo, Result};
 use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
@@ -27,12 +31,12 @@ use partywall_shm::corrupt::Corrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 type CallResult<T> = std::result::Result<T, CallError>;
-type Held<'a> = MutexGuard<'a, ClientState>;
+pub(crate) type Held<'a> = MutexGuard<'a, ClientState>;
 
 /// Looks for a record while the lock is held. More would not be noticed by a single caller, and less would have it release the lock.
 const LOOKS: u32 = 64;
@@ -55,6 +59,28 @@ pub(crate) struct ClientCore {
     pub(crate) peer: PeerInfo,
     /// What the server may call back; `None` if this client takes no calls.
     functions: Option<ClientFunctions>,
+    /// The thread that keeps the lock between two calls ([`this_thread`]); 0 if none does.
+    keeper: AtomicUsize,
+    /// What the thread that keeps the lock has asked for without it. Only that thread stores and takes this.
+    late: Mutex<Vec<LateWish>>,
+    has_late: AtomicBool,
+}
+
+/// What a thread asks for while it keeps the lock itself.
+enum LateWish {
+    /// To give a block of the server's back.
+    Release(u64),
+    /// To give a call up.
+    GiveUp(u32),
+}
+
+thread_local! {
+    static HERE: u8 = const { 0 };
+}
+
+/// A number that no other thread has meanwhile, and not 0.
+fn this_thread() -> usize {
+    HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
 pub(crate) struct ClientState {
@@ -156,7 +182,62 @@ impl ClientCore {
             timeout,
             peer,
             functions,
+            keeper: AtomicUsize::new(0),
+            late: Mutex::default(),
+            has_late: AtomicBool::new(false),
         }
+    }
+
+    /// Takes the lock; `None` if this thread keeps it.
+    #[inline]
+    fn enter_unless_kept(&self) -> Option<Held<'_>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            // A thread reads its own number only if it has stored it.
+            Err(TryLockError::WouldBlock) if self.keeper.load(Ordering::Relaxed) == this_thread() => None,
+            Err(TryLockError::WouldBlock) => Some(self.contend()),
+        }
+    }
+
+    /// Takes the lock for a call. Fails on a thread that keeps it.
+    #[inline]
+    pub(crate) fn enter_for_call(&self) -> CallResult<Held<'_>> {
+        let why = "this thread holds the client: make the call by its ExclusiveClient";
+        self.enter_unless_kept().ok_or_else(|| CallError::Refused(why.into()))
+    }
+
+    /// This thread keeps the lock from here on, until [`ClientCore::resume`].
+    #[inline]
+    pub(crate) fn keep(&self, _: &Held<'_>) {
+        self.keeper.store(this_thread(), Ordering::Relaxed);
+    }
+
+    /// The thread that has kept the lock makes a call, which may release it.
+    #[inline]
+    pub(crate) fn resume<'a>(&self, mut state: Held<'a>) -> Held<'a> {
+        self.keeper.store(0, Ordering::Relaxed);
+        if self.has_late.load(Ordering::Relaxed) {
+            self.fulfil(&mut state);
+        }
+        state
+    }
+
+    #[cold]
+    fn fulfil(&self, state: &mut ClientState) {
+        self.has_late.store(false, Ordering::Relaxed);
+        for wish in std::mem::take(&mut *lock(&self.late)) {
+            match wish {
+                LateWish::Release(address) => state.release(address),
+                LateWish::GiveUp(id) => state.give_up(id),
+            }
+        }
+    }
+
+    #[cold]
+    fn postpone(&self, wish: LateWish) {
+        lock(&self.late).push(wish);
+        self.has_late.store(true, Ordering::Relaxed);
     }
 
     /// Takes the lock. A thread that spins with it in its hand releases it for this one.
@@ -371,6 +452,37 @@ impl ClientCore {
         }
     }
 
+    /// [`ClientCore::finish`], and gives the call up if that fails.
+    #[inline]
+    pub(crate) fn finish_or_give_up<'a>(
+        &'a self,
+        state: Held<'a>,
+        deadline: Option<Instant>,
+        id: u32,
+        position: u64,
+    ) -> (Held<'a>, CallResult<ReceivedReply>) {
+        let (mut state, outcome) = self.finish(state, deadline, id, position);
+        if outcome.is_err() {
+            state.give_up(id);
+        }
+        (state, outcome)
+    }
+
+    /// A whole call.
+    #[inline]
+    pub(crate) fn call<'a>(
+        &'a self,
+        state: Held<'a>,
+        deadline: Option<Instant>,
+        method: u32,
+        prepared: (CallBytes, Option<Block>),
+    ) -> (Held<'a>, CallResult<ReceivedReply>) {
+        match self.begin(state, deadline, method, prepared) {
+            (state, Ok((id, position))) => self.finish_or_give_up(state, deadline, id, position),
+            (state, Err(e)) => (state, Err(e)),
+        }
+    }
+
     /// Sends a record. A thread that waits for room does so without the lock, and no longer than until its deadline.
     #[inline]
     pub(crate) fn send<'a>(
@@ -436,25 +548,35 @@ impl ClientCore {
 
     /// The caller of a call does not wait for its answer any more.
     pub(crate) fn give_up(&self, id: u32) {
-        let mut state = self.enter();
-        match state.slots.take_answer(id) {
-            None => {
-                state.slots.abandon(id);
-                state.refuse();
-            }
-            Some(ReceivedReply { held: Some(address), .. }) => state.release(address),
-            Some(_) => {}
+        match self.enter_unless_kept() {
+            Some(mut state) => state.give_up(id),
+            None => self.postpone(LateWish::GiveUp(id)),
         }
     }
 }
 
 impl ReleasesBlocks for ClientCore {
     fn release(&self, address: u64) {
-        self.enter().release(address);
+        match self.enter_unless_kept() {
+            Some(mut state) => state.release(address),
+            None => self.postpone(LateWish::Release(address)),
+        }
     }
 }
 
 impl ClientState {
+    /// The caller of a call does not wait for its answer any more.
+    pub(crate) fn give_up(&mut self, id: u32) {
+        match self.slots.take_answer(id) {
+            None => {
+                self.slots.abandon(id);
+                self.refuse();
+            }
+            Some(ReceivedReply { held: Some(address), .. }) => self.release(address),
+            Some(_) => {}
+        }
+    }
+
     /// Gives a block of the server's back.
     fn release(&mut self, address: u64) {
         // An attempt of this thread would take the ring of the doorbell for which another thread sleeps.
