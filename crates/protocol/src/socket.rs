@@ -126,12 +126,21 @@ pub struct Identity {
 
 /// The sequence numbers of the first byte each way. No two connections of a host have the same 64 bits, and no user can read those of
 /// another user's connection. So they are never logged.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Numbers {
     /// As the kernel counts what was acknowledged: that of the SYN for the side that connected, of the first byte for the other.
     pub sent_from: u32,
     /// The sequence number of the first received byte.
     pub received_from: u32,
+}
+
+impl Numbers {
+    /// The numbers of the accepting side, if these are the connecting side's: the first byte that each side sent is the first byte that
+    /// the other side received (protocol T5.5).
+    #[must_use]
+    pub const fn of_accepting_side(self) -> Self {
+        Self { sent_from: self.received_from, received_from: self.sent_from.wrapping_add(1) }
+    }
 }
 
 impl fmt::Debug for Numbers {

@@ -73,6 +73,8 @@ pub enum CoreEvent<F> {
         /// The side whose socket it was.
         side: Side,
     },
+    /// About 50 ms have passed. Only needed while [`Core::wants_look_at_untaken`](super::Core::wants_look_at_untaken).
+    LookAtUntaken,
     /// About a second has passed. Only needed while [`Core::wants_ticks`](super::Core::wants_ticks).
     Tick,
 }

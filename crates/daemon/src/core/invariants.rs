@@ -268,6 +268,13 @@ impl<F: Descriptor> Core<F> {
             assert!(offer.to().is_some() || in_use[&offer.socket.id()] == *id);
             assert!(!self.channels.contains_key(id), "taken, and offered still");
             let Some(handshake) = offer.handshake() else { continue };
+            let end = offer.translated_end();
+            assert_eq!(end.is_some(), !handshake.translated.is_empty(), "numbers are known of what may be translated");
+            assert!(end.is_none_or(|end| self.sockets.translated[&end].contains(id)));
+            assert!(
+                !handshake.is_shown_translated || end.is_some() && handshake.far.is_some(),
+                "shown after it was taken"
+            );
             assert_eq!(handshake.far.is_none(), handshake.taker.is_some(), "who has the bells has taken");
             assert!(handshake.confirmed.is_none() || handshake.taker.is_some());
             if let Some(taker) = &handshake.taker {
@@ -275,6 +282,11 @@ impl<F: Descriptor> Core<F> {
             }
         }
         assert_eq!(offered.values().map(Vec::len).sum::<usize>(), offers.len());
+        let translated = offers.values().filter(|offer| offer.translated_end().is_some()).count();
+        assert_eq!(self.sockets.translated.values().map(Vec::len).sum::<usize>(), translated);
+        let may_be_shown =
+            |id| offers.get(id).and_then(|o| o.handshake()).is_some_and(|h| h.far.is_some() && !h.is_shown_translated);
+        assert!(self.sockets.young.iter().all(may_be_shown));
         for (socket, id) in in_use {
             let of_end = |c: &Channel<F>| c.ends.iter().any(|end| end.socket == Some(*socket));
             let taker = |o: &Offer<F>| o.handshake().and_then(|h| h.taker.as_ref()).map(|t| t.socket.id());

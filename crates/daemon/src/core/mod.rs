@@ -224,6 +224,7 @@ impl<F: Descriptor> Core<F> {
             CoreEvent::Closed { session, by_program } => self.end(session, by_program),
             CoreEvent::SocketGone { cookie } => self.socket_gone(cookie),
             CoreEvent::FlowLost { flow, side } => self.flow_lost(flow, side),
+            CoreEvent::LookAtUntaken => self.look_at_untaken(),
             CoreEvent::Tick => {
                 self.log.report(now);
                 self.tick();

@@ -75,6 +75,8 @@ const BURST: usize = 4;
 
 /// How often the core hears of the time.
 const TICK: Duration = Duration::from_secs(1);
+/// The time after which an offer counts as not taken at once, within a factor of two ([`CoreEvent::LookAtUntaken`]).
+const UNTAKEN: Duration = Duration::from_millis(50);
 
 /// The epoll data of the listening socket, the control bell and the notices of destroyed sockets; sessions count up from
 /// [`FIRST_SESSION`].
@@ -157,6 +159,7 @@ pub struct Server {
     watch: FlowWatch,
     /// When the core is to hear of the time, while it wants to.
     next_tick: Option<Instant>,
+    next_look_at_untaken: Option<Instant>,
     sessions: HashMap<SessionId, SessionSocket>,
     /// Dropped after the sessions, whose sockets they close last.
     readers: Readers,
@@ -216,6 +219,7 @@ impl Server {
             machine_directories: BTreeMap::new(),
             watch,
             next_tick: None,
+            next_look_at_untaken: None,
             sessions: HashMap::new(),
             readers,
             synced: 0,
@@ -300,7 +304,8 @@ impl Server {
 
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let tick = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
+        let tick = [self.next_tick, self.next_look_at_untaken].into_iter().flatten().min();
+        let tick = tick.map(|at| at.saturating_duration_since(Instant::now()));
         let arrivals = self.arrivals.has_any(|account| self.may_begin(*account)).then_some(Duration::ZERO);
         let shares = self.shares.renews_in(Instant::now());
         let timeout =
@@ -390,6 +395,15 @@ impl Server {
             self.next_tick = None;
         } else if self.next_tick.is_none() {
             self.next_tick = Some(Instant::now() + TICK);
+        }
+        if self.next_look_at_untaken.is_some_and(|at| at <= Instant::now()) {
+            self.next_look_at_untaken = None;
+            self.feed(CoreEvent::LookAtUntaken);
+        }
+        if !self.core.wants_look_at_untaken() {
+            self.next_look_at_untaken = None;
+        } else if self.next_look_at_untaken.is_none() {
+            self.next_look_at_untaken = Some(Instant::now() + UNTAKEN);
         }
     }
 

@@ -67,10 +67,26 @@ impl Fingerprint {
     ///
     /// Without the key no program can tell which connection a fingerprint stands for.
     pub fn connection(accepting: SocketAddr, connecting: SocketAddr, key: OfferKey) -> Self {
+        Self::keyed(&[accepting, connecting], key)
+    }
+
+    /// A connection to this end is offered, to programs that have this key, and may have another connecting end than the offering side
+    /// sees, because its addresses are translated on the way.
+    pub fn translated(accepting: SocketAddr, key: OfferKey) -> Self {
+        Self::keyed(&[accepting], key)
+    }
+
+    /// Among the addresses of programs: connections may come from addresses that no program has, because programs run in several network
+    /// namespaces, and addresses may be translated between those.
+    pub fn translators() -> Self {
+        Self::of(4, &[])
+    }
+
+    fn keyed(ends: &[SocketAddr], key: OfferKey) -> Self {
         let OfferKey([low, high]) = key;
         #[expect(deprecated, reason = "the only keyed hash of core, which is SipHash 2-4 permanently")]
         let mut hasher = core::hash::SipHasher::new_with_keys(low, high);
-        for end in [accepting, connecting] {
+        for end in ends {
             hasher.write(&wide(end.ip()).to_le_bytes());
             hasher.write(&end.port().to_le_bytes());
         }

@@ -180,6 +180,19 @@ fn fingerprints_differ_exactly_if_addresses_differ() {
     assert_ne!(offer("10.0.0.1:80", "10.0.0.2:80"), offer("10.0.0.2:80", "10.0.0.1:80"));
     assert_ne!(offer("10.0.0.1:1", "10.0.0.1:2"), offer("10.0.0.1:2", "10.0.0.1:1"));
     assert_ne!(offer("127.0.0.1:1", "127.0.0.1:2"), offer("127.0.0.2:1", "127.0.0.1:2"), "ends are exact");
+    let translated = |to, key| Fingerprint::translated(at(to), OfferKey(key));
+    let base = translated("10.0.0.1:1", [3, 4]);
+    assert_eq!(base, translated("[::ffff:10.0.0.1]:1", [3, 4]));
+    for other in [
+        translated("10.0.0.1:2", [3, 4]),
+        translated("10.0.0.2:1", [3, 4]),
+        translated("10.0.0.1:1", [3, 5]),
+        offer("10.0.0.1:1", "10.0.0.1:1"),
+        tcp("10.0.0.1:1", 0),
+    ] {
+        assert_ne!(base, other);
+    }
+    assert_ne!(Fingerprint::translators(), Fingerprint::address(ip("::1"), 0));
 }
 
 #[test]

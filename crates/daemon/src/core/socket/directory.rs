@@ -157,6 +157,7 @@ impl<F: Descriptor> Core<F> {
         let Some(window) = self.machines.begin_directory(machine) else { return };
         self.actions.push(Action::BeginDirectory { machine, window, base: DIRECTORY_BASE });
         let mut changes = vec![self.policy_change()];
+        changes.extend(self.may_translate().then(|| DirectoryChange::Address(Fingerprint::translators())));
         for publication in self.sockets.publications.values() {
             let visible = self.visible(machine.into(), publication);
             changes.extend(visible.changes(publication, &DirectoryChange::Address, &DirectoryChange::Listener));

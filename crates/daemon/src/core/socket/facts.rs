@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use partywall_protocol::socket::SocketFacts;
+use partywall_protocol::socket::{Numbers, SocketFacts};
 use partywall_shm::address::wide;
 
 /// Why two sockets are not known to be the ends of one connection.
@@ -12,6 +12,10 @@ pub(in crate::core) enum NotPeers {
     OtherNumbers,
     #[error("what the two sockets have carried says that they are not ends of one connection")]
     OtherBytes,
+    #[error(
+        "the ends of the two sockets are not each other's, and the broker may not read their sequence numbers; give it CAP_NET_ADMIN"
+    )]
+    OtherEnds,
     #[error(
         "the sockets are in different network namespaces, and the broker may not read their sequence numbers; give it CAP_NET_ADMIN"
     )]
@@ -26,22 +30,30 @@ pub(in crate::core) enum NotPeers {
 
 /// Whether the two sockets are the ends of one connection, if both were established at one moment (protocol T5).
 ///
-/// The caller has checked that the ends of the two match. `one_user`: both processes are of one user, which has both connections anyway.
+/// Numbers decide where both are read, because addresses may be translated on the way. `one_user`: both processes are of one user, which
+/// has both connections anyway.
 pub(super) fn are_peers(connecting: &SocketFacts, accepting: &SocketFacts, one_user: bool) -> Result<(), NotPeers> {
     let (c, a) = (connecting.identity, accepting.identity);
     match (c.numbers, a.numbers) {
         (Some(c), Some(a)) => {
-            if c.sent_from.wrapping_add(1) == a.received_from && a.sent_from == c.received_from {
+            if c.of_accepting_side() == a {
                 Ok(())
             } else {
                 Err(NotPeers::OtherNumbers)
             }
         }
+        _ if !have_each_others_ends(connecting, accepting) => Err(NotPeers::OtherEnds),
         _ if connecting.namespace() != accepting.namespace() => Err(NotPeers::OtherNamespace),
         _ if c.bound_to_device || a.bound_to_device => Err(NotPeers::Bound),
         _ if (c.tracked || a.tracked) && !one_user => Err(NotPeers::Tracked),
         _ => Ok(()),
     }
+}
+
+/// Whether the ends of the two sockets are each other's.
+pub(super) fn have_each_others_ends(connecting: &SocketFacts, accepting: &SocketFacts) -> bool {
+    let (Some(to), Some(from)) = (connecting.remote, accepting.remote) else { return false };
+    Ends::new(to, connecting.local) == Ends::new(accepting.local, from)
 }
 
 /// Whether the bytes that `first` had carried when it was shown can be among those that `second` has when it is shown later. Of two ends
@@ -63,7 +75,31 @@ pub(in crate::core) struct Ends {
 
 impl Ends {
     pub(super) fn new(accepting: SocketAddr, connecting: SocketAddr) -> Self {
-        let end = |at: SocketAddr| (wide(at.ip()), at.port());
         Self { accepting: end(accepting), connecting: end(connecting) }
+    }
+}
+
+fn end(at: SocketAddr) -> (u128, u16) {
+    (wide(at.ip()), at.port())
+}
+
+/// A connection as its accepting side sees it, whatever its connecting end seems to be there: only a translator changes that end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::core) struct NumberedEnd {
+    accepting: (u128, u16),
+    /// The accepting side's.
+    numbers: Numbers,
+}
+
+impl NumberedEnd {
+    /// As the socket of the connecting side shows it; `None` if its numbers are not read.
+    pub(in crate::core) fn of_connecting(socket: &SocketFacts) -> Option<Self> {
+        let (to, numbers) = socket.remote.zip(socket.identity.numbers)?;
+        Some(Self { accepting: end(to), numbers: numbers.of_accepting_side() })
+    }
+
+    /// As the socket of the accepting side shows it; `None` if its numbers are not read.
+    pub(super) fn of_accepting(socket: &SocketFacts) -> Option<Self> {
+        Some(Self { accepting: end(socket.local), numbers: socket.identity.numbers? })
     }
 }

@@ -1,5 +1,6 @@
 //! How far the two ends of an offered connection have come, and the bell that the broker makes for them (protocol T4, T5).
 
+use partywall_protocol::directory::Fingerprint;
 use partywall_protocol::wire::{Refusal, RegionReference};
 
 use super::SocketFacts;
@@ -25,13 +26,17 @@ pub(in crate::core) struct Handshake<F> {
     pub(in crate::core) ring_far: F,
     /// The accepting side, once it has taken.
     pub(in crate::core) taker: Option<Taker<F>>,
+    /// Its entries in the directory by its accepting end alone, one for each namespace: none if it may not be translated.
+    pub(in crate::core) translated: Vec<Fingerprint>,
+    /// They are in the directory.
+    pub(in crate::core) is_shown_translated: bool,
     /// The offering side's socket as it was when that side confirmed.
     pub(in crate::core) confirmed: Option<SocketFacts>,
 }
 
 impl<F> Handshake<F> {
-    pub(super) fn new(far: F, ring_far: F) -> Self {
-        Self { far: Some(far), ring_far, taker: None, confirmed: None }
+    pub(super) fn new(far: F, ring_far: F, translated: Vec<Fingerprint>) -> Self {
+        Self { far: Some(far), ring_far, taker: None, translated, is_shown_translated: false, confirmed: None }
     }
 }
 

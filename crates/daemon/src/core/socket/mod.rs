@@ -29,6 +29,7 @@ mod open;
 mod publish;
 mod reclaim;
 mod take;
+mod translated;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
@@ -37,7 +38,7 @@ use partywall_protocol::directory::{Fingerprint, OfferKey};
 use partywall_protocol::wire::{MachineId, Origin, Refusal};
 
 pub(super) use datagram::{FlowRecord, at};
-pub(super) use facts::Ends;
+pub(super) use facts::{Ends, NumberedEnd};
 pub(super) use offer::Offer;
 pub use partywall_protocol::socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 pub(super) use publish::Publication;
@@ -67,6 +68,14 @@ pub(super) struct Sockets<F> {
     pub(super) offers: BTreeMap<ChannelId, Offer<F>>,
     /// The offers of a connection: one, unless two namespaces have the same addresses.
     pub(super) offered: HashMap<Ends, Vec<ChannelId>>,
+    /// The offers to other namespaces by the accepting end and the numbers of the accepting side: one each, unless a machine lies.
+    pub(super) translated: HashMap<NumberedEnd, Vec<ChannelId>>,
+    /// Offers to other namespaces that are neither taken nor entered by their accepting end alone yet.
+    pub(super) young: BTreeSet<ChannelId>,
+    /// Offers from this number on were not there when the core last looked at the young ones.
+    pub(super) looked_at: ChannelId,
+    /// The network namespaces with publications, and the number of these.
+    pub(super) namespaces: BTreeMap<NamespaceId, u32>,
     /// Sockets that are offered or have a channel: none can be in two.
     pub(super) in_use: HashMap<SocketId, ChannelId>,
     /// Flows of datagrams, by the number of their channel.
@@ -91,6 +100,10 @@ impl<F> Sockets<F> {
             entries: 0,
             offers: BTreeMap::new(),
             offered: HashMap::new(),
+            translated: HashMap::new(),
+            young: BTreeSet::new(),
+            looked_at: 0,
+            namespaces: BTreeMap::new(),
             in_use: HashMap::new(),
             flows: BTreeMap::new(),
             slots: BTreeSet::new(),

@@ -6,7 +6,7 @@ use partywall_protocol::directory::{DirectoryChange, Fingerprint, Transport, is_
 use partywall_protocol::wire::{Located, Message, Origin, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
 
-use super::facts::Ends;
+use super::facts::{Ends, NumberedEnd};
 use super::handshake::{Handshake, bell};
 use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::domain::DomainRecord;
@@ -67,6 +67,12 @@ impl<F> Offer<F> {
         }
     }
 
+    /// What its accepting side shows whatever translates its addresses; `None` if both sides see the same addresses.
+    pub(in crate::core) fn translated_end(&self) -> Option<NumberedEnd> {
+        let may_be = self.handshake().is_some_and(|handshake| !handshake.translated.is_empty());
+        NumberedEnd::of_connecting(&self.socket).filter(|_| may_be)
+    }
+
     /// Where datagrams go that are offered a ring; `None` for a connection.
     pub(in crate::core) fn to(&self) -> Option<SocketAddr> {
         match self.of {
@@ -105,8 +111,11 @@ impl<F: Descriptor> Core<F> {
         for twin in self.offers_of(ends, stale) {
             self.drop_offer(twin);
         }
-        let fingerprint = |of| Fingerprint::connection(remote, socket.local, self.sockets.key_of(of));
-        let fingerprints = namespaces.into_iter().map(fingerprint).collect();
+        let keys = || namespaces.iter().map(|namespace| self.sockets.key_of(*namespace));
+        let fingerprints = keys().map(|key| Fingerprint::connection(remote, socket.local, key)).collect();
+        // Within a namespace, both sides see the same addresses.
+        let is_elsewhere = !namespaces.contains(&socket.namespace());
+        let translated = keys().filter(|_| is_elsewhere).map(|key| Fingerprint::translated(remote, key)).collect();
 
         let offer = self.add_offer(Offer {
             session: id,
@@ -118,7 +127,7 @@ impl<F: Descriptor> Core<F> {
             accepted_on: there,
             reference,
             region,
-            of: OfferOf::Connection(Box::new(Handshake::new(far, own.clone()))),
+            of: OfferOf::Connection(Box::new(Handshake::new(far, own.clone(), translated))),
             ticks: 0,
         });
         let descriptors = vec![own];
@@ -200,6 +209,10 @@ impl<F: Descriptor> Core<F> {
             counts.offers += 1;
         }
         self.sockets.offered.entry(offer.ends).or_default().push(id);
+        if let Some(end) = offer.translated_end() {
+            self.sockets.translated.entry(end).or_default().push(id);
+            self.sockets.young.insert(id);
+        }
         match offer.of {
             OfferOf::Connection(_) => drop(self.sockets.in_use.insert(offer.socket.id(), id)),
             OfferOf::Datagrams { .. } => drop(self.sockets.slots.insert(slot_of(id))),
@@ -241,7 +254,16 @@ impl<F: Descriptor> Core<F> {
 
     /// Takes an offer out of the tables.
     pub(in crate::core) fn remove_offer(&mut self, id: ChannelId) -> Option<Offer<F>> {
+        self.hide_translated(id);
         let offer = self.sockets.offers.remove(&id)?;
+        if let Some(end) = offer.translated_end()
+            && let Some(of) = self.sockets.translated.get_mut(&end)
+        {
+            of.retain(|other| *other != id);
+            if of.is_empty() {
+                self.sockets.translated.remove(&end);
+            }
+        }
         if let Some(counts) = self.sockets.counts_of(offer.peer.origin()) {
             counts.offers -= 1;
         }

@@ -73,6 +73,7 @@ impl<F: Descriptor> Core<F> {
         for listener in &publication.listeners {
             *self.sockets.listening.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
         }
+        self.namespace_gained(publication.netns);
         self.show(&publication, DirectoryChange::Address, DirectoryChange::Listener);
         if let Some(cookie) = publication.member {
             self.actions.push(Action::Member { cookie, is_published: true });
@@ -124,6 +125,7 @@ impl<F: Descriptor> Core<F> {
             }
         }
         self.show(&publication, DirectoryChange::NoAddress, DirectoryChange::NoListener);
+        self.namespace_lost(publication.netns);
     }
 }
 

@@ -7,7 +7,7 @@
 use partywall_protocol::directory::{Transport, is_scoped};
 use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side};
 
-use super::facts::{Ends, carries_on};
+use super::facts::{Ends, NumberedEnd, carries_on};
 use super::offer::near_region_of;
 use super::open::service_of;
 use super::{SocketFacts, SocketState};
@@ -50,7 +50,7 @@ impl<F: Descriptor> Core<F> {
             let first = self.sockets.claimed.get(&number);
             let agrees = channel.kind == Kind::Socket
                 && channel.end(side).state == EndState::Unclaimed
-                && first.is_some_and(|first| are_ends(first, &socket));
+                && first.is_some_and(|first| are_ends(first, (&socket, side)));
             if !agrees {
                 let reason = format!("channel {number} is another connection, or has its {side} side already");
                 return refuse(Refusal::SelfContradiction, reason);
@@ -78,10 +78,19 @@ impl<F: Descriptor> Core<F> {
 }
 
 /// Whether `second` is the other end of `first`, as far as the facts show. The bytes that the first had sent and received when it
-/// reclaimed, the second must have received and sent when it reclaims later.
-fn are_ends(first: &SocketFacts, second: &SocketFacts) -> bool {
+/// reclaimed, the second must have received and sent when it reclaims later. Where addresses are translated, only numbers show it.
+fn are_ends(first: &SocketFacts, (second, side): (&SocketFacts, Side)) -> bool {
     let (Some(theirs), Some(ours)) = (first.remote, second.remote) else { return false };
     let (a, b) = (Ends::new(first.local, theirs), Ends::new(ours, second.local));
     let apart = first.trusted && second.trusted && !is_scoped(second.local.ip()) && !is_scoped(ours.ip());
-    a == b && (first.namespace() == second.namespace() || apart) && carries_on(first, second).is_ok()
+    let by_ends = a == b && (first.namespace() == second.namespace() || apart);
+    let (connecting, accepting) = match side {
+        Side::Connecting => (second, first),
+        Side::Accepting => (first, second),
+    };
+    let of_connecting = NumberedEnd::of_connecting(connecting);
+    let by_numbers = first.origin == second.origin
+        && of_connecting.is_some()
+        && of_connecting == NumberedEnd::of_accepting(accepting);
+    (by_ends || by_numbers) && carries_on(first, second).is_ok()
 }

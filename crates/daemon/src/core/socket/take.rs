@@ -4,7 +4,7 @@
 //! in between: each is established then, and the accepting side's is the same connection both times. So there is a moment at which both
 //! are established with each other's ends; within a network namespace no third socket can have either end then, unless addresses are
 //! translated. The initial sequence numbers of a connection prove more, where the broker may read them: they hold between
-//! namespaces and past translators.
+//! namespaces, and where addresses are translated between these.
 
 use std::collections::BTreeSet;
 
@@ -56,6 +56,7 @@ impl<F: Descriptor> Core<F> {
         let Some(handshake) = offer.handshake_mut() else { return Ok(()) };
         let Some(far) = handshake.far.take() else { return Ok(()) };
         handshake.taker = Some(taker);
+        self.hide_translated(offer_id);
         self.sockets.in_use.insert(socket.id(), offer_id);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.takes.insert(offer_id);
@@ -191,6 +192,12 @@ impl<F: Descriptor> Core<F> {
                 }
                 Err(reason) => why = Some(reason),
             }
+        }
+        // The connecting end may be another there: then the numbers alone say whose connection it is, and only one offer can have them.
+        if let [id] = *self.translated_offers_of(socket, waits)
+            && let Some(offer) = self.sockets.offers.get(&id)
+        {
+            return carries_on(&offer.socket, socket).or_else(not_peers).map(|()| id);
         }
         match why {
             None | Some(NotPeers::OtherNumbers) => refuse(Refusal::NoSuchOffer, "no offer of this connection now"),

@@ -210,6 +210,54 @@ fn sockets_without_crossing_numbers_are_not_one_connection() {
 }
 
 #[test]
+fn translated_connection_between_machines_meets_by_numbers() {
+    let mut w = attached(EVERYBODY);
+    let (web, db) = meeting(&mut w);
+    let id = offered(&mut w, web);
+    (0..2).for_each(|_| w.feed(CoreEvent::LookAtUntaken));
+    let shown = Fingerprint::translated(
+        SERVER.parse().unwrap(),
+        w.core.sockets.key_of(NamespaceId { origin: B.into(), cookie: server().netns }),
+    );
+    let where_shown = |w: &World| w.listed_in_machines.keys().filter(|key| key.2 == shown).map(|key| key.0).collect();
+    let machines: Vec<MachineId> = where_shown(&w);
+    assert_eq!(machines, [B]);
+    let translators = |of: MachineId| w.listed_in_machines.contains_key(&(of, 'a', Fingerprint::translators()));
+    assert!(!translators(B), "programs of one machine alone have published anything");
+
+    let seen = socket(SERVER, "10.0.9.9:7000", Some((700, 101)));
+    // The offer is for another machine, whatever a third one says.
+    let liar = w.join_as(C, "c.liar", 7);
+    assert_eq!(refused(take(&mut w, liar, seen, near())), Refusal::NoSuchOffer);
+    let base = room(take(&mut w, db, seen, near()));
+    assert_eq!(handshake(take(&mut w, db, seen, far(base))), id);
+    assert!(matches!(w.say_of(web, Message::Confirm { offer: id }, client(), vec![]), Some(Message::PeerIs { .. })));
+    assert!(matches!(w.say_of(db, Message::Finish { offer: id }, seen, vec![]), Some(Message::PeerIs { .. })));
+    assert_eq!((w.core.status().channels, where_shown(&w).len()), (1, 0));
+}
+
+#[test]
+fn machines_learn_that_programs_run_elsewhere() {
+    let mut w = attached(EVERYBODY);
+    let says = |w: &World, of: MachineId| w.listed_in_machines.contains_key(&(of, 'a', Fingerprint::translators()));
+    let db = w.join_as(B, "b.db", 7);
+    publish(&mut w, db, listening(SERVER));
+    let web = w.join_as(A, "a.web", 7);
+    publish(&mut w, web, listening("10.0.0.1:80"));
+    assert!([A, B, C].into_iter().all(|machine| says(&w, machine)));
+    // A machine whose directory begins later learns it, too.
+    const D: MachineId = MachineId::new(4).unwrap();
+    let name = Name::new("d").unwrap();
+    news(&mut w, MachineNews::Added { machine: D, name, monitor: "m".into(), port: "p".into() });
+    news(&mut w, MachineNews::Up { machine: D, up: true });
+    let (owner, peer, memory, reader) = (Origin::Host, D.into(), w.other(), w.other());
+    news(&mut w, MachineNews::Window { owner, peer, memory, reader, size: SIZE, allocated: SIZE });
+    assert!(says(&w, D));
+    w.end(web);
+    assert!(![A, B, C, D].into_iter().any(|machine| says(&w, machine)));
+}
+
+#[test]
 fn connection_with_unreadable_numbers_stays_in_its_machine() {
     let mut w = attached(EVERYBODY);
     let (web, _) = meeting(&mut w);

@@ -11,6 +11,7 @@ enum Step {
     Say { session: u64, message: Message, with: Vec<u8> },
     Socket { session: u64, message: Message, socket: Box<SocketFacts>, with: Vec<u8> },
     Tick,
+    LookAtUntaken,
     End { session: u64 },
     Deliver(u8),
     Policy(u8),
@@ -111,10 +112,14 @@ fn message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// Few enough sockets that most of them are another's other end, in two namespaces.
+/// Few enough sockets that most of them are another's other end, in two namespaces. Where numbers are read, they are those of a connecting
+/// side or of its other end.
 fn socket() -> impl Strategy<Value = SocketFacts> {
     let state = proptest::sample::select(
-        vec![SocketState::Established; 9].into_iter().chain([SocketState::Other]).collect::<Vec<_>>(),
+        vec![SocketState::Established; 9]
+            .into_iter()
+            .chain([SocketState::Other, SocketState::Listening])
+            .collect::<Vec<_>>(),
     );
     let end = || proptest::sample::select(vec!["10.0.0.1:1", "10.0.0.2:2", "127.0.0.1:3"]);
     (state, end(), end(), 1u64..3, any::<bool>(), 0u64..3).prop_map(|(state, local, remote, netns, trusted, twin)| {
@@ -122,7 +127,10 @@ fn socket() -> impl Strategy<Value = SocketFacts> {
             (local.parse().unwrap(), remote.parse().unwrap());
         let cookie = u64::from(local.port()) << 8 | u64::from(remote.port()) << 4 | netns << 2 | twin;
         let base = facts(Transport::Tcp, local, Some(remote));
-        SocketFacts { state, cookie, netns, trusted, received: twin, sent: 2, ..base }
+        let remote = base.remote.filter(|_| state != SocketState::Listening);
+        let numbers = (twin > 0).then_some(Numbers { sent_from: 1, received_from: twin as u32 });
+        let identity = Identity { numbers, ..base.identity };
+        SocketFacts { state, remote, cookie, netns, trusted, received: twin, sent: 2, identity, ..base }
     })
 }
 
@@ -148,6 +156,7 @@ fn step() -> impl Strategy<Value = Step> {
             Step::Socket { session, message, socket: Box::new(socket), with }
         }),
         1 => Just(Step::Tick),
+        1 => Just(Step::LookAtUntaken),
         1 => session().prop_map(|session| Step::End { session }),
         1 => (0u8..8).prop_map(Step::Deliver),
         1 => (0u8..4).prop_map(Step::Policy),
@@ -190,6 +199,7 @@ proptest! {
                     w.say_of(session, message, *socket, with);
                 }
                 Step::Tick => w.feed(CoreEvent::Tick),
+                Step::LookAtUntaken => w.feed(CoreEvent::LookAtUntaken),
                 Step::End { session } => w.end(session),
                 Step::Deliver(how) => w.delivery = match how {
                     0 => OfferDelivery::Full,

@@ -4,6 +4,7 @@ mod handshake;
 mod policy;
 mod publishing;
 mod reclaim;
+mod translated;
 
 use std::net::SocketAddr;
 

@@ -2,14 +2,14 @@
 
 use super::*;
 
-const NUMBERS: Numbers = Numbers { sent_from: 1000, received_from: 70 };
+pub(super) const NUMBERS: Numbers = Numbers { sent_from: 1000, received_from: 70 };
 
 /// As the broker sees a socket whose sequence numbers it may read: the connecting side's counter begins one earlier.
-fn numbered(socket: SocketFacts, numbers: Numbers) -> SocketFacts {
+pub(super) fn numbered(socket: SocketFacts, numbers: Numbers) -> SocketFacts {
     SocketFacts { identity: Identity { numbers: Some(numbers), ..socket.identity }, ..socket }
 }
 
-fn crossed(numbers: Numbers) -> Numbers {
+pub(super) fn crossed(numbers: Numbers) -> Numbers {
     Numbers { sent_from: numbers.received_from, received_from: numbers.sent_from + 1 }
 }
 
