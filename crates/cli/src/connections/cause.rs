@@ -156,7 +156,7 @@ fn library_remedy(reason: Reason) -> &'static str {
         }
         Reason::Ambiguous => {
             "let the broker read sequence numbers: give it CAP_NET_ADMIN (`systemctl edit partywalld`: [Service] CapabilityBoundingSet=CAP_NET_ADMIN), and \
-             restart it; address translation between the two ends keeps them on TCP in any case"
+             restart it"
         }
         Reason::PeerOnTcp => "ask about the other end: `partywall why` with the connection's address has its reason",
         Reason::Resources => {

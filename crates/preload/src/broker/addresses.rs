@@ -15,6 +15,17 @@ const DONE: u16 = 3;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 
+/// Whether an address is a private, shared or link-local one, which no host of the Internet has.
+pub(super) fn is_private(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => {
+            let is_shared = u32::from(ip) >> 22 == u32::from(Ipv4Addr::new(100, 64, 0, 0)) >> 22;
+            ip.is_private() || ip.is_link_local() || is_shared
+        }
+        IpAddr::V6(ip) => ip.is_unique_local() || ip.is_unicast_link_local(),
+    }
+}
+
 /// Some addresses, as `Publish` has them.
 #[derive(Debug)]
 pub(super) struct Addresses {
@@ -120,6 +131,19 @@ mod tests {
         let found = Addresses::in_this_namespace();
         assert!(found.field().iter().any(|ip| ip == Ipv4Addr::LOCALHOST), "{found:?}");
         assert!(found.field().iter().all(|ip| !ip.is_unspecified()));
+    }
+
+    #[test]
+    fn public_and_loopback_addresses_are_not_private() {
+        let are = |all: &[&str], expected: bool| {
+            for text in all {
+                assert_eq!(is_private(text.parse().unwrap()), expected, "{text}");
+            }
+        };
+        are(&["10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.122.1", "100.64.0.1", "100.127.255.255"], true);
+        are(&["169.254.1.1", "::ffff:10.0.0.1", "fd00::1", "fc00::1", "fe80::1"], true);
+        are(&["172.32.0.1", "100.128.0.1", "100.63.255.255", "8.8.8.8", "198.51.100.1", "127.0.0.1"], false);
+        are(&["2001:db8::1", "::ffff:8.8.8.8", "::1", "0.0.0.0"], false);
     }
 
     #[test]

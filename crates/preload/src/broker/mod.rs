@@ -154,25 +154,42 @@ pub(crate) fn knows_resident(fd: c_int, peer: SocketAddr) -> bool {
     directory.has_address(Fingerprint::address(peer.ip(), netns))
 }
 
+/// Whether a connection from an address that belongs to none of our programs may be from one all the same, because its addresses are
+/// translated on the way (protocol T1.11). Connections from public addresses are left alone: translators within a host have private ones.
+pub(crate) fn may_be_translated(peer: SocketAddr) -> bool {
+    addresses::is_private(peer.ip())
+        && memory::last().is_some_and(|directory| directory.has_address(Fingerprint::translators()))
+}
+
 /// Changes whenever an offer is made to anyone.
 #[inline]
 pub(crate) fn offer_generation() -> u64 {
     directory().map_or(0, |directory| directory.instance().wrapping_add(directory.offer_generation()))
 }
 
-/// Whether the other end of this accepted connection offers a ring. The first call in a network namespace asks the broker for the key
-/// by which that can be seen.
-pub(crate) fn knows_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> bool {
-    let Some(directory) = directory() else { return false };
+/// An offer in the directory that an accepted connection may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FoundOffer {
+    /// It is one between exactly these ends.
+    OfTheseEnds,
+    /// It is one to the accepting end, whose connecting end may be translated. It may be another connection's.
+    Translated,
+}
+
+/// The offer that the other end of this accepted connection makes, or may make. The first call in a network namespace asks the broker for
+/// the key by which that can be seen.
+pub(crate) fn find_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> Option<FoundOffer> {
+    let directory = directory()?;
     let netns = netns::probable_cookie(fd);
     let key = || netns::key(netns, directory.instance());
-    let Some(key) = key().or_else(|| {
+    let key = key().or_else(|| {
         announce(fd);
         key()
-    }) else {
-        return false;
-    };
-    directory.has_offer(Fingerprint::connection(local, peer, key))
+    })?;
+    if directory.has_offer(Fingerprint::connection(local, peer, key)) {
+        return Some(FoundOffer::OfTheseEnds);
+    }
+    directory.has_offer(Fingerprint::translated(local, key)).then_some(FoundOffer::Translated)
 }
 
 /// Publishes a listening socket and returns the key to withdraw it by. An existing publication is kept.

@@ -48,7 +48,7 @@ fn accept_by(
     let given = unsafe { ProgramAddress::new(address, used) };
     let peer = if is_own || used <= room { given.read() } else { peer_of(fd) };
     if let Some(peer) = peer {
-        let is_known = broker::knows_resident(fd, peer);
+        let is_known = broker::knows_resident(fd, peer) || broker::may_be_translated(peer);
         if is_known || broker::directory().is_none() {
             adopt(fd, Role::Accepting, is_known, port, peer);
         }

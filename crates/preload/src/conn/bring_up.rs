@@ -19,12 +19,13 @@
 //! connection's numbers would make such a thread's call fail.
 
 use super::accounts;
+use super::moves::Guess;
 use super::options;
 use super::rx::ConnRx;
 use super::tx::ConnTx;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
-use crate::broker::BegunHandshake;
+use crate::broker::{BegunHandshake, FoundOffer};
 use crate::log::log;
 use crate::{broker, hidden, process, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
@@ -284,8 +285,18 @@ pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
     conn.identity.know_own_address(fd);
     let (local, peer) = conn.identity.addresses();
     conn.moves.offers_seen.store(generation, Ordering::Relaxed);
-    if !broker::knows_offer(fd, local, peer) {
-        return;
+    let Some(found) = broker::find_offer(fd, local, peer) else { return };
+    let is_guess = found == FoundOffer::Translated;
+    let now = if is_guess { sys::coarse_now().as_millis() as u64 } else { 0 };
+    if is_guess {
+        match conn.moves.may_guess(now) {
+            Guess::Now => {}
+            Guess::Later => {
+                look_at_offers_again(conn, generation);
+                return;
+            }
+            Guess::Never => return,
+        }
     }
     let Some(_held) = conn.tx.try_hold() else { return };
     if !may_step(conn, fd, ConnStage::Candidate) {
@@ -293,9 +304,11 @@ pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
     }
     if !is_quiet(conn) {
         conn.ring_path.set_stage(ConnStage::Candidate);
-        // To be looked at again on the next call.
-        conn.moves.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
+        look_at_offers_again(conn, generation);
         return;
+    }
+    if is_guess {
+        conn.moves.count_guess(now);
     }
     match take(conn, fd) {
         Ok(()) => {
@@ -304,18 +317,24 @@ pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
         }
         Err(reason) => {
             withdraw(conn, reason);
-            if may_try_again(reason) {
+            // Bytes under way are no reason to miss the connection's own offer, if this was another one's.
+            if may_try_again(reason) || is_guess && reason == Reason::TooShort {
                 conn.set_stage(ConnStage::Candidate);
             } else if may_pass_with_policy(reason) {
                 wait_for_policy(conn);
             }
             if matches!(reason, Reason::BrokerAbsent | Reason::Shared) {
                 // The offer stands, and no other will be made.
-                conn.moves.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
+                look_at_offers_again(conn, generation);
                 conn.moves.try_again_soon();
             }
         }
     }
+}
+
+/// The next call looks at the offers, though they may not have changed.
+fn look_at_offers_again(conn: &Conn, generation: u64) {
+    conn.moves.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
 }
 
 fn take(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {

@@ -8,9 +8,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const SOON: u64 = 16;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
 const EAGER: u32 = 64;
+/// The most times that a connection asks for an offer that may be another connection's, because addresses are translated.
+const GUESSES: u32 = 8;
+/// The time from the first such guess to the second, in milliseconds. Each later one waits twice as long as the one before.
+const BETWEEN_GUESSES_MS: u64 = 50;
 
 /// Counts, and numbers of the latest observations. They may be inexact where threads race: each says when to look, and not what is found.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Default))]
 #[repr(C)]
 pub(super) struct MoveCounters {
     /// Sending calls that were refused, wholly or in part, for want of room.
@@ -30,16 +35,30 @@ pub(super) struct MoveCounters {
     pub(super) looked_at: AtomicU64,
     /// When it was asked last, by a reader whose ring was empty, whether the end has come.
     pub(super) asked_at: AtomicU64,
+    /// How often the connection has asked for an offer that may be another connection's.
+    guesses: AtomicU32,
+    /// When it may ask next, in milliseconds of [`crate::sys::coarse_now`].
+    next_guess_at: AtomicU64,
+}
+
+/// Whether a connection may ask for an offer that may be another connection's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Guess {
+    Now,
+    Later,
+    /// It has asked as often as it may.
+    Never,
 }
 
 impl MoveCounters {
     /// For a new connection, under a given policy.
     pub(super) fn begin(&self, upgrade: Upgrade) {
-        for word in [&self.refusals, &self.calls, &self.looks_for_answer] {
+        for word in [&self.refusals, &self.calls, &self.looks_for_answer, &self.guesses] {
             word.store(0, Ordering::Relaxed);
         }
         self.looked_at.store(0, Ordering::Relaxed);
         self.asked_at.store(0, Ordering::Relaxed);
+        self.next_guess_at.store(0, Ordering::Relaxed);
         self.note_policy();
         self.set_due(upgrade);
         // One before the present, so that an offer that is there already is found.
@@ -102,10 +121,51 @@ impl MoveCounters {
         self.due_bytes.store(u64::MAX, Ordering::Relaxed);
     }
 
+    /// Whether the connection may ask for an offer that may be another's, at this time in milliseconds.
+    pub(super) fn may_guess(&self, now: u64) -> Guess {
+        match self.guesses.load(Ordering::Relaxed) {
+            GUESSES.. => Guess::Never,
+            _ if now < self.next_guess_at.load(Ordering::Relaxed) => Guess::Later,
+            _ => Guess::Now,
+        }
+    }
+
+    /// It asks at this time.
+    pub(super) fn count_guess(&self, now: u64) {
+        let guesses = self.guesses.load(Ordering::Relaxed).min(GUESSES);
+        self.guesses.store(guesses + 1, Ordering::Relaxed);
+        self.next_guess_at.store(now + (BETWEEN_GUESSES_MS << guesses), Ordering::Relaxed);
+    }
+
     /// Whether a call of a connection that waits for an answer looks for it.
     pub(super) fn is_to_look(&self) -> bool {
         let looks = self.looks_for_answer.load(Ordering::Relaxed).saturating_add(1);
         self.looks_for_answer.store(looks, Ordering::Relaxed);
         looks < EAGER || looks.is_multiple_of(16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_guesses_eight_times_and_ever_more_rarely() {
+        let moves = MoveCounters::default();
+        moves.begin(Upgrade::Now);
+        let mut guesses = Vec::new();
+        for now in 1000..60_000 {
+            match moves.may_guess(now) {
+                Guess::Now => {
+                    moves.count_guess(now);
+                    guesses.push(now - 1000);
+                }
+                Guess::Later => assert!(guesses.len() < 8),
+                Guess::Never => assert_eq!(guesses.len(), 8),
+            }
+        }
+        assert_eq!(guesses, [0, 50, 150, 350, 750, 1550, 3150, 6350]);
+        moves.begin(Upgrade::Now);
+        assert_eq!(moves.may_guess(0), Guess::Now, "the next connection in this place");
     }
 }

@@ -1,4 +1,5 @@
-//! Two network namespaces joined by a veth pair, as between two containers.
+//! Network namespaces joined by veth pairs, as between containers: two that see each other, or with a router between them that translates
+//! addresses.
 
 use std::{
     path::Path,
@@ -8,15 +9,46 @@ use std::{
 
 /// Exists as long as this value.
 pub(crate) struct Namespaces {
-    names: [String; 2],
+    /// The server's, the client's, and the router's if there is one.
+    names: Vec<String>,
 }
 
 impl Namespaces {
     /// The addresses of the two ends, from the range kept for documentation. They are visible in these namespaces only.
     pub(crate) const ADDRESSES: [&str; 2] = ["198.51.100.1", "198.51.100.2"];
 
+    /// The server behind a router, as [`Self::behind_router`] has it.
+    pub(crate) const BEHIND_ROUTER: &str = "10.99.2.2";
+
     /// Makes both; `None`, said aloud, where that is not allowed.
     pub(crate) fn create() -> Option<Self> {
+        let made = Self::named(&["a", "b"])?;
+        let [from, to] = Self::ADDRESSES.map(|address| format!("{address}/30"));
+        made.join([0, 1], "pw-test", [&from, &to]);
+        Some(made)
+    }
+
+    /// The server's and the client's, and a router between them that gives all connections its own addresses (masquerade). The server has no
+    /// route to the client. `None`, said aloud, where that is not possible.
+    pub(crate) fn behind_router() -> Option<Self> {
+        let made = Self::named(&["a", "b", "r"])?;
+        made.join([2, 0], "pw-test-a", ["10.99.2.1/24", &format!("{}/24", Self::BEHIND_ROUTER)]);
+        made.join([2, 1], "pw-test-b", ["10.99.1.1/24", "10.99.1.2/24"]);
+        ip(&["-n", &made.names[1], "route", "add", "default", "via", "10.99.1.1"]);
+        let router = |program: &str, arguments: &[&str]| {
+            let mut command = made.command(2, Path::new(program));
+            command.args(arguments).output().is_ok_and(|output| output.status.success())
+        };
+        let forwards = router("sh", &["-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
+        if forwards && router("iptables", &["-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE"]) {
+            return Some(made);
+        }
+        super::skipped("`iptables` cannot translate addresses in a network namespace here");
+        None
+    }
+
+    /// Makes namespaces, with nothing but loopback in them.
+    fn named(places: &[&str]) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if !rustix::process::geteuid().is_root() {
             super::skipped("network namespaces need root");
@@ -24,21 +56,25 @@ impl Namespaces {
         }
         let nth = COUNT.fetch_add(1, Ordering::Relaxed);
         let mark = format!("partywall-preload-{}-{nth}", std::process::id());
-        let made = Self { names: [format!("{mark}-a"), format!("{mark}-b")] };
-        let [a, b] = &made.names;
-        let links = ["pw-test-a", "pw-test-b"];
-        ip(&["netns", "add", a]);
-        ip(&["netns", "add", b]);
-        ip(&["link", "add", links[0], "netns", a, "type", "veth", "peer", "name", links[1], "netns", b]);
-        for ((name, link), address) in [a, b].into_iter().zip(links).zip(Self::ADDRESSES) {
-            ip(&["-n", name, "address", "add", &format!("{address}/30"), "dev", link]);
-            ip(&["-n", name, "link", "set", link, "up"]);
+        let made = Self { names: places.iter().map(|place| format!("{mark}-{place}")).collect() };
+        for name in &made.names {
+            ip(&["netns", "add", name]);
             ip(&["-n", name, "link", "set", "lo", "up"]);
         }
         Some(made)
     }
 
-    /// A program inside one of the two.
+    /// Joins two of them by a link, with these addresses.
+    fn join(&self, between: [usize; 2], link: &str, addresses: [&str; 2]) {
+        let [a, b] = between.map(|which| &self.names[which]);
+        ip(&["link", "add", link, "netns", a, "type", "veth", "peer", "name", link, "netns", b]);
+        for (name, address) in [a, b].into_iter().zip(addresses) {
+            ip(&["-n", name, "address", "add", address, "dev", link]);
+            ip(&["-n", name, "link", "set", link, "up"]);
+        }
+    }
+
+    /// A program inside one of them.
     pub(crate) fn command(&self, which: usize, program: &Path) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[which]]).arg(program);
