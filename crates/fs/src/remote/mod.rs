@@ -27,6 +27,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tree::{NodePlace, RemoteTree, identity_of};
 
+/// The place of an entry: the number of its directory, and its name there.
+type EntryPlace = (u64, Vec<u8>);
+
 /// Between two attempts to connect again.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest that the kernel keeps names and attributes ([`RemoteOptions::cache`]): a year.

@@ -1,6 +1,6 @@
 //! Opens that were refused, so that the kernel looks the name up again and tries a second time.
 
-use super::tree::EntryPlace;
+use super::EntryPlace;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 

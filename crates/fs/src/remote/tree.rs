@@ -1,5 +1,6 @@
 //! The client's record of the server's nodes: the numbers that this mount gives them, and the names by which they can be found again.
 
+use super::EntryPlace;
 use super::LONGEST_CACHE;
 use super::kernel::{KernelCache, KernelClock, KernelKnows, KernelRequest, SLACK};
 use super::refused::{RefusedOpen, RefusedOpens};
@@ -14,9 +15,6 @@ pub(crate) type FileIdentity = (u64, u64, FileTime);
 pub(crate) fn identity_of(found: &FileAttributes) -> FileIdentity {
     (found.device, found.inode, found.born)
 }
-
-/// The place of an entry: the number of its directory, and its name there.
-pub(super) type EntryPlace = (u64, Vec<u8>);
 
 /// A node that the kernel knows.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Buffers of this process: it writes them, lends them, and gets them back when the last reader has released them.
 
-use super::{BufferPart, GroupInner};
+use super::GroupInner;
 use crate::domain::lock;
 use crate::{Error, Result};
 use partywall_region::pmem::OwnSpan;
@@ -8,6 +8,24 @@ use partywall_shm::group::Handle;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Bytes of a process's buffers, as any member can name them. It proves nothing, and holds nothing: the buffer may be reused at any time.
+///
+/// ```
+/// use partywall::BufferPart;
+///
+/// let part = BufferPart { owner: 1 << 32, address: 0x2000_0002_2000, len: 4096 };
+/// assert_eq!(BufferPart { len: 512, ..part }.address, part.address);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferPart {
+    /// The number of the seat that the buffer is of.
+    pub owner: u64,
+    /// Where the bytes begin, in every member.
+    pub address: u64,
+    /// How many there are.
+    pub len: u64,
+}
 
 /// Between two looks at what others say, at most.
 const LOOK: Duration = Duration::from_millis(2);

@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use tokens::Tokens;
 
-pub use buffer::{Buffer, Lent};
-pub use part::{BorrowedPart, BufferPart, MachineWindow};
+pub use buffer::{Buffer, BufferPart, Lent};
+pub use part::{BorrowedPart, MachineWindow};
 /// A reference to a buffer and a token, for the process that is to open the buffer: plain bytes, or a line of text.
 ///
 /// ```

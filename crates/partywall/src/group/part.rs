@@ -2,7 +2,7 @@
 //! windows that such parts lie in (protocol J11).
 
 use super::members::bytes_at;
-use super::{Group, GroupInner};
+use super::{BufferPart, Group, GroupInner};
 use crate::domain::lock;
 use crate::session::unexpected;
 use crate::{Error, Result};
@@ -11,24 +11,6 @@ use partywall_region::pmem::Joint;
 use partywall_shm::bytes::PeerBytes;
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
-
-/// Bytes of a process's buffers, as any member can name them. It proves nothing, and holds nothing: the buffer may be reused at any time.
-///
-/// ```
-/// use partywall::BufferPart;
-///
-/// let part = BufferPart { owner: 1 << 32, address: 0x2000_0002_2000, len: 4096 };
-/// assert_eq!(BufferPart { len: 512, ..part }.address, part.address);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BufferPart {
-    /// The number of the seat that the buffer is of.
-    pub owner: u64,
-    /// Where the bytes begin, in every member.
-    pub address: u64,
-    /// How many there are.
-    pub len: u64,
-}
 
 /// Where a virtual machine has the window of a member.
 ///

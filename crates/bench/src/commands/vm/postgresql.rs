@@ -47,6 +47,6 @@ pub(super) fn install(guest: &Guest, port: u16, interrupt: &Interrupt) -> Result
     guest.shell(&format!("{unpack} && {place}")).map_err(fault)?;
     let at = AppAddress { address: "*".into(), port, slowness: 1 };
     let server = databases::database_server(Some(user), Path::new("/bin/postgres"), &there, &at);
-    // The shell has a `setpriv` of its own, which knows no users.
+    // The `setpriv` of the shell itself knows no users.
     Ok(format!("/bin/setpriv {}", server.join(" ").replace('*', "'*'")))
 }
