@@ -189,6 +189,9 @@ pub struct CallRecord {
 }
 
 impl CallRecord {
+    /// A record for [`CallWords::judge_to`] to fill.
+    pub const BLANK: Self = Self { kind: RecordKind::Hello, id: 0, method: 0, status: 0, bytes: CallBytes::EMPTY };
+
     #[inline]
     fn encode(&self) -> [u64; WORDS] {
         let (flags, len, payload) = match self.bytes {
@@ -215,11 +218,18 @@ impl CallWords {
     /// Judges the words (protocol K3). Whether an id, a method or an address makes sense is for those who know of calls and heaps.
     #[inline]
     pub fn record(self) -> Result<CallRecord, Corrupt> {
+        let mut record = CallRecord::BLANK;
+        self.judge_to(&mut record).map(|()| record)
+    }
+
+    /// The same, to a place where the record then stays: a copy of it would wait for these stores.
+    #[inline]
+    pub fn judge_to(self, record: &mut CallRecord) -> Result<(), Corrupt> {
         let [first, second, ..] = self.0;
         let kind = second as u8;
-        let kind = RecordKind::ALL.into_iter().find(|known| *known as u8 == kind).ok_or(Corrupt::BadRecord)?;
-        let (flags, status, len) = ((second >> 8) as u8, (second >> 16) as u16, (second >> 32) as u32);
-        let bytes = match flags {
+        record.kind = RecordKind::ALL.into_iter().find(|known| *known as u8 == kind).ok_or(Corrupt::BadRecord)?;
+        let (flags, len) = ((second >> 8) as u8, (second >> 32) as u32);
+        record.bytes = match flags {
             0 if len as usize <= INLINE => {
                 let mut bytes = [0; INLINE];
                 for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&self.0[2..]) {
@@ -230,7 +240,8 @@ impl CallWords {
             BY_REFERENCE if len == 0 => CallBytes::Reference { address: self.0[2], len: self.0[3] },
             _ => return Err(Corrupt::BadRecord),
         };
-        Ok(CallRecord { kind, id: first as u32, method: (first >> 32) as u32, status, bytes })
+        (record.id, record.method, record.status) = (first as u32, (first >> 32) as u32, (second >> 16) as u16);
+        Ok(())
     }
 }
 

@@ -38,16 +38,22 @@ impl CallingPeer {
     /// The record that answers a call, and the block that it refers to.
     #[inline]
     pub(crate) fn reply(&self, id: u32, result: CallResult<CallAnswer>) -> (CallRecord, Option<Block>) {
+        let done = (CallStatus::Done as u16, 0);
+        let record = |(status, method), bytes| CallRecord { kind: RecordKind::Reply, id, method, status, bytes };
+        // Most answers, without a copy of what surrounds the bytes: it would wait for the stores that have just made it.
+        if let Ok(CallAnswer { bytes: AnswerBytes::Inline(CallBytes::Inline(bytes, len)) }) = &result {
+            return (record(done, CallBytes::Inline(*bytes, *len)), None);
+        }
         let prepared = result.and_then(|answer| self.prepare(answer));
-        let (status, code, (bytes, lent)) = match prepared {
-            Ok(prepared) => (CallStatus::Done, 0, prepared),
+        let (outcome, (bytes, lent)) = match prepared {
+            Ok(prepared) => (done, prepared),
             Err(error) => {
                 let (status, code, text) = CallStatus::from_error(error);
                 // A text that finds no memory is cut.
                 let short = || (inline_text(&text), None);
-                (status, code, prepare(&self.heap, text.as_bytes()).unwrap_or_else(|_| short()))
+                ((status as u16, code), prepare(&self.heap, text.as_bytes()).unwrap_or_else(|_| short()))
             }
         };
-        (CallRecord { kind: RecordKind::Reply, id, method: code, status: status as u16, bytes }, lent)
+        (record(outcome, bytes), lent)
     }
 }

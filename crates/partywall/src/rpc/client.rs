@@ -3,7 +3,7 @@
 use super::answer::CallAnswer;
 use super::calling_peer::CallingPeer;
 use super::channel_options;
-use super::driver::ClientCore;
+use super::driver::{ClientCore, kept_here};
 use super::error::CallError;
 use super::functions::ClientFunctions;
 use super::heap::{Heap, HeapOptions};
@@ -304,7 +304,8 @@ impl CallClient {
     fn call_by(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<Reply> {
         let core = &self.core;
         let prepared = prepare(&core.heap, arguments)?;
-        let (state, outcome) = core.call(core.enter_for_call()?, deadline, method.number(), prepared);
+        let state = core.enter_unless_kept().ok_or_else(kept_here)?;
+        let (state, outcome) = core.call(state, deadline, method.number(), prepared);
         drop(state);
         Reply::held_by(outcome?, || Arc::clone(core))
     }
@@ -342,7 +343,8 @@ impl CallClient {
     fn begin(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<Ongoing> {
         let core = &self.core;
         let prepared = prepare(&core.heap, arguments)?;
-        let (state, begun) = core.begin(core.enter_for_call()?, deadline, method.number(), prepared);
+        let state = core.enter_unless_kept().ok_or_else(kept_here)?;
+        let (state, begun) = core.begin(state, deadline, method.number(), prepared);
         drop(state);
         let (id, position) = begun?;
         Ok(Ongoing { core: Arc::clone(core), id, position, deadline, is_over: false })
@@ -399,7 +401,8 @@ impl CallClient {
             ));
         }
         let record = CallRecord { kind: RecordKind::Notice, id: 0, method: method.number(), status: 0, bytes };
-        let (state, sent) = self.core.send(self.core.enter_for_call()?, &record, deadline);
+        let state = self.core.enter_unless_kept().ok_or_else(kept_here)?;
+        let (state, sent) = self.core.send(state, &record, deadline);
         drop(state);
         sent?;
         Ok(())
@@ -443,7 +446,8 @@ impl Ongoing {
     /// # Errors
     /// As [`CallClient::call`].
     pub fn wait(mut self) -> CallResult<Reply> {
-        let (state, outcome) = self.core.finish(self.core.enter_for_call()?, self.deadline, self.id, self.position);
+        let state = self.core.enter_unless_kept().ok_or_else(kept_here)?;
+        let (state, outcome) = self.core.finish(state, self.deadline, self.id, self.position);
         drop(state);
         let outcome = outcome?;
         self.is_over = true;
@@ -481,7 +485,7 @@ impl Ongoing {
         let now = Instant::now();
         let soon = now.checked_add(longest);
         let until = soon.into_iter().chain(self.deadline).min();
-        let outcome = self.core.enter_for_call().and_then(|state| {
+        let outcome = self.core.enter_unless_kept().ok_or_else(kept_here).and_then(|state| {
             let (state, outcome) = self.core.finish(state, until, self.id, self.position);
             drop(state);
             outcome

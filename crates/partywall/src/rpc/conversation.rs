@@ -54,15 +54,18 @@ impl Conversation {
         Self { rx, replies, takes_calls, kept: VecDeque::new(), given_up: HashMap::new(), ended: None }
     }
 
-    /// The next record of the client; `None` at the end.
+    /// Takes the next record of the client; `false` at the end.
     #[inline]
-    pub(crate) fn next(&mut self) -> Result<Option<CallRecord>> {
+    pub(crate) fn next_to(&mut self, record: &mut CallRecord) -> Result<bool> {
         if let Some(end) = self.ended.take() {
-            return end.map_or(Ok(None), Err);
+            return end.map_or(Ok(false), Err);
         }
         match self.kept.pop_front() {
-            Some(record) => Ok(Some(record)),
-            None => self.rx.next_record(),
+            Some(kept) => {
+                *record = kept;
+                Ok(true)
+            }
+            None => self.rx.next_record_to(record),
         }
     }
 

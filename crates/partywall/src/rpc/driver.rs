@@ -78,6 +78,12 @@ thread_local! {
     static HERE: u8 = const { 0 };
 }
 
+/// The error of a call by a thread that keeps the lock.
+#[cold]
+pub(crate) fn kept_here() -> CallError {
+    CallError::Refused("this thread holds the client: make the call by its ExclusiveClient".into())
+}
+
 /// A number that no other thread has meanwhile, and not 0.
 fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
@@ -106,6 +112,8 @@ impl fmt::Debug for ClientCore {
 pub(crate) struct CallReceiver {
     rx: StreamRx,
     heap: PeerHeap,
+    /// The last record.
+    record: CallRecord,
 }
 
 /// A record of the server's, judged.
@@ -121,14 +129,14 @@ pub(crate) type Received = Result<ServerRecord>;
 impl CallReceiver {
     #[cfg(feature = "tokio")]
     pub(crate) fn new(rx: StreamRx, heap: PeerHeap) -> Self {
-        Self { rx, heap }
+        Self { rx, heap, record: CallRecord::BLANK }
     }
 
     /// Receives one record if there is one; for a half that does not block.
     #[cfg(feature = "tokio")]
     pub(crate) fn receive_now(&mut self) -> Received {
-        let record = self.rx.next_record()?.ok_or(Error::Closed("the server has closed the connection"))?;
-        self.judge(&record)
+        self.next()?;
+        self.judge()
     }
 
     /// Ends the connection: the server broke the protocol.
@@ -138,19 +146,27 @@ impl CallReceiver {
     }
 
     /// Receives one record, and waits for it at most until the deadline.
-    fn receive(&mut self, deadline: Option<Instant>) -> Received {
+    fn receive(&mut self, deadline: Option<Instant>) -> Result<()> {
         self.rx.waiter.timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let record = self.rx.next_record()?.ok_or(Error::Closed("the server has closed the connection"))?;
-        self.judge(&record)
+        self.next()
     }
 
     #[inline]
-    fn judge(&self, record: &CallRecord) -> Received {
-        match (record.kind, record.bytes) {
+    fn next(&mut self) -> Result<()> {
+        match self.rx.next_record_to(&mut self.record)? {
+            true => Ok(()),
+            false => Err(Error::Closed("the server has closed the connection")),
+        }
+    }
+
+    #[inline]
+    fn judge(&self) -> Received {
+        let record = &self.record;
+        match (record.kind, &record.bytes) {
             (RecordKind::Reply, _) => Ok(ServerRecord::Reply(record.id, ReceivedReply::judge(record, &self.heap)?)),
             (RecordKind::Call, _) => Ok(ServerRecord::CallBack(*record)),
             (RecordKind::Segment, CallBytes::Reference { address, len }) => {
-                self.heap.admit(record.id, address, len).map(|()| ServerRecord::Memory)
+                self.heap.admit(record.id, *address, *len).map(|()| ServerRecord::Memory)
             }
             _ => Err(Corrupt::BadRecord.into()),
         }
@@ -168,7 +184,7 @@ impl ClientCore {
         functions: Option<ClientFunctions>,
     ) -> Self {
         let peer = rx.endpoint().info().clone();
-        let receiver = Some(Box::new(CallReceiver { rx, heap: peer_heap.clone() }));
+        let receiver = Some(Box::new(CallReceiver { rx, heap: peer_heap.clone(), record: CallRecord::BLANK }));
         let slots = Slots::default();
         let state = ClientState { sender, receiver, slots, waiters: 0, queue: 0, is_room_awaited: false };
         Self {
@@ -190,7 +206,7 @@ impl ClientCore {
 
     /// Takes the lock; `None` if this thread keeps it.
     #[inline]
-    fn enter_unless_kept(&self) -> Option<Held<'_>> {
+    pub(crate) fn enter_unless_kept(&self) -> Option<Held<'_>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
             Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
@@ -198,13 +214,6 @@ impl ClientCore {
             Err(TryLockError::WouldBlock) if self.keeper.load(Ordering::Relaxed) == this_thread() => None,
             Err(TryLockError::WouldBlock) => Some(self.contend()),
         }
-    }
-
-    /// Takes the lock for a call. Fails on a thread that keeps it.
-    #[inline]
-    pub(crate) fn enter_for_call(&self) -> CallResult<Held<'_>> {
-        let why = "this thread holds the client: make the call by its ExclusiveClient";
-        self.enter_unless_kept().ok_or_else(|| CallError::Refused(why.into()))
     }
 
     /// This thread keeps the lock from here on, until [`ClientCore::resume`].
@@ -307,8 +316,8 @@ impl ClientCore {
 
     /// Files what was received. `false` if time is up.
     #[inline]
-    fn file(&self, state: &mut ClientState, receiver: &mut CallReceiver, received: Received) -> bool {
-        let filed = match received {
+    fn file(&self, state: &mut ClientState, receiver: &mut CallReceiver, received: Result<()>) -> bool {
+        let filed = match received.and_then(|()| receiver.judge()) {
             Ok(ServerRecord::Reply(id, outcome)) => state.slots.deliver(id, outcome).map_err(Error::Corrupt),
             Ok(ServerRecord::CallBack(record)) => self.file_call_back(state, record).map(|()| None),
             Ok(ServerRecord::Memory) => Ok(None),

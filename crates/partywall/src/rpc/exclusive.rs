@@ -1,7 +1,7 @@
 //! A client that one thread holds for many calls.
 
 use super::client::CallClient;
-use super::driver::{ClientCore, Held};
+use super::driver::{ClientCore, Held, kept_here};
 use super::error::CallError;
 use super::method::Method;
 use super::reply::Reply;
@@ -71,7 +71,7 @@ impl CallClient {
     /// [`CallError::Refused`] if this thread holds it already.
     pub fn exclusive(&self) -> CallResult<ExclusiveClient<'_>> {
         let core = self.core();
-        let state = core.enter_for_call()?;
+        let state = core.enter_unless_kept().ok_or_else(kept_here)?;
         core.keep(&state);
         Ok(ExclusiveClient { core, state: Some(state), begun: VecDeque::new() })
     }

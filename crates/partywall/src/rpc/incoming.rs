@@ -52,7 +52,7 @@ type CallResult<T> = std::result::Result<T, CallError>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct IncomingCall<'a> {
-    pub(crate) args: PeerView,
+    pub(crate) args: Cow<'a, PeerView>,
     pub(crate) client: Cow<'a, Arc<CallingPeer>>,
     pub(crate) method: u32,
     /// Pointers that may still be followed.
@@ -242,7 +242,7 @@ impl IncomingCall<'_> {
     /// ```
     pub fn to_owned(&self) -> IncomingCall<'static> {
         IncomingCall {
-            args: self.args.clone(),
+            args: Cow::Owned(PeerView::clone(&self.args)),
             client: Cow::Owned(Arc::clone(&self.client)),
             method: self.method,
             follows: AtomicU64::new(self.follows.load(Ordering::Relaxed)),

@@ -71,10 +71,12 @@ impl Methods {
         back: Option<&dyn CallsBack>,
     ) -> CallResult<CallAnswer> {
         let function = self.functions.get(&record.method).ok_or(CallError::UnknownMethod)?;
-        let args = PeerView::from_record(&record.bytes, &peer.peer_heap).ok_or(CallError::BadPointer)?;
+        let args = PeerView::from_record(&record.bytes, &peer.peer_heap);
+        // By reference, and so is the result: a copy of either would wait for the stores that have just made it.
+        let args = args.as_ref().ok_or(CallError::BadPointer)?;
         let follows = AtomicU64::new(max_follows);
         let call = IncomingCall {
-            args,
+            args: Cow::Borrowed(args),
             client: Cow::Borrowed(peer),
             method: record.method,
             follows,
@@ -82,6 +84,8 @@ impl Methods {
             #[cfg(feature = "tokio")]
             later: None,
         };
-        catch_unwind(AssertUnwindSafe(|| function(&call))).unwrap_or(Err(CallError::Panicked))
+        let mut result = Err(CallError::Panicked);
+        let _ = catch_unwind(AssertUnwindSafe(|| result = function(&call)));
+        result
     }
 }

@@ -379,10 +379,11 @@ fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo,
     let takes_calls = matches!(hello, Ok(true));
     let mut outcome = hello.map(drop);
     let mut conversation = Conversation::new(rx, ReplySide::new(sender), takes_calls);
+    let mut record = CallRecord::BLANK;
     while outcome.is_ok() && !core.is_stopped.load(Ordering::Acquire) {
-        outcome = match conversation.next() {
-            Ok(Some(record)) => take(core, &client, &mut conversation, &record),
-            Ok(None) => break,
+        outcome = match conversation.next_to(&mut record) {
+            Ok(true) => take(core, &client, &mut conversation, &record),
+            Ok(false) => break,
             Err(e) => Err(e),
         };
     }

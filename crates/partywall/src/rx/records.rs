@@ -19,19 +19,26 @@ impl StreamRx {
     /// The next record of a call, waited for and released; `None` at the end of the stream (protocol K2).
     #[inline]
     pub(crate) fn next_record(&mut self) -> Result<Option<CallRecord>> {
+        let mut record = CallRecord::BLANK;
+        Ok(self.next_record_to(&mut record)?.then_some(record))
+    }
+
+    /// The same, to a place where the record stays while it is used; `false` at the end of the stream.
+    #[inline]
+    pub(crate) fn next_record_to(&mut self, record: &mut CallRecord) -> Result<bool> {
         if !self.spin_for_record(LOOKS, || true) {
             match self.wait_for_record()? {
-                0 => return Ok(None),
+                0 => return Ok(false),
                 n if n < RECORD => return Err(self.corrupt(Corrupt::BadRecord)),
                 _ => {}
             }
         }
         let line = self.span(0, RECORD).and_then(CallLine::in_peer);
-        let Some(record) = line.map(|line| line.snapshot().record()) else {
+        let Some(words) = line.map(CallLine::snapshot) else {
             return Err(self.corrupt(Corrupt::BadRecord));
         };
         self.release(RECORD);
-        record.map(Some).map_err(|what| self.corrupt(what))
+        words.judge_to(record).map(|()| true).map_err(|what| self.corrupt(what))
     }
 
     /// Whether the record at the head of the present ring has been handed over by its stamp. Only its own line is looked at.

@@ -66,6 +66,7 @@ impl TaskMethods {
         let function = self.functions.get(&record.method).ok_or(CallError::UnknownMethod)?;
         let args = PeerView::from_record(&record.bytes, &peer.peer_heap).ok_or(CallError::BadPointer)?;
         let (client, follows) = (Cow::Owned(Arc::clone(peer)), AtomicU64::new(max_follows));
+        let args = Cow::Owned(args);
         let call = IncomingCall { args, client, method: record.method, follows, back: None, later };
         let answering = catch_unwind(AssertUnwindSafe(|| function(call))).map_err(|_| CallError::Panicked)?;
         Caught(answering).await
