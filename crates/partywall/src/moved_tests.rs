@@ -89,13 +89,17 @@ fn move_ends_idle_halves_of_both_sides_and_stays_their_end() {
         relay.ring();
         relay.ends_as_moved();
     }
-    for ((tx, rx), target) in [(client, Some("a:echo")), (server, None)] {
-        let (mut tx, mut rx) = (tx.unwrap(), rx.unwrap());
+    let mut sides = [(client, Some("a:echo")), (server, None)].map(|((tx, rx), to)| (tx.unwrap(), rx.unwrap(), to));
+    for (_, rx, target) in &mut sides {
         for _ in 0..2 {
-            moved(rx.read(&mut [0; 8]), target);
-            // A writer with room learns of it by the keeper, at some time.
-            while tx.write(b"x").is_ok() {}
-            moved(tx.write(b"x"), target);
+            moved(rx.read(&mut [0; 8]), *target);
+        }
+    }
+    // After the readers, which would find what a writer with room writes: it learns of the move by the keeper, at some time.
+    for (tx, _, target) in &mut sides {
+        while tx.write(b"x").is_ok() {}
+        for _ in 0..2 {
+            moved(tx.write(b"x"), *target);
         }
     }
 }
