@@ -138,7 +138,7 @@ impl Numbers {
     /// The numbers of the accepting side, if these are the connecting side's: the first byte that each side sent is the first byte that
     /// the other side received (protocol T5.5).
     #[must_use]
-    pub const fn of_accepting_side(self) -> Self {
+    pub const fn seen_by_accepting_side(self) -> Self {
         Self { sent_from: self.received_from, received_from: self.sent_from.wrapping_add(1) }
     }
 }

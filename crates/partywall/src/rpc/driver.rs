@@ -63,6 +63,7 @@ pub(crate) struct ClientCore {
     keeper: AtomicUsize,
     /// What the thread that keeps the lock has asked for without it. Only that thread stores and takes this.
     late: Mutex<Vec<LateWish>>,
+    /// Whether `late` has anything.
     has_late: AtomicBool,
 }
 
@@ -207,12 +208,11 @@ impl ClientCore {
     /// Takes the lock; `None` if this thread keeps it.
     #[inline]
     pub(crate) fn enter_unless_kept(&self) -> Option<Held<'_>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+        match self.try_enter() {
             // A thread reads its own number only if it has stored it.
-            Err(TryLockError::WouldBlock) if self.keeper.load(Ordering::Relaxed) == this_thread() => None,
-            Err(TryLockError::WouldBlock) => Some(self.contend()),
+            None if self.keeper.load(Ordering::Relaxed) == this_thread() => None,
+            None => Some(self.contend()),
+            entered => entered,
         }
     }
 
@@ -252,10 +252,16 @@ impl ClientCore {
     /// Takes the lock. A thread that spins with it in its hand releases it for this one.
     #[inline]
     pub(crate) fn enter(&self) -> Held<'_> {
+        self.try_enter().unwrap_or_else(|| self.contend())
+    }
+
+    /// Takes the lock if no thread has it.
+    #[inline]
+    fn try_enter(&self) -> Option<Held<'_>> {
         match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => self.contend(),
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 

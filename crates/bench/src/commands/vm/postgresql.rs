@@ -10,7 +10,7 @@ use crate::{
         AppAddress, databases,
         site::{find, run},
     },
-    error::{BenchError, During, Result},
+    error::{During, Result},
     interrupt::Interrupt,
 };
 
@@ -24,29 +24,25 @@ pub(super) fn install(guest: &Guest, port: u16, interrupt: &Interrupt) -> Result
     let folder = tempfile::tempdir().during("making a folder for a database")?;
     let run = |command: &mut Command, name| run(command, name, PATIENCE, folder.path(), interrupt);
     let user = databases::create_database(folder.path(), |init| run(init, "initdb"))?;
-    // In the machine, programs are root's.
+    // Everything in the machine runs as root, and PostgreSQL must not. Where this process is not root, the database belongs to its user.
     let owner = std::fs::metadata(folder.path().join("data")).during("looking at a database")?.uid();
     let user = user.unwrap_or(owner);
-    if user == 0 {
-        return Err(BenchError::Unavailable("PostgreSQL does not run as root".into()));
-    }
-    let of_server = run(Command::new(find("pg_config", "postgresql")?).arg("--sharedir"), "pg_config")?;
-    let of_server = Path::new(of_server.trim());
+    let shared = run(Command::new(find("pg_config", "postgresql")?).arg("--sharedir"), "pg_config")?;
+    let shared = Path::new(shared.trim());
     let packed = folder.path().join("packed.tar.gz");
     let mut pack = Command::new("tar");
-    pack.arg("-czf").arg(&packed).arg("-C").arg(folder.path()).arg("data").arg("-C").arg(of_server).arg(SHARED);
+    pack.arg("-czf").arg(&packed).arg("-C").arg(folder.path()).arg("data").arg("-C").arg(shared).arg(SHARED);
     run(&mut pack, "tar")?;
     let packed = std::fs::read(&packed).during("reading a packed database")?;
 
     let there = format!("/tmp/postgresql-{port}");
-    guest.shell(&format!("mkdir -p {there} {} /usr/share/zoneinfo", of_server.display())).map_err(fault)?;
+    guest.shell(&format!("mkdir -p {there} {} /usr/share/zoneinfo", shared.display())).map_err(fault)?;
     guest.put(&packed, &format!("{there}/packed.tar.gz"), 0o600).map_err(fault)?;
-    let unpack =
-        format!("cd {there} && tar -xzf packed.tar.gz && rm -rf packed.tar.gz {0}/{SHARED}", of_server.display());
-    let place = format!("mv {SHARED} {}/ && chown {user} . && chmod 1777 /dev/shm", of_server.display());
+    let unpack = format!("cd {there} && tar -xzf packed.tar.gz && rm -rf packed.tar.gz {0}/{SHARED}", shared.display());
+    let place = format!("mv {SHARED} {}/ && chown {user} . && chmod 1777 /dev/shm", shared.display());
     guest.shell(&format!("{unpack} && {place}")).map_err(fault)?;
-    let at = AppAddress { address: "*".into(), port, slowness: 1 };
+    let at = AppAddress { address: "0.0.0.0".into(), port, slowness: 1 };
     let server = databases::database_server(Some(user), Path::new("/bin/postgres"), &there, &at);
     // The `setpriv` of the shell itself knows no users.
-    Ok(format!("/bin/setpriv {}", server.join(" ").replace('*', "'*'")))
+    Ok(format!("/bin/setpriv {}", server.join(" ")))
 }

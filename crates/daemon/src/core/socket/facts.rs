@@ -36,7 +36,7 @@ pub(super) fn are_peers(connecting: &SocketFacts, accepting: &SocketFacts, one_u
     let (c, a) = (connecting.identity, accepting.identity);
     match (c.numbers, a.numbers) {
         (Some(c), Some(a)) => {
-            if c.of_accepting_side() == a {
+            if c.seen_by_accepting_side() == a {
                 Ok(())
             } else {
                 Err(NotPeers::OtherNumbers)
@@ -93,13 +93,13 @@ pub(in crate::core) struct NumberedEnd {
 
 impl NumberedEnd {
     /// As the socket of the connecting side shows it; `None` if its numbers are not read.
-    pub(in crate::core) fn of_connecting(socket: &SocketFacts) -> Option<Self> {
+    pub(in crate::core) fn from_connecting(socket: &SocketFacts) -> Option<Self> {
         let (to, numbers) = socket.remote.zip(socket.identity.numbers)?;
-        Some(Self { accepting: end(to), numbers: numbers.of_accepting_side() })
+        Some(Self { accepting: end(to), numbers: numbers.seen_by_accepting_side() })
     }
 
     /// As the socket of the accepting side shows it; `None` if its numbers are not read.
-    pub(super) fn of_accepting(socket: &SocketFacts) -> Option<Self> {
+    pub(super) fn from_accepting(socket: &SocketFacts) -> Option<Self> {
         Some(Self { accepting: end(socket.local), numbers: socket.identity.numbers? })
     }
 }

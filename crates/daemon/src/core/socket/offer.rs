@@ -70,7 +70,7 @@ impl<F> Offer<F> {
     /// What its accepting side shows whatever translates its addresses; `None` if both sides see the same addresses.
     pub(in crate::core) fn translated_end(&self) -> Option<NumberedEnd> {
         let may_be = self.handshake().is_some_and(|handshake| !handshake.translated.is_empty());
-        NumberedEnd::of_connecting(&self.socket).filter(|_| may_be)
+        NumberedEnd::from_connecting(&self.socket).filter(|_| may_be)
     }
 
     /// Where datagrams go that are offered a ring; `None` for a connection.

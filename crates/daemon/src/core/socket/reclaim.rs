@@ -88,9 +88,9 @@ fn are_ends(first: &SocketFacts, (second, side): (&SocketFacts, Side)) -> bool {
         Side::Connecting => (second, first),
         Side::Accepting => (first, second),
     };
-    let of_connecting = NumberedEnd::of_connecting(connecting);
+    let from_connecting = NumberedEnd::from_connecting(connecting);
     let by_numbers = first.origin == second.origin
-        && of_connecting.is_some()
-        && of_connecting == NumberedEnd::of_accepting(accepting);
+        && from_connecting.is_some()
+        && from_connecting == NumberedEnd::from_accepting(accepting);
     (by_ends || by_numbers) && carries_on(first, second).is_ok()
 }

@@ -52,7 +52,7 @@ impl<F: Descriptor> Core<F> {
         socket: &SocketFacts,
         fits: impl Fn(&Offer<F>) -> bool,
     ) -> Vec<ChannelId> {
-        let all = NumberedEnd::of_accepting(socket).and_then(|end| self.sockets.translated.get(&end));
+        let all = NumberedEnd::from_accepting(socket).and_then(|end| self.sockets.translated.get(&end));
         let all = all.map_or(&[][..], Vec::as_slice);
         all.iter().copied().filter(|id| self.sockets.offers.get(id).is_some_and(&fits)).collect()
     }

@@ -32,7 +32,7 @@ impl SetOfOne {
         this
     }
 
-    fn of_other(events: u32) -> Self {
+    fn with_another_descriptor(events: u32) -> Self {
         let this = Self::empty();
         this.set.add(this.other.as_raw_fd(), events, 5);
         this
@@ -272,7 +272,7 @@ fn sleeper_closes_rings_of_socket_that_is_added_meanwhile() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();
     for events in [IN, ONCE] {
-        let set = SetOfOne::of_other(IN);
+        let set = SetOfOne::with_another_descriptor(IN);
         let told = sleep_while(&set, || {
             set.add(events);
             let start = Instant::now();
@@ -292,7 +292,7 @@ fn rings_stay_closed_until_each_earlier_sleeper_has_woken() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();
     for events in [IN, ONCE] {
-        let set = SetOfOne::of_other(IN | ET);
+        let set = SetOfOne::with_another_descriptor(IN | ET);
         let numbers = [(); 2].map(|()| ThreadNumber::default());
         std::thread::scope(|scope| {
             let mut sleepers = numbers.each_ref().map(|number| {

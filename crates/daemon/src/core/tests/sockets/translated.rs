@@ -25,10 +25,10 @@ fn another(of: SocketFacts, numbers: Numbers) -> SocketFacts {
 
 /// A client in namespace 1, and a server that listens in namespace 2.
 fn apart() -> (World, u64, u64) {
-    of_policy("administrators = [1000]")
+    world_with_policy("administrators = [1000]")
 }
 
-fn of_policy(policy: &str) -> (World, u64, u64) {
+fn world_with_policy(policy: &str) -> (World, u64, u64) {
     let mut w = World::with_policy(policy);
     let (web, db) = (w.join("web", 1), w.join("db", 2));
     published(&mut w, db, SocketFacts { netns: 2, ..listening(SERVER[0]) }, &[]);
@@ -140,7 +140,7 @@ fn translated_connection_must_agree_in_bytes_and_be_allowed() {
         offered(&mut w, web, inside());
         assert_eq!(code(take(&mut w, db, wrong)), Refusal::Ambiguous);
     }
-    let (mut w, web, db) = of_policy("[[join]]\ndomain = '*'\nusers = [1000]\n[sockets]\nsame_user = false");
+    let (mut w, web, db) = world_with_policy("[[join]]\ndomain = '*'\nusers = [1000]\n[sockets]\nsame_user = false");
     offered(&mut w, web, inside());
     age(&mut w);
     assert_eq!(code(take(&mut w, db, outside())), Refusal::Denied);
@@ -192,7 +192,7 @@ fn shown_offer_goes_with_its_take_cancel_session_and_age() {
 
 #[test]
 fn shown_offers_are_within_the_quota_of_offers() {
-    let (mut w, web, db) = of_policy("administrators = [1000]\n[quota]\noffers = 3");
+    let (mut w, web, db) = world_with_policy("administrators = [1000]\n[quota]\noffers = 3");
     let offers = (0..10u32).filter(|n| {
         let local = at(&format!("10.0.0.2:{}", 7000 + n));
         let socket = SocketFacts { local, cookie: (1000 + n).into(), ..inside() };
