@@ -289,7 +289,8 @@ pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
     let is_guess = found == FoundOffer::Translated;
     let now = if is_guess { sys::coarse_now().as_millis() as u64 } else { 0 };
     if is_guess {
-        match conn.moves.may_guess(now) {
+        // An address that a program has is probably not a translator's.
+        match conn.moves.may_guess(now, !broker::knows_resident(fd, peer)) {
             Guess::Now => {}
             Guess::Later => {
                 look_at_offers_again(conn, generation);

@@ -12,6 +12,8 @@ const EAGER: u32 = 64;
 const GUESSES: u32 = 8;
 /// The time from the first such guess to the second, in milliseconds. Each later one waits twice as long as the one before.
 const BETWEEN_GUESSES_MS: u64 = 50;
+/// The time before the first guess of a connection from an address that a program has: its own offer has come by then.
+const BEFORE_UNLIKELY_GUESS_MS: u64 = 2000;
 
 /// Counts, and numbers of the latest observations. They may be inexact where threads race: each says when to look, and not what is found.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ pub(super) struct MoveCounters {
     pub(super) asked_at: AtomicU64,
     /// How often the connection has asked for an offer that may be another connection's.
     guesses: AtomicU32,
-    /// When it may ask next, in milliseconds of [`crate::sys::coarse_now`].
+    /// When it may ask next, in milliseconds of [`crate::sys::coarse_now`]. 0: it has found no such offer yet.
     next_guess_at: AtomicU64,
 }
 
@@ -121,13 +123,17 @@ impl MoveCounters {
         self.due_bytes.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Whether the connection may ask for an offer that may be another's, at this time in milliseconds.
-    pub(super) fn may_guess(&self, now: u64) -> Guess {
-        match self.guesses.load(Ordering::Relaxed) {
-            GUESSES.. => Guess::Never,
-            _ if now < self.next_guess_at.load(Ordering::Relaxed) => Guess::Later,
-            _ => Guess::Now,
+    /// Whether the connection may ask for an offer that may be another's, at this time in milliseconds. The first guess waits for
+    /// [`BEFORE_UNLIKELY_GUESS_MS`] unless it `is_likely` that the offer is its own.
+    pub(super) fn may_guess(&self, now: u64, is_likely: bool) -> Guess {
+        if self.guesses.load(Ordering::Relaxed) >= GUESSES {
+            return Guess::Never;
         }
+        if self.next_guess_at.load(Ordering::Relaxed) == 0 {
+            let first = now + if is_likely { 0 } else { BEFORE_UNLIKELY_GUESS_MS };
+            self.next_guess_at.store(first, Ordering::Relaxed);
+        }
+        if now < self.next_guess_at.load(Ordering::Relaxed) { Guess::Later } else { Guess::Now }
     }
 
     /// It asks at this time.
@@ -152,20 +158,21 @@ mod tests {
     #[test]
     fn connection_guesses_eight_times_and_ever_more_rarely() {
         let moves = MoveCounters::default();
-        moves.begin(Upgrade::Now);
-        let mut guesses = Vec::new();
-        for now in 1000..60_000 {
-            match moves.may_guess(now) {
-                Guess::Now => {
-                    moves.count_guess(now);
-                    guesses.push(now - 1000);
+        for (is_likely, first) in [(true, 0), (false, 2000)] {
+            // A connection in the place of an earlier one.
+            moves.begin(Upgrade::Now);
+            let mut guesses = Vec::new();
+            for now in 1000..60_000 {
+                match moves.may_guess(now, is_likely) {
+                    Guess::Now => {
+                        moves.count_guess(now);
+                        guesses.push(now - 1000 - first);
+                    }
+                    Guess::Later => assert!(guesses.len() < 8),
+                    Guess::Never => assert_eq!(guesses.len(), 8),
                 }
-                Guess::Later => assert!(guesses.len() < 8),
-                Guess::Never => assert_eq!(guesses.len(), 8),
             }
+            assert_eq!(guesses, [0, 50, 150, 350, 750, 1550, 3150, 6350]);
         }
-        assert_eq!(guesses, [0, 50, 150, 350, 750, 1550, 3150, 6350]);
-        moves.begin(Upgrade::Now);
-        assert_eq!(moves.may_guess(0), Guess::Now, "the next connection in this place");
     }
 }
