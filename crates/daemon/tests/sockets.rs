@@ -274,6 +274,7 @@ fn containers_meet_by_network_and_forged_addresses_do_not() {
     let (_broker, mut web, mut db) = world();
     let listener = b.within(|| TcpListener::bind("192.0.2.2:0")).unwrap();
     let at = listener.local_addr().unwrap();
+    publish(&mut db, listener.as_fd(), &[]);
     let connect = || {
         let client = a.within(|| TcpStream::connect(at)).unwrap();
         (client, listener.accept().unwrap().0)
@@ -290,7 +291,13 @@ fn containers_meet_by_network_and_forged_addresses_do_not() {
     let mut other = Client::join(_broker.path(), "other");
     let (client, server) = connect();
     let (from, to) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
-    let (own, forged) = third.within(|| both_ends(from, to));
+    let (forger, own, forged) = third.within(|| {
+        let listener = TcpListener::bind(to).unwrap();
+        let own = connect_from(from, to);
+        let forged = listener.accept().unwrap().0;
+        (listener, own, forged)
+    });
+    publish(&mut other, forger.as_fd(), &[]);
     let (_, _bells) = offer(&mut web, &client);
     // As much as it likes: numbers of bytes prove nothing.
     std::io::Write::write_all(&mut &own, &[0; 10_000]).unwrap();

@@ -284,6 +284,8 @@ impl<F: Descriptor> Core<F> {
         assert_eq!(offered.values().map(Vec::len).sum::<usize>(), offers.len());
         let translated = offers.values().filter(|offer| offer.translated_end().is_some()).count();
         assert_eq!(self.sockets.translated.values().map(Vec::len).sum::<usize>(), translated);
+        let of_ends: BTreeSet<_> = self.sockets.translated.keys().map(|end| end.accepting()).collect();
+        assert_eq!(self.sockets.guesses.counts(), (of_ends.len(), translated));
         let may_be_shown =
             |id| offers.get(id).and_then(|o| o.handshake()).is_some_and(|h| h.far.is_some() && !h.is_shown_translated);
         assert!(self.sockets.young.iter().all(may_be_shown));

@@ -3,13 +3,20 @@
 use std::net::SocketAddr;
 
 use partywall_protocol::socket::{Numbers, SocketFacts};
+use partywall_protocol::wire::Refusal;
 use partywall_shm::address::wide;
+
+use crate::core::refuse::{Refuse, refuse};
 
 /// Why two sockets are not known to be the ends of one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(in crate::core) enum NotPeers {
     #[error("the sequence numbers of the two sockets say that they are not ends of one connection")]
     OtherNumbers,
+    #[error(
+        "so many sockets with other sequence numbers have asked for this connection that its numbers may have been guessed"
+    )]
+    Guessed,
     #[error("what the two sockets have carried says that they are not ends of one connection")]
     OtherBytes,
     #[error(
@@ -26,6 +33,11 @@ pub(in crate::core) enum NotPeers {
         "the kernel tracks this connection and may translate its addresses, and the broker may not read its sequence numbers; give it CAP_NET_ADMIN"
     )]
     Tracked,
+}
+
+/// Refuses sockets that are not known to be the ends of one connection.
+pub(super) fn not_peers<T>(reason: NotPeers) -> Result<T, Refuse> {
+    refuse(Refusal::Ambiguous, reason.to_string())
 }
 
 /// Whether the two sockets are the ends of one connection, if both were established at one moment (protocol T5).
@@ -96,6 +108,10 @@ impl NumberedEnd {
     pub(in crate::core) fn from_connecting(socket: &SocketFacts) -> Option<Self> {
         let (to, numbers) = socket.remote.zip(socket.identity.numbers)?;
         Some(Self { accepting: end(to), numbers: numbers.seen_by_accepting_side() })
+    }
+
+    pub(in crate::core) fn accepting(&self) -> (u128, u16) {
+        self.accepting
     }
 
     /// As the socket of the accepting side shows it; `None` if its numbers are not read.

@@ -3,7 +3,7 @@
 use partywall_protocol::directory::Fingerprint;
 use partywall_protocol::wire::{Refusal, RegionReference};
 
-use super::SocketFacts;
+use super::{NamespaceId, SocketFacts};
 use crate::core::id::DomainId;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Descriptor, SessionId};
@@ -26,6 +26,12 @@ pub(in crate::core) struct Handshake<F> {
     pub(in crate::core) ring_far: F,
     /// The accepting side, once it has taken.
     pub(in crate::core) taker: Option<Taker<F>>,
+    /// The network namespaces in which it may be accepted.
+    pub(in crate::core) namespaces: Vec<NamespaceId>,
+    /// The sockets with its ends and other numbers that have asked for it.
+    pub(super) wrong_takes: u64,
+    /// The guesses at its accepting end ([`Guesses`](super::guesses::Guesses)) before it came.
+    pub(super) guesses_before: u64,
     /// Its entries in the directory by its accepting end alone, one for each namespace: none if it may not be translated.
     pub(in crate::core) translated: Vec<Fingerprint>,
     /// They are in the directory.
@@ -35,8 +41,18 @@ pub(in crate::core) struct Handshake<F> {
 }
 
 impl<F> Handshake<F> {
-    pub(super) fn new(far: F, ring_far: F, translated: Vec<Fingerprint>) -> Self {
-        Self { far: Some(far), ring_far, taker: None, translated, is_shown_translated: false, confirmed: None }
+    pub(super) fn new(far: F, ring_far: F, namespaces: Vec<NamespaceId>, translated: Vec<Fingerprint>) -> Self {
+        Self {
+            far: Some(far),
+            ring_far,
+            taker: None,
+            namespaces,
+            wrong_takes: 0,
+            guesses_before: 0,
+            translated,
+            is_shown_translated: false,
+            confirmed: None,
+        }
     }
 }
 

@@ -23,6 +23,7 @@
 mod datagram;
 mod directory;
 mod facts;
+mod guesses;
 mod handshake;
 mod offer;
 mod open;
@@ -42,6 +43,8 @@ pub(super) use facts::{Ends, NumberedEnd};
 pub(super) use offer::Offer;
 pub use partywall_protocol::socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 pub(super) use publish::Publication;
+
+use guesses::Guesses;
 
 use super::id::ChannelId;
 use super::refuse::{Refuse, refuse};
@@ -70,6 +73,8 @@ pub(super) struct Sockets<F> {
     pub(super) offered: HashMap<Ends, Vec<ChannelId>>,
     /// The offers to other namespaces by the accepting end and the numbers of the accepting side: one each, unless a machine lies.
     pub(super) translated: HashMap<NumberedEnd, Vec<ChannelId>>,
+    /// Sockets that have asked for a translated offer and had none.
+    pub(super) guesses: Guesses,
     /// Offers to other namespaces that are neither taken nor entered by their accepting end alone yet.
     pub(super) young: BTreeSet<ChannelId>,
     /// Offers from this number on were not there when the core last looked at the young ones.
@@ -101,6 +106,7 @@ impl<F> Sockets<F> {
             offers: BTreeMap::new(),
             offered: HashMap::new(),
             translated: HashMap::new(),
+            guesses: Guesses::default(),
             young: BTreeSet::new(),
             looked_at: 0,
             namespaces: BTreeMap::new(),

@@ -116,6 +116,7 @@ impl<F: Descriptor> Core<F> {
         // Within a namespace, both sides see the same addresses.
         let is_elsewhere = !namespaces.contains(&socket.namespace());
         let translated = keys().filter(|_| is_elsewhere).map(|key| Fingerprint::translated(remote, key)).collect();
+        let handshake = Handshake::new(far, own.clone(), namespaces, translated);
 
         let offer = self.add_offer(Offer {
             session: id,
@@ -127,7 +128,7 @@ impl<F: Descriptor> Core<F> {
             accepted_on: there,
             reference,
             region,
-            of: OfferOf::Connection(Box::new(Handshake::new(far, own.clone(), translated))),
+            of: OfferOf::Connection(Box::new(handshake)),
             ticks: 0,
         });
         let descriptors = vec![own];
@@ -196,7 +197,7 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Puts an offer into the tables and into the directory: [`Self::remove_offer`] takes it out again. Returns its number.
-    pub(super) fn add_offer(&mut self, offer: Offer<F>) -> ChannelId {
+    pub(super) fn add_offer(&mut self, mut offer: Offer<F>) -> ChannelId {
         let id = self.next_channel;
         self.next_channel += 1;
         if let Some(domain) = self.domains.get_mut(&offer.domain) {
@@ -212,6 +213,10 @@ impl<F: Descriptor> Core<F> {
         if let Some(end) = offer.translated_end() {
             self.sockets.translated.entry(end).or_default().push(id);
             self.sockets.young.insert(id);
+            let before = self.sockets.guesses.offer_came(end.accepting());
+            if let Some(handshake) = offer.handshake_mut() {
+                handshake.guesses_before = before;
+            }
         }
         match offer.of {
             OfferOf::Connection(_) => drop(self.sockets.in_use.insert(offer.socket.id(), id)),
@@ -263,6 +268,7 @@ impl<F: Descriptor> Core<F> {
             if of.is_empty() {
                 self.sockets.translated.remove(&end);
             }
+            self.sockets.guesses.offer_went(end.accepting());
         }
         if let Some(counts) = self.sockets.counts_of(offer.peer.origin()) {
             counts.offers -= 1;

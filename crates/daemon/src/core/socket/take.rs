@@ -12,7 +12,8 @@ use partywall_protocol::directory::Transport;
 use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, RegionReference, Side};
 
 use super::SocketFacts;
-use super::facts::{Ends, NotPeers, are_peers, carries_on};
+use super::facts::{Ends, NotPeers, are_peers, carries_on, not_peers};
+use super::guesses::{MOST_GUESSES, MOST_WRONG_TAKES};
 use super::handshake::{Handshake, Taker};
 use super::offer::{Offer, OfferOf, connected_with};
 use super::open::{SocketSide, affords_both_ends, service_of};
@@ -177,18 +178,22 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// The only offer whose socket is the other end of this one.
-    fn matching(&self, socket: &SocketFacts, ends: Ends, taker: Credentials) -> Result<ChannelId, Refuse> {
-        // The offering side's region is visible on one other machine at most, and an offer is for that one.
+    fn matching(&mut self, socket: &SocketFacts, ends: Ends, taker: Credentials) -> Result<ChannelId, Refuse> {
+        let namespace = socket.namespace();
         let waits = |offer: &Offer<F>| {
-            offer.accepted_on == socket.origin && offer.handshake().is_some_and(|handshake| handshake.far.is_some())
+            offer
+                .handshake()
+                .is_some_and(|handshake| handshake.far.is_some() && handshake.namespaces.contains(&namespace))
         };
         let mut why = None;
-        for id in self.offers_of(ends, waits) {
-            let Some(offer) = self.sockets.offers.get(&id) else { continue };
+        let of_ends = self.offers_of(ends, waits);
+        for id in &of_ends {
+            let Some(offer) = self.sockets.offers.get(id) else { continue };
             match are_peers(&offer.socket, socket, are_one_user(offer.peer, taker)) {
                 Ok(()) => {
+                    let wrong = offer.handshake().map_or(0, |handshake| handshake.wrong_takes);
                     carries_on(&offer.socket, socket).or_else(not_peers)?;
-                    return Ok(id);
+                    return self.unless_guessed(*id, (wrong, MOST_WRONG_TAKES), taker);
                 }
                 Err(reason) => why = Some(reason),
             }
@@ -197,8 +202,10 @@ impl<F: Descriptor> Core<F> {
         if let [id] = *self.translated_offers_of(socket, waits)
             && let Some(offer) = self.sockets.offers.get(&id)
         {
-            return carries_on(&offer.socket, socket).or_else(not_peers).map(|()| id);
+            carries_on(&offer.socket, socket).or_else(not_peers)?;
+            return self.unless_guessed(id, (self.guesses_at(offer), MOST_GUESSES), taker);
         }
+        self.guessed_wrong(socket, &of_ends);
         match why {
             None | Some(NotPeers::OtherNumbers) => refuse(Refusal::NoSuchOffer, "no offer of this connection now"),
             Some(reason) => not_peers(reason),
@@ -233,10 +240,6 @@ fn shown_again(
         Side::Accepting => (other, now),
     };
     are_peers(connecting, accepting, one_user).and_then(|()| carries_on(other, now)).or_else(not_peers)
-}
-
-fn not_peers<T>(reason: NotPeers) -> Result<T, Refuse> {
-    refuse(Refusal::Ambiguous, reason.to_string())
 }
 
 fn no_such<T>(offer: ChannelId) -> Result<T, Refuse> {

@@ -17,6 +17,11 @@ pub(super) fn crossed(numbers: Numbers) -> Numbers {
 fn between_namespaces_sequence_numbers_decide_and_nothing_else() {
     let elsewhere = |socket: SocketFacts| SocketFacts { netns: 2, trusted: false, ..socket };
     let (mine, yours) = (numbered(client(), NUMBERS), numbered(elsewhere(server()), crossed(NUMBERS)));
+    let world = || {
+        let (mut w, web, db) = world();
+        published(&mut w, db, elsewhere(listening(SERVER[0])), &[]);
+        (w, web, db)
+    };
     let (mut w, web, db) = world();
     offered(&mut w, web, mine);
     met(&mut w, (web, mine), (db, yours));
@@ -35,7 +40,7 @@ fn between_namespaces_sequence_numbers_decide_and_nothing_else() {
     }
     let (mut w, web, db) = world();
     offered(&mut w, web, client());
-    assert_eq!(code(take(&mut w, db, elsewhere(server()))), Refusal::Ambiguous, "the numbers of neither");
+    assert_eq!(code(take(&mut w, db, elsewhere(server()))), Refusal::NoSuchOffer, "the numbers of neither");
 }
 
 #[test]
@@ -52,11 +57,38 @@ fn equal_offers_of_two_namespaces_differ_by_sequence_numbers() {
     let other = Numbers { sent_from: 3, received_from: 4 };
     let there = numbered(SocketFacts { netns: 2, cookie: 9, ..client() }, other);
     let (mut w, web, db) = world();
+    // The listener is in a third namespace, and so may the accepting end be.
+    published(&mut w, db, SocketFacts { netns: 3, ..listening(SERVER[0]) }, &[]);
     let here = offered(&mut w, web, numbered(client(), NUMBERS));
     let forged = offered(&mut w, web, there);
     let third = |numbers, cookie| numbered(SocketFacts { netns: 3, cookie, ..server() }, numbers);
     assert_eq!(take(&mut w, db, third(crossed(NUMBERS), 10)), Message::Bell { offer: here });
     assert_eq!(take(&mut w, db, third(crossed(other), 11)), Message::Bell { offer: forged });
+}
+
+#[test]
+fn offer_goes_only_to_namespaces_where_it_may_be_accepted() {
+    let (mut w, web, db) = world();
+    let id = offered(&mut w, web, numbered(client(), NUMBERS));
+    // Its numbers are right: they are those of the same ends in another namespace, if the moments are.
+    let elsewhere = numbered(SocketFacts { netns: 4, cookie: 10, ..server() }, crossed(NUMBERS));
+    assert_eq!(code(take(&mut w, db, elsewhere)), Refusal::NoSuchOffer);
+    assert_eq!(take(&mut w, db, numbered(server(), crossed(NUMBERS))), Message::Bell { offer: id });
+}
+
+#[test]
+fn offer_is_refused_after_several_takes_with_other_numbers() {
+    let tried = |wrong: u32| {
+        let (mut w, web, db) = world();
+        offered(&mut w, web, numbered(client(), NUMBERS));
+        for i in 0..wrong {
+            let guess = Numbers { sent_from: 3, received_from: i };
+            assert_eq!(code(take(&mut w, db, numbered(server(), guess))), Refusal::NoSuchOffer);
+        }
+        take(&mut w, db, numbered(server(), crossed(NUMBERS)))
+    };
+    assert!(matches!(tried(4), Message::Bell { .. }));
+    assert_eq!(code(tried(5)), Refusal::Ambiguous);
 }
 
 #[test]
@@ -205,7 +237,7 @@ fn loopback_does_not_reach_into_other_namespaces() {
     offered(&mut w, web, mine);
     let yours = SocketFacts { acknowledged: 50, received: 100, ..yours };
     let elsewhere = SocketFacts { netns: 2, ..yours };
-    assert_eq!(code(take(&mut w, db, elsewhere)), Refusal::Ambiguous);
+    assert_eq!(code(take(&mut w, db, elsewhere)), Refusal::NoSuchOffer);
     met(&mut w, (web, mine), (db, yours));
 }
 
