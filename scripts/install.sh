@@ -33,7 +33,7 @@ if [ "${1:-}" = uninstall ]; then
     done
     rm -f "$into"/share/man/man1/partywall.1 "$into"/share/man/man1/partywall-*.1
     rm -f "$into"/share/man/man8/partywall-gateway*.8
-    rm -f "$into/share/man/man8/partywalld.8" "$into/share/man/man5/partywalld.toml.5"
+    rm -f "$into/share/man/man8/partywalld.8" "$into/share/man/man5/partywalld.toml.5" "$into/share/man/man5/partywall-gateway.toml.5"
     for program in partywall partywalld partywall-gateway; do
         rm -f "$into/share/bash-completion/completions/$program" "$into/share/zsh/site-functions/_$program"
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
@@ -48,7 +48,7 @@ if [ "${1:-}" = uninstall ]; then
         done
     done
     rm -f "$into"/share/doc/partywall/examples/*.c
-    rm -f "$into/lib/partywall/libpartywall_preload.so" "$into/share/doc/partywall/partywalld.toml"
+    rm -f "$into/lib/partywall/libpartywall_preload.so" "$into/share/doc/partywall/partywalld.toml" "$into/share/doc/partywall/gateway.toml"
     container=lib/partywall/container
     rm -f "$into/$container/libpartywall_preload.so" "$into/$container/\$LIB/libpartywall_preload.so"
     for place in "${preload_places[@]}"; do
@@ -143,6 +143,10 @@ for page in gateway certificates; do
     [ "$page" = gateway ] || name=partywall-gateway-$page
     install -D -m 644 "$work/page" "$into/share/man/man8/$name.8"
 done
+"$release/partywall-gateway" --print-manual=config > "$work/page"
+install -D -m 644 "$work/page" "$into/share/man/man5/partywall-gateway.toml.5"
+"$release/partywall-gateway" --print-sample-config > "$work/config"
+install -D -m 644 "$work/config" "$into/share/doc/partywall/gateway.toml"
 "$release/partywalld" --print-sample-policy > "$work/policy"
 install -D -m 644 "$work/policy" "$into/share/doc/partywall/partywalld.toml"
 

@@ -36,7 +36,11 @@ pub(crate) struct RunArgs {
     /// Only check the configuration file.
     #[arg(long)]
     pub(crate) check: bool,
-    /// Print a page of the manual, and exit: gateway is partywall-gateway(8), certificates is partywall-gateway-certificates(8).
+    /// Print a sample configuration file, with every key explained, and exit.
+    #[arg(long)]
+    pub(crate) print_sample_config: bool,
+    /// Print a page of the manual, and exit: gateway is partywall-gateway(8), certificates is partywall-gateway-certificates(8), config is
+    /// partywall-gateway.toml(5).
     #[arg(long, value_name = "PAGE", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "gateway")]
     pub(crate) print_manual: Option<GatewayManualPage>,
     /// Print a completion script for a shell, and exit.

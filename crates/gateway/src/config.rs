@@ -8,6 +8,16 @@ use serde::Deserialize;
 
 use crate::GatewayError;
 
+/// Every key of a configuration file, explained.
+///
+/// ```
+/// use partywall_gateway::config::{GatewayConfig, SAMPLE_CONFIG};
+///
+/// assert_eq!(GatewayConfig::parse(SAMPLE_CONFIG)?.stream_window, 1 << 20);
+/// # Ok::<(), toml::de::Error>(())
+/// ```
+pub const SAMPLE_CONFIG: &str = include_str!("../gateway.toml");
+
 /// Where the gateway listens, which certificate it has, and where the directory is.
 ///
 /// ```
@@ -174,6 +184,24 @@ mod tests {
     use super::*;
 
     const FILE: &str = "listen = '0.0.0.0:1'\naddress = 'a:1'\nca = 'ca'\ncertificate = 'c'\nkey = 'k'\n";
+
+    #[test]
+    fn sample_shows_every_key_with_its_default() {
+        let is_key =
+            |line: &str| line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '));
+        let shown = |line: &str| line.strip_prefix("# ").filter(|rest| is_key(rest)).unwrap_or(line).to_owned();
+        let whole: Vec<String> = SAMPLE_CONFIG.lines().map(shown).collect();
+        let (sample, full) =
+            (GatewayConfig::parse(SAMPLE_CONFIG).unwrap(), GatewayConfig::parse(&whole.join("\n")).unwrap());
+        assert_eq!(full.domain, sample.domain);
+        assert_eq!((full.streams_per_host, full.stream_window), (sample.streams_per_host, sample.stream_window));
+        assert_eq!((&full.etcd.prefix, full.etcd.ttl), (&sample.etcd.prefix, sample.etcd.ttl));
+        assert!(full.broker.is_some() && full.metrics.is_some() && full.peers.len() == 1);
+        let etcd = &full.etcd;
+        assert!(
+            etcd.certificate.is_some() && etcd.key.is_some() && etcd.user.is_some() && etcd.password_file.is_some()
+        );
+    }
 
     #[test]
     fn invalid_settings_are_refused_with_the_reason() {

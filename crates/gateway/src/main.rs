@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use cli::{Command, GatewayArguments};
-use partywall_gateway::config::GatewayConfig;
+use partywall_gateway::config::{GatewayConfig, SAMPLE_CONFIG};
 use partywall_gateway::{GatewayError, certificates};
 use partywall_terminal::{end, log_to_stderr};
 
@@ -30,6 +30,9 @@ fn run(arguments: GatewayArguments) -> Result<(), GatewayError> {
             if let Some(page) = run.print_manual {
                 let page = manual::page(page);
                 return print(&page.map_err(|source| GatewayError::System { doing: "make the manual page", source })?);
+            }
+            if run.print_sample_config {
+                return print(SAMPLE_CONFIG.as_bytes());
             }
             if let Some(shell) = run.print_completions {
                 return print(&manual::completions(shell));
