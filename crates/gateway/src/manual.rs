@@ -55,7 +55,7 @@ fn config_page() -> Roff {
     roff.text([bold("/etc/partywall/gateway.toml"), roman(", or the file of "), bold("partywall-gateway --config")]);
     roff.control("SH", ["DESCRIPTION"]);
     roff.text([roman("A TOML file. Below is the sample file, as partywall-gateway --print-sample-config prints it.")]);
-    roff.control("nf", []);
+    roff.control("PP", []).control("nf", []);
     for line in SAMPLE_CONFIG.lines() {
         roff.text([roman(line)]);
     }

@@ -1,6 +1,7 @@
 //! How the programs of Partywall write to a terminal: plain tables, harmless text, numbers that they read, and what a demo
 //! shows while it runs.
 
+mod flood;
 mod number;
 mod program;
 mod show;

@@ -4,20 +4,30 @@ use std::fmt::Display;
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::flood::FloodLimit;
 use crate::printable_lines;
 
 /// Sends the log to standard error: what `RUST_LOG` asks for, or else lines of this level and above. Once in a process.
+///
+/// A place in the program that writes very many lines, because of a peer for example, is cut off for some seconds, with one line about it.
 pub fn log_to_stderr(level: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let limit = FloodLimit::new(|place| {
+        let (file, line) = (place.file().unwrap_or_default(), place.line().unwrap_or_default());
+        let _ =
+            writeln!(std::io::stderr(), " WARN more lines like the last are left out for some seconds ({file}:{line})");
+    });
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         // A closed log must not end the program: the report of a failed write would panic.
         .log_internal_errors(false)
         .with_target(false)
-        .without_time()
-        .init();
+        .without_time();
+    tracing_subscriber::registry().with(filter).with(limit).with(lines).init();
 }
 
 /// The exit code of a program. An error is shown on standard error under the program's name.
