@@ -44,6 +44,10 @@
 //! domains = ["web"]                    # and processes of the host that are these domains
 //! room = "64M"                         # bytes for buffers of each member, allocated at the start
 //!
+//! [[network]]                          # UDP datagrams go by rings between the listed network namespaces
+//! namespace = "/run/netns/blue"        # the namespace's file; "host" is the broker's own
+//! addresses = ["10.0.0.2"]             # these belong to it, and reach the other listed ones without translation
+//!
 //! [cluster]                            # this host shares its names with others (docs/cluster.md)
 //! host = "alpha"                       # its name there
 //! gateway = "gateway"                  # the domain of `partywall-gateway`
@@ -72,6 +76,7 @@ mod decision;
 mod group;
 mod machine;
 mod metrics;
+mod network;
 mod pattern;
 mod programs;
 mod quota;
@@ -91,6 +96,7 @@ pub(crate) use decision::{Grounds, RuleCode, Ruling};
 pub use group::GroupEntry;
 pub use machine::MachineEntry;
 pub use metrics::MetricsAddress;
+pub use network::{NamespacePlace, NetworkEntry};
 pub use pattern::NamePattern;
 pub use quota::Quota;
 pub use sockets::SocketRules;
@@ -137,6 +143,9 @@ pub struct Policy {
     /// Members whose windows all of them see at the same addresses.
     #[serde(default, deserialize_with = "group::all")]
     group: Vec<GroupEntry>,
+    /// Network namespaces between which datagrams may go by rings, and the addresses of each.
+    #[serde(default, deserialize_with = "network::all")]
+    network: Vec<NetworkEntry>,
     /// Where metrics are served.
     #[serde(default)]
     metrics: Option<MetricsTable>,
@@ -245,6 +254,7 @@ impl Policy {
             programs: None,
             machine: Vec::new(),
             group: Vec::new(),
+            network: Vec::new(),
             metrics: None,
             cluster: None,
             source: PolicySource::default(),
@@ -356,6 +366,11 @@ impl Policy {
     /// Groups that there are from the broker's start on.
     pub fn groups(&self) -> &[GroupEntry] {
         &self.group
+    }
+
+    /// Network namespaces between which datagrams may go by rings.
+    pub fn networks(&self) -> &[NetworkEntry] {
+        &self.network
     }
 
     /// The address of the metrics, if the file has one.
