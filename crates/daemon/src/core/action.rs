@@ -7,6 +7,7 @@ use partywall_protocol::socket::SocketFacts;
 use partywall_protocol::wire::{MachineId, Message, Name, Refusal, Side};
 
 use super::id::SessionId;
+use super::networks::Networks;
 use crate::credentials::Credentials;
 
 /// An event that the driver reports to the core.
@@ -73,6 +74,8 @@ pub enum CoreEvent<F> {
         /// The side whose socket it was.
         side: Side,
     },
+    /// The list of network namespaces is another than before: a policy was loaded, or a namespace has come or gone.
+    Networks(Networks),
     /// About 50 ms have passed. Only needed while [`Core::wants_look_at_untaken`](super::Core::wants_look_at_untaken).
     LookAtUntaken,
     /// About a second has passed. Only needed while [`Core::wants_ticks`](super::Core::wants_ticks).

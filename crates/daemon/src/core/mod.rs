@@ -26,6 +26,7 @@
 //! - `events` reports events to sessions that follow them (C18);
 //! - `report` counts the work done, for metrics;
 //! - `group` knows the members of groups, and hands out seats (protocol J);
+//! - `networks` knows the network namespaces between which datagrams may go by rings (U13);
 //! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
 
 mod action;
@@ -48,6 +49,7 @@ mod invariants;
 mod join;
 mod log;
 mod machine;
+mod networks;
 mod pair_window;
 mod reclaim;
 mod refuse;
@@ -71,6 +73,7 @@ pub use descriptor::Descriptor;
 pub use group::Membership;
 pub use id::SessionId;
 pub use machine::MachineNews;
+pub use networks::Networks;
 pub(crate) use report::{CoreReport, DecisionKey};
 pub use socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 
@@ -224,6 +227,7 @@ impl<F: Descriptor> Core<F> {
             CoreEvent::Closed { session, by_program } => self.end(session, by_program),
             CoreEvent::SocketGone { cookie } => self.socket_gone(cookie),
             CoreEvent::FlowLost { flow, side } => self.flow_lost(flow, side),
+            CoreEvent::Networks(networks) => self.set_networks(networks),
             CoreEvent::LookAtUntaken => self.look_at_untaken(),
             CoreEvent::Tick => {
                 self.log.report(now);

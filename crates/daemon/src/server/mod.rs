@@ -26,6 +26,8 @@ mod descriptor;
 mod home;
 mod judge;
 mod limits;
+mod namespaces;
+mod netlink;
 mod perform;
 mod published;
 mod readers;
@@ -47,21 +49,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use partywall_protocol::directory::DirectoryChange;
+use partywall_protocol::directory::{DirectoryChange, Transport};
 use partywall_protocol::wire::{self, MachineId, Side};
 use partywall_region::directory::OwnDirectory;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::config::Config;
 use crate::control::{Errand, ServerControl};
-use crate::core::{Core, CoreEvent, CoreStatus, FlowSocket, SessionId};
+use crate::core::{Core, CoreEvent, CoreStatus, FlowSocket, SessionId, SocketFacts};
 use crate::credentials::Account;
 use crate::machines::{Attendant, GroupWindows, Task, state};
 use crate::metrics::Exporter;
-use crate::policy::{MetricsAddress, PolicyError};
+use crate::policy::{MetricsAddress, NetworkEntry, PolicyError};
 use accept::{Arrival, Door, Gate, Listeners};
 use containers::ContainerSocket;
 use descriptor::ClientDescriptor;
+use namespaces::ListedNamespaces;
 use published::Published;
 use readers::{MAX_REPORT, ReaderEvent, Readers};
 use shares::Shares;
@@ -157,6 +160,8 @@ pub struct Server {
     machine_directories: BTreeMap<MachineId, Published>,
     /// The sockets of flows of datagrams.
     watch: FlowWatch,
+    /// Network namespaces between which datagrams may go by rings.
+    namespaces: ListedNamespaces,
     /// When the core is to hear of the time, while it wants to.
     next_tick: Option<Instant>,
     next_look_at_untaken: Option<Instant>,
@@ -190,6 +195,7 @@ impl Server {
         let readers = Readers::start()?;
         let entries = policy.machines().to_vec();
         let groups = policy.groups().to_vec();
+        let networks = policy.networks().to_vec();
         let metrics = config.metrics.as_ref().or(policy.metrics()).cloned();
         limits::raise();
         let socket = ServedSocket::serve(&config.socket, config.socket_mode, now())?;
@@ -201,6 +207,7 @@ impl Server {
         let gate = Gate::open(epoll.as_fd(), listeners(&socket, containers.as_ref()))?;
         let readers = readers.watched_by(epoll.as_fd())?;
         let watch = FlowWatch::open();
+        let namespaces = ListedNamespaces::new(watch.own());
         let capacity = limits::capacity();
         let core = Core::new(Arc::new(policy), socket.instance(), capacity);
         let (directory, handle) = OwnDirectory::create()?;
@@ -218,6 +225,7 @@ impl Server {
             directory,
             machine_directories: BTreeMap::new(),
             watch,
+            namespaces,
             next_tick: None,
             next_look_at_untaken: None,
             sessions: HashMap::new(),
@@ -247,6 +255,7 @@ impl Server {
         }
         let actions = this.core.set_directory(handle.into());
         this.perform(actions);
+        this.set_networks(&networks);
         if let Some(address) = metrics {
             match Exporter::start(&address, this.control()) {
                 Ok(exporter) => this.exporter = Some(exporter),
@@ -361,6 +370,9 @@ impl Server {
 
     /// If it is time, ends the flows whose sockets have lost their addresses, and dates the proof of the others.
     fn look_at_flows(&mut self) {
+        if self.watch.due_in() == Some(Duration::ZERO) {
+            self.follow_networks();
+        }
         let Some((lost, proved_at)) = self.watch.look() else { return };
         for (flow, side) in lost {
             self.feed(CoreEvent::FlowLost { flow, side });
@@ -368,16 +380,44 @@ impl Server {
         self.directory.apply(&DirectoryChange::Proved(proved_at));
     }
 
+    /// Takes the list of network namespaces of a policy.
+    fn set_networks(&mut self, list: &[NetworkEntry]) {
+        self.namespaces.set_list(list);
+        let networks = self.namespaces.networks().clone();
+        self.feed(CoreEvent::Networks(networks));
+    }
+
+    /// Reports to the core if the files of that list stand for other namespaces than before.
+    fn follow_networks(&mut self) {
+        if let Some(networks) = self.namespaces.follow().cloned() {
+            self.feed(CoreEvent::Networks(networks));
+        }
+    }
+
+    /// Takes the right to flows from a UDP socket that cannot be watched, or whose address need not be its own (protocol U2).
+    fn judge_namespace(&mut self, socket: &mut SocketFacts) {
+        if socket.transport == Transport::Udp {
+            self.follow_networks();
+            self.namespaces.networks().judge(socket);
+        }
+    }
+
     /// Begins to watch the sockets of a flow. Returns the side that has no socket any more, if there is one.
     fn watch(&mut self, flow: u64, sockets: [FlowSocket; 2]) -> Option<Side> {
-        let had_notices = self.watch.notices().is_some();
         let now = coarse_now();
-        let lost = self.watch.add(flow, sockets);
-        if let Some(notices) = self.watch.notices().filter(|_| !had_notices)
-            && let Err(error) = epoll::add(&self.epoll, notices, EventData::new_u64(NOTICES), EventFlags::IN)
-        {
-            tracing::warn!(%error, "the broker is not woken when sockets are closed; it finds out when it looks");
+        for netns in sockets.map(|socket| socket.netns) {
+            if self.watch.lacks(netns)
+                && let Some(entered) = self.namespaces.enter(netns)
+            {
+                self.watch.take_in(entered);
+            }
         }
+        let lost = self.watch.add(flow, sockets);
+        self.watch.await_notices(|notices| {
+            if let Err(error) = epoll::add(&self.epoll, notices, EventData::new_u64(NOTICES), EventFlags::IN) {
+                tracing::warn!(%error, "the broker is not woken when sockets are closed; it finds out when it looks");
+            }
+        });
         if lost.is_none() && self.watch.is_first() {
             self.directory.apply(&DirectoryChange::Proved(now));
         }
@@ -411,8 +451,10 @@ impl Server {
         let wishes = self.control.take_wishes();
         if let Some(policy) = wishes.policy {
             policy.log_warnings();
+            let networks = policy.networks().to_vec();
             let actions = self.core.set_policy(Arc::new(policy));
             self.perform(actions);
+            self.set_networks(&networks);
         }
         for errand in wishes.errands {
             match errand {

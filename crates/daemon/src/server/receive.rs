@@ -157,7 +157,7 @@ impl Server {
                     (judged.truncated, judged.came) = (true, 0);
                 }
                 if let Some(Ok(facts)) = &mut judged.socket {
-                    self.watch.judge(facts);
+                    self.judge_namespace(facts);
                 }
                 self.feed(understand(session, bytes, judged, descriptors));
             }

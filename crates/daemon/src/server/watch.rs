@@ -14,6 +14,9 @@
 //! Of a `SO_REUSEPORT` group the kernel chooses a socket by a hash of both ends, and so it does for the look. But a member can make it choose by a
 //! program, for each datagram and for the whole group, and the kernel tells of no such program. So the flows of a group last only while each
 //! member that the looks find is published: the library withdraws a socket for which its program has asked for that.
+//!
+//! The kernel answers for the network namespace in which a question's socket was made. The broker has such sockets in its own namespace,
+//! and in each other one that has flows ([`super::namespaces`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
@@ -21,15 +24,15 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use partywall_protocol::directory::Transport;
 use partywall_protocol::wire::Side;
 use partywall_region::inspect::option;
 use rustix::io::Errno;
-use rustix::net::netlink::{self, SocketAddrNetlink};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, sockopt};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::core::{FlowSocket, SocketFacts, SocketState};
+use super::namespaces::EnteredNamespace;
+use super::netlink::{DESTROYED, netlink};
+use crate::core::FlowSocket;
 
 /// How often all flows are looked at, while there are any.
 const LOOK: Duration = Duration::from_millis(100);
@@ -41,15 +44,13 @@ const BATCH: usize = 32;
 const PROBES: u16 = 64;
 /// Groups that have flows, at most: their questions must not crowd out the looks at all other flows.
 const GROUPS: usize = 64;
-/// Notices of destroyed sockets that are read in one turn.
+/// DestroyNotices of destroyed sockets that are read in one turn.
 const NOTICES: usize = 256;
 
 /// `SOCK_DIAG_BY_FAMILY`, the type of a question, of its answer and of a notice.
 const BY_FAMILY: u16 = 20;
 /// `NLM_F_REQUEST`.
 const REQUEST: u16 = 1;
-/// The groups `SKNLGRP_INET_UDP_DESTROY` (2) and `SKNLGRP_INET6_UDP_DESTROY` (4), as bits.
-const DESTROYED: u32 = 1 << (2 - 1) | 1 << (4 - 1);
 /// Bytes of `nlmsghdr`, and of a question: that header and `inet_diag_req_v2`.
 const HEADER: usize = 16;
 const QUESTION: usize = HEADER + 56;
@@ -65,7 +66,11 @@ pub(super) struct FlowWatch {
     /// Where questions are asked, and of which network namespace; `None` if this kernel answers none.
     diag: Option<(OwnedFd, u64)>,
     /// The kernel's notices of destroyed sockets, while there are flows.
-    notices: Option<OwnedFd>,
+    notices: Option<DestroyNotices>,
+    /// Other namespaces that have flows, by number.
+    others: BTreeMap<u64, OtherNamespace>,
+    /// How many ends of flows each namespace has.
+    namespaces: HashMap<u64, u32>,
     flows: BTreeMap<u64, [FlowSocket; 2]>,
     /// How many ends of flows each socket has.
     cookies: HashMap<u64, u32>,
@@ -77,11 +82,34 @@ pub(super) struct FlowWatch {
     sequence: u32,
 }
 
+/// A socket that hears of destroyed sockets.
+#[derive(Debug)]
+struct DestroyNotices {
+    socket: OwnedFd,
+    /// The event loop waits for it.
+    is_awaited: bool,
+}
+
+impl DestroyNotices {
+    fn new(socket: OwnedFd) -> Self {
+        Self { socket, is_awaited: false }
+    }
+}
+
+/// A namespace that is not the broker's own.
+#[derive(Debug)]
+struct OtherNamespace {
+    diag: OwnedFd,
+    notices: Option<DestroyNotices>,
+}
+
 impl FlowWatch {
     pub(super) fn open() -> Self {
         let mut this = Self {
             diag: None,
             notices: None,
+            others: BTreeMap::new(),
+            namespaces: HashMap::new(),
             flows: BTreeMap::new(),
             cookies: HashMap::new(),
             members: HashMap::new(),
@@ -109,31 +137,46 @@ impl FlowWatch {
     fn works(&mut self) -> bool {
         let Ok(socket) = UdpSocket::bind(("127.0.0.1", 0)) else { return false };
         let (Ok(to), Ok(cookie)) = (socket.local_addr(), sockopt::socket_cookie(&socket)) else { return false };
-        let from = SocketAddr::new(to.ip(), 9);
-        self.prove(&[FlowSocket { cookie, netns: 0, from, to, is_chosen: false }]) == [true]
+        let (from, netns) = (SocketAddr::new(to.ip(), 9), self.own().unwrap_or(0));
+        self.prove(&[FlowSocket { cookie, netns, from, to, is_chosen: false }]) == [true]
     }
 
-    /// A UDP socket that cannot be watched is not good for flows (protocol U2).
-    pub(super) fn judge(&self, socket: &mut SocketFacts) {
-        let watched = self.diag.as_ref().map(|(_, netns)| *netns);
-        if socket.transport == Transport::Udp && watched != Some(socket.netns) {
-            socket.state = SocketState::Other;
+    /// The broker's own namespace; `None` if the kernel does not report sockets.
+    pub(super) fn own(&self) -> Option<u64> {
+        self.diag.as_ref().map(|(_, netns)| *netns)
+    }
+
+    /// Has the event loop wait for the notices of destroyed sockets for which it does not wait yet.
+    pub(super) fn await_notices(&mut self, mut wait: impl FnMut(BorrowedFd<'_>)) {
+        for notices in self.notices_mut().filter(|notices| !notices.is_awaited) {
+            notices.is_awaited = true;
+            wait(notices.socket.as_fd());
         }
     }
 
-    /// The kernel's notices of destroyed sockets, to be waited for.
-    pub(super) fn notices(&self) -> Option<BorrowedFd<'_>> {
-        self.notices.as_ref().map(AsFd::as_fd)
+    fn notices_mut(&mut self) -> impl Iterator<Item = &mut DestroyNotices> {
+        self.notices.iter_mut().chain(self.others.values_mut().filter_map(|other| other.notices.as_mut()))
+    }
+
+    /// Whether flows of this namespace need sockets that it does not have here yet.
+    pub(super) fn lacks(&self, netns: u64) -> bool {
+        self.own() != Some(netns) && !self.others.contains_key(&netns)
+    }
+
+    /// Takes the sockets of another namespace, of which a flow is about to be added. They are dropped with its last flow.
+    pub(super) fn take_in(&mut self, EnteredNamespace { cookie, diag, notices }: EnteredNamespace) {
+        self.others.insert(cookie, OtherNamespace { diag, notices: notices.map(DestroyNotices::new) });
     }
 
     /// Begins to watch a flow. Returns the side that has no socket any more, if there is one.
     pub(super) fn add(&mut self, flow: u64, sockets: [FlowSocket; 2]) -> Option<Side> {
         if self.notices.is_none() {
             // Without notices the looks do, later.
-            self.notices = netlink(DESTROYED).ok();
+            self.notices = netlink(DESTROYED).ok().map(DestroyNotices::new);
         }
         for socket in sockets {
             *self.cookies.entry(socket.cookie).or_default() += 1;
+            *self.namespaces.entry(socket.netns).or_default() += 1;
         }
         self.flows.insert(flow, sockets);
         if self.next.is_none() {
@@ -154,6 +197,14 @@ impl FlowWatch {
                 *ends -= 1;
                 if *ends == 0 {
                     self.cookies.remove(&socket.cookie);
+                }
+            }
+            if let Some(ends) = self.namespaces.get_mut(&socket.netns) {
+                *ends -= 1;
+                if *ends == 0 {
+                    self.namespaces.remove(&socket.netns);
+                    // The namespace can go away now.
+                    self.others.remove(&socket.netns);
                 }
             }
         }
@@ -195,30 +246,22 @@ impl FlowWatch {
 
     /// Reads notices. Returns the numbers of those sockets that were flows', each once at least.
     pub(super) fn destroyed(&mut self) -> Vec<u64> {
-        let mut gone = Vec::new();
-        let Some(notices) = &self.notices else { return gone };
-        let mut packet = [0; 4096];
-        for _ in 0..NOTICES {
-            match rustix::net::recv(notices, &mut packet, RecvFlags::DONTWAIT) {
-                Ok((len, _)) => {
-                    let cookies = messages(packet.get(..len).unwrap_or_default()).filter(|one| one.kind == BY_FAMILY);
-                    gone.extend(
-                        cookies.filter_map(|one| cookie_of(one.bytes)).filter(|c| self.cookies.contains_key(c)),
-                    );
-                }
-                Err(Errno::AGAIN) => break,
-                Err(Errno::INTR) => {}
-                // Some were lost for want of room: all flows are looked at.
-                Err(_) => self.next = Some(Instant::now()),
-            }
+        let (mut gone, mut were_lost) = (Vec::new(), false);
+        let all = self.notices.iter().chain(self.others.values().filter_map(|other| other.notices.as_ref()));
+        for notices in all {
+            were_lost |= !read_notices(notices.socket.as_fd(), |cookie| {
+                gone.extend(self.cookies.contains_key(&cookie).then_some(cookie));
+            });
+        }
+        if were_lost {
+            self.next = Some(Instant::now());
         }
         gone
     }
 
     /// Whether each socket is the one that receives what is sent to it. Where the kernel gives no answer, it is not.
     fn prove(&mut self, sockets: &[FlowSocket]) -> Vec<bool> {
-        let questions: Vec<_> = sockets.iter().map(|socket| (socket.from, socket.to)).collect();
-        let receivers = self.ask(&questions);
+        let receivers = self.receivers_of(sockets);
         let is_found = |(receiver, socket): (&Option<FoundReceiver>, &FlowSocket)| {
             receiver.is_some_and(|it| it.cookie == socket.cookie)
         };
@@ -231,16 +274,32 @@ impl FlowWatch {
         let mut groups = HashMap::new();
         let asked = receivers.iter().zip(sockets).zip(&mut proved);
         for ((_, socket), proved) in asked.filter(|((at, socket), proved)| **proved && is_chosen(at, socket)) {
-            *proved = match groups.get(&socket.to) {
+            *proved = match groups.get(&(socket.netns, socket.to)) {
                 Some(known) => *known,
                 None => {
                     let known = groups.len() < GROUPS && self.knows_all(socket);
-                    groups.insert(socket.to, known);
+                    groups.insert((socket.netns, socket.to), known);
                     known
                 }
             };
         }
         proved
+    }
+
+    /// The socket that receives what is sent to each of these, in its namespace.
+    fn receivers_of(&mut self, sockets: &[FlowSocket]) -> Vec<Option<FoundReceiver>> {
+        let mut receivers = vec![None; sockets.len()];
+        let mut by_namespace: BTreeMap<u64, Vec<_>> = BTreeMap::new();
+        for (socket, receiver) in sockets.iter().zip(&mut receivers) {
+            by_namespace.entry(socket.netns).or_default().push((socket, receiver));
+        }
+        for (netns, asked) in by_namespace {
+            let questions: Vec<_> = asked.iter().map(|(socket, _)| (socket.from, socket.to)).collect();
+            for ((_, receiver), found) in asked.into_iter().zip(self.ask(netns, &questions)) {
+                *receiver = found;
+            }
+        }
+        receivers
     }
 
     /// Whether all members of a socket's group, as far as one look finds them, are published. The kernel chooses one for each port that a
@@ -251,7 +310,7 @@ impl FlowWatch {
         let port = |at: u16| (random.hash_one(at) as u16).max(1);
         let questions: Vec<_> =
             (0..PROBES).map(|at| (SocketAddr::new(socket.from.ip(), port(at)), socket.to)).collect();
-        let found = self.ask(&questions);
+        let found = self.ask(socket.netns, &questions);
         let unknown = found.iter().find(|found| !found.is_some_and(|it| self.members.contains_key(&it.cookie)));
         if let Some(unknown) = unknown {
             tracing::debug!(at = %socket.to, ?unknown, "a socket of a group is not published");
@@ -259,11 +318,17 @@ impl FlowWatch {
         unknown.is_none()
     }
 
-    /// The socket that receives a datagram from one address to another, for each of these; `None` where the kernel gives no
+    /// The socket of a namespace that receives a datagram from one address to another, for each of these; `None` where the kernel gives no
     /// answer.
-    fn ask(&mut self, ends: &[(SocketAddr, SocketAddr)]) -> Vec<Option<FoundReceiver>> {
+    fn ask(&mut self, netns: u64, ends: &[(SocketAddr, SocketAddr)]) -> Vec<Option<FoundReceiver>> {
         let mut receivers = vec![None; ends.len()];
-        let Some((diag, _)) = &self.diag else { return receivers };
+        let diag = match &self.diag {
+            Some((diag, own)) if *own == netns => diag,
+            _ => match self.others.get(&netns) {
+                Some(other) => &other.diag,
+                None => return receivers,
+            },
+        };
         for (ends, receivers) in ends.chunks(BATCH).zip(receivers.chunks_mut(BATCH)) {
             let first = self.sequence;
             // Answers to an earlier batch that broke off have other numbers.
@@ -314,12 +379,22 @@ pub(super) fn coarse_now() -> u64 {
     (now.tv_sec * 1000 + now.tv_nsec / 1_000_000).cast_unsigned()
 }
 
-/// A netlink socket that hears these groups.
-fn netlink(groups: u32) -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG))?;
-    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-    Ok(socket)
+/// Reads notices of destroyed sockets. Returns `false` if some were lost for want of room: then all flows are to be looked at.
+fn read_notices(socket: BorrowedFd<'_>, mut heard: impl FnMut(u64)) -> bool {
+    let mut packet = [0; 4096];
+    let mut are_all = true;
+    for _ in 0..NOTICES {
+        match rustix::net::recv(socket, &mut packet, RecvFlags::DONTWAIT) {
+            Ok((len, _)) => {
+                let notices = messages(packet.get(..len).unwrap_or_default()).filter(|one| one.kind == BY_FAMILY);
+                notices.filter_map(|one| cookie_of(one.bytes)).for_each(&mut heard);
+            }
+            Err(Errno::AGAIN) => break,
+            Err(Errno::INTR) => {}
+            Err(_) => are_all = false,
+        }
+    }
+    are_all
 }
 
 /// Appends the question which socket receives a datagram with these ends.
@@ -393,10 +468,12 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{SocketFlags, SocketType};
 
     fn of(socket: &UdpSocket, from: &UdpSocket) -> FlowSocket {
         let (to, from) = (socket.local_addr().unwrap(), from.local_addr().unwrap());
-        FlowSocket { cookie: sockopt::socket_cookie(socket).unwrap(), netns: 0, from, to, is_chosen: false }
+        let netns = option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).unwrap();
+        FlowSocket { cookie: sockopt::socket_cookie(socket).unwrap(), netns, from, to, is_chosen: false }
     }
 
     fn pair(at: &str) -> (UdpSocket, UdpSocket) {
@@ -413,7 +490,7 @@ mod tests {
             assert_eq!(watch.prove(&[of(&a, &b)]), [true], "connected to the flow's other end");
             watch.remove(1);
         }
-        assert!(watch.notices().is_none() && watch.due_in().is_none() && watch.cookies.is_empty());
+        assert!(watch.notices.is_none() && watch.due_in().is_none() && watch.cookies.is_empty());
     }
 
     #[test]

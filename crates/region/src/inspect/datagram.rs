@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use partywall_protocol::directory::Transport;
 use partywall_protocol::socket::{Identity, SocketFacts, SocketState};
 use partywall_protocol::wire::Origin;
-use rustix::net::{AddressFamily, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::{Inspector, option};
 
@@ -28,7 +28,7 @@ pub(super) fn read(
     };
     let grouped: libc::c_int = option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT)?;
     let device: libc::c_int = option(socket, libc::SOL_SOCKET, BOUND_TO)?;
-    let is_reached = local.port() != 0 && device == 0 && is_certainly_local(local.ip().to_canonical(), netns);
+    let is_reached = local.port() != 0 && device == 0 && may_be_local(local.ip().to_canonical(), netns);
     let state = match is_reached {
         false => SocketState::Other,
         true if grouped == 0 => SocketState::Listening,
@@ -51,15 +51,20 @@ pub(super) fn read(
     })
 }
 
-/// Whether an address that a socket is bound to is one of its namespace. Sockets can be bound to any address (`IP_FREEBIND`),
+/// Whether an address that a socket is bound to may be one of its namespace. Sockets can be bound to any address (`IP_FREEBIND`),
 /// and would send as that by a ring, which the kernel would not let them.
-fn is_certainly_local(ip: IpAddr, netns: u64) -> bool {
+///
+/// Addresses of another namespace cannot be tested from here. The broker judges sockets there by its list of namespaces.
+fn may_be_local(ip: IpAddr, netns: u64) -> bool {
     if ip.is_unspecified() || ip.is_loopback() {
         return true;
     }
-    let here = UdpSocket::bind((ip, 0)).and_then(|socket| {
-        let own: u64 = option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
-        Ok(own == netns)
-    });
-    here.unwrap_or(false)
+    own_namespace().is_ok_and(|own| own != netns || UdpSocket::bind((ip, 0)).is_ok())
+}
+
+/// The number of this thread's network namespace.
+fn own_namespace() -> io::Result<u64> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+    option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
 }

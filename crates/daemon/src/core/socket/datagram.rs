@@ -2,7 +2,8 @@
 //! both sockets have their addresses (U11).
 //!
 //! A connection is identified by its ends. A datagram is identified by the sender's statement of its destination, and by the kernel's
-//! report of its source at the receiver. Both must follow from the sockets' own addresses, in one network namespace.
+//! report of its source at the receiver. Both must follow from the sockets' own addresses in one network namespace, or, between two namespaces,
+//! from the operator's list of their addresses ([`Networks`]).
 //!
 //! ```text
 //!   sender                        broker                        receiver
@@ -27,6 +28,7 @@ use super::{SocketFacts, SocketState};
 use crate::core::action::FlowSocket;
 use crate::core::channel::EndState;
 use crate::core::id::ChannelId;
+use crate::core::networks::Networks;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::region::{check_region, own_memory};
 use crate::core::{Action, Core, Descriptor, SessionId};
@@ -61,7 +63,7 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let from = source(&socket, to)?;
+        let from = self.source(&socket, to)?;
         let shape = near_region_of(reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.may_offer(domain, reference.ring_size)?;
@@ -105,8 +107,13 @@ impl<F: Descriptor> Core<F> {
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, own_memory(RegionReference::with_ring(0))?)?;
         let ends = Ends::new(SocketAddr::new(ANY, socket.local.port()), from);
+        let networks = &self.sockets.networks;
+        let is_own = |to: SocketAddr| networks.has(socket.netns, to.ip());
         let fits = |offer: &Offer<F>| {
-            offer.socket.namespace() == socket.namespace() && offer.to().is_some_and(|to| receives(&socket, to, from))
+            offer.to().is_some_and(|to| {
+                self.networks_allow((&offer.socket, from.ip()), (&socket, to.ip()))
+                    && receives(&socket, to, from, is_own(to))
+            })
         };
         let Some(offer_id) = self.offers_of(ends, fits).first().copied() else {
             return refuse(Refusal::NoSuchOffer, "no program offers a ring for datagrams to this socket now");
@@ -210,6 +217,29 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
+    /// Puts another list in force. Flows that it does not allow end.
+    pub(in crate::core) fn set_networks(&mut self, networks: Networks) {
+        self.sockets.networks = networks;
+        let ends = |flow: &FlowRecord<F>| flow.sockets.map(|socket| (socket.netns, socket.to.ip()));
+        let flows = self.sockets.flows.iter().filter(|(_, flow)| !self.sockets.networks.allow(ends(flow)));
+        let ended: Vec<_> = flows.map(|(id, _)| *id).collect();
+        for flow in ended {
+            // What the receiver has not read goes by the kernel.
+            self.flow_lost(flow, Side::Accepting);
+        }
+    }
+
+    /// Whether the list allows a flow of a sender with this source to a receiver at this address.
+    pub(super) fn networks_allow(
+        &self,
+        (sender, from): (&SocketFacts, IpAddr),
+        (receiver, to): (&SocketFacts, IpAddr),
+    ) -> bool {
+        // In machines there are no flows.
+        [sender, receiver].into_iter().all(|socket| socket.origin == Origin::Host)
+            && self.sockets.networks.allow([(sender.netns, from), (receiver.netns, to)])
+    }
+
     /// A flow ends because one side has gone: both ends find that in the directory, and up to which byte it was proved.
     pub(in crate::core) fn end_flow(&mut self, id: ChannelId, gone: Side) {
         let Some(flow) = self.sockets.flows.remove(&id) else { return };
@@ -222,6 +252,30 @@ impl<F: Descriptor> Core<F> {
         };
         self.actions.push(Action::Unwatch { flow: id });
         self.actions.push(Action::Directory(DirectoryChange::FlowEnded { flow: id, limit }));
+    }
+
+    /// The source address that the receiver of a datagram will see.
+    fn source(&self, socket: &SocketFacts, to: SocketAddr) -> Result<SocketAddr, Refuse> {
+        is_one(socket)?;
+        if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
+            return refuse(Refusal::BadSocket, "datagrams to this address may come to many");
+        }
+        let ip = match (self.sockets.networks.source_to(socket, to.ip()), socket.local.ip().to_canonical(), to.ip()) {
+            (Some(Some(listed)), ..) => listed,
+            (Some(None), ..) => {
+                let reason = format!(
+                    "{to} is in another network namespace, and the policy does not list one address of this socket's namespace \
+                     ([[network]]) that its datagrams come from"
+                );
+                return refuse(Refusal::BadSocket, reason);
+            }
+            (None, own, _) if !own.is_unspecified() => own,
+            (None, _, to) if !to.is_loopback() => to,
+            // The kernel sends from the destination address within this host, except that all of 127/8 uses the first address.
+            (None, _, IpAddr::V4(_)) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            (None, _, IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        Ok(SocketAddr::new(ip, socket.local.port()))
     }
 
     /// Moves the number of the next channel to one whose slot in the directory no other flow has.
@@ -247,30 +301,14 @@ fn is_one(socket: &SocketFacts) -> Result<(), Refuse> {
     refuse(Refusal::BadSocket, "the socket is not one for datagrams that is reached by its address alone")
 }
 
-/// The source address that the receiver of a datagram will see.
-fn source(socket: &SocketFacts, to: SocketAddr) -> Result<SocketAddr, Refuse> {
-    is_one(socket)?;
-    let ip = match (socket.local.ip().to_canonical(), to.ip()) {
-        (own, _) if !own.is_unspecified() => own,
-        (_, to) if !to.is_loopback() => to,
-        // The kernel sends from the destination address within this host, except that all of 127/8 uses the first address.
-        (_, IpAddr::V4(_)) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        (_, IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-    };
-    if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
-        return refuse(Refusal::BadSocket, "datagrams to this address may come to many");
-    }
-    Ok(SocketAddr::new(ip, socket.local.port()))
-}
-
-/// Whether what is sent to `to` within the namespace of this socket comes to it and to no other.
-fn receives(socket: &SocketFacts, to: SocketAddr, from: SocketAddr) -> bool {
+/// Whether what is sent to `to` comes to this socket and to no other. `is_own`: the operator lists the address for the socket's namespace.
+fn receives(socket: &SocketFacts, to: SocketAddr, from: SocketAddr, is_own: bool) -> bool {
     let own = socket.local.ip().to_canonical();
     let family = to.is_ipv6() || socket.local.is_ipv4() || !socket.only_v6;
     // The broker does not know the other addresses of this namespace.
     let here = own == to.ip()
         || (socket.local.ip().is_unspecified()
-            && to.ip().is_loopback()
+            && (to.ip().is_loopback() || is_own)
             && (to.is_ipv4() || socket.local.is_ipv6())
             && family);
     let wanted = socket

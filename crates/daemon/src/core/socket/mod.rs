@@ -47,6 +47,7 @@ pub(super) use publish::Publication;
 use guesses::Guesses;
 
 use super::id::ChannelId;
+use super::networks::Networks;
 use super::refuse::{Refuse, refuse};
 
 /// One machine may have at most this fraction of what all domains share: one part in four.
@@ -85,6 +86,8 @@ pub(super) struct Sockets<F> {
     pub(super) in_use: HashMap<SocketId, ChannelId>,
     /// Flows of datagrams, by the number of their channel.
     pub(super) flows: BTreeMap<ChannelId, FlowRecord<F>>,
+    /// The network namespaces between which there may be flows.
+    pub(super) networks: Networks,
     /// Slots of the directory that flows, and offers of flows, have.
     pub(super) slots: BTreeSet<usize>,
     /// For channels that only one side has reclaimed since this broker started: the facts of its socket.
@@ -112,6 +115,7 @@ impl<F> Sockets<F> {
             namespaces: BTreeMap::new(),
             in_use: HashMap::new(),
             flows: BTreeMap::new(),
+            networks: Networks::default(),
             slots: BTreeSet::new(),
             claimed: BTreeMap::new(),
             listening: HashMap::new(),

@@ -8,12 +8,12 @@ use partywall_shm::address::wide;
 
 use super::*;
 
-fn at(text: &str) -> SocketAddr {
+pub(super) fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
 /// A socket for datagrams in namespace 1; its cookie is made of its address.
-fn socket(local: &str) -> SocketFacts {
+pub(super) fn socket(local: &str) -> SocketFacts {
     let local = at(local);
     let cookie = wide(local.ip()) as u64 ^ u64::from(local.port()) << 32;
     SocketFacts { cookie, ..facts(Transport::Udp, local, None) }
@@ -24,20 +24,20 @@ fn halves(at: SocketAddr) -> (u64, u64, u16) {
     ((bits >> 64) as u64, bits as u64, at.port())
 }
 
-fn offer(w: &mut World, session: u64, socket: SocketFacts, to: &str) -> Message {
+pub(super) fn offer(w: &mut World, session: u64, socket: SocketFacts, to: &str) -> Message {
     let with = vec![w.region(8192)];
     let (to_high, to_low, to_port) = halves(at(to));
     let message = Message::OfferDatagrams { to_high, to_low, to_port, region: RegionReference::with_ring(8192) };
     w.say_of(session, message, socket, with).expect("an answer")
 }
 
-fn take(w: &mut World, session: u64, socket: SocketFacts, from: &str) -> Message {
+pub(super) fn take(w: &mut World, session: u64, socket: SocketFacts, from: &str) -> Message {
     let with = vec![w.region(0)];
     let (from_high, from_low, from_port) = halves(at(from));
     w.say_of(session, Message::TakeDatagrams { from_high, from_low, from_port }, socket, with).expect("an answer")
 }
 
-fn code(message: Message) -> Refusal {
+pub(super) fn code(message: Message) -> Refusal {
     match message {
         Message::Refused { code, .. } => code,
         other => panic!("not refused: {other:?}"),

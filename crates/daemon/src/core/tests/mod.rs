@@ -13,6 +13,7 @@ mod guest_sockets;
 mod join;
 mod machines;
 mod migration;
+mod networks;
 mod random;
 mod reclaim;
 pub(crate) mod sockets;

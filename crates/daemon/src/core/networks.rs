@@ -1,0 +1,76 @@
+//! The network namespaces between which datagrams may go by rings (protocol U13).
+//!
+//! Every process that may change the addresses of its namespace can give itself the address of another namespace. So addresses that
+//! sockets show count only within one namespace. Between namespaces the operator's list alone says whose an address is.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use partywall_protocol::directory::Transport;
+use partywall_protocol::socket::{SocketFacts, SocketState};
+
+/// The operator's list, with the namespaces by their numbers (`SO_NETNS_COOKIE`). It has the namespaces that exist and in which the broker
+/// can ask about sockets.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Networks {
+    /// The broker's own namespace, in which the addresses of sockets were tested when the sockets were shown.
+    own: Option<u64>,
+    /// The namespace of each listed address.
+    owners: BTreeMap<IpAddr, u64>,
+}
+
+impl Networks {
+    /// A list. No address is in it twice.
+    pub fn new(own: Option<u64>, owners: impl IntoIterator<Item = (IpAddr, u64)>) -> Self {
+        Self { own, owners: owners.into_iter().collect() }
+    }
+
+    /// Whether any address is listed for this namespace.
+    pub fn lists(&self, netns: u64) -> bool {
+        self.owners.values().any(|owner| *owner == netns)
+    }
+
+    /// Whether an address is listed for this namespace.
+    pub(super) fn has(&self, netns: u64, ip: IpAddr) -> bool {
+        self.owners.get(&ip.to_canonical()) == Some(&netns)
+    }
+
+    /// Whether a socket that was shown may have flows as far as its namespace is concerned (protocol U2.2, U2.3). In the broker's own namespace
+    /// the process that has examined the socket has tested the address.
+    pub fn admits(&self, socket: &SocketFacts) -> bool {
+        let ip = socket.local.ip().to_canonical();
+        let has_address = || ip.is_unspecified() || ip.is_loopback() || self.has(socket.netns, ip);
+        self.own == Some(socket.netns) || (self.lists(socket.netns) && has_address())
+    }
+
+    /// Takes the right to flows from a socket for datagrams whose namespace gives it none.
+    pub fn judge(&self, socket: &mut SocketFacts) {
+        if socket.transport == Transport::Udp && !self.admits(socket) {
+            socket.state = SocketState::Other;
+        }
+    }
+
+    /// The source address that datagrams of a socket to an address of another namespace have. `None` if `to` is listed for no other namespace.
+    /// The inner `None`: the list does not say which address that is, or the address is not the socket's namespace's.
+    pub(super) fn source_to(&self, socket: &SocketFacts, to: IpAddr) -> Option<Option<IpAddr>> {
+        self.owners.get(&to).filter(|owner| **owner != socket.netns)?;
+        let own = socket.local.ip().to_canonical();
+        if !own.is_unspecified() {
+            return Some(Some(own).filter(|own| own.is_ipv4() == to.is_ipv4() && self.has(socket.netns, *own)));
+        }
+        // The kernel chooses one by the route. The broker does not know the routes, so there must be one to choose.
+        let mut all = self.owners.iter().filter(|(ip, owner)| **owner == socket.netns && ip.is_ipv4() == to.is_ipv4());
+        Some(all.next().map(|(ip, _)| *ip).filter(|_| all.next().is_none()))
+    }
+
+    /// Whether there may be a flow between sockets with these addresses in these namespaces of the host.
+    pub(super) fn allow(&self, [sender, receiver]: [(u64, IpAddr); 2]) -> bool {
+        let is_listed = |(netns, ip): (u64, IpAddr)| self.has(netns, ip);
+        if sender.0 != receiver.0 {
+            return is_listed(sender) && is_listed(receiver);
+        }
+        let is_own = self.own.is_none_or(|own| own == sender.0);
+        let is_inner = |end: (u64, IpAddr)| end.1.to_canonical().is_loopback() && self.lists(end.0);
+        is_own || [sender, receiver].into_iter().all(|end| is_inner(end) || is_listed(end))
+    }
+}

@@ -1,0 +1,228 @@
+//! Finds the network namespaces of the operator's list (`[[network]]`), and makes sockets in them (protocol U13).
+//!
+//! The list names files. A file may come to stand for another namespace at any time, as when a container starts again, so it is looked at
+//! whenever a program shows a socket for datagrams, and with each look at the flows. A number of a namespace is never used again, so a number
+//! that was learned from a file stands for that namespace only.
+//!
+//! To make a socket in a namespace, a thread enters the namespace and ends. No descriptor of a namespace is kept beyond that: the
+//! broker must not keep a namespace from going away. The sockets of [`super::watch`] do so while flows of the namespace last, which the
+//! programs' sockets do anyway.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::thread;
+
+use partywall_region::inspect::option;
+use rustix::fs::{Mode, OFlags, Stat};
+use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::netlink::{DESTROYED, netlink};
+use crate::core::Networks;
+use crate::policy::{NamespacePlace, NetworkEntry};
+
+/// What tells the file of one namespace from that of a later one: device, inode, and when the inode came to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileId([u64; 4]);
+
+impl FileId {
+    fn of(stat: &Stat) -> Self {
+        // The casts keep every bit.
+        Self([stat.st_dev, stat.st_ino, stat.st_ctime.cast_unsigned(), stat.st_ctime_nsec])
+    }
+}
+
+/// A namespace of the list.
+#[derive(Debug)]
+struct ListedNamespace {
+    entry: NetworkEntry,
+    /// The file at its path when that was last looked at; `None` if there was none.
+    file: Option<FileId>,
+    /// Its number; `None` if there is no such namespace, or the broker may not enter it.
+    cookie: Option<u64>,
+}
+
+/// The sockets with which a namespace is asked about its sockets.
+#[derive(Debug)]
+pub(super) struct EnteredNamespace {
+    /// The number of the namespace.
+    pub(super) cookie: u64,
+    /// Where questions are asked.
+    pub(super) diag: OwnedFd,
+    /// The kernel's notices of destroyed sockets, if it gives any.
+    pub(super) notices: Option<OwnedFd>,
+}
+
+/// The operator's list, and what the broker has found of it.
+#[derive(Debug)]
+pub(super) struct ListedNamespaces {
+    /// The broker's own namespace; `None` if the kernel does not report sockets.
+    own: Option<u64>,
+    listed: Vec<ListedNamespace>,
+    networks: Networks,
+}
+
+impl ListedNamespaces {
+    /// An empty list.
+    pub(super) fn new(own: Option<u64>) -> Self {
+        Self { own, listed: Vec::new(), networks: Networks::new(own, []) }
+    }
+
+    /// The list as it was last found.
+    pub(super) fn networks(&self) -> &Networks {
+        &self.networks
+    }
+
+    /// Takes another list, and looks for the namespaces of it.
+    pub(super) fn set_list(&mut self, list: &[NetworkEntry]) {
+        let listed = |entry: &NetworkEntry| ListedNamespace { entry: entry.clone(), file: None, cookie: None };
+        self.listed = list.iter().map(listed).collect();
+        self.follow();
+        for listed in self.listed.iter().filter(|listed| listed.file.is_none()) {
+            if let NamespacePlace::File(path) = &listed.entry.namespace {
+                tracing::info!(path = %path.display(), "a network namespace of the policy is not there yet");
+            }
+        }
+    }
+
+    /// Looks whether the files of the list stand for other namespaces than before. Returns the list if it has changed.
+    pub(super) fn follow(&mut self) -> Option<&Networks> {
+        let own = self.own?;
+        for listed in &mut self.listed {
+            listed.follow(own);
+        }
+        let owners = self.listed.iter().filter_map(|listed| Some((listed, listed.cookie?)));
+        let owners = owners.flat_map(|(listed, cookie)| listed.entry.addresses.iter().map(move |ip| (*ip, cookie)));
+        let networks = Networks::new(Some(own), owners);
+        let has_changed = networks != self.networks;
+        self.networks = networks;
+        has_changed.then_some(&self.networks)
+    }
+
+    /// Makes sockets in a namespace of the list, if its file still stands for it.
+    pub(super) fn enter(&self, netns: u64) -> Option<EnteredNamespace> {
+        let listed = self.listed.iter().find(|listed| listed.cookie == Some(netns))?;
+        let NamespacePlace::File(path) = &listed.entry.namespace else { return None };
+        let (_, entered) = enter(path).ok()?;
+        (entered.cookie == netns).then_some(entered)
+    }
+}
+
+impl ListedNamespace {
+    fn follow(&mut self, own: u64) {
+        let path = match &self.entry.namespace {
+            NamespacePlace::Own => {
+                self.cookie = Some(own);
+                return;
+            }
+            NamespacePlace::File(path) => path,
+        };
+        let file = rustix::fs::stat(path).ok().as_ref().map(FileId::of);
+        if file == self.file {
+            return;
+        }
+        (self.file, self.cookie) = (file, None);
+        if file.is_none() {
+            tracing::info!(path = %path.display(), "a network namespace has gone: its datagrams stay on the kernel");
+            return;
+        }
+        match enter(path) {
+            Ok((file, entered)) => {
+                (self.file, self.cookie) = (Some(file), Some(entered.cookie));
+                tracing::info!(path = %path.display(), "datagrams of a network namespace may go by rings");
+            }
+            Err(error) => {
+                let error = explain(&error);
+                tracing::warn!(path = %path.display(), error, "datagrams of a network namespace stay on the kernel");
+            }
+        }
+    }
+}
+
+/// What an operator can do about an error.
+fn explain(error: &io::Error) -> String {
+    match Errno::from_io_error(error) {
+        Some(Errno::PERM) => format!(
+            "the broker may not enter it: {error}; give the broker CAP_SYS_ADMIN (`systemctl edit partywalld`, docs/packages.md)"
+        ),
+        Some(Errno::INVAL) => format!("the file stands for no network namespace: {error}"),
+        _ => error.to_string(),
+    }
+}
+
+/// Makes sockets in the namespace of a file.
+fn enter(path: &Path) -> io::Result<(FileId, EnteredNamespace)> {
+    check_owners(path)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let id = FileId::of(&rustix::fs::fstat(&file)?);
+    // A separate thread, because no thread returns from another namespace with certainty.
+    let inside = move || -> io::Result<EnteredNamespace> {
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+        let diag = netlink(0)?;
+        let cookie = option(diag.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
+        Ok(EnteredNamespace { cookie, diag, notices: netlink(DESTROYED).ok() })
+    };
+    let thread = thread::Builder::new().name("partywall-netns".to_owned()).spawn(inside)?;
+    let entered = thread.join().map_err(|_| io::Error::other("the thread that entered it failed"))??;
+    Ok((id, entered))
+}
+
+/// Refuses a path of which another user can replace a part: that user would say whose the addresses are.
+fn check_owners(path: &Path) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    for part in path.ancestors() {
+        let found = part.symlink_metadata()?;
+        let is_writable = found.is_dir() && found.mode() & 0o022 != 0 && found.mode() & libc::S_ISVTX == 0;
+        if is_writable || ![0, own].contains(&found.uid()) {
+            return Err(io::Error::other(format!("another user can replace {}", part.display())));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    #[test]
+    fn path_that_another_user_can_replace_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, file) = (dir.path().join("folder"), dir.path().join("folder/netns"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(&file, "").unwrap();
+        let mode = |mode| std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o755);
+        check_owners(&file).unwrap();
+        for writable in [0o775, 0o757] {
+            mode(writable);
+            assert!(check_owners(&file).unwrap_err().to_string().contains("can replace"));
+        }
+        // In a sticky folder, as /tmp is, others replace only what is theirs.
+        mode(0o1777);
+        check_owners(&file).unwrap();
+        if rustix::process::geteuid().is_root() {
+            let link = dir.path().join("link");
+            symlink(&file, &link).unwrap();
+            check_owners(&link).unwrap();
+            std::os::unix::fs::lchown(&link, Some(1234), None).unwrap();
+            check_owners(&link).unwrap_err();
+            std::os::unix::fs::chown(&folder, Some(1234), None).unwrap();
+            check_owners(&file).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn file_that_is_no_namespace_is_not_entered() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("netns");
+        std::fs::write(&file, "").unwrap();
+        let error = enter(&file).unwrap_err();
+        assert!(explain(&error).contains("no network namespace"), "{error}");
+        let error = enter(&dir.path().join("nothing")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}
