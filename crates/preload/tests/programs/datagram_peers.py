@@ -38,6 +38,8 @@ import time
 
 role, port = sys.argv[1], int(sys.argv[2])
 count = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+# Where the server is. It may bind a wildcard instead.
+at = os.environ.get("PEERS_AT", "127.0.0.1")
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
 
@@ -52,7 +54,7 @@ def body(i):
 if role not in ("ping", "lazy", "flood", "refused"):
     if role in ("group", "steered"):
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    s.bind(("127.0.0.1", port))
+    s.bind((os.environ.get("PEERS_BIND", at), port))
     if role == "steered":
         # SO_ATTACH_REUSEPORT_CBPF, and "return 0".
         code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
@@ -221,9 +223,9 @@ elif role == "select":
 elif role == "ping":
     s.settimeout(100)
     for i in range(count):
-        s.sendto(body(i), ("127.0.0.1", port))
+        s.sendto(body(i), (at, port))
         data, source = s.recvfrom(65536)
-        assert data == body(i) and source == ("127.0.0.1", port), (i, data[:4], source)
+        assert data == body(i) and source == (at, port), (i, data[:4], source)
     say(f"answered {count}")
     sys.stdin.read()
 elif role == "lazy":
@@ -232,12 +234,12 @@ elif role == "lazy":
     for i in range(count):
         if pauses.random() < 0.3:
             time.sleep(pauses.choice((0.00002, 0.00005, 0.0002, 0.002)))
-        s.sendto(body(i), ("127.0.0.1", port))
+        s.sendto(body(i), (at, port))
         data, source = s.recvfrom(65536)
-        assert data == body(i) and source == ("127.0.0.1", port), (i, data[:4], source)
+        assert data == body(i) and source == (at, port), (i, data[:4], source)
     say(f"answered {count}")
 elif role == "flood":
-    s.connect(("127.0.0.1", port))
+    s.connect((at, port))
     for i in range(count):
         s.send(body(i))
     say("sent")
@@ -259,7 +261,7 @@ elif role == "sink":
         got, last = got + 1, i
     say(f"{got} {'well' if well else 'wrong'}")
 elif role == "refused":
-    s.connect(("127.0.0.1", port))
+    s.connect((at, port))
     s.settimeout(5)
     i = 0
     try:

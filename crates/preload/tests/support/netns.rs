@@ -17,6 +17,9 @@ impl Namespaces {
     /// The addresses of the two ends, from the range kept for documentation. They are visible in these namespaces only.
     pub(crate) const ADDRESSES: [&str; 2] = ["198.51.100.1", "198.51.100.2"];
 
+    /// The server's end of the link to a third namespace, and the end in that.
+    pub(crate) const THIRD: [&str; 2] = ["203.0.113.1", "203.0.113.2"];
+
     /// The server behind a router, as [`Self::behind_router`] has it.
     pub(crate) const BEHIND_ROUTER: &str = "10.99.2.2";
 
@@ -26,6 +29,42 @@ impl Namespaces {
         let [from, to] = Self::ADDRESSES.map(|address| format!("{address}/30"));
         made.join([0, 1], "pw-test", [&from, &to]);
         Some(made)
+    }
+
+    /// As [`Self::create`], with a third one that reaches the server's address too.
+    pub(crate) fn three() -> Option<Self> {
+        let made = Self::named(&["a", "b", "c"])?;
+        made.join_three();
+        Some(made)
+    }
+
+    fn join_three(&self) {
+        let mask = |address: &str| format!("{address}/30");
+        self.join([0, 1], "pw-test", Self::ADDRESSES.map(mask).each_ref().map(String::as_str));
+        self.join([0, 2], "pw-third", Self::THIRD.map(mask).each_ref().map(String::as_str));
+        let [near, far] = Self::THIRD;
+        ip(&["-n", &self.names[2], "route", "add", Self::ADDRESSES[0], "via", near]);
+        // Answers come from the address that was asked, from a wildcard too.
+        ip(&["-n", &self.names[0], "route", "add", far, "dev", "pw-third", "src", Self::ADDRESSES[0]]);
+    }
+
+    /// Replaces three namespaces by others with the same names and addresses.
+    pub(crate) fn make_again(&self) {
+        for name in &self.names {
+            ip(&["netns", "delete", name]);
+            Self::add(name);
+        }
+        self.join_three();
+    }
+
+    /// Takes the name of one of them away. Its processes keep it.
+    pub(crate) fn unname(&self, which: usize) {
+        ip(&["netns", "delete", &self.names[which]]);
+    }
+
+    /// The file of one of them.
+    pub(crate) fn path(&self, which: usize) -> String {
+        format!("/run/netns/{}", self.names[which])
     }
 
     /// The server's and the client's, and a router between them that gives all connections its own addresses (masquerade). The server has no
@@ -58,10 +97,14 @@ impl Namespaces {
         let mark = format!("partywall-preload-{}-{nth}", std::process::id());
         let made = Self { names: places.iter().map(|place| format!("{mark}-{place}")).collect() };
         for name in &made.names {
-            ip(&["netns", "add", name]);
-            ip(&["-n", name, "link", "set", "lo", "up"]);
+            Self::add(name);
         }
         Some(made)
+    }
+
+    fn add(name: &str) {
+        ip(&["netns", "add", name]);
+        ip(&["-n", name, "link", "set", "lo", "up"]);
     }
 
     /// Joins two of them by a link, with these addresses.

@@ -46,6 +46,9 @@ fn partywalld() -> &'static Path {
     PATH.get_or_init(|| build("partywall-daemon", &["--bin", "partywalld"], "partywalld"))
 }
 
+/// Separates the rules that every test has from its own.
+const FURTHER: &str = "# further\n";
+
 /// A broker in its own folder; both go with this value.
 pub(crate) struct World {
     /// The command that starts the broker.
@@ -65,7 +68,8 @@ impl World {
         Self::of_broker_started_by(&["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"])
     }
 
-    fn of_broker_started_by(launcher: &'static [&'static str]) -> Self {
+    /// A world whose broker this command starts.
+    pub(crate) fn of_broker_started_by(launcher: &'static [&'static str]) -> Self {
         let folder = tempfile::Builder::new().prefix("partywall-preload-test-").tempdir().unwrap();
         // Programs that become another user must find the broker.
         let open = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
@@ -128,6 +132,15 @@ impl World {
     /// A new one in its place.
     pub(crate) fn restart_broker(&self) {
         *self.broker.borrow_mut() = Self::start(self.launcher, self.folder.path());
+    }
+
+    /// Replaces what follows the rules of its policy file, and has the broker read that.
+    pub(crate) fn set_further_policy(&self, text: &str) {
+        let file = self.path("policy.toml");
+        let rules = std::fs::read_to_string(&file).unwrap();
+        let rules = rules.split_once(FURTHER).map_or(&*rules, |(rules, _)| rules);
+        std::fs::write(&file, format!("{rules}{FURTHER}{text}")).unwrap();
+        self.reload_policy();
     }
 
     /// Has the broker read its policy file again.
