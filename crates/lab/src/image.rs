@@ -4,7 +4,7 @@
 
 use crate::cache::{Cache, ContentHash};
 use crate::cpio::{Archive, EntryKind};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelKind};
 use crate::{LabError, program, tool};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -69,6 +69,7 @@ pub struct Image {
 pub struct ImageOptions {
     programs: Vec<(PathBuf, String)>,
     modules: Vec<String>,
+    kernel: KernelKind,
 }
 
 impl ImageOptions {
@@ -83,12 +84,18 @@ impl ImageOptions {
         self.modules.push(name.to_owned());
         self
     }
+
+    /// Another kernel than Debian's for clouds.
+    pub fn kernel(mut self, kind: KernelKind) -> Self {
+        self.kernel = kind;
+        self
+    }
 }
 
 impl Image {
     /// Builds it, or finds it as built before from the same parts.
     pub fn build(cache: &Cache, options: &ImageOptions) -> Result<Self, LabError> {
-        let kernel = Kernel::fetch(cache)?;
+        let kernel = Kernel::fetch(cache, options.kernel)?;
         let mut programs = options.programs.clone();
         programs.push((helper()?, HELPER.to_owned()));
         programs.push((busybox()?, "busybox".to_owned()));

@@ -7,8 +7,33 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The package that always depends on Debian's newest kernel for virtual machines.
-const META_PACKAGE: &str = "linux-image-cloud-amd64";
+/// Debian's build of the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum KernelKind {
+    /// For virtual machines of clouds: the smallest one.
+    #[default]
+    Cloud,
+    /// For all machines, with all drivers and file systems: some 70 MB to fetch.
+    Full,
+}
+
+impl KernelKind {
+    /// The package that always depends on the newest kernel of this kind.
+    fn package(self) -> &'static str {
+        match self {
+            Self::Cloud => "linux-image-cloud-amd64",
+            Self::Full => "linux-image-amd64",
+        }
+    }
+
+    /// The file that has the name of the unpacked kernel.
+    fn current(self) -> &'static str {
+        match self {
+            Self::Cloud => "current",
+            Self::Full => "current-full",
+        }
+    }
+}
 
 /// An unpacked kernel.
 #[derive(Debug, Clone)]
@@ -21,20 +46,21 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel that is in the cache, or else the newest that `apt-get` can fetch.
-    pub fn fetch(cache: &Cache) -> Result<Self, LabError> {
-        let kernels = cache.path("kernel", "current")?;
+    /// The kernel of this kind that is in the cache, or else the newest that `apt-get` can fetch.
+    pub fn fetch(cache: &Cache, kind: KernelKind) -> Result<Self, LabError> {
+        let kernels = cache.path("kernel", kind.current())?;
         if let Ok(name) = fs::read_to_string(&kernels)
             && let Ok(kernel) = Self::unpacked(&cache.path("kernel", name.trim())?)
         {
             return Ok(kernel);
         }
-        let depends = tool::run("apt-cache", ["depends", META_PACKAGE])?;
+        let meta = kind.package();
+        let depends = tool::run("apt-cache", ["depends", meta])?;
         let package = depends
             .lines()
             .filter_map(|line| line.trim().strip_prefix("Depends: "))
             .find(|name| name.starts_with("linux-image-"))
-            .ok_or_else(|| LabError::tool("apt-cache", format!("{META_PACKAGE} depends on no linux-image package")))?
+            .ok_or_else(|| LabError::tool("apt-cache", format!("{meta} depends on no linux-image package")))?
             .to_owned();
         let root = cache.entry("kernel", &package, |draft| unpack(&package, draft))?;
         fs::write(&kernels, &package).map_err(LabError::file("write", &kernels))?;

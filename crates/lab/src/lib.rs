@@ -39,7 +39,7 @@ pub use cache::Cache;
 pub use error::LabError;
 pub use guest::{CommandOutput, Guest, GuestOptions, Running};
 pub use image::{Image, ImageOptions};
-pub use kernel::Kernel;
+pub use kernel::{Kernel, KernelKind};
 pub use lab::Lab;
 pub use network::Network;
 pub use network_kind::NetworkKind;

@@ -19,6 +19,7 @@ mod tpcc;
 
 pub use figure::{NasFigure, NasUnit};
 pub use load::NasLoad;
+pub use script::{nfs_options, nfs_server};
 pub use tpcc::{TpccDatabase, TpccOptions, TpccScale};
 
 use crate::{Accel, Guest, GuestOptions, LabError, Network, Playground, PlaygroundOptions, beside};
@@ -370,20 +371,20 @@ impl Nas {
     }
 }
 
-/// Programs of the host that the machines get, and the packages that they are in.
-const PROGRAMS: &[(&str, &str)] = &[
-    ("/sbin/mdadm", "mdadm"),
-    ("/sbin/mke2fs", "e2fsprogs"),
+/// Programs of the host that a machine with the kernel's NFS server gets, and the packages that they are in.
+pub const NFS_SERVER: &[(&str, &str)] = &[
     ("/usr/sbin/rpc.nfsd", "nfs-kernel-server"),
     ("/usr/sbin/rpc.mountd", "nfs-kernel-server"),
     ("/usr/sbin/exportfs", "nfs-kernel-server"),
 ];
+/// Programs of the machines with disks.
+const DISK_PROGRAMS: &[(&str, &str)] = &[("/sbin/mdadm", "mdadm"), ("/sbin/mke2fs", "e2fsprogs")];
 const NBD: &[(&str, &str)] = &[("/bin/nbd-server", "nbd-server"), ("/sbin/nbd-client", "nbd-client")];
 
 /// Fails with the packages that are missing.
 fn check_programs(kind: NasKind) -> Result<(), LabError> {
     let more: &[_] = if kind == NasKind::Bridge { NBD } else { &[] };
-    let missing = PROGRAMS.iter().chain(more).find(|(path, _)| !Path::new(path).exists());
+    let missing = DISK_PROGRAMS.iter().chain(NFS_SERVER).chain(more).find(|(path, _)| !Path::new(path).exists());
     match missing {
         None => Ok(()),
         Some((path, package)) => Err(LabError::tool(path, format!("it is missing (Debian: {package})"))),
@@ -391,7 +392,8 @@ fn check_programs(kind: NasKind) -> Result<(), LabError> {
 }
 
 fn image(mut options: PlaygroundOptions) -> Result<PlaygroundOptions, LabError> {
-    for (path, _) in PROGRAMS.iter().chain(NBD).chain([&fio::FIO]).filter(|(path, _)| Path::new(path).exists()) {
+    let programs = DISK_PROGRAMS.iter().chain(NFS_SERVER).chain(NBD).chain([&fio::FIO]);
+    for (path, _) in programs.filter(|(path, _)| Path::new(path).exists()) {
         let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy();
         options = options.program(*path, &name);
     }

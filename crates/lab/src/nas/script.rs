@@ -54,13 +54,18 @@ pub(super) fn files(device: &str, is_new: bool) -> String {
     if is_new {
         let _ = write!(line, "/bin/mke2fs -q -F -t ext4 -E lazy_itable_init=0 {device} || exit 1; ");
     }
-    let _ = write!(
-        line,
+    let _ = writeln!(line, "mkdir -p {MOUNT}; mount -t ext4 {device} {MOUNT} || exit 1");
+    line + &nfs_server(MOUNT)
+}
+
+/// Lines for the shell of a machine that start the kernel's NFS server for a directory. The machine has the module `nfsd` and the
+/// [programs](super::NFS_SERVER).
+pub fn nfs_server(folder: &str) -> String {
+    format!(
         "\
-mkdir -p {MOUNT} /var/lib/nfs/v4recovery /etc
-mount -t ext4 {device} {MOUNT} || exit 1
+mkdir -p /var/lib/nfs/v4recovery /etc
 mount -t nfsd nfsd /proc/fs/nfsd || exit 1
-echo '{MOUNT} *(rw,no_root_squash,no_subtree_check,insecure,fsid=0)' > /etc/exports
+echo '{folder} *(rw,no_root_squash,no_subtree_check,insecure,fsid=0)' > /etc/exports
 : > /var/lib/nfs/etab; : > /var/lib/nfs/rmtab
 printf 'tcp tpi_cots_ord v inet tcp - -\\n' > /etc/netconfig
 printf 'nfs 2049/tcp\\n' > /etc/services
@@ -70,8 +75,12 @@ exportfs -ar || exit 1
 rpc.mountd -N 3 > /tmp/mountd.log 2>&1 || {{ cat /tmp/mountd.log; exit 1; }}
 rpc.nfsd -N 3 4 > /tmp/nfsd.log 2>&1 || {{ cat /tmp/nfsd.log; exit 1; }}
 "
-    );
-    line
+    )
+}
+
+/// The options by which the kernel mounts NFS 4.2, without a helper of user space. `own` is the client's address.
+pub fn nfs_options(server: &str, own: &str) -> String {
+    format!("vers=4.2,proto=tcp,addr={server},clientaddr={own},hard,timeo=50")
 }
 
 /// The side of the gateway that is inside, on a card that may still be coming.
@@ -100,7 +109,7 @@ true"
 pub(super) fn mount(server: &str, own: &str, gateway: Option<&str>) -> String {
     let route = gateway.map(|gateway| format!("ip route add 10.99.0.0/24 via {gateway}; ")).unwrap_or_default();
     let reached = wait_until(&format!("ping -c 1 -W 1 {server} > /dev/null"));
-    let options = format!("vers=4.2,proto=tcp,addr={server},clientaddr={own},hard,timeo=50");
+    let options = nfs_options(server, own);
     let mounted = wait_until(&format!("mount {MOUNT} 2> /tmp/mount.log"));
     // IOZone mounts it again by this line.
     let table = format!("mkdir -p {MOUNT} /etc; echo '{server}:/ {MOUNT} nfs4 {options} 0 0' > /etc/fstab; ");
