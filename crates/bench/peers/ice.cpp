@@ -1,4 +1,4 @@
-// ZeroC Ice over TCP, the only local transport that it has.
+// ZeroC Ice over TCP, the only local transport that it has. The address is a port of loopback, or HOST:PORT.
 #include <Ice/Ice.h>
 
 #include "Peer.h"
@@ -54,9 +54,16 @@ Ice::InitializationData properties() {
     return data;
 }
 
-int serve(const std::string& port) {
+std::string endpoint(const std::string& address) {
+    std::string host = "127.0.0.1";
+    int port = 0;
+    if (!peer::split(address, host, port)) port = atoi(address.c_str());
+    return "tcp -h " + host + " -p " + std::to_string(port);
+}
+
+int serve(const std::string& address) {
     Ice::CommunicatorHolder ice(properties());
-    auto adapter = ice->createObjectAdapterWithEndpoints("peer", "tcp -h 127.0.0.1 -p " + port);
+    auto adapter = ice->createObjectAdapterWithEndpoints("peer", endpoint(address));
     adapter->add(std::make_shared<Server>(), Ice::stringToIdentity("peer"));
     adapter->activate();
     peer::ready();
@@ -64,9 +71,9 @@ int serve(const std::string& port) {
     return 0;
 }
 
-int call(const std::string& port) {
+int call(const std::string& address) {
     Ice::CommunicatorHolder ice(properties());
-    auto proxy = Ice::checkedCast<Bench::PeerPrx>(ice->stringToProxy("peer:tcp -h 127.0.0.1 -p " + port));
+    auto proxy = Ice::checkedCast<Bench::PeerPrx>(ice->stringToProxy("peer:" + endpoint(address)));
     return peer::answer_orders([proxy](const peer::Order& order) -> peer::Call {
         const int64_t n = order.elements;
         const double wanted = order.kind == "null" ? 0 : peer::expected(order.kind, n);

@@ -64,6 +64,14 @@ inline void settle() {
     }
 }
 
+// Takes HOST:PORT apart. False for an address without a colon.
+inline bool split(const std::string& address, std::string& host, int& port) {
+    const auto colon = address.rfind(':');
+    if (colon == std::string::npos) return false;
+    host = address.substr(0, colon), port = atoi(address.c_str() + colon + 1);
+    return true;
+}
+
 inline void ready() { std::cout << "ready" << std::endl; }
 
 using Call = std::function<void()>;

@@ -1,4 +1,7 @@
-// A UNIX stream socket without RPC: bytes and structures are written as they are, variable ones behind their lengths.
+// A stream socket without RPC: bytes and structures are written as they are, variable ones behind their lengths. The address is the path of a
+// UNIX socket, or HOST:PORT for TCP.
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -103,20 +106,42 @@ struct Data {
     }
 };
 
-int open_socket(const std::string& path, sockaddr_un& address) {
-    address = {};
-    address.sun_family = AF_UNIX;
-    strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
-    return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-}
+struct Address {
+    union {
+        sockaddr any;
+        sockaddr_un unix_path;
+        sockaddr_in inet;
+    };
+    socklen_t len;
+    bool is_tcp;
 
-int serve(const std::string& path) {
-    sockaddr_un address;
-    const int listener = open_socket(path, address);
-    if (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) || listen(listener, 1))
-        throw std::runtime_error("cannot listen on " + path);
+    explicit Address(const std::string& text) : unix_path{}, len(sizeof unix_path), is_tcp(false) {
+        std::string host;
+        int port = 0;
+        if (peer::split(text, host, port)) {
+            is_tcp = true, len = sizeof inet, inet = {};
+            inet.sin_family = AF_INET, inet.sin_port = htons(uint16_t(port));
+            if (inet_pton(AF_INET, host.c_str(), &inet.sin_addr) != 1) throw std::runtime_error("not an address: " + text);
+        } else {
+            unix_path.sun_family = AF_UNIX;
+            strncpy(unix_path.sun_path, text.c_str(), sizeof unix_path.sun_path - 1);
+        }
+    }
+    int open() const { return socket(any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0); }
+    // A call is not to wait until the other side has acknowledged the one before.
+    void make_prompt(int fd) const {
+        const int on = 1;
+        if (is_tcp && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on)) throw std::runtime_error("cannot set TCP_NODELAY");
+    }
+};
+
+int serve(const std::string& text) {
+    const Address address(text);
+    const int listener = address.open();
+    if (bind(listener, &address.any, address.len) || listen(listener, 1)) throw std::runtime_error("cannot listen on " + text);
     peer::ready();
     const int fd = accept(listener, nullptr, nullptr);
+    address.make_prompt(fd);
     Data data, prepared;
     std::string what;
     for (Head head; get(fd, &head, sizeof head);) {
@@ -132,10 +157,11 @@ int serve(const std::string& path) {
     return 0;
 }
 
-int call(const std::string& path) {
-    sockaddr_un address;
-    const int fd = open_socket(path, address);
-    if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address)) throw std::runtime_error("cannot connect to " + path);
+int call(const std::string& text) {
+    const Address address(text);
+    const int fd = address.open();
+    if (connect(fd, &address.any, address.len)) throw std::runtime_error("cannot connect to " + text);
+    address.make_prompt(fd);
     return peer::answer_orders([fd](const peer::Order& order) -> peer::Call {
         auto data = std::make_shared<Data>();
         const char kind = order.kind[0];

@@ -14,10 +14,13 @@ use partywall_region::{bar, pmem::dax, relay};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::{
+    affinity,
     control::Beat,
     error::{BenchError, During, Result},
+    files::workload::FilesOrder,
+    interrupt::Interrupt,
     measure::{self, clock},
-    task::{MeasuringSide, MeasuringTask, TaskAnswer},
+    task::{Figures, MeasuringSide, MeasuringTask, TaskAnswer},
     transport,
 };
 
@@ -34,11 +37,12 @@ pub(crate) const SEEN: &str = "SEEN";
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Does what its first word says: measure, or look out.
+/// Does what its word says: measure, look out, or make and use files.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     match words {
         [word] if word == "measure" => measure(),
         [word] if word == "watch" => watch(),
+        [word] if word == "files" => files(),
         _ => Err(BenchError::Usage(
             "`inside` is how the bench starts what it needs in virtual machines, and is of no use by hand".into(),
         )),
@@ -55,7 +59,19 @@ fn measure() -> Result<()> {
     let mut beat = Beat::from(port);
     say(READY)?;
     line_or_end()?;
-    let answer = side(&task, &mut beat).map_or_else(
+    say_answer(side(&task, &mut beat))
+}
+
+/// One step of a workload of files.
+fn files() -> Result<()> {
+    let line = line()?.ok_or_else(|| BenchError::Transport("no order came".into()))?;
+    let order: FilesOrder = serde_json::from_str(&line).map_err(|e| BenchError::transport("reading the order", e))?;
+    let interrupt = Interrupt::catch()?;
+    say_answer(affinity::allowed().and_then(|all| order.execute(all.len(), &interrupt)))
+}
+
+fn say_answer(done: Result<Figures>) -> Result<()> {
+    let answer = done.map_or_else(
         |e| match e {
             BenchError::Unavailable(why) => TaskAnswer::Unavailable(why),
             e => TaskAnswer::Failed(e.to_string()),
@@ -66,7 +82,7 @@ fn measure() -> Result<()> {
     say(&format!("{ANSWER}{answer}"))
 }
 
-fn side(task: &MeasuringTask, beat: &mut Beat) -> Result<crate::task::Figures> {
+fn side(task: &MeasuringTask, beat: &mut Beat) -> Result<Figures> {
     let place = task.inside.as_ref().ok_or_else(|| BenchError::Transport("the order names no machines".into()))?;
     beat.compare_clocks(task.side == MeasuringSide::Active, clock::now)?;
     let wires = transport::prepare_inside(task, place, beat)?;

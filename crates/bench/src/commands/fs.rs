@@ -56,17 +56,15 @@ fn plans(scale: Scale, divide: u32) -> Vec<BenchPlan> {
 pub(crate) fn run(bench: &mut Bench, divide: u32, folder: Option<PathBuf>) -> Result<CommandResults> {
     let scale = bench.scale();
     let plans = plans(scale, divide);
-    let folder = folder.unwrap_or_else(|| {
-        let memory = Path::new(MEMORY);
-        if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
-    });
+    let folder = folder.unwrap_or_else(memory_folder);
     let divided = if scale == Scale::Smoke { 100 } else { divide };
     bench.say(&format!(
         "# exported folder below {}; filebench's numbers of files divided by {divided}; nothing is pinned",
         folder.display()
     ))?;
     let own = kernels_own();
-    let own = if own.is_empty() { "none of them".to_owned() } else { own.join(", ") + ", which is not measured" };
+    let own = if own.is_empty() { "none of them".to_owned() } else { own.join(", ") + ", which is not measured" }
+        + " (`vm` measures them in machines)";
     bench.say(&format!("# of NFS, 9p and virtiofs, this kernel has {own}"))?;
     let (processors, interrupt) = (affinity::allowed()?.len(), bench.interrupt.again()?);
     let broker = bench.broker().map(|broker| broker.socket().to_owned()).map_err(|e| e.to_string());
@@ -98,7 +96,14 @@ pub(crate) fn run(bench: &mut Bench, divide: u32, folder: Option<PathBuf>) -> Re
     Ok(CommandResults { cells, verdicts })
 }
 
-fn find(cells: &[Cell], way: Mechanism, personality: Personality) -> Option<&Cell> {
+/// The folder in memory for exported files.
+pub(crate) fn memory_folder() -> PathBuf {
+    let memory = Path::new(MEMORY);
+    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
+}
+
+/// A workload by one of the ways.
+pub(crate) fn find(cells: &[Cell], way: Mechanism, personality: Personality) -> Option<&Cell> {
     cells.iter().find(|cell| cell.key.mechanism == way && cell.key.word("workload") == Some(personality.name()))
 }
 
@@ -118,19 +123,21 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
 }
 
 fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
+    let picture = bars(cells, "Mean time of an operation", &WAYS, &Personality::ALL);
+    BTreeMap::from([("fs".into(), picture)])
+}
+
+/// Bars for the mean time of an operation, by workload and way.
+pub(crate) fn bars(cells: &[Cell], title: &str, ways: &[Mechanism], personalities: &[Personality]) -> Picture {
     let group = |personality: Personality| {
-        let bar = |way| {
+        let bar = |&way: &Mechanism| {
             let value = find(cells, way, personality)?.summary(Metric::MeanNs)?;
             Some(Bar { name: way.to_string(), mechanism: way, value, label: Metric::MeanNs.show(value.median) })
         };
-        (personality.name().to_owned(), WAYS.into_iter().filter_map(bar).collect())
+        (personality.name().to_owned(), ways.iter().filter_map(bar).collect())
     };
-    let bars = Bars {
-        title: "Mean time of an operation".into(),
-        x: ("time", Axis::TimeByTens),
-        groups: Personality::ALL.map(group).into(),
-    };
-    BTreeMap::from([("fs".into(), Picture::Bars(bars))])
+    let groups = personalities.iter().copied().map(group).collect();
+    Picture::Bars(Bars { title: title.into(), x: ("time", Axis::TimeByTens), groups })
 }
 
 #[cfg(test)]

@@ -50,9 +50,10 @@ const CARRIERS: [(Mechanism, PayloadPlace); 8] = [
     (Mechanism::Capnp, PayloadPlace::Copied),
 ];
 /// The kinds of sequences, with the least speed-up over Ice with the building of a block.
-const KINDS: [(OrderKind, f64); 3] = [(OrderKind::Byte, 3.0), (OrderKind::Fixed, 10.0), (OrderKind::Variable, 6.0)];
+pub(crate) const KINDS: [(OrderKind, f64); 3] =
+    [(OrderKind::Byte, 3.0), (OrderKind::Fixed, 10.0), (OrderKind::Variable, 6.0)];
 /// Sequences of this number of elements and more have a promised speed-up.
-const LONG: u64 = 10_000;
+pub(crate) const LONG: u64 = 10_000;
 
 fn elements(scale: Scale) -> Vec<u64> {
     match scale {
@@ -82,7 +83,8 @@ fn time(scale: Scale) -> Duration {
     })
 }
 
-fn null_order(scale: Scale) -> PeerOrder {
+/// The order of null calls.
+pub(crate) fn null_order(scale: Scale) -> PeerOrder {
     let most = if scale == Scale::Smoke { 10 } else { 20_000 };
     PeerOrder {
         kind: OrderKind::Null,
@@ -130,20 +132,30 @@ fn many_plans(scale: Scale) -> Vec<BenchPlan> {
 }
 
 fn sequence_plans(scale: Scale) -> Vec<BenchPlan> {
+    sequences_by(NAME, &CARRIERS, &elements(scale), time(scale))
+}
+
+/// Calls with sequences of these numbers of elements, of each kind and in both directions.
+pub(crate) fn sequences_by(
+    experiment: &str,
+    carriers: &[(Mechanism, PayloadPlace)],
+    counts: &[u64],
+    time: Duration,
+) -> Vec<BenchPlan> {
     let mut plans = Vec::new();
     for (kind, _) in KINDS {
         for sends in [true, false] {
-            for count in elements(scale) {
+            for &count in counts {
                 // Those that are compared are measured one after the other.
-                for (mechanism, place) in CARRIERS {
-                    let order = PeerOrder { kind, sends, elements: count, most: 2_000, time: time(scale), place };
+                for &(mechanism, place) in carriers {
+                    let order = PeerOrder { kind, sends, elements: count, most: 2_000, time, place };
                     let settings = [
                         ("kind", kind.name().into()),
                         ("direction", direction(sends).into()),
                         ("elements", count.into()),
                         ("place", place.name().into()),
                     ];
-                    plans.push(peer_plan(NAME, mechanism, order, &settings));
+                    plans.push(peer_plan(experiment, mechanism, order, &settings));
                 }
             }
         }
@@ -151,7 +163,7 @@ fn sequence_plans(scale: Scale) -> Vec<BenchPlan> {
     plans
 }
 
-fn direction(sends: bool) -> &'static str {
+pub(crate) fn direction(sends: bool) -> &'static str {
     if sends { "send" } else { "receive" }
 }
 
@@ -196,14 +208,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     bench.say(&format!("\n## Calls, one after the other, beside round trips\n\n{}", table::cells(&calls, &layout)))?;
     let many = some(|cell| cell.key.word("load") == Some("pipelined") || cell.key.number("clients").is_some());
     bench.say(&format!("\n## Pipelined calls, and one client among many\n\n{}", table::listing(&many)))?;
-    let layout = Layout {
-        group: &[("kind", "elements are"), ("direction", "the client"), ("elements", "elements")],
-        row: &[("place", "place")],
-        metrics: &[Metric::P50Ns, Metric::P99Ns],
-        baseline: Mechanism::Ice,
-    };
     let sequences = some(|cell| cell.key.word("kind").is_some());
-    bench.say(&format!("\n## Calls with sequences\n\n{}", table::cells(&sequences, &layout)))?;
+    bench.say(&sequence_table(&sequences, Mechanism::Ice))?;
     bench.say(&format!(
         "\n## Speed-ups of Partywall's calls, blocks being built : other libraries\n\n{}",
         speed_ups(&sequences)
@@ -215,11 +221,23 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     Ok(CommandResults { cells, verdicts })
 }
 
+/// The table of calls with sequences, under its heading.
+pub(crate) fn sequence_table(cells: &[Cell], baseline: Mechanism) -> String {
+    let layout = Layout {
+        group: &[("kind", "elements are"), ("direction", "the client"), ("elements", "elements")],
+        row: &[("place", "place")],
+        metrics: &[Metric::P50Ns, Metric::P99Ns],
+        baseline,
+    };
+    format!("\n## Calls with sequences\n\n{}", table::cells(cells, &layout))
+}
+
 /// Looks cells up.
-struct RpcCells<'a>(&'a [Cell]);
+pub(crate) struct RpcCells<'a>(pub(crate) &'a [Cell]);
 
 impl RpcCells<'_> {
-    fn call(&self, mechanism: Mechanism, message: u64, waiting: &str) -> Option<&Cell> {
+    /// A call by its mechanism, the bytes of its arguments and its way to wait.
+    pub(crate) fn call(&self, mechanism: Mechanism, message: u64, waiting: &str) -> Option<&Cell> {
         self.0.iter().find(|cell| {
             cell.key.mechanism == mechanism
                 && cell.key.number("message") == Some(message)
@@ -227,7 +245,8 @@ impl RpcCells<'_> {
         })
     }
 
-    fn sequence(
+    /// A call with a sequence.
+    pub(crate) fn sequence(
         &self,
         (mechanism, place): (Mechanism, PayloadPlace),
         kind: OrderKind,

@@ -49,9 +49,7 @@ struct Mount {
 impl Mounts {
     /// Makes a folder to export below `parent`; mounts nothing yet.
     pub(crate) fn new(parent: &Path, broker: Result<PathBuf, String>, interrupt: Interrupt) -> Result<Self> {
-        remove_leftovers(parent);
-        let folder = tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir_in(parent);
-        let folder = folder.during(format!("making a folder below {}", parent.display()))?;
+        let folder = folder_below(parent)?;
         fs::create_dir(folder.path().join("export")).during("making a folder to export")?;
         Ok(Self { mounted: BTreeMap::new(), folder, broker, interrupt })
     }
@@ -189,6 +187,13 @@ impl Drop for Mount {
     }
 }
 
+/// A folder for exported files, which ends with the bench, or with the next one if this one is killed.
+pub(crate) fn folder_below(parent: &Path) -> Result<tempfile::TempDir> {
+    remove_leftovers(parent);
+    let folder = tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir_in(parent);
+    folder.during(format!("making a folder below {}", parent.display()))
+}
+
 /// Removes the folders of benches that were killed, unless something is still mounted there.
 fn remove_leftovers(parent: &Path) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -217,7 +222,7 @@ fn parse_filesystems(known: &str) -> Vec<String> {
 }
 
 /// Starts a program that ends, and unmounts, when the bench is killed.
-fn start(command: &Command) -> Result<GuardedChild> {
+pub(crate) fn start(command: &Command) -> Result<GuardedChild> {
     let mut tied = Command::new("setpriv");
     tied.args(["--pdeathsig", "TERM"]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {

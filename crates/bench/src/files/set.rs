@@ -82,19 +82,24 @@ fn take(list: &mut Vec<u32>, random: &mut Random) -> Option<u32> {
     (at < list.len()).then(|| list.swap_remove(at))
 }
 
+impl SetShape {
+    /// Whether a file is there at the beginning.
+    fn begins_with(self, file: u32) -> bool {
+        u64::from(file) * 100 < u64::from(self.files) * u64::from(self.present)
+    }
+}
+
 impl FileSet {
-    /// Makes the files below `folder`. They are used below `root`, which shows the same folder by another way.
-    pub(crate) fn create(folder: &Path, root: &Path, shape: SetShape) -> Result<Self> {
+    /// Makes the files of a set below `folder`.
+    pub(crate) fn make(folder: &Path, shape: SetShape) -> Result<()> {
         let mut random = Random::new(1);
-        let mut lists = Lists { present: Vec::new(), absent: Vec::new() };
         let content = vec![b'x'; 1 << 20];
         for file in 0..shape.files {
             let path = folder.join(path_of(shape, file));
             if let Some(parent) = path.parent() {
                 fs::create_dir_all(parent).during(format!("making {}", parent.display()))?;
             }
-            if u64::from(file) * 100 >= u64::from(shape.files) * u64::from(shape.present) {
-                lists.absent.push(file);
+            if !shape.begins_with(file) {
                 continue;
             }
             let mut bytes = Vec::new();
@@ -105,9 +110,14 @@ impl FileSet {
                 left -= n;
             }
             fs::write(&path, bytes).during(format!("writing {}", path.display()))?;
-            lists.present.push(file);
         }
-        Ok(Self { root: root.to_owned(), shape, lists: Mutex::new(lists) })
+        Ok(())
+    }
+
+    /// The set that [`make`](Self::make) has made in a folder, used below `root`, which shows the same folder by another way.
+    pub(crate) fn at(root: &Path, shape: SetShape) -> Self {
+        let (present, absent) = (0..shape.files).partition(|file| shape.begins_with(*file));
+        Self { root: root.to_owned(), shape, lists: Mutex::new(Lists { present, absent }) }
     }
 
     /// The path of a file.
@@ -196,7 +206,8 @@ mod tests {
     fn set_begins_with_its_part_of_the_files() {
         let folder = tempfile::tempdir().unwrap();
         let shape = SetShape { files: 50, mean: 1_000, width: 20, present: 80 };
-        let set = FileSet::create(folder.path(), folder.path(), shape).unwrap();
+        FileSet::make(folder.path(), shape).unwrap();
+        let set = FileSet::at(folder.path(), shape);
         let mut random = Random::new(3);
         let present: Vec<u32> = std::iter::from_fn(|| set.take_present(&mut random)).collect();
         let absent: Vec<u32> = std::iter::from_fn(|| set.take_absent(&mut random)).collect();

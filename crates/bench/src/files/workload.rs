@@ -4,7 +4,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},
     os::unix::fs::FileExt,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -84,6 +84,38 @@ impl Personality {
             Self::Web => shape(1_000, 16 << 10, 20, 100),
             Self::File => shape(10_000, 128 << 10, 20, 80),
             Self::Large => SetShape { files: 1, mean: 1, width: 20, present: 0 },
+        }
+    }
+}
+
+/// A step of a workload whose folder is in a virtual machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FilesStep {
+    /// Make the files.
+    Make,
+    /// Use them, and measure.
+    Use,
+    /// Remove them.
+    Remove,
+}
+
+/// The order to the program in a virtual machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FilesOrder {
+    pub(crate) step: FilesStep,
+    pub(crate) work: FileWork,
+    /// The folder as this machine has it.
+    pub(crate) folder: PathBuf,
+}
+
+impl FilesOrder {
+    /// Does the step. Only the use of the files has figures.
+    pub(crate) fn execute(&self, processors: usize, interrupt: &Interrupt) -> Result<Figures> {
+        match self.step {
+            FilesStep::Make => self.work.make(&self.folder).map(|()| Figures::new()),
+            FilesStep::Use => self.work.use_files(&self.folder, processors, interrupt),
+            FilesStep::Remove => FileWork::remove(&self.folder).map(|()| Figures::new()),
         }
     }
 }
@@ -261,29 +293,46 @@ fn finish(open: File, syncs: bool, path: &Path) -> Result<()> {
 }
 
 impl FileWork {
-    /// Prepares files, uses them by the client's folder, and removes them.
+    /// Makes the files, uses them by the client's folder, and removes them.
     pub(crate) fn run(&self, folders: Folders<'_>, processors: usize, interrupt: &Interrupt) -> Result<Figures> {
-        let doing = || format!("making {}", folders.server.display());
-        fs::create_dir_all(folders.server).during(doing())?;
-        let figures = match self.personality {
-            Personality::Large => read_large(folders, processors, interrupt),
-            personality => self.serve(personality, folders, processors, interrupt),
-        };
-        let removed = fs::remove_dir_all(folders.server).during(format!("removing {}", folders.server.display()));
+        self.make(folders.server)?;
+        let figures = self.use_files(folders.client, processors, interrupt);
+        let removed = Self::remove(folders.server);
         let figures = figures?;
         removed.map(|()| figures)
+    }
+
+    /// Makes a folder with the files.
+    pub(crate) fn make(&self, folder: &Path) -> Result<()> {
+        fs::create_dir_all(folder).during(format!("making {}", folder.display()))?;
+        match self.personality {
+            Personality::Large => make_large(folder),
+            personality => FileSet::make(folder, personality.shape(self.divide)),
+        }
+    }
+
+    /// Measures, in a folder that shows the files.
+    pub(crate) fn use_files(&self, folder: &Path, processors: usize, interrupt: &Interrupt) -> Result<Figures> {
+        match self.personality {
+            Personality::Large => read_large(folder, processors, interrupt),
+            personality => self.serve(personality, folder, processors, interrupt),
+        }
+    }
+
+    /// Removes a folder with all files.
+    pub(crate) fn remove(folder: &Path) -> Result<()> {
+        fs::remove_dir_all(folder).during(format!("removing {}", folder.display()))
     }
 
     fn serve(
         &self,
         personality: Personality,
-        folders: Folders<'_>,
+        folder: &Path,
         processors: usize,
         interrupt: &Interrupt,
     ) -> Result<Figures> {
-        let shape = personality.shape(self.divide);
-        let set = FileSet::create(folders.server, folders.client, shape)?;
-        let log_file = folders.client.join("log");
+        let set = FileSet::at(folder, personality.shape(self.divide));
+        let log_file = folder.join("log");
         let (stop, failed) = (AtomicBool::new(false), Mutex::new(None));
         let accounts = Accounts::now(std::process::id());
         let begin = Instant::now();
@@ -348,20 +397,23 @@ fn figures(all: &ThreadLog, wall: Duration, machine: Figures) -> Figures {
     ])
 }
 
-/// Reads files that this mount has not read before, so that its own page cache has nothing of them.
-fn read_large(folders: Folders<'_>, processors: usize, interrupt: &Interrupt) -> Result<Figures> {
+fn make_large(folder: &Path) -> Result<()> {
     let bytes = vec![b'z'; (LARGE / LARGE_FILES) as usize];
     for file in 0..LARGE_FILES {
-        let path = folders.server.join(format!("large{file}"));
+        let path = folder.join(format!("large{file}"));
         fs::write(&path, &bytes).during(format!("writing {}", path.display()))?;
     }
-    drop(bytes);
+    Ok(())
+}
+
+/// Reads files that this mount has not read before, so that its own page cache has nothing of them.
+fn read_large(folder: &Path, processors: usize, interrupt: &Interrupt) -> Result<Figures> {
     let mut buffer = vec![0; UNIT];
     let mut log = ThreadLog::new()?;
     let (accounts, begin) = (Accounts::now(std::process::id()), Instant::now());
     for file in 0..LARGE_FILES {
         interrupt.check()?;
-        let path = folders.client.join(format!("large{file}"));
+        let path = folder.join(format!("large{file}"));
         let open = File::open(&path).during(format!("opening {}", path.display()))?;
         let mut at = 0;
         loop {

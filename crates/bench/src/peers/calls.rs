@@ -1,4 +1,5 @@
-//! Partywall's own programs for orders: this program, as `peer serve NAME` and `peer call NAME`.
+//! Partywall's own programs for orders: this program, as `peer serve NAME` and `peer call NAME [SERVER]`. The name of each domain is NAME with
+//! its side behind it, and SERVER is the NAME of the server if that differs.
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
@@ -52,7 +53,8 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     }
     match words {
         [role, name] if role == "serve" => serve(name),
-        [role, name] if role == "call" => call(name),
+        [role, name] if role == "call" => call(name, name),
+        [role, name, server] if role == "call" => call(name, server),
         _ => Err(BenchError::Usage("`peer` is how the bench starts its own programs, and is of no use by hand".into())),
     }
 }
@@ -195,8 +197,8 @@ fn serve(name: &str) -> Result<()> {
 
 // ---- The client
 
-fn call(name: &str) -> Result<()> {
-    let client = PeerClient { domain: join(name, "client")?, server: format!("{name}-server") };
+fn call(name: &str, server: &str) -> Result<()> {
+    let client = PeerClient { domain: join(name, "client")?, server: format!("{server}-server") };
     say("ready")?;
     for line in std::io::stdin().lock().lines() {
         let line = line.during("reading an order")?;
@@ -211,6 +213,11 @@ fn call(name: &str) -> Result<()> {
         say(&answer_line(&answer))?;
     }
     Ok(())
+}
+
+/// Whether a sequence is measured by the first service.
+pub(crate) fn fits_small(kind: OrderKind, elements: u64) -> bool {
+    block_len(kind, elements) <= SMALL
 }
 
 struct PeerClient {
@@ -242,7 +249,7 @@ impl PeerClient {
     fn sequence(&self, order: &PeerOrder) -> Result<Figures> {
         let PeerOrder { kind, elements, place, .. } = *order;
         let bytes = block_len(kind, elements);
-        let service = if bytes <= SMALL { "small" } else { "large" };
+        let service = if fits_small(kind, elements) { "small" } else { "large" };
         // Room for two blocks: the one that lies there, and the one that is built.
         let heap = HeapOptions::default().first((2 * bytes as u64).clamp(1 << 20, 1 << 30));
         let client = self.connect(service, heap)?;
