@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::mechanism::Mechanism;
 
@@ -64,10 +64,19 @@ pub(crate) enum Command {
         #[arg(long)]
         machines: bool,
     },
-    /// Two virtual machines: streams and round trips, compared with TCP over virtio-net, and the time to plug memory in.
+    /// Two virtual machines: streams, calls, file systems and unmodified programs, compared with TCP over virtio-net; the time to plug memory in.
     ///
-    /// Boots both (QEMU; as root TCP goes over tap and bridge). About 2 minutes a run; with --quick --runs 1 less than one in all.
-    Vm(Common),
+    /// Calls are compared with raw sockets and Ice; file systems with NFS and sshfs, and with 9p and virtiofs in a third machine.
+    /// Boots the machines (QEMU; as root TCP goes over tap and bridge), and fetches Debian's full kernel for 9p once. With --quick --runs 1
+    /// about 4 minutes.
+    Vm {
+        /// The options of all measurements.
+        #[command(flatten)]
+        common: Common,
+        /// Measure only these parts.
+        #[arg(long, value_name = "PART,...", value_delimiter = ',', num_args = 1)]
+        part: Vec<VmPart>,
+    },
     /// Disks for virtual machines, without a machine: `partywall blk` compared with `qemu-storage-daemon`.
     Blk {
         /// Shorter runs.
@@ -117,6 +126,21 @@ pub(crate) enum Command {
         /// Its task.
         words: Vec<String>,
     },
+}
+
+/// A part of what is measured between virtual machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VmPart {
+    /// Streams, round trips and hand-overs.
+    Streams,
+    /// Calls.
+    Calls,
+    /// File systems.
+    Files,
+    /// Unmodified programs.
+    Programs,
+    /// Memory that is plugged in.
+    Memory,
 }
 
 /// How to measure.
@@ -212,6 +236,10 @@ mod tests {
         assert_eq!((common.scale(), common.runs()), (Scale::Full, 5));
         assert!(common.wants(Mechanism::Partywall));
         assert!(matches!(parse("b compare a.json b.json").unwrap(), Command::Compare { .. }));
+        let Command::Vm { part, .. } = parse("b vm --part calls,files").unwrap() else {
+            panic!("vm became something else")
+        };
+        assert_eq!(part, [VmPart::Calls, VmPart::Files]);
     }
 
     #[test]

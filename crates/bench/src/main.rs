@@ -69,12 +69,16 @@ fn run(command: &Command) -> Result<u8> {
         Command::Apps(common) => (common, commands::apps::run),
         Command::Residency { common, machines: false } => (common, commands::residency::run),
         Command::Residency { common, machines: true } => (common, commands::residency::machines::run),
-        Command::Vm(common) => (common, commands::vm::run),
         Command::Net(common) => (common, commands::net::run),
         Command::Ratios(common) => (common, commands::ratios::run),
         Command::All(common) => (common, commands::all::run),
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),
         Command::Blk { quick, runs, folder } => return commands::blk::run(*quick, *runs, folder.clone()).map(|()| 0),
+        Command::Vm { common, part } => {
+            let mut bench = Bench::new(common)?;
+            let results = commands::vm::run(&mut bench, part)?;
+            return bench.finish(results);
+        }
         Command::Fs { common, divide, folder } => {
             let mut bench = Bench::new(common)?;
             let results = commands::fs::run(&mut bench, *divide, folder.clone())?;

@@ -71,10 +71,18 @@ pub(crate) enum Mechanism {
     Bindfs,
     /// Partywall's file system, by shared memory.
     PartywallFs,
-    /// Partywall's file system, by TCP over loopback.
+    /// Partywall's file system, by TCP.
     PartywallFsTcp,
-    /// sshfs, without encryption, over loopback.
+    /// sshfs, without encryption.
     Sshfs,
+    /// The kernel's NFS 4.2 between two virtual machines.
+    Nfs,
+    /// 9p of a virtual machine with a directory of the host, by QEMU.
+    #[serde(rename = "9p")]
+    #[value(name = "9p")]
+    NineP,
+    /// virtiofs of a virtual machine with a directory of the host.
+    Virtiofs,
     /// The switch for virtual machines' network cards.
     PartywallNet,
     /// DPDK's testpmd between two vhost-user ports.
@@ -118,6 +126,9 @@ impl Mechanism {
             Self::PartywallFs => "partywall-fs",
             Self::PartywallFsTcp => "partywall-fs-tcp",
             Self::Sshfs => "sshfs",
+            Self::Nfs => "nfs",
+            Self::NineP => "9p",
+            Self::Virtiofs => "virtiofs",
             Self::PartywallNet => "partywall-net",
             Self::Testpmd => "testpmd",
         }

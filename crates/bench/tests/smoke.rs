@@ -204,17 +204,25 @@ fn switch_is_measured_and_testpmd_or_its_package_named() {
 
 /// Whether the switch is beside the bench, and there are two processors.
 fn switch_is_built() -> bool {
-    let beside = Path::new(env!("CARGO_BIN_EXE_partywall-bench")).with_file_name("partywall-net");
-    beside.exists() && thread::available_parallelism().is_ok_and(|count| count.get() > 1)
+    is_built("partywall-net") && thread::available_parallelism().is_ok_and(|count| count.get() > 1)
+}
+
+/// Whether a program is beside the bench.
+fn is_built(program: &str) -> bool {
+    Path::new(env!("CARGO_BIN_EXE_partywall-bench")).with_file_name(program).exists()
 }
 
 /// Two machines boot, and all that goes between them is measured; where they cannot be booted, it is said what is missing.
 #[test]
 fn machines_are_measured_or_missing_tools_named() {
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let json = folder.path().join("vm.json");
-    let output =
-        bench().args(["vm", "--smoke", "--plots"]).arg(folder.path()).arg("--json").arg(&json).output().unwrap();
+    let mut command = bench();
+    command.args(["vm", "--smoke", "--plots"]).arg(folder.path()).arg("--json").arg(&json);
+    command.env("TMPDIR", scratch.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
     let (shown, said) = (text(&output.stdout), text(&output.stderr));
     if !output.status.success() && (said.contains("`make setup`") || said.contains("`make build`")) {
         eprintln!("no virtual machines here: {said}");
@@ -226,17 +234,38 @@ fn machines_are_measured_or_missing_tools_named() {
     let cells = report["cells"].as_array().unwrap();
     for cell in cells {
         let measured = !cell["runs"].as_array().unwrap().is_empty();
-        let may_be_missing = cell["mechanism"] == "vsock";
+        let mechanism = cell["mechanism"].as_str().unwrap();
+        let may_be_missing = ["vsock", "ice", "nfs", "sshfs", "9p", "virtiofs"].contains(&mechanism)
+            || (mechanism.starts_with("partywall-fs") && !is_built("partywall-fs"));
         assert!(measured || (may_be_missing && cell["problem"]["unavailable"].is_string()), "{cell}");
     }
     let measured = |name: &str| cells.iter().any(|cell| cell["mechanism"] == name);
     for mechanism in
         ["partywall", "partywall-zero-copy", "tcp-virtio", "transparent", "serial-relay", "pmem-window", "ivshmem"]
+            .into_iter()
+            .chain(["partywall-call", "partywall-fs", "partywall-fs-tcp", "local"])
     {
         assert!(measured(mechanism), "{mechanism} is not among what was measured");
     }
-    for picture in ["vm-stream.svg", "vm-setup.svg"] {
+    for picture in ["vm-stream.svg", "vm-setup.svg", "vm-fs.svg"] {
         assert!(fs::read_to_string(folder.path().join(picture)).unwrap().starts_with("<svg"), "{picture}");
+    }
+    nothing_is_left(pid, scratch.path());
+}
+
+/// Neither temporary files, nor folders of exported files, nor processes that use either.
+fn nothing_is_left(pid: u32, scratch: &Path) {
+    let files = fs::read_dir(scratch).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    assert!(files.is_empty(), "temporary files stay behind: {files:?}");
+    let exported = format!("partywall-bench-fs-{pid}-");
+    let names = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let folders: Vec<String> = names.filter(|name| name.starts_with(&exported)).collect();
+    assert!(folders.is_empty(), "exported folders stay behind: {folders:?}");
+    let scratch = scratch.to_str().unwrap();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        assert!(!line.contains(scratch), "a process stays behind: {line}");
     }
 }
 

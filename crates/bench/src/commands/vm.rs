@@ -3,6 +3,8 @@
 //! An emulated processor is slower by a factor that differs from instruction to instruction, so of emulated machines only ratios of
 //! one run mean anything.
 
+mod calls;
+mod files;
 pub(super) mod machines;
 mod postgresql;
 pub(super) mod program;
@@ -11,13 +13,15 @@ mod setup;
 
 use std::collections::BTreeMap;
 
+use calls::{CallPrograms, GuestPeers};
+use files::GuestFiles;
 use machines::{MeasuredMachines, interruptible};
 use programs::MachineServers;
 
 use super::{CommandResults, RoundTripPace, hand_over_plan, round_trip_plan, stream_plan};
 use crate::{
     affinity::Placement,
-    args::Scale,
+    args::{Scale, VmPart},
     bench::{Bench, BenchPlan},
     error::{BenchError, Result},
     mechanism::{Mechanism, Tuning, WaitMode},
@@ -106,8 +110,8 @@ fn round_trips(scale: Scale, waiting: WaitMode, mechanism: Mechanism) -> u64 {
     }
 }
 
-fn round_trip(scale: Scale, mechanism: Mechanism, waiting: WaitMode) -> BenchPlan {
-    let mut plan = round_trip_plan(NAME, scale, mechanism, 64, RoundTripPace::Tight, waiting);
+fn round_trip(scale: Scale, mechanism: Mechanism, message: u64, waiting: WaitMode) -> BenchPlan {
+    let mut plan = round_trip_plan(NAME, scale, mechanism, message, RoundTripPace::Tight, waiting);
     let count = round_trips(scale, waiting, mechanism);
     if let MeasuringWork::RoundTrip { warm_up, count: counted, .. } = &mut plan.work {
         (*warm_up, *counted) = (count / 10 + 1, count);
@@ -126,10 +130,10 @@ fn plans(scale: Scale) -> Vec<BenchPlan> {
             plan
         }));
     }
-    plans.push(round_trip(scale, Mechanism::TcpVirtio, WaitMode::Blocking));
-    plans.push(round_trip(scale, Mechanism::SerialRelay, WaitMode::Blocking));
+    plans.push(round_trip(scale, Mechanism::TcpVirtio, 64, WaitMode::Blocking));
+    plans.push(round_trip(scale, Mechanism::SerialRelay, 64, WaitMode::Blocking));
     for waiting in [WaitMode::Spinning, WaitMode::Adaptive, WaitMode::Blocking] {
-        plans.push(round_trip(scale, Mechanism::Partywall, waiting));
+        plans.push(round_trip(scale, Mechanism::Partywall, 64, waiting));
     }
     let ring = references(scale).into_iter().max().unwrap_or(MIB);
     for message in references(scale) {
@@ -148,7 +152,7 @@ fn plans(scale: Scale) -> Vec<BenchPlan> {
     }
     for (mechanism, waiting) in [(Mechanism::TcpVirtio, WaitMode::Blocking), (Mechanism::Partywall, WaitMode::Blocking)]
     {
-        plans.push(shared(round_trip(scale, mechanism, waiting)));
+        plans.push(shared(round_trip(scale, mechanism, 64, waiting)));
     }
     plans
 }
@@ -163,20 +167,36 @@ fn setup_plan(mechanism: Mechanism, room: u64) -> BenchPlan {
     }
 }
 
-/// Boots, measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
+/// Boots, measures and shows. Without a choice of parts, all are measured.
+pub(crate) fn run(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let interrupt = bench.interrupt.again()?;
-    let result = interruptible(&interrupt, || measure(bench))?;
+    let result = interruptible(&interrupt, || measure(bench, parts))?;
     // After Ctrl-C, the result is an interruption and not a failed measurement.
     interrupt.check()?;
     result
 }
 
-fn measure(bench: &mut Bench) -> Result<CommandResults> {
+/// Plans of a part, if the part was asked for.
+fn of_part(parts: &[VmPart], part: VmPart, plans: impl FnOnce() -> Vec<BenchPlan>) -> Vec<BenchPlan> {
+    if parts.is_empty() || parts.contains(&part) { plans() } else { Vec::new() }
+}
+
+fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let scale = bench.scale();
     let runs = bench.common.runs();
+    let has = |part| parts.is_empty() || parts.contains(&part);
+    let call_programs = if has(VmPart::Calls) { CallPrograms::compile(bench) } else { CallPrograms::default() };
+    let mut programs = call_programs.files();
+    let mut modules: &[&str] = &[];
+    if has(VmPart::Programs) {
+        programs.extend(programs::programs());
+    }
+    if has(VmPart::Files) {
+        programs.extend(files::programs(&bench.common));
+        modules = files::modules(&bench.common);
+    }
     let mut machines =
-        MeasuredMachines::boot(window(scale), ports(scale), programs::programs(), &bench.scratch(), &mut |what| {
+        MeasuredMachines::boot(window(scale), ports(scale), programs, modules, &bench.scratch(), &mut |what| {
             bench.progress(what)
         })?;
     bench.say(&machines.describe()?)?;
@@ -196,7 +216,7 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
 
     let between = bench.placement;
     let one = Placement { passive: between.active, ..between };
-    let mut cells = bench.measure_by(plans(scale), runs, |bench, plan| {
+    let mut run = |bench: &mut Bench, plan: &BenchPlan| {
         let placement = if plan.one_cpu { one } else { between };
         let awake = plan.tuning.waiting == WaitMode::Spinning && plan.key.mechanism.is_partywall();
         if awake && placement.active == placement.passive {
@@ -205,19 +225,38 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
         let done = machines.run(plan, placement, &bench.interrupt);
         bench.interrupt.check()?;
         done
-    })?;
+    };
+    let mut cells = bench.measure_by(of_part(parts, VmPart::Streams, || plans(scale)), runs, &mut run)?;
+    let mut of_calls = bench.measure_by(of_part(parts, VmPart::Calls, || calls::trips(scale)), runs, &mut run)?;
     machines.place(between)?;
     let of_programs = {
         let mut servers = MachineServers::new(machines.guests(), machines.are_emulated());
-        bench.measure_by(programs::plans(scale), runs, |bench, plan| {
+        bench.measure_by(of_part(parts, VmPart::Programs, || programs::plans(scale)), runs, |bench, plan| {
             let done = servers.run(plan, scale, &bench.interrupt);
+            bench.interrupt.check()?;
+            done
+        })?
+    };
+    of_calls.extend({
+        let mut peers = GuestPeers::new(machines.guests(), &call_programs);
+        bench.measure_by(of_part(parts, VmPart::Calls, || calls::plans(scale)), runs, |bench, plan| {
+            let done = peers.run(plan, &bench.interrupt);
+            bench.interrupt.check()?;
+            done
+        })?
+    });
+    let of_files = {
+        let mut files = GuestFiles::new(machines.guests());
+        bench.measure_by(of_part(parts, VmPart::Files, || files::plans(scale)), runs, |bench, plan| {
+            let done = files.run(bench, plan);
             bench.interrupt.check()?;
             done
         })?
     };
     let setups =
         rooms(scale).into_iter().flat_map(|room| [Mechanism::PmemWindow, Mechanism::Ivshmem].map(|m| (m, room)));
-    let setups = setups.map(|(mechanism, room)| setup_plan(mechanism, room)).collect();
+    let setups =
+        of_part(parts, VmPart::Memory, || setups.map(|(mechanism, room)| setup_plan(mechanism, room)).collect());
     let setups = bench.measure_by(setups, runs.min(MOST_SETUPS), |bench, plan| {
         let room = plan.key.number("total").unwrap_or(0);
         let done = match plan.key.mechanism {
@@ -227,17 +266,32 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
         bench.interrupt.check()?;
         done
     })?;
-    show(bench, &cells, &setups, &attach)?;
-    show_programs(bench, &of_programs)?;
+    if has(VmPart::Streams) || has(VmPart::Memory) {
+        show(bench, &cells, &setups, &attach)?;
+    }
+    if has(VmPart::Programs) {
+        show_programs(bench, &of_programs)?;
+    }
+    calls::show(bench, &of_calls)?;
+    files::show(bench, &of_files)?;
     let network = machines.network().kind().to_string();
     cells.extend(setups);
     cells.push(attach);
-    let mut verdicts = judge(&cells, &network);
-    verdicts.extend(programs::judge(&of_programs, &network));
+    let mut verdicts = Vec::new();
+    if has(VmPart::Streams) || has(VmPart::Memory) {
+        verdicts.extend(judge(&cells, &network));
+    }
+    if has(VmPart::Programs) {
+        verdicts.extend(programs::judge(&of_programs, &network));
+    }
+    verdicts.extend(calls::judge(&of_calls));
+    verdicts.extend(files::judge(&of_files));
     bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
-    bench.draw(&pictures(&cells))?;
-    cells.extend(of_programs);
+    let mut pictures = pictures(&cells);
+    pictures.insert("vm-fs".into(), files::picture(&of_files));
+    bench.draw(&pictures)?;
+    cells.extend([of_programs, of_calls, of_files].concat());
     Ok(CommandResults { cells, verdicts })
 }
 

@@ -146,7 +146,10 @@ pub(crate) fn prepare(
         | Mechanism::Bindfs
         | Mechanism::PartywallFs
         | Mechanism::PartywallFsTcp
-        | Mechanism::Sshfs => Err(file_systems()),
+        | Mechanism::Sshfs
+        | Mechanism::Nfs
+        | Mechanism::NineP
+        | Mechanism::Virtiofs => Err(file_systems()),
         Mechanism::PartywallNet | Mechanism::Testpmd => Err(switches()),
     }
 }
@@ -158,7 +161,7 @@ fn separate_programs() -> BenchError {
 
 /// The error for file systems.
 fn file_systems() -> BenchError {
-    BenchError::Unavailable("it is a file system: `fs`".into())
+    BenchError::Unavailable("it is a file system: `fs` and `vm`".into())
 }
 
 /// The error for switches.
@@ -228,7 +231,10 @@ pub(crate) fn open<J: LinkJob>(task: &MeasuringTask, wires: SideDescriptors, bea
         | Mechanism::Bindfs
         | Mechanism::PartywallFs
         | Mechanism::PartywallFsTcp
-        | Mechanism::Sshfs => Err(file_systems()),
+        | Mechanism::Sshfs
+        | Mechanism::Nfs
+        | Mechanism::NineP
+        | Mechanism::Virtiofs => Err(file_systems()),
         Mechanism::PartywallNet | Mechanism::Testpmd => Err(switches()),
         #[cfg(not(feature = "iceoryx2"))]
         Mechanism::Iceoryx2 | Mechanism::Iceoryx2ZeroCopy | Mechanism::Iceoryx2Call => {

@@ -99,7 +99,7 @@ fn measure(bench: &mut Bench) -> Result<CommandResults> {
     let (scale, runs) = (bench.scale(), bench.common.runs());
     let library = vec![(site::library()?, LIBRARY.to_owned())];
     let mut machines =
-        MeasuredMachines::boot(WINDOW, PORTS, library, &bench.scratch(), &mut |what| bench.progress(what))?;
+        MeasuredMachines::boot(WINDOW, PORTS, library, &[], &bench.scratch(), &mut |what| bench.progress(what))?;
     bench.say(&machines.describe()?)?;
     machines.attach()?;
     let host = machines.network().host().map(|address| format!("{address}:{HOST_PORT}"));

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_lab::{Guest, GuestOptions, LabError, Network, Playground, PlaygroundOptions, Running};
+use partywall_lab::{CommandOutput, Guest, GuestOptions, LabError, Network, Playground, PlaygroundOptions, Running};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, Signal},
@@ -74,11 +74,13 @@ pub(in crate::commands) fn fault(e: LabError) -> BenchError {
 }
 
 impl MeasuredMachines {
-    /// Boots both, each with this number of places on its bus and these programs of the host. Nothing is attached yet.
+    /// Boots both, each with this number of places on its bus, these programs of the host and these modules of the kernel. Nothing is
+    /// attached yet.
     pub(in crate::commands) fn boot(
         window: u64,
         ports: u32,
         programs: Vec<(PathBuf, String)>,
+        modules: &[&str],
         scratch: &Path,
         say: &mut dyn FnMut(&str),
     ) -> Result<Self> {
@@ -88,7 +90,7 @@ impl MeasuredMachines {
         for (path, name) in programs {
             options = options.program(path, &name);
         }
-        for module in ["vfio_pci", "vfio_iommu_type1"] {
+        for module in ["vfio_pci", "vfio_iommu_type1"].iter().chain(modules) {
             options = options.module(module);
         }
         for name in NAMES {
@@ -243,16 +245,7 @@ impl<'a> MeasuredSide<'a> {
             mechanism: format!("machine {}", self.machine),
             reason,
         };
-        let text = output.text();
-        let Some(answer) = text.lines().find_map(|line| line.strip_prefix(ANSWER)) else {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(failed(format!("it ended with {} and no answer: {}", output.status, said.trim())));
-        };
-        match serde_json::from_str(answer).map_err(|e| BenchError::transport("reading an answer", e))? {
-            TaskAnswer::Figures(figures) => Ok(figures),
-            TaskAnswer::Unavailable(why) => Err(BenchError::Unavailable(why)),
-            TaskAnswer::Failed(why) => Err(failed(why)),
-        }
+        read_answer(output, failed)
     }
 
     fn kill(&self) {
@@ -260,6 +253,20 @@ impl<'a> MeasuredSide<'a> {
             // If it cannot be told it is gone.
             let _ = self.running.signal(Signal::KILL);
         }
+    }
+}
+
+/// The answer of a program that has ended. `failed` makes the error of a failed one.
+pub(super) fn read_answer(output: &CommandOutput, failed: impl Fn(String) -> BenchError) -> Result<Figures> {
+    let text = output.text();
+    let Some(answer) = text.lines().find_map(|line| line.strip_prefix(ANSWER)) else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(failed(format!("it ended with {} and no answer: {}", output.status, said.trim())));
+    };
+    match serde_json::from_str(answer).map_err(|e| BenchError::transport("reading an answer", e))? {
+        TaskAnswer::Figures(figures) => Ok(figures),
+        TaskAnswer::Unavailable(why) => Err(BenchError::Unavailable(why)),
+        TaskAnswer::Failed(why) => Err(failed(why)),
     }
 }
 
