@@ -24,20 +24,30 @@ fn target() -> String {
 }
 
 fn start_export(guest: &Guest) -> Running<'_> {
-    let line = format!("partywall blk export {} /tmp/disk.raw --domain store > /tmp/export.log 2>&1", service());
-    guest.sh(": > /tmp/export.log");
+    start_export_as(guest, "store", "/tmp/disk.raw")
+}
+
+fn start_export_as<'a>(guest: &'a Guest, domain: &str, file: &str) -> Running<'a> {
+    let line = format!("partywall blk export {} {file} --domain {domain} > {file}.log 2>&1", service());
+    guest.sh(&format!(": > {file}.log"));
     let running = guest.start(&["sh", "-c", &format!("exec {line}")]).unwrap();
     let deadline = Instant::now() + HANG;
-    while !guest.sh("cat /tmp/export.log").contains("exporting") {
-        assert!(Instant::now() < deadline, "{}", guest.sh("cat /tmp/export.log"));
+    let log = format!("cat {file}.log");
+    while !guest.sh(&log).contains("exporting") {
+        assert!(Instant::now() < deadline, "{}", guest.sh(&log));
     }
     running
 }
 
 fn start_back_end(world: &World) -> Process {
-    let socket = world.path("disk.sock");
+    start_back_end_of(world, &target(), "disk.sock", "60")
+}
+
+fn start_back_end_of(world: &World, target: &str, socket: &str, grace: &str) -> Process {
+    let socket = world.path(socket);
     // More connections than the window has memory for.
-    let mut command = world.command(&["blk", "serve", "--from", &target(), "--connections", "8", "--socket"]);
+    let words = ["blk", "serve", "--from", target, "--connections", "8", "--grace", grace, "--socket"];
+    let mut command = world.command(&words);
     command.arg(socket).arg("--broker").arg(world.path("broker.sock")).env("RUST_LOG", "warn");
     let mut child = Process(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
@@ -63,6 +73,11 @@ impl Drop for BackgroundDisk<'_> {
     }
 }
 
+/// Waits for a disk of a guest.
+fn wait_for(guest: &Guest, device: &str) {
+    guest.sh(&format!("n=0; while [ ! -e /sys/block/{device} ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done"));
+}
+
 fn report(world: &World, name: &str) -> u64 {
     let shown = world.command(&["blk", "show", "--json", "--socket"]).arg(world.path("disk.sock")).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
@@ -83,7 +98,7 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
     let mut export = start_export(&a);
     let mut back_end = start_back_end(&world);
     plug(&world, &b, "attach", world.path("disk.sock").to_str().unwrap());
-    b.sh("n=0; while [ ! -e /sys/block/vda ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done");
+    wait_for(&b, "vda");
     assert_eq!(b.sh("cat /sys/block/vda/size").trim(), (12 * MIB / 512).to_string());
 
     // Each part is written and flushed, through a kill of the exporter and one of the back end. The guest keeps the sums alone: its files are in its
@@ -110,7 +125,7 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
         }
     }
     let end = running.wait(HANG).unwrap();
-    assert_eq!(end.status, 0, "the guest has seen an error of its disk: {}", a.sh("cat /tmp/export.log"));
+    assert_eq!(end.status, 0, "the guest has seen an error of its disk: {}", a.sh("cat /tmp/disk.raw.log"));
     b.sh("echo 3 > /proc/sys/vm/drop_caches");
     let written = b.sh("cat /tmp/sums");
     assert_eq!(written.lines().count(), 6);
@@ -133,4 +148,53 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
     assert_eq!(b.sh(&sums_b), written);
     plug(&world, &b, "detach", &target());
     drop((export, background));
+}
+
+/// The disks of one guest share its windows. The first disk is under load before the others come.
+#[test]
+fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
+    let blk = program("partywall-vhost", "partywall-blk");
+    let image = ImageOptions::default().program(blk, "partywall-blk").module("virtio_blk");
+    let world = World::with("exported-disks", image);
+    let shared = ["-object", "memory-backend-memfd,id=ram,size=256M,share=on", "-machine", "memory-backend=ram"];
+    let [a, b] = world.boot_as([GuestOptions::new("a"), GuestOptions::new("b").arguments(shared.map(str::to_owned))]);
+    let said = world.attach(&a);
+    assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), world.log());
+    world.wait_ready(1);
+    let mut disks = Vec::new();
+    let add = |disk: &str, device: &str| {
+        let file = format!("/tmp/{disk}.raw");
+        a.sh(&format!("truncate -s 8M {file}"));
+        let export = start_export_as(&a, disk, &file);
+        // A request that gets no memory within this time fails.
+        let back_end = start_back_end_of(&world, &format!("a.{disk}:{}", service()), &format!("{disk}.sock"), "10");
+        plug(&world, &b, "attach", world.path(&format!("{disk}.sock")).to_str().unwrap());
+        wait_for(&b, device);
+        (export, back_end)
+    };
+    disks.push(add("first", "vda"));
+    // Long requests, more than the back end has connections for.
+    let load = "all=; for n in 0 1 2 3 4 5 6 7; do
+            (while [ ! -e /tmp/stop ]; do
+                dd if=/dev/zero of=/dev/vda bs=1M seek=$n count=1 oflag=direct 2>/dev/null || exit 1
+                dd if=/dev/vda of=/dev/null bs=1M skip=$n count=1 iflag=direct 2>/dev/null || exit 1
+                echo > /tmp/done.$n
+            done) &
+            all=\"$all $!\"
+        done
+        for one in $all; do wait $one || exit 1; done";
+    let running = b.start(&["sh", "-c", load]).unwrap();
+    b.sh("while [ $(ls /tmp | grep -c ^done) -lt 8 ]; do sleep 0.05; done");
+    for (disk, device) in [("second", "vdb"), ("third", "vdc")] {
+        disks.push(add(disk, device));
+        b.sh("dd if=/dev/urandom of=/tmp/part bs=1M count=4 2>/dev/null");
+        b.sh(&format!("dd if=/tmp/part of=/dev/{device} bs=2M oflag=direct conv=fsync 2>/dev/null"));
+        b.sh(&format!("dd if=/dev/{device} bs=2M count=2 iflag=direct 2>/dev/null | cmp - /tmp/part"));
+        a.sh(&format!("dd if=/tmp/{disk}.raw bs=1M count=4 2>/dev/null | sha256sum > /tmp/sum"));
+        assert_eq!(a.sh("cat /tmp/sum"), b.sh("sha256sum < /tmp/part"));
+    }
+    b.sh("rm -f /tmp/done.*; while [ $(ls /tmp | grep -c ^done) -lt 8 ]; do sleep 0.05; done; : > /tmp/stop");
+    assert_eq!(running.wait(HANG).unwrap().status, 0, "{}", a.sh("cat /tmp/first.raw.log"));
+    assert_eq!(b.sh("dmesg | grep -ciE 'i/o error' || true").trim(), "0");
+    drop(disks);
 }

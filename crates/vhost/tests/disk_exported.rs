@@ -328,13 +328,16 @@ struct ForgetfulDisk {
     session: u64,
     /// Writes that are to be refused for lack of memory.
     refusals: u32,
+    /// The longest read for which there is memory.
+    most_read: usize,
 }
 
 impl Forgetful {
     fn start(setting: &Setting) -> Self {
         let domain = setting.join("store");
         let empty = vec![0; 4 << 20];
-        let disk = ForgetfulDisk { boot: 1, stored: empty.clone(), cached: empty, flushes: 0, session: 0, refusals: 0 };
+        let (stored, most_read) = (empty.clone(), usize::MAX);
+        let disk = ForgetfulDisk { boot: 1, stored, cached: empty, flushes: 0, session: 0, refusals: 0, most_read };
         let disk = Arc::new(Mutex::new(disk));
         let mut calls = CallServer::builder();
         for number in 1..=3_u32 {
@@ -348,6 +351,7 @@ impl Forgetful {
                     return Err(refusal(rustix::io::Errno::NOMEM));
                 }
                 match number {
+                    1 if length > disk.most_read => return Err(refusal(rustix::io::Errno::NOMEM)),
                     1 => return Ok(disk.cached[at..at + length].to_vec().into()),
                     2 => disk.cached[at..at + data.len()].copy_from_slice(data),
                     _ => {
@@ -456,6 +460,24 @@ fn connection_that_ends_for_lack_of_memory_is_flushed_first() {
     assert_eq!((disk_now.refusals, disk_now.flushes), (0, 1));
     assert!(disk_now.stored[..4096] == noise(1, 4096));
     drop(disk_now);
+    drop((driver, disk));
+}
+
+/// Another disk of the exporter's machine can have taken most of the window in which the exporter's answers lie.
+#[test]
+fn reads_are_divided_if_the_exporter_has_little_memory() {
+    let setting = Setting::new(MIB);
+    let exporter = Forgetful::start(&setting);
+    exporter.disk.lock().unwrap().cached = noise(1, 4 << 20);
+    exporter.disk.lock().unwrap().most_read = 64 << 10;
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    for sector in [0, 100, 4096] {
+        let read = driver.run(IN, sector, &[], 2 << 20).unwrap();
+        let at = sector as usize * 512;
+        assert!(read == (OK, noise(1, 4 << 20)[at..at + (2 << 20)].to_vec()), "sector {sector}");
+    }
+    assert_eq!(disk.report().counters.failed, 0);
     drop((driver, disk));
 }
 

@@ -53,8 +53,25 @@ impl DiskChange {
                         done => return done,
                     }
                 }
-                let copy = calls.block((*offset, *length), false, |room| data.copy_to(room))?;
-                calls.write(&copy)
+                if *length <= calls.most_written() {
+                    let copy = calls.block((*offset, *length), false, |room| data.copy_to(room))?;
+                    return calls.write(&copy);
+                }
+                // It comes from a connection that had more memory.
+                let mut bytes = vec![0; *length];
+                if !data.copy_to(&mut bytes) {
+                    return Err(ExportFailure::Unseen);
+                }
+                let mut offset = *offset;
+                for part in bytes.chunks(calls.most_written()) {
+                    let copy = calls.block((offset, part.len()), false, |room| {
+                        room.copy_from_slice(part);
+                        true
+                    })?;
+                    calls.write(&copy)?;
+                    offset += part.len() as u64;
+                }
+                Ok(())
             }
             Self::Zero { offset, length } => {
                 calls.request(ExportOperation::Zero, (*offset, *length), false, 0).map(drop)

@@ -4,22 +4,63 @@ use super::passed::GroupData;
 use super::server::LARGEST_HEAP;
 use super::wire::{
     ExportOperation, FIELDS, RequestFields, WELCOME, Welcome, calls_service, errno_of, hello, parts_bytes,
+    session_options,
 };
 use crate::VhostError;
 use crate::disk::image::ALIGN;
 use partywall::rpc::{Block, CallClient, CallError, HeapOptions, Method, Reply};
-use partywall::{Domain, Stream};
+use partywall::{Domain, Origin, Stream};
 use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The most data of one request. An exporter takes twice as much. With this limit, 4 MiB that are free in a window are enough for a connection: the
 /// broker gives a quarter, and a heap's segments are powers of two.
 pub(super) const MOST_DATA: usize = 512 << 10;
-/// Bytes of the largest block: the data of a write and the fields of its request.
-const LARGEST_BLOCK: usize = MOST_DATA + FIELDS;
+/// The data of one request on a connection that has little memory. A disk's blocks are not longer.
+pub(super) const LEAST_DATA: usize = 64 << 10;
+/// The least heap of a connection beside another one: it has room for the largest block.
+const LEAST_FURTHER_HEAP: u64 = 1 << 20;
+
+/// The memory that a connection must have in the window to the exporter.
+///
+/// The broker hands out at most a quarter of what is free there. A back end that took a quarter for each connection would leave nothing that the
+/// back end of another disk of that machine can use. So a further connection has at least 1 MiB, which leaves 3 MiB, and all connections of a
+/// disk have at most half of what is free without them. The only connection of a disk has what it gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeapNeed {
+    /// This disk has no other connection.
+    Any,
+    /// The other connections of this disk hold so many bytes.
+    Further { held: u64 },
+}
+
+impl HeapNeed {
+    /// The data of a request for which the heap must have room.
+    fn data(self) -> usize {
+        match self {
+            Self::Any => LEAST_DATA,
+            Self::Further { .. } => MOST_DATA,
+        }
+    }
+
+    /// Bytes that a connection takes of the window if it can have `quarter`, the largest power of two in a quarter of what is free. `None` if the
+    /// disk has its share.
+    fn part(self, quarter: u64) -> Option<u64> {
+        let held = match self {
+            // A quarter that is as large as a heap can be leaves three of them to others.
+            _ if quarter >= LARGEST_HEAP => return Some(quarter),
+            Self::Any => return Some(quarter),
+            Self::Further { held } => held,
+        };
+        // What is free without this disk's connections is at least `held + 4 * quarter`.
+        let fits = |part: &u64| 2 * (held + part) <= held + 4 * quarter;
+        let halves = std::iter::successors(Some(quarter), |part| Some(part / 2));
+        halves.take_while(|part| *part >= LEAST_FURTHER_HEAP).find(fits)
+    }
+}
 
 /// Why a request has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +86,7 @@ pub(super) struct ExportLink {
 impl ExportLink {
     /// Begins a session with `DOMAIN:SERVICE`.
     pub(super) fn connect(domain: &Domain, target: &str, longest: Duration) -> Result<Self, VhostError> {
-        let mut stream = domain.connect(target)?;
+        let mut stream = domain.connect_with(target, &session_options())?;
         stream.set_read_timeout(Some(longest));
         let mut bytes = [0; WELCOME];
         let asked = stream.write_all(&hello()).and_then(|()| stream.read_exact(&mut bytes));
@@ -72,6 +113,10 @@ pub(super) struct ExportCalls {
     session: u64,
     /// Which connection of this process it is.
     number: u64,
+    /// Bytes of its heap, if it got all of it at the beginning.
+    memory: u64,
+    /// The data of a read for which the exporter's heap has had room.
+    most_read: AtomicUsize,
 }
 
 /// The data of a write, in a block of a connection's heap or, after the end of that connection, in memory of this process.
@@ -129,17 +174,23 @@ impl ExportCalls {
         target: &str,
         session: u64,
         longest: Duration,
+        need: HeapNeed,
     ) -> Result<Self, ExportFailure> {
         let mut size = LARGEST_HEAP;
+        let mut has_share = false;
         loop {
-            let calls = Self::with_heap(domain, target, session, longest, size)?;
+            let mut calls = Self::with_heap(domain, target, session, longest, size)?;
             let heap = calls.client.heap();
-            drop(heap.allocate_aligned(LARGEST_BLOCK, ALIGN).map_err(|_| ExportFailure::NoMemory)?);
-            // The window has less for it. Such a heap would grow when others have given back theirs.
-            match heap.stats().bytes {
-                bytes if bytes < size => size = bytes,
-                _ => return Ok(calls),
+            drop(heap.allocate_aligned(need.data() + FIELDS, ALIGN).map_err(|_| ExportFailure::NoMemory)?);
+            let got = heap.stats().bytes;
+            let is_window = calls.client.peer().origin() != Some(Origin::Host);
+            let part = if is_window && !has_share { need.part(got).ok_or(ExportFailure::NoMemory)? } else { got };
+            if part >= size {
+                calls.memory = got;
+                return Ok(calls);
             }
+            // The window has less for it. Such a heap would grow when others have given back theirs.
+            (size, has_share) = (part, true);
         }
     }
 
@@ -157,7 +208,36 @@ impl ExportCalls {
             ExportFailure::Ended
         })?;
         static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
-        Ok(Self { client, session, number: CONNECTIONS.fetch_add(1, Ordering::Relaxed) })
+        let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { client, session, number, memory: 0, most_read: AtomicUsize::new(MOST_DATA) })
+    }
+
+    /// Bytes of its heap, if it got all of it at the beginning.
+    pub(super) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// The most data of a write. Its block, which is aligned, fits into the heap.
+    pub(super) fn most_written(&self) -> usize {
+        usize::try_from(self.memory / 2).unwrap_or(MOST_DATA).clamp(LEAST_DATA, MOST_DATA)
+    }
+
+    /// The most data of a read.
+    pub(super) fn most_read(&self) -> usize {
+        self.most_read.load(Ordering::Relaxed)
+    }
+
+    /// The exporter's heap had no room for a read of this length. Returns the length to try next, or `None` if the exporter has no room for the
+    /// least one.
+    pub(super) fn read_less(&self, length: usize) -> Option<usize> {
+        let less = (length > LEAST_DATA).then(|| (length.next_power_of_two() / 2).max(LEAST_DATA))?;
+        self.most_read.store(less, Ordering::Relaxed);
+        Some(less)
+    }
+
+    /// Whether requests are divided since a window has little memory.
+    pub(super) fn is_small(&self) -> bool {
+        self.most_written() < MOST_DATA || self.most_read() < MOST_DATA
     }
 
     /// Executes a request without data.
@@ -241,5 +321,50 @@ fn failure_of(error: CallError) -> ExportFailure {
         CallError::UnknownMethod => ExportFailure::Errno(Errno::OPNOTSUPP),
         CallError::Connection(_) | CallError::Moved { .. } => ExportFailure::Ended,
         _ => ExportFailure::Errno(Errno::IO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// The heaps of a disk's connections in a window with so many free bytes, as the broker and [`HeapNeed`] divide it; and what stays free.
+    fn divide(mut free: u64, connections: usize) -> (Vec<u64>, u64) {
+        let mut heaps = Vec::new();
+        for _ in 0..connections {
+            let held = heaps.iter().sum();
+            let need = if heaps.is_empty() { HeapNeed::Any } else { HeapNeed::Further { held } };
+            let block = (need.data() + FIELDS + ALIGN).next_power_of_two() as u64;
+            let quarter = (1 << (free / 4).ilog2()).min(LARGEST_HEAP);
+            let Some(heap) = (quarter >= block).then(|| need.part(quarter)).flatten() else { break };
+            assert!(heap <= quarter);
+            free -= heap;
+            heaps.push(heap);
+        }
+        (heaps, free)
+    }
+
+    #[test]
+    fn disks_of_one_window_leave_memory_to_later_ones() {
+        for window in [4 * MIB, 5 * MIB, 12 * MIB, 28 * MIB, 60 * MIB, 124 * MIB] {
+            let mut free = window;
+            for disk in 0..6 {
+                let (heaps, left) = divide(free, 32);
+                assert!(!heaps.is_empty(), "disk {disk} in {window} has no connection: {free} bytes are free");
+                let held: u64 = heaps.iter().sum();
+                let leaves_many = left >= 3 * LARGEST_HEAP;
+                assert!(heaps.len() == 1 || leaves_many || 2 * held <= free, "disk {disk} takes {heaps:?} of {free}");
+                free = left;
+            }
+        }
+    }
+
+    #[test]
+    fn disk_alone_in_a_usual_window_has_whole_heaps() {
+        assert_eq!(divide(60 * MIB, 4), (vec![LARGEST_HEAP; 4], 28 * MIB));
+        assert_eq!(divide(28 * MIB, 4), (vec![4 * MIB, 4 * MIB, 4 * MIB, 2 * MIB], 14 * MIB));
+        assert_eq!(divide(12 * MIB, 8), (vec![2 * MIB; 3], 6 * MIB));
     }
 }

@@ -3,7 +3,7 @@
 use super::session::{UserSession, UserSessions};
 use super::wire::{
     ExportOperation, FIELDS, HELLO, LARGEST_DATA, LARGEST_RANGE, MOST_PARTS, PART, RequestFields, VERSION, Welcome,
-    calls_service, read_hello, read_parts,
+    calls_service, read_hello, read_parts, session_options,
 };
 use crate::VhostError;
 use crate::disk::image::{ALIGN, DiskImage, DiskOptions};
@@ -129,7 +129,7 @@ impl DiskExport {
             calls = calls.numbered(Method::numbered(operation as u32), move |call| disk.answer(operation, call));
         }
         let calls = calls.bind(domain, &calls_service(service))?;
-        let mut listener = domain.bind(service)?;
+        let mut listener = domain.bind_with(service, &session_options())?;
         listener.set_nonblocking(true);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = Arc::new(stop.map_err(VhostError::system("make the event that stops an export"))?);

@@ -1,6 +1,6 @@
 //! The messages between the exporter of a disk and its user (protocol E). Nothing here makes a system call.
 
-use partywall::BufferPart;
+use partywall::{BufferPart, Options, RingSize};
 use rustix::io::Errno;
 
 /// The version of this protocol.
@@ -33,6 +33,11 @@ pub(super) enum ExportOperation {
 /// The service of an export's calls.
 pub(super) fn calls_service(service: &str) -> String {
     format!("{service}.calls")
+}
+
+/// The rings of a session's stream, which carries a hello and a welcome. Between machines they take memory that heaps need.
+pub(super) fn session_options() -> Options {
+    Options::default().ring(RingSize::Fixed(4096))
 }
 
 /// The first message of a session, on its stream.

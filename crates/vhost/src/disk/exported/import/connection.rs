@@ -2,15 +2,18 @@
 
 use super::{HURRY, ImportCore, ImportOptions, PAUSE, lock};
 use crate::VhostError;
-use crate::disk::exported::link::{ExportCalls, ExportFailure, ExportLink};
+use crate::disk::exported::link::{ExportCalls, ExportFailure, ExportLink, HeapNeed};
 use crate::disk::exported::wire::{ExportOperation, Welcome};
 use partywall::Domain;
 use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// How long an exporter may take to begin a session.
 const GREETING: Duration = Duration::from_secs(10);
+/// How old a connection with little memory is when it is replaced. There may be more by then.
+const SMALL_AGE: Duration = Duration::from_secs(5);
 
 /// The session, and how many there were before.
 pub(super) struct CurrentLink {
@@ -19,14 +22,36 @@ pub(super) struct CurrentLink {
     pub(super) boot: [u8; 16],
 }
 
-/// A thread's connection, and the session that it is of.
-pub(super) type OwnCalls = Option<(u64, ExportCalls)>;
+/// A thread's connection.
+#[derive(Debug)]
+pub(super) struct OwnConnection {
+    /// The number of its session.
+    generation: u64,
+    calls: ExportCalls,
+    since: Instant,
+}
+
+impl OwnConnection {
+    /// Whether its session is earlier than the one with this number.
+    pub(super) fn is_before(&self, generation: u64) -> bool {
+        self.generation < generation
+    }
+
+    fn is_outgrown(&self) -> bool {
+        self.calls.is_small() && self.since.elapsed() >= SMALL_AGE
+    }
+}
+
+/// A thread's connection, if it has one.
+pub(super) type OwnCalls = Option<OwnConnection>;
 
 /// Why a thread has no connection.
 pub(super) enum Unconnected {
     /// The session with this number gives none.
     Gone(u64),
     NoMemory,
+    /// Another thread of this disk makes a connection, and this one's share depends on that.
+    Busy,
 }
 
 /// The first session. The exporter may still be ending that of an earlier back end.
@@ -49,17 +74,28 @@ impl ImportCore {
         let gone = Unconnected::Gone(generation);
         let Some(session) = current.link.as_ref().map(|link| link.welcome.session) else { return Err(gone) };
         drop(current);
-        if own.as_ref().is_none_or(|(of, _)| *of != generation) {
+        if own.as_ref().is_none_or(|own| own.generation != generation || own.is_outgrown()) {
             self.disconnect(own);
+            let _alone = match self.connecting.try_lock() {
+                Ok(alone) => alone,
+                Err(TryLockError::Poisoned(alone)) => PoisonError::into_inner(alone),
+                Err(TryLockError::WouldBlock) => return Err(Unconnected::Busy),
+            };
+            let need = match self.connected.load(Ordering::Relaxed) {
+                0 => HeapNeed::Any,
+                _ => HeapNeed::Further { held: self.held.load(Ordering::Relaxed) },
+            };
             let ImportOptions { domain, target, grace, .. } = &self.options;
-            let calls = ExportCalls::connect_with_memory(domain, target, session, *grace).map_err(|e| match e {
-                ExportFailure::NoMemory => Unconnected::NoMemory,
-                _ => Unconnected::Gone(generation),
-            })?;
-            *own = Some((generation, calls));
+            let calls =
+                ExportCalls::connect_with_memory(domain, target, session, *grace, need).map_err(|e| match e {
+                    ExportFailure::NoMemory => Unconnected::NoMemory,
+                    _ => Unconnected::Gone(generation),
+                })?;
+            self.held.fetch_add(calls.memory(), Ordering::Relaxed);
             self.connected.fetch_add(1, Ordering::Relaxed);
+            *own = Some(OwnConnection { generation, calls, since: Instant::now() });
         }
-        own.as_ref().map(|(_, calls)| (generation, calls)).ok_or(gone)
+        own.as_ref().map(|own| (generation, &own.calls)).ok_or(gone)
     }
 
     /// Makes another session in place of the one with this number, unless another thread has done so.
@@ -96,7 +132,8 @@ impl ImportCore {
             return None;
         }
         if !self.changes.is_empty() {
-            let calls = ExportCalls::connect_with_memory(domain, target, link.welcome.session, *grace).ok()?;
+            let session = link.welcome.session;
+            let calls = ExportCalls::connect_with_memory(domain, target, session, *grace, HeapNeed::Any).ok()?;
             if link.welcome.boot != boot {
                 let repeated = self.changes.repeat(&calls).ok()?;
                 info!("{target}: its machine has started again; {repeated} changes are repeated");
@@ -140,8 +177,9 @@ impl ImportCore {
 
     /// Drops this thread's connection.
     pub(super) fn disconnect(&self, own: &mut OwnCalls) {
-        if let Some((_, calls)) = own.take() {
+        if let Some(OwnConnection { calls, .. }) = own.take() {
             self.changes.copy_blocks_of(&calls);
+            self.held.fetch_sub(calls.memory(), Ordering::Relaxed);
             self.connected.fetch_sub(1, Ordering::Relaxed);
         }
     }

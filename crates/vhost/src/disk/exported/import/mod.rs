@@ -35,8 +35,8 @@ pub struct ImportOptions {
     pub domain: Domain,
     /// The exporter, as `DOMAIN:NAME`.
     pub target: String,
-    /// Requests that the exporter executes at a time. Each has a thread and a connection. If the window to the exporter has memory for fewer
-    /// connections, there are fewer.
+    /// Requests that the exporter executes at a time. Each has a thread and a connection. If this disk's share of the window to the exporter has
+    /// memory for fewer connections, there are fewer. There is one in any case, for which requests are divided if need be.
     pub connections: usize,
     /// How long a request waits for an exporter that has gone or does not answer, before it fails.
     pub grace: Duration,
@@ -61,6 +61,10 @@ struct ImportCore {
     first_open: AtomicU64,
     /// Threads that have a connection.
     connected: AtomicUsize,
+    /// Bytes of the heaps of these connections.
+    held: AtomicU64,
+    /// Held by the thread that makes a connection: its share of a window depends on what the others hold.
+    connecting: Mutex<()>,
     /// The machine waits for the end of all requests.
     hurries: AtomicBool,
     /// Readable while `is_rung`.

@@ -1,10 +1,9 @@
 //! The pieces of a machine's memory that a task is about.
 #![expect(unsafe_code, reason = "copies from memory that the exporter can change, by its address")]
 
-use super::worker::StoreJob;
 use crate::chain::BufferPiece;
 use partywall::rpc::Reply;
-use vm_memory::{GuestMemoryBackend, VolatileSlice};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
 /// The pieces behind the first `skip` bytes, of `most` bytes at most.
 pub(super) fn front(pieces: &[BufferPiece], mut skip: usize, mut most: usize) -> Vec<BufferPiece> {
@@ -22,8 +21,8 @@ pub(super) fn front(pieces: &[BufferPiece], mut skip: usize, mut most: usize) ->
     front
 }
 
-/// Copies the bytes of a reply to the pieces of a job, which have as many.
-pub(super) fn copy_reply(reply: &Reply, job: &StoreJob) -> bool {
+/// Copies the bytes of a reply to pieces of a machine's memory, which have as many.
+pub(super) fn copy_reply(reply: &Reply, pieces: &[BufferPiece], memory: &GuestMemoryMmap) -> bool {
     // SAFETY: no code here reads the slice; only its address and length are taken. Its mapping lives as long as `reply`.
     let bytes = unsafe { reply.view().trusting() };
     let (address, len) = (bytes.as_ptr().cast_mut(), bytes.len());
@@ -31,9 +30,9 @@ pub(super) fn copy_reply(reply: &Reply, job: &StoreJob) -> bool {
     // an exporter that changes the bytes meanwhile.
     let from: VolatileSlice<'_> = unsafe { VolatileSlice::new(address, len) };
     let mut at = 0;
-    job.pieces.iter().all(|piece| {
+    pieces.iter().all(|piece| {
         let part = from.subslice(at, piece.length);
-        let to = job.memory.get_slice(piece.address, piece.length);
+        let to = memory.get_slice(piece.address, piece.length);
         at += piece.length;
         match (part, to) {
             (Ok(part), Ok(to)) => {

@@ -1,7 +1,7 @@
 //! One attempt to execute a task by a connection.
 
 use super::ImportCore;
-use super::pieces::copy_reply;
+use super::pieces::{copy_reply, front};
 use super::worker::StoreJob;
 use crate::chain::BufferPiece;
 use crate::disk::exported::changes::DiskChange;
@@ -16,38 +16,53 @@ use vm_memory::{Bytes, GuestMemoryMmap};
 /// Bytes that one request fills with zeroes, so that each is answered in time. The next request goes on.
 const ZEROES: u64 = 64 << 20;
 
+/// Bytes as a task's result.
+fn count(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
 impl ImportCore {
     /// Executes a task, or a part of it, and returns the number of its bytes that are done.
     pub(super) fn attempt(&self, generation: u64, calls: &ExportCalls, job: &StoreJob) -> Result<u32, ExportFailure> {
         let total: usize = job.pieces.iter().map(|piece| piece.length).sum();
-        let done = u32::try_from(total).unwrap_or(u32::MAX);
         match job.task {
             StoreTask::Read { offset } => {
-                let reply = calls.request(ExportOperation::Read, (offset, total as u64), false, 0)?;
-                let is_whole = reply.len() == total && copy_reply(&reply, job);
-                self.copied_read.fetch_add(total as u64, Ordering::Relaxed);
-                if is_whole { Ok(done) } else { Err(ExportFailure::Errno(Errno::IO)) }
+                let mut length = total.min(calls.most_read());
+                let reply = loop {
+                    match calls.request(ExportOperation::Read, (offset, length as u64), false, 0) {
+                        // The exporter's heap has no room in its window. The only connection of the disk goes on with less.
+                        Err(ExportFailure::NoMemory) if self.connected.load(Ordering::Relaxed) <= 1 => {
+                            length = calls.read_less(length).ok_or(ExportFailure::NoMemory)?;
+                        }
+                        reply => break reply?,
+                    }
+                };
+                let is_whole = reply.len() == length && copy_reply(&reply, &front(&job.pieces, 0, length), &job.memory);
+                self.copied_read.fetch_add(length as u64, Ordering::Relaxed);
+                if is_whole { Ok(count(length)) } else { Err(ExportFailure::Errno(Errno::IO)) }
             }
             StoreTask::Write { offset, durable } => {
                 if let Some(windows) = &self.windows
                     && let Some(written) = self.write_from_group(windows, (generation, calls), job, (offset, durable))
                 {
-                    return written.map(|length| u32::try_from(length).unwrap_or(u32::MAX));
+                    return written.map(count);
                 }
-                let fill = |room: &mut [u8]| self.fill(&job.memory, &job.pieces, room);
-                let block = match calls.block((offset, total), durable, fill) {
+                let length = total.min(calls.most_written());
+                let pieces = front(&job.pieces, 0, length);
+                let fill = |room: &mut [u8]| self.fill(&job.memory, &pieces, room);
+                let block = match calls.block((offset, length), durable, fill) {
                     // The heap is full of changes that are kept until the next flush.
                     Err(ExportFailure::NoMemory) => {
                         self.changes.flush(calls, generation)?;
-                        calls.block((offset, total), durable, fill)
+                        calls.block((offset, length), durable, fill)
                     }
                     block => block,
                 };
                 let data = Arc::new(block?);
-                self.copied_written.fetch_add(total as u64, Ordering::Relaxed);
-                let kept = DiskChange::Write { offset, length: total, data: calls.keep(&data) };
+                self.copied_written.fetch_add(length as u64, Ordering::Relaxed);
+                let kept = DiskChange::Write { offset, length, data: calls.keep(&data) };
                 self.change((generation, calls), kept, durable, || calls.write(&data))?;
-                Ok(done)
+                Ok(count(length))
             }
             StoreTask::Zero { offset, length, durable } => {
                 let length = length.min(ZEROES);

@@ -82,6 +82,8 @@ impl ImportedDisk {
             link: Mutex::new(CurrentLink { generation: 0, boot: first.boot, link: Some(link) }),
             first_open: AtomicU64::new(0),
             connected: AtomicUsize::new(0),
+            held: AtomicU64::new(0),
+            connecting: Mutex::default(),
             hurries: AtomicBool::new(false),
             wake,
             is_rung: AtomicBool::new(false),

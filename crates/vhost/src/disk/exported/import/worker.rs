@@ -15,6 +15,8 @@ use vm_memory::GuestMemoryMmap;
 
 /// How long a thread takes no tasks that had no memory for a connection.
 const MEMORY_PAUSE: Duration = Duration::from_millis(500);
+/// How long a thread waits for another one that makes a connection.
+const CONNECTION_PAUSE: Duration = Duration::from_millis(2);
 /// How long a request waits for the broker's answer about where its data is.
 const UNSEEN: Duration = Duration::from_secs(2);
 
@@ -42,8 +44,9 @@ pub(super) struct StoreJobs {
 /// Why a task has no result from a thread.
 enum Unfinished {
     Failed(Errno),
-    /// This thread has no connection, since the window has no memory for it. Others have.
-    ForOthers,
+    /// This thread has no connection, since the window has no memory for it, or another thread makes one. Others have one. This thread takes no
+    /// task for so long.
+    ForOthers(Duration),
 }
 
 impl ImportCore {
@@ -63,10 +66,10 @@ impl ImportCore {
                     self.changes.copy_from_others();
                     Err(e)
                 }
-                Err(Unfinished::ForOthers) => {
+                Err(Unfinished::ForOthers(pause)) => {
                     lock(&self.jobs).jobs.push_front(job);
                     self.offered.notify_one();
-                    std::thread::sleep(MEMORY_PAUSE);
+                    std::thread::sleep(pause);
                     continue;
                 }
             };
@@ -93,7 +96,7 @@ impl ImportCore {
             if queue.is_over {
                 return None;
             }
-            if own.as_ref().is_some_and(|(of, _)| *of < self.first_open.load(Ordering::Relaxed)) {
+            if own.as_ref().is_some_and(|own| own.is_before(self.first_open.load(Ordering::Relaxed))) {
                 drop(queue);
                 self.disconnect(own);
                 queue = lock(&self.jobs);
@@ -140,20 +143,23 @@ impl ImportCore {
             // Others wait for the memory of this connection, too.
             self.disconnect(own);
             let since = *job.waits_since.get_or_insert_with(Instant::now);
-            let errno = match unconnected {
+            let (pause, errno) = match unconnected {
                 Unconnected::Gone(generation) => {
                     self.renew(generation, since);
-                    Errno::IO
+                    (Duration::ZERO, Errno::IO)
                 }
-                Unconnected::NoMemory if self.connected.load(Ordering::Relaxed) > 0 && !self.is_over(since) => {
-                    return Err(Unfinished::ForOthers);
-                }
-                Unconnected::NoMemory => {
-                    tracing::debug!(exporter = self.options.target, "the window has no memory for a connection");
-                    std::thread::sleep(PAUSE);
-                    Errno::NOMEM
-                }
+                Unconnected::NoMemory => (MEMORY_PAUSE, Errno::NOMEM),
+                Unconnected::Busy => (CONNECTION_PAUSE, Errno::IO),
             };
+            if !pause.is_zero() && !self.is_over(since) {
+                if self.connected.load(Ordering::Relaxed) > 0 {
+                    return Err(Unfinished::ForOthers(pause));
+                }
+                if errno == Errno::NOMEM {
+                    tracing::debug!(exporter = self.options.target, "the window has no memory for a connection");
+                }
+                std::thread::sleep(pause.min(PAUSE));
+            }
             if self.is_over(since) {
                 return Err(Unfinished::Failed(errno));
             }
