@@ -66,13 +66,31 @@ impl NetHeader {
     /// assert!(NetHeader::checked(&[1, 0, 0, 0, 0, 0, 255, 0, 16, 0], &[0; 60], 60).is_none());
     /// ```
     pub fn checked(bytes: &[u8; SHORT], head: &[u8], length: usize) -> Option<Self> {
-        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let mut header = Self::default();
+        header.read(bytes, head, length).then_some(header)
+    }
+
+    /// As [`NetHeader::checked`], into this header, which has been [`NetHeader::default`]. Returns whether the header agrees with the frame.
+    #[inline]
+    pub(crate) fn read(&mut self, bytes: &[u8; SHORT], head: &[u8], length: usize) -> bool {
         if !(ETHERNET..=LONGEST).contains(&length) {
-            return None;
+            return false;
         }
         if bytes[0] & NEEDS_CSUM == 0 {
-            return (bytes[1] == 0).then(Self::default);
+            return bytes[1] == 0;
         }
+        match Self::with_sum(bytes, head, length) {
+            Some(header) => {
+                *self = header;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A header of a frame whose sum is still to be made.
+    fn with_sum(bytes: &[u8; SHORT], head: &[u8], length: usize) -> Option<Self> {
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let header = Self {
             flags: NEEDS_CSUM,
             gso_type: bytes[1],

@@ -94,7 +94,7 @@ impl ReceiveScratch {
         memory: &GuestMemoryMmap,
         mergeable: bool,
         header: impl Fn(u16) -> ([u8; LONG], usize),
-        frame: FrameBytes<'_>,
+        frame: &FrameBytes<'_>,
     ) -> Result<Delivery, VhostError> {
         let (_, header_length) = header(1);
         let total = header_length + frame.length;
@@ -147,7 +147,7 @@ impl ReceiveScratch {
 }
 
 /// Writes a header and its frame to a place that has the length of both.
-fn write_whole(target: VolatileSlice<'_>, header: &[u8], frame: FrameBytes<'_>) -> Result<(), VhostError> {
+fn write_whole(target: VolatileSlice<'_>, header: &[u8], frame: &FrameBytes<'_>) -> Result<(), VhostError> {
     target.copy_from(header);
     let target = target.offset(header.len()).map_err(|_| gone())?;
     target.copy_from(frame.head);

@@ -17,7 +17,7 @@ impl Engine {
         now: u64,
         to: PortNumber,
         header: &NetHeader,
-        frame: FrameBytes<'_>,
+        frame: &FrameBytes<'_>,
         may_wait: bool,
     ) -> Handed {
         let Some(port) = self.ports.get_mut(&to) else { return Handed::Done };
@@ -50,7 +50,7 @@ impl Engine {
         let ring = &mut rings[queue];
         let memory: &GuestMemoryMmap = table.map();
         let receive = &mut self.scratch.receive;
-        let mut put = |frame: FrameBytes<'_>, header: NetHeader| {
+        let mut put = |frame: &FrameBytes<'_>, header: &NetHeader| {
             let header = |count| (header.bytes(count), format.header);
             receive.deliver(ring, memory, format.mergeable, header, frame)
         };
@@ -60,7 +60,7 @@ impl Engine {
             self.spent.bytes += frame.length;
             // Judged where it is, and not moved first: a move reads more than was written last, and so waits until the stores into the
             // receiver's memory are done.
-            match put(frame, *header) {
+            match put(frame, header) {
                 Ok(Delivery::Done) => {
                     counters.received += 1;
                     counters.received_bytes += frame.length as u64;
@@ -76,7 +76,7 @@ impl Engine {
             flat.clear();
             if frame.append_to(&mut flat).is_ok() {
                 header.translate(&mut flat, |piece| {
-                    delivered = put(FrameBytes::flat(piece), NetHeader::default());
+                    delivered = put(&FrameBytes::flat(piece), &NetHeader::default());
                     if !matches!(delivered, Ok(Delivery::Done)) {
                         return ControlFlow::Break(());
                     }
@@ -135,11 +135,11 @@ fn send_up(
     device: &TapDevice,
     scratch: &mut Scratch,
     header: &NetHeader,
-    frame: FrameBytes<'_>,
+    frame: &FrameBytes<'_>,
     whole: bool,
 ) -> (u64, bool) {
     let Scratch { frame: flat, uplink, .. } = scratch;
-    let mut send = |header: &NetHeader, frame: FrameBytes<'_>| {
+    let mut send = |header: &NetHeader, frame: &FrameBytes<'_>| {
         uplink.clear();
         uplink.extend_from_slice(&header.bytes(0));
         frame.append_to(uplink).is_ok() && device.send(uplink)
@@ -152,7 +152,7 @@ fn send_up(
     let (mut count, mut done) = (0, frame.append_to(flat).is_ok());
     if done {
         header.translate(flat, |piece| {
-            done = send(&NetHeader::default(), FrameBytes::flat(piece));
+            done = send(&NetHeader::default(), &FrameBytes::flat(piece));
             count += u64::from(done);
             if done { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });

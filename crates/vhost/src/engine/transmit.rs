@@ -174,25 +174,25 @@ impl Engine {
                 }
                 frames += 1;
                 taken_pieces += taken.buffers.len();
-                let total = taken.total;
-                let wanted = (format.header + HEAD).min(total);
-                // Whether the frame behind the header has a good length is judged with the header.
-                let (frame, header) = if taken.got == wanted && total >= format.header {
-                    let length = total - format.header;
-                    let head = &start[format.header..wanted];
-                    let mut short = [0; SHORT];
-                    short.copy_from_slice(&start[..SHORT]);
-                    let buffers = &batch.buffers.readable[taken.buffers.clone()];
-                    let rest = (head.len() < length).then_some((memory, buffers, wanted));
-                    (FrameBytes { head, rest, length }, NetHeader::checked(&short, head, length))
-                } else {
-                    (FrameBytes::flat(&[]), None)
-                };
-                let Some(header) = header else {
+                // The header and the frame's beginning, if both were read. Whether the frame has a good length is judged with the header. Nothing of
+                // it is moved: a move reads more than was written last, and so waits until those stores are done.
+                let wanted = (format.header + HEAD).min(taken.total);
+                let head = start.get(format.header..wanted).filter(|_| taken.got == wanted);
+                let (Some(head), Some(short)) = (head, start.first_chunk()) else {
                     port.counters.malformed += 1;
                     let _ = ring.complete(memory, taken.head, 0);
                     continue;
                 };
+                let length = taken.total - format.header;
+                let mut header = NetHeader::default();
+                if !header.read(short, head, length) {
+                    port.counters.malformed += 1;
+                    let _ = ring.complete(memory, taken.head, 0);
+                    continue;
+                }
+                let buffers = &batch.buffers.readable[taken.buffers.clone()];
+                let rest = (head.len() < length).then_some((memory, buffers, wanted));
+                let frame = &FrameBytes { head, rest, length };
                 if let Some(rate) = &mut port.rate {
                     let wait = rate.wait(now);
                     if wait > 0 {
@@ -265,7 +265,7 @@ impl Engine {
             };
             let bytes_of = FrameBytes::flat(frame);
             let allowance = HoldAllowance { may_wait: true, expired: expired.take() };
-            let handed = self.hand_over(now, port.number, &mut port.counters, &header, bytes_of, allowance);
+            let handed = self.hand_over(now, port.number, &mut port.counters, &header, &bytes_of, allowance);
             if let Handed::Full(to, queue, seen) = handed {
                 port.counters.held += 1;
                 let until = now + nanoseconds(self.options.hold);
@@ -287,7 +287,7 @@ impl Engine {
         from: PortNumber,
         counters: &mut crate::PortCounters,
         header: &NetHeader,
-        frame: FrameBytes<'_>,
+        frame: &FrameBytes<'_>,
         allowance: HoldAllowance,
     ) -> Handed {
         self.spent = SpentWork::default();
