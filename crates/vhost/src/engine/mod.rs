@@ -30,6 +30,8 @@ use tracing::{info, warn};
 const TICK: u64 = 1_000_000_000;
 /// Passes over the queues between two readings of the clock, while frames come.
 const PASSES: u32 = 16;
+/// Passes that find nothing between two readings of the clock. A reading takes as long as some passes, and frames wait for it.
+const IDLE_PASSES: u32 = 4;
 /// Frames, and pages of them, between two readings of the clock in the turns of ports.
 const UNCLOCKED: usize = 64;
 const PAGE: usize = 4096;
@@ -162,11 +164,12 @@ impl Engine {
     pub fn run(mut self) -> Result<(), VhostError> {
         let (mut events, mut tokens) = (Vec::with_capacity(64), Vec::new());
         let mut spin = AdaptiveSpin::new(self.options.spin);
-        let (mut last_expiry, mut last_look, mut pass) = (0, 0, 0_u32);
+        let (mut last_expiry, mut last_look, mut pass, mut idle) = (0, 0, 0_u32, 0_u32);
         while !self.stopping {
             let worked = self.serve();
             pass = pass.wrapping_add(1);
-            if worked && !pass.is_multiple_of(PASSES) {
+            idle = if worked { 0 } else { idle.wrapping_add(1) };
+            if !pass.is_multiple_of(PASSES) && (worked || !idle.is_multiple_of(IDLE_PASSES)) {
                 continue;
             }
             let mut now = self.read_clock();
