@@ -17,13 +17,13 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// are not limited.
 #[derive(Debug)]
 pub(crate) struct FloodLimit<N> {
-    places: Mutex<HashMap<Identifier, Written>>,
+    places: Mutex<HashMap<Identifier, PlaceLines>>,
     /// Called with the place of the first line that is left out in a period.
     notice: N,
 }
 
 #[derive(Debug)]
-struct Written {
+struct PlaceLines {
     begun: Instant,
     lines: u32,
 }
@@ -36,9 +36,9 @@ impl<N: Fn(&Metadata<'_>)> FloodLimit<N> {
     fn allows(&self, place: &'static Metadata<'static>, now: Instant) -> bool {
         let lines = {
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            let written = places.entry(place.callsite()).or_insert(Written { begun: now, lines: 0 });
+            let written = places.entry(place.callsite()).or_insert(PlaceLines { begun: now, lines: 0 });
             if now.duration_since(written.begun) >= PERIOD {
-                *written = Written { begun: now, lines: 0 };
+                *written = PlaceLines { begun: now, lines: 0 };
             }
             written.lines = written.lines.saturating_add(1);
             written.lines

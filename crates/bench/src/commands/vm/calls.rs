@@ -138,13 +138,13 @@ pub(super) struct GuestPeers<'a> {
     client: &'a Guest,
     server: &'a Guest,
     programs: &'a CallPrograms,
-    running: BTreeMap<Mechanism, GuestPair<'a>>,
+    running: BTreeMap<Mechanism, CallPair<'a>>,
     started: u16,
     /// The first measurement of a run, before which all programs are started again.
     first: Option<Key>,
 }
 
-struct GuestPair<'a> {
+struct CallPair<'a> {
     // The client goes first.
     client: GuestProgram<'a>,
     _server: GuestProgram<'a>,
@@ -184,7 +184,7 @@ impl<'a> GuestPeers<'a> {
         }
     }
 
-    fn start(&mut self, mechanism: Mechanism, interrupt: &Interrupt) -> Result<GuestPair<'a>> {
+    fn start(&mut self, mechanism: Mechanism, interrupt: &Interrupt) -> Result<CallPair<'a>> {
         let program = self.programs.line(mechanism)?;
         self.started += 1;
         let (own, address) = if mechanism == Mechanism::PartywallCall {
@@ -210,7 +210,7 @@ impl<'a> GuestPeers<'a> {
         let server = start(self.server, &["serve", &address])?;
         let role: &[&str] = if own == address { &["call", &address] } else { &["call", &own, &address] };
         let client = start(self.client, role)?;
-        Ok(GuestPair { client, _server: server })
+        Ok(CallPair { client, _server: server })
     }
 }
 
