@@ -74,3 +74,47 @@ impl Networks {
         is_own || [sender, receiver].into_iter().all(|end| is_inner(end) || is_listed(end))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::tests::facts;
+
+    const OWN: u64 = 1;
+    const BLUE: u64 = 2;
+
+    fn networks() -> Networks {
+        let list = [("10.0.0.2", BLUE), ("10.0.0.3", 3)];
+        Networks::new(Some(OWN), list.map(|(ip, netns)| (ip.parse().unwrap(), netns)))
+    }
+
+    #[test]
+    fn socket_at_unlisted_address_is_admitted_in_own_namespace_only() {
+        for (netns, local, well) in [
+            (OWN, "10.0.0.3:53", true),
+            (BLUE, "10.0.0.2:53", true),
+            (BLUE, "[::ffff:10.0.0.2]:53", true),
+            (BLUE, "0.0.0.0:53", true),
+            (BLUE, "[::1]:53", true),
+            // Another's, and one that the list does not have.
+            (BLUE, "10.0.0.3:53", false),
+            (BLUE, "10.0.0.9:53", false),
+            (4, "0.0.0.0:53", false),
+            (4, "10.0.0.2:53", false),
+            (4, "127.0.0.1:53", false),
+        ] {
+            for transport in [Transport::Udp, Transport::Tcp] {
+                let mut socket = SocketFacts { netns, ..facts(transport, local.parse().unwrap(), None) };
+                networks().judge(&mut socket);
+                let is_admitted = socket.state == SocketState::Listening;
+                assert_eq!(is_admitted, well || transport == Transport::Tcp, "{netns} {local}");
+            }
+        }
+    }
+
+    #[test]
+    fn broker_that_cannot_ask_the_kernel_admits_no_socket() {
+        let socket = SocketFacts { netns: OWN, ..facts(Transport::Udp, "127.0.0.1:53".parse().unwrap(), None) };
+        assert!(networks().admits(&socket) && !Networks::default().admits(&socket));
+    }
+}
