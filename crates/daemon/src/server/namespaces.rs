@@ -133,12 +133,25 @@ impl ListedNamespace {
                 (self.file, self.cookie) = (Some(file), Some(entered.cookie));
                 tracing::info!(path = %path.display(), "datagrams of a network namespace may go by rings");
             }
+            // The next look tries again.
+            Err(error) if is_shortage(&error) => {
+                tracing::debug!(path = %path.display(), %error, "a network namespace could not be entered");
+                self.file = None;
+            }
             Err(error) => {
                 let error = explain(&error);
                 tracing::warn!(path = %path.display(), error, "datagrams of a network namespace stay on the kernel");
             }
         }
     }
+}
+
+/// Whether the system lacked something that it may have later.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
+    )
 }
 
 /// What an operator can do about an error.
