@@ -60,9 +60,12 @@ pub(crate) enum Command {
         /// The options of all measurements.
         #[command(flatten)]
         common: Common,
-        /// Measure between two virtual machines, with the host as the remote peer. Boots both (QEMU). With --quick --runs 1 about 4 minutes.
+        /// Measure between two virtual machines, with the host as the remote peer. Boots both (QEMU). With --quick --runs 1 about 7 minutes; with --runs 1 one to two hours.
         #[arg(long)]
         machines: bool,
+        /// Draw the time lines and pauses of live migrations from this file of `partywall-lab migrate --json`, and measure nothing.
+        #[arg(long, value_name = "FILE", conflicts_with = "machines")]
+        migration: Option<PathBuf>,
     },
     /// Two virtual machines: streams, calls, file systems and unmodified programs, compared with TCP over virtio-net; the time to plug memory in.
     ///

@@ -3,23 +3,27 @@
 //!
 //! ```text
 //! flow serve ADDRESS PORT                        TCP and UDP; until it is ended
-//! flow stream ADDRESS:PORT,... BYTES MILLIS      one connection to each, messages as fast as they go
+//! flow stream TARGETS BYTES MILLIS               one connection to each, messages as fast as they go;
+//!                                                TARGETS: ADDRESS:PORT,... of local peers, and of remote ones behind a slash
 //! flow rounds ADDRESS:PORT BYTES MILLIS          question and answer
 //! flow meet ADDRESS:PORT 0 MILLIS                connect, have one byte sent back, close
 //! flow errand ADDRESS:PORT BYTES MILLIS          connect, one question, one answer, close
 //! flow udp-stream, udp-rounds                    likewise
+//! flow KIND TARGETS BYTES MILLIS accounts        the same, with the kernel's accounts of this machine and the first peer's
 //! flow listen ADDRESS FIRST COUNT                COUNT listeners, from this port on, on addresses after this one
 //! ```
 
 use std::{
+    collections::BTreeSet,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use crate::{
+    apps::accounts::{self, FlowCounters, ThreadCounters},
     error::{BenchError, During, Result},
     measure::turns::TurnTimes,
     report::metric::Metric,
@@ -30,6 +34,7 @@ use crate::{
 const HELLO: usize = 9;
 const SINK: u8 = b's';
 const ECHO: u8 = b'e';
+const ACCOUNTS: u8 = b'a';
 /// The port after the server's: it answers one question, and takes the next connection only when this one has ended: a thread for each
 /// would cost more than what is to be measured.
 const SHORT: u16 = 1;
@@ -42,19 +47,36 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     let figures = match words[..] {
         ["serve", address, port] => return serve(SocketAddr::new(parse(address)?, parse(port)?)),
         ["listen", address, first, count] => return listen(parse(address)?, parse(first)?, parse(count)?),
-        [kind, targets, bytes, millis] => {
-            let targets = targets.split(',').map(parse).collect::<Result<Vec<SocketAddr>>>()?;
+        [kind, targets, bytes, millis, ref more @ ..] if more.is_empty() || *more == ["accounts"] => {
+            let (local, remote) = targets.split_once('/').unwrap_or((targets, ""));
+            let of = |list: &str| -> Result<Vec<SocketAddr>> {
+                list.split(',').filter(|word| !word.is_empty()).map(parse).collect()
+            };
+            let (mut targets, remote) = (of(local)?, of(remote)?);
+            let local = targets.len();
+            targets.extend(remote);
             let (bytes, time) = (parse(bytes)?, Duration::from_millis(parse(millis)?));
             let first = *targets.first().ok_or_else(|| BenchError::Usage("flow: to whom?".into()))?;
-            match kind {
-                "stream" => streams(&targets, bytes, time)?,
+            let accounts = (!more.is_empty()).then(|| accounts_with(first)).transpose()?;
+            let begin = Instant::now();
+            let mut figures = match kind {
+                "stream" => streams(&targets, local, bytes, time)?,
                 "rounds" => rounds(first, bytes, time)?,
                 "meet" => over_and_over(time, || errand(first, 1))?,
                 "errand" => over_and_over(time, || errand(first, bytes))?,
                 "udp-stream" => udp_stream(first, bytes, time)?,
                 "udp-rounds" => udp_rounds(first, bytes, time)?,
                 _ => return Err(usage()),
+            };
+            if let Some([own, peer]) = accounts {
+                let wall = begin.elapsed();
+                let [own_now, peer_now] = accounts_with(first)?;
+                let (mut before, mut after) = (peer, peer_now);
+                before.switches += own.switches;
+                after.switches += own_now.switches;
+                figures.extend(before.until(&after, wall));
             }
+            figures
         }
         _ => return Err(usage()),
     };
@@ -82,9 +104,54 @@ fn serve(at: SocketAddr) -> Result<()> {
     for stream in listener.incoming() {
         let stream = stream.during("accepting")?;
         // A client that goes away early is no fault of the server's.
-        thread::spawn(move || drop(serve_one(stream)));
+        thread::spawn(move || {
+            let thread = ServerThread::begin();
+            drop(serve_one(stream));
+            drop(thread);
+        });
     }
     Ok(())
+}
+
+/// What a server's threads have counted that have ended. The kernel shows the counters of a thread no longer than the thread itself.
+#[derive(Debug)]
+struct EndedThreads {
+    counters: ThreadCounters,
+    /// Those among them that the kernel may still show.
+    numbers: BTreeSet<u32>,
+}
+
+static ENDED: Mutex<EndedThreads> =
+    Mutex::new(EndedThreads { counters: ThreadCounters { waited: 0, blocked: 0 }, numbers: BTreeSet::new() });
+
+/// A thread of the server that ends with its connection.
+struct ServerThread(u32);
+
+impl ServerThread {
+    fn begin() -> Self {
+        let number = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        ENDED.lock().unwrap_or_else(PoisonError::into_inner).numbers.remove(&number);
+        Self(number)
+    }
+}
+
+impl Drop for ServerThread {
+    fn drop(&mut self) {
+        let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.counters += ThreadCounters::of_thread(std::process::id(), self.0);
+        ended.numbers.insert(self.0);
+    }
+}
+
+/// The counters of this process, those of its ended threads included.
+fn own_counters() -> FlowCounters {
+    let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    let threads: BTreeSet<u32> = accounts::threads(process).into_iter().collect();
+    ended.numbers.retain(|number| threads.contains(number));
+    let mut counters = ended.counters;
+    threads.difference(&ended.numbers).for_each(|thread| counters += ThreadCounters::of_thread(process, *thread));
+    FlowCounters::of(counters)
 }
 
 /// Where connections that come and go are served.
@@ -111,6 +178,9 @@ fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut hello = [0; HELLO];
     stream.read_exact(&mut hello)?;
+    if hello[0] == ACCOUNTS {
+        return Ok(serde_json::to_writer(stream, &own_counters())?);
+    }
     let size = hello[1..].first_chunk::<8>().map_or(0, |bytes| u64::from_ne_bytes(*bytes)) as usize;
     let mut buffer = vec![0; size.clamp(1, 1 << 20).max(if hello[0] == SINK { 64 << 10 } else { 1 })];
     if hello[0] == ECHO {
@@ -156,17 +226,24 @@ fn connect(to: SocketAddr, what: u8, size: usize) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends to all at once; the rate is that of all together, from the first byte to the last that has arrived.
-fn streams(targets: &[SocketAddr], size: usize, time: Duration) -> Result<Figures> {
-    let total = AtomicU64::new(0);
+/// The kernel's accounts of this machine, and of a peer's machine with its server.
+fn accounts_with(peer: SocketAddr) -> Result<[FlowCounters; 2]> {
+    let mut answer = String::new();
+    connect(peer, ACCOUNTS, 0)?.read_to_string(&mut answer).during("asking for accounts")?;
+    let theirs = serde_json::from_str(&answer).map_err(|e| BenchError::transport("reading accounts", e))?;
+    Ok([own_counters(), theirs])
+}
+
+/// Sends to all at once; the rate is that of all together, from the first byte to the last that has arrived. The first `local` ones are local
+/// peers. If there are others, their rate together is a figure as well.
+fn streams(targets: &[SocketAddr], local: usize, size: usize, time: Duration) -> Result<Figures> {
     // The time to connect, and to find the broker before that, does not count for the stream.
     let streams = targets.iter().map(|to| connect(*to, SINK, size)).collect::<Result<Vec<_>>>()?;
     let begin = Instant::now();
-    thread::scope(|scope| {
+    let flows: Vec<(u64, f64)> = thread::scope(|scope| {
         let senders: Vec<_> = streams
             .into_iter()
             .map(|mut stream| {
-                let total = &total;
                 scope.spawn(move || {
                     let message = vec![7; size];
                     let mut sent = 0u64;
@@ -184,16 +261,23 @@ fn streams(targets: &[SocketAddr], size: usize, time: Duration) -> Result<Figure
                     if arrived != sent {
                         return Err(BenchError::Damaged(format!("{sent} bytes were sent and {arrived} arrived")));
                     }
-                    total.fetch_add(arrived, Ordering::Relaxed);
-                    Ok(())
+                    Ok((arrived, begin.elapsed().as_secs_f64()))
                 })
             })
             .collect();
         let fault = || BenchError::Transport("a sender ended".into());
-        senders.into_iter().try_for_each(|sender| sender.join().unwrap_or_else(|_| Err(fault())))
+        senders.into_iter().map(|sender| sender.join().unwrap_or_else(|_| Err(fault()))).collect::<Result<_>>()
     })?;
-    let rate = total.into_inner() as f64 / begin.elapsed().as_secs_f64();
-    Ok(Figures::from([(Metric::BytesPerSecond, rate), (Metric::PerSecond, rate / size.max(1) as f64)]))
+    let rate_of = |flows: &[(u64, f64)]| {
+        let bytes: u64 = flows.iter().map(|(bytes, _)| bytes).sum();
+        bytes as f64 / flows.iter().map(|(_, seconds)| *seconds).fold(1e-9, f64::max)
+    };
+    let rate = rate_of(&flows);
+    let mut figures = Figures::from([(Metric::BytesPerSecond, rate), (Metric::PerSecond, rate / size.max(1) as f64)]);
+    if let Some(remote @ [_, ..]) = flows.get(local..) {
+        figures.insert(Metric::RemoteBytesPerSecond, rate_of(remote));
+    }
+    Ok(figures)
 }
 
 /// Times each turn of something until the time is over.
@@ -307,5 +391,23 @@ fn listen(first: Ipv4Addr, port: u16, count: u32) -> Result<()> {
     println!("listening on {count}");
     loop {
         thread::park();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_ended_server_threads_are_kept() {
+        let number = thread::spawn(|| {
+            let thread = ServerThread::begin();
+            (0..3).for_each(|_| thread::sleep(Duration::from_millis(1)));
+            thread.0
+        });
+        let number = number.join().unwrap();
+        let ended = ENDED.lock().unwrap();
+        assert!(ended.counters.blocked >= 3, "{ended:?}");
+        assert!(ended.numbers.contains(&number), "{ended:?}");
     }
 }

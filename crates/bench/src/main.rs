@@ -67,8 +67,13 @@ fn run(command: &Command) -> Result<u8> {
         Command::Broker(common) => (common, commands::broker::run),
         Command::Advise(common) => (common, commands::advise::run),
         Command::Apps(common) => (common, commands::apps::run),
-        Command::Residency { common, machines: false } => (common, commands::residency::run),
-        Command::Residency { common, machines: true } => (common, commands::residency::machines::run),
+        Command::Residency { common, migration: Some(file), .. } => {
+            let mut bench = Bench::new(common)?;
+            let results = commands::residency::timeline::run(&mut bench, file)?;
+            return bench.finish(results);
+        }
+        Command::Residency { common, machines: false, .. } => (common, commands::residency::run),
+        Command::Residency { common, machines: true, .. } => (common, commands::residency::machines::run),
         Command::Net(common) => (common, commands::net::run),
         Command::Ratios(common) => (common, commands::ratios::run),
         Command::All(common) => (common, commands::all::run),

@@ -148,8 +148,42 @@ fn missing_programs_are_named_and_others_measured() {
         for cell in report["cells"].as_array().unwrap() {
             let measured = !cell["runs"].as_array().unwrap().is_empty();
             assert!(measured || cell["problem"]["unavailable"].is_string(), "{command}: {cell}");
+            if command == "residency" && measured {
+                let run = &cell["runs"][0];
+                for metric in ["machine_cpu_percent", "switches_per_second", "wait_percent", "blocks_per_second"] {
+                    assert!(run[metric].is_number(), "{metric} is missing: {cell}");
+                }
+                let is_mixed = cell["settings"]["part"] == "mixed";
+                assert_eq!(run["remote_bytes_per_second"].is_number(), is_mixed || is_remote_stream(cell), "{cell}");
+            }
         }
     }
+}
+
+fn is_remote_stream(cell: &serde_json::Value) -> bool {
+    cell["settings"]["part"] == "remote" && cell["settings"]["flow"] == "stream"
+}
+
+/// The figures of a migration are drawn without a measurement.
+#[test]
+fn migration_is_drawn_from_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("migrate.json");
+    let stream = r#"{ "name": "plain", "partywall": false, "bytes_by_column": [1, 0, 2], "transports": [] }"#;
+    let pauses = r#"{ "stream": "plain", "transport_before": "tcp", "longest_pause_beyond_qemu_ms": 3.0 }"#;
+    let migration = format!(
+        r#"{{ "round": 1, "direction": "away", "marks": [{{ "at_ms": 100.0, "name": "x" }}], "streams": [{pauses}] }}"#
+    );
+    fs::write(&file, format!(r#"{{ "column_ms": 100, "migrations": [{migration}], "streams": [{stream}] }}"#)).unwrap();
+    let draw = || bench().args(["residency", "--migration"]).arg(&file).arg("--plots").arg(folder.path()).output();
+    let output = draw().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for picture in ["migration-1.svg", "migration-pauses.svg"] {
+        assert!(fs::read_to_string(folder.path().join(picture)).unwrap().starts_with("<svg"), "{picture}");
+    }
+    fs::write(&file, "{}").unwrap();
+    let output = draw().unwrap();
+    assert!(text(&output.stderr).contains("is no file of `partywall-lab migrate --json`"), "{}", text(&output.stderr));
 }
 
 /// Libraries for calls, heaps and file systems: what is installed is measured, and missing packages are named.

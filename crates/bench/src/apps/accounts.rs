@@ -1,6 +1,11 @@
 //! The kernel's own accounts of a stretch of time: what the machine was busy with, and how a server fared.
 
-use std::{fs, time::Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
 
 use crate::{report::metric::Metric, task::Figures};
 
@@ -11,56 +16,103 @@ pub(crate) struct Accounts {
     server: u32,
     /// Ticks of all processors together, idle.
     idle: u64,
+    counters: FlowCounters,
+}
+
+/// The counters that a machine has of a flow: its switches, and those of a server in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FlowCounters {
     /// Context switches of the machine.
-    switches: u64,
-    /// Nanoseconds that the server was ready and did not run.
-    waited: u64,
-    /// Times that it gave its processor up.
-    blocked: u64,
+    pub(crate) switches: u64,
+    /// The threads of the server.
+    pub(crate) threads: ThreadCounters,
+}
+
+/// How threads fared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct ThreadCounters {
+    /// Nanoseconds that they were ready and did not run.
+    pub(crate) waited: u64,
+    /// Times that they gave their processor up.
+    pub(crate) blocked: u64,
 }
 
 impl Accounts {
     /// Reads the counters of the machine, and of a server with its descendants.
     pub(crate) fn now(server: u32) -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-        let number = |line: Option<&str>, at: usize| {
-            line.and_then(|line| line.split_whitespace().nth(at)).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0)
-        };
         let cpu = stat.lines().next();
-        let switches = stat.lines().find(|line| line.starts_with("ctxt "));
-        let (mut waited, mut blocked) = (0, 0);
-        for process in family(server) {
-            for task in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
-                let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-                waited += number(Some(&read("schedstat")), 1);
-                let status = read("status");
-                blocked += number(status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")), 1);
-            }
-        }
         // Waiting for a disk is idling, too.
-        Self {
-            when: Instant::now(),
-            server,
-            idle: number(cpu, 4) + number(cpu, 5),
-            switches: number(switches, 1),
-            waited,
-            blocked,
-        }
+        let idle = number(cpu, 4) + number(cpu, 5);
+        Self { when: Instant::now(), server, idle, counters: FlowCounters::of(threads_of(server)) }
     }
 
     /// The figures for the time since this reading, on a machine with this number of processors.
     pub(crate) fn since(self, processors: usize) -> Figures {
         let now = Self::now(self.server);
-        let wall = now.when.duration_since(self.when).as_secs_f64().max(1e-9);
+        let wall = now.when.duration_since(self.when);
         // A tick is 10 ms on every Linux that we know (`USER_HZ`).
-        let idle = now.idle.saturating_sub(self.idle) as f64 / 100.0 / wall;
+        let idle = now.idle.saturating_sub(self.idle) as f64 / 100.0 / wall.as_secs_f64().max(1e-9);
+        let mut figures = self.counters.until(&now.counters, wall);
+        figures.insert(Metric::MachineCpuPercent, 100.0 * (processors as f64 - idle).max(0.0));
+        figures
+    }
+}
+
+impl FlowCounters {
+    /// Reads the machine's switches, beside the counters of a server.
+    pub(crate) fn of(threads: ThreadCounters) -> Self {
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        Self { switches: number(stat.lines().find(|line| line.starts_with("ctxt ")), 1), threads }
+    }
+
+    /// The figures from this reading to a later one.
+    pub(crate) fn until(&self, later: &Self, wall: Duration) -> Figures {
+        let wall = wall.as_secs_f64().max(1e-9);
+        let (before, after) = (self.threads, later.threads);
         Figures::from([
-            (Metric::MachineCpuPercent, 100.0 * (processors as f64 - idle).max(0.0)),
-            (Metric::SwitchesPerSecond, now.switches.saturating_sub(self.switches) as f64 / wall),
-            (Metric::WaitPercent, 100.0 * now.waited.saturating_sub(self.waited) as f64 / 1e9 / wall),
-            (Metric::BlocksPerSecond, now.blocked.saturating_sub(self.blocked) as f64 / wall),
+            (Metric::SwitchesPerSecond, later.switches.saturating_sub(self.switches) as f64 / wall),
+            (Metric::WaitPercent, 100.0 * after.waited.saturating_sub(before.waited) as f64 / 1e9 / wall),
+            (Metric::BlocksPerSecond, after.blocked.saturating_sub(before.blocked) as f64 / wall),
         ])
     }
+}
+
+impl ThreadCounters {
+    /// Reads those of one thread of a process.
+    pub(crate) fn of_thread(process: u32, thread: u32) -> Self {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{process}/task/{thread}/{name}")).unwrap_or_default();
+        let status = read("status");
+        let blocked = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"));
+        Self { waited: number(Some(&read("schedstat")), 1), blocked: number(blocked, 1) }
+    }
+}
+
+impl std::ops::AddAssign for ThreadCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.waited += other.waited;
+        self.blocked += other.blocked;
+    }
+}
+
+/// The word at this place of a line, as a number; 0 if there is none.
+fn number(line: Option<&str>, at: usize) -> u64 {
+    line.and_then(|line| line.split_whitespace().nth(at)).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// The threads of a process that there are now.
+pub(crate) fn threads(process: u32) -> Vec<u32> {
+    let all = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    all.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The counters of a process and its descendants.
+fn threads_of(server: u32) -> ThreadCounters {
+    let mut sum = ThreadCounters::default();
+    for process in family(server) {
+        threads(process).into_iter().for_each(|thread| sum += ThreadCounters::of_thread(process, thread));
+    }
+    sum
 }
 
 /// A process and its descendants.

@@ -2,9 +2,10 @@
 //! shared and on separate processors, and what connections cost. `machines` has them between virtual machines.
 
 pub(crate) mod machines;
+mod pictures;
+pub(crate) mod timeline;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -24,7 +25,6 @@ use crate::{
     report::{
         cell::{Cell, Key, Problem},
         metric::Metric,
-        plot::{Axis, Chart, Picture, Series},
         table::{self, Layout},
         verdict::{Bound, Verdict},
     },
@@ -174,7 +174,7 @@ fn report(bench: &Bench, cells: Vec<Cell>) -> Result<CommandResults> {
     let verdicts = judge(&cells);
     bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
-    bench.draw(&pictures(&cells))?;
+    bench.draw(&pictures::all(&cells))?;
     Ok(CommandResults { cells, verdicts })
 }
 
@@ -192,7 +192,7 @@ fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
             "mixed",
             "Five flows of 16 KiB messages, some to local and some to remote peers",
             &[("local", "local")],
-            &[Metric::BytesPerSecond],
+            &[Metric::BytesPerSecond, Metric::RemoteBytesPerSecond],
         ),
         (
             "remote",
@@ -299,8 +299,11 @@ fn pairs_of(keys: &[&Key]) -> Vec<Vec<usize>> {
 /// How often a pair is measured in one run, at most.
 fn turns(key: &Key, scale: Scale) -> u32 {
     match scale {
-        _ if !is_close(key) => 1,
         Scale::Smoke => 1,
+        // As many as an interval takes.
+        Scale::Quick if is_mixed(key) => 6,
+        Scale::Full if is_mixed(key) => LEAST_TURNS as u32,
+        _ if !is_close(key) => 1,
         Scale::Quick => 24,
         Scale::Full => 120,
     }
@@ -309,6 +312,11 @@ fn turns(key: &Key, scale: Scale) -> u32 {
 /// Whether a hundredth matters, and the pair is measured until the interval of its ratio tells.
 fn is_close(key: &Key) -> bool {
     matches!(key.word("part"), Some("remote" | "connections"))
+}
+
+/// Whether flows to local and to remote peers go at a time. The interval of the remote flows' ratio is reported.
+fn is_mixed(key: &Key) -> bool {
+    key.word("part") == Some("mixed")
 }
 
 /// Fewer turns are not enough to say how far apart they lie.
@@ -347,32 +355,38 @@ fn flow(
     // A remote peer is one without the library. In the mixed workload it is in another namespace as well.
     let with = if plan.resident { mechanism } else { Mechanism::Tcp };
     let near_place = if plan.place == Locality::Veth { Locality::Loopback } else { plan.place };
-    let mut targets = Vec::new();
-    let mut watched = 0;
+    let (mut targets, mut remote) = (Vec::new(), Vec::new());
     for _ in 0..plan.local {
-        let (site, server) = servers.get(plan.place, with)?;
+        let (site, _) = servers.get(plan.place, with)?;
         targets.push(format!("{}:{}", site.address(), site.port));
-        watched = server.id();
     }
     for _ in 0..plan.remote {
-        let (site, server) =
+        let (site, _) =
             servers.get(if plan.place == Locality::Veth { Locality::Veth } else { near_place }, Mechanism::Tcp)?;
-        targets.push(format!("{}:{}", site.address(), site.port));
-        watched = if watched == 0 { server.id() } else { watched };
+        remote.push(format!("{}:{}", site.address(), site.port));
     }
     let folder: PathBuf = scene.scratch.join("flow-client");
     let client = Site::new(scene, mechanism, plan.place, folder)?;
-    let accounts = Accounts::now(watched);
-    let (targets, bytes, millis) = (targets.join(","), plan.message.to_string(), millis.to_string());
-    let report = client.ask(me, &["flow", plan.flow, &targets, &bytes, &millis], Duration::from_secs(60))?;
+    let accounts = Accounts::now(std::process::id());
+    let targets = format!("{}/{}", targets.join(","), remote.join(","));
+    let (bytes, millis) = (plan.message.to_string(), millis.to_string());
+    let report =
+        client.ask(me, &["flow", plan.flow, &targets, &bytes, &millis, "accounts"], Duration::from_secs(60))?;
     let mut figures: Figures =
         serde_json::from_str(&report).map_err(|e| BenchError::transport("reading figures of a flow", e))?;
-    let kernel = accounts.since(affinity::allowed()?.len());
+    let mut kernel = accounts.since(affinity::allowed()?.len());
+    // The server has told how its threads fared, including those that have ended.
+    kernel.retain(|metric, _| matches!(metric, Metric::MachineCpuPercent | Metric::SwitchesPerSecond));
+    add_accounts(&mut figures, kernel);
+    Ok(figures)
+}
+
+/// Adds the kernel's accounts, and what each operation takes by them.
+fn add_accounts(figures: &mut Figures, kernel: Figures) {
     if let (Some(busy), Some(rate)) = (kernel.get(&Metric::MachineCpuPercent), figures.get(&Metric::PerSecond)) {
         figures.insert(Metric::CpuNsPerOperation, busy / 100.0 * 1e9 / rate.max(1e-9));
     }
     figures.extend(kernel);
-    Ok(figures)
 }
 
 /// Fills the directory.
@@ -403,12 +417,24 @@ fn listeners(scene: &BenchScene<'_>, me: &str, count: u64) -> Result<GuardedChil
 
 fn judge(cells: &[Cell]) -> Vec<Verdict> {
     let of = |mechanism| cells.iter().filter(move |cell| cell.key.mechanism == mechanism);
+    let pair = |plain: &Cell| of(Mechanism::Transparent).find(|cell| cell.key.settings == plain.key.settings);
     of(Mechanism::Tcp)
-        .map(|plain| {
-            let ours = of(Mechanism::Transparent).find(|cell| cell.key.settings == plain.key.settings);
-            judge_cell(plain, ours)
+        .flat_map(|plain| {
+            let ours = pair(plain);
+            std::iter::once(judge_cell(plain, ours)).chain(judge_remote_flows(plain, ours))
         })
         .collect()
+}
+
+/// Whether flows to remote peers pay for the local ones beside them.
+fn judge_remote_flows(plain: &Cell, ours: Option<&Cell>) -> Option<Verdict> {
+    let metric = Metric::RemoteBytesPerSecond;
+    if !is_mixed(&plain.key) || plain.summary(metric).is_none() {
+        return None;
+    }
+    let claim = format!("the remote flows beside {} local : plain", plain.key.number("local").unwrap_or(0));
+    let interval = ours.and_then(|ours| ours.interval_to(plain, metric));
+    Some(Verdict::by_turns(claim, Bound::Report, 0.0, metric, ours, Some(plain)).with_interval(interval))
 }
 
 /// The verdict on the same settings without the library and with it.
@@ -444,36 +470,6 @@ fn judge_cell(plain: &Cell, ours: Option<&Cell>) -> Verdict {
     };
     let interval = ours.and_then(|ours| ours.interval_to(plain, metric));
     Verdict::by_turns(format!("{claim} : plain"), bound, limit, metric, ours, Some(plain)).with_interval(interval)
-}
-
-fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
-    let mut pictures = BTreeMap::new();
-    for (flow, name) in [("stream", "TCP"), ("udp-stream", "UDP")] {
-        let of = |mechanism: Mechanism, place: &str| {
-            let points = cells
-                .iter()
-                .filter(|cell| {
-                    cell.key.mechanism == mechanism
-                        && cell.key.word("part") == Some("sizes")
-                        && cell.key.word("flow") == Some(flow)
-                        && cell.key.word("place") == Some(place)
-                })
-                .filter_map(|cell| Some((cell.key.number("message")? as f64, cell.summary(Metric::BytesPerSecond)?)))
-                .collect();
-            Series { name: format!("{mechanism}, {place}"), mechanism, dashed: place.ends_with("one-cpu"), points }
-        };
-        let places: BTreeSet<&str> = cells.iter().filter_map(|cell| cell.key.word("place")).collect();
-        let series = SIDES.into_iter().flat_map(|m| places.iter().map(move |place| (m, *place)));
-        let series = series.map(|(mechanism, place)| of(mechanism, place)).collect();
-        let chart = Chart {
-            title: format!("{name} by message size, separate processors and one"),
-            x: ("message", Axis::Bytes),
-            y: ("", Axis::RateByTens),
-            series,
-        };
-        pictures.insert(format!("residency-{flow}"), Picture::Chart(chart));
-    }
-    pictures
 }
 
 #[cfg(test)]

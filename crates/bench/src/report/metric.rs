@@ -50,6 +50,8 @@ pub(crate) enum Metric {
     AloneBytesPerSecond,
     /// The rate beside others, as a part of the rates alone just before and after.
     BesideToAlone,
+    /// Payload moved per second to remote peers, beside local ones.
+    RemoteBytesPerSecond,
     /// Things done per second.
     PerSecond,
     /// Packets that hostile sessions sent per second at the same time.
@@ -125,6 +127,7 @@ impl Metric {
             Self::RingBytes => "ring",
             Self::AloneBytesPerSecond => "rate alone",
             Self::BesideToAlone => "beside : alone",
+            Self::RemoteBytesPerSecond => "to remote",
             Self::PerSecond => "per second",
             Self::HostilePerSecond => "hostile packets",
             Self::Channels => "channels",
@@ -149,7 +152,11 @@ impl Metric {
     /// The direction in which this figure improves.
     pub(crate) fn better(self) -> Better {
         match self {
-            Self::BytesPerSecond | Self::AloneBytesPerSecond | Self::BesideToAlone | Self::PerSecond => Better::Higher,
+            Self::BytesPerSecond
+            | Self::AloneBytesPerSecond
+            | Self::BesideToAlone
+            | Self::RemoteBytesPerSecond
+            | Self::PerSecond => Better::Higher,
             Self::RingBytes | Self::Channels | Self::Pairs | Self::HostilePerSecond => Better::Neither,
             _ => Better::Lower,
         }
@@ -159,7 +166,7 @@ impl Metric {
     pub(crate) fn show(self, value: f64) -> String {
         use crate::report::unit;
         match self {
-            Self::BytesPerSecond | Self::AloneBytesPerSecond => unit::rate(value),
+            Self::BytesPerSecond | Self::AloneBytesPerSecond | Self::RemoteBytesPerSecond => unit::rate(value),
             Self::BesideToAlone => unit::digits(value),
             Self::Seconds | Self::HostSeconds | Self::GuestSeconds | Self::MemorySeconds | Self::PeerSeconds => {
                 unit::nanoseconds(value * 1e9)

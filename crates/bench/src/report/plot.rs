@@ -17,7 +17,7 @@ use crate::{
 /// Pixels of a picture.
 const SIZE: (u32, u32) = (1120, 620);
 /// Pixels of the legend, right of a chart.
-const LEGEND: u32 = 215;
+const LEGEND: u32 = 240;
 /// The name under which the built-in font is known to the drawing library.
 const FONT: &str = "sans-serif";
 
@@ -36,6 +36,14 @@ pub(crate) enum Axis {
     Percent,
     /// Numbers of things, each step ten times the last.
     CountByTens,
+    /// Numbers of things, evenly.
+    Number,
+    /// Seconds since a begin, evenly.
+    Seconds,
+    /// Bytes per second of slow streams, evenly.
+    EvenRate,
+    /// Ratios close to 1, evenly, with all of the range shown.
+    Ratio,
 }
 
 impl Axis {
@@ -45,7 +53,7 @@ impl Axis {
             Self::Bytes => value.max(1.0).log2(),
             Self::RateByTens | Self::TimeByTens | Self::CountByTens => value.max(1e-3).log10(),
             Self::Rate => value / 1e9,
-            Self::Percent => value,
+            Self::Percent | Self::Number | Self::Seconds | Self::EvenRate | Self::Ratio => value,
         }
     }
 
@@ -58,6 +66,10 @@ impl Axis {
             Self::TimeByTens => unit::nanoseconds(10f64.powf(place)),
             Self::Percent => format!("{place:.0} %"),
             Self::CountByTens => format!("{:.0}", 10f64.powf(place)),
+            Self::Number => format!("{place:.0}"),
+            Self::Seconds => format!("{place:.1} s"),
+            Self::EvenRate => unit::rate(place),
+            Self::Ratio => format!("{place:.3}"),
         }
     }
 
@@ -66,7 +78,9 @@ impl Axis {
         match self {
             Self::Bytes => low - 0.3..high + 0.3,
             Self::RateByTens | Self::TimeByTens | Self::CountByTens => low.floor()..high.ceil().max(low.floor() + 1.0),
-            Self::Rate | Self::Percent => 0.0..(high * 1.08).max(f64::MIN_POSITIVE),
+            Self::Rate | Self::Percent | Self::Number | Self::EvenRate => 0.0..(high * 1.08).max(f64::MIN_POSITIVE),
+            Self::Seconds => low..high.max(low + f64::MIN_POSITIVE),
+            Self::Ratio => low - 0.005..high + 0.005,
         }
     }
 
@@ -75,7 +89,8 @@ impl Axis {
         match self {
             Self::Bytes => 12,
             Self::RateByTens | Self::TimeByTens | Self::CountByTens => (range.end - range.start) as usize + 1,
-            Self::Rate | Self::Percent => 10,
+            Self::Number => (range.end as usize + 1).min(10),
+            Self::Rate | Self::Percent | Self::Seconds | Self::EvenRate | Self::Ratio => 10,
         }
     }
 }
@@ -187,11 +202,22 @@ pub(crate) struct Bars {
     pub(crate) groups: Vec<(String, Vec<Bar>)>,
 }
 
+/// A chart over time, with moments that have a number each.
+#[derive(Debug, Clone)]
+pub(crate) struct MarkedChart {
+    /// The lines.
+    pub(crate) chart: Chart,
+    /// Where on the horizontal axis, and what happened, in order.
+    pub(crate) marks: Vec<(f64, String)>,
+}
+
 /// Anything that can be drawn.
 #[derive(Debug, Clone)]
 pub(crate) enum Picture {
     /// Lines.
     Chart(Chart),
+    /// Lines over time.
+    MarkedChart(MarkedChart),
     /// Bars.
     Bars(Bars),
 }
@@ -199,14 +225,16 @@ pub(crate) enum Picture {
 impl Picture {
     fn is_empty(&self) -> bool {
         match self {
-            Self::Chart(chart) => chart.series.iter().all(|series| series.points.is_empty()),
+            Self::Chart(chart) | Self::MarkedChart(MarkedChart { chart, .. }) => {
+                chart.series.iter().all(|series| series.points.is_empty())
+            }
             Self::Bars(bars) => bars.groups.iter().all(|(_, bars)| bars.is_empty()),
         }
     }
 
     fn size(&self) -> (u32, u32) {
         match self {
-            Self::Chart(_) => SIZE,
+            Self::Chart(_) | Self::MarkedChart(_) => SIZE,
             Self::Bars(bars) => {
                 let rows: usize = bars.groups.iter().map(|(_, bars)| bars.len() + 1).sum();
                 (SIZE.0, 110 + ROW * rows as u32)
@@ -259,7 +287,11 @@ fn paint<B: DrawingBackend>(area: &DrawingArea<B, Shift>, picture: &Picture) -> 
     match picture {
         Picture::Chart(chart) => {
             let (left, right) = area.split_horizontally(SIZE.0 - LEGEND);
-            lines(&left, chart).and_then(|()| legend(&right, chart)).map_err(|e| e.to_string())?;
+            lines(&left, chart, &[]).and_then(|()| legend(&right, chart, &[])).map_err(|e| e.to_string())?;
+        }
+        Picture::MarkedChart(MarkedChart { chart, marks }) => {
+            let (left, right) = area.split_horizontally(SIZE.0 - LEGEND);
+            lines(&left, chart, marks).and_then(|()| legend(&right, chart, marks)).map_err(|e| e.to_string())?;
         }
         Picture::Bars(bars) => bar_rows(area, bars).map_err(|e| e.to_string())?,
     }
@@ -268,7 +300,7 @@ fn paint<B: DrawingBackend>(area: &DrawingArea<B, Shift>, picture: &Picture) -> 
 
 type Drawn<B> = Result<(), DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
 
-fn lines<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Drawn<B> {
+fn lines<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart, marks: &[(f64, String)]) -> Drawn<B> {
     let (x_axis, y_axis) = (chart.x.1, chart.y.1);
     let extent = |places: &mut dyn Iterator<Item = f64>| {
         places.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), place| (low.min(place), high.max(place)))
@@ -278,6 +310,7 @@ fn lines<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Draw
     let (y_low, y_high) = extent(&mut points().flat_map(|(_, s)| [y_axis.place(s.min), y_axis.place(s.max)]));
     let (x_range, y_range) = (x_axis.range(x_low, x_high), y_axis.range(y_low, y_high));
     let (x_labels, y_labels) = (x_axis.labels(&x_range), y_axis.labels(&y_range));
+    let (bottom, top) = (y_range.start, y_range.end);
     let mut context = ChartBuilder::on(area)
         .caption(&chart.title, (FONT, 22))
         .margin(14)
@@ -297,6 +330,13 @@ fn lines<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Draw
         .x_label_formatter(&|place| x_axis.label(*place))
         .y_label_formatter(&|place| y_axis.label(*place))
         .draw()?;
+    for (number, (at, _)) in marks.iter().enumerate() {
+        let x = x_axis.place(*at);
+        context.draw_series([PathElement::new([(x, bottom), (x, top)], BLACK.mix(0.35).stroke_width(1))])?;
+        // Numbers of moments that are close together stand below each other.
+        let y = top - (top - bottom) * 0.03 * (number % 4) as f64;
+        context.draw_series([Text::new(format!(" {}", number + 1), (x, y), (FONT, 13))])?;
+    }
     for series in chart.series.iter().filter(|series| !series.points.is_empty()) {
         let colour = colour(series.mechanism);
         let style = colour.stroke_width(2);
@@ -318,10 +358,11 @@ fn lines<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Draw
 }
 
 /// One line for each series that has data, in the order of their last points, so that names stand about where lines end.
-fn legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Drawn<B> {
+fn legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart, marks: &[(f64, String)]) -> Drawn<B> {
     let mut shown: Vec<&Series> = chart.series.iter().filter(|series| !series.points.is_empty()).collect();
     let end = |series: &Series| series.points.last().map_or(0.0, |(_, s)| s.median);
     shown.sort_by(|a, b| end(b).total_cmp(&end(a)));
+    let below = 70 + 24 * (shown.len() as i32 + 1);
     for (row, series) in shown.into_iter().enumerate() {
         let colour = colour(series.mechanism);
         let y = 70 + 24 * row as i32;
@@ -330,6 +371,10 @@ fn legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Dra
             area.draw(&PathElement::new([(*from, y), (*to, y)], colour.stroke_width(3)))?;
         }
         area.draw(&Text::new(series.name.clone(), (34, y - 5), (FONT, 14)))?;
+    }
+    for (number, (_, what)) in marks.iter().enumerate() {
+        let y = below + 18 * number as i32;
+        area.draw(&Text::new(format!("{} {what}", number + 1), (4, y), (FONT, 11)))?;
     }
     Ok(())
 }
