@@ -264,6 +264,36 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(miri))]
+    fn change_is_repeated_in_parts_by_a_small_connection() {
+        use partywall::rpc::{CallServer, Method};
+
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let disk = Arc::new(Mutex::new(vec![0; 600 << 10]));
+        let written = Arc::clone(&disk);
+        let write = Method::numbered(ExportOperation::Write as u32);
+        let server = CallServer::builder().numbered(write, move |call| {
+            let args = call.args().to_vec();
+            let (data, fields) = args.split_at(args.len() - super::super::wire::FIELDS);
+            let at = u64::from_le_bytes(*fields[8..].first_chunk().unwrap()) as usize;
+            written.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
+            Ok(().into())
+        });
+        let _server = server.bind(&store, "data.calls").unwrap();
+        let calls = ExportCalls::with_little_memory(&user, "store:data", 128 << 10).unwrap();
+        assert_eq!(calls.most_written(), 64 << 10);
+        let bytes: Arc<[u8]> = (0..500_u32 << 10).map(|n| (n / 512 + n) as u8).collect();
+        let log = ChangeLog::default();
+        let data = KeptData::Copied(Arc::clone(&bytes));
+        log.begin(DiskChange::Write { offset: 4096, length: bytes.len(), data });
+        assert_eq!(log.repeat(&calls), Ok(1));
+        let disk = disk.lock().unwrap();
+        assert!(disk[4096..][..bytes.len()] == *bytes && disk[..4096] == [0; 4096]);
+    }
+
+    #[test]
     fn data_in_buffers_of_others_is_copied_out() {
         let log = ChangeLog::default();
         let data = others();

@@ -212,6 +212,12 @@ impl ExportCalls {
         Ok(Self { client, session, number, memory: 0, most_read: AtomicUsize::new(MOST_DATA) })
     }
 
+    /// A connection with a heap of this size, as in a window that has no more.
+    #[cfg(test)]
+    pub(super) fn with_little_memory(domain: &Domain, target: &str, memory: u64) -> Result<Self, ExportFailure> {
+        Self::with_heap(domain, target, 1, Duration::from_secs(60), memory).map(|calls| Self { memory, ..calls })
+    }
+
     /// Bytes of its heap, if it got all of it at the beginning.
     pub(super) fn memory(&self) -> u64 {
         self.memory
