@@ -140,8 +140,10 @@ pub(crate) enum VmPart {
     Calls,
     /// File systems.
     Files,
-    /// Unmodified programs.
+    /// Unmodified programs, by TCP.
     Programs,
+    /// Unmodified programs, by UDP.
+    Datagrams,
     /// Memory that is plugged in.
     Memory,
 }

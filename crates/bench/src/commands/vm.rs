@@ -188,7 +188,8 @@ fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let call_programs = if has(VmPart::Calls) { CallPrograms::compile(bench) } else { CallPrograms::default() };
     let mut programs = call_programs.files();
     let mut modules: &[&str] = &[];
-    if has(VmPart::Programs) {
+    let has_programs = has(VmPart::Programs) || has(VmPart::Datagrams);
+    if has_programs {
         programs.extend(programs::programs());
     }
     if has(VmPart::Files) {
@@ -231,7 +232,9 @@ fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     machines.place(between)?;
     let of_programs = {
         let mut servers = MachineServers::new(machines.guests(), machines.are_emulated());
-        bench.measure_by(of_part(parts, VmPart::Programs, || programs::plans(scale)), runs, |bench, plan| {
+        let mut plans = of_part(parts, VmPart::Programs, || programs::plans(scale, false));
+        plans.extend(of_part(parts, VmPart::Datagrams, || programs::plans(scale, true)));
+        bench.measure_by(plans, runs, |bench, plan| {
             let done = servers.run(plan, scale, &bench.interrupt);
             bench.interrupt.check()?;
             done
@@ -269,7 +272,7 @@ fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     if has(VmPart::Streams) || has(VmPart::Memory) {
         show(bench, &cells, &setups, &attach)?;
     }
-    if has(VmPart::Programs) {
+    if has_programs {
         show_programs(bench, &of_programs)?;
     }
     calls::show(bench, &of_calls)?;
@@ -281,16 +284,22 @@ fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     if has(VmPart::Streams) || has(VmPart::Memory) {
         verdicts.extend(judge(&cells, &network));
     }
-    if has(VmPart::Programs) {
-        verdicts.extend(programs::judge(&of_programs, &network));
+    if has_programs {
+        let judged = programs::judge(&of_programs, &network);
+        verdicts.extend(judged.into_iter().filter(|one| has(VmPart::Programs) || one.measured.is_some()));
     }
     verdicts.extend(calls::judge(&of_calls));
     verdicts.extend(files::judge(&of_files));
-    bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
+    bench.say("\n## What is promised, and what was measured (ratios of medians of this run; of calls and file systems, the median of the ratios of its turns)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
-    let mut pictures = pictures(&cells);
-    pictures.insert("vm-fs".into(), files::picture(&of_files));
-    bench.draw(&pictures)?;
+    let mut drawn = BTreeMap::new();
+    if has(VmPart::Streams) || has(VmPart::Memory) {
+        drawn.extend(pictures(&cells));
+    }
+    if has(VmPart::Files) {
+        drawn.insert("vm-fs".into(), files::picture(&of_files));
+    }
+    bench.draw(&drawn)?;
     cells.extend([of_programs, of_calls, of_files].concat());
     Ok(CommandResults { cells, verdicts })
 }

@@ -168,7 +168,8 @@ impl<'a> GuestFiles<'a> {
                 let host = machine.folder.path().join("export").join(&turn);
                 let used =
                     work.make(&host).and_then(|()| measure(&machine.guest, &order(FilesStep::Use, &there), interrupt));
-                FileWork::remove(&host).and(used)
+                let removed = FileWork::remove(&host);
+                used.and_then(|figures| removed.map(|()| figures))
             }
             _ => {
                 let local = way == Mechanism::Local;
@@ -176,7 +177,8 @@ impl<'a> GuestFiles<'a> {
                     if local { (self.client, there.clone()) } else { (self.server, Path::new(EXPORT).join(&turn)) };
                 let used = execute(server, &order(FilesStep::Make, &folder), interrupt)
                     .and_then(|_| measure(self.client, &order(FilesStep::Use, &there), interrupt));
-                execute(server, &order(FilesStep::Remove, &folder), interrupt).and(used)
+                let removed = execute(server, &order(FilesStep::Remove, &folder), interrupt);
+                used.and_then(|figures| removed.map(|_| figures))
             }
         }
     }
@@ -334,7 +336,7 @@ impl FolderMachine {
         let lab = Self::lab(&mut lacks)?;
         let mut options = GuestOptions::new("c").slots(0).memory(MEMORY);
         if !lacks.contains_key(&Mechanism::NineP) {
-            let device = format!("local,id=nine,path={},security_model=passthrough", export.display());
+            let device = format!("local,id=nine,path={},security_model=none", export.display());
             options = options.arguments(["-fsdev", &device, "-device", "virtio-9p-pci,fsdev=nine,mount_tag=9p"]);
         }
         let socket = scratch.join("virtiofs.sock");

@@ -120,8 +120,13 @@ fn key(app: &App, case: &Case, mechanism: Mechanism) -> Key {
     Key::new(NAME, mechanism).with("program", app.name).with("case", case.label.as_str())
 }
 
-/// All of it.
-pub(super) fn plans(scale: Scale) -> Vec<BenchPlan> {
+/// Whether a case sends datagrams, which go by the network with the library, too.
+fn is_udp(case: &Case) -> bool {
+    case.label.starts_with("UDP")
+}
+
+/// All cases by TCP, or all by UDP.
+pub(super) fn plans(scale: Scale, udp: bool) -> Vec<BenchPlan> {
     let of_case = |app: &App, case: &Case| {
         SIDES.map(|mechanism| BenchPlan {
             key: key(app, case, mechanism),
@@ -130,7 +135,8 @@ pub(super) fn plans(scale: Scale) -> Vec<BenchPlan> {
             one_cpu: false,
         })
     };
-    ALL.iter().flat_map(|it| cases(it, scale).into_iter().flat_map(move |case| of_case(&it.app, &case))).collect()
+    let some = |it| cases(it, scale).into_iter().filter(move |case| is_udp(case) == udp);
+    ALL.iter().flat_map(|it| some(it).flat_map(move |case| of_case(&it.app, &case))).collect()
 }
 
 /// The servers that run in the passive machine, each from its first measurement on.
@@ -231,8 +237,7 @@ pub(super) fn judge(cells: &[Cell], network: &str) -> Vec<Verdict> {
             let metric = promised.map(|promise| promise.2).or_else(|| main_metric(ours?));
             let Some(metric) = metric else { continue };
             let (bound, limit) = promised.map_or((Bound::Report, 1.0), |promise| (promise.3, promise.4));
-            // Datagrams go by the network in both cases.
-            let other = if case.label.starts_with("UDP") { "without the library" } else { "TCP" };
+            let other = if is_udp(&case) { "without the library" } else { "TCP" };
             let claim = format!("{} {}, {} : {other} over {network}", it.app.name, case.label, metric.name());
             let [ours, theirs] = [ours, theirs].map(|cell| cell.and_then(|cell| cell.median(metric)));
             verdicts.push(Verdict::ratio(claim, bound, limit, metric, ours, theirs));
@@ -255,7 +260,7 @@ mod tests {
             let it = ALL.iter().find(|it| it.app.name == *program).unwrap();
             assert!(it.cases.contains(label), "{program} {label}");
         }
-        assert!(!plans(Scale::Smoke).is_empty());
+        assert!(!plans(Scale::Smoke, false).is_empty() && plans(Scale::Full, true).len() == 3 * 2);
         assert!(crate::apps::ALL.iter().any(|app| app.name == ALL[0].app.name));
     }
 }
