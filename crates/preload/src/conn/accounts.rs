@@ -16,6 +16,14 @@ const SIOCOUTQ: libc::Ioctl = libc::TIOCOUTQ;
 ///
 /// `None` while the kernel's numbers change, and while the connection ends: the kernel counts the end as a byte.
 pub(super) fn is_accounted_for(conn: &Conn, fd: c_int) -> Option<bool> {
+    let (sent, received) = kernel_counts(conn.role(), fd)?;
+    Some(received == conn.rx.counted.load(Ordering::Relaxed) && sent == conn.tx.counted.load(Ordering::Relaxed))
+}
+
+/// The bytes that the program has sent by the kernel's socket, and those that it has read from it.
+///
+/// `None` as in [`is_accounted_for`].
+pub(super) fn kernel_counts(role: Role, fd: c_int) -> Option<(u64, u64)> {
     let fd = sys::borrow(fd);
     for _ in 0..64 {
         let (unread, unsent) = (queued(fd, FIONREAD).ok()?, queued(fd, SIOCOUTQ).ok()?);
@@ -28,22 +36,20 @@ pub(super) fn is_accounted_for(conn: &Conn, fd: c_int) -> Option<bool> {
         }
         let received = info.bytes_received.wrapping_sub(unread);
         // The SYN of a connecting side is a byte to the kernel.
-        let syn = u64::from(conn.role() == Role::Connecting);
-        let sent = info.bytes_acked.wrapping_add(unsent).wrapping_sub(syn);
-        return Some(
-            received == conn.rx.counted.load(Ordering::Relaxed) && sent == conn.tx.counted.load(Ordering::Relaxed),
-        );
+        let syn = u64::from(role == Role::Connecting);
+        return Some((info.bytes_acked.wrapping_add(unsent).wrapping_sub(syn), received));
     }
     None
 }
 
-/// How many bytes wait in one of the socket's queues.
+/// How many bytes wait in one of the socket's queues in the kernel.
 #[expect(unsafe_code, reason = "an ioctl that rustix has no name for")]
 pub(crate) fn queued(fd: rustix::fd::BorrowedFd<'_>, which: libc::Ioctl) -> Result<u64, Errno> {
     use rustix::fd::AsRawFd;
     let mut n: c_int = 0;
-    // SAFETY: both requests write one `int`. The raw system call, so as not to meet our own wrapper.
-    let result = unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), which, &raw mut n) };
+    // SAFETY: both requests write one `int`. Not this library's own `ioctl`, nor its `syscall`, which add what is in rings.
+    let result =
+        unsafe { crate::real::ioctl(fd.as_raw_fd(), which, (&raw mut n).expose_provenance() as libc::c_ulong) };
     if result < 0 { Err(sys::errno()) } else { Ok(u64::try_from(n).unwrap_or(0)) }
 }
 

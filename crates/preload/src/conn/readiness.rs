@@ -121,7 +121,8 @@ impl RingLook<'_> {
 
     /// Bytes of ours that wait in the ring for the peer.
     pub(crate) fn unsent(&self) -> u64 {
-        if !self.0.is_up() {
+        // What a peer has left in the ring is in the kernel's queue by then.
+        if !self.0.is_up() || self.0.has(flags::SENT_AGAIN) {
             return 0;
         }
         self.0.pages().map_or(0, |pages| pages.unsent())

@@ -45,6 +45,7 @@ fn unread_ring_bytes_are_resent_by_tcp_after_handover() {
     assert_eq!(ioctl_number(p.a, libc::FIONREAD), 0, "and for us likewise");
     send(p.b, b", and more", 0).unwrap();
     assert_eq!(read_past(p.a), b"unread, and more");
+    assert_eq!(p.conn_b().look().unsent(), 0, "it is in the kernel's queue alone");
     send(p.b, b"and to us", 0).unwrap();
     assert_eq!(recv(p.a, 99, libc::MSG_PEEK).unwrap(), b"and to us", "if we read on ourselves, that is TCP");
     assert_eq!(recv(p.a, 99, 0).unwrap(), b"and to us");
