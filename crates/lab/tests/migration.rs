@@ -1,5 +1,5 @@
 //! Live migration: a guest sends a long stream to its neighbour, through memory. It is migrated to another host, where the stream goes on by
-//! TCP, and back, where it meets its neighbour by memory again.
+//! TCP, and back, where it goes on by memory.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -55,6 +55,7 @@ fn stream_survives_migration_there_and_back() {
     idle.moved(&a);
     file_goes(&b, &a);
     wait_for(&a, "/tmp/send.log", UNMAPPED);
+    old_connection_is_on_rings(&a, &b, 2);
     new_connection_has_a_ring(&a, &b, "after a migration that failed");
 
     let idle = IdleChannels::open(&home, &a, &b);
@@ -67,6 +68,7 @@ fn stream_survives_migration_there_and_back() {
     let back = migrate(&far, away, &b, &home, options);
     home.wait_ready(2);
     file_goes(&b, &back);
+    old_connection_is_on_rings(&back, &b, 3);
     new_connection_has_a_ring(&back, &b, "after its return");
     flows(&b);
     end_stream(&back, &b);
@@ -190,6 +192,22 @@ fn wait_for(guest: &Guest, file: &str, text: &str) {
         "no {text:?} in {file}: {}",
         guest.sh(&format!("tail -n 40 {file} /tmp/*.out /tmp/agent.log; true"))
     );
+}
+
+/// The connection of the stream has rings for this time, at both ends, and the program has not made another connection.
+fn old_connection_is_on_rings(a: &Guest, b: &Guest, times: u32) {
+    for (guest, log) in [(a, "/tmp/send.log"), (b, "/tmp/receive.log")] {
+        let said = guest.sh(&format!(
+            "n=0; while [ $(grep -c '{ON_RING}' {log}) -lt {times} ] && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done; echo $n"
+        ));
+        assert_ne!(
+            said,
+            "300",
+            "not on rings for the {times}. time: {}",
+            guest.sh(&format!("tail -n 40 {log} /tmp/agent.log"))
+        );
+    }
+    flows(b);
 }
 
 /// The stream brings something.

@@ -44,6 +44,13 @@ pub(crate) fn fork_epoch() -> u32 {
     EPOCH.load(Ordering::Relaxed)
 }
 
+/// Whether the calling thread is the only one of this process. Other threads come only from this one, so the answer holds for as long as it
+/// makes none. `false` also where `/proc` does not say.
+pub(crate) fn has_one_thread() -> bool {
+    // The folder has two links, and one more for each thread.
+    rustix::fs::stat("/proc/self/task").is_ok_and(|folder| folder.st_nlink == 3)
+}
+
 /// Before `main`. `in_stray_child` runs in a child that a bare system call has made, when it first asks what it is.
 pub(crate) fn begin(in_stray_child: fn()) {
     IN_STRAY_CHILD.store(in_stray_child as *mut (), Ordering::Relaxed);

@@ -167,7 +167,7 @@ fn library_remedy(reason: Reason) -> &'static str {
              with the connection's address has the reason of the other end"
         }
         Reason::LinkLost => {
-            "nothing, if the broker or an agent was restarted: connections that are made from now on move; see `partywall vm list`"
+            "nothing, if the broker or an agent was restarted: new connections move, and this one does if the programs at both ends have one thread each; see `partywall vm list`"
         }
         Reason::ProgramNotListed => {
             "add the program to `allow` of [programs] in the broker's policy, or take it out of `deny`, and reload it; `partywall policy test --program` names the clause"

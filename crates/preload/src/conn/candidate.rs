@@ -40,26 +40,26 @@ impl Conn {
         if !may_adopt(fd, role) {
             return None;
         }
-        let conn = adopt_under(broker::PolicyView::UNKNOWN, fd, role, local, peer)?;
-        conn.ring_path.set_flag(flags::UNKNOWN_PEER, true);
-        conn.ring_path.because(Reason::BrokerAbsent);
-        conn.set_stage(ConnStage::Candidate);
-        conn.moves.judge_later();
-        Some(conn)
+        adopt_carrying((0, 0), fd, role, local, peer)
     }
 
     /// Before a receiving or sending call: it goes to the kernel, or the connection has a ring by now.
     #[inline]
     pub(crate) fn before_call(&'static self, fd: c_int) -> CandidateStep {
         follow_policy(self);
-        if !self.is_up() {
-            super::end_abandoned();
-            advance(self, fd);
-            if self.kernel_block_enter() == KernelSleep::Entered {
-                return CandidateStep::Kernel(KernelCall(self));
+        let mut conn = self;
+        if conn.is_up() {
+            match conn.renewed(fd) {
+                None => return CandidateStep::Up,
+                Some(renewed) => conn = renewed,
             }
         }
-        CandidateStep::Up
+        super::end_abandoned();
+        advance(conn, fd);
+        match conn.kernel_block_enter() {
+            KernelSleep::Entered => CandidateStep::Kernel(KernelCall(conn)),
+            KernelSleep::HasRing | KernelSleep::OwnStep => CandidateStep::Up,
+        }
     }
 }
 
@@ -110,6 +110,25 @@ fn may_adopt(fd: c_int, role: Role) -> bool {
     }
     // It was registered in an epoll set before it was a connection of ours, so waiters in that set could not be notified.
     !watched::was_watched(fd)
+}
+
+/// Adopts a connection of which only the kernel knows what it has carried: `(sent, received)` bytes. The policy is applied once a broker
+/// says that the peer is one of ours.
+pub(super) fn adopt_carrying(
+    (sent, received): (u64, u64),
+    fd: c_int,
+    role: Role,
+    local: SocketAddr,
+    peer: SocketAddr,
+) -> Option<&'static Conn> {
+    let conn = adopt_under(broker::PolicyView::UNKNOWN, fd, role, local, peer)?;
+    conn.tx.counted.store(sent, Ordering::Relaxed);
+    conn.rx.counted.store(received, Ordering::Relaxed);
+    conn.ring_path.set_flag(flags::UNKNOWN_PEER, true);
+    conn.ring_path.because(Reason::BrokerAbsent);
+    conn.set_stage(ConnStage::Candidate);
+    conn.moves.judge_later();
+    Some(conn)
 }
 
 /// Adopts a connection under a given policy.

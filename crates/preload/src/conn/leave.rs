@@ -2,6 +2,7 @@
 
 use super::bring_up;
 use super::descent::Descent;
+use super::renewal;
 use super::shown;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
@@ -97,6 +98,9 @@ impl Conn {
     /// The thread that attaches the ring calls this itself, and [`Conn::stay_on_tcp`] is for others: that takes the sending direction,
     /// and a thread that takes what it holds is believed to have abandoned it. The connection would be reset.
     pub(super) fn ask_for_tcp(&'static self, reason: Reason, is_urgent: bool) {
+        if !renewal::may_follow(reason) {
+            self.ring_path.set_flag(flags::STAYS_ON_TCP, true);
+        }
         self.ring_path.because(reason);
         self.ring_path.set_flag(flags::WANT_TCP, true);
         shown::state(self, LineState::Down);

@@ -31,6 +31,7 @@ mod peek;
 mod readiness;
 mod reclaim;
 mod relay;
+mod renewal;
 mod ring_path;
 mod rx;
 mod shown;

@@ -41,6 +41,12 @@ pub(super) struct MoveCounters {
     guesses: AtomicU32,
     /// When it may ask next, in milliseconds of [`crate::sys::coarse_now`]. 0: it has found no such offer yet.
     next_guess_at: AtomicU64,
+    /// How often the socket's rings were given up and the connection began again ([`super::renewal`]).
+    pub(super) renewals: AtomicU32,
+    /// 1 once its rings were found to be over.
+    pub(super) rings_are_over: AtomicU32,
+    /// When it is next looked at whether it may begin again, in milliseconds of [`crate::sys::coarse_now`].
+    pub(super) next_renewal_at: AtomicU64,
 }
 
 /// Whether a connection may ask for an offer that may be another connection's.
@@ -55,12 +61,14 @@ pub(super) enum Guess {
 impl MoveCounters {
     /// For a new connection, under a given policy.
     pub(super) fn begin(&self, upgrade: Upgrade) {
-        for word in [&self.refusals, &self.calls, &self.looks_for_answer, &self.guesses] {
+        let renewal = [&self.renewals, &self.rings_are_over];
+        for word in [&self.refusals, &self.calls, &self.looks_for_answer, &self.guesses].into_iter().chain(renewal) {
             word.store(0, Ordering::Relaxed);
         }
         self.looked_at.store(0, Ordering::Relaxed);
         self.asked_at.store(0, Ordering::Relaxed);
         self.next_guess_at.store(0, Ordering::Relaxed);
+        self.next_renewal_at.store(0, Ordering::Relaxed);
         self.note_policy();
         self.set_due(upgrade);
         // One before the present, so that an offer that is there already is found.

@@ -41,6 +41,8 @@ pub(crate) mod flags {
     pub(crate) const LINK_LOST: u32 = 32768;
     /// After that, both sides send by TCP alone, and this one has unmapped the rings ([`super::super::parting`]).
     pub(crate) const PARTED: u32 = 65536;
+    /// It was put on TCP for a reason that lasts as long as its socket. No [renewal](super::super::renewal) follows.
+    pub(crate) const STAYS_ON_TCP: u32 = 1 << 17;
 }
 
 /// How far the way to a ring has come.

@@ -6,6 +6,7 @@ mod handover;
 mod held;
 mod hostile;
 mod parting;
+mod renewal;
 mod switching;
 mod wishes;
 

@@ -59,6 +59,12 @@ pub(crate) trait ConnWaiters: Sync {
     /// Whether a connection may be offered for a ring now. `false`: what a set would report of it is not known at the moment.
     fn may_come_up(&self, conn: &Conn) -> bool;
 
+    /// Whether all that waits for a connection can wait for a [renewed](super::renewal) one instead.
+    fn may_be_renewed(&self, conn: &Conn) -> bool;
+
+    /// All that waits for a connection waits for another one from here on, which has no ring yet and stands for the same socket.
+    fn renewed(&self, old: &'static Conn, new: &'static Conn);
+
     /// A connection's last descriptor in this process is about to be closed.
     fn gone(&self, conn: &'static Conn);
 }
@@ -90,6 +96,12 @@ impl ConnWaiters for NoWaiters {
     fn may_come_up(&self, _: &Conn) -> bool {
         true
     }
+
+    fn may_be_renewed(&self, _: &Conn) -> bool {
+        false
+    }
+
+    fn renewed(&self, _: &'static Conn, _: &'static Conn) {}
 
     fn gone(&self, _: &'static Conn) {}
 }

@@ -261,6 +261,41 @@ impl Set {
         true
     }
 
+    /// A connection's registration in this set is another one's from here on, which has no ring yet and stands for the same socket. The
+    /// kernel keeps what it has of the socket, so that no event of it is lost, and loses the link.
+    ///
+    /// `false` in a signal handler that has interrupted a holder.
+    pub(super) fn move_one_of(&self, old: &Conn, new: &'static Conn) -> bool {
+        let number = self.number();
+        let Some(held) = self.hold() else { return false };
+        let Some((found, _)) = reg::search(old, |r| r.set.get() == number + 1) else { return true };
+        let r = reg::get(found);
+        if r.is(GONE) {
+            self.unregister(found);
+            self.forget(found);
+            return true;
+        }
+        self.unlink(found);
+        if !reg::move_to(found, old, new) {
+            return false;
+        }
+        // The cursors of the next ring begin at 0.
+        r.rx_told.put(0);
+        r.tx_told.put(0);
+        r.ends.put(0);
+        r.kernel.put(mask::ALL);
+        if r.is(RING) {
+            // Whatever is ready is news: an edge may be reported twice, but is never lost.
+            r.raise(FRESH);
+            self.heat(found);
+        }
+        drop(held);
+        if self.is_watched() {
+            self.leave();
+        }
+        true
+    }
+
     /// Every connection in it is the kernel's from here on.
     pub(super) fn lower_all(&self) {
         let Some(_held) = self.hold() else { return };

@@ -76,6 +76,24 @@ impl ConnWaiters for Readiness {
         may_come_up(conn)
     }
 
+    fn may_be_renewed(&self, conn: &Conn) -> bool {
+        let is_shared = |r: &SetRegistration| set::numbered(r.set.get().wrapping_sub(1)).is_shared();
+        local(conn).unknown.load(Ordering::Relaxed) == 0
+            && !unseen::was_found()
+            && registration::search(conn, is_shared).is_none()
+    }
+
+    fn renewed(&self, old: &'static Conn, new: &'static Conn) {
+        while let Some((_, number)) = registration::search(old, |_| true) {
+            if !set::numbered(number).move_one_of(old, new) {
+                // What the set has of it is not known any more.
+                forbid(new, Reason::Shared);
+                break;
+            }
+        }
+        gone(old);
+    }
+
     fn gone(&self, conn: &'static Conn) {
         gone(conn);
     }

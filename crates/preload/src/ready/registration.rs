@@ -355,6 +355,20 @@ pub(super) fn take_over(number: u32, fd: c_int, set: u32, conn: &Conn) -> bool {
     true
 }
 
+/// Turns a registration of a connection in a set, whose lock the caller holds, into one of another connection. `false` in a signal handler
+/// that has interrupted a holder of the chains.
+pub(super) fn move_to(number: u32, old: &Conn, new: &Conn) -> bool {
+    let Some(_chains) = Chains::lock() else { return false };
+    unchain(head(old), number);
+    let r = get(number);
+    r.conn.put(u32::from(new.index()) + 1);
+    r.same_conn.put(head(new).get());
+    r.put_armed(Armed::NOTHING);
+    // EDGE registration: releases what the registration says; acquired in `find`.
+    head(new).store(number, Ordering::Release);
+    true
+}
+
 /// Takes a registration out of a chain, if it is in it. The caller holds the lock of chains.
 fn unchain(head: &AtomicU32, number: u32) {
     let mut from = head;

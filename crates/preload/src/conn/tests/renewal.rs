@@ -1,0 +1,327 @@
+//! Connections whose rings are over, and that begin again.
+
+use super::*;
+use crate::conn::renewal::ONLY_THREAD;
+use crate::conn::{UNBORN, accounts, candidate};
+use crate::{process, table};
+
+const MOST_LOOKS: usize = 8;
+
+/// As if a relay between the two machines had ended, and both sides had noticed and unmapped their rings.
+fn part(p: &Pair) {
+    for conn in [p.conn_a(), p.conn_b()] {
+        conn.ring_path.set_flag(flags::FAR, true);
+    }
+    let _ = rustix::net::shutdown(sys::borrow(p.conn_a().bell().fd()), rustix::net::Shutdown::Both);
+    p.conn_a().death().look();
+    p.conn_b().death().look();
+    for _ in 0..4 {
+        look_at_both(p);
+    }
+    assert!(p.conn_a().has(flags::PARTED) && p.conn_b().has(flags::PARTED));
+}
+
+fn look_at_both(p: &Pair) {
+    for fd in [p.a, p.b] {
+        assert_eq!(recv(fd, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    }
+}
+
+/// The pause is over.
+fn skip_pause(conn: &Conn) {
+    conn.moves.next_renewal_at.store(0, Ordering::Relaxed);
+}
+
+/// Calls that find nothing, with all pauses over. Returns whether the descriptor has another connection by now.
+fn is_renewed_by_calls(fd: c_int) -> bool {
+    is_renewed_by(fd, libc::MSG_DONTWAIT)
+}
+
+fn is_renewed_by(fd: c_int, message: c_int) -> bool {
+    let before = table::get(fd);
+    for _ in 0..MOST_LOOKS {
+        if let Some(conn) = Conn::of(fd) {
+            skip_pause(conn);
+        }
+        let _ = recv(fd, 9, message);
+    }
+    table::get(fd) != before
+}
+
+/// Both sides begin again, and meet.
+fn renew_both(p: &Pair) {
+    ONLY_THREAD.set(true);
+    assert!(is_renewed_by_calls(p.a) && is_renewed_by_calls(p.b));
+    p.bring_up();
+}
+
+/// Another program has the socket of `p.a` from here on, by `exec`: this process has nothing of the connection left but the descriptor.
+fn exec_in_place_of_a(p: &Pair) {
+    let old = p.conn_a();
+    old.bring_down(Reason::Exec);
+    assert!(!old.has(flags::BROKEN));
+    table::remove(p.a, old.entry());
+    old.bell().discard();
+    old.local().own.vacate();
+    old.local().peer.vacate();
+    old.ring_path.set_stage(ConnStage::Tcp);
+    old.identity.holders.leave(process::owner());
+    crate::arena::free(old.index());
+    // What a set of the other side would report.
+    p.conn_b().death().look();
+}
+
+fn adopt_again(p: &Pair, role: Role) {
+    let counts = accounts::kernel_counts(role, p.a).unwrap();
+    let (peer, local) = p.conn_b().identity.addresses();
+    candidate::adopt_carrying(counts, p.a, role, local, peer).unwrap();
+}
+
+fn exchange_by_ring(p: &Pair) {
+    for (from, to) in [(p.a, p.b), (p.b, p.a)] {
+        send(from, b"by ring", 0).unwrap();
+        assert_eq!(recv(to, 9, 0).unwrap(), b"by ring");
+        assert_eq!(ways(Conn::of(from).unwrap()).0, Way::Ring);
+    }
+}
+
+#[test]
+fn parted_connection_has_rings_again() {
+    let p = Pair::up(4096);
+    exchange_by_ring(&p);
+    part(&p);
+    for (from, to) in [(p.a, p.b), (p.b, p.a)] {
+        send(from, b"by tcp", 0).unwrap();
+        assert_eq!(recv(to, 9, 0).unwrap(), b"by tcp");
+    }
+    let old = [p.conn_a().entry(), p.conn_b().entry()];
+    renew_both(&p);
+    assert!(p.conn_a().entry() != old[0] && p.conn_b().entry() != old[1]);
+    exchange_by_ring(&p);
+    assert_eq!((p.conn_a().role(), p.conn_b().role()), (Role::Connecting, Role::Accepting));
+}
+
+#[test]
+fn bytes_in_transit_by_tcp_are_counted_once() {
+    let p = Pair::up(4096);
+    exchange_by_ring(&p);
+    part(&p);
+    // One side has sent bytes that the other has not read when both begin again.
+    send(p.a, b"in transit", 0).unwrap();
+    ONLY_THREAD.set(true);
+    assert!(is_renewed_by_calls(p.a) && is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
+    p.bring_up();
+    send(p.a, b", by ring", 0).unwrap();
+    let mut got = Vec::new();
+    while got.len() < 19 {
+        got.extend(recv(p.b, 99, 0).unwrap());
+    }
+    assert_eq!(got, b"in transit, by ring");
+    exchange_by_ring(&p);
+}
+
+#[test]
+fn connection_handed_over_by_exec_has_rings_again() {
+    for unread in [false, true] {
+        let p = Pair::up(4096);
+        exchange_by_ring(&p);
+        if unread {
+            send(p.b, b"unread", 0).unwrap();
+        }
+        exec_in_place_of_a(&p);
+        ONLY_THREAD.set(true);
+        // A call that has nothing to send sends the unread bytes again.
+        p.conn_b().attend();
+        assert!(is_renewed_by_calls(p.b), "the peer's end of the bell has hung up");
+        adopt_again(&p, Role::Connecting);
+        if unread {
+            assert_eq!(recv(p.a, 9, 0).unwrap(), b"unread", "it was sent again by TCP");
+        }
+        p.bring_up();
+        exchange_by_ring(&p);
+    }
+}
+
+#[test]
+fn connection_is_replaced_only_after_a_pause_that_doubles() {
+    let p = Pair::up(4096);
+    ONLY_THREAD.set(true);
+    let mut rings = 1;
+    loop {
+        part(&p);
+        let (before, moves) = (p.conn_b().entry(), &p.conn_b().moves);
+        moves.rings_are_over.store(0, Ordering::Relaxed);
+        skip_pause(p.conn_b());
+        let begin = sys::coarse_now().as_millis() as u64;
+        assert_eq!(recv(p.b, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+        let pause = moves.next_renewal_at.load(Ordering::Relaxed).saturating_sub(begin);
+        assert_eq!(p.conn_b().entry(), before);
+        if !is_renewed_by_calls(p.b) {
+            break;
+        }
+        assert!(pause >= 1000 << (rings - 1), "{pause} ms after {rings} rings");
+        assert!(is_renewed_by_calls(p.a));
+        p.bring_up();
+        exchange_by_ring(&p);
+        rings += 1;
+    }
+    assert_eq!(rings, 8);
+}
+
+#[test]
+fn connection_that_must_stay_on_tcp_is_not_replaced() {
+    let p = Pair::up(4096);
+    ONLY_THREAD.set(true);
+    p.conn_b().stay_on_tcp(Reason::Option);
+    send(p.b, b"x", 0).unwrap();
+    assert_eq!(recv(p.a, 9, 0).unwrap(), b"x");
+    part(&p);
+    assert_eq!(p.conn_b().ring_path.reason(), Reason::LinkLost, "that came later");
+    assert!(!is_renewed_by_calls(p.b));
+    // A policy is no such reason.
+    let p = Pair::up(4096);
+    p.conn_b().stay_on_tcp(Reason::MovesNever);
+    part(&p);
+    assert!(is_renewed_by_calls(p.b));
+}
+
+#[test]
+fn connection_of_several_threads_or_processes_is_not_replaced() {
+    let p = Pair::up(4096);
+    part(&p);
+    ONLY_THREAD.set(false);
+    assert!(!is_renewed_by_calls(p.b));
+    ONLY_THREAD.set(true);
+    p.conn_b().identity.holders.add(process::kernel_pid() | UNBORN);
+    assert!(!is_renewed_by_calls(p.b));
+    assert!(is_renewed_by_calls(p.a));
+}
+
+#[test]
+fn connection_is_not_replaced_in_signal_handler() {
+    static FD: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
+    static RENEWED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    extern "C" fn handler(_: c_int) {
+        RENEWED.store(is_renewed_by_calls(FD.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
+    let p = Pair::up(4096);
+    part(&p);
+    ONLY_THREAD.set(true);
+    FD.store(p.b, Ordering::Relaxed);
+    let signal = libc::SIGRTMIN() + 7;
+    #[expect(unsafe_code, reason = "a signal handler of this test")]
+    // SAFETY: the handler makes calls of this library and stores the result; nothing else here uses the signal.
+    unsafe {
+        libc::signal(signal, handler as *const () as libc::sighandler_t);
+        libc::raise(signal);
+    }
+    assert!(!RENEWED.load(Ordering::Relaxed));
+    assert!(is_renewed_by_calls(p.b));
+}
+
+#[test]
+fn ring_with_unread_bytes_is_kept_until_they_are_read() {
+    let p = Pair::up(4096);
+    exchange_by_ring(&p);
+    send(p.a, b"unread", 0).unwrap();
+    p.conn_a().stay_on_tcp(Reason::Exec);
+    assert_eq!(ways(p.conn_a()).0, Way::Tcp);
+    ONLY_THREAD.set(true);
+    p.conn_b().ring_path.set_flag(flags::PEER_GONE, true);
+    assert!(!is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"unread");
+    assert_eq!(recv(p.b, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    assert!(is_renewed_by_calls(p.b));
+}
+
+#[test]
+fn peer_whose_bell_hung_up_may_not_go_to_its_ring() {
+    let p = Pair::up(4096);
+    exchange_by_ring(&p);
+    p.conn_a().stay_on_tcp(Reason::Option);
+    // It lives, and is on TCP both ways.
+    for (from, to) in [(p.a, p.b), (p.b, p.a), (p.a, p.b)] {
+        send(from, b"by tcp", 0).unwrap();
+        assert_eq!(recv(to, 9, 0).unwrap(), b"by tcp");
+    }
+    let b = p.conn_b();
+    b.ring_path.set_flag(flags::PEER_GONE, true);
+    let said = || b.pages().unwrap().own.rx_path.flags.load(Ordering::Relaxed) & path_flags::WANT_TCP;
+    assert_eq!(said(), 0);
+    assert_eq!(recv(p.b, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    assert_eq!(said(), path_flags::WANT_TCP, "and a pause comes before the rings are given up");
+}
+
+#[test]
+fn end_that_comes_during_the_pause_is_reported_by_tcp() {
+    let p = Pair::up(4096);
+    part(&p);
+    shutdown(p.a, libc::SHUT_WR);
+    ONLY_THREAD.set(true);
+    assert!(!is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"");
+}
+
+#[test]
+fn copies_of_a_descriptor_stand_for_the_replaced_connection() {
+    let p = Pair::up(4096);
+    let copy = dup(p.b);
+    part(&p);
+    renew_both(&p);
+    assert_eq!(table::get(copy), p.conn_b().entry());
+    send(p.a, b"one two", 0).unwrap();
+    assert_eq!(recv(copy, 4, 0).unwrap(), b"one ");
+    close(copy);
+    assert_eq!(recv(p.b, 4, 0).unwrap(), b"two");
+}
+
+#[test]
+fn edge_triggered_set_loses_no_edge_across_replacement() {
+    const IN: u32 = libc::EPOLLIN as u32;
+    const ET: u32 = libc::EPOLLET as u32;
+    let p = Pair::up(4096);
+    let set = EpollSet::new();
+    set.add(p.b, IN | ET, 7);
+    send(p.a, b"by ring", 0).unwrap();
+    assert_eq!(set.wait(), [(IN, 7)]);
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"by ring");
+    part(&p);
+    // By TCP, before the replacement, and not reported before it.
+    send(p.a, b"early", 0).unwrap();
+    ONLY_THREAD.set(true);
+    assert!(is_renewed_by_calls(p.a) && is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
+    assert_eq!(set.wait(), [(IN, 7)]);
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"early");
+    assert_eq!(set.now(), []);
+    // By TCP, after it.
+    send(p.a, b"later", 0).unwrap();
+    assert_eq!(set.wait(), [(IN, 7)]);
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"later");
+    p.bring_up();
+    // By the new ring, as many bytes as the old one had brought.
+    send(p.a, b"by ring", 0).unwrap();
+    assert_eq!(ways(p.conn_a()).0, Way::Ring);
+    assert_eq!(set.wait(), [(IN, 7)]);
+    assert_eq!(set.now(), []);
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"by ring");
+    assert_eq!(set.now(), []);
+}
+
+#[test]
+fn one_shot_registration_stays_spent_across_replacement() {
+    const IN: u32 = libc::EPOLLIN as u32;
+    const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+    let p = Pair::up(4096);
+    let set = EpollSet::new();
+    set.add(p.b, IN | ONESHOT, 7);
+    send(p.a, b"by ring", 0).unwrap();
+    assert_eq!(set.wait(), [(IN, 7)]);
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"by ring");
+    part(&p);
+    renew_both(&p);
+    exchange_by_ring(&p);
+    send(p.a, b"by ring", 0).unwrap();
+    assert_eq!(set.now(), []);
+    set.change(p.b, IN | ONESHOT, 8);
+    assert_eq!(set.wait(), [(IN, 8)]);
+}
