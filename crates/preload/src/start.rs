@@ -18,6 +18,7 @@ extern "C" fn start() {
     process::begin(crate::conn::fork::in_stray_child);
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+    crate::calls::adopt_inherited();
 }
 
 #[cfg(not(test))]

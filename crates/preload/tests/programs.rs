@@ -364,9 +364,19 @@ fn echo(stage: &Stage<'_>, server: impl FnOnce(&[&str]) -> Guard) -> (Guard, Tol
 
 /// The same. Python runs the client's script below these words.
 fn echo_with(stage: &Stage<'_>, server: impl FnOnce(&[&str]) -> Guard, client: &[&str]) -> (Guard, Told) {
+    talk_to(stage, "echo_server.py", server, client)
+}
+
+/// The same, with another script of a server.
+fn talk_to(
+    stage: &Stage<'_>,
+    server_script: &str,
+    server: impl FnOnce(&[&str]) -> Guard,
+    client: &[&str],
+) -> (Guard, Told) {
     let port = free_port();
     let p = port.to_string();
-    let mut server = server(&[&script("echo_server.py"), "127.0.0.1", &p]);
+    let mut server = server(&[&script(server_script), "127.0.0.1", &p]);
     stage.await_listener(&mut server, port);
     let mut command = stage.command(1, &python());
     command
@@ -435,6 +445,35 @@ fn new_broker_lists_existing_rings_until_they_end() {
     eventually("they are forgotten", || watcher.channels().is_empty());
     eventually("their memory is gone", || rings_of(server.id()).0 == 0);
     server.stop();
+}
+
+#[test]
+fn connection_has_rings_again_after_exec_of_its_server() {
+    let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
+    let stage = Stage { world: Some(&world), spaces: None, folder };
+    let switch = Switch::new(&world);
+    let (mut server, mut client) =
+        talk_to(&stage, "exec_server.py", |arguments| stage.server(&python(), arguments), &[]);
+    client.do_("connect");
+    let mut pieces = 0;
+    eventually("they meet", || {
+        pieces += 100;
+        client.do_("talk 100");
+        switch.seen().channels == 1
+    });
+    assert!(pieces < 5000);
+    // It executes itself again meanwhile.
+    client.do_("talk 5000");
+    eventually("the new program has a ring", || {
+        client.do_("talk 20");
+        switch.seen().channels == 2
+    });
+    let before = switch.seen().ring_bytes;
+    client.do_("talk 100");
+    eventually("bytes go by it", || switch.seen().ring_bytes >= before + 100 * 64);
+    client.do_("end");
+    assert!(client.program.wait().success());
+    assert!(server.wait().success());
 }
 
 #[test]
@@ -677,6 +716,7 @@ fn scripts_are_there() {
     let names = [
         "echo_server.py",
         "echo_client.py",
+        "exec_server.py",
         "handing_server.py",
         "handing_client.py",
         "memcached_client.py",

@@ -20,6 +20,11 @@ pub const SPIN_US: &str = "PARTYWALL_SPIN_US";
 /// rights than its caller.
 pub const LOG: &str = "PARTYWALL_PRELOAD_LOG";
 
+/// The connections that a program keeps through `exec`, for the same library in the program that follows in the same process: its number, and
+/// for each connection the descriptor, the side and the socket's cookie. The library writes it and takes it out again; nobody else need set
+/// or clear it.
+pub const INHERITED: &str = "PARTYWALL_INHERITED";
+
 /// The filter of log lines for the broker and the agent of a machine.
 pub const LOG_FILTER: &str = "PARTYWALL_LOG";
 

@@ -417,6 +417,11 @@ pub(crate) fn tick() {
     look_if_due(|| listeners::all().next().is_some() || local::any_is_kept());
 }
 
+/// A process that has not asked for a session is to [`seek`] one.
+pub(crate) fn expect() {
+    let _ = state::get();
+}
+
 /// Like `tick`, for a caller that waits for a broker to start: opens a session if there is one.
 #[inline]
 pub(crate) fn seek() {

@@ -1,17 +1,13 @@
 //! `exec`: another program takes the sockets over that stay open, and it knows nothing of rings.
 #![expect(unsafe_code, reason = "C functions, and the caller's lists of arguments")]
 
+use super::inherited::{InheritedNote, environment, stays_open};
 use crate::conn::{self, Conn, Descent};
 use crate::table::{self, DescriptorKind};
 use crate::{process, ready, real, sys};
 use libc::{c_char, c_int};
 use partywall_shm::status::Reason;
-use rustix::io::{Errno, FdFlags};
-
-/// Whether another program would find this descriptor. (In a child after `vfork` it may be closed already.)
-fn stays_open(fd: c_int) -> bool {
-    rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
-}
+use rustix::io::Errno;
 
 /// The connections that another program would find.
 fn inherited() -> impl Iterator<Item = &'static Conn> {
@@ -47,30 +43,34 @@ fn see_off(goes_on: bool) {
 export! {
     /// `execve`
     fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        let note = InheritedNote::take();
         see_off(false);
         // SAFETY: the caller's arguments, passed on.
-        unsafe { real::execve(path, argv, envp) }
+        unsafe { note.run(envp, |envp| real::execve(path, argv, envp), || real::execve(path, argv, envp)) }
     }
 
     /// `execv`
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
+        let note = InheritedNote::take();
         see_off(false);
-        // SAFETY: the caller's arguments, passed on.
-        unsafe { real::execv(path, argv) }
+        // SAFETY: the caller's arguments, passed on, and the environment that this call uses.
+        unsafe { note.run(environment(), |envp| real::execve(path, argv, envp), || real::execv(path, argv)) }
     }
 
     /// `execvp`
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
+        let note = InheritedNote::take();
         see_off(false);
-        // SAFETY: the caller's arguments, passed on.
-        unsafe { real::execvp(file, argv) }
+        // SAFETY: the caller's arguments, passed on, and the environment that this call uses.
+        unsafe { note.run(environment(), |envp| real::execvpe(file, argv, envp), || real::execvp(file, argv)) }
     }
 
     /// `execvpe`
     fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        let note = InheritedNote::take();
         see_off(false);
         // SAFETY: the caller's arguments, passed on.
-        unsafe { real::execvpe(file, argv, envp) }
+        unsafe { note.run(envp, |envp| real::execvpe(file, argv, envp), || real::execvpe(file, argv, envp)) }
     }
 
     /// `posix_spawn`, whose child is made inside the C library.
@@ -117,9 +117,10 @@ export! {
 
     /// `fexecve`
     fn fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        let note = InheritedNote::take();
         see_off(false);
         // SAFETY: the caller's arguments, passed on.
-        unsafe { real::fexecve(fd, argv, envp) }
+        unsafe { note.run(envp, |envp| real::fexecve(fd, argv, envp), || real::fexecve(fd, argv, envp)) }
     }
 }
 

@@ -47,6 +47,7 @@ mod dup;
 mod epoll;
 mod exec;
 mod fcntl;
+mod inherited;
 mod ioctl;
 mod listen;
 mod msg;
@@ -61,6 +62,8 @@ mod stdio;
 mod syscall;
 mod uring;
 mod write;
+
+pub(crate) use inherited::adopt_inherited;
 
 use crate::buffers::CallerBuffers;
 use crate::conn::{CandidateStep, Conn, Cursor};

@@ -43,6 +43,13 @@ impl Conn {
         adopt_carrying((0, 0), fd, role, local, peer)
     }
 
+    /// Adopts a connection that the program has inherited through `exec`, at a descriptor that has no entry. This process alone has it. Its
+    /// bytes are counted from what the kernel has carried so far.
+    pub(crate) fn adopt_inherited(fd: c_int, role: Role, local: SocketAddr, peer: SocketAddr) -> Option<&'static Self> {
+        let counts = super::accounts::kernel_counts(role, fd)?;
+        if may_adopt(fd, role) { adopt_carrying(counts, fd, role, local, peer) } else { None }
+    }
+
     /// Before a receiving or sending call: it goes to the kernel, or the connection has a ring by now.
     #[inline]
     pub(crate) fn before_call(&'static self, fd: c_int) -> CandidateStep {

@@ -59,6 +59,12 @@ impl Conn {
     }
 }
 
+/// Whether another program that gets the connection by `exec` may have rings for it, and is the only one that has it. To be asked before the
+/// connection goes back to TCP for that program, by the only thread of the process.
+pub(crate) fn may_be_inherited(conn: &'static Conn) -> bool {
+    conn.settle() != ConnStage::Tcp && !conn.has(PERMANENT) && !conn.is_shared() && waiters().may_be_renewed(conn)
+}
+
 #[cold]
 fn take_step(conn: &'static Conn, fd: c_int) -> Option<&'static Conn> {
     let moves = &conn.moves;
