@@ -62,14 +62,16 @@ impl Conn {
 /// Whether another program that gets the connection by `exec` may have rings for it, and is the only one that has it. To be asked before the
 /// connection goes back to TCP for that program, by the only thread of the process.
 pub(crate) fn may_be_inherited(conn: &'static Conn) -> bool {
-    conn.settle() != ConnStage::Tcp && !conn.has(PERMANENT) && !conn.is_shared() && waiters().may_be_renewed(conn)
+    let may_have_rings = matches!(conn.settle(), ConnStage::Candidate | ConnStage::Offered | ConnStage::Attached);
+    may_have_rings && !conn.has(PERMANENT) && !conn.is_shared() && waiters().may_be_renewed(conn)
 }
 
 #[cold]
 fn take_step(conn: &'static Conn, fd: c_int) -> Option<&'static Conn> {
     let moves = &conn.moves;
+    // Loaded once: a child may write the block, and any value is taken.
     let renewals = moves.renewals.load(Ordering::Relaxed);
-    if conn.has(PERMANENT) || renewals + 1 >= MOST_RINGS {
+    if conn.has(PERMANENT) || renewals >= MOST_RINGS - 1 {
         return None;
     }
     let now = sys::coarse_now().as_millis() as u64;
@@ -83,7 +85,7 @@ fn take_step(conn: &'static Conn, fd: c_int) -> Option<&'static Conn> {
     }
     // An end that the peer's kernel is sending at this moment comes during the pause.
     let is_first_look = moves.rings_are_over.swap(1, Ordering::Relaxed) == 0;
-    let new = if is_first_look { None } else { replace(conn, fd) };
+    let new = if is_first_look { None } else { replace(conn, fd, renewals + 1) };
     if new.is_none() {
         moves.next_renewal_at.store(now + (FIRST_PAUSE_MS << renewals), Ordering::Relaxed);
     }
@@ -115,8 +117,8 @@ fn are_rings_over(conn: &'static Conn) -> bool {
     is_sent && is_followed && is_drained
 }
 
-/// Replaces a connection whose rings are over. `None` if that is not possible now.
-fn replace(old: &'static Conn, fd: c_int) -> Option<&'static Conn> {
+/// Replaces a connection whose rings are over, for this time. `None` if that is not possible now.
+fn replace(old: &'static Conn, fd: c_int, time: u32) -> Option<&'static Conn> {
     if process::is_visitor() || !is_only_thread() || frames::may_be_in_handler() {
         return None;
     }
@@ -145,7 +147,7 @@ fn replace(old: &'static Conn, fd: c_int) -> Option<&'static Conn> {
     let counts = accounts::kernel_counts(old.role(), fd)?;
     let (local, peer) = old.identity.addresses();
     let new = candidate::adopt_carrying(counts, fd, old.role(), local, peer)?;
-    new.moves.renewals.store(old.moves.renewals.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    new.moves.renewals.store(time, Ordering::Relaxed);
     if has_copies {
         for copy in descriptors() {
             new.local().descriptors.fetch_add(1, Ordering::Relaxed);

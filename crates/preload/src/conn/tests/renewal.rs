@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::conn::renewal::ONLY_THREAD;
-use crate::conn::{UNBORN, accounts, candidate};
+use crate::conn::{UNBORN, accounts, candidate, may_be_inherited};
 use crate::{process, table};
 
 const MOST_LOOKS: usize = 8;
@@ -169,6 +169,19 @@ fn connection_is_replaced_only_after_a_pause_that_doubles() {
 }
 
 #[test]
+fn any_count_of_renewals_in_shared_memory_is_taken() {
+    let p = Pair::up(4096);
+    part(&p);
+    ONLY_THREAD.set(true);
+    for count in [u32::MAX, u32::MAX - 1, 8, 7] {
+        p.conn_b().moves.renewals.store(count, Ordering::Relaxed);
+        assert!(!is_renewed_by_calls(p.b));
+    }
+    p.conn_b().moves.renewals.store(6, Ordering::Relaxed);
+    assert!(is_renewed_by_calls(p.b));
+}
+
+#[test]
 fn connection_that_must_stay_on_tcp_is_not_replaced() {
     let p = Pair::up(4096);
     ONLY_THREAD.set(true);
@@ -195,6 +208,17 @@ fn connection_of_several_threads_or_processes_is_not_replaced() {
     p.conn_b().identity.holders.add(process::kernel_pid() | UNBORN);
     assert!(!is_renewed_by_calls(p.b));
     assert!(is_renewed_by_calls(p.a));
+}
+
+#[test]
+fn shared_connection_is_not_noted_for_next_program() {
+    for p in [Pair::candidates(4096), Pair::up(4096)] {
+        assert!(may_be_inherited(p.conn_a()) && may_be_inherited(p.conn_b()));
+        p.conn_a().identity.holders.add(process::kernel_pid() | UNBORN);
+        assert!(!may_be_inherited(p.conn_a()));
+        p.conn_b().stay_on_tcp(Reason::Option);
+        assert!(!may_be_inherited(p.conn_b()));
+    }
 }
 
 #[test]
@@ -305,6 +329,23 @@ fn edge_triggered_set_loses_no_edge_across_replacement() {
     assert_eq!(set.now(), []);
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"by ring");
     assert_eq!(set.now(), []);
+}
+
+#[test]
+fn new_ring_as_long_as_the_old_one_is_an_edge() {
+    const IN: u32 = libc::EPOLLIN as u32;
+    const ET: u32 = libc::EPOLLET as u32;
+    let p = Pair::up(4096);
+    let set = EpollSet::new();
+    set.add(p.b, IN | ET, 7);
+    for rings in 0..3 {
+        send(p.a, b"by ring", 0).unwrap();
+        assert_eq!(ways(p.conn_a()).0, Way::Ring);
+        assert_eq!(set.wait(), [(IN, 7)], "after {rings} rings");
+        assert_eq!(recv(p.b, 9, 0).unwrap(), b"by ring");
+        part(&p);
+        renew_both(&p);
+    }
 }
 
 #[test]
