@@ -705,7 +705,7 @@ fn ssh_and_rsync() {
             running.stop();
             out
         },
-        // sshd executes itself again for each connection, and what has gone through `exec` stays on TCP.
+        // sshd executes itself again for each connection. Whether its parent has closed it by then, so that it may have rings, is chance.
         0,
     );
 }
