@@ -139,6 +139,17 @@ fn datagrams_of_unlisted_namespaces_stay_on_kernel() {
     assert_eq!(flows(&world, port), [0, 0]);
 }
 
+#[test]
+fn namespaces_that_are_listed_later_get_rings() {
+    let Some(spaces) = Namespaces::three() else { return };
+    let world = World::new();
+    let port = free_port();
+    let _server = Program::server(&world, &spaces, "0.0.0.0", "epoll", port);
+    assert!(!any_by_rings(&world, &spaces, CLIENT, port, 2), "not listed yet");
+    world.set_further_policy(&both(&spaces));
+    assert!(any_by_rings(&world, &spaces, CLIENT, port, 20));
+}
+
 /// Runs a client whose flows end in the middle, and which gets an answer to everything it sends. Returns what the ending has made.
 fn lives_through<T>(world: &World, spaces: &Namespaces, port: u16, end: impl FnOnce() -> T) -> T {
     let mut client = Program::client(world, spaces, CLIENT, port, 60_000);

@@ -26,7 +26,7 @@ impl Networks {
     }
 
     /// Whether any address is listed for this namespace.
-    pub fn lists(&self, netns: u64) -> bool {
+    fn lists(&self, netns: u64) -> bool {
         self.owners.values().any(|owner| *owner == netns)
     }
 
@@ -37,14 +37,14 @@ impl Networks {
 
     /// Whether a socket that was shown may have flows as far as its namespace is concerned (protocol U2.2, U2.3). In the broker's own namespace
     /// the process that has examined the socket has tested the address.
-    pub fn admits(&self, socket: &SocketFacts) -> bool {
+    pub(super) fn admits(&self, socket: &SocketFacts) -> bool {
         let ip = socket.local.ip().to_canonical();
         let has_address = || ip.is_unspecified() || ip.is_loopback() || self.has(socket.netns, ip);
         self.own == Some(socket.netns) || (self.lists(socket.netns) && has_address())
     }
 
     /// Takes the right to flows from a socket for datagrams whose namespace gives it none.
-    pub fn judge(&self, socket: &mut SocketFacts) {
+    pub(super) fn judge(&self, socket: &mut SocketFacts) {
         if socket.transport == Transport::Udp && !self.admits(socket) {
             socket.state = SocketState::Other;
         }

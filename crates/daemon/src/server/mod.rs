@@ -394,11 +394,10 @@ impl Server {
         }
     }
 
-    /// Takes the right to flows from a UDP socket that cannot be watched, or whose address need not be its own (protocol U2).
-    fn judge_namespace(&mut self, socket: &mut SocketFacts) {
+    /// A program shows a socket. The core judges a UDP socket by the list of namespaces, which is to be the present one.
+    fn look_before_judging(&mut self, socket: &SocketFacts) {
         if socket.transport == Transport::Udp {
             self.follow_networks();
-            self.namespaces.networks().judge(socket);
         }
     }
 

@@ -156,8 +156,8 @@ impl Server {
                     // This process has no room for them.
                     (judged.truncated, judged.came) = (true, 0);
                 }
-                if let Some(Ok(facts)) = &mut judged.socket {
-                    self.judge_namespace(facts);
+                if let Some(Ok(facts)) = &judged.socket {
+                    self.look_before_judging(facts);
                 }
                 self.feed(understand(session, bytes, judged, descriptors));
             }

@@ -63,6 +63,7 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
+        self.is_admitted(&socket)?;
         let from = self.source(&socket, to)?;
         let shape = near_region_of(reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
@@ -101,6 +102,7 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
+        self.is_admitted(&socket)?;
         is_one(&socket)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         domain.afford(0)?;
@@ -217,7 +219,7 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// Puts another list in force. Flows that it does not allow end.
+    /// Puts another list in force. Flows that it does not allow end, and the directory follows it.
     pub(in crate::core) fn set_networks(&mut self, networks: Networks) {
         self.sockets.networks = networks;
         let ends = |flow: &FlowRecord<F>| flow.sockets.map(|socket| (socket.netns, socket.to.ip()));
@@ -227,6 +229,7 @@ impl<F: Descriptor> Core<F> {
             // What the receiver has not read goes by the kernel.
             self.flow_lost(flow, Side::Accepting);
         }
+        self.list_datagrams_again();
     }
 
     /// Whether the list allows a flow of a sender with this source to a receiver at this address.
@@ -252,6 +255,18 @@ impl<F: Descriptor> Core<F> {
         };
         self.actions.push(Action::Unwatch { flow: id });
         self.actions.push(Action::Directory(DirectoryChange::FlowEnded { flow: id, limit }));
+    }
+
+    /// A UDP socket in a namespace that the broker can watch, at an address that is that namespace's (protocol U2).
+    fn is_admitted(&self, socket: &SocketFacts) -> Result<(), Refuse> {
+        if socket.transport != Transport::Udp || self.sockets.networks.admits(socket) {
+            return Ok(());
+        }
+        let reason = format!(
+            "the policy ([[network]]) does not list {} for this socket's network namespace, or the broker cannot enter that",
+            socket.local.ip()
+        );
+        refuse(Refusal::BadSocket, reason)
     }
 
     /// The source address that the receiver of a datagram will see.

@@ -25,6 +25,8 @@ pub(in crate::core) struct Publication {
     pub(in crate::core) netns: NamespaceId,
     /// The number of a socket in a `SO_REUSEPORT` group (protocol U11.12).
     pub(in crate::core) member: Option<u64>,
+    /// For a UDP socket, the message and the socket as they came: whether it may listen depends on the list of namespaces.
+    shown: Option<(Vec<IpAddr>, SocketFacts)>,
 }
 
 /// A line of the directory.
@@ -49,24 +51,46 @@ impl<F: Descriptor> Core<F> {
         addresses: &[IpAddr],
         socket: &SocketFacts,
     ) -> Result<(), Refuse> {
-        let Some((domain_id, domain, _)) = self.member(id) else { return Ok(()) };
-        let publication = describe(domain_id, addresses, socket)?;
-        let new = publication.entries();
+        let Some((domain_id, ..)) = self.member(id) else { return Ok(()) };
+        let publication = self.describe(domain_id, addresses, socket)?;
+        self.may_list(&publication, 0)?;
+        let key = self.sockets.next_publication;
+        self.sockets.next_publication += 1;
+        self.list_publication(key, publication);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.publications.insert(key);
+        }
+        let OfferKey([secret_low, secret_high]) = self.sockets.key_of(socket.namespace());
+        self.send(id, request, Message::Published { key, secret_low, secret_high });
+        Ok(())
+    }
+
+    /// Whether a publication has room in the directory, once `less` entries of the same domain have left it.
+    fn may_list(&self, publication: &Publication, less: usize) -> Result<(), Refuse> {
+        let Some(domain) = self.domains.get(&publication.domain) else { return Ok(()) };
+        // An earlier form of the publication has its entries still.
+        let more = publication.entries().saturating_sub(less);
         let (has, may) = (domain.entries, domain.quota.listeners);
-        if u64::from(has) + new as u64 > u64::from(may) {
+        if u64::from(has) + more as u64 > u64::from(may) {
             let name = &domain.name;
             let reason = format!("{name} has {has} entries in the directory, and may have {may}");
             return refuse(Refusal::Quota, reason);
         }
-        self.sockets.may_have(socket.origin, |counts| counts.entries, new, self.capacity.entries)?;
-        if self.sockets.entries + new > self.capacity.entries {
+        self.sockets.may_have(publication.netns.origin, |counts| counts.entries, more, self.capacity.entries)?;
+        if self.sockets.entries + more > self.capacity.entries {
             return refuse(Refusal::OutOfResources, "the directory is full");
         }
+        Ok(())
+    }
+
+    /// Enters a publication, for which there is room, into the tables.
+    fn list_publication(&mut self, key: u64, publication: Publication) {
+        let new = publication.entries();
         self.sockets.entries += new;
-        if let Some(counts) = self.sockets.counts_of(socket.origin) {
+        if let Some(counts) = self.sockets.counts_of(publication.netns.origin) {
             counts.entries += new;
         }
-        if let Some(domain) = self.domains.get_mut(&domain_id) {
+        if let Some(domain) = self.domains.get_mut(&publication.domain) {
             // It fits the quota, which is of this type.
             domain.entries += new as u32;
         }
@@ -78,15 +102,31 @@ impl<F: Descriptor> Core<F> {
         if let Some(cookie) = publication.member {
             self.actions.push(Action::Member { cookie, is_published: true });
         }
-        let key = self.sockets.next_publication;
-        self.sockets.next_publication += 1;
         self.sockets.publications.insert(key, publication);
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.publications.insert(key);
+    }
+
+    /// After a change of the list of namespaces: UDP sockets that it newly admits listen, and those that it no longer admits do not.
+    pub(super) fn list_datagrams_again(&mut self) {
+        let keys: Vec<u64> = self.sockets.publications.keys().copied().collect();
+        for key in keys {
+            let Some(before) = self.sockets.publications.get(&key) else { continue };
+            let Some((addresses, socket)) = &before.shown else { continue };
+            let Ok(now) = self.describe(before.domain, addresses, socket) else { continue };
+            let has_changed = now.listeners != before.listeners || now.member != before.member;
+            // Without room the publication stays as it was. An entry proves nothing.
+            if has_changed && self.may_list(&now, before.entries()).is_ok() {
+                self.unpublish(key);
+                self.list_publication(key, now);
+            }
         }
-        let OfferKey([secret_low, secret_high]) = self.sockets.key_of(socket.namespace());
-        self.send(id, request, Message::Published { key, secret_low, secret_high });
-        Ok(())
+    }
+
+    /// The publication of a socket, under the present list of namespaces.
+    fn describe(&self, domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Result<Publication, Refuse> {
+        let mut judged = *socket;
+        self.sockets.networks.judge(&mut judged);
+        let shown = (socket.transport == Transport::Udp).then(|| (addresses.to_vec(), *socket));
+        Ok(Publication { shown, ..describe(domain, addresses, &judged)? })
     }
 
     pub(in crate::core) fn withdraw(&mut self, id: SessionId, request: u32, key: u64) -> Result<(), Refuse> {
@@ -164,5 +204,5 @@ fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Res
     let service = service_of(transport, local.port())?;
     let is_member = socket.origin == Origin::Host && socket.state == SocketState::Grouped;
     let member = is_member.then_some(socket.cookie);
-    Ok(Publication { domain, listeners, addresses, service, netns: socket.namespace(), member })
+    Ok(Publication { domain, listeners, addresses, service, netns: socket.namespace(), member, shown: None })
 }

@@ -99,7 +99,7 @@ fn datagram_rings_require_same_namespace_and_matching_peer() {
     offer(&mut w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
     let receiver = socket("127.0.0.1:53");
     let elsewhere = SocketFacts { netns: 2, ..receiver };
-    assert_eq!(code(take(&mut w, db, elsewhere, "127.0.0.1:5000")), Refusal::NoSuchOffer);
+    assert_eq!(code(take(&mut w, db, elsewhere, "127.0.0.1:5000")), Refusal::BadSocket);
     let connected = |to: &str| SocketFacts { remote: Some(at(to)), ..receiver };
     assert_eq!(code(take(&mut w, db, connected("127.0.0.1:9"), "127.0.0.1:5000")), Refusal::NoSuchOffer);
     let taken = take(&mut w, db, connected("127.0.0.1:5000"), "127.0.0.1:5000");

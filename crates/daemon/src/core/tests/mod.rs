@@ -186,8 +186,11 @@ impl World {
     pub(super) fn sized(policy: Policy, instance: u64, capacity: Capacity) -> Self {
         let token = Rc::new(());
         LINKS.replace(token.clone());
+        let mut core = Core::new(Arc::new(policy), instance, capacity);
+        // The namespace of `facts` is the broker's own.
+        core.set_networks(Networks::new(Some(1), []));
         Self {
-            core: Core::new(Arc::new(policy), instance, capacity),
+            core,
             delivery: OfferDelivery::Done,
             sent: Vec::new(),
             closed: Vec::new(),

@@ -2,6 +2,7 @@
 
 use super::datagrams::{at, code, offer, socket, take};
 use super::*;
+use partywall_protocol::wire::AddressList;
 
 /// The broker's own namespace, two others that are listed, and one that is not.
 const OWN: u64 = 1;
@@ -23,11 +24,9 @@ fn world() -> (World, u64, u64) {
     (w, web, db)
 }
 
-/// A socket in a namespace, as the broker sees it after it has looked at the list.
-fn shown(w: &World, netns: u64, local: &str) -> SocketFacts {
-    let mut socket = SocketFacts { netns, cookie: socket(local).cookie ^ netns << 56, ..socket(local) };
-    w.core.sockets.networks.judge(&mut socket);
-    socket
+/// A socket in a namespace.
+fn shown(netns: u64, local: &str) -> SocketFacts {
+    SocketFacts { netns, cookie: socket(local).cookie ^ netns << 56, ..socket(local) }
 }
 
 /// Offers and takes. `None`: one of the two was refused.
@@ -36,7 +35,7 @@ fn flow(
     (sender_in, sender, to): (u64, &str, &str),
     (receiver_in, receiver, from): (u64, &str, &str),
 ) -> Option<u64> {
-    let (sender, receiver) = (shown(w, sender_in, sender), shown(w, receiver_in, receiver));
+    let (sender, receiver) = (shown(sender_in, sender), shown(receiver_in, receiver));
     let Message::Offered { .. } = offer(w, *web, sender, to) else { return None };
     match take(w, *db, receiver, from) {
         Message::DatagramsTaken { flow, .. } => Some(flow),
@@ -99,9 +98,9 @@ fn flow_within_listed_namespace_uses_its_addresses_and_loopback() {
 fn wildcard_sender_with_two_listed_addresses_is_refused() {
     let (mut w, web, _) = world();
     w.feed(CoreEvent::Networks(networks(&[("10.0.0.2", BLUE), ("10.0.1.2", BLUE), ("10.0.0.3", RED)])));
-    let sender = shown(&w, BLUE, "0.0.0.0:5000");
+    let sender = shown(BLUE, "0.0.0.0:5000");
     assert_eq!(code(offer(&mut w, web, sender, "10.0.0.3:53")), Refusal::BadSocket);
-    let sender = shown(&w, BLUE, "10.0.1.2:5000");
+    let sender = shown(BLUE, "10.0.1.2:5000");
     assert!(matches!(offer(&mut w, web, sender, "10.0.0.3:53"), Message::Offered { .. }));
 }
 
@@ -109,10 +108,10 @@ fn wildcard_sender_with_two_listed_addresses_is_refused() {
 fn namespace_of_the_socket_counts_not_of_its_session() {
     let (mut w, web, db) = world();
     // One session shows sockets of two namespaces, as after a descriptor was passed on.
-    let (blue, red) = (shown(&w, BLUE, "0.0.0.0:5000"), shown(&w, RED, "0.0.0.0:5000"));
+    let (blue, red) = (shown(BLUE, "0.0.0.0:5000"), shown(RED, "0.0.0.0:5000"));
     offer(&mut w, web, blue, "10.0.0.1:53");
     offer(&mut w, web, red, "10.0.0.1:53");
-    let receiver = shown(&w, OWN, "0.0.0.0:53");
+    let receiver = shown(OWN, "0.0.0.0:53");
     for (from, sender) in [("10.0.0.3:5000", red), ("10.0.0.2:5000", blue)] {
         let Message::DatagramsTaken { flow, .. } = take(&mut w, db, receiver, from) else { panic!("{from}") };
         let [watched, _] = w.watched[&flow];
@@ -158,7 +157,7 @@ fn flow_within_own_namespace_needs_no_list() {
 #[test]
 fn offer_of_a_namespace_that_left_the_list_is_not_taken() {
     let (mut w, web, db) = world();
-    let (sender, receiver) = (shown(&w, BLUE, "0.0.0.0:5000"), shown(&w, RED, "0.0.0.0:53"));
+    let (sender, receiver) = (shown(BLUE, "0.0.0.0:5000"), shown(RED, "0.0.0.0:53"));
     offer(&mut w, web, sender, "10.0.0.3:53");
     w.feed(CoreEvent::Networks(networks(&[("10.0.0.3", RED)])));
     assert_eq!(code(take(&mut w, db, receiver, "10.0.0.2:5000")), Refusal::NoSuchOffer);
@@ -170,11 +169,48 @@ fn listed_namespaces_still_need_a_connect_rule() {
         let mut w = World::with_policy(&format!("[[join]]\ndomain = '*'\nusers = ['*']\n{rule}"));
         let (web, db) = (w.join_as(1, "web", 1), w.join_as(2, "db", 2));
         w.feed(CoreEvent::Networks(networks(&LIST)));
-        let (sender, receiver) = (shown(&w, BLUE, "0.0.0.0:5000"), shown(&w, RED, "0.0.0.0:53"));
+        let (sender, receiver) = (shown(BLUE, "0.0.0.0:5000"), shown(RED, "0.0.0.0:53"));
         offer(&mut w, web, sender, "10.0.0.3:53");
         match take(&mut w, db, receiver, "10.0.0.2:5000") {
             Message::DatagramsTaken { .. } => assert!(well),
             other => assert!(!well && code(other) == Refusal::Denied),
         }
+    }
+}
+
+#[test]
+fn receiver_is_listed_while_its_namespace_is() {
+    let (mut w, web, _) = world();
+    w.feed(CoreEvent::Networks(networks(&[])));
+    let grouped = SocketFacts { state: SocketState::Grouped, ..shown(BLUE, "0.0.0.0:53") };
+    let addresses = AddressList(vec!["10.0.0.2".parse().unwrap()]);
+    let published = w.say_of(web, Message::Publish { addresses }, grouped, vec![]);
+    let Some(Message::Published { key, .. }) = published else { panic!("{published:?}") };
+    let entries = w.listed.len();
+    let is_listed = |w: &World| {
+        let listed = w.listed.contains_key(&('l', Fingerprint::listener(Transport::Udp, at("10.0.0.2:53"), BLUE)));
+        assert_eq!(listed, w.members == [grouped.cookie], "a listener and a member of its group");
+        listed
+    };
+    assert!(!is_listed(&w));
+    w.feed(CoreEvent::Networks(networks(&LIST)));
+    assert!(is_listed(&w), "the namespace was listed after the program had begun");
+    w.feed(CoreEvent::Networks(networks(&[("10.0.0.3", RED)])));
+    assert!(!is_listed(&w));
+    assert_eq!(w.listed.len(), entries);
+    w.feed(CoreEvent::Networks(networks(&LIST)));
+    w.ask(web, Message::Withdraw { key });
+    assert!(!is_listed(&w) && w.listed.is_empty());
+}
+
+#[test]
+fn quota_keeps_a_receiver_out_of_the_directory() {
+    for (quota, well) in [(4, false), (100, true)] {
+        let mut w = World::with_policy(&format!("administrators = [1000]\n[quota]\nlisteners = {quota}\n"));
+        let web = w.join("web", 1);
+        let addresses = AddressList(vec!["10.0.0.2".parse().unwrap()]);
+        w.say_of(web, Message::Publish { addresses }, shown(BLUE, "0.0.0.0:53"), vec![]);
+        w.feed(CoreEvent::Networks(networks(&LIST)));
+        assert_eq!(w.listed.keys().any(|(table, _)| *table == 'l'), well, "{quota}");
     }
 }
