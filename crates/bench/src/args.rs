@@ -71,7 +71,7 @@ pub(crate) enum Command {
     ///
     /// Calls are compared with raw sockets and Ice; file systems with NFS and sshfs, and with 9p and virtiofs in a third machine.
     /// Boots the machines (QEMU; as root TCP goes over tap and bridge), and fetches Debian's full kernel for 9p once. With --quick --runs 1
-    /// about 4 minutes.
+    /// about 8 minutes; --part measures parts alone.
     Vm {
         /// The options of all measurements.
         #[command(flatten)]
