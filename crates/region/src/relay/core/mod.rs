@@ -368,6 +368,8 @@ impl<M: Clone> RelayCore<M> {
     pub(super) fn beat(&mut self, now: Instant) {
         match self.pulse.as_mut().map_or(HeartbeatStep::Quiet, |pulse| pulse.beat(now)) {
             HeartbeatStep::Quiet => {}
+            // A port that takes nothing is not filled with questions.
+            HeartbeatStep::Ping if self.out.len() >= HIGH => {}
             HeartbeatStep::Ping => self.send(&Frame::Ping {}),
             HeartbeatStep::Silent => {
                 // If the guest was only held up, it finds this when it goes on.

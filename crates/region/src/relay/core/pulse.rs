@@ -3,6 +3,9 @@
 use super::super::Heartbeat;
 use std::time::{Duration, Instant};
 
+/// The longest pause between two questions to a guest that has fallen silent.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
 /// The step that is due by the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeartbeatStep {
@@ -26,11 +29,13 @@ pub(super) struct Pulse {
     reported: bool,
     /// A guest that had greeted fell silent. It does not know that its links are gone.
     fell_silent: bool,
+    /// The pause before such a guest is asked again.
+    pause: Duration,
 }
 
 impl Pulse {
     pub(super) fn new(beat: Heartbeat, now: Instant) -> Self {
-        Self { beat, heard: now, next: now, looked: now, reported: true, fell_silent: false }
+        Self { beat, heard: now, next: now, looked: now, reported: true, fell_silent: false, pause: beat.limit }
     }
 
     /// Bytes have come. Returns whether the guest had been silent, and goes on where it was held up.
@@ -46,7 +51,13 @@ impl Pulse {
 
     pub(super) fn beat(&mut self, now: Instant) -> HeartbeatStep {
         if self.reported {
-            return HeartbeatStep::Quiet;
+            // An interrupt of its port can get lost when the machine is paused. Then only another one makes it go on.
+            if !self.fell_silent || now < self.next {
+                return HeartbeatStep::Quiet;
+            }
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            self.next = now + self.pause;
+            return HeartbeatStep::Ping;
         }
         // While this side did not run, it neither asked nor heard: that time is not the guest's silence.
         let since = now - std::mem::replace(&mut self.looked, now);
@@ -55,6 +66,7 @@ impl Pulse {
         }
         if now >= self.heard + self.beat.limit {
             (self.reported, self.fell_silent) = (true, true);
+            (self.pause, self.next) = (self.beat.limit, now + self.beat.limit);
             HeartbeatStep::Silent
         } else if now >= self.next {
             self.next = now + self.beat.every;
@@ -66,7 +78,7 @@ impl Pulse {
 
     /// How long nothing need happen; `None` if only the guest can make something happen.
     pub(super) fn patience(&self, now: Instant) -> Option<Duration> {
-        let next = self.next.min(self.heard + self.beat.limit);
-        (!self.reported).then(|| next.saturating_duration_since(now))
+        let next = if self.reported { self.next } else { self.next.min(self.heard + self.beat.limit) };
+        (!self.reported || self.fell_silent).then(|| next.saturating_duration_since(now))
     }
 }
