@@ -138,7 +138,7 @@ impl ServerThread {
 impl Drop for ServerThread {
     fn drop(&mut self) {
         let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.counters += ThreadCounters::of_thread(std::process::id(), self.0);
+        ended.counters += ThreadCounters::from_thread(std::process::id(), self.0);
         ended.numbers.insert(self.0);
     }
 }
@@ -150,7 +150,7 @@ fn own_counters() -> FlowCounters {
     let threads: BTreeSet<u32> = accounts::threads(process).into_iter().collect();
     ended.numbers.retain(|number| threads.contains(number));
     let mut counters = ended.counters;
-    threads.difference(&ended.numbers).for_each(|thread| counters += ThreadCounters::of_thread(process, *thread));
+    threads.difference(&ended.numbers).for_each(|thread| counters += ThreadCounters::from_thread(process, *thread));
     FlowCounters::of(counters)
 }
 

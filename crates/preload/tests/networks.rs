@@ -223,7 +223,7 @@ fn namespace_that_is_made_again_gets_rings() {
 #[test]
 fn broker_without_the_capability_leaves_datagrams_to_kernel() {
     let Some(spaces) = Namespaces::three() else { return };
-    let world = World::of_broker_started_by(&["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]);
+    let world = World::with_broker_started_by(&["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]);
     world.set_further_policy(&both(&spaces));
     let port = free_port();
     let _server = Program::server(&world, &spaces, "0.0.0.0", "echo", port);

@@ -80,7 +80,7 @@ impl FlowCounters {
 
 impl ThreadCounters {
     /// Reads those of one thread of a process.
-    pub(crate) fn of_thread(process: u32, thread: u32) -> Self {
+    pub(crate) fn from_thread(process: u32, thread: u32) -> Self {
         let read = |name: &str| fs::read_to_string(format!("/proc/{process}/task/{thread}/{name}")).unwrap_or_default();
         let status = read("status");
         let blocked = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"));
@@ -110,7 +110,7 @@ pub(crate) fn threads(process: u32) -> Vec<u32> {
 fn threads_of(server: u32) -> ThreadCounters {
     let mut sum = ThreadCounters::default();
     for process in family(server) {
-        threads(process).into_iter().for_each(|thread| sum += ThreadCounters::of_thread(process, thread));
+        threads(process).into_iter().for_each(|thread| sum += ThreadCounters::from_thread(process, thread));
     }
     sum
 }

@@ -177,7 +177,7 @@ pub(crate) fn run(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults>
 }
 
 /// Plans of a part, if the part was asked for.
-fn of_part(parts: &[VmPart], part: VmPart, plans: impl FnOnce() -> Vec<BenchPlan>) -> Vec<BenchPlan> {
+fn if_selected(parts: &[VmPart], part: VmPart, plans: impl FnOnce() -> Vec<BenchPlan>) -> Vec<BenchPlan> {
     if parts.is_empty() || parts.contains(&part) { plans() } else { Vec::new() }
 }
 
@@ -227,13 +227,13 @@ fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
         bench.interrupt.check()?;
         done
     };
-    let mut cells = bench.measure_by(of_part(parts, VmPart::Streams, || plans(scale)), runs, &mut run)?;
-    let mut of_calls = bench.measure_by(of_part(parts, VmPart::Calls, || calls::trips(scale)), runs, &mut run)?;
+    let mut cells = bench.measure_by(if_selected(parts, VmPart::Streams, || plans(scale)), runs, &mut run)?;
+    let mut of_calls = bench.measure_by(if_selected(parts, VmPart::Calls, || calls::trips(scale)), runs, &mut run)?;
     machines.place(between)?;
     let of_programs = {
         let mut servers = MachineServers::new(machines.guests(), machines.are_emulated());
-        let mut plans = of_part(parts, VmPart::Programs, || programs::plans(scale, false));
-        plans.extend(of_part(parts, VmPart::Datagrams, || programs::plans(scale, true)));
+        let mut plans = if_selected(parts, VmPart::Programs, || programs::plans(scale, false));
+        plans.extend(if_selected(parts, VmPart::Datagrams, || programs::plans(scale, true)));
         bench.measure_by(plans, runs, |bench, plan| {
             let done = servers.run(plan, scale, &bench.interrupt);
             bench.interrupt.check()?;
@@ -242,7 +242,7 @@ fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     };
     of_calls.extend({
         let mut peers = GuestPeers::new(machines.guests(), &call_programs);
-        bench.measure_by(of_part(parts, VmPart::Calls, || calls::plans(scale)), runs, |bench, plan| {
+        bench.measure_by(if_selected(parts, VmPart::Calls, || calls::plans(scale)), runs, |bench, plan| {
             let done = peers.run(plan, &bench.interrupt);
             bench.interrupt.check()?;
             done
@@ -250,7 +250,7 @@ fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     });
     let of_files = {
         let mut files = GuestFiles::new(machines.guests());
-        bench.measure_by(of_part(parts, VmPart::Files, || files::plans(scale)), runs, |bench, plan| {
+        bench.measure_by(if_selected(parts, VmPart::Files, || files::plans(scale)), runs, |bench, plan| {
             let done = files.run(bench, plan);
             bench.interrupt.check()?;
             done
@@ -259,7 +259,7 @@ fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let setups =
         rooms(scale).into_iter().flat_map(|room| [Mechanism::PmemWindow, Mechanism::Ivshmem].map(|m| (m, room)));
     let setups =
-        of_part(parts, VmPart::Memory, || setups.map(|(mechanism, room)| setup_plan(mechanism, room)).collect());
+        if_selected(parts, VmPart::Memory, || setups.map(|(mechanism, room)| setup_plan(mechanism, room)).collect());
     let setups = bench.measure_by(setups, runs.min(MOST_SETUPS), |bench, plan| {
         let room = plan.key.number("total").unwrap_or(0);
         let done = match plan.key.mechanism {

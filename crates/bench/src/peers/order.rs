@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{report::metric::Metric, task::Figures};
+use crate::{
+    error::{BenchError, Result},
+    report::metric::Metric,
+    task::Figures,
+};
 
 /// What a call carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -139,6 +143,17 @@ pub(crate) enum OrderAnswer {
     /// The peer cannot do it.
     Unavailable(String),
     Failed(String),
+}
+
+impl OrderAnswer {
+    /// The figures, or why there are none as an error.
+    pub(crate) fn into_figures(self) -> Result<Figures> {
+        match self {
+            Self::Figures(figures) => Ok(figures),
+            Self::Unavailable(why) => Err(BenchError::Unavailable(why)),
+            Self::Failed(why) => Err(BenchError::Transport(why)),
+        }
+    }
 }
 
 /// The names of figures in answers.

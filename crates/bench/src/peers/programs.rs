@@ -13,7 +13,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
-    order::{OrderAnswer, PeerOrder, parse_answer},
+    order::{PeerOrder, parse_answer},
     sources::{AddressForm, SOURCES},
 };
 use crate::{
@@ -91,11 +91,7 @@ impl PeerLibraries {
         if line.is_err() {
             self.running.remove(&mechanism);
         }
-        match parse_answer(&line?) {
-            OrderAnswer::Figures(figures) => Ok(figures),
-            OrderAnswer::Unavailable(why) => Err(BenchError::Unavailable(why)),
-            OrderAnswer::Failed(why) => Err(BenchError::Transport(why)),
-        }
+        parse_answer(&line?).into_figures()
     }
 
     fn program(&mut self, mechanism: Mechanism, around: &PeerSurroundings<'_>) -> Result<PathBuf> {

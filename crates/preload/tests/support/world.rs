@@ -60,16 +60,16 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        Self::of_broker_started_by(&[])
+        Self::with_broker_started_by(&[])
     }
 
     /// A world whose broker may not read sequence numbers, as that of an ordinary user.
     pub(crate) fn without_sequence_numbers() -> Self {
-        Self::of_broker_started_by(&["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"])
+        Self::with_broker_started_by(&["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"])
     }
 
     /// A world whose broker this command starts.
-    pub(crate) fn of_broker_started_by(launcher: &'static [&'static str]) -> Self {
+    pub(crate) fn with_broker_started_by(launcher: &'static [&'static str]) -> Self {
         let folder = tempfile::Builder::new().prefix("partywall-preload-test-").tempdir().unwrap();
         // Programs that become another user must find the broker.
         let open = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);

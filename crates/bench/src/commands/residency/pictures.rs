@@ -37,14 +37,14 @@ pub(super) fn all(cells: &[Cell]) -> BTreeMap<String, Picture> {
     pictures
 }
 
-fn of_part<'a>(cells: &'a [Cell], part: &'a str, mechanism: Mechanism) -> impl Iterator<Item = &'a Cell> {
+fn cells_in<'a>(cells: &'a [Cell], part: &'a str, mechanism: Mechanism) -> impl Iterator<Item = &'a Cell> {
     cells.iter().filter(move |cell| cell.key.mechanism == mechanism && cell.key.word("part") == Some(part))
 }
 
 fn series_by_size(cells: &[Cell], flow: &str, metric: Metric) -> Vec<Series> {
     let places: BTreeSet<&str> = cells.iter().filter_map(|cell| cell.key.word("place")).collect();
     let of = |mechanism: Mechanism, place: &str| {
-        let points = of_part(cells, "sizes", mechanism)
+        let points = cells_in(cells, "sizes", mechanism)
             .filter(|cell| cell.key.word("flow") == Some(flow) && cell.key.word("place") == Some(place))
             .filter_map(|cell| Some((cell.key.number("message")? as f64, cell.summary(metric)?)))
             .collect();
@@ -62,7 +62,7 @@ fn mixed(cells: &[Cell]) -> Chart {
     let series = SIDES.into_iter().flat_map(|mechanism| {
         [(Metric::BytesPerSecond, "all", false), (Metric::RemoteBytesPerSecond, "remote", true)].map(
             |(metric, what, dashed)| {
-                let points = of_part(cells, "mixed", mechanism)
+                let points = cells_in(cells, "mixed", mechanism)
                     .filter_map(|cell| Some((cell.key.number("local")? as f64, cell.summary(metric)?)))
                     .collect();
                 Series { name: format!("{mechanism}, {what}"), mechanism, dashed, points }
@@ -80,13 +80,13 @@ fn mixed(cells: &[Cell]) -> Chart {
 /// The rate with the library, as a part of the rate without it, where every peer is remote. The bars are the intervals that contain the true
 /// ratio in 95 of 100 such experiments.
 fn remote(cells: &[Cell]) -> Chart {
-    let flows: BTreeSet<(&str, u64)> = of_part(cells, "remote", Mechanism::Tcp)
+    let flows: BTreeSet<(&str, u64)> = cells_in(cells, "remote", Mechanism::Tcp)
         .filter_map(|cell| Some((cell.key.word("flow")?, cell.key.number("entries")?)))
         .collect();
     let series = flows.into_iter().map(|(flow, entries)| {
         let of_flow = |cell: &&Cell| cell.key.word("flow") == Some(flow) && cell.key.number("entries") == Some(entries);
-        let points = of_part(cells, "remote", Mechanism::Tcp).filter(of_flow).filter_map(|plain| {
-            let ours = of_part(cells, "remote", Mechanism::Transparent)
+        let points = cells_in(cells, "remote", Mechanism::Tcp).filter(of_flow).filter_map(|plain| {
+            let ours = cells_in(cells, "remote", Mechanism::Transparent)
                 .find(|cell| cell.key.settings == plain.key.settings)?;
             let verdict = judge_cell(plain, Some(ours));
             let median = verdict.measured?;

@@ -24,7 +24,7 @@ use crate::{
     interrupt::Interrupt,
     mechanism::{Mechanism, WaitMode},
     peers::{
-        order::{OrderAnswer, PayloadPlace, PeerOrder, parse_answer},
+        order::{PayloadPlace, PeerOrder, parse_answer},
         sources::SOURCES,
     },
     report::{
@@ -177,11 +177,7 @@ impl<'a> GuestPeers<'a> {
         if line.is_err() {
             self.running.remove(&mechanism);
         }
-        match parse_answer(&line?) {
-            OrderAnswer::Figures(figures) => Ok(figures),
-            OrderAnswer::Unavailable(why) => Err(BenchError::Unavailable(why)),
-            OrderAnswer::Failed(why) => Err(BenchError::Transport(why)),
-        }
+        parse_answer(&line?).into_figures()
     }
 
     fn start(&mut self, mechanism: Mechanism, interrupt: &Interrupt) -> Result<CallPair<'a>> {

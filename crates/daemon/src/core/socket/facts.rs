@@ -14,7 +14,7 @@ pub(in crate::core) enum NotPeers {
     #[error("the sequence numbers of the two sockets say that they are not ends of one connection")]
     OtherNumbers,
     #[error(
-        "so many sockets with other sequence numbers have asked for this connection that its numbers may have been guessed"
+        "sockets with other sequence numbers have asked for this connection too often, so the right numbers may be a guess"
     )]
     Guessed,
     #[error("what the two sockets have carried says that they are not ends of one connection")]

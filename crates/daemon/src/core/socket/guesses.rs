@@ -72,7 +72,8 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// The offer that a socket has found, unless so many have asked with wrong numbers before that this one may have guessed them.
+    /// The offer that a socket has found. Refused if more than `most` sockets have asked for it with wrong numbers before: this one may
+    /// have guessed them.
     pub(super) fn unless_guessed(
         &mut self,
         offer: ChannelId,

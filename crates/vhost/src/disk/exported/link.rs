@@ -33,7 +33,7 @@ const LEAST_FURTHER_HEAP: u64 = 1 << 20;
 pub(super) enum HeapNeed {
     /// This disk has no other connection.
     Any,
-    /// The other connections of this disk hold so many bytes.
+    /// This disk has other connections, which hold this many bytes together.
     Further { held: u64 },
 }
 
