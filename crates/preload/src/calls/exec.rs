@@ -1,7 +1,7 @@
 //! `exec`: another program takes the sockets over that stay open, and it knows nothing of rings.
 #![expect(unsafe_code, reason = "C functions, and the caller's lists of arguments")]
 
-use super::inherited::{InheritedNote, environment, stays_open};
+use super::inherited::{InheritedNote, environment, name_of, name_of_descriptor, stays_open};
 use crate::conn::{self, Conn, Descent};
 use crate::table::{self, DescriptorKind};
 use crate::{process, ready, real, sys};
@@ -43,7 +43,7 @@ fn see_off(goes_on: bool) {
 export! {
     /// `execve`
     fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let note = InheritedNote::take();
+        let note = InheritedNote::take(name_of(path));
         see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { note.run(envp, |envp| real::execve(path, argv, envp), || real::execve(path, argv, envp)) }
@@ -51,7 +51,7 @@ export! {
 
     /// `execv`
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
-        let note = InheritedNote::take();
+        let note = InheritedNote::take(name_of(path));
         see_off(false);
         // SAFETY: the caller's arguments, passed on, and the environment that this call uses.
         unsafe { note.run(environment(), |envp| real::execve(path, argv, envp), || real::execv(path, argv)) }
@@ -59,7 +59,7 @@ export! {
 
     /// `execvp`
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
-        let note = InheritedNote::take();
+        let note = InheritedNote::take(name_of(file));
         see_off(false);
         // SAFETY: the caller's arguments, passed on, and the environment that this call uses.
         unsafe { note.run(environment(), |envp| real::execvpe(file, argv, envp), || real::execvp(file, argv)) }
@@ -67,7 +67,7 @@ export! {
 
     /// `execvpe`
     fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let note = InheritedNote::take();
+        let note = InheritedNote::take(name_of(file));
         see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { note.run(envp, |envp| real::execvpe(file, argv, envp), || real::execvpe(file, argv, envp)) }
@@ -117,7 +117,7 @@ export! {
 
     /// `fexecve`
     fn fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let note = InheritedNote::take();
+        let note = InheritedNote::take(name_of_descriptor(fd));
         see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { note.run(envp, |envp| real::fexecve(fd, argv, envp), || real::fexecve(fd, argv, envp)) }

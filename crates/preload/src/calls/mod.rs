@@ -90,7 +90,7 @@ fn receiving(
             call.received(got, flags & libc::MSG_PEEK != 0);
             got
         }
-        CandidateStep::Up => {
+        CandidateStep::Up(conn) => {
             if !buffers.are_plausible() {
                 return sys::fail(Errno::FAULT);
             }
@@ -123,7 +123,7 @@ fn sending(
             call.sent(sent);
             sent
         }
-        CandidateStep::Up => {
+        CandidateStep::Up(conn) => {
             if !buffers.are_plausible() {
                 return sys::fail(Errno::FAULT);
             }

@@ -42,7 +42,7 @@ export! {
                     call.received(got, false);
                     got
                 }
-                CandidateStep::Up => sys::give(to_pipe(conn, from, to, len, dont_wait)),
+                CandidateStep::Up(conn) => sys::give(to_pipe(conn, from, to, len, dont_wait)),
             },
             (None, Some(conn)) => match conn.before_call(to) {
                 CandidateStep::Kernel(call) => {
@@ -50,7 +50,7 @@ export! {
                     call.sent(sent);
                     sent
                 }
-                CandidateStep::Up => sys::give(from_pipe(conn, from, to, len, dont_wait)),
+                CandidateStep::Up(conn) => sys::give(from_pipe(conn, from, to, len, dont_wait)),
             },
             (None, None) => kernel(),
         }
@@ -67,7 +67,7 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel
             call.sent(sent);
             sent
         }
-        CandidateStep::Up => {
+        CandidateStep::Up(conn) => {
             // SAFETY: by this function's contract.
             let offset = unsafe { offset.as_mut() };
             sys::give(send_file(conn, to, from, offset, count.min(MOST)))

@@ -17,8 +17,9 @@ use std::sync::atomic::Ordering;
 pub(crate) enum CandidateStep {
     /// Call the kernel, and say how that went.
     Kernel(KernelCall),
-    /// It has a ring; or, below the signal handler that makes the call, this very thread is in the middle of a step towards one.
-    Up,
+    /// It has a ring; or, below the signal handler that makes the call, this very thread is in the middle of a step towards one. The call
+    /// goes on with this connection, which may stand for the descriptor since this step.
+    Up(&'static Conn),
 }
 
 impl Conn {
@@ -43,11 +44,19 @@ impl Conn {
         adopt_carrying((0, 0), fd, role, local, peer)
     }
 
-    /// Adopts a connection that the program has inherited through `exec`, at a descriptor that has no entry. This process alone has it. Its
-    /// bytes are counted from what the kernel has carried so far.
-    pub(crate) fn adopt_inherited(fd: c_int, role: Role, local: SocketAddr, peer: SocketAddr) -> Option<&'static Self> {
+    /// Adopts a connection that the program has inherited through `exec`, at a descriptor that has no entry. This process alone has it.
+    /// Its bytes are counted from what the kernel has carried so far. `rings`: how often it has had rings.
+    pub(crate) fn adopt_inherited(
+        fd: c_int,
+        role: Role,
+        rings: u32,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<&'static Self> {
         let counts = super::accounts::kernel_counts(role, fd)?;
-        if may_adopt(fd, role) { adopt_carrying(counts, fd, role, local, peer) } else { None }
+        let conn = if may_adopt(fd, role) { adopt_carrying(counts, fd, role, local, peer)? } else { return None };
+        conn.moves.renewals.store(rings, Ordering::Relaxed);
+        Some(conn)
     }
 
     /// Before a receiving or sending call: it goes to the kernel, or the connection has a ring by now.
@@ -57,7 +66,7 @@ impl Conn {
         let mut conn = self;
         if conn.is_up() {
             match conn.renewed(fd) {
-                None => return CandidateStep::Up,
+                None => return CandidateStep::Up(conn),
                 Some(renewed) => conn = renewed,
             }
         }
@@ -65,7 +74,7 @@ impl Conn {
         advance(conn, fd);
         match conn.kernel_block_enter() {
             KernelSleep::Entered => CandidateStep::Kernel(KernelCall(conn)),
-            KernelSleep::HasRing | KernelSleep::OwnStep => CandidateStep::Up,
+            KernelSleep::HasRing | KernelSleep::OwnStep => CandidateStep::Up(conn),
         }
     }
 }

@@ -7,7 +7,7 @@
 //! ```text
 //!   rings are over -- pause --> replaced in the table: a candidate with the kernel's counts --> offer, take, ... --> rings
 //!         ^                                                                                                           |
-//!         +--------------------------- at most MOST_RINGS times, each pause twice as long ----------------------------+
+//!         +--------------------------- MOST_RINGS rings at most, each pause twice as long ----------------------------+
 //! ```
 //!
 //! The connection is *replaced*: the table of descriptors gets another block of the arena, as for a socket that the library meets for the
@@ -64,6 +64,12 @@ impl Conn {
 pub(crate) fn may_be_inherited(conn: &'static Conn) -> bool {
     let may_have_rings = matches!(conn.settle(), ConnStage::Candidate | ConnStage::Offered | ConnStage::Attached);
     may_have_rings && !conn.has(PERMANENT) && !conn.is_shared() && waiters().may_be_renewed(conn)
+}
+
+/// How often a connection that goes on in the next program has had rings by then. `None`: that is too often for further ones.
+pub(crate) fn rings_after_exec(conn: &Conn) -> Option<u32> {
+    let rings = conn.moves.renewals.load(Ordering::Relaxed).saturating_add(1);
+    (rings < MOST_RINGS).then_some(rings)
 }
 
 #[cold]
@@ -125,7 +131,7 @@ fn replace(old: &'static Conn, fd: c_int, time: u32) -> Option<&'static Conn> {
     let mut signals = BlockedSignals::none();
     signals.hold();
     // A handler may have run until now.
-    if !signals.is_held() || !old.is_of(fd) || !are_rings_over(old) || old.has(PERMANENT) {
+    if !signals.is_held() || !is_only_thread() || !old.is_of(fd) || !are_rings_over(old) || old.has(PERMANENT) {
         return None;
     }
     // Threads that were in the kernel with it before it had rings have left their calls by a jump.

@@ -320,6 +320,6 @@ fn file_error_after_partial_send_is_not_connection_error() {
 fn call_by_kernel(conn: &'static Conn, fd: c_int) -> KernelCall {
     match conn.before_call(fd) {
         CandidateStep::Kernel(call) => call,
-        CandidateStep::Up => panic!("fd {fd} has a ring"),
+        CandidateStep::Up(_) => panic!("fd {fd} has a ring"),
     }
 }

@@ -224,7 +224,7 @@ fn shared_connection_is_not_noted_for_next_program() {
 #[test]
 fn connection_is_not_replaced_in_signal_handler() {
     static FD: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
-    static RENEWED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    static RENEWED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(true);
     extern "C" fn handler(_: c_int) {
         RENEWED.store(is_renewed_by_calls(FD.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
