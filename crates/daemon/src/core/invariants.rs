@@ -284,8 +284,13 @@ impl<F: Descriptor> Core<F> {
         assert_eq!(offered.values().map(Vec::len).sum::<usize>(), offers.len());
         let translated = offers.values().filter(|offer| offer.translated_end().is_some()).count();
         assert_eq!(self.sockets.translated.values().map(Vec::len).sum::<usize>(), translated);
-        let of_ends: BTreeSet<_> = self.sockets.translated.keys().map(|end| end.accepting()).collect();
-        assert_eq!(self.sockets.guesses.counts(), (of_ends.len(), translated));
+        let mut of_ends = BTreeMap::new();
+        for (end, handshake) in offers.values().filter_map(|offer| offer.translated_end().zip(offer.handshake())) {
+            for namespace in &handshake.namespaces {
+                *of_ends.entry((end.accepting(), *namespace)).or_insert(0) += 1;
+            }
+        }
+        assert_eq!(self.sockets.guesses.counts(), of_ends);
         let may_be_shown =
             |id| offers.get(id).and_then(|o| o.handshake()).is_some_and(|h| h.far.is_some() && !h.is_shown_translated);
         assert!(self.sockets.young.iter().all(may_be_shown));

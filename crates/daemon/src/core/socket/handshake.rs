@@ -3,6 +3,7 @@
 use partywall_protocol::directory::Fingerprint;
 use partywall_protocol::wire::{Refusal, RegionReference};
 
+use super::guesses::WrongAttempts;
 use super::{NamespaceId, SocketFacts};
 use crate::core::id::DomainId;
 use crate::core::refuse::{Refuse, refuse};
@@ -28,10 +29,8 @@ pub(in crate::core) struct Handshake<F> {
     pub(in crate::core) taker: Option<Taker<F>>,
     /// The network namespaces in which it may be accepted.
     pub(in crate::core) namespaces: Vec<NamespaceId>,
-    /// The sockets with its ends and other numbers that have asked for it.
-    pub(super) wrong_takes: u64,
-    /// The guesses at its accepting end ([`Guesses`](super::guesses::Guesses)) before it came.
-    pub(super) guesses_before: u64,
+    /// What was tried at the connection with wrong numbers.
+    pub(super) wrong: WrongAttempts,
     /// Its entries in the directory by its accepting end alone, one for each namespace: none if it may not be translated.
     pub(in crate::core) translated: Vec<Fingerprint>,
     /// They are in the directory.
@@ -47,8 +46,7 @@ impl<F> Handshake<F> {
             ring_far,
             taker: None,
             namespaces,
-            wrong_takes: 0,
-            guesses_before: 0,
+            wrong: WrongAttempts::default(),
             translated,
             is_shown_translated: false,
             confirmed: None,

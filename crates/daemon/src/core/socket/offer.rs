@@ -6,7 +6,7 @@ use partywall_protocol::directory::{DirectoryChange, Fingerprint, Transport, is_
 use partywall_protocol::wire::{Located, Message, Origin, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
 
-use super::facts::{Ends, NumberedEnd};
+use super::facts::{Ends, NotPeers, NumberedEnd, not_peers};
 use super::handshake::{Handshake, bell};
 use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::domain::DomainRecord;
@@ -94,6 +94,9 @@ impl<F: Descriptor> Core<F> {
         let (remote, located, shape) = connected_with(&socket, reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
+        if self.sockets.guesses.is_over(socket.id()) {
+            return not_peers(NotPeers::Guessed);
+        }
         self.may_offer(domain, reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         let namespaces = self.accepted_in(remote, &socket);
@@ -213,10 +216,10 @@ impl<F: Descriptor> Core<F> {
         if let Some(end) = offer.translated_end() {
             self.sockets.translated.entry(end).or_default().push(id);
             self.sockets.young.insert(id);
-            let before = self.sockets.guesses.offer_came(end.accepting());
-            if let Some(handshake) = offer.handshake_mut() {
-                handshake.guesses_before = before;
-            }
+        }
+        let (socket, end) = (offer.socket.id(), offer.translated_end());
+        if let Some(handshake) = offer.handshake_mut() {
+            handshake.wrong = self.sockets.guesses.offer_came(socket, end, &handshake.namespaces);
         }
         match offer.of {
             OfferOf::Connection(_) => drop(self.sockets.in_use.insert(offer.socket.id(), id)),
@@ -268,7 +271,10 @@ impl<F: Descriptor> Core<F> {
             if of.is_empty() {
                 self.sockets.translated.remove(&end);
             }
-            self.sockets.guesses.offer_went(end.accepting());
+        }
+        if let Some(handshake) = offer.handshake() {
+            let (end, Handshake { namespaces, wrong, .. }) = (offer.translated_end(), handshake);
+            self.sockets.guesses.offer_went(offer.socket.id(), end, namespaces, *wrong);
         }
         if let Some(counts) = self.sockets.counts_of(offer.peer.origin()) {
             counts.offers -= 1;

@@ -13,7 +13,6 @@ use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, Re
 
 use super::SocketFacts;
 use super::facts::{Ends, NotPeers, are_peers, carries_on, not_peers};
-use super::guesses::{MOST_GUESSES, MOST_WRONG_TAKES};
 use super::handshake::{Handshake, Taker};
 use super::offer::{Offer, OfferOf, connected_with};
 use super::open::{SocketSide, affords_both_ends, service_of};
@@ -177,6 +176,27 @@ impl<F: Descriptor> Core<F> {
         from.afford(offer.reference.ring_size)
     }
 
+    /// Whether a translated offer may be taken still.
+    fn are_guesses_few(&self, offer: &Offer<F>) -> bool {
+        let few = |handshake: &Handshake<F>| {
+            self.sockets.guesses.are_few(offer.translated_end(), &handshake.namespaces, handshake.wrong)
+        };
+        offer.handshake().is_some_and(few)
+    }
+
+    /// A socket has asked for an offer with numbers that are those of none. The offers `of_ends` have its ends.
+    fn guessed_wrong(&mut self, socket: &SocketFacts, of_ends: &[ChannelId], taker: Credentials) {
+        let mut reached = self.sockets.guesses.guess(socket);
+        for id in of_ends {
+            let handshake = self.sockets.offers.get_mut(id).and_then(Offer::handshake_mut);
+            reached = handshake.and_then(|handshake| handshake.wrong.take()).or(reached);
+        }
+        if let Some(wrong) = reached.filter(|_| self.log.allows(taker.user, self.now)) {
+            let (user, pid, at) = (taker.user, taker.pid, socket.local);
+            tracing::warn!(%user, pid, %at, wrong, "{}: connections stay on TCP", NotPeers::Guessed);
+        }
+    }
+
     /// The only offer whose socket is the other end of this one.
     fn matching(&mut self, socket: &SocketFacts, ends: Ends, taker: Credentials) -> Result<ChannelId, Refuse> {
         let namespace = socket.namespace();
@@ -185,27 +205,31 @@ impl<F: Descriptor> Core<F> {
                 .handshake()
                 .is_some_and(|handshake| handshake.far.is_some() && handshake.namespaces.contains(&namespace))
         };
-        let mut why = None;
-        let of_ends = self.offers_of(ends, waits);
-        for id in &of_ends {
-            let Some(offer) = self.sockets.offers.get(id) else { continue };
+        // An offer that may not be taken any more is answered like none: the answer is not to tell whose guess was right.
+        let (mut why, mut wrong) = (None, Vec::new());
+        for id in self.offers_of(ends, waits) {
+            let Some(offer) = self.sockets.offers.get(&id) else { continue };
+            if !offer.handshake().is_some_and(|handshake| handshake.wrong.takes_are_few()) {
+                continue;
+            }
             match are_peers(&offer.socket, socket, are_one_user(offer.peer, taker)) {
                 Ok(()) => {
-                    let wrong = offer.handshake().map_or(0, |handshake| handshake.wrong_takes);
                     carries_on(&offer.socket, socket).or_else(not_peers)?;
-                    return self.unless_guessed(*id, (wrong, MOST_WRONG_TAKES), taker);
+                    return Ok(id);
                 }
                 Err(reason) => why = Some(reason),
+            }
+            if why == Some(NotPeers::OtherNumbers) {
+                wrong.push(id);
             }
         }
         // The connecting end may be another there: then the numbers alone say whose connection it is, and only one offer can have them.
         if let [id] = *self.translated_offers_of(socket, waits)
-            && let Some(offer) = self.sockets.offers.get(&id)
+            && let Some(offer) = self.sockets.offers.get(&id).filter(|offer| self.are_guesses_few(offer))
         {
-            carries_on(&offer.socket, socket).or_else(not_peers)?;
-            return self.unless_guessed(id, (self.guesses_at(offer), MOST_GUESSES), taker);
+            return carries_on(&offer.socket, socket).or_else(not_peers).map(|()| id);
         }
-        self.guessed_wrong(socket, &of_ends);
+        self.guessed_wrong(socket, &wrong, taker);
         match why {
             None | Some(NotPeers::OtherNumbers) => refuse(Refusal::NoSuchOffer, "no offer of this connection now"),
             Some(reason) => not_peers(reason),

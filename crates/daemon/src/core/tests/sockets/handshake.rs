@@ -77,7 +77,7 @@ fn offer_goes_only_to_namespaces_where_it_may_be_accepted() {
 }
 
 #[test]
-fn offer_is_refused_after_several_takes_with_other_numbers() {
+fn connection_gets_no_ring_after_takes_with_other_numbers() {
     let tried = |wrong: u32| {
         let (mut w, web, db) = world();
         offered(&mut w, web, numbered(client(), NUMBERS));
@@ -85,10 +85,37 @@ fn offer_is_refused_after_several_takes_with_other_numbers() {
             let guess = Numbers { sent_from: 3, received_from: i };
             assert_eq!(code(take(&mut w, db, numbered(server(), guess))), Refusal::NoSuchOffer);
         }
-        take(&mut w, db, numbered(server(), crossed(NUMBERS)))
+        (w, web, db)
     };
-    assert!(matches!(tried(4), Message::Bell { .. }));
-    assert_eq!(code(tried(5)), Refusal::Ambiguous);
+    let right = numbered(server(), crossed(NUMBERS));
+    let (mut w, _, db) = tried(3);
+    assert!(matches!(take(&mut w, db, right), Message::Bell { .. }));
+    // The answer does not tell that the numbers are right, also if the bytes are not.
+    let (mut w, web, db) = tried(4);
+    assert_eq!(code(take(&mut w, db, right)), Refusal::NoSuchOffer);
+    assert_eq!(code(take(&mut w, db, SocketFacts { received: 99, ..right })), Refusal::NoSuchOffer);
+    // The numbers are the same in the connection's next offer.
+    for _ in 0..30 {
+        w.feed(CoreEvent::Tick);
+    }
+    let shape = numbered(client(), NUMBERS);
+    assert_eq!(code(offer(&mut w, web, shape)), Refusal::Ambiguous);
+    // Another connection with these ends may have a ring.
+    offered(&mut w, web, SocketFacts { cookie: 55, ..shape });
+    assert!(matches!(take(&mut w, db, right), Message::Bell { .. }));
+}
+
+#[test]
+fn wrong_takes_are_counted_over_offers_of_connection() {
+    let (mut w, web, db) = world();
+    let shape = numbered(client(), NUMBERS);
+    for i in 0..4 {
+        let id = offered(&mut w, web, shape);
+        let guess = Numbers { sent_from: 3, received_from: i };
+        assert_eq!(code(take(&mut w, db, numbered(server(), guess))), Refusal::NoSuchOffer);
+        assert_eq!(w.ask(web, Message::Cancel { offer: id }), Message::Done {});
+    }
+    assert_eq!(code(offer(&mut w, web, shape)), Refusal::Ambiguous);
 }
 
 #[test]

@@ -95,35 +95,49 @@ fn translated_offer_goes_only_to_crossing_numbers_and_its_end() {
     assert_eq!(code(take(&mut w, db, SocketFacts { cookie: 97, ..outside() })), Refusal::NoSuchOffer);
 }
 
+/// Sockets at the accepting end of [`outside`] ask with wrong numbers, all different.
+fn guess(w: &mut World, db: u64, netns: u64, many: std::ops::Range<u32>) {
+    for i in many {
+        let numbers = Numbers { sent_from: 3, received_from: i };
+        let socket = SocketFacts { cookie: 98, netns, ..outside() };
+        assert_eq!(code(take(w, db, numbered(socket, numbers))), Refusal::NoSuchOffer);
+    }
+}
+
 #[test]
-fn translated_offer_is_refused_after_many_guesses_at_its_end() {
-    let guess = |w: &mut World, db, many: u32| {
-        for i in 0..many {
-            let numbers = Numbers { sent_from: 3, received_from: i };
-            assert_eq!(
-                code(take(w, db, numbered(SocketFacts { cookie: 98, ..outside() }, numbers))),
-                Refusal::NoSuchOffer
-            );
-        }
-    };
+fn translated_connection_gets_no_ring_after_many_guesses() {
     let other = Numbers { sent_from: 3, received_from: 1_000_000 };
     let theirs = numbered(SocketFacts { remote: Some(at("10.0.1.1:6001")), cookie: 100, ..outside() }, crossed(other));
     let (mut w, web, db) = apart();
     let first = offered(&mut w, web, inside());
-    guess(&mut w, db, 64);
+    guess(&mut w, db, 2, 0..63);
     // Guesses before an offer do not concern it.
     let second = offered(&mut w, web, another(inside(), other));
     assert_eq!(take(&mut w, db, outside()), Message::Bell { offer: first });
-    guess(&mut w, db, 64);
+    guess(&mut w, db, 2, 100..163);
     assert_eq!(take(&mut w, db, theirs), Message::Bell { offer: second });
+
     let (mut w, web, db) = apart();
     let first = offered(&mut w, web, inside());
-    guess(&mut w, db, 65);
-    assert_eq!(code(take(&mut w, db, outside())), Refusal::Ambiguous);
-    // The count goes with the last offer.
+    guess(&mut w, db, 2, 0..64);
+    assert_eq!(code(take(&mut w, db, outside())), Refusal::NoSuchOffer);
+    // Nor does the connection get one by another offer.
     assert_eq!(w.ask(web, Message::Cancel { offer: first }), Message::Done {});
-    let again = offered(&mut w, web, inside());
-    assert_eq!(take(&mut w, db, outside()), Message::Bell { offer: again });
+    assert_eq!(code(offer(&mut w, web, inside())), Refusal::Ambiguous);
+    let again = offered(&mut w, web, another(inside(), other));
+    assert_eq!(take(&mut w, db, theirs), Message::Bell { offer: again });
+}
+
+#[test]
+fn only_different_numbers_of_accepting_namespace_are_guesses() {
+    let (mut w, web, db) = apart();
+    let offer = offered(&mut w, web, inside());
+    // A connection of that listener that asks again and again, and strangers who have the address in their own namespaces.
+    for _ in 0..100 {
+        guess(&mut w, db, 2, 7..8);
+    }
+    guess(&mut w, db, 3, 0..100);
+    assert_eq!(take(&mut w, db, outside()), Message::Bell { offer });
 }
 
 #[test]
