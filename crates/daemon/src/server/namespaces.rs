@@ -183,11 +183,16 @@ fn enter(path: &Path) -> io::Result<(FileId, EnteredNamespace)> {
     Ok((id, entered))
 }
 
-/// Refuses a path of which another user can replace a part: that user would say whose the addresses are.
+/// Refuses a path of which another user can replace a part: that user would say whose the addresses are. A symbolic link may lead through
+/// such a part, or to a process whose number another one gets.
 fn check_owners(path: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     for part in path.ancestors() {
         let found = part.symlink_metadata()?;
+        if found.is_symlink() {
+            let reason = format!("{} is a symbolic link: name the file that it leads to", part.display());
+            return Err(io::Error::other(reason));
+        }
         let is_writable = found.is_dir() && found.mode() & 0o022 != 0 && found.mode() & libc::S_ISVTX == 0;
         if is_writable || ![0, own].contains(&found.uid()) {
             return Err(io::Error::other(format!("another user can replace {}", part.display())));
@@ -217,12 +222,14 @@ mod tests {
         // In a sticky folder, as /tmp is, others replace only what is theirs.
         mode(0o1777);
         check_owners(&file).unwrap();
+        let links = [(&file, dir.path().join("link")), (&folder, dir.path().join("folder-link"))];
+        for (to, link) in &links {
+            symlink(to, link).unwrap();
+        }
+        for path in [links[0].1.clone(), links[1].1.join("netns")] {
+            assert!(check_owners(&path).unwrap_err().to_string().contains("is a symbolic link"));
+        }
         if rustix::process::geteuid().is_root() {
-            let link = dir.path().join("link");
-            symlink(&file, &link).unwrap();
-            check_owners(&link).unwrap();
-            std::os::unix::fs::lchown(&link, Some(1234), None).unwrap();
-            check_owners(&link).unwrap_err();
             std::os::unix::fs::chown(&folder, Some(1234), None).unwrap();
             check_owners(&file).unwrap_err();
         }

@@ -44,7 +44,7 @@ const BATCH: usize = 32;
 const PROBES: u16 = 64;
 /// Groups that have flows, at most: their questions must not crowd out the looks at all other flows.
 const GROUPS: usize = 64;
-/// DestroyNotices of destroyed sockets that are read in one turn.
+/// Notices of destroyed sockets that are read in one turn.
 const NOTICES: usize = 256;
 
 /// `SOCK_DIAG_BY_FAMILY`, the type of a question, of its answer and of a notice.

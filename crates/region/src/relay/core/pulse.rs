@@ -55,7 +55,7 @@ impl Pulse {
             if !self.fell_silent || now < self.next {
                 return HeartbeatStep::Quiet;
             }
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE.max(self.beat.limit));
             self.next = now + self.pause;
             return HeartbeatStep::Ping;
         }
