@@ -296,6 +296,10 @@ fn nothing_is_left(pid: u32, scratch: &Path) {
     let folders: Vec<String> = names.filter(|name| name.starts_with(&exported)).collect();
     assert!(folders.is_empty(), "exported folders stay behind: {folders:?}");
     let scratch = scratch.to_str().unwrap();
+    let locks = fs::read_dir("/run/virtiofsd").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let of_bench = scratch.replace('/', ".");
+    let locks: Vec<_> = locks.filter(|name| name.to_string_lossy().starts_with(&of_bench)).collect();
+    assert!(locks.is_empty(), "lock files of virtiofsd stay behind: {locks:?}");
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).replace('\0', " ");

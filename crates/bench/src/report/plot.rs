@@ -372,8 +372,11 @@ fn legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart, marks:
         }
         area.draw(&Text::new(series.name.clone(), (34, y - 5), (FONT, 14)))?;
     }
+    // All of them stay in the picture.
+    let room = area.dim_in_pixel().1 as i32 - 20 - below;
+    let step = f64::from(room.max(0)) / marks.len().max(2).saturating_sub(1) as f64;
     for (number, (_, what)) in marks.iter().enumerate() {
-        let y = below + 18 * number as i32;
+        let y = below + (step.min(18.0) * number as f64) as i32;
         area.draw(&Text::new(format!("{} {what}", number + 1), (4, y), (FONT, 11)))?;
     }
     Ok(())

@@ -322,9 +322,25 @@ struct FolderMachine {
     // The machine ends before what serves it.
     guest: Guest,
     _virtiofsd: Option<GuardedChild>,
+    _lock: LockFile,
     /// Why there is no 9p, or no virtiofs.
     lacks: BTreeMap<Mechanism, String>,
     folder: tempfile::TempDir,
+}
+
+/// The file by which the virtiofsd of QEMU reserves its socket, and which it leaves behind.
+struct LockFile(PathBuf);
+
+impl LockFile {
+    fn of(socket: &Path) -> Self {
+        Self(Path::new("/run/virtiofsd").join(format!("{}.pid", socket.display().to_string().replace('/', "."))))
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 impl FolderMachine {
@@ -340,6 +356,7 @@ impl FolderMachine {
             options = options.arguments(["-fsdev", &device, "-device", "virtio-9p-pci,fsdev=nine,mount_tag=9p"]);
         }
         let socket = scratch.join("virtiofs.sock");
+        let lock = LockFile::of(&socket);
         let server = match Self::serve(&export, &socket) {
             Ok(server) => {
                 // The server maps the memory of the machine.
@@ -364,7 +381,7 @@ impl FolderMachine {
             }
         };
         let guest = lab.boot(options).map_err(fault)?;
-        Ok(Self { guest, _virtiofsd: server, lacks, folder })
+        Ok(Self { guest, _virtiofsd: server, _lock: lock, lacks, folder })
     }
 
     /// The image of the machine. Debian's kernel for clouds has no 9p.
