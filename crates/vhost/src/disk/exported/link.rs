@@ -241,6 +241,11 @@ impl ExportCalls {
         Some(less)
     }
 
+    /// Forgets that the exporter's heap had no room for reads.
+    pub(super) fn read_most(&self) {
+        self.most_read.store(MOST_DATA, Ordering::Relaxed);
+    }
+
     /// Whether requests are divided since a window has little memory.
     pub(super) fn is_small(&self) -> bool {
         self.most_written() < MOST_DATA || self.most_read() < MOST_DATA

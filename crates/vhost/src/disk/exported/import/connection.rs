@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 /// How long an exporter may take to begin a session.
 const GREETING: Duration = Duration::from_secs(10);
-/// How old a connection with little memory is when it is replaced. There may be more by then.
+/// How old a connection with little memory is when a larger one is tried. There may be more memory by then.
 const SMALL_AGE: Duration = Duration::from_secs(5);
 
 /// The session, and how many there were before.
@@ -39,6 +39,12 @@ impl OwnConnection {
 
     fn is_outgrown(&self) -> bool {
         self.calls.is_small() && self.since.elapsed() >= SMALL_AGE
+    }
+
+    /// There is no larger one now. The exporter may have more room for its answers by now.
+    fn try_again_later(&mut self) {
+        self.calls.read_most();
+        self.since = Instant::now();
     }
 }
 
@@ -74,28 +80,49 @@ impl ImportCore {
         let gone = Unconnected::Gone(generation);
         let Some(session) = current.link.as_ref().map(|link| link.welcome.session) else { return Err(gone) };
         drop(current);
-        if own.as_ref().is_none_or(|own| own.generation != generation || own.is_outgrown()) {
+        if own.as_ref().is_some_and(|own| own.generation != generation) {
             self.disconnect(own);
-            let _alone = match self.connecting.try_lock() {
-                Ok(alone) => alone,
-                Err(TryLockError::Poisoned(alone)) => PoisonError::into_inner(alone),
-                Err(TryLockError::WouldBlock) => return Err(Unconnected::Busy),
-            };
-            let need = match self.connected.load(Ordering::Relaxed) {
-                0 => HeapNeed::Any,
-                _ => HeapNeed::Further { held: self.held.load(Ordering::Relaxed) },
-            };
-            let ImportOptions { domain, target, grace, .. } = &self.options;
-            let calls =
-                ExportCalls::connect_with_memory(domain, target, session, *grace, need).map_err(|e| match e {
-                    ExportFailure::NoMemory => Unconnected::NoMemory,
-                    _ => Unconnected::Gone(generation),
-                })?;
-            self.held.fetch_add(calls.memory(), Ordering::Relaxed);
-            self.connected.fetch_add(1, Ordering::Relaxed);
-            *own = Some(OwnConnection { generation, calls, since: Instant::now() });
+        }
+        if own.as_ref().is_none_or(OwnConnection::is_outgrown) {
+            let made = self.connect(session, own.as_ref());
+            match own.as_mut() {
+                // What it has is used until there is more.
+                Some(small) => match made {
+                    Ok(calls) if calls.memory() > small.calls.memory() => {
+                        self.disconnect(own);
+                        self.adopt(calls, generation, own);
+                    }
+                    _ => small.try_again_later(),
+                },
+                None => {
+                    let calls = made.map_err(|failure| failure.unwrap_or(Unconnected::Gone(generation)))?;
+                    self.adopt(calls, generation, own);
+                }
+            }
         }
         own.as_ref().map(|own| (generation, &own.calls)).ok_or(gone)
+    }
+
+    /// A connection beside those of other threads, and beside the thread's own, if it has one. `Err(None)`: the session gives none.
+    fn connect(&self, session: u64, own: Option<&OwnConnection>) -> Result<ExportCalls, Option<Unconnected>> {
+        let _alone = match self.connecting.try_lock() {
+            Ok(alone) => alone,
+            Err(TryLockError::Poisoned(alone)) => PoisonError::into_inner(alone),
+            Err(TryLockError::WouldBlock) => return Err(Some(Unconnected::Busy)),
+        };
+        let others = self.connected.load(Ordering::Relaxed) - usize::from(own.is_some());
+        let held = self.held.load(Ordering::Relaxed) - own.map_or(0, |own| own.calls.memory());
+        let need = if others == 0 { HeapNeed::Any } else { HeapNeed::Further { held } };
+        let ImportOptions { domain, target, grace, .. } = &self.options;
+        ExportCalls::connect_with_memory(domain, target, session, *grace, need)
+            .map_err(|e| matches!(e, ExportFailure::NoMemory).then_some(Unconnected::NoMemory))
+    }
+
+    /// From here on it is the connection of the thread.
+    fn adopt(&self, calls: ExportCalls, generation: u64, own: &mut OwnCalls) {
+        self.held.fetch_add(calls.memory(), Ordering::Relaxed);
+        self.connected.fetch_add(1, Ordering::Relaxed);
+        *own = Some(OwnConnection { generation, calls, since: Instant::now() });
     }
 
     /// Makes another session in place of the one with this number, unless another thread has done so.
