@@ -29,6 +29,7 @@ qemu-system-x86  qemu-system-x86_64
 util-linux       setpriv
 ca-certificates  /etc/ssl/certs/ca-certificates.crt
 protobuf-compiler protoc
+libprotobuf-dev  /usr/include/google/protobuf/descriptor.proto
 "
 # The demo does without: it then shows a client and a server in Python, and sends a stream by busybox's nc.
 readonly SHOWN="
