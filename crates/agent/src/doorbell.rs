@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -151,15 +151,14 @@ impl GuestDoorbells for Doorbell {
         self.device.region_write(VFIO_PCI_BAR0_REGION_INDEX, &word(peer).to_le_bytes(), RING);
     }
 
-    fn ringer(&mut self, peer: u32) -> Option<OwnedFd> {
-        let event = event().ok()?;
+    fn ring_upon(&mut self, peer: u32, event: BorrowedFd<'_>) -> bool {
         if let Err(error) = self.ring_by(peer, event.as_raw_fd()) {
             tracing::debug!(%error, "processes ring by the agent");
-            return None;
+            return false;
         }
         tracing::debug!(peer, "a process rings by itself");
         self.rung.insert(peer);
-        Some(owned(event))
+        true
     }
 
     fn forget(&mut self, peer: u32) {

@@ -15,6 +15,14 @@ const MOST: usize = 256;
 const MOST_OF_A_SESSION: usize = 64;
 const MOST_PARCELS: usize = 1024;
 
+/// A program's end of a link to another machine.
+#[derive(Debug)]
+pub(crate) struct NearEnd {
+    /// The number of the link on the port.
+    pub(crate) link: u32,
+    pub(crate) end: OwnedFd,
+}
+
 /// A message for a program, once its memory is settled.
 #[derive(Debug, Clone)]
 pub(crate) struct Incoming {
@@ -34,7 +42,7 @@ pub(crate) struct Introductions {
     /// By session and request, before the broker has numbered the channel.
     asked: BTreeMap<(u32, u32), Vec<OwnedFd>>,
     /// The link ends of programs that have asked for connections to other machines.
-    asked_elsewhere: BTreeMap<(u32, u32), Vec<OwnedFd>>,
+    asked_elsewhere: BTreeMap<(u32, u32), Vec<NearEnd>>,
     halves: BTreeMap<u64, (Instant, Half)>,
     /// Memory in transit from one program to the other, until the broker names the receiver: by what it is, and then by the session
     /// and the request that brought it. Another program may claim the same, and the broker refuses that.
@@ -87,12 +95,12 @@ impl Introductions {
     }
 
     /// A program asks to connect to another machine, and is to get these ends of links.
-    pub(crate) fn ask_elsewhere(&mut self, session: u32, request: u32, links: Vec<OwnedFd>) {
+    pub(crate) fn ask_elsewhere(&mut self, session: u32, request: u32, links: Vec<NearEnd>) {
         self.asked_elsewhere.insert((session, request), links);
     }
 
     /// It is connected to another machine, and gets these. `None` if it has not asked for that.
-    pub(crate) fn connected_elsewhere(&mut self, session: u32, request: u32) -> Option<Vec<OwnedFd>> {
+    pub(crate) fn connected_elsewhere(&mut self, session: u32, request: u32) -> Option<Vec<NearEnd>> {
         self.asked_elsewhere.remove(&(session, request))
     }
 
@@ -253,7 +261,7 @@ mod tests {
     fn links_elsewhere_are_returned_once_and_only_if_connected() {
         let mut all = Introductions::default();
         for request in 1..=3 {
-            all.ask_elsewhere(7, request, brought());
+            all.ask_elsewhere(7, request, brought().into_iter().map(|end| NearEnd { link: 2, end }).collect());
         }
         assert_eq!(all.connected_elsewhere(7, 1).map(|links| links.len()), Some(1));
         assert!(all.connected_elsewhere(7, 1).is_none(), "given once");

@@ -21,7 +21,7 @@ use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
 use crate::handshake::LocalHandshakes;
-use crate::introduce::{Introductions, ParcelContent};
+use crate::introduce::{Introductions, NearEnd, ParcelContent};
 use crate::listen::Listening;
 use crate::release::{self, ReleaseStep, Releasing};
 use crate::windows::GuestWindows;
@@ -359,11 +359,11 @@ impl Serving {
     }
 
     /// Makes links to another machine. Returns the program's ends, and appends the relay's ends with their numbers to `links`.
-    fn begin_links(&mut self, count: usize, links: &mut Vec<(u32, OwnedFd)>) -> io::Result<Vec<OwnedFd>> {
+    fn begin_links(&mut self, count: usize, links: &mut Vec<(u32, OwnedFd)>) -> io::Result<Vec<NearEnd>> {
         let mut near = Vec::new();
         for _ in 0..count {
             let (here, there) = Link::pair()?;
-            near.push(here);
+            near.push(NearEnd { link: self.next_link, end: here });
             links.push((self.next_link, there));
             self.next_link = self.next_link.wrapping_add(2);
         }

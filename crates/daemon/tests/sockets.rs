@@ -11,7 +11,7 @@ use common::netns::Netns;
 use common::{Client, HANG, alone, eventually, open_descriptors};
 use partywall_daemon::Broker;
 use partywall_protocol::directory::{Directory, Fingerprint, Transport};
-use partywall_protocol::wire::{AddressList, Message, Refusal, RegionReference};
+use partywall_protocol::wire::{AddressList, BellWay, Message, Refusal, RegionReference};
 use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions, directory};
 use partywall_shm::layout::RegionKind;
@@ -73,7 +73,7 @@ fn take(client: &mut Client, socket: impl AsFd) -> Message {
 /// All that follows an offer: what the accepting side hears last, and the number of the offer.
 fn meet(web: &mut Client, client: impl AsFd, db: &mut Client, server: impl AsFd) -> Result<u64, Message> {
     let offer = match take(db, server.as_fd()) {
-        Message::Bell { offer } => offer,
+        Message::Bell { offer, .. } => offer,
         refused => return Err(refused),
     };
     match web.ask_with(&Message::Confirm { offer }, &[client.as_fd()]).message {
@@ -122,11 +122,11 @@ fn connection_ends_meet_over_ipv4_ipv6_and_dual_stack() {
         let (_listener, client, server) = connection(at);
         let before = directory.offer_generation();
         let (offered, mine) = offer(&mut web, &client);
-        let Message::Bell { offer: id } = offered else { panic!("{at}: {offered:?}") };
+        let Message::Bell { offer: id, .. } = offered else { panic!("{at}: {offered:?}") };
         assert_ne!(directory.offer_generation(), before);
         let region = region();
         let answer = db.ask_with(&TAKE, &[server.as_fd(), region.as_fd()]);
-        assert_eq!(answer.message, Message::Bell { offer: id }, "{at}");
+        assert_eq!(answer.message, Message::Bell { offer: id, way: BellWay::Link }, "{at}");
         let theirs = answer.fds;
         // The broker has rung.
         assert_eq!(bell::hear(&mine[0]), Heard::Bell, "{at}");
@@ -354,7 +354,7 @@ fn offer_for_reset_port_does_not_match_next_owner() {
     let (listener, attacker, _first) = connection_from_own_port();
     let (port, at) = (attacker.local_addr().unwrap(), listener.local_addr().unwrap());
     let (offered, _bells) = offer(&mut evil, &attacker);
-    let Message::Bell { offer } = offered else { panic!("{offered:?}") };
+    let Message::Bell { offer, .. } = offered else { panic!("{offered:?}") };
     reset(attacker);
     let victim = connect_from(port, at);
     let (accepted, _) = listener.accept().unwrap();
@@ -386,7 +386,7 @@ fn publication_of_closed_socket_grants_nothing() {
     let honest = TcpStream::connect(at).unwrap();
     let (served, _) = next.accept().unwrap();
     let (offered, mine) = offer(&mut web, &honest);
-    let Message::Bell { offer } = offered else { panic!("{offered:?}") };
+    let Message::Bell { offer, .. } = offered else { panic!("{offered:?}") };
     for socket in [kept.as_fd(), kept_end.as_fd()] {
         assert_eq!(code(&take(&mut evil, socket)), Refusal::NoSuchOffer);
     }

@@ -6,9 +6,9 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod world;
 
-use partywall_lab::{Guest, GuestOptions, ImageOptions};
+use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
 use std::time::{Duration, Instant};
-use world::{HANG, Inside, World};
+use world::{HANG, Inside, World, preload_library};
 
 /// The PCI ports of each machine: for its windows, and for the doorbell devices of successive brokers, which all stay.
 const PORTS: u32 = 12;
@@ -18,11 +18,16 @@ const LINES: u64 = 40;
 #[test]
 fn machine_with_iommu_gets_interrupts_as_doorbells() {
     let image = ImageOptions::default().module("vfio_pci").module("vfio_iommu_type1");
+    let image = ["redis-server", "redis-cli"]
+        .into_iter()
+        .fold(image, |image, name| image.program(format!("/usr/bin/{name}"), name))
+        .program(preload_library(), "libpartywall_preload.so");
+    let network = Network::new().unwrap();
     let mut world = World::with("interrupts", image);
     let [a, b, plain] = world.boot_as([
-        GuestOptions::new("a").interrupts(PORTS),
-        GuestOptions::new("b").interrupts(PORTS),
-        GuestOptions::new("plain"),
+        GuestOptions::new("a").memory(512).interrupts(PORTS).network(&network).unwrap(),
+        GuestOptions::new("b").memory(512).interrupts(PORTS).network(&network).unwrap(),
+        GuestOptions::new("plain").memory(512).network(&network).unwrap(),
     ]);
     for (guest, said) in
         [(&a, "can be rung by interrupts"), (&b, "can be rung by interrupts"), (&plain, "-device intel-iommu")]
@@ -45,6 +50,13 @@ fn machine_with_iommu_gets_interrupts_as_doorbells() {
     // One of the two has interrupts.
     lines_go_there_and_back(&a, &plain);
     lines_go_there_and_back(&plain, &b);
+    serve(&a);
+    let rung = programs_sleep_and_wake(&a, &b);
+    // An answer comes so soon that the client rarely sleeps until then.
+    assert!(rung[0] >= LINES / 2, "rung by interrupts {rung:?} times");
+    // The server's machine has interrupts, and the client's is rung by its port.
+    let rung = programs_sleep_and_wake(&a, &plain);
+    assert!(rung[0] >= LINES / 2, "rung by interrupts {rung:?} times");
 
     // An agent that dies leaves the device to the next.
     b.sh("kill -9 $(cat /tmp/agent.pid)");
@@ -71,6 +83,35 @@ fn machine_with_iommu_gets_interrupts_as_doorbells() {
     wait_rung_by(&world, &by_interrupts);
     assert_eq!(doorbells(&a), 2);
     lines_go_there_and_back(&a, &b);
+}
+
+/// Starts redis in a machine.
+fn serve(guest: &Guest) {
+    guest.sh("partywall run --quiet --move after=4,bytes=1K redis-server --bind 0.0.0.0 --protected-mode no --save '' > /tmp/redis.log 2>&1 & true");
+    wait_until("redis does not start", || guest.sh("cat /tmp/redis.log").contains("Ready to accept connections"));
+}
+
+/// Calls of a client come one by one, each after both programs have fallen asleep, while their connection has rings. Returns how often
+/// the server's and the client's machine were interrupted meanwhile.
+fn programs_sleep_and_wake(server: &Guest, client: &Guest) -> [u64; 2] {
+    let count = |guest: &Guest| if guest.name() == "plain" { 0 } else { interrupts(guest) };
+    client.sh("rm -f /tmp/client.log /tmp/calls; mkfifo /tmp/calls");
+    let running = client.begin(
+        "sleep 600 > /tmp/calls & held=$!
+         PARTYWALL_PRELOAD_LOG=/tmp/client.log timeout 120 \
+         partywall run --quiet --move after=4,bytes=1K redis-cli -h 10.77.0.1 < /tmp/calls > /tmp/answers
+         kill $held",
+    );
+    client.sh("until grep -q 'has a ring' /tmp/client.log; do echo ping > /tmp/calls; sleep 0.02; done; sleep 1");
+    let before = [count(server), count(client)];
+    client.sh(&format!(
+        "n=0; while [ $n -lt {LINES} ]; do echo 'incr calls' > /tmp/calls; sleep 0.05; n=$((n + 1)); done"
+    ));
+    wait_until("calls are lost", || client.sh("tail -n 1 /tmp/answers").trim() == LINES.to_string());
+    let after = [count(server), count(client)];
+    client.sh("echo 'del calls' > /tmp/calls; echo quit > /tmp/calls");
+    assert_eq!(running.wait(HANG).unwrap().status, 0);
+    [after[0] - before[0], after[1] - before[1]]
 }
 
 /// Waits until the broker reports this for these machines.

@@ -7,7 +7,7 @@ mod bell;
 use crate::arena::CONNECTIONS;
 use crate::hidden;
 use crate::lock::Lock;
-pub(crate) use bell::OwnBell;
+pub(crate) use bell::{OwnBell, longest_sleep};
 use partywall_region::berth::Berth;
 use rustix::fd::OwnedFd;
 use std::ffi::c_int;

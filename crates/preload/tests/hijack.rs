@@ -79,7 +79,7 @@ fn attack(world: &World, keeps: bool) {
     let (_own, region) = OwnRegion::create(&options).unwrap();
     let offer = Message::Offer { region: RegionReference::with_ring(RING) };
     let (answer, _bells) = evil.ask_with(&offer, &[socket.as_fd(), region.as_fd()]).unwrap();
-    let Message::Bell { offer } = answer else { panic!("{answer:?}") };
+    let Message::Bell { offer, .. } = answer else { panic!("{answer:?}") };
     // Both end the connection by a reset.
     let kept = if keeps {
         rustix::net::connect_unspec(&socket).unwrap();

@@ -9,11 +9,11 @@ use partywall_protocol::port::Frame;
 use partywall_region::conformance::{self, Backend, ConformanceRegion, HANG};
 use partywall_region::pmem::Space;
 use partywall_region::relay::{
-    Doorbells, GuestDoorbells, HostDoorbells, Notice, Notices, PortSide, Relay, VectorEvent,
+    BellEvents, Doorbells, GuestDoorbells, HostDoorbells, LinkUse, Notice, Notices, PortSide, Relay, VectorEvent,
 };
 use partywall_region::{Link, LinkEvent, RegionOptions, packet};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -75,12 +75,23 @@ impl GuestDoorbells for Fake {
         self.0.lock().unwrap().taken[vector as usize] = false;
     }
 
-    fn ringer(&mut self, peer: u32) -> Option<OwnedFd> {
+    fn ring_upon(&mut self, peer: u32, event: BorrowedFd<'_>) -> bool {
         let mut board = self.0.lock().unwrap();
-        // The process signals the peer's own event, as if a kernel had passed it on.
-        let event = board.peers.get(&peer).filter(|_| board.direct)?.try_clone().unwrap();
+        let Some(target) = board.peers.get(&peer).filter(|_| board.direct) else { return false };
+        let (event, target) = (event.try_clone_to_owned().unwrap(), target.try_clone().unwrap());
         board.ringers.insert(peer);
-        Some(event)
+        let all = Arc::downgrade(&self.0);
+        // As a kernel passes it on.
+        std::thread::spawn(move || {
+            while all.upgrade().is_some_and(|board| board.lock().unwrap().ringers.contains(&peer)) {
+                let mut fds = [PollFd::new(&event, PollFlags::IN)];
+                let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 }));
+                if rustix::io::read(&event, &mut [0; 8]).is_ok() {
+                    rustix::io::write(&target, &1u64.to_ne_bytes()).unwrap();
+                }
+            }
+        });
+        true
     }
 
     fn forget(&mut self, peer: u32) {
@@ -137,6 +148,114 @@ impl Machine {
         // In a test, every ring must come from the test.
         Link::crossing(process, HANG).unwrap()
     }
+}
+
+/// The end of a bell of an unmodified program in a guest.
+struct GuestBell {
+    socket: OwnedFd,
+    events: BellEvents,
+}
+
+impl GuestBell {
+    /// Signals the event that rings the other side.
+    fn ring(&self) {
+        rustix::io::write(&self.events.ringing, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Waits until an interrupt rings.
+    fn hear(&self) {
+        let long = Timespec::try_from(HANG).unwrap();
+        assert_eq!(poll(&mut [PollFd::new(&self.events.heard, PollFlags::IN)], Some(&long)).unwrap(), 1, "not heard");
+        rustix::io::read(&self.events.heard, &mut [0; 8]).unwrap();
+    }
+
+    /// Takes what has come by the socket. Returns how many bells that were, and nothing else was there.
+    fn bells(&self) -> usize {
+        let mut bells = 0;
+        while let Ok(received) = packet::try_recv(self.socket.as_fd(), &mut [0; 64]) {
+            assert_eq!((received.len, received.fds.len()), (1, 0), "a bell, and no descriptor");
+            bells += 1;
+        }
+        bells
+    }
+}
+
+impl Machine {
+    /// A bell of this machine whose other end is `far`, as `carries` has it on the host.
+    fn bell(&self, id: u32, far: OwnedFd, carries: LinkUse) -> GuestBell {
+        let (socket, near) = Link::pair().unwrap();
+        self.guest.0.control_with(b"shown", vec![(id, near)], LinkUse::Bell).unwrap();
+        while self.host.1.recv_timeout(HANG).unwrap() != Notice::Control(b"shown".to_vec()) {}
+        self.host.0.control_with(b"bell", vec![(id, far)], carries).unwrap();
+        while self.guest.1.recv_timeout(HANG).unwrap() != Notice::Control(b"bell".to_vec()) {}
+        let events = self.guest.0.take_bell_events(id).expect("the machine has a device");
+        assert!(self.guest.0.take_bell_events(id).is_none(), "given once");
+        GuestBell { socket, events }
+    }
+}
+
+#[test]
+fn bells_of_two_machines_ring_by_events_without_relays() {
+    let (a, b) = (Machine::new(4), Machine::new(4));
+    for machine in [&a, &b] {
+        machine.device.0.lock().unwrap().direct = true;
+    }
+    let (to_b, to_a) = Link::pair().unwrap();
+    let here = a.bell(2, to_b, LinkUse::BellBetweenMachines);
+    let there = b.bell(2, to_a, LinkUse::BellBetweenMachines);
+    // By the relays at first, and by the port as well.
+    let deadline = Instant::now() + HANG;
+    while a.device.0.lock().unwrap().ringers.is_empty() {
+        assert!(Instant::now() < deadline, "the event does not ring by the device");
+        here.ring();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    here.ring();
+    there.hear();
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(there.bells() >= 2, "the first bells come by the port, too");
+    let before = a.device.rings();
+    for _ in 0..10 {
+        here.ring();
+        there.hear();
+    }
+    assert_eq!((a.device.rings(), there.bells()), (before, 0), "no relay has rung, and nothing came by the port");
+    there.ring();
+    here.hear();
+    drop(there);
+    let mut fds = [PollFd::new(&here.socket, PollFlags::empty())];
+    assert_eq!(poll(&mut fds, Some(&Timespec::try_from(HANG).unwrap())).unwrap(), 1, "the other side hangs up");
+}
+
+#[test]
+fn host_program_rings_by_interrupt_and_gets_no_event() {
+    let b = Machine::new(4);
+    let (process, far) = Link::pair().unwrap();
+    let there = b.bell(2, far, LinkUse::Bell);
+    let host = Link::Socket(process.try_clone().unwrap());
+    let deadline = Instant::now() + HANG;
+    // The first go by the port as well, and so do those before the host knows the vector.
+    let mut rung = 0;
+    loop {
+        host.ring();
+        rung += 1;
+        std::thread::sleep(Duration::from_millis(20));
+        if there.bells() == 0 {
+            break;
+        }
+        assert!(Instant::now() < deadline && rung < 100, "all rings go by the port");
+    }
+    there.hear();
+    assert!(rung > 2);
+    there.ring();
+    let mut bytes = [0; 8];
+    let received = packet::recv(process.as_fd(), &mut bytes).unwrap();
+    assert_eq!((&bytes[..received.len], received.fds.len()), (&b"B"[..], 0));
+    // An event that the program names is not rung by the machine.
+    packet::send(process.as_fd(), b"R", &[b.device.event(1).unwrap().as_fd()]).unwrap();
+    host.ring();
+    there.hear();
+    assert_eq!(b.device.peers(), 0);
 }
 
 /// Rings until `done`, for shortcuts take a moment, and takes all that comes of it.

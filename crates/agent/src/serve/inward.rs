@@ -4,9 +4,10 @@
 //! first ([`Serving::plan_in`]), and then goes to its program, or ends the program's session.
 
 use super::Serving;
-use crate::introduce::{Incoming, ParcelContent, ParcelTaken};
-use partywall_protocol::wire::{self, Message, Refusal};
+use crate::introduce::{Incoming, NearEnd, ParcelContent, ParcelTaken};
+use partywall_protocol::wire::{self, BellWay, Message, Refusal};
 use partywall_region::pmem::WindowId;
+use partywall_region::relay::BellEvents;
 use partywall_region::{Link, link};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -104,8 +105,11 @@ impl Serving {
                 }
             }
             Message::Connected { channel, links, .. } => return self.connect(packet, request, channel, links),
-            Message::Bell { offer } => match self.introductions.connected_elsewhere(session, request) {
-                Some(mut near) => near.pop(),
+            Message::Bell { offer, .. } => match self.introductions.connected_elsewhere(session, request) {
+                Some(near) => {
+                    self.pass_bell(session, request, offer, near);
+                    return Inward::Done;
+                }
                 None => match self.handshakes.bell(session, request, offer) {
                     Ok(end) => end,
                     Err(_) => return Inward::Close,
@@ -136,10 +140,23 @@ impl Serving {
         Inward::Done
     }
 
+    /// The other end of a connection is elsewhere: the program gets its end of the bell, and the events of an interrupt if there are any.
+    fn pass_bell(&mut self, session: u32, request: u32, offer: u64, near: Vec<NearEnd>) {
+        let Some(NearEnd { link, end }) = near.into_iter().next() else { return };
+        let (way, with) = match self.relay.take_bell_events(link) {
+            Some(BellEvents { heard, ringing }) => (BellWay::Interrupts, vec![end, heard, ringing]),
+            None => (BellWay::Link, vec![end]),
+        };
+        let mut bytes = Vec::new();
+        wire::encode(request, &Message::Bell { offer, way }, &mut bytes);
+        self.send(session, &bytes, &with);
+    }
+
     /// A request to connect is granted: the program gets its links.
     fn connect(&mut self, packet: PacketIn<'_>, request: u32, channel: u64, links: u8) -> Inward {
         let session = packet.session;
         if let Some(near) = self.introductions.connected_elsewhere(session, request) {
+            let near: Vec<OwnedFd> = near.into_iter().map(|near| near.end).collect();
             self.send(session, packet.bytes, &near);
             return Inward::Done;
         }

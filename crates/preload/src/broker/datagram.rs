@@ -75,7 +75,7 @@ pub(crate) fn offer_datagrams(
 /// The region of the receiver that has taken a flow that this process offered.
 pub(crate) fn fetch_receiver(flow: u64) -> Result<OwnedFd, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    let region = turn.ask(&BorrowedMessage::FetchReceiver { flow }, &[], |answer, [region, _]| match answer {
+    let region = turn.ask(&BorrowedMessage::FetchReceiver { flow }, &[], |answer, [region, ..]| match answer {
         BorrowedMessage::Receiver {} => Some(region.take()),
         _ => None,
     });
@@ -99,7 +99,7 @@ pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let (from_high, from_low) = halves(from.ip());
     let request = BorrowedMessage::TakeDatagrams { from_high, from_low, from_port: from.port() };
-    let taken = turn.ask(&request, &[sys::borrow(fd), region], |answer, [memory, _]| match answer {
+    let taken = turn.ask(&request, &[sys::borrow(fd), region], |answer, [memory, ..]| match answer {
         BorrowedMessage::DatagramsTaken { flow, region } => Some((flow, region.check_own_memory(), memory.take())),
         _ => None,
     });

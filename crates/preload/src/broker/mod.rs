@@ -25,7 +25,7 @@ pub(crate) mod tests;
 
 use partywall_protocol::directory::{Directory, Fingerprint, PolicyCase, Terms, Transport, is_scoped};
 use partywall_protocol::upgrade::{self, Upgrade};
-use partywall_protocol::wire::{BorrowedMessage, Located, Refusal, RegionReference};
+use partywall_protocol::wire::{BellWay, BorrowedMessage, Located, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::Peer;
@@ -251,6 +251,8 @@ pub(crate) struct BegunHandshake {
     pub(crate) number: u64,
     /// Our end of its bell.
     pub(crate) bell: OwnedFd,
+    /// What an interrupt signals when the peer rings, and what to signal in place of the link (protocol I7).
+    pub(crate) events: Option<(OwnedFd, OwnedFd)>,
 }
 
 /// The broker's answer to a connection that is shown with a region.
@@ -302,10 +304,13 @@ fn show_with(
 
 fn show_in(turn: &Turn, request: &BorrowedMessage<'_>, fd: c_int, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
     let (number, found) = turn
-        .ask(request, &[sys::borrow(fd), memory], |answer, [found, _]| match answer {
-            BorrowedMessage::Bell { offer } => {
-                let handshake = |bell| Shown::Handshake(BegunHandshake { number: offer, bell });
-                Some((Some(offer), found.take().map(handshake)))
+        .ask(request, &[sys::borrow(fd), memory], |answer, [found, heard, ringing]| match answer {
+            BorrowedMessage::Bell { offer, way } => {
+                let events = heard.take().zip(ringing.take());
+                // Events that found no room in this process would be missed.
+                let is_whole = (way == BellWay::Interrupts) == events.is_some();
+                let handshake = |bell| Shown::Handshake(BegunHandshake { number: offer, bell, events });
+                Some((Some(offer), found.take().filter(|_| is_whole).map(handshake)))
             }
             BorrowedMessage::RoomIs { base } => Some((None, found.take().map(|window| Shown::Room(base, window)))),
             _ => None,
@@ -344,7 +349,7 @@ pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
 fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let (place, pid, region) = turn
-        .ask(request, &[sys::borrow(fd)], |answer, [memory, _]| match answer {
+        .ask(request, &[sys::borrow(fd)], |answer, [memory, ..]| match answer {
             BorrowedMessage::PeerIs { region, pid, .. } => Some((region.check(), pid, memory.take())),
             _ => None,
         })

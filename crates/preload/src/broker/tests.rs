@@ -52,7 +52,7 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
 fn handshake(
     show: impl FnOnce(&mut dyn FnMut(u64, BorrowedFd<'_>) -> Result<(), Reason>) -> Result<BegunHandshake, Reason>,
 ) -> Result<(u64, OwnedFd), Reason> {
-    let BegunHandshake { number, bell } = show(&mut |_, _| panic!("both ends are on this host"))?;
+    let BegunHandshake { number, bell, .. } = show(&mut |_, _| panic!("both ends are on this host"))?;
     Ok((number, bell))
 }
 

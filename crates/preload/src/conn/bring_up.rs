@@ -120,16 +120,17 @@ fn show_with_region(
         conn.ring_path.set_flag(flags::FAR, true);
         Ok(())
     };
-    let BegunHandshake { number, bell } = show(geometry, region.as_fd(), &mut move_to)?;
+    let begun = show(geometry, region.as_fd(), &mut move_to)?;
     // A region in a window is of no use to a later broker, which has other windows.
     let kept = (!conn.has(flags::FAR)).then_some(region);
-    enter_handshake(conn, number, bell, kept)
+    enter_handshake(conn, begun, kept)
 }
 
 /// The broker has an offer or a take of ours, by this number. The memory of the region is kept, to be shown to a later broker.
-fn enter_handshake(conn: &Conn, channel: u64, bell: OwnedFd, region: Option<OwnedFd>) -> Result<(), Reason> {
+fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: Option<OwnedFd>) -> Result<(), Reason> {
+    let BegunHandshake { number: channel, bell, events } = begun;
     let local = conn.local();
-    if !local.bell.keep(bell) {
+    if !local.bell.keep(bell, events) {
         broker::cancel(channel);
         return Err(Reason::Resources);
     }

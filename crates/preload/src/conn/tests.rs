@@ -5,6 +5,7 @@ mod ending;
 mod handover;
 mod held;
 mod hostile;
+mod interrupts;
 mod parting;
 mod renewal;
 mod switching;
@@ -23,7 +24,8 @@ use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
 use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::{Reason, Role};
-use rustix::fd::{AsFd, AsRawFd, IntoRawFd};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::ffi::c_int;
 use std::net::{TcpListener, TcpStream};
@@ -100,13 +102,32 @@ impl Pair {
         pair
     }
 
+    /// With a ring each way and events beside the bell, as between machines with doorbell devices. If interrupts are lost, no event reaches
+    /// the other side.
+    pub(crate) fn up_with_events(ring_size: u64, are_lost: bool) -> Self {
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let way = || {
+            let heard = event();
+            let ringing = if are_lost { event() } else { heard.try_clone().unwrap() };
+            (heard, ringing)
+        };
+        let ((heard_by_a, rung_by_b), (heard_by_b, rung_by_a)) = (way(), way());
+        let pair = Self::candidates(ring_size);
+        pair.bring_up_with(Some((heard_by_a, rung_by_a)), Some((heard_by_b, rung_by_b)));
+        pair
+    }
+
     /// Brings both sides up, as the broker and the two sides do together.
     pub(crate) fn bring_up(&self) {
+        self.bring_up_with(None, None);
+    }
+
+    fn bring_up_with(&self, of_a: Option<(OwnedFd, OwnedFd)>, of_b: Option<(OwnedFd, OwnedFd)>) {
         let (a, b) = (self.conn_a(), self.conn_b());
         let (ra, ga) = bring_up::make_region(a).unwrap();
         let (rb, gb) = bring_up::make_region(b).unwrap();
         let (bell_a, bell_b) = partywall_region::bell::pair().unwrap();
-        assert!(a.bell().keep(bell_a) && b.bell().keep(bell_b));
+        assert!(a.bell().keep(bell_a, of_a) && b.bell().keep(bell_b, of_b));
         for (conn, fd, region, geometry) in [(a, self.a, &rb, gb), (b, self.b, &ra, ga)] {
             let (mut tx, mut rx) = (conn.tx.hold().unwrap(), conn.rx.hold().unwrap());
             assert!(bring_up::is_quiet(conn));

@@ -6,6 +6,7 @@ use super::set::{MANY, Set};
 use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::conn::Conn;
+use crate::local::longest_sleep;
 use crate::sys;
 use partywall_shm::half::{Fenced, SecondLook};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -88,6 +89,20 @@ impl Set {
         }
     }
 
+    /// Has the next scan look at those whose peer rings by interrupts, because an interrupt may be lost (protocol I6).
+    pub(super) fn heat_interrupted(&self) {
+        if longest_sleep().is_none() {
+            return;
+        }
+        let Some(_held) = self.hold() else { return };
+        let is_rung_so = |&number: &u32| reg::get(number).conn().is_some_and(|conn| conn.bell().is_interrupt());
+        self.all
+            .iter()
+            .filter(|&number| reg::get(number).is(LINKED))
+            .filter(is_rung_so)
+            .for_each(|number| self.heat(number));
+    }
+
     /// Looks again at a member that was armed before the fence. If it has nothing, and its peer will ring, no scan looks at it any more.
     pub(super) fn cool_if_quiet(&self, fenced: Fenced<()>, number: u32) {
         let r = reg::get(number);
@@ -153,16 +168,18 @@ impl Set {
 
     /// Registers the link of a connection.
     fn link(&self, number: u32, conn: &Conn) -> bool {
-        let link = conn.bell().fd();
-        if link < 0 {
+        if conn.bell().fd() < 0 {
             return false;
         }
-        match register(self.borrow(), link, Tag::Link(number).data(), LINK, &SetChange::Add) {
-            Ok(()) => {}
+        let hears = |fd| match register(self.borrow(), fd, Tag::Link(number).data(), LINK, &SetChange::Add) {
             // By another descriptor of the connection, or by a registration that was forgotten: it is to name this one.
-            Err(Errno::EXIST)
-                if register(self.borrow(), link, Tag::Link(number).data(), LINK, &SetChange::Modify).is_ok() => {}
-            Err(_) => return false,
+            Err(Errno::EXIST) => {
+                register(self.borrow(), fd, Tag::Link(number).data(), LINK, &SetChange::Modify).is_ok()
+            }
+            other => other.is_ok(),
+        };
+        if !conn.bell().listening().all(hears) {
+            return false;
         }
         reg::get(number).raise(LINKED);
         true
@@ -208,8 +225,8 @@ impl Set {
         let r = reg::get(number);
         if r.is(LINKED) {
             r.lower(LINKED);
-            if let Some(link) = r.conn().map(|conn| conn.bell().fd()).filter(|&l| l >= 0) {
-                let _ = epoll::delete(self.borrow(), sys::borrow(link));
+            for fd in r.conn().into_iter().flat_map(|conn| conn.bell().listening()) {
+                let _ = epoll::delete(self.borrow(), sys::borrow(fd));
             }
             if self.sleepers.load(Ordering::SeqCst) != 0 {
                 // It may have been rung for others too, and that bell goes with it.

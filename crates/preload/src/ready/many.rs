@@ -10,6 +10,7 @@ use super::thread;
 use super::waiter;
 use crate::conn::{self, Armed, Conn, KernelSleep};
 use crate::datagram::Poller;
+use crate::local::longest_sleep;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
 use crate::table::{self, DescriptorKind, Entry};
@@ -335,7 +336,7 @@ impl Poll<'_> {
             match self.rounds.next(quiet, |()| are_armed) {
                 // The caller looks and comes again.
                 SleepStep::ArmAgain => return Ok(0),
-                SleepStep::Sleep(limit) => time = shorter(time, limit),
+                SleepStep::Sleep(limit) => time = shorter(shorter(time, limit), longest_sleep()),
             }
         }
         if !self.close_datagrams() {

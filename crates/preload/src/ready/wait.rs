@@ -13,6 +13,7 @@ use super::answer::{KernelAnswer, ReadyList};
 use super::budget::Awake;
 use super::look::{EndsAsked, EndsNews};
 use super::set::{self, Set};
+use crate::local::longest_sleep;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
 use crate::{broker, real, sys};
@@ -189,7 +190,7 @@ impl Call {
             let left = self.patience.left();
             let time = shorter(shorter(left, nap), shorter(super::inherit::slice(set), asleep.longest()));
             let step = broker::longest_sleep();
-            let time = shorter(time, step);
+            let time = shorter(shorter(time, step), longest_sleep());
             let since = sys::now();
             let mut error = Errno::INTR;
             let asked = answer.ask(set, |events, max| {
@@ -205,7 +206,9 @@ impl Call {
                 sys::set_errno(error);
                 return Err(WaitFailed);
             };
-            if !asked.nothing {
+            if asked.nothing {
+                set.heat_interrupted();
+            } else {
                 set.budget.slept(slept);
                 set.asked();
             }

@@ -9,6 +9,7 @@ use super::local_readiness::local;
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::{registration, thread};
 use crate::conn::{Armed, Conn, Deadline, Interest, WaitOutcome};
+use crate::local::longest_sleep;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::{self, BlockedSignals};
 use crate::{real, sys};
@@ -59,7 +60,8 @@ pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
             Err(_) => false,
         }
     };
-    if !add(fd, index, all) || !add(link, index | LINK, EventFlags::IN | EventFlags::ET) {
+    let hears = |fd| add(fd, index | LINK, EventFlags::IN | EventFlags::ET);
+    if !add(fd, index, all) || !conn.bell().listening().all(hears) {
         return false;
     }
     local.enter(set.serial);
@@ -131,7 +133,7 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
             return WaitOutcome::TimedOut;
         }
         let SleepStep::Sleep(limit) = rounds.next(quiet, |armed| armed.is_in_force(conn)) else { continue };
-        let time = shorter(left, limit);
+        let time = shorter(shorter(left, limit), longest_sleep());
         let since = sys::now();
         let slept = match around {
             Some(around) => sleep_among_signals(around, set.fd, time, &mut held),
@@ -167,7 +169,7 @@ pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
 fn leave(event: &epoll_event, set: thread::Hidden) {
     let Some(conn) = Conn::at((event.u64 & 0xffff) as u16) else { return };
     if local(conn).leave(set.serial) {
-        for fd in [conn.fd(), conn.bell().fd()].into_iter().filter(|fd| *fd >= 0) {
+        for fd in std::iter::once(conn.fd()).chain(conn.bell().listening()).filter(|fd| *fd >= 0) {
             let _ = epoll::delete(sys::borrow(set.fd), sys::borrow(fd));
         }
     }

@@ -1,12 +1,19 @@
 //! The descriptors that travel beside a message (protocol C6).
 
-use super::Message;
+use super::{BellWay, Message};
 
 impl Message {
     /// How many descriptors travel with it.
     pub fn fd_count(&self) -> usize {
         match self {
             Self::Connected { links, .. } => usize::from(*links),
+            Self::Bell { way, .. } => {
+                if *way == BellWay::Interrupts {
+                    3
+                } else {
+                    1
+                }
+            }
             Self::Incoming { directions, .. } => 1 + directions.count(),
             Self::Connect { .. }
             | Self::ConnectFor { .. }
@@ -25,7 +32,6 @@ impl Message {
             | Self::Confirm { .. }
             | Self::Finish { .. }
             | Self::PeerIs { .. }
-            | Self::Bell { .. }
             | Self::GroupWindowIs { .. } => 1,
             Self::Offer { .. }
             | Self::Take { .. }

@@ -7,7 +7,7 @@ use alloc::string::String;
 
 use super::declare::messages;
 use super::{
-    AddressList, ChannelRow, Directions, DomainRow, EventRow, GroupRow, Kind, MachineRow, NameRow, Page,
+    AddressList, BellWay, ChannelRow, Directions, DomainRow, EventRow, GroupRow, Kind, MachineRow, NameRow, Page,
     PolicyQuestion, Refusal, RegionReference, ServiceRow, Side, Text, User, What,
 };
 
@@ -450,10 +450,13 @@ messages! {
     }
     /// Broker: the answer to `FetchReceiver`. Brings the receiver's region, which has no ring.
     50 Receiver {}
-    /// Broker: the answer to `Offer` and `Take`. Brings this side's end of the bell.
+    /// Broker: the answer to `Offer` and `Take`. Brings this side's end of the bell. By [`BellWay::Interrupts`], two events follow: one that is
+    /// signalled when the other side rings, and one to signal in place of the link (protocol I7).
     51 Bell {
         /// The number that identifies it in `Confirm`, `Finish` and `Cancel`. It becomes the number of the channel.
         offer: u64,
+        /// How this side rings and is rung.
+        way: BellWay,
     }
     /// Client, the offering side, when its bell has rung: here is the socket of that offer once more (protocol T4). Brings it.
     52 Confirm {

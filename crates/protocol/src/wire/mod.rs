@@ -48,7 +48,7 @@ pub use region::{Located, RegionReference, Within};
 pub use text::{AddressList, BorrowedAddresses, BorrowedText, Text};
 pub use user::{MachineId, Origin, User};
 pub use values::{
-    Directions, EventKind, Kind, Mobility, NameNews, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What,
+    BellWay, Directions, EventKind, Kind, Mobility, NameNews, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What,
 };
 
 /// The largest control packet in bytes (protocol C1).

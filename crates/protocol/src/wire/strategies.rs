@@ -50,6 +50,7 @@ any! {
     NameNews: select(NameNews::ALL);
     PluggedAs: select(PluggedAs::ALL);
     RungBy: select(RungBy::ALL);
+    BellWay: select(BellWay::ALL);
     Mobility: select(Mobility::ALL);
     Refusal: select(Refusal::ALL);
     RegionReference: (select(Within::ALL), any::<(u64, u64, u64)>()).prop_map(

@@ -35,6 +35,7 @@ integer_fields! {
     NameNews: u8, number, from_number;
     PluggedAs: u8, number, from_number;
     RungBy: u8, number, from_number;
+    BellWay: u8, number, from_number;
     Mobility: u8, number, from_number;
     Refusal: u16, number, from_number;
     Directions: u8, bits, from_bits;
@@ -175,6 +176,18 @@ numbered! {
         Port = 0 "its serial port",
         /// By interrupts of its doorbell device.
         Interrupts = 1 "interrupts",
+    }
+}
+
+numbered! {
+    /// The way of a connection's bell (protocol T4, I7).
+    BellWay: u8 {
+        /// The link, and nothing beside it.
+        Link = 0 "a link",
+        /// From the broker to a relay: the link goes to another machine's relay, and events may pass between the two relays.
+        Relays = 1 "a link between relays",
+        /// From an agent to a program: the link, and two events that an interrupt signals and that ring.
+        Interrupts = 2 "a link and interrupts",
     }
 }
 

@@ -11,9 +11,10 @@
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::collections::BTreeSet;
+use rustix::io::{ReadWriteFlags, preadv2};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::sync::{Mutex, PoisonError};
 
 /// A guest's device.
@@ -27,8 +28,8 @@ pub trait GuestDoorbells: Debug + Send {
     /// Rings a peer. A peer that the device does not know is not rung.
     fn ring(&self, peer: u32);
 
-    /// An event that rings a peer whenever it is signalled; `None` if there is no such thing.
-    fn ringer(&mut self, peer: u32) -> Option<OwnedFd>;
+    /// Rings a peer whenever this event is signalled, and once if it is signalled already. `false` if that cannot be.
+    fn ring_upon(&mut self, peer: u32, event: BorrowedFd<'_>) -> bool;
 
     /// The event no longer rings that peer.
     fn forget(&mut self, peer: u32);
@@ -42,6 +43,41 @@ pub trait HostDoorbells: Debug + Send {
     /// Lets the guest ring this event from now on, as the peer whose number is returned. The same event always has the same number.
     /// `None` if the device cannot take it.
     fn introduce(&mut self, event: OwnedFd) -> Option<u32>;
+}
+
+/// The events of a bell's process in a guest (protocol I7). The process gets them with its end of the bell, and not by the link.
+#[derive(Debug)]
+pub struct BellEvents {
+    /// Signalled when the other side rings by the device.
+    pub heard: OwnedFd,
+    /// To be signalled instead of ringing by the link.
+    pub ringing: OwnedFd,
+}
+
+/// The events that no process has been given yet, by link.
+#[derive(Debug, Default)]
+pub(super) struct WaitingEvents(Mutex<BTreeMap<u32, BellEvents>>);
+
+impl WaitingEvents {
+    pub(super) fn put(&self, link: u32, events: BellEvents) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(link, events);
+    }
+
+    pub(super) fn take(&self, link: u32) -> Option<BellEvents> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&link)
+    }
+}
+
+/// An event that never blocks who signals it.
+pub(super) fn event() -> rustix::io::Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+/// Takes the signals of an event that a process has as well. The process can make the event blocking, and take its signals first, so this
+/// asks for the read itself not to wait, which takes Linux 5.8.
+pub(super) fn take_signals(event: &OwnedFd) -> rustix::io::Result<()> {
+    let mut count = [0; 8];
+    preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT).map(drop)
 }
 
 /// The doorbell device of a relay, if it has one besides its port.
@@ -69,7 +105,7 @@ static MADE: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 impl VectorEvent {
     /// Makes an event.
     pub fn new() -> io::Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let event = event()?;
         let number = Self::number(&event).ok_or(io::ErrorKind::Unsupported)?;
         MADE.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
         Ok(Self { event, number })
@@ -105,6 +141,15 @@ impl AsFd for VectorEvent {
 #[cfg(not(miri))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn event_that_process_made_blocking_is_taken_without_waiting() {
+        let event = event().unwrap();
+        rustix::io::ioctl_fionbio(&event, false).unwrap();
+        assert_eq!(take_signals(&event), Err(rustix::io::Errno::AGAIN));
+        rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+        assert_eq!((take_signals(&event), take_signals(&event)), (Ok(()), Err(rustix::io::Errno::AGAIN)));
+    }
 
     #[test]
     fn own_event_is_recognised_until_it_is_dropped() {

@@ -1,7 +1,7 @@
 //! The near end of one link: the socket whose other end a process has.
 
 use super::DirectionWatch;
-use super::core::MemoryDelivery;
+use super::core::{LinkUse, MemoryDelivery};
 use super::judge;
 use super::memory::WindowMemory;
 use crate::link::Packet;
@@ -20,14 +20,41 @@ pub(super) struct LocalLink {
     /// It rests until one of those that judge is free.
     pub(super) waits_for_judge: bool,
     pub(super) watch: Option<DirectionWatch>,
+    pub(super) carries: LinkUse,
     /// On the host, where the guest cannot ring the other end itself: what to signal for it.
     pub(super) event: Option<OwnedFd>,
+    /// On the host: what rings the guest by an interrupt when this link's process rings.
+    pub(super) vector: Option<OwnedFd>,
+    /// In a guest: what the process of a bell signals instead of ringing by the link.
+    pub(super) ringing: Option<RingingEvent>,
+}
+
+/// An event by which a process rings (protocol I7).
+#[derive(Debug)]
+pub(super) struct RingingEvent {
+    pub(super) event: OwnedFd,
+    /// The kernel rings by the device whenever it is signalled. Until then the relay takes the signals.
+    pub(super) is_bound: bool,
 }
 
 impl LocalLink {
-    pub(super) fn new(socket: OwnedFd, watch: Option<DirectionWatch>) -> Self {
+    pub(super) fn new(socket: OwnedFd, watch: Option<DirectionWatch>, carries: LinkUse) -> Self {
         let link = Arc::new(Link::Socket(socket));
-        Self { link, judged_as: None, waits_for_judge: false, watch, event: None }
+        let (event, vector, ringing) = (None, None, None);
+        Self { link, judged_as: None, waits_for_judge: false, watch, carries, event, vector, ringing }
+    }
+
+    /// The doorbell device is another, or none. What the old one rang is rung by the port.
+    pub(super) fn forget_device(&mut self) {
+        (self.event, self.vector) = (None, None);
+        if let Some(ringing) = &mut self.ringing {
+            ringing.is_bound = false;
+        }
+    }
+
+    /// The event by which the process rings, if the relay is to take its signals.
+    pub(super) fn unbound(&self) -> Option<&OwnedFd> {
+        self.ringing.as_ref().filter(|ringing| !ringing.is_bound).map(|ringing| &ringing.event)
     }
 
     /// Rings the process.

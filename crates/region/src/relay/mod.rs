@@ -27,7 +27,7 @@ mod watch;
 
 use partywall_protocol::port::MAX_PAYLOAD;
 use partywall_protocol::window::WindowId;
-use pump::{Pump, RelayCommand};
+use pump::{Pump, PumpShared, RelayCommand};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::io;
@@ -38,7 +38,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use self::core::LinkUse;
-pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells, VectorEvent};
+use doorbells::WaitingEvents;
+pub use doorbells::{BellEvents, Doorbells, GuestDoorbells, HostDoorbells, VectorEvent};
 pub use latency::{BellBuckets, BellDirection, RelayLatency};
 pub use notices::Notices;
 pub use port::{PORT, find_port, open_port};
@@ -109,6 +110,7 @@ pub struct Relay {
     commands: Sender<RelayCommand>,
     wake: Arc<OwnedFd>,
     waiting: Arc<RelayBacklog>,
+    bell_events: Arc<WaitingEvents>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -136,10 +138,16 @@ impl Relay {
         let waiting = Arc::new(RelayBacklog::default());
         let (commands, incoming) = channel();
         let (reports, notices) = notices::channel(bell, Arc::clone(&wake));
-        let (ringing, backlog) = (Arc::clone(&wake), Arc::clone(&waiting));
-        let pump = Pump::new(port, (side, heartbeat), ringing, incoming, reports, backlog, latency);
+        let bell_events = Arc::new(WaitingEvents::default());
+        let shared = PumpShared {
+            wake: Arc::clone(&wake),
+            waiting: Arc::clone(&waiting),
+            bell_events: Arc::clone(&bell_events),
+            latency,
+        };
+        let pump = Pump::new(port, (side, heartbeat), incoming, reports, shared);
         let thread = std::thread::Builder::new().name("partywall-relay".into()).spawn(move || pump.run())?;
-        Ok((Self { commands, wake, waiting, thread: Some(thread) }, notices))
+        Ok((Self { commands, wake, waiting, bell_events, thread: Some(thread) }, notices))
     }
 
     /// Carries a link: `socket` is the end that its process does not have.
@@ -184,6 +192,12 @@ impl Relay {
         self.waiting.queued.fetch_add(message.len(), Ordering::Relaxed);
         self.tell(RelayCommand::ControlWith { message: message.to_vec(), links, carries });
         Ok(())
+    }
+
+    /// In a guest: the events of a bell that was made with [`Self::control_with`], for its process (protocol I7). Once the other side has
+    /// answered that message they are there, if there are any.
+    pub fn take_bell_events(&self, link: u32) -> Option<BellEvents> {
+        self.bell_events.take(link)
     }
 
     /// Bytes that the port has not taken yet. A sender of control messages without end looks at it (protocol P5).

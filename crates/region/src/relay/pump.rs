@@ -1,7 +1,7 @@
 //! The loop of a relay: it polls, reads and writes, reports to the state machine what came, and has its effects carried out.
 
 use super::core::{DoorbellSide, LinkUse, MemoryDelivery, RelayCore};
-use super::doorbells::Doorbells;
+use super::doorbells::{self, Doorbells, WaitingEvents};
 use super::effects::Surroundings;
 use super::judge::{self, JudgedPacket, Judges};
 use super::latency::{BellDirection, RelayLatency};
@@ -65,6 +65,14 @@ pub(super) struct Pump {
     for_port: Option<(Instant, u64)>,
 }
 
+/// What the loop and the relay's owner both have.
+pub(super) struct PumpShared {
+    pub(super) wake: Arc<OwnedFd>,
+    pub(super) waiting: Arc<RelayBacklog>,
+    pub(super) bell_events: Arc<WaitingEvents>,
+    pub(super) latency: Arc<RelayLatency>,
+}
+
 /// Why the loop ends.
 enum RelayEnd {
     Told,
@@ -75,12 +83,12 @@ impl Pump {
     pub(super) fn new(
         port: OwnedFd,
         (side, heartbeat): (PortSide, Option<Heartbeat>),
-        wake: Arc<OwnedFd>,
         commands: Receiver<RelayCommand>,
         reports: NoticeSender,
-        waiting: Arc<RelayBacklog>,
-        latency: Arc<RelayLatency>,
+        shared: PumpShared,
     ) -> Self {
+        let PumpShared { wake, waiting, bell_events, latency } = shared;
+        let (locals, doorbells) = (BTreeMap::new(), Doorbells::None);
         Self {
             port,
             judges: Judges::new(Arc::clone(&wake)),
@@ -90,7 +98,7 @@ impl Pump {
             waiting,
             piece: vec![0; PIECE].into(),
             core: RelayCore::new(side, heartbeat, random, Instant::now()),
-            surroundings: Surroundings { locals: BTreeMap::new(), doorbells: Doorbells::None, reports, rung: 0 },
+            surroundings: Surroundings { locals, doorbells, bell_events, reports, rung: 0 },
             latency,
             woken: Instant::now(),
             for_port: None,
@@ -142,6 +150,9 @@ impl Pump {
                 more.push(*id);
             }
         }
+        for id in ready.rung {
+            self.take_signal(id);
+        }
         more.retain(|id| self.read_link(*id, 1));
         self.write_port()?;
         for id in more {
@@ -175,7 +186,7 @@ impl Pump {
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
-    fn poll(&self) -> rustix::io::Result<PolledReady> {
+    fn poll<'a>(&'a self) -> rustix::io::Result<PolledReady> {
         let may_read = self.core.may_read_links();
         let port = (!self.core.is_alone()).then(|| {
             let queued = self.waiting.queued.load(Ordering::Relaxed);
@@ -197,17 +208,24 @@ impl Pump {
                 ids.push(*id);
             }
         }
+        let unbound = |(id, local): (&u32, &'a LocalLink)| Some((*id, local.unbound()?));
+        let (ringers, events): (Vec<u32>, Vec<&OwnedFd>) =
+            self.surroundings.locals.iter().filter(|_| may_read).filter_map(unbound).unzip();
+        fds.extend(events.into_iter().map(|event| PollFd::new(event, PollFlags::IN)));
         match rustix::event::poll(&mut fds, self.patience().as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e),
         }
         let news = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
-        let links = ids.iter().zip(&fds[first..]).filter(|(_, fd)| may_read && fd.revents().intersects(news));
+        let (of_links, of_events) = fds[first..].split_at(ids.len());
+        let links = ids.iter().zip(of_links).filter(|(_, fd)| may_read && fd.revents().intersects(news));
+        let rung = ringers.iter().zip(of_events).filter(|(_, fd)| fd.revents().intersects(news));
         Ok(PolledReady {
             commands: !fds[0].revents().is_empty(),
             // A port that was closed is read to its end, whatever waits.
             port: port.is_none() || fds[1].revents().intersects(news),
             links: links.map(|(id, _)| *id).collect(),
+            rung: rung.map(|(id, _)| *id).collect(),
         })
     }
 
@@ -237,7 +255,7 @@ impl Pump {
                     Doorbells::Host(_) => DoorbellSide::Host,
                 });
                 self.surroundings.doorbells = doorbells;
-                self.surroundings.locals.values_mut().for_each(|local| local.event = None);
+                self.surroundings.locals.values_mut().for_each(LocalLink::forget_device);
             }
             RelayCommand::Window { id, memory } => {
                 if let Some(memory) = WindowMemory::new(memory) {
@@ -260,7 +278,7 @@ impl Pump {
     }
 
     fn link(&mut self, id: u32, socket: OwnedFd, watch: Option<DirectionWatch>, carries: LinkUse) {
-        let before = self.surroundings.locals.insert(id, LocalLink::new(socket, watch));
+        let before = self.surroundings.locals.insert(id, LocalLink::new(socket, watch, carries));
         before.into_iter().for_each(LocalLink::close);
         self.core.link(id, carries);
     }
@@ -293,15 +311,28 @@ impl Pump {
         let more = (0..most).all(|_| self.read_packet(id, &mut rung));
         // One is as good as many, if it comes after the last of them: a half that heard an earlier one may be asleep again.
         if rung {
-            let before = self.core.output().len();
-            self.core.ring(id);
-            // A ring by a doorbell device does not go through the port.
-            if self.core.output().len() > before {
-                self.for_port.get_or_insert((self.woken, 0)).1 += 1;
-            }
-            self.carry_out();
+            self.ring(id);
         }
         more
+    }
+
+    /// The process of a link has rung.
+    fn ring(&mut self, id: u32) {
+        let before = self.core.output().len();
+        self.core.ring(id);
+        // A ring by a doorbell device does not go through the port.
+        if self.core.output().len() > before {
+            self.for_port.get_or_insert((self.woken, 0)).1 += 1;
+        }
+        self.carry_out();
+    }
+
+    /// The process of a bell has signalled its event. All of its signals are one ring.
+    fn take_signal(&mut self, id: u32) {
+        let event = self.surroundings.locals.get(&id).and_then(LocalLink::unbound);
+        if event.is_some_and(|event| doorbells::take_signals(event).is_ok()) {
+            self.ring(id);
+        }
     }
 
     /// Takes one packet from a link; `false` if there is none.
@@ -393,6 +424,8 @@ struct PolledReady {
     commands: bool,
     port: bool,
     links: Vec<u32>,
+    /// Links whose process has signalled an event.
+    rung: Vec<u32>,
 }
 
 fn random() -> u64 {

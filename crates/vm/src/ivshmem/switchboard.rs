@@ -18,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Links that a machine can be rung for at a time; the rest are rung by its port. Each is an interrupt vector of its kernel's.
-pub const VECTORS: u16 = 32;
+pub const VECTORS: u16 = 64;
 /// The machine's own number. Those it may ring have other ones.
 const OWN: i64 = 0;
 /// Peers of one device: each is a descriptor that its QEMU keeps as long as the device is there.

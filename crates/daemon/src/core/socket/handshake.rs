@@ -1,7 +1,7 @@
 //! How far the two ends of an offered connection have come, and the bell that the broker makes for them (protocol T4, T5).
 
 use partywall_protocol::directory::Fingerprint;
-use partywall_protocol::wire::{Refusal, RegionReference};
+use partywall_protocol::wire::{BellWay, Origin, Refusal, RegionReference};
 
 use super::guesses::WrongAttempts;
 use super::{NamespaceId, SocketFacts};
@@ -16,6 +16,14 @@ use crate::credentials::Credentials;
 pub(super) fn bell<F: Descriptor>(maker: &F, is_near: bool) -> Result<[F; 2], Refuse> {
     let made = if is_near { maker.make_bell() } else { F::link_to_machine().map(Into::into) };
     made.or_else(|reason| refuse(Refusal::OutOfResources, format!("the broker cannot make a bell: {reason}")))
+}
+
+/// The way of the bell of a side at `here` whose peer is at `there`.
+pub(super) fn bell_way(here: Origin, there: Origin) -> BellWay {
+    match (here.machine(), there.machine()) {
+        (Some(one), Some(other)) if one != other => BellWay::Relays,
+        _ => BellWay::Link,
+    }
 }
 
 /// Between the offer of a connection and its channel.

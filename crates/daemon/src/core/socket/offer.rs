@@ -7,7 +7,7 @@ use partywall_protocol::wire::{Located, Message, Origin, Refusal, RegionReferenc
 use partywall_shm::layout::Geometry;
 
 use super::facts::{Ends, NotPeers, NumberedEnd, not_peers};
-use super::handshake::{Handshake, bell};
+use super::handshake::{Handshake, bell, bell_way};
 use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::domain::DomainRecord;
 use crate::core::id::{ChannelId, DomainId};
@@ -135,7 +135,12 @@ impl<F: Descriptor> Core<F> {
             ticks: 0,
         });
         let descriptors = vec![own];
-        self.actions.push(Action::Send { session: id, request, message: Message::Bell { offer }, descriptors });
+        self.actions.push(Action::Send {
+            session: id,
+            request,
+            message: Message::Bell { offer, way: bell_way(here, there) },
+            descriptors,
+        });
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, Re
 
 use super::SocketFacts;
 use super::facts::{Ends, NotPeers, are_peers, carries_on, not_peers};
-use super::handshake::{Handshake, Taker};
+use super::handshake::{Handshake, Taker, bell_way};
 use super::offer::{Offer, OfferOf, connected_with};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use crate::core::id::{ChannelId, DomainId};
@@ -63,7 +63,8 @@ impl<F: Descriptor> Core<F> {
         }
         // The offering side is to confirm.
         self.actions.push(Action::Ring { bell: far.clone() });
-        let (message, descriptors) = (Message::Bell { offer: offer_id }, vec![far]);
+        let message = Message::Bell { offer: offer_id, way: bell_way(here, there) };
+        let descriptors = vec![far];
         self.actions.push(Action::Send { session: id, request, message, descriptors });
         Ok(())
     }

@@ -98,7 +98,7 @@ fn room(answer: Message) -> u64 {
 
 fn handshake(answer: Message) -> u64 {
     match answer {
-        Message::Bell { offer } => offer,
+        Message::Bell { offer, .. } => offer,
         other => panic!("no handshake: {other:?}"),
     }
 }

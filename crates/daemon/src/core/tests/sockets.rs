@@ -9,7 +9,7 @@ mod translated;
 use std::net::SocketAddr;
 
 use partywall_protocol::directory::{OfferKey, Transport};
-use partywall_protocol::wire::{AddressList, RegionReference, Side, Text, What};
+use partywall_protocol::wire::{AddressList, BellWay, RegionReference, Side, Text, What};
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn offer(w: &mut World, session: u64, socket: SocketFacts) -> Message {
 
 fn offered(w: &mut World, session: u64, socket: SocketFacts) -> u64 {
     match offer(w, session, socket) {
-        Message::Bell { offer } => offer,
+        Message::Bell { offer, .. } => offer,
         other => panic!("not offered: {other:?}"),
     }
 }
@@ -74,7 +74,7 @@ fn finish(w: &mut World, session: u64, offer: u64, socket: SocketFacts) -> Messa
 /// All that follows an offer, up to the channel or the first refusal: what the accepting side hears last.
 fn meet(w: &mut World, (web, client): (u64, SocketFacts), (db, server): (u64, SocketFacts)) -> Message {
     let offer = match take(w, db, server) {
-        Message::Bell { offer } => offer,
+        Message::Bell { offer, .. } => offer,
         refused => return refused,
     };
     match confirm(w, web, offer, client) {
@@ -140,7 +140,7 @@ fn taken_offer_makes_channel_for_both_ends() {
     let (mut w, web, db) = world();
     let id = offered(&mut w, web, client());
     assert!(is_offered(&w));
-    assert_eq!(take(&mut w, db, server()), Message::Bell { offer: id });
+    assert_eq!(take(&mut w, db, server()), Message::Bell { offer: id, way: BellWay::Link });
     assert_eq!(w.rung, [1], "the offering side is rung");
     let answer = confirm(&mut w, web, id, client());
     let Message::PeerIs { region, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
@@ -275,7 +275,7 @@ fn newer_socket_with_the_same_ends_replaces_the_stale_offer() {
     let twin = SocketFacts { cookie: 9, ..client() };
     let offer = offered(&mut w, db, twin);
     assert_eq!(w.refused(web, Message::Cancel { offer: stale }, vec![]), Refusal::NoSuchOffer);
-    assert_eq!(take(&mut w, web, server()), Message::Bell { offer });
+    assert_eq!(take(&mut w, web, server()), Message::Bell { offer, way: BellWay::Link });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use partywall_protocol::agent::{LastName, Say};
 use partywall_protocol::socket::SocketFacts;
 use partywall_protocol::window::WindowId;
-use partywall_protocol::wire::{self, Message, RungBy};
+use partywall_protocol::wire::{self, BellWay, Message, RungBy};
 use partywall_region::packet;
 use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_vm::ivshmem::Switchboard;
@@ -360,7 +360,11 @@ impl<'a> Open<'a> {
                 }
             }
             Ok((request, answer @ (Message::Connected { .. } | Message::Bell { .. }))) => {
-                let carries = if matches!(answer, Message::Bell { .. }) { LinkUse::Bell } else { LinkUse::Channel };
+                let carries = match answer {
+                    Message::Bell { way: BellWay::Relays, .. } => LinkUse::BellBetweenMachines,
+                    Message::Bell { .. } => LinkUse::Bell,
+                    _ => LinkUse::Channel,
+                };
                 // Within the guest, its agent makes the links.
                 if let Some(numbers) = self.connecting.remove(&(session, request)) {
                     let said = Say::Packet { session, window: None, links: Vec::new(), socket: None, bytes: packet };

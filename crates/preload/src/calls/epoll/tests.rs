@@ -16,6 +16,7 @@ mod bells;
 mod early;
 mod ends;
 mod identity;
+mod interrupts;
 mod sleepers;
 
 const IN: u32 = libc::EPOLLIN as u32;

@@ -51,7 +51,7 @@ fn ready_to_attach(p: &Pair) -> (Files, OwnedFd, partywall_shm::layout::Geometry
     }
     // The connection is not kept as usual: the session of a broker test in this process would be sent it.
     drop(own);
-    assert!(a.bell().keep(bell) && b.bell().keep(other));
+    assert!(a.bell().keep(bell, None) && b.bell().keep(other, None));
     (files, peer, geometry)
 }
 

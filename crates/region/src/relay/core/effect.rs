@@ -17,7 +17,7 @@ pub(in super::super) enum RelayEffect {
     SayMoved(u32),
     /// Send the process of this link the memory that waits for it, as far as there is room: `RelayCore::next_delivery` has it.
     Deliver(u32),
-    /// In a guest: take a vector for this link, tell its process of it, and report it to `RelayCore::vector_taken`.
+    /// In a guest: take a vector for this link, tell its process or the relay's owner of it, and report it to `RelayCore::vector_taken`.
     TakeVector(u32),
     /// In a guest: this vector of the doorbell device is free again.
     GiveBackVector(u32),
@@ -40,4 +40,14 @@ pub(in super::super) enum RelayEffect {
         /// The vector of the guest's device to ring.
         vector: u32,
     },
+    /// On the host, for a link whose process may have no event: keep what rings this vector of the guest's, for `SignalVector`. If the
+    /// guest has such a vector, report it to `RelayCore::vector_passed`.
+    KeepVector {
+        /// The link by which the process rings.
+        link: u32,
+        /// The vector of the guest's device to ring.
+        vector: u32,
+    },
+    /// On the host: ring the guest by the vector that was kept for this link.
+    SignalVector(u32),
 }

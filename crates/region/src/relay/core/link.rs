@@ -23,7 +23,7 @@ pub(super) struct Shortcut {
     pub(super) vector: Option<u32>,
     /// In the guest: as which peer its device rings the other end. On the host: as which peer the guest has been told to.
     pub(super) peer: Option<u32>,
-    /// In the guest: how often it has done so.
+    /// How often this relay has rung by the device, or by a vector of it.
     pub(super) rings: u64,
     /// On the host, where the guest cannot ring the other end itself: there is an event to signal for it.
     pub(super) event: bool,
@@ -34,8 +34,18 @@ pub(super) struct Shortcut {
 pub enum LinkUse {
     /// A direction of a channel: doorbells, memory, and events to be rung by.
     Channel,
-    /// The bell of a connection of unmodified programs (protocol T4.1): nothing but doorbells. A descriptor must not reach its process.
+    /// The bell of a connection of unmodified programs (protocol T4.1): nothing but doorbells. A descriptor must not reach its process by
+    /// the link.
     Bell,
+    /// On the host: such a bell whose socket is between this relay and that of another machine. Events may go by it, and reach no process.
+    BellBetweenMachines,
+}
+
+impl LinkUse {
+    /// Whether an event may be sent and accepted by the link's socket.
+    pub(super) fn passes_events(self) -> bool {
+        matches!(self, Self::Channel | Self::BellBetweenMachines)
+    }
 }
 
 /// One link.

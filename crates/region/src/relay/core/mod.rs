@@ -162,7 +162,7 @@ impl<M: Clone> RelayCore<M> {
     /// Carries a link from now on.
     pub(super) fn link(&mut self, link: u32, carries: LinkUse) {
         self.links.insert(link, LinkState::new(carries));
-        if self.doorbells == DoorbellSide::Guest && carries == LinkUse::Channel {
+        if self.doorbells == DoorbellSide::Guest {
             self.effects.push_back(RelayEffect::TakeVector(link));
         }
         for notice in self.early.take(link) {
@@ -328,7 +328,7 @@ impl<M: Clone> RelayCore<M> {
                 match (self.links.get_mut(&link), self.windows.get(&window)) {
                     (None, _) => {}
                     // A bell takes no memory, and no descriptor of any kind.
-                    (Some(state), _) if state.carries == LinkUse::Bell => self.hang_up(link),
+                    (Some(state), _) if state.carries != LinkUse::Channel => self.hang_up(link),
                     // Memory that is not the other side's to give: this link is over.
                     (Some(_), None) => self.hang_up(link),
                     (Some(state), Some(memory)) => {
@@ -354,10 +354,11 @@ impl<M: Clone> RelayCore<M> {
             (LinkNotice::HungUp, _) => state.ending = true,
             // Not for a guest to say: the host's relay knows which guest is being migrated.
             (LinkNotice::Moved, _) => (state.ending, state.moved) = (true, self.side == PortSide::Guest),
-            (LinkNotice::RungBy { vector }, DoorbellSide::Host)
-                if state.shortcut.vector.is_none() && state.carries == LinkUse::Channel =>
-            {
-                self.effects.push_back(RelayEffect::PassVector { link, vector });
+            (LinkNotice::RungBy { vector }, DoorbellSide::Host) if state.shortcut.vector.is_none() => {
+                self.effects.push_back(match state.carries.passes_events() {
+                    true => RelayEffect::PassVector { link, vector },
+                    false => RelayEffect::KeepVector { link, vector },
+                });
             }
             (LinkNotice::RingAs { peer }, DoorbellSide::Guest) => state.shortcut.peer = Some(peer),
             _ => {}

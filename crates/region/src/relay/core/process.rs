@@ -11,6 +11,13 @@ impl<M: Clone> RelayCore<M> {
     /// It rings the other end: without the port if there is a way.
     pub(in super::super) fn ring(&mut self, link: u32) {
         let Some(state) = self.links.get_mut(&link) else { return };
+        if self.doorbells == DoorbellSide::Host && !state.carries.passes_events() && state.shortcut.vector.is_some() {
+            self.effects.push_back(RelayEffect::SignalVector(link));
+            state.shortcut.rings += 1;
+            if state.shortcut.rings > BOTH_WAYS {
+                return;
+            }
+        }
         if let (DoorbellSide::Guest, Some(peer)) = (self.doorbells, state.shortcut.peer) {
             self.effects.push_back(RelayEffect::RingPeer(peer));
             state.shortcut.rings += 1;
@@ -55,7 +62,7 @@ impl<M: Clone> RelayCore<M> {
     /// guest's device has a limited number of peers.
     pub(in super::super) fn wants_event(&self, link: u32) -> bool {
         let unknown = |shortcut: &super::Shortcut| shortcut.peer.is_none() && !shortcut.event;
-        let takes = |state: &super::LinkState<M>| state.carries == LinkUse::Channel && unknown(&state.shortcut);
+        let takes = |state: &super::LinkState<M>| state.carries.passes_events() && unknown(&state.shortcut);
         self.side == PortSide::Host && self.links.get(&link).is_some_and(takes)
     }
 
@@ -80,7 +87,7 @@ impl<M: Clone> RelayCore<M> {
         self.send(&Frame::RungBy { link, vector });
     }
 
-    /// On the host: the guest has such a vector, and the link uses it. It is not passed again.
+    /// On the host: the guest has such a vector, and the link uses it. It is taken once for each link.
     pub(in super::super) fn vector_passed(&mut self, link: u32, vector: u32) {
         if let Some(state) = self.links.get_mut(&link) {
             state.shortcut.vector = Some(vector);

@@ -302,8 +302,15 @@ fn bell_carries_rings_and_hang_up_and_no_descriptor() {
         host.core.link(link, LinkUse::Bell);
     }
     assert_eq!(host.hear(&Frame::Bell { link: 1 }), [RelayEffect::Ring(1)]);
-    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 3 }), [], "no event is passed to its process");
+    let kept = [RelayEffect::KeepVector { link: 1, vector: 3 }];
+    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 3 }), kept, "no event is passed to its process");
     assert!(!host.core.wants_event(1));
+    host.core.vector_passed(1, 3);
+    for round in 0..4 {
+        host.core.ring(1);
+        assert_eq!(host.effects(), [RelayEffect::SignalVector(1)]);
+        assert_eq!(host.frames().len(), usize::from(round < 2), "the first two go by the port as well");
+    }
     assert_eq!(host.hear(&attach(1, 0, WINDOW)), [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))]);
     assert_eq!(host.frames(), [Frame::HungUp { link: 1 }]);
     host.hear(&Frame::HungUp { link: 2 });
@@ -312,7 +319,24 @@ fn bell_carries_rings_and_hang_up_and_no_descriptor() {
     let mut guest = Bench::new(PortSide::Guest);
     guest.core.doorbells(DoorbellSide::Guest);
     guest.core.link(1, LinkUse::Bell);
-    assert_eq!(guest.effects(), [], "it takes no vector");
+    assert_eq!(guest.effects(), [RelayEffect::TakeVector(1)]);
+}
+
+#[test]
+fn bell_between_machines_passes_events_and_no_memory() {
+    let mut host = Bench::new(PortSide::Host);
+    host.core.doorbells(DoorbellSide::Host);
+    host.core.window(WINDOW, MEMORY);
+    host.core.link(1, LinkUse::BellBetweenMachines);
+    let passed = [RelayEffect::PassVector { link: 1, vector: 3 }];
+    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 3 }), passed);
+    host.core.vector_passed(1, 3);
+    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 4 }), [], "once");
+    assert!(host.core.wants_event(1));
+    host.core.introduced(1, Some(9));
+    assert_eq!(host.frames(), [Frame::RingAs { link: 1, peer: 9 }]);
+    assert!(!host.core.wants_event(1), "once");
+    assert_eq!(host.hear(&attach(1, 0, WINDOW)), [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))]);
 }
 
 #[test]
