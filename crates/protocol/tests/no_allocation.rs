@@ -58,7 +58,7 @@ fn borrowed_codec_does_not_allocate() {
     let messages = [
         Message::Join { version: wire::VERSION, name: "web-1".into() },
         Message::Refused { code: Refusal::Quota, reason: "x".repeat(500) },
-        Message::PeerIs { region: RegionReference::with_ring(2), pid: 3, user: User::Host(4), name: "n".into() },
+        Message::PeerIs { region: RegionReference::with_ring(2), program: 3, user: User::Host(4), name: "n".into() },
         Message::Publish { addresses: AddressList(vec![[127, 0, 0, 1].into(); 64]) },
         Message::SetMoveRules { reset: false, clauses: Text("never".into()), ring_size: 0, spin_us: 0 },
         Message::Channels { page: Page { more: true, rows: vec![row; 3] } },

@@ -332,8 +332,8 @@ pub(crate) struct PeerSide {
     pub(crate) place: (Located, Geometry),
     /// The memory that its region is in, not yet verified.
     pub(crate) region: OwnedFd,
-    /// Its process, as the broker knows it; 0 if it does not.
-    pub(crate) pid: u32,
+    /// The number of its program, which no other program has.
+    pub(crate) program: u64,
 }
 
 /// Shows the socket of an offer once more, which the other side has taken.
@@ -348,16 +348,16 @@ pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
 
 fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    let (place, pid, region) = turn
+    let (place, program, region) = turn
         .ask(request, &[sys::borrow(fd)], |answer, [memory, ..]| match answer {
-            BorrowedMessage::PeerIs { region, pid, .. } => Some((region.check(), pid, memory.take())),
+            BorrowedMessage::PeerIs { region, program, .. } => Some((region.check(), program, memory.take())),
             _ => None,
         })
         .map_err(reason)?;
     drop(turn);
     // A region for which this process had no descriptor is lost.
     let region = region.ok_or(Reason::Resources)?;
-    Ok(PeerSide { place: place.map_err(|_| Reason::Corrupt)?, region, pid })
+    Ok(PeerSide { place: place.map_err(|_| Reason::Corrupt)?, region, program })
 }
 
 /// Withdraws an offer or a take. `false` if there was none any more: it has become a channel, or the broker is another one. Such a

@@ -117,7 +117,7 @@ mod tests {
         let (name, reason) = ("n".repeat(MAX_STRING), "x".repeat(MAX_STRING));
         let refused = Message::Refused { code: Refusal::Quota, reason: reason.clone() };
         let region = RegionReference::with_ring(8192);
-        let peer = Message::PeerIs { region, pid: 3, user: User::Host(4), name };
+        let peer = Message::PeerIs { region, program: 3, user: User::Host(4), name };
         let joined = Message::Joined {
             domain: 1,
             epoch: 2,
@@ -136,7 +136,7 @@ mod tests {
         partywall_region::packet::send(a.as_fd(), &packet(&peer), &[a.as_fd(), b.as_fd(), a.as_fd()]).unwrap();
         let mut answer = Answer::receive(b.as_fd()).unwrap().unwrap();
         let (message, fds) = answer.parts().unwrap();
-        assert!(matches!(message, BorrowedMessage::PeerIs { region: read, pid: 3, .. } if read == region));
+        assert!(matches!(message, BorrowedMessage::PeerIs { region: read, program: 3, .. } if read == region));
         assert!(fds.iter_mut().all(|fd| fd.take().is_some()));
         for bad in [&[0xff; LONGEST_ANSWER][..], &[0; 4000], &packet(&refused)[..20]] {
             partywall_region::packet::send(a.as_fd(), bad, &[]).unwrap();

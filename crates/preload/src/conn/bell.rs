@@ -50,15 +50,15 @@ const fn mix(n: u64) -> u64 {
     n ^ n >> 31
 }
 
-/// Records which process is at the other end: the process that listens there, or, for an accepted connection, the process that the
-/// broker names.
-pub(super) fn note_neighbour(conn: &Conn, process: Option<u32>) {
+/// Records which program is at the other end: the one that listens there, or, for an accepted connection, the one whose number the broker
+/// has told.
+pub(super) fn note_neighbour(conn: &Conn, program: Option<u64>) {
     let (_, peer): (_, SocketAddr) = conn.identity.addresses();
     let bits = partywall_shm::address::wide(peer.ip());
     let at = mix(mix(bits as u64) ^ (bits >> 64) as u64) ^ u64::from(peer.port());
-    let who = match (conn.role(), process) {
+    let who = match (conn.role(), program) {
         (Role::Connecting, _) => mix(at) | 1,
-        (_, Some(process)) if process != 0 => mix(u64::from(process)) & !1,
+        (_, Some(program)) if program != 0 => mix(program) & !1,
         _ => 0,
     };
     conn.local().neighbour.store(who, Ordering::Relaxed);

@@ -276,7 +276,7 @@ fn confirm(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
 fn finish(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> Result<(), Reason> {
     may_be_handed_over(conn, fd)?;
     let peer = broker::finish(fd, conn.channel())?;
-    super::bell::note_neighbour(conn, Some(peer.pid));
+    super::bell::note_neighbour(conn, Some(peer.program));
     attach(conn, fd, tx, rx, peer.region.as_fd(), peer.place)
 }
 

@@ -135,9 +135,9 @@ impl Pair {
         }
     }
 
-    /// As if the broker had said that this process is at the other end of `b`.
+    /// As if the broker had said that this program is at the other end of `b`.
     pub(crate) fn introduce(&self) {
-        super::bell::note_neighbour(self.conn_b(), Some(crate::process::kernel_pid()));
+        super::bell::note_neighbour(self.conn_b(), Some(crate::process::kernel_pid().into()));
     }
 
     /// Bells that `b` has rung for what it has written.

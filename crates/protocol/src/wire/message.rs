@@ -472,9 +472,9 @@ messages! {
     54 PeerIs {
         /// Where the peer's region is.
         region: RegionReference,
-        /// The process that the peer's socket belongs to.
-        pid: u32,
-        /// The user that the process counts as.
+        /// A number of the program that the peer's socket belongs to. No other program has it, on any machine and under any broker.
+        program: u64,
+        /// The user that the program counts as.
         user: User,
         /// Name of its domain.
         name: String,

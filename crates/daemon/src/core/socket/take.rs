@@ -87,7 +87,7 @@ impl<F: Descriptor> Core<F> {
             self.drop_offer(offer_id);
             return Err(refused);
         }
-        let message = self.peer_is(offer.peer.origin(), taker.domain, taker.peer, taker.reference);
+        let message = self.peer_is(taker.domain, taker.peer, taker.reference);
         let (region, bell) = (taker.region.clone(), handshake.ring_far.clone());
         if let Some(handshake) = self.sockets.offers.get_mut(&offer_id).and_then(Offer::handshake_mut) {
             handshake.confirmed = Some(socket);
@@ -122,7 +122,7 @@ impl<F: Descriptor> Core<F> {
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
         let OfferOf::Connection(handshake) = offer.of else { return Ok(()) };
         let Some(taker) = handshake.taker else { return Ok(()) };
-        let message = self.peer_is(taker.peer.origin(), offer.domain, offer.peer, offer.reference);
+        let message = self.peer_is(offer.domain, offer.peer, offer.reference);
         let service = service_of(Transport::Tcp, socket.local.port())?;
         let connecting = SocketSide {
             domain: offer.domain,
@@ -155,10 +155,11 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Describes one side to the other, which is on `to`. A process number of another machine means nothing there.
-    fn peer_is(&self, to: Origin, domain: DomainId, peer: Credentials, reference: RegionReference) -> Message {
+    fn peer_is(&self, domain: DomainId, peer: Credentials, reference: RegionReference) -> Message {
         let name = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
-        let pid = if peer.origin() == to { peer.pid } else { 0 };
-        Message::PeerIs { region: reference, pid, user: peer.user, name }
+        // As with channels, numbers of another broker's are below the instance, or above all of this one's.
+        let program = self.instance + u64::from(domain);
+        Message::PeerIs { region: reference, program, user: peer.user, name }
     }
 
     /// Whether policy and quotas allow a channel of the offer and the side that takes it.

@@ -143,13 +143,14 @@ fn taken_offer_makes_channel_for_both_ends() {
     assert_eq!(take(&mut w, db, server()), Message::Bell { offer: id, way: BellWay::Link });
     assert_eq!(w.rung, [1], "the offering side is rung");
     let answer = confirm(&mut w, web, id, client());
-    let Message::PeerIs { region, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!((region.ring_size, pid, user, name.as_str()), (16384, 2, User::Host(1000), "db"));
+    let Message::PeerIs { region, program: accepting, user, ref name } = answer else { panic!("{answer:?}") };
+    assert_eq!((region.ring_size, user, name.as_str()), (16384, User::Host(1000), "db"));
     assert_eq!(w.rung, [1, 0], "and then the accepting side");
     assert!(is_offered(&w) && w.core.status().channels == 0);
     let answer = finish(&mut w, db, id, server());
-    let Message::PeerIs { region, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!((region.ring_size, pid, user, name.as_str()), (8192, 1, User::Host(1000), "web"));
+    let Message::PeerIs { region, program: connecting, user, ref name } = answer else { panic!("{answer:?}") };
+    assert_eq!((region.ring_size, user, name.as_str()), (8192, User::Host(1000), "web"));
+    assert_ne!(accepting, connecting, "each program has a number");
     assert!(!is_offered(&w));
     let channel = id;
     let Message::Channels { page } = w.ask(web, Message::List { what: What::Channels, after: 0 }) else { panic!() };
