@@ -1,11 +1,13 @@
 //! `partywall`, the command line: reads arguments, runs one command, turns its end into an exit code.
 
 mod args;
+mod broker_process;
 mod commands;
 mod complete;
 mod connections;
 mod exit;
 mod human;
+mod networks;
 mod output;
 mod program;
 mod progress;

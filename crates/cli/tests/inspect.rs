@@ -56,6 +56,25 @@ fn doctor_warns_of_move_rules_that_move_everything_at_once() {
 }
 
 #[test]
+fn doctor_and_why_report_namespaces_that_broker_cannot_enter() {
+    let own = rustix::process::geteuid().as_raw();
+    let policy =
+        format!("administrators = [{own}]\n[[network]]\nnamespace = '/run/netns/blue'\naddresses = ['10.0.0.2']\n");
+    let world = World::with_policy(Some(&policy));
+    let output = world.run("watcher", &["doctor", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let finding = checks.iter().find(|check| check["name"] == "listed networks");
+    let finding = finding.unwrap_or_else(|| panic!("{report}"));
+    assert!(finding["found"].as_str().unwrap().contains("/run/netns/blue"), "{finding}");
+    // The broker of this test runs with our rights.
+    let has_right = finding["status"] == "ok";
+    assert_eq!(has_right, finding["found"].as_str().unwrap().contains("has CAP_SYS_ADMIN"), "{finding}");
+    let why = world.run("watcher", &["why", "no-such-program"]);
+    assert_eq!(said(&why).contains("CAP_SYS_ADMIN"), !has_right, "{}", said(&why));
+}
+
+#[test]
 fn ping_to_other_service_does_not_hang() {
     let world = World::new();
     let mut other = world.partywall("b", &["cat", "-l", "cat"]);

@@ -8,6 +8,7 @@ mod isolation;
 mod limits;
 mod machine;
 mod memory;
+mod networks;
 mod probe;
 mod program;
 mod tracking;
@@ -95,6 +96,7 @@ fn machine_checks(global: &Global, channels: u64) -> Vec<Check> {
         .chain(broker::checks(global))
         .chain(broker::when_connections_move(global))
         .chain(tracking::check(global))
+        .chain(networks::check(global))
         .chain(virtual_machines(global))
         .collect()
 }
