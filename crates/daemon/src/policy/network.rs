@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use partywall_protocol::directory::is_scoped;
 use serde::Deserialize;
 
-/// Namespaces that a file may name. The broker looks at the file of each in every turn that needs one.
+/// Namespaces that a file may name. The broker looks at the file of each whenever a program shows a socket for datagrams.
 const NETWORKS: usize = 64;
 /// Addresses that one namespace may have.
 const ADDRESSES: usize = 64;

@@ -79,7 +79,8 @@ impl ListedNamespaces {
     pub(super) fn set_list(&mut self, list: &[NetworkEntry]) {
         let listed = |entry: &NetworkEntry| ListedNamespace { entry: entry.clone(), file: None, cookie: None };
         self.listed = list.iter().map(listed).collect();
-        self.follow();
+        self.look();
+        self.networks = self.found();
         for listed in self.listed.iter().filter(|listed| listed.file.is_none()) {
             if let NamespacePlace::File(path) = &listed.entry.namespace {
                 tracing::info!(path = %path.display(), "a network namespace of the policy is not there yet");
@@ -88,17 +89,31 @@ impl ListedNamespaces {
     }
 
     /// Looks whether the files of the list stand for other namespaces than before. Returns the list if it has changed.
+    ///
+    /// Each socket for datagrams that a program shows leads here. As long as nothing has changed, a call costs one `stat` for each file.
     pub(super) fn follow(&mut self) -> Option<&Networks> {
-        let own = self.own?;
-        for listed in &mut self.listed {
-            listed.follow(own);
+        if !self.look() {
+            return None;
         }
+        self.networks = self.found();
+        Some(&self.networks)
+    }
+
+    /// Looks at the files of the list. Returns whether any stands for another namespace.
+    fn look(&mut self) -> bool {
+        let Some(own) = self.own else { return false };
+        let mut has_changed = false;
+        for listed in &mut self.listed {
+            has_changed |= listed.follow(own);
+        }
+        has_changed
+    }
+
+    /// The list with the namespaces that were found.
+    fn found(&self) -> Networks {
         let owners = self.listed.iter().filter_map(|listed| Some((listed, listed.cookie?)));
         let owners = owners.flat_map(|(listed, cookie)| listed.entry.addresses.iter().map(move |ip| (*ip, cookie)));
-        let networks = Networks::new(Some(own), owners);
-        let has_changed = networks != self.networks;
-        self.networks = networks;
-        has_changed.then_some(&self.networks)
+        Networks::new(self.own, owners)
     }
 
     /// Makes sockets in a namespace of the list, if its file still stands for it.
@@ -111,7 +126,14 @@ impl ListedNamespaces {
 }
 
 impl ListedNamespace {
-    fn follow(&mut self, own: u64) {
+    /// Looks at its file. Returns whether it stands for another namespace than before.
+    fn follow(&mut self, own: u64) -> bool {
+        let before = self.cookie;
+        self.look(own);
+        self.cookie != before
+    }
+
+    fn look(&mut self, own: u64) {
         let path = match &self.entry.namespace {
             NamespacePlace::Own => {
                 self.cookie = Some(own);
@@ -233,6 +255,31 @@ mod tests {
             std::os::unix::fs::chown(&folder, Some(1234), None).unwrap();
             check_owners(&file).unwrap_err();
         }
+    }
+
+    #[test]
+    fn list_is_reported_only_when_a_namespace_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ["blue", "red"].map(|name| dir.path().join(name));
+        let entry = |namespace, text: &str| NetworkEntry { namespace, addresses: vec![text.parse().unwrap()] };
+        let mut list = vec![entry(NamespacePlace::Own, "10.0.0.1")];
+        for (file, text) in files.iter().zip(["10.0.0.2", "10.0.0.3"]) {
+            std::fs::write(file, "").unwrap();
+            list.push(entry(NamespacePlace::File(file.clone()), text));
+        }
+        let own = Networks::new(Some(7), [("10.0.0.1".parse().unwrap(), 7)]);
+        let mut namespaces = ListedNamespaces::new(Some(7));
+        namespaces.set_list(&list);
+        assert_eq!((namespaces.networks(), namespaces.listed.len()), (&own, 3));
+        assert_eq!(namespaces.follow(), None);
+        // As after namespaces were found there.
+        for (listed, cookie) in namespaces.listed.iter_mut().zip(7..) {
+            listed.cookie = Some(cookie);
+        }
+        assert_eq!(namespaces.follow(), None, "the files are the same");
+        files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+        assert_eq!(namespaces.follow(), Some(&own));
+        assert_eq!(namespaces.follow(), None, "one look has found both gone");
     }
 
     #[test]

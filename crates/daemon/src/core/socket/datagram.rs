@@ -47,6 +47,8 @@ const ANY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 pub(in crate::core) struct FlowRecord<F> {
     /// The sender's and the receiver's socket.
     pub(in crate::core) sockets: [FlowSocket; 2],
+    /// The sender's socket as it was offered.
+    offered: SocketFacts,
     /// The sender's region, of which the tail is read when the flow ends.
     sender: F,
     /// The receiver's, until the sender has fetched it.
@@ -170,7 +172,7 @@ impl<F: Descriptor> Core<F> {
         // A sender that is connected is reached from its peer alone.
         let remote = offer.socket.remote.map(|remote| SocketAddr::new(remote.ip().to_canonical(), remote.port()));
         let sockets = [probe(&offer.socket, remote.unwrap_or(to), from), probe(&socket, from, to)];
-        let flow = FlowRecord { sockets, sender: offer.region.clone(), receiver: Some(region) };
+        let flow = FlowRecord { sockets, offered: offer.socket, sender: offer.region.clone(), receiver: Some(region) };
         self.sockets.flows.insert(offer_id, flow);
         // The order matters: if the look finds that a socket has gone since it was shown, the flow ends before any program learns of it.
         self.actions.push(Action::Directory(DirectoryChange::Flow(offer_id)));
@@ -219,17 +221,34 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// Puts another list in force. Flows that it does not allow end, and the directory follows it.
+    /// Puts another list in force. Flows and offers that it does not allow end, and the directory follows it.
     pub(in crate::core) fn set_networks(&mut self, networks: Networks) {
         self.sockets.networks = networks;
-        let ends = |flow: &FlowRecord<F>| flow.sockets.map(|socket| (socket.netns, socket.to.ip()));
-        let flows = self.sockets.flows.iter().filter(|(_, flow)| !self.sockets.networks.allow(ends(flow)));
+        let offers = self.sockets.offers.iter().filter_map(|(id, offer)| Some((*id, offer, offer.to()?)));
+        let offers = offers.filter(|(_, offer, to)| !self.has_source(&offer.socket, *to, offer.ends));
+        let dropped: Vec<_> = offers.map(|(id, ..)| id).collect();
+        for offer in dropped {
+            self.drop_offer(offer);
+        }
+        let is_allowed = |flow: &FlowRecord<F>| {
+            let [sender, receiver] = &flow.sockets;
+            let from = Ends::new(SocketAddr::new(ANY, receiver.to.port()), sender.to);
+            self.sockets.networks.allow(flow.sockets.map(|socket| (socket.netns, socket.to.ip())))
+                && self.has_source(&flow.offered, receiver.to, from)
+        };
+        let flows = self.sockets.flows.iter().filter(|(_, flow)| !is_allowed(flow));
         let ended: Vec<_> = flows.map(|(id, _)| *id).collect();
         for flow in ended {
             // What the receiver has not read goes by the kernel.
             self.flow_lost(flow, Side::Accepting);
         }
         self.list_datagrams_again();
+    }
+
+    /// Whether datagrams of this socket to `to` have, by the present list, the source that an offer said (protocol U13.4).
+    fn has_source(&self, socket: &SocketFacts, to: SocketAddr, ends: Ends) -> bool {
+        let now = self.is_admitted(socket).and_then(|()| self.source(socket, to));
+        now.is_ok_and(|from| Ends::new(SocketAddr::new(ANY, to.port()), from) == ends)
     }
 
     /// Whether the list allows a flow of a sender with this source to a receiver at this address.

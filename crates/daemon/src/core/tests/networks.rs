@@ -97,7 +97,7 @@ fn flow_within_listed_namespace_uses_its_addresses_and_loopback() {
 #[test]
 fn wildcard_sender_with_two_listed_addresses_is_refused() {
     let (mut w, web, _) = world();
-    w.feed(CoreEvent::Networks(networks(&[("10.0.0.2", BLUE), ("10.0.1.2", BLUE), ("10.0.0.3", RED)])));
+    w.feed(CoreEvent::Networks(networks(&TWO_SOURCES)));
     let sender = shown(BLUE, "0.0.0.0:5000");
     assert_eq!(code(offer(&mut w, web, sender, "10.0.0.3:53")), Refusal::BadSocket);
     let sender = shown(BLUE, "10.0.1.2:5000");
@@ -161,6 +161,42 @@ fn offer_of_a_namespace_that_left_the_list_is_not_taken() {
     offer(&mut w, web, sender, "10.0.0.3:53");
     w.feed(CoreEvent::Networks(networks(&[("10.0.0.3", RED)])));
     assert_eq!(code(take(&mut w, db, receiver, "10.0.0.2:5000")), Refusal::NoSuchOffer);
+}
+
+/// A list by which the kernel may choose another source for a wildcard in [`BLUE`] than 10.0.0.2, though that one is listed.
+const TWO_SOURCES: [(&str, u64); 3] = [("10.0.0.2", BLUE), ("10.0.1.2", BLUE), ("10.0.0.3", RED)];
+
+#[test]
+fn flow_of_wildcard_ends_when_its_source_is_in_doubt() {
+    for (list, sender, well) in [
+        (&TWO_SOURCES[..], "0.0.0.0:5000", false),
+        // The socket's own address is the source, whatever else is listed.
+        (&TWO_SOURCES, "10.0.0.2:5000", true),
+        (&LIST, "0.0.0.0:5000", true),
+    ] {
+        let mut world = world();
+        let flow = flow(&mut world, (BLUE, sender, "10.0.0.3:53"), (RED, "0.0.0.0:53", "10.0.0.2:5000")).unwrap();
+        world.0.feed(CoreEvent::Networks(networks(list)));
+        assert_eq!(world.0.flows.contains(&flow), well, "{sender} {list:?}");
+        assert_eq!(world.0.ended.get(&flow), (!well).then_some(&0), "{sender} {list:?}");
+    }
+}
+
+#[test]
+fn offer_of_wildcard_ends_when_its_source_is_in_doubt() {
+    for (list, sender, well) in [
+        (&TWO_SOURCES[..], "0.0.0.0:5000", false),
+        (&TWO_SOURCES, "10.0.0.2:5000", true),
+        (&LIST, "0.0.0.0:5000", true),
+    ] {
+        let (mut w, web, db) = world();
+        let entries = w.listed.len();
+        offer(&mut w, web, shown(BLUE, sender), "10.0.0.3:53");
+        w.feed(CoreEvent::Networks(networks(list)));
+        assert_eq!(w.listed.len() > entries, well, "{sender} {list:?}");
+        let taken = take(&mut w, db, shown(RED, "0.0.0.0:53"), "10.0.0.2:5000");
+        assert_eq!(matches!(taken, Message::DatagramsTaken { .. }), well, "{sender} {list:?}: {taken:?}");
+    }
 }
 
 #[test]
