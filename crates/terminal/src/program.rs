@@ -8,18 +8,22 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::flood::FloodLimit;
-use crate::printable_lines;
+use crate::{printable, printable_lines};
 
 /// Sends the log to standard error: what `RUST_LOG` asks for, or else lines of this level and above. Once in a process.
 ///
-/// A place in the program that writes very many lines, because of a peer for example, is cut off for some seconds, with one line about it.
+/// A place in the program that writes very many lines is cut off for some seconds, with one line about it. If the lines are about one peer, only
+/// those about that peer are cut off.
 pub fn log_to_stderr(level: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    let limit = FloodLimit::new(|place| {
+    let limit = FloodLimit::new(|place, peer| {
         let (file, line) = (place.file().unwrap_or_default(), place.line().unwrap_or_default());
-        let _ =
-            writeln!(std::io::stderr(), " WARN more lines like the last are left out for some seconds ({file}:{line})");
+        let of = peer.map(|peer| format!(" about {}", printable(peer))).unwrap_or_default();
+        let _ = writeln!(
+            std::io::stderr(),
+            " WARN more lines like the last{of} are left out for some seconds ({file}:{line})"
+        );
     });
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)

@@ -103,7 +103,7 @@ impl Engine {
             Ok(Delivery::Full | Delivery::TooLarge) => counters.no_buffers += 1,
             Err(e) => {
                 counters.broken += 1;
-                tracing::warn!("{}: {e}", spec.name);
+                tracing::warn!(port = %spec.name, "{e}");
                 ring.give_up();
                 return Handed::Done;
             }

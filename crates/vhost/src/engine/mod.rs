@@ -257,19 +257,19 @@ impl Engine {
         let PortEnd::Card(card) = &mut port.end else { return };
         match token & ((1 << TOKEN_BITS) - 1) {
             LISTENER => match card.accept(&self.poller, number) {
-                Ok(true) => info!("{}: a front end has connected", port.spec.name),
+                Ok(true) => info!(port = %port.spec.name, "a front end has connected"),
                 Ok(false) => {}
-                Err(e) => warn!("{}: {e}", port.spec.name),
+                Err(e) => warn!(port = %port.spec.name, "{e}"),
             },
             SOCKET => {
                 if let Some(session) = &mut card.session
                     && let Err(e) = session.serve()
                 {
                     match e {
-                        VhostError::Closed => info!("{}: {e}", port.spec.name),
+                        VhostError::Closed => info!(port = %port.spec.name, "{e}"),
                         e => {
                             port.counters.broken += 1;
-                            warn!("{}: {e}", port.spec.name);
+                            warn!(port = %port.spec.name, "{e}");
                         }
                     }
                     card.session = None;
@@ -339,7 +339,7 @@ impl Engine {
                 self.ports.remove(&number);
                 self.turns.retain(|turn| *turn != number);
                 self.switch.remove(number);
-                info!("{name}: removed");
+                info!(port = %name, "the port was removed");
                 Ok(serde_json::Value::Null)
             }
             ControlRequest::Show => {
@@ -387,7 +387,7 @@ impl Engine {
         self.last_number += 1;
         self.switch.add(number, SourceGuard::new(spec.mac.clone(), spec.ip.clone()), now);
         let rate = spec.rate.map(|rate| TokenBucket::new(rate, (rate / 20).max(LONGEST as u64), now));
-        info!("{}: added", spec.name);
+        info!(port = %spec.name, "the port was added");
         self.ports.insert(number, EnginePort { number, spec, counters: PortCounters::default(), rate, end });
         self.turns.push(number);
         Ok(path)

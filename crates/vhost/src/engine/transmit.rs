@@ -227,7 +227,7 @@ impl Engine {
             }
             if let (Err(e), false) = (fault, ends && !batch.frames.is_empty()) {
                 port.counters.broken += 1;
-                tracing::warn!("{}: {e}", port.spec.name);
+                tracing::warn!(port = %port.spec.name, "{e}");
                 ring.give_up();
                 ends = true;
             }
