@@ -13,7 +13,7 @@ use partywall::{Domain, Stream};
 use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The most data of one request. An exporter takes twice as much. With this limit, 4 MiB that are free in a window are enough for a connection: the
@@ -115,8 +115,6 @@ pub(super) struct ExportCalls {
     number: u64,
     /// Bytes of its heap, if it got all of it at the beginning.
     memory: u64,
-    /// The data of a read for which the exporter's heap has had room.
-    most_read: AtomicUsize,
 }
 
 /// The data of a write, in a block of a connection's heap or, after the end of that connection, in memory of this process.
@@ -209,7 +207,7 @@ impl ExportCalls {
         })?;
         static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
         let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { client, session, number, memory: 0, most_read: AtomicUsize::new(MOST_DATA) })
+        Ok(Self { client, session, number, memory: 0 })
     }
 
     /// A connection with a heap of this size, as in a window that has no more.
@@ -226,29 +224,6 @@ impl ExportCalls {
     /// The most data of a write. Its block, which is aligned, fits into the heap.
     pub(super) fn most_written(&self) -> usize {
         usize::try_from(self.memory / 2).unwrap_or(MOST_DATA).clamp(LEAST_DATA, MOST_DATA)
-    }
-
-    /// The most data of a read.
-    pub(super) fn most_read(&self) -> usize {
-        self.most_read.load(Ordering::Relaxed)
-    }
-
-    /// The exporter's heap had no room for a read of this length. Returns the length to try next, or `None` if the exporter has no room for the
-    /// least one.
-    pub(super) fn read_less(&self, length: usize) -> Option<usize> {
-        let less = (length > LEAST_DATA).then(|| (length.next_power_of_two() / 2).max(LEAST_DATA))?;
-        self.most_read.store(less, Ordering::Relaxed);
-        Some(less)
-    }
-
-    /// Forgets that the exporter's heap had no room for reads.
-    pub(super) fn read_most(&self) {
-        self.most_read.store(MOST_DATA, Ordering::Relaxed);
-    }
-
-    /// Whether requests are divided since a window has little memory.
-    pub(super) fn is_small(&self) -> bool {
-        self.most_written() < MOST_DATA || self.most_read() < MOST_DATA
     }
 
     /// Executes a request without data.

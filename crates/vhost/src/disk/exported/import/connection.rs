@@ -2,7 +2,7 @@
 
 use super::{HURRY, ImportCore, ImportOptions, PAUSE, lock};
 use crate::VhostError;
-use crate::disk::exported::link::{ExportCalls, ExportFailure, ExportLink, HeapNeed};
+use crate::disk::exported::link::{ExportCalls, ExportFailure, ExportLink, HeapNeed, MOST_DATA};
 use crate::disk::exported::wire::{ExportOperation, Welcome};
 use partywall::Domain;
 use std::sync::atomic::Ordering;
@@ -37,14 +37,9 @@ impl OwnConnection {
         self.generation < generation
     }
 
-    fn is_outgrown(&self) -> bool {
-        self.calls.is_small() && self.since.elapsed() >= SMALL_AGE
-    }
-
-    /// There is no larger one now. The exporter may have more room for its answers by now.
-    fn try_again_later(&mut self) {
-        self.calls.read_most();
-        self.since = Instant::now();
+    /// Whether requests have been divided for a while since a window has little memory.
+    fn is_outgrown(&self, most_read: usize) -> bool {
+        (self.calls.most_written() < MOST_DATA || most_read < MOST_DATA) && self.since.elapsed() >= SMALL_AGE
     }
 }
 
@@ -83,8 +78,13 @@ impl ImportCore {
         if own.as_ref().is_some_and(|own| own.generation != generation) {
             self.disconnect(own);
         }
-        if own.as_ref().is_none_or(OwnConnection::is_outgrown) {
+        let most_read = self.most_read.load(Ordering::Relaxed);
+        if own.as_ref().is_none_or(|own| own.is_outgrown(most_read)) {
             let made = self.connect(session, own.as_ref());
+            if own.is_some() {
+                // The exporter may have more room for its answers by now.
+                self.most_read.store(MOST_DATA, Ordering::Relaxed);
+            }
             match own.as_mut() {
                 // What it has is used until there is more.
                 Some(small) => match made {
@@ -92,7 +92,7 @@ impl ImportCore {
                         self.disconnect(own);
                         self.adopt(calls, generation, own);
                     }
-                    _ => small.try_again_later(),
+                    _ => small.since = Instant::now(),
                 },
                 None => {
                     let calls = made.map_err(|failure| failure.unwrap_or(Unconnected::Gone(generation)))?;
@@ -146,6 +146,7 @@ impl ImportCore {
         };
         info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
         current.generation += 1;
+        self.most_read.store(MOST_DATA, Ordering::Relaxed);
         current.boot = link.welcome.boot;
         current.link = Some(link);
     }

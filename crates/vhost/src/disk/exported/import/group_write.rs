@@ -1,7 +1,7 @@
 //! Writes of data that lies in a group (protocol E4).
 
 use super::ImportCore;
-use super::pieces::front;
+use super::pieces::first;
 use super::worker::StoreJob;
 use crate::chain::BufferPiece;
 use crate::disk::exported::changes::DiskChange;
@@ -36,7 +36,7 @@ impl ImportCore {
             None => {
                 let mut buffer = self.group_buffer(windows, (generation, calls), total)?;
                 let length = buffer.len();
-                if !self.fill(&job.memory, &front(&job.pieces, 0, length), &mut buffer) {
+                if !self.fill(&job.memory, &first(&job.pieces, length), &mut buffer) {
                     return Some(Err(ExportFailure::Unseen));
                 }
                 self.copied_written.fetch_add(length as u64, Ordering::Relaxed);

@@ -63,6 +63,9 @@ struct ImportCore {
     connected: AtomicUsize,
     /// Bytes of the heaps of these connections.
     held: AtomicU64,
+    /// The data of a read for which the exporter's heap has had room. It is one for all connections: a thread whose connection ends for lack of
+    /// room would else ask for too much again with its next one.
+    most_read: AtomicUsize,
     /// Held by the thread that makes a connection: its share of a window depends on what the others hold.
     connecting: Mutex<()>,
     /// The machine waits for the end of all requests.

@@ -3,6 +3,7 @@
 
 use crate::chain::BufferPiece;
 use partywall::rpc::Reply;
+use std::borrow::Cow;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
 /// The pieces behind the first `skip` bytes, of `most` bytes at most.
@@ -19,6 +20,15 @@ pub(super) fn front(pieces: &[BufferPiece], mut skip: usize, mut most: usize) ->
         }
     }
     front
+}
+
+/// The pieces of the first `most` bytes. They are copied only if there are more.
+pub(super) fn first(pieces: &[BufferPiece], most: usize) -> Cow<'_, [BufferPiece]> {
+    if pieces.iter().map(|piece| piece.length).sum::<usize>() <= most {
+        Cow::Borrowed(pieces)
+    } else {
+        Cow::Owned(front(pieces, 0, most))
+    }
 }
 
 /// Copies the bytes of a reply to pieces of a machine's memory, which have as many.
@@ -60,5 +70,7 @@ mod tests {
         assert_eq!(front(&pieces, 10, 25), [piece(100, 20), piece(200, 5)]);
         assert_eq!(front(&pieces, 15, 5), [piece(105, 5)]);
         assert_eq!(front(&pieces, 60, 5), []);
+        assert!(matches!(first(&pieces, 60), Cow::Borrowed(all) if all == pieces));
+        assert_eq!(*first(&pieces, 59), [piece(0, 10), piece(100, 20), piece(200, 29)]);
     }
 }

@@ -1,11 +1,11 @@
 //! One attempt to execute a task by a connection.
 
 use super::ImportCore;
-use super::pieces::{copy_reply, front};
+use super::pieces::{copy_reply, first};
 use super::worker::StoreJob;
 use crate::chain::BufferPiece;
 use crate::disk::exported::changes::DiskChange;
-use crate::disk::exported::link::{ExportCalls, ExportFailure};
+use crate::disk::exported::link::{ExportCalls, ExportFailure, LEAST_DATA};
 use crate::disk::exported::wire::ExportOperation;
 use crate::disk::store_task::StoreTask;
 use rustix::io::Errno;
@@ -27,17 +27,17 @@ impl ImportCore {
         let total: usize = job.pieces.iter().map(|piece| piece.length).sum();
         match job.task {
             StoreTask::Read { offset } => {
-                let mut length = total.min(calls.most_read());
+                let mut length = total.min(self.most_read.load(Ordering::Relaxed));
                 let reply = loop {
                     match calls.request(ExportOperation::Read, (offset, length as u64), false, 0) {
                         // The exporter's heap has no room in its window. The only connection of the disk goes on with less.
                         Err(ExportFailure::NoMemory) if self.connected.load(Ordering::Relaxed) <= 1 => {
-                            length = calls.read_less(length).ok_or(ExportFailure::NoMemory)?;
+                            length = self.read_less(length).ok_or(ExportFailure::NoMemory)?;
                         }
                         reply => break reply?,
                     }
                 };
-                let is_whole = reply.len() == length && copy_reply(&reply, &front(&job.pieces, 0, length), &job.memory);
+                let is_whole = reply.len() == length && copy_reply(&reply, &first(&job.pieces, length), &job.memory);
                 self.copied_read.fetch_add(length as u64, Ordering::Relaxed);
                 if is_whole { Ok(count(length)) } else { Err(ExportFailure::Errno(Errno::IO)) }
             }
@@ -48,7 +48,7 @@ impl ImportCore {
                     return written.map(count);
                 }
                 let length = total.min(calls.most_written());
-                let pieces = front(&job.pieces, 0, length);
+                let pieces = first(&job.pieces, length);
                 let fill = |room: &mut [u8]| self.fill(&job.memory, &pieces, room);
                 let block = match calls.block((offset, length), durable, fill) {
                     // The heap is full of changes that are kept until the next flush.
@@ -85,6 +85,14 @@ impl ImportCore {
             }
             StoreTask::Delay => Ok(0),
         }
+    }
+
+    /// The exporter's heap had no room for a read of this length. Returns the length to try next, or `None` if the exporter has no room for the
+    /// least one.
+    fn read_less(&self, length: usize) -> Option<usize> {
+        let less = (length > LEAST_DATA).then(|| (length.next_power_of_two() / 2).max(LEAST_DATA))?;
+        self.most_read.store(less, Ordering::Relaxed);
+        Some(less)
     }
 
     /// Copies the data of a write.

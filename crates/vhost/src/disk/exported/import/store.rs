@@ -83,6 +83,7 @@ impl ImportedDisk {
             first_open: AtomicU64::new(0),
             connected: AtomicUsize::new(0),
             held: AtomicU64::new(0),
+            most_read: AtomicUsize::new(MOST_DATA),
             connecting: Mutex::default(),
             hurries: AtomicBool::new(false),
             wake,
