@@ -64,7 +64,7 @@ pub(crate) enum Command {
         #[arg(long)]
         machines: bool,
         /// Draw the time lines and pauses of live migrations from this file of `partywall-lab migrate --json`, and measure nothing.
-        #[arg(long, value_name = "FILE", conflicts_with = "machines")]
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["machines", "quick", "runs", "only", "cpus", "same_cpu"])]
         migration: Option<PathBuf>,
     },
     /// Two virtual machines: streams, calls, file systems and unmodified programs, compared with TCP over virtio-net; the time to plug memory in.
@@ -245,6 +245,7 @@ mod tests {
             panic!("vm became something else")
         };
         assert_eq!(part, [VmPart::Calls, VmPart::Files]);
+        assert!(parse("b residency --migration m.json --plots pictures --html page.html").is_ok());
     }
 
     #[test]
@@ -256,6 +257,12 @@ mod tests {
             "b stream --cpus a,b",
             "b compare a.json",
             "b ipc 1",
+            "b residency --migration m.json --machines",
+            "b residency --migration m.json --quick",
+            "b residency --migration m.json --runs 3",
+            "b residency --migration m.json --only tcp",
+            "b residency --migration m.json --cpus 0,1",
+            "b residency --migration m.json --same-cpu",
         ] {
             assert!(parse(line).is_err(), "{line} was accepted");
         }
