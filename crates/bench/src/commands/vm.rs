@@ -13,6 +13,8 @@ mod setup;
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum as _;
+
 use calls::{CallPrograms, GuestPeers};
 use files::GuestFiles;
 use machines::{MeasuredMachines, interruptible};
@@ -170,6 +172,7 @@ fn setup_plan(mechanism: Mechanism, room: u64) -> BenchPlan {
 /// Boots, measures and shows. Without a choice of parts, all are measured.
 pub(crate) fn run(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let interrupt = bench.interrupt.again()?;
+    let parts = if parts.is_empty() { VmPart::value_variants() } else { parts };
     let result = interruptible(&interrupt, || measure(bench, parts))?;
     // After Ctrl-C, the result is an interruption and not a failed measurement.
     interrupt.check()?;
@@ -178,13 +181,13 @@ pub(crate) fn run(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults>
 
 /// Plans of a part, if the part was asked for.
 fn if_selected(parts: &[VmPart], part: VmPart, plans: impl FnOnce() -> Vec<BenchPlan>) -> Vec<BenchPlan> {
-    if parts.is_empty() || parts.contains(&part) { plans() } else { Vec::new() }
+    if parts.contains(&part) { plans() } else { Vec::new() }
 }
 
 fn measure(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let scale = bench.scale();
     let runs = bench.common.runs();
-    let has = |part| parts.is_empty() || parts.contains(&part);
+    let has = |part| parts.contains(&part);
     let call_programs = if has(VmPart::Calls) { CallPrograms::compile(bench) } else { CallPrograms::default() };
     let mut programs = call_programs.files();
     let mut modules: &[&str] = &[];
