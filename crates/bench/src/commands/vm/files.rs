@@ -21,6 +21,7 @@ use rustix::process::Signal;
 use super::{
     NAME,
     machines::{PROGRAM, fault, read_answer},
+    program::{LOOK, START, await_end, listens},
 };
 use crate::{
     affinity,
@@ -73,10 +74,6 @@ const SFTP_SERVER: &str = "/usr/lib/openssh/sftp-server";
 const VIRTIOFSD: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
 /// MiB of the third machine.
 const MEMORY: u32 = 512;
-/// How long a server or a mount may take to start in an emulated machine.
-const START: Duration = Duration::from_secs(60);
-/// How often to look at a program, and at Ctrl-C.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Whether the options ask for any of the ways.
 pub(super) fn are_wanted(common: &Common) -> bool {
@@ -256,8 +253,7 @@ impl<'a> GuestFiles<'a> {
                 let socat = format!("socat {listen} EXEC:/bin/sftp-server,nofork");
                 let running = self.server.start(&["sh", "-c", &format!("exec {socat}")]).map_err(fault)?;
                 self.running.push(running);
-                let listens = format!("grep -q ':{SFTP_PORT:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6");
-                await_line(self.server, &listens, interrupt)?;
+                await_line(self.server, &listens(SFTP_PORT), interrupt)?;
                 let mount = format!("exec sshfs -f -o directport={SFTP_PORT} {server}:{EXPORT} {at}");
                 self.running.push(self.client.start(&["sh", "-c", &mount]).map_err(fault)?);
                 await_line(self.client, &format!("grep -q ' {at} ' /proc/mounts"), interrupt)?;
@@ -269,9 +265,11 @@ impl<'a> GuestFiles<'a> {
     /// Starts a program that goes on until it is ended, and waits until it has said a word. Returns what it has said.
     fn begin(&mut self, guest: &'a Guest, line: &str, word: &str) -> Result<String> {
         let mut running = guest.start(&["sh", "-c", &format!("exec {line} 2>&1")]).map_err(fault)?;
-        running.wait_for(word, START).map_err(fault)?;
+        let waited = running.wait_for(word, START);
         let said = running.so_far().text();
+        // It is ended with the others, also if it has not said the word.
         self.running.push(running);
+        waited.map_err(fault)?;
         Ok(said)
     }
 
@@ -486,18 +484,7 @@ fn execute(guest: &Guest, order: &FilesOrder, interrupt: &Interrupt) -> Result<F
     let mut line = serde_json::to_vec(order).map_err(|e| BenchError::transport("writing an order", e))?;
     line.push(b'\n');
     running.input(&line).map_err(fault)?;
-    let limit = START + order.work.time * 20;
-    let deadline = Instant::now() + limit;
-    while running.look(LOOK).map_err(fault)? != Some(true) {
-        if let Err(e) = interrupt.check() {
-            let _ = running.signal(Signal::KILL);
-            return Err(e);
-        }
-        if Instant::now() > deadline {
-            let _ = running.signal(Signal::KILL);
-            return Err(BenchError::Transport(format!("no answer of machine {} within {limit:?}", guest.name())));
-        }
-    }
+    await_end(&mut running, START + order.work.time * 20, interrupt, || format!("the bench in {}", guest.name()))?;
     read_answer(running.so_far(), |why| BenchError::Transport(format!("machine {}: {why}", guest.name())))
 }
 
