@@ -169,23 +169,17 @@ pub(crate) fn direction(sends: bool) -> &'static str {
 
 /// Measures, by pairs of measuring processes and by the separate programs of libraries.
 pub(crate) fn measure(bench: &mut Bench, plans: Vec<BenchPlan>) -> Result<Vec<Cell>> {
-    let (mut peers, mut first) = (PeerLibraries::default(), None);
+    let mut peers = PeerLibraries::default();
     let (scratch, placement, interrupt) = (bench.scratch(), bench.placement, bench.interrupt.again()?);
     let runs = bench.common.runs();
     bench.measure_by(plans, runs, |bench, plan| {
         let MeasuringWork::Peer(order) = &plan.work else { return bench.run(plan) };
-        // Each run has new programs.
-        match &first {
-            None => first = Some(plan.key.clone()),
-            Some(key) if *key == plan.key => peers.restart(),
-            Some(_) => {}
-        }
         let mechanism = plan.key.mechanism;
         // Memory of the kernel is measured by Partywall's own program.
         let needs_broker = mechanism.is_partywall() || mechanism == Mechanism::Memfd;
         let broker = needs_broker.then(|| bench.broker().map(|broker| broker.socket().to_owned())).transpose()?;
         peers.execute(
-            mechanism,
+            &plan.key,
             order,
             &PeerSurroundings { scratch: &scratch, placement, interrupt: &interrupt, broker },
         )

@@ -3,5 +3,6 @@
 pub(crate) mod calls;
 pub(crate) mod order;
 pub(crate) mod programs;
+pub(crate) mod running;
 pub(crate) mod sequence;
 pub(crate) mod sources;

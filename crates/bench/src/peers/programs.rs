@@ -13,7 +13,8 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
-    order::{PeerOrder, parse_answer},
+    order::PeerOrder,
+    running::RunningPeers,
     sources::{AddressForm, SOURCES},
 };
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
     interrupt::Interrupt,
     mechanism::Mechanism,
     process::GuardedChild,
+    report::cell::Key,
     task::Figures,
 };
 
@@ -36,8 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 #[derive(Debug, Default)]
 pub(crate) struct PeerLibraries {
     built: BTreeMap<Mechanism, Result<PathBuf, String>>,
-    running: BTreeMap<Mechanism, RunningPeer>,
-    started: u32,
+    running: RunningPeers<RunningPeer>,
 }
 
 /// What programs need to run.
@@ -66,35 +67,21 @@ struct PeerProgram {
 }
 
 impl PeerLibraries {
-    /// Ends all programs: the next orders start new ones.
-    pub(crate) fn restart(&mut self) {
-        self.running.clear();
-    }
-
-    /// Executes one order by the programs of a peer, which are compiled and started if they are not there yet.
-    pub(crate) fn execute(
-        &mut self,
-        mechanism: Mechanism,
-        order: &PeerOrder,
-        around: &PeerSurroundings<'_>,
-    ) -> Result<Figures> {
-        if !self.running.contains_key(&mechanism) {
-            let program = self.program(mechanism, around)?;
-            self.started += 1;
-            let started = RunningPeer::start(mechanism, &program, self.started, around)?;
-            self.running.insert(mechanism, started);
-        }
-        let Some(peer) = self.running.get_mut(&mechanism) else {
-            return Err(BenchError::Transport(format!("{mechanism} does not run")));
+    /// Executes one order by the programs of a peer, which are compiled and started if they are not there yet. Each run has new programs.
+    pub(crate) fn execute(&mut self, key: &Key, order: &PeerOrder, around: &PeerSurroundings<'_>) -> Result<Figures> {
+        let Self { built, running } = self;
+        let start = |number| {
+            let program = Self::program(built, key.mechanism, around)?;
+            RunningPeer::start(key.mechanism, &program, number, around)
         };
-        let line = peer.client.ask(&order.to_string(), order.time + PATIENCE, around.interrupt);
-        if line.is_err() {
-            self.running.remove(&mechanism);
-        }
-        parse_answer(&line?).into_figures()
+        running.execute(key, start, |peer| peer.client.ask(&order.to_string(), order.time + PATIENCE, around.interrupt))
     }
 
-    fn program(&mut self, mechanism: Mechanism, around: &PeerSurroundings<'_>) -> Result<PathBuf> {
+    fn program(
+        built: &mut BTreeMap<Mechanism, Result<PathBuf, String>>,
+        mechanism: Mechanism,
+        around: &PeerSurroundings<'_>,
+    ) -> Result<PathBuf> {
         let Some(source) = SOURCES.iter().find(|source| source.mechanism == mechanism) else {
             // Partywall's own program is this one.
             return std::env::current_exe().during("finding this program");
@@ -105,7 +92,7 @@ impl PeerLibraries {
             }
             source.build(&around.scratch.join(format!("peer-{mechanism}"))).map_err(|e| e.to_string())
         };
-        let built = self.built.entry(mechanism).or_insert_with(build);
+        let built = built.entry(mechanism).or_insert_with(build);
         built.clone().map_err(BenchError::Unavailable)
     }
 }

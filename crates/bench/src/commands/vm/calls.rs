@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use super::{
     NAME,
     machines::{PROGRAM, fault},
+    program::{LOOK, START},
     round_trip,
 };
 use crate::{
@@ -24,11 +25,12 @@ use crate::{
     interrupt::Interrupt,
     mechanism::{Mechanism, WaitMode},
     peers::{
-        order::{PayloadPlace, PeerOrder, parse_answer},
+        order::{PayloadPlace, PeerOrder},
+        running::RunningPeers,
         sources::SOURCES,
     },
     report::{
-        cell::{Cell, Key},
+        cell::Cell,
         metric::Metric,
         table::{self, Layout},
         verdict::{Bound, Verdict},
@@ -53,12 +55,8 @@ const OTHERS: [(Mechanism, &str); 2] =
     [(Mechanism::TcpVirtio, "raw sockets over TCP"), (Mechanism::Ice, "Ice over TCP")];
 /// The first port; each pair of programs has its own.
 const FIRST_PORT: u16 = 7300;
-/// How long a program may take to start, in an emulated machine.
-const STARTING: Duration = Duration::from_secs(60);
 /// The longest time for one order beyond its own.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often to look at a program, and at Ctrl-C.
-const LOOK: Duration = Duration::from_millis(20);
 
 fn elements(scale: Scale) -> Vec<u64> {
     match scale {
@@ -138,10 +136,7 @@ pub(super) struct GuestPeers<'a> {
     client: &'a Guest,
     server: &'a Guest,
     programs: &'a CallPrograms,
-    running: BTreeMap<Mechanism, CallPair<'a>>,
-    started: u16,
-    /// The first measurement of a run, before which all programs are started again.
-    first: Option<Key>,
+    running: RunningPeers<CallPair<'a>>,
 }
 
 struct CallPair<'a> {
@@ -152,7 +147,7 @@ struct CallPair<'a> {
 
 impl<'a> GuestPeers<'a> {
     pub(super) fn new([client, server]: [&'a Guest; 2], programs: &'a CallPrograms) -> Self {
-        Self { client, server, programs, running: BTreeMap::new(), started: 0, first: None }
+        Self { client, server, programs, running: RunningPeers::default() }
     }
 
     /// One measurement.
@@ -160,41 +155,30 @@ impl<'a> GuestPeers<'a> {
         let MeasuringWork::Peer(order) = &plan.work else {
             return Err(BenchError::Transport("not an order for a peer".into()));
         };
-        match &self.first {
-            None => self.first = Some(plan.key.clone()),
-            Some(key) if *key == plan.key => self.running.clear(),
-            Some(_) => {}
-        }
-        let mechanism = plan.key.mechanism;
-        if !self.running.contains_key(&mechanism) {
-            let pair = self.start(mechanism, interrupt)?;
-            self.running.insert(mechanism, pair);
-        }
-        let Some(pair) = self.running.get_mut(&mechanism) else {
-            return Err(BenchError::Transport(format!("{mechanism} does not run")));
-        };
-        let line = pair.client.ask(order, interrupt);
-        if line.is_err() {
-            self.running.remove(&mechanism);
-        }
-        parse_answer(&line?).into_figures()
+        let Self { client, server, programs, running } = self;
+        let start = |number| Self::start([*client, *server], programs, (plan.key.mechanism, number), interrupt);
+        running.execute(&plan.key, start, |pair| pair.client.ask(order, interrupt))
     }
 
-    fn start(&mut self, mechanism: Mechanism, interrupt: &Interrupt) -> Result<CallPair<'a>> {
-        let program = self.programs.line(mechanism)?;
-        self.started += 1;
+    fn start(
+        [client, server]: [&'a Guest; 2],
+        programs: &CallPrograms,
+        (mechanism, number): (Mechanism, u32),
+        interrupt: &Interrupt,
+    ) -> Result<CallPair<'a>> {
+        let program = programs.line(mechanism)?;
         let (own, address) = if mechanism == Mechanism::PartywallCall {
-            let name = |guest: &Guest| format!("{}.bench-calls-{}", guest.name(), self.started);
-            (name(self.client), name(self.server))
+            let name = |guest: &Guest| format!("{}.bench-calls-{number}", guest.name());
+            (name(client), name(server))
         } else {
-            let address = self.server.address();
+            let address = server.address();
             let address = address.ok_or_else(|| BenchError::Unavailable("the machines have no network".into()))?;
-            let address = format!("{address}:{}", FIRST_PORT + self.started);
+            let address = format!("{address}:{}", u32::from(FIRST_PORT) + number);
             (address.clone(), address)
         };
         let start = |guest: &'a Guest, role: &[&str]| {
             let mut started = GuestProgram::start(guest, &[&program, role].concat())?;
-            match started.line(STARTING, interrupt)?.as_str() {
+            match started.line(START, interrupt)?.as_str() {
                 "ready" => Ok(started),
                 said => Err(BenchError::Transport(format!(
                     "`{}` in machine {} answered \"{said}\"",
@@ -203,9 +187,9 @@ impl<'a> GuestPeers<'a> {
                 ))),
             }
         };
-        let server = start(self.server, &["serve", &address])?;
+        let server = start(server, &["serve", &address])?;
         let role: &[&str] = if own == address { &["call", &address] } else { &["call", &own, &address] };
-        let client = start(self.client, role)?;
+        let client = start(client, role)?;
         Ok(CallPair { client, _server: server })
     }
 }
