@@ -23,7 +23,7 @@ use std::{
 };
 
 use crate::{
-    apps::accounts::{self, FlowCounters, ThreadCounters},
+    apps::accounts::{self, BusyStretch, FlowCounters, ThreadCounters},
     error::{BenchError, During, Result},
     measure::turns::TurnTimes,
     report::metric::Metric,
@@ -75,6 +75,8 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
                 before.switches += own.switches;
                 after.switches += own_now.switches;
                 figures.extend(before.until(&after, wall));
+            } else {
+                figures.retain(|metric, _| !matches!(metric, Metric::MachineCpuPercent | Metric::CpuNsPerOperation));
             }
             figures
         }
@@ -239,6 +241,7 @@ fn accounts_with(peer: SocketAddr) -> Result<[FlowCounters; 2]> {
 fn streams(targets: &[SocketAddr], local: usize, size: usize, time: Duration) -> Result<Figures> {
     // The time to connect, and to find the broker before that, does not count for the stream.
     let streams = targets.iter().map(|to| connect(*to, SINK, size)).collect::<Result<Vec<_>>>()?;
+    let busy = BusyStretch::begin();
     let begin = Instant::now();
     let flows: Vec<(u64, f64)> = thread::scope(|scope| {
         let senders: Vec<_> = streams
@@ -268,6 +271,8 @@ fn streams(targets: &[SocketAddr], local: usize, size: usize, time: Duration) ->
         let fault = || BenchError::Transport("a sender ended".into());
         senders.into_iter().map(|sender| sender.join().unwrap_or_else(|_| Err(fault()))).collect::<Result<_>>()
     })?;
+    let bytes: u64 = flows.iter().map(|(bytes, _)| bytes).sum();
+    let busy = busy.end(bytes as f64 / size.max(1) as f64);
     let rate_of = |flows: &[(u64, f64)]| {
         let bytes: u64 = flows.iter().map(|(bytes, _)| bytes).sum();
         bytes as f64 / flows.iter().map(|(_, seconds)| *seconds).fold(1e-9, f64::max)
@@ -277,6 +282,7 @@ fn streams(targets: &[SocketAddr], local: usize, size: usize, time: Duration) ->
     if let Some(remote @ [_, ..]) = flows.get(local..) {
         figures.insert(Metric::RemoteBytesPerSecond, rate_of(remote));
     }
+    figures.extend(busy);
     Ok(figures)
 }
 
@@ -287,14 +293,18 @@ fn over_and_over(time: Duration, mut turn: impl FnMut() -> Result<()>) -> Result
     while warm.elapsed() < time / 5 {
         turn()?;
     }
+    let busy = BusyStretch::begin();
     let mut turns = TurnTimes::start()?;
     while turns.elapsed() < time {
         turn()?;
         turns.note();
     }
+    let rate = turns.count() as f64 / turns.elapsed().as_secs_f64();
+    let busy = busy.end(turns.count() as f64);
     let mut figures = turns.figures();
     figures.retain(|metric, _| !matches!(metric, Metric::MaxNs | Metric::MeanNs));
-    figures.insert(Metric::PerSecond, turns.count() as f64 / turns.elapsed().as_secs_f64());
+    figures.insert(Metric::PerSecond, rate);
+    figures.extend(busy);
     Ok(figures)
 }
 
@@ -336,6 +346,7 @@ fn udp_stream(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
     let socket = datagrams(to)?;
     let message = vec![SINK; size.max(2)];
     let mut sent = 0u64;
+    let busy = BusyStretch::begin();
     let begin = Instant::now();
     while begin.elapsed() < time {
         for _ in 0..16 {
@@ -353,11 +364,14 @@ fn udp_stream(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
         socket.send(&[0; ASK]).during("asking")?;
         if socket.recv(&mut answer).is_ok() {
             let arrived = u64::from_ne_bytes(answer) as f64;
-            return Ok(Figures::from([
+            // Until here the server was busy with what had been sent.
+            let mut figures = busy.end(arrived / message.len() as f64);
+            figures.extend([
                 (Metric::BytesPerSecond, arrived / took),
                 (Metric::PerSecond, arrived / took / message.len() as f64),
                 (Metric::LostPercent, 100.0 * (1.0 - arrived / sent.max(1) as f64).max(0.0)),
-            ]));
+            ]);
+            return Ok(figures);
         }
     }
     Err(BenchError::Transport("the server does not answer".into()))

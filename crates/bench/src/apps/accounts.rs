@@ -40,10 +40,7 @@ pub(crate) struct ThreadCounters {
 impl Accounts {
     /// Reads the counters of the machine, and of a server with its descendants.
     pub(crate) fn now(server: u32) -> Self {
-        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-        let cpu = stat.lines().next();
-        // Waiting for a disk is idling, too.
-        let idle = number(cpu, 4) + number(cpu, 5);
+        let idle = idle_ticks(&read_stat());
         Self { when: Instant::now(), server, idle, counters: FlowCounters::of(threads_of(server)) }
     }
 
@@ -51,18 +48,56 @@ impl Accounts {
     pub(crate) fn since(self, processors: usize) -> Figures {
         let now = Self::now(self.server);
         let wall = now.when.duration_since(self.when);
-        // A tick is 10 ms on every Linux that we know (`USER_HZ`).
-        let idle = now.idle.saturating_sub(self.idle) as f64 / 100.0 / wall.as_secs_f64().max(1e-9);
+        let idle = now.idle.saturating_sub(self.idle) as f64 / TICKS / wall.as_secs_f64().max(1e-9);
         let mut figures = self.counters.until(&now.counters, wall);
         figures.insert(Metric::MachineCpuPercent, 100.0 * (processors as f64 - idle).max(0.0));
         figures
     }
 }
 
+/// How busy the machine is, from the first operation that counts to the last.
+#[derive(Debug)]
+pub(crate) struct BusyStretch {
+    begun: Instant,
+    idle: u64,
+}
+
+impl BusyStretch {
+    /// Begins with the first operation.
+    pub(crate) fn begin() -> Self {
+        Self { begun: Instant::now(), idle: idle_ticks(&read_stat()) }
+    }
+
+    /// The figures of this number of operations, the last of which has just been done.
+    pub(crate) fn end(self, operations: f64) -> Figures {
+        let (wall, stat) = (self.begun.elapsed().as_secs_f64().max(1e-9), read_stat());
+        let is_processor = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+        let processors = stat.lines().filter(is_processor).count() as f64;
+        let busy = (processors - idle_ticks(&stat).saturating_sub(self.idle) as f64 / TICKS / wall).max(0.0);
+        Figures::from([
+            (Metric::MachineCpuPercent, 100.0 * busy),
+            (Metric::CpuNsPerOperation, busy * wall * 1e9 / operations.max(1.0)),
+        ])
+    }
+}
+
+/// Ticks in a second (`USER_HZ`), on every Linux that we know.
+const TICKS: f64 = 100.0;
+
+fn read_stat() -> String {
+    fs::read_to_string("/proc/stat").unwrap_or_default()
+}
+
+/// Ticks that all processors together were idle. Waiting for a disk is idling, too.
+fn idle_ticks(stat: &str) -> u64 {
+    let cpu = stat.lines().next();
+    number(cpu, 4) + number(cpu, 5)
+}
+
 impl FlowCounters {
     /// Reads the machine's switches, beside the counters of a server.
     pub(crate) fn of(threads: ThreadCounters) -> Self {
-        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let stat = read_stat();
         Self { switches: number(stat.lines().find(|line| line.starts_with("ctxt ")), 1), threads }
     }
 
@@ -141,5 +176,19 @@ mod tests {
         assert!(figures[&Metric::SwitchesPerSecond] > 0.0);
         assert!(figures[&Metric::BlocksPerSecond] > 0.0);
         assert!(family(1).contains(&1));
+    }
+
+    #[test]
+    fn processor_time_of_operations_is_that_of_their_stretch() {
+        let stretch = BusyStretch::begin();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(100) {}
+        let wall = begun.elapsed().as_secs_f64();
+        let figures = stretch.end(10.0);
+        let (percent, of_one) = (figures[&Metric::MachineCpuPercent], figures[&Metric::CpuNsPerOperation]);
+        assert!(percent > 0.0, "{figures:?}");
+        // Both are of one stretch: the busy time is the operations' together.
+        let busy = of_one * 10.0 / 1e9;
+        assert!(busy >= percent / 100.0 * wall, "{figures:?}");
     }
 }

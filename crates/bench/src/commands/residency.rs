@@ -375,18 +375,10 @@ fn flow(
     let mut figures: Figures =
         serde_json::from_str(&report).map_err(|e| BenchError::transport("reading figures of a flow", e))?;
     let mut kernel = accounts.since(affinity::allowed()?.len());
-    // The server has told how its threads fared, including those that have ended.
-    kernel.retain(|metric, _| matches!(metric, Metric::MachineCpuPercent | Metric::SwitchesPerSecond));
-    add_accounts(&mut figures, kernel);
-    Ok(figures)
-}
-
-/// Adds the kernel's accounts, and what each operation takes by them.
-fn add_accounts(figures: &mut Figures, kernel: Figures) {
-    if let (Some(busy), Some(rate)) = (kernel.get(&Metric::MachineCpuPercent), figures.get(&Metric::PerSecond)) {
-        figures.insert(Metric::CpuNsPerOperation, busy / 100.0 * 1e9 / rate.max(1e-9));
-    }
+    // The server has told how its threads fared, including those that have ended, and the client how busy the machine was meanwhile.
+    kernel.retain(|metric, _| *metric == Metric::SwitchesPerSecond);
     figures.extend(kernel);
+    Ok(figures)
 }
 
 /// Fills the directory.
@@ -429,10 +421,12 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
 /// Whether flows to remote peers pay for the local ones beside them.
 fn judge_remote_flows(plain: &Cell, ours: Option<&Cell>) -> Option<Verdict> {
     let metric = Metric::RemoteBytesPerSecond;
+    // Without local flows the remote ones are all that is measured, and have a verdict.
+    let local = plain.key.number("local").filter(|local| *local > 0)?;
     if !is_mixed(&plain.key) || plain.summary(metric).is_none() {
         return None;
     }
-    let claim = format!("the remote flows beside {} local : plain", plain.key.number("local").unwrap_or(0));
+    let claim = format!("the remote flows beside {local} local : plain");
     let interval = ours.and_then(|ours| ours.interval_to(plain, metric));
     Some(Verdict::by_turns(claim, Bound::Report, 0.0, metric, ours, Some(plain)).with_interval(interval))
 }
@@ -487,12 +481,20 @@ mod tests {
             .iter()
             .map(|plan| {
                 let mut cell = Cell::new(plan.key.clone());
-                cell.runs = vec![Figures::from([(Metric::PerSecond, 2.0), (Metric::BytesPerSecond, 2.0)])];
+                let rates = [Metric::PerSecond, Metric::BytesPerSecond, Metric::RemoteBytesPerSecond];
+                cell.runs = vec![rates.map(|metric| (metric, 2.0)).into()];
                 cell
             })
             .collect();
-        for verdict in judge(&cells) {
+        let verdicts = judge(&cells);
+        for verdict in &verdicts {
             assert!(verdict.measured.is_some(), "{} has no figures", verdict.claim);
         }
+        let of_remote = |verdict: &&Verdict| verdict.claim.starts_with("the remote flows");
+        assert_eq!(
+            verdicts.iter().filter(of_remote).count(),
+            FLOWS as usize,
+            "one for each number of local flows but 0"
+        );
     }
 }
