@@ -10,6 +10,7 @@ use crate::{real, sys};
 use libc::{c_int, c_uint, mmsghdr, msghdr, ssize_t, timespec};
 use partywall_shm::status::Reason;
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::time::Duration;
 
 /// The buffers of a message.
@@ -108,8 +109,12 @@ unsafe fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel
 export_for_descriptor! {
     /// `recvmsg`
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-        // SAFETY: the caller's arguments, passed on.
-        let kernel = || unsafe { real::recvmsg(fd, message, flags) };
+        let is_filled_in = Cell::new(false);
+        let kernel = || {
+            is_filled_in.set(true);
+            // SAFETY: the caller's arguments, passed on.
+            unsafe { real::recvmsg(fd, message, flags) }
+        };
         let Some(conn) = Conn::of(fd) else {
             // SAFETY: the caller's message.
             return unsafe { receive_datagram(fd, message, flags, kernel) };
@@ -119,7 +124,7 @@ export_for_descriptor! {
             return kernel();
         };
         let got = receiving(conn, fd, list, flags, kernel);
-        if got >= 0 && conn.is_up() && flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 {
+        if got >= 0 && !is_filled_in.get() {
             // SAFETY: the caller's message, which the kernel would fill in likewise: a stream has no address and no control.
             unsafe {
                 if !(*message).msg_name.is_null() {

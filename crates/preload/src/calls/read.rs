@@ -7,6 +7,7 @@ use crate::conn::Conn;
 use crate::datagram::{self, Wanted};
 use crate::real;
 use libc::{c_int, c_void, iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use std::cell::Cell;
 
 #[inline]
 fn one(buf: *mut c_void, len: size_t) -> [iovec; 1] {
@@ -67,15 +68,19 @@ export_for_descriptor! {
         let list = one(buf, len);
         // SAFETY: the caller's buffer, valid for writes of `len` bytes during this call, as the C library demands.
         let buffers = unsafe { CallerBuffers::new(&list) };
-        // SAFETY: the caller's arguments, passed on.
-        let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, from_len) };
+        let is_filled_in = Cell::new(false);
+        let kernel = || {
+            is_filled_in.set(true);
+            // SAFETY: the caller's arguments, passed on.
+            unsafe { real::recvfrom(fd, buf, len, flags, from, from_len) }
+        };
         let Some(conn) = Conn::of(fd) else {
             // SAFETY: the caller's address and its length, valid by the contract of its call.
             let wanted = unsafe { Wanted::new(from, from_len) };
             return datagram::receiving(fd, buffers, flags, wanted, kernel);
         };
         let got = receiving(conn, fd, buffers, flags, kernel);
-        if got >= 0 && !from.is_null() && !from_len.is_null() && conn.is_up() {
+        if got >= 0 && !from.is_null() && !from_len.is_null() && !is_filled_in.get() {
             // A stream says nothing of where its bytes are from.
             // SAFETY: the caller's own word, of which the kernel would do the same.
             unsafe { *from_len = 0 };
