@@ -112,6 +112,12 @@ pub(crate) fn free(index: u16) {
     BLOCKS.free(index);
 }
 
+/// Whether a block is in use.
+#[cfg(test)]
+pub(crate) fn is_in_use(index: u16) -> bool {
+    BLOCKS.is_taken(index)
+}
+
 /// Before a fork: from here until [`after_fork`] no block is chosen, and each that was is a connection in the table.
 pub(crate) fn before_fork() {
     BLOCKS.before_fork(&ThisThread);

@@ -3,6 +3,7 @@
 //! Beside the arena, by the same index. Private memory: `fork` copies it, with the mappings and descriptors that it tells of.
 
 mod bell;
+mod succession;
 
 use crate::arena::CONNECTIONS;
 use crate::hidden;
@@ -12,6 +13,8 @@ use partywall_region::berth::Berth;
 use rustix::fd::OwnedFd;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use succession::SuccessorWord;
+pub(crate) use succession::hand_over;
 
 /// A process's record of bytes that a peer holds back (protocol T16).
 #[derive(Debug)]
@@ -74,6 +77,10 @@ pub(crate) struct LocalState {
     pub(crate) own: Berth,
     /// The peer's region, as it is mapped here.
     pub(crate) peer: Berth,
+    /// The connection that has replaced this one.
+    pub(crate) successor: SuccessorWord,
+    /// The place of the connection that this one has replaced, plus 1; 0 if there is none.
+    pub(crate) predecessor: AtomicU32,
 }
 
 impl LocalState {
@@ -95,6 +102,8 @@ impl LocalState {
             held: HeldBytes::new(),
             own: Berth::new(),
             peer: Berth::new(),
+            successor: SuccessorWord::new(),
+            predecessor: AtomicU32::new(0),
         }
     }
 
@@ -103,7 +112,10 @@ impl LocalState {
         for word in [&self.channel, &self.neighbour] {
             word.store(0, Ordering::Relaxed);
         }
-        self.exposed.store(0, Ordering::Relaxed);
+        for word in [&self.exposed, &self.predecessor] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.successor.clear();
     }
 
     /// This process is about to fork. The directions are to be taken once after this, so that every thread that holds one holds the

@@ -92,6 +92,11 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Entry {
     Entry(TABLE.set(fd as usize, entry.0))
 }
 
+/// Puts another entry in the place of this one, if it is still there.
+pub(crate) fn replace(fd: c_int, from: Entry, to: Entry) -> bool {
+    TABLE.replace(fd as usize, from.0, to.0)
+}
+
 /// Takes the entry out if it is still the one given.
 pub(crate) fn remove(fd: c_int, entry: Entry) -> bool {
     TABLE.remove(fd as usize, entry.0)
@@ -133,7 +138,8 @@ mod tests {
         let (old, new) = (Entry::new(DescriptorKind::Listener, 1, 7), Entry::new(DescriptorKind::Listener, 2, 7));
         set(fd, old);
         assert_eq!(set(fd, new), old);
-        assert!(!remove(fd, old), "the number was used again meanwhile");
+        assert!(!remove(fd, old) && !replace(fd, old, old), "the number was used again meanwhile");
+        assert!(replace(fd, new, old) && replace(fd, old, new));
         assert_eq!(entries(0, u32::MAX).find(|(f, _)| *f == fd), Some((fd, new)));
         assert!(entries(0, fd as u32 - 1).all(|(f, _)| f != fd));
         assert!(remove(fd, new));

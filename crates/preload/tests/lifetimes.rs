@@ -40,13 +40,13 @@ fn echo(stage: &Stage<'_>, server: impl FnOnce(&[&str]) -> Guard) -> (Guard, Tol
 
 /// The same. Python runs the client's script below these words.
 fn echo_with(stage: &Stage<'_>, server: impl FnOnce(&[&str]) -> Guard, client: &[&str]) -> (Guard, Told) {
-    talk_to(stage, "echo_server.py", server, client)
+    talk_between(stage, ["echo_server.py", "told_client.py"], server, client)
 }
 
-/// The same, with another script of a server.
-fn talk_to(
+/// The same, with other scripts of the two.
+fn talk_between(
     stage: &Stage<'_>,
-    server_script: &str,
+    [server_script, client_script]: [&str; 2],
     server: impl FnOnce(&[&str]) -> Guard,
     client: &[&str],
 ) -> (Guard, Told) {
@@ -55,11 +55,7 @@ fn talk_to(
     let mut server = server(&[&script(server_script), "127.0.0.1", &p]);
     stage.await_listener(&mut server, port);
     let mut command = stage.command(1, &python());
-    command
-        .args(client)
-        .args([&script("told_client.py"), "127.0.0.1", &p])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::inherit());
+    command.args(client).args([&script(client_script), "127.0.0.1", &p]).stdin(Stdio::piped()).stderr(Stdio::inherit());
     let mut program = Guard::spawn(&mut command);
     let (to, from) = (program.0.stdin.take().unwrap(), program.0.stdout.take().unwrap());
     (server, Told { program, to, from: std::io::BufReader::new(from) })
@@ -125,11 +121,20 @@ fn new_broker_lists_existing_rings_until_they_end() {
 
 #[test]
 fn connection_has_rings_again_after_exec_of_its_server() {
+    has_rings_again_after_exec("told_client.py");
+}
+
+#[test]
+fn connection_of_several_threads_has_rings_again_after_exec() {
+    has_rings_again_after_exec("duplex_client.py");
+}
+
+fn has_rings_again_after_exec(client: &str) {
     let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
     let stage = Stage { world: Some(&world), spaces: None, folder };
     let switch = Switch::new(&world);
     let (mut server, mut client) =
-        talk_to(&stage, "exec_server.py", |arguments| stage.server(&python(), arguments), &[]);
+        talk_between(&stage, ["exec_server.py", client], |arguments| stage.server(&python(), arguments), &[]);
     client.do_("connect");
     let mut pieces = 0;
     eventually("they meet", || {

@@ -13,6 +13,8 @@
 mod blocks;
 #[path = "../../preload/src/lock/word.rs"]
 mod lock_word;
+#[path = "../../preload/src/local/succession.rs"]
+mod succession;
 #[path = "../../preload/src/table/words.rs"]
 mod words;
 
@@ -32,6 +34,7 @@ use loom::sync::atomic::AtomicBool;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use partywall_shm::sync::{AtomicU32, Ordering};
+use succession::{SuccessorWord, hand_over};
 use words::DescriptorWords;
 
 /// Runs a scenario in every interleaving with at most `preemptions`, and says how many there were.
@@ -406,5 +409,54 @@ fn loom_old_entry_is_taken_by_one_thread() {
         assert_eq!(ends.iter().filter(|ends| **ends).count(), 1, "{ends:?}");
         assert_eq!(table.0.get(0), NEW);
         assert_eq!(table.1.write(), 3);
+    });
+}
+
+/// A thread copies a descriptor of a connection while another thread replaces the connection. (`Conn::add_descriptor`, `renewal`.)
+#[test]
+fn loom_copied_descriptor_is_handed_over_once() {
+    const OLD: u32 = 1 << 16;
+    const NEW: u32 = 2 << 16;
+    check(None, || {
+        let table = Arc::new((DescriptorWords::<2>::new(), SuccessorWord::new(), AtomicU32::new(1), Guarded::new()));
+        table.0.set(0, OLD);
+        let copier = {
+            let table = table.clone();
+            thread::spawn(move || {
+                let (words, successor, descriptors, new) = &*table;
+                words.set(1, OLD);
+                if successor.after_change() != 0 {
+                    new.0.with(|_| {});
+                    hand_over(descriptors, || words.replace(1, OLD, NEW));
+                }
+            })
+        };
+        let (words, successor, descriptors, new) = &*table;
+        new.write();
+        assert!(words.replace(0, OLD, NEW));
+        successor.publish(NEW);
+        for (fd, _) in words.entries(0, u32::MAX).filter(|(_, entry)| *entry == OLD) {
+            hand_over(descriptors, || words.replace(fd, OLD, NEW));
+        }
+        copier.join().unwrap();
+        assert_eq!((words.get(1), descriptors.load(Ordering::Relaxed)), (NEW, 2));
+    });
+}
+
+/// A thread does something lasting to a connection while another thread replaces the connection. (`Conn::for_each_successor`, `renewal`.)
+#[test]
+fn loom_lasting_change_reaches_the_successor() {
+    check(None, || {
+        let conn = Arc::new((SuccessorWord::new(), AtomicU32::new(0)));
+        let changer = {
+            let conn = conn.clone();
+            thread::spawn(move || {
+                conn.1.store(1, Ordering::Relaxed);
+                conn.0.after_change() != 0
+            })
+        };
+        conn.0.publish(5);
+        let is_seen = conn.1.load(Ordering::Relaxed) != 0;
+        assert!(changer.join().unwrap() || is_seen);
     });
 }

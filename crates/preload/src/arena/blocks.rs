@@ -172,6 +172,12 @@ impl<const BLOCKS: usize, const PER_PAGE: usize, const WORDS: usize, const PAGE_
         self.taken.set(usize::from(index), false);
     }
 
+    /// Whether this process uses the block.
+    #[cfg(test)]
+    pub(super) fn is_taken(&self, index: u16) -> bool {
+        self.taken.has(usize::from(index))
+    }
+
     /// Before a fork: until [`Blocks::after_fork`] no block is chosen, and every block that was is a connection by now. A handler that has
     /// interrupted the choice forks at its own risk: the block that was chosen last may be missed.
     pub(super) fn before_fork(&self, host: &impl LockHost) {

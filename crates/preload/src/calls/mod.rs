@@ -66,7 +66,7 @@ mod write;
 pub(crate) use inherited::adopt_inherited;
 
 use crate::buffers::CallerBuffers;
-use crate::conn::{CandidateStep, Conn, Cursor};
+use crate::conn::{CandidateStep, Conn, Cursor, REPLACED};
 use crate::sys;
 use libc::{c_int, iovec, ssize_t};
 use partywall_shm::status::Reason;
@@ -79,24 +79,32 @@ fn receiving(
     fd: c_int,
     buffers: CallerBuffers<'_>,
     flags: c_int,
-    kernel: impl FnOnce() -> ssize_t,
+    kernel: impl Fn() -> ssize_t,
 ) -> ssize_t {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         return kernel();
     }
-    match conn.before_call(fd) {
-        CandidateStep::Kernel(call) => {
-            let got = kernel();
-            call.received(got, flags & libc::MSG_PEEK != 0);
-            got
-        }
-        CandidateStep::Up(conn) => {
-            if !buffers.are_plausible() {
-                return sys::fail(Errno::FAULT);
+    let mut conn = conn;
+    loop {
+        match conn.before_call(fd) {
+            CandidateStep::Kernel(call) => {
+                let got = kernel();
+                call.received(got, flags & libc::MSG_PEEK != 0);
+                return got;
             }
-            // SAFETY: valid by the contract of `CallerBuffers::new`.
-            let Some(mut cursor) = (unsafe { Cursor::new(buffers.list()) }) else { return sys::fail(Errno::INVAL) };
-            sys::give(conn.receive(fd, &mut cursor, flags))
+            CandidateStep::Up(up) => {
+                if !buffers.are_plausible() {
+                    return sys::fail(Errno::FAULT);
+                }
+                // SAFETY: valid by the contract of `CallerBuffers::new`.
+                let Some(mut cursor) = (unsafe { Cursor::new(buffers.list()) }) else {
+                    return sys::fail(Errno::INVAL);
+                };
+                match up.receive(fd, &mut cursor, flags) {
+                    Err(REPLACED) => conn = up.now(),
+                    result => return sys::give(result),
+                }
+            }
         }
     }
 }
@@ -108,7 +116,7 @@ fn sending(
     fd: c_int,
     buffers: CallerBuffers<'_>,
     flags: c_int,
-    kernel: impl FnOnce() -> ssize_t,
+    kernel: impl Fn() -> ssize_t,
 ) -> ssize_t {
     if flags & libc::MSG_OOB != 0 {
         // Urgent bytes are not counted like others where they are received.
@@ -117,19 +125,27 @@ fn sending(
             return conn.send_past(fd, flags & libc::MSG_DONTWAIT != 0, kernel);
         }
     }
-    match conn.before_call(fd) {
-        CandidateStep::Kernel(call) => {
-            let sent = kernel();
-            call.sent(sent);
-            sent
-        }
-        CandidateStep::Up(conn) => {
-            if !buffers.are_plausible() {
-                return sys::fail(Errno::FAULT);
+    let mut conn = conn;
+    loop {
+        match conn.before_call(fd) {
+            CandidateStep::Kernel(call) => {
+                let sent = kernel();
+                call.sent(sent);
+                return sent;
             }
-            // SAFETY: valid by the contract of `CallerBuffers::new`.
-            let Some(mut cursor) = (unsafe { Cursor::new(buffers.list()) }) else { return sys::fail(Errno::INVAL) };
-            sys::give(conn.send(fd, &mut cursor, flags))
+            CandidateStep::Up(up) => {
+                if !buffers.are_plausible() {
+                    return sys::fail(Errno::FAULT);
+                }
+                // SAFETY: valid by the contract of `CallerBuffers::new`.
+                let Some(mut cursor) = (unsafe { Cursor::new(buffers.list()) }) else {
+                    return sys::fail(Errno::INVAL);
+                };
+                match up.send(fd, &mut cursor, flags) {
+                    Err(REPLACED) => conn = up.now(),
+                    result => return sys::give(result),
+                }
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `sendfile` and `splice`: straight between a file or pipe and the ring.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::conn::{CandidateStep, Conn};
+use crate::conn::{CandidateStep, Conn, KernelCall, REPLACED};
 use crate::{real, sys};
 use libc::{c_int, c_uint, loff_t, off_t, size_t, ssize_t};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -36,43 +36,49 @@ export! {
         let kernel = || unsafe { real::splice(from, from_offset, to, to_offset, len, flags) };
         let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
         match (Conn::of(from), Conn::of(to)) {
-            (Some(conn), _) => match conn.before_call(from) {
-                CandidateStep::Kernel(call) => {
-                    let got = kernel();
-                    call.received(got, false);
-                    got
-                }
-                CandidateStep::Up(conn) => sys::give(to_pipe(conn, from, to, len, dont_wait)),
-            },
-            (None, Some(conn)) => match conn.before_call(to) {
-                CandidateStep::Kernel(call) => {
-                    let sent = kernel();
-                    call.sent(sent);
-                    sent
-                }
-                CandidateStep::Up(conn) => sys::give(from_pipe(conn, from, to, len, dont_wait)),
-            },
+            (Some(conn), _) => {
+                with_conn(conn, from, kernel, KernelCall::took, |conn| to_pipe(conn, from, to, len, dont_wait))
+            }
+            (None, Some(conn)) => {
+                with_conn(conn, to, kernel, KernelCall::sent, |conn| from_pipe(conn, from, to, len, dont_wait))
+            }
             (None, None) => kernel(),
+        }
+    }
+}
+
+/// Makes a call by the kernel, whose result is reported by `report`, or by the rings of the connection.
+fn with_conn(
+    mut conn: &'static Conn,
+    fd: c_int,
+    kernel: impl Fn() -> ssize_t,
+    report: impl Fn(KernelCall, isize),
+    mut ring: impl FnMut(&'static Conn) -> Result<usize, Errno>,
+) -> ssize_t {
+    loop {
+        match conn.before_call(fd) {
+            CandidateStep::Kernel(call) => {
+                let result = kernel();
+                report(call, result);
+                return result;
+            }
+            CandidateStep::Up(up) => match ring(up) {
+                Err(REPLACED) => conn = up.now(),
+                result => return sys::give(result),
+            },
         }
     }
 }
 
 /// # Safety
 /// `offset` is null, or valid for reads and writes during the call, in which nothing else uses it.
-unsafe fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+unsafe fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel: impl Fn() -> ssize_t) -> ssize_t {
     let Some(conn) = Conn::of(to) else { return kernel() };
-    match conn.before_call(to) {
-        CandidateStep::Kernel(call) => {
-            let sent = kernel();
-            call.sent(sent);
-            sent
-        }
-        CandidateStep::Up(conn) => {
-            // SAFETY: by this function's contract.
-            let offset = unsafe { offset.as_mut() };
-            sys::give(send_file(conn, to, from, offset, count.min(MOST)))
-        }
-    }
+    with_conn(conn, to, kernel, KernelCall::sent, |conn| {
+        // SAFETY: by this function's contract.
+        let offset = unsafe { offset.as_mut() };
+        send_file(conn, to, from, offset, count.min(MOST))
+    })
 }
 
 fn send_file(

@@ -35,7 +35,7 @@ export! {
         if result == 0 {
             crate::datagram::option_was_set(fd, level, name);
         }
-        if result == 0 && let Some(conn) = conn {
+        if result == 0 && let Some(conn) = conn.map(Conn::now) {
             conn.options().was_set(fd, level, name);
             if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
                 crate::ready::low_water_was_set(conn);

@@ -4,8 +4,9 @@ use super::bring_up;
 use super::reclaim;
 use super::shown;
 use super::{Conn, ConnStage, KernelSleep, flags};
-use crate::table::{self};
-use crate::{arena, broker, local, process, watched};
+use crate::arena::{self, NewBlock};
+use crate::table;
+use crate::{broker, local, process, watched};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::status::{Reason, Role};
 use std::ffi::c_int;
@@ -62,19 +63,22 @@ impl Conn {
     /// Before a receiving or sending call: it goes to the kernel, or the connection has a ring by now.
     #[inline]
     pub(crate) fn before_call(&'static self, fd: c_int) -> CandidateStep {
-        follow_policy(self);
         let mut conn = self;
-        if conn.is_up() {
-            match conn.renewed(fd) {
-                None => return CandidateStep::Up(conn),
-                Some(renewed) => conn = renewed,
+        loop {
+            follow_policy(conn);
+            if conn.is_up() {
+                match conn.renewed(fd) {
+                    None => return CandidateStep::Up(conn),
+                    Some(renewed) => conn = renewed,
+                }
             }
-        }
-        super::end_abandoned();
-        advance(conn, fd);
-        match conn.kernel_block_enter() {
-            KernelSleep::Entered => CandidateStep::Kernel(KernelCall(conn)),
-            KernelSleep::HasRing | KernelSleep::OwnStep => CandidateStep::Up(conn),
+            super::end_abandoned();
+            advance(conn, fd);
+            match conn.kernel_block_enter() {
+                KernelSleep::Entered => return CandidateStep::Kernel(KernelCall(conn)),
+                KernelSleep::HasRing | KernelSleep::OwnStep => return CandidateStep::Up(conn),
+                KernelSleep::Replaced(by) => conn = by,
+            }
         }
     }
 }
@@ -97,6 +101,11 @@ impl KernelCall {
             }
         }
         conn.kernel_block_leave();
+    }
+
+    /// The kernel's call has given `result`, and taken those bytes out of the stream.
+    pub(crate) fn took(self, result: isize) {
+        self.received(result, false);
     }
 
     /// The kernel's sending call has given `result`.
@@ -137,12 +146,36 @@ pub(super) fn adopt_carrying(
     local: SocketAddr,
     peer: SocketAddr,
 ) -> Option<&'static Conn> {
-    let conn = adopt_under(broker::PolicyView::UNKNOWN, fd, role, local, peer)?;
+    let block = new_block()?;
+    let conn = begin_carrying(&block, (sent, received), fd, role, local, peer)?;
+    conn.set_stage(ConnStage::Candidate);
+    table::set(fd, conn.entry());
+    drop(block);
+    Some(conn)
+}
+
+/// The place of a new connection. To be kept until the connection is complete, and in the table.
+pub(super) fn new_block() -> Option<NewBlock> {
+    broker::claim::install(&super::reclaim::EACH);
+    arena::allocate(is_vacant)
+}
+
+/// A connection as of [`adopt_carrying`], before it is in the table. It has no stage, except that a thread may wait for one.
+pub(super) fn begin_carrying(
+    block: &NewBlock,
+    (sent, received): (u64, u64),
+    fd: c_int,
+    role: Role,
+    local: SocketAddr,
+    peer: SocketAddr,
+) -> Option<&'static Conn> {
+    let policy = broker::PolicyView::UNKNOWN;
+    policy.hold();
+    let conn = begin(block, policy, fd, role, local, peer)?;
     conn.tx.counted.store(sent, Ordering::Relaxed);
     conn.rx.counted.store(received, Ordering::Relaxed);
     conn.ring_path.set_flag(flags::UNKNOWN_PEER, true);
     conn.ring_path.because(Reason::BrokerAbsent);
-    conn.set_stage(ConnStage::Candidate);
     conn.moves.judge_later();
     Some(conn)
 }
@@ -155,10 +188,24 @@ pub(super) fn adopt_under(
     local: SocketAddr,
     peer: SocketAddr,
 ) -> Option<&'static Conn> {
-    broker::claim::install(&super::reclaim::EACH);
     policy.hold();
-    // Kept until the table has the connection.
-    let block = arena::allocate(is_vacant)?;
+    let block = new_block()?;
+    let conn = begin(&block, policy, fd, role, local, peer)?;
+    conn.ring_path.set_stage(ConnStage::Candidate);
+    table::set(fd, conn.entry());
+    drop(block);
+    Some(conn)
+}
+
+/// Sets the state of a new connection up, before it is in the table.
+fn begin(
+    block: &NewBlock,
+    policy: broker::PolicyView,
+    fd: c_int,
+    role: Role,
+    local: SocketAddr,
+    peer: SocketAddr,
+) -> Option<&'static Conn> {
     let conn = Conn::at(block.index())?;
     conn.identity.holders.own(process::owner());
     // Counted in memory of our own: the block may be in a page that has never been used.
@@ -174,12 +221,10 @@ pub(super) fn adopt_under(
     conn.identity.addresses.store(local, peer);
     conn.tx.reset();
     conn.rx.reset();
-    conn.ring_path.set_stage(ConnStage::Candidate);
+    conn.ring_path.set_stage(ConnStage::Attaching);
     shown::begin(conn, fd);
     mine.descriptors.store(1, Ordering::Relaxed);
     mine.set_fd(fd);
-    table::set(fd, conn.entry());
-    drop(block);
     Some(conn)
 }
 

@@ -27,6 +27,11 @@ pub(crate) struct Descent {
 impl Descent {
     /// The first step: asks the peer. A fence must follow.
     pub(crate) fn begin(self) {
+        // One that replaces it meanwhile has no ring, and gets none: there is no second step for that.
+        self.conn.for_each_successor(|conn| Self { conn, ..self }.begin_this());
+    }
+
+    fn begin_this(self) {
         let Self { conn, reason, shared } = self;
         if conn.settle() == ConnStage::Attached {
             if !shared {

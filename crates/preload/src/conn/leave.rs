@@ -32,6 +32,10 @@ impl Conn {
     /// A fatal inconsistency: the connection is reset, on both sides.
     #[cold]
     pub(super) fn fail_permanently(&self, why: &str) -> Errno {
+        if self.successor().is_some() {
+            // A thread that is late has found zeros where the rings were. The socket is another connection's.
+            return Errno::CONNRESET;
+        }
         log!("fd {}: reset: {why}", self.fd());
         self.ring_path.set_flag(flags::BROKEN, true);
         self.ring_path.because(Reason::Corrupt);
@@ -49,6 +53,11 @@ impl Conn {
         // The thread that brings it up holds this direction: another thread must not be in the middle of it, or it would be up on the other
         // side and not on ours.
         let held = self.tx.hold();
+        if let Some(next) = self.successor() {
+            drop(held);
+            next.stay_on_tcp(reason);
+            return;
+        }
         match self.ring_path.stage() {
             ConnStage::Candidate | ConnStage::Offered if held.is_err() => {
                 // This very thread is about to take a step, below a signal handler, and finds this at the end.
@@ -63,6 +72,9 @@ impl Conn {
             ConnStage::Attached => {
                 drop(held);
                 self.ask_for_tcp(reason, false);
+                if let Some(next) = self.successor_after_change() {
+                    next.stay_on_tcp(reason);
+                }
             }
             ConnStage::Tcp => {}
             // The thread that took this step has abandoned it.
@@ -161,6 +173,12 @@ impl Conn {
         // EDGE descriptors: counted before the table has the copy; the last to close it acquires what all did with theirs.
         self.local().descriptors.fetch_add(1, Ordering::AcqRel);
         table::set(fd, self.entry());
+        // Either the thread that replaces it meanwhile finds the descriptor, or this one hands it over.
+        let mut conn = self;
+        while let Some(next) = conn.successor_after_change() {
+            conn.hand_over(fd, next);
+            conn = next;
+        }
     }
 
     /// A descriptor of it is about to be closed, or replaced, by the program. To be called *before* the kernel does it: what
@@ -168,6 +186,9 @@ impl Conn {
     pub(crate) fn drop_descriptor(&'static self, fd: c_int) {
         let entry = self.entry();
         if !table::remove(fd, entry) {
+            if let Some(next) = self.replacement_at(fd) {
+                next.drop_descriptor(fd);
+            }
             return;
         }
         // A thread that takes a step towards a ring ends it first, since it may show the descriptor to the broker, and may come to a ring.
@@ -211,11 +232,16 @@ impl Conn {
             shown::state(self, self.ring_path.state_of(self.ring_path.stage()));
         }
         self.identity.holders.leave(me);
+        self.free_ancestors();
         arena::free(self.index());
     }
 
     /// The program's `shutdown`. To be called before the kernel's for writing.
     pub(crate) fn shut(&'static self, how: c_int) {
+        self.for_each_successor(|conn| conn.shut_this(how));
+    }
+
+    fn shut_this(&'static self, how: c_int) {
         let before = self.ring_path.flags.load(Ordering::Relaxed);
         if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
             self.ring_path.set_flag(flags::READ_SHUT, true);

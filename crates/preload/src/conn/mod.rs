@@ -35,6 +35,7 @@ mod renewal;
 mod ring_path;
 mod rx;
 mod shown;
+mod succession;
 #[cfg(test)]
 mod tests;
 mod tx;
@@ -42,7 +43,7 @@ mod waiters;
 
 pub(crate) use abandoned::end_abandoned;
 pub(crate) use arming::Armed;
-pub(crate) use candidate::CandidateStep;
+pub(crate) use candidate::{CandidateStep, KernelCall};
 pub(crate) use cursor::Cursor;
 pub(crate) use descent::Descent;
 pub(crate) use options::{changes_stream, needs_tcp};
@@ -159,10 +160,11 @@ impl Conn {
         self.ring_path.has(flag)
     }
 
-    /// A descriptor of it, for questions to the kernel.
+    /// A descriptor of its socket, for questions to the kernel; -1 if this process has none.
     #[inline]
     pub(crate) fn fd(&self) -> c_int {
-        self.local().fd()
+        let fd = self.local().fd();
+        if fd < 0 { self.successor().map_or(-1, Self::fd) } else { fd }
     }
 
     /// Our end of the link.
@@ -222,6 +224,12 @@ impl Conn {
         loop {
             self.kernel.enter();
             let stage = self.ring_path.stage();
+            if stage == ConnStage::Tcp
+                && let Some(by) = self.successor()
+            {
+                self.kernel.leave();
+                return KernelSleep::Replaced(by);
+            }
             if matches!(stage, ConnStage::Candidate | ConnStage::Offered | ConnStage::Tcp) {
                 abandoned::note(self.index());
                 return KernelSleep::Entered;
@@ -245,6 +253,9 @@ impl Conn {
     /// Why a call that was to go by the ring fails where there is none.
     #[cold]
     fn without_ring(&self, fd: c_int) -> Errno {
+        if self.successor().is_some() {
+            return REPLACED;
+        }
         if self.is_of(fd) && self.ring_path.stage() == ConnStage::Attaching {
             // This very thread takes a step towards a ring, below a signal handler: the handler can neither wait for that nor use the socket,
             // which the broker may have at this moment.
@@ -255,8 +266,12 @@ impl Conn {
     }
 }
 
+/// The result of a call on a connection that another one has replaced before the call moved a byte: the call begins again with that one
+/// ([`Conn::now`]). No program gets this number, which the kernel gives to none either.
+pub(crate) const REPLACED: Errno = Errno::RESTART;
+
 /// Whether a thread may sleep in the kernel on a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum KernelSleep {
     /// It may, and counts as one that does until [`Conn::kernel_block_leave`].
     Entered,
@@ -264,6 +279,8 @@ pub(crate) enum KernelSleep {
     HasRing,
     /// This thread itself takes a step towards a ring, below a signal handler. The step continues when the handler has returned.
     OwnStep,
+    /// Another connection has taken its place, and counts the bytes of the socket.
+    Replaced(&'static Conn),
 }
 
 /// How a mover fences (protocol W4): in full. A program that serves many connections sleeps often. If movers did not fence, each of its sleeps

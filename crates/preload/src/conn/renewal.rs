@@ -11,16 +11,22 @@
 //! ```
 //!
 //! The connection is *replaced*: the table of descriptors gets another block of the arena, as for a socket that the library meets for the
-//! first time. Nothing of the old block is used again: no word, bell, region, generation or chain of registrations. A thread that is
-//! inside the old one would use it still, and nothing counts such threads. So a connection is replaced only at the beginning of a call of
-//! the only thread of its process, outside signal handlers and with signals held back. A process with more threads keeps the connection on
-//! TCP.
+//! first time. Nothing of the old block is used again: no word, bell, region, generation or chain of registrations. Other threads may be
+//! inside the old one at this moment, in a call, asleep, or below the signal handler that replaces it. They go on by the new one
+//! ([`super::succession`]).
+//!
+//! The thread that replaces it holds, in this order: its signals back, a new block, both directions of the old one, and the sending direction
+//! of the new one. The block keeps forks out. A thread that forks waits for directions after that, so the directions are only tried.
 
+use super::direction::DirectionGuard;
+use super::rx::ConnRx;
+use super::tx::ConnTx;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, accounts, candidate, flags, shown};
+use crate::arena::{self, NewBlock};
 use crate::log::log;
 use crate::signals::BlockedSignals;
-use crate::{arena, broker, frames, process, sys, table, watched};
+use crate::{broker, process, sys, table, watched};
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
 use partywall_shm::status::Reason;
@@ -68,136 +74,202 @@ pub(crate) fn may_be_inherited(conn: &'static Conn) -> bool {
 
 /// How often a connection that goes on in the next program has had rings by then. `None`: that is too often for further ones.
 pub(crate) fn rings_after_exec(conn: &Conn) -> Option<u32> {
-    let rings = conn.moves.renewals.load(Ordering::Relaxed).saturating_add(1);
+    let rings = rings_so_far(conn);
     (rings < MOST_RINGS).then_some(rings)
 }
 
 #[cold]
 fn take_step(conn: &'static Conn, fd: c_int) -> Option<&'static Conn> {
     let moves = &conn.moves;
-    // Loaded once: a child may write the block, and any value is taken.
-    let renewals = moves.renewals.load(Ordering::Relaxed);
-    if conn.has(PERMANENT) || renewals >= MOST_RINGS - 1 {
-        return None;
-    }
+    let is_time = |now: u64| now >= moves.next_renewal_at.load(Ordering::Relaxed);
     let now = sys::coarse_now().as_millis() as u64;
-    if now < moves.next_renewal_at.load(Ordering::Relaxed) {
+    if !is_time(now) || conn.has(PERMANENT) || rings_so_far(conn) >= MOST_RINGS {
         return None;
     }
-    if !are_rings_over(conn) {
-        moves.rings_are_over.store(0, Ordering::Relaxed);
-        moves.next_renewal_at.store(now + BETWEEN_LOOKS_MS, Ordering::Relaxed);
-        return None;
+    let next = now + (FIRST_PAUSE_MS << (rings_so_far(conn) - 1).min(MOST_RINGS));
+    {
+        let held = HeldConn::try_hold(conn)?;
+        // Another thread may have looked a moment ago.
+        if !is_time(now) {
+            return None;
+        }
+        if !held.are_rings_over() {
+            moves.rings_are_over.store(0, Ordering::Relaxed);
+            moves.next_renewal_at.store(now + BETWEEN_LOOKS_MS, Ordering::Relaxed);
+            return None;
+        }
+        // An end that the peer's kernel is sending at this moment comes during the pause.
+        let is_first_look = moves.rings_are_over.swap(1, Ordering::Relaxed) == 0;
+        // For the case that the next step cannot be taken. No other thread takes it meanwhile.
+        moves.next_renewal_at.store(next, Ordering::Relaxed);
+        if is_first_look {
+            return None;
+        }
     }
-    // An end that the peer's kernel is sending at this moment comes during the pause.
-    let is_first_look = moves.rings_are_over.swap(1, Ordering::Relaxed) == 0;
-    let new = if is_first_look { None } else { replace(conn, fd, renewals + 1) };
-    if new.is_none() {
-        moves.next_renewal_at.store(now + (FIRST_PAUSE_MS << renewals), Ordering::Relaxed);
-    }
-    new
+    replace(conn, fd, next)
 }
 
-/// Whether no byte goes by the rings any more, both are empty, and no process can put a byte there.
-fn are_rings_over(conn: &'static Conn) -> bool {
-    let (Some(tx), Some(rx)) = (conn.tx.try_hold(), conn.rx.try_hold()) else { return false };
-    if !conn.is_up() || conn.errors().has_kept() {
-        return false;
-    }
-    if conn.has(flags::PARTED) {
-        return true;
-    }
-    let Some(pages) = conn.pages() else { return false };
-    let Pages { own, peer, .. } = pages;
-    // A peer that lives although its bell has hung up does not go to its ring from here on, or has done so before the next look.
-    // EDGE want-tcp: the flag alone, as in `Conn::ask_for_tcp`.
-    own.rx_path.flags.fetch_or(path_flags::WANT_TCP, Ordering::AcqRel);
-    // What it left there was sent again.
-    let is_sent = conn.has(flags::SENT_AGAIN) || !pages.owes() && tx.again.is_none() && pages.unsent() == 0;
-    // EDGE path: as in `Receiver::refresh`.
-    let is_followed = rx.path.way() == Way::Tcp
-        && load_acquire_u32(&peer.tx_path.switches) == rx.path.seen()
-        && rx.path.limit().is_none();
-    // EDGE tail (protocol R2): as in `Consumer::refresh`.
-    let is_drained = load_acquire(&peer.control.tx.cursor.tail) == rx.half.head();
-    is_sent && is_followed && is_drained
+/// How many times the socket has had rings. A child may write the block, and any value is taken.
+fn rings_so_far(conn: &Conn) -> u32 {
+    conn.moves.renewals.load(Ordering::Relaxed).saturating_add(1)
 }
 
-/// Replaces a connection whose rings are over, for this time. `None` if that is not possible now.
-fn replace(old: &'static Conn, fd: c_int, time: u32) -> Option<&'static Conn> {
-    if process::is_visitor() || !is_only_thread() || frames::may_be_in_handler() {
+/// A connection with a ring, both directions of which are held. No other thread moves a byte of it, and none replaces it.
+struct HeldConn {
+    conn: &'static Conn,
+    tx: DirectionGuard<'static, ConnTx>,
+    rx: DirectionGuard<'static, ConnRx>,
+}
+
+impl HeldConn {
+    fn try_hold(conn: &'static Conn) -> Option<Self> {
+        let (tx, rx) = (conn.tx.try_hold()?, conn.rx.try_hold()?);
+        conn.is_up().then_some(Self { conn, tx, rx })
+    }
+
+    /// Whether no byte goes by the rings any more, both are empty, and no process can put a byte there.
+    fn are_rings_over(&self) -> bool {
+        let Self { conn, tx, rx } = self;
+        if conn.errors().has_kept() {
+            return false;
+        }
+        if conn.has(flags::PARTED) {
+            return true;
+        }
+        let Some(pages) = conn.pages() else { return false };
+        let Pages { own, peer, .. } = pages;
+        // A peer that lives although its bell has hung up does not go to its ring from here on, or has done so before the next look.
+        // EDGE want-tcp: the flag alone, as in `Conn::ask_for_tcp`.
+        own.rx_path.flags.fetch_or(path_flags::WANT_TCP, Ordering::AcqRel);
+        // What it left there was sent again.
+        let is_sent = conn.has(flags::SENT_AGAIN) || !pages.owes() && tx.again.is_none() && pages.unsent() == 0;
+        // EDGE path: as in `Receiver::refresh`.
+        let is_followed = rx.path.way() == Way::Tcp
+            && load_acquire_u32(&peer.tx_path.switches) == rx.path.seen()
+            && rx.path.limit().is_none();
+        // EDGE tail (protocol R2): as in `Consumer::refresh`.
+        let is_drained = load_acquire(&peer.control.tx.cursor.tail) == rx.half.head();
+        is_sent && is_followed && is_drained
+    }
+
+    /// Whether it may be replaced at this moment.
+    fn may_be_replaced(&self, fd: c_int) -> bool {
+        let Self { conn, .. } = self;
+        // Threads that were in the kernel with it before it had rings have left their calls by a jump.
+        let is_alone = conn.is_of(fd) && conn.kernel.is_quiet() && !conn.is_shared();
+        let may_be = is_alone && self.are_rings_over() && !conn.has(PERMANENT) && waiters().may_be_renewed(conn);
+        let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+        may_be && !self.descriptors().any(watched::was_watched) && sys::poll_now(fd, ends.bits()) == 0
+    }
+
+    /// All descriptors of the connection. Costs a look at the whole table if there are several.
+    fn descriptors(&self) -> impl Iterator<Item = c_int> {
+        let (entry, only) = (self.conn.entry(), self.conn.fd());
+        let has_copies = self.conn.local().descriptors.load(Ordering::Relaxed) > 1;
+        let copies = has_copies.then(|| table::entries(0, u32::MAX).filter(move |(_, other)| *other == entry));
+        let all = copies.into_iter().flatten().map(|(fd, _)| fd);
+        all.chain((!has_copies).then_some(only).into_iter().filter(|fd| *fd >= 0))
+    }
+}
+
+/// Replaces a connection whose rings are over. `None` if that is not possible now; it is tried again at `next`.
+fn replace(old: &'static Conn, fd: c_int, next: u64) -> Option<&'static Conn> {
+    if process::is_visitor() {
         return None;
     }
     let mut signals = BlockedSignals::none();
     signals.hold();
-    // A handler may have run until now.
-    if !signals.is_held() || !is_only_thread() || !old.is_of(fd) || !are_rings_over(old) || old.has(PERMANENT) {
+    if !signals.is_held() {
         return None;
     }
-    // Threads that were in the kernel with it before it had rings have left their calls by a jump.
-    if !old.kernel.is_quiet() || old.is_shared() || !waiters().may_be_renewed(old) {
-        return None;
+    // The broker may be slow. A connection that it does not know is as good, since its rings are over.
+    close_channel(old, fd, next)?;
+    // Before the directions: a thread that forks waits for them while no block can be chosen. Until this is dropped, no fork happens.
+    let block = candidate::new_block()?;
+    let new = hold_to_replace(old, fd, next).and_then(|held| replace_held(&held, &block, fd));
+    if new.is_none() {
+        arena::free(block.index());
     }
-    let entry = old.entry();
-    let descriptors = || table::entries(0, u32::MAX).filter(|(_, other)| *other == entry).map(|(fd, _)| fd);
-    let has_copies = old.local().descriptors.load(Ordering::Relaxed) > 1;
-    if watched::was_watched(fd) || has_copies && descriptors().any(watched::was_watched) {
-        return None;
+    new
+}
+
+/// Holds a connection that may be replaced at this moment. If only other threads are in the way, which are in the middle of a call, the next
+/// time comes soon.
+fn hold_to_replace(old: &'static Conn, fd: c_int, next: u64) -> Option<HeldConn> {
+    let held = HeldConn::try_hold(old);
+    if held.is_none() {
+        let soon = sys::coarse_now().as_millis() as u64 + BETWEEN_LOOKS_MS;
+        // Not if another thread has begun another pause since.
+        let time = &old.moves.next_renewal_at;
+        let _ = time.compare_exchange(next, soon, Ordering::Relaxed, Ordering::Relaxed);
     }
-    let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
-    if sys::poll_now(fd, ends.bits()) != 0 {
-        return None;
+    held.filter(|held| held.may_be_replaced(fd))
+}
+
+/// The end of the channel is reported before the socket is shown again, in the same session: the broker refuses a socket that has a
+/// channel (protocol T5.1). `None` if the connection may not be replaced.
+fn close_channel(old: &'static Conn, fd: c_int, next: u64) -> Option<()> {
+    let held = hold_to_replace(old, fd, next)?;
+    let channel = old.local().channel.swap(0, Ordering::Relaxed);
+    drop(held);
+    if channel != 0 {
+        broker::closed(channel);
     }
+    Some(())
+}
+
+fn replace_held(held: &HeldConn, block: &NewBlock, fd: c_int) -> Option<&'static Conn> {
+    let old = held.conn;
     old.kernel.give_cork(fd);
     // By the kernel's counts: bytes of the rings are in none of them, and the peer's next side begins by the same.
     let counts = accounts::kernel_counts(old.role(), fd)?;
     let (local, peer) = old.identity.addresses();
-    let new = candidate::adopt_carrying(counts, fd, old.role(), local, peer)?;
-    new.moves.renewals.store(time, Ordering::Relaxed);
-    if has_copies {
-        for copy in descriptors() {
-            new.local().descriptors.fetch_add(1, Ordering::Relaxed);
-            table::set(copy, new.entry());
-        }
+    let new = candidate::begin_carrying(block, counts, fd, old.role(), local, peer)?;
+    new.moves.renewals.store(rings_so_far(old), Ordering::Relaxed);
+    new.set_predecessor(old);
+    old.discard_bells_of_ancestors();
+    // Threads that meet the new one wait until it is complete.
+    let incomplete = new.tx.try_hold();
+    if incomplete.is_none() || !table::replace(fd, old.entry(), new.entry()) {
+        // Another thread closes the descriptor.
+        drop(incomplete);
+        shown::end(new);
+        new.local().predecessor.store(0, Ordering::Relaxed);
+        new.local().set_fd(-1);
+        new.identity.holders.leave(process::owner());
+        return None;
+    }
+    old.set_successor(new);
+    // Another thread adds its descriptors itself if it has not added them before this.
+    if old.local().descriptors.load(Ordering::Relaxed) > 1 {
+        held.descriptors().for_each(|copy| old.hand_over(copy, new));
     }
     waiters().renewed(old, new);
+    // What another thread has done to the old one, after `may_be_replaced` and before it could see the new one.
+    if old.has(PERMANENT) {
+        new.ring_path.because(old.ring_path.reason());
+        new.set_stage(ConnStage::Tcp);
+    } else {
+        new.set_stage(ConnStage::Candidate);
+    }
     end(old);
+    drop(incomplete);
     log!("fd {fd} begins again, with {} bytes sent and {} received by the kernel", counts.0, counts.1);
     Some(new)
 }
 
-/// Ends what no descriptor stands for any more. No thread has a reference to it but the caller.
+/// Ends what no descriptor stands for any more, and what threads may still use that have met it before ([`super::succession`]). Both
+/// directions are held.
 fn end(old: &'static Conn) {
     let local = old.local();
+    // Ordered after the successor, which a thread looks for that finds this stage.
     old.set_stage(ConnStage::Tcp);
     shown::end(old);
-    // Before the socket is shown again, in the same session: the broker refuses a socket that has a channel (protocol T5.1).
-    let channel = local.channel.swap(0, Ordering::Relaxed);
-    if channel != 0 {
-        broker::closed(channel);
-    }
-    local.bell.discard();
+    // Sleepers look at the stage when they are woken, and others before they sleep.
+    old.silence_bell();
     local.discard_memory();
     local.own.vacate();
     local.peer.vacate();
-    local.descriptors.store(0, Ordering::Relaxed);
     local.set_fd(-1);
     old.identity.holders.leave(process::owner());
-    arena::free(old.index());
-}
-
-#[cfg(not(test))]
-fn is_only_thread() -> bool {
-    process::has_one_thread()
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Whether the thread of a test counts as the only one.
-    pub(super) static ONLY_THREAD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-#[cfg(test)]
-fn is_only_thread() -> bool {
-    ONLY_THREAD.get()
 }

@@ -4,7 +4,7 @@ use super::cursor::Cursor;
 use super::direction::{DirectionState, WORDS, optional};
 use super::shown;
 use super::waiters::deadline as deadline_of;
-use super::{Conn, Interest, Pages, flags};
+use super::{Conn, Interest, Pages, REPLACED, flags};
 use crate::local::LocalState;
 use crate::lock::Lock;
 use crate::{real, sys};
@@ -115,6 +115,9 @@ impl Conn {
                 }
                 Ok(BytesFound::End) => return Ok(done),
                 Ok(BytesFound::Nothing) => {}
+                Err(REPLACED) if done > 0 && !peek => {
+                    return Ok(done + self.now().receive_rest(fd, cursor, message, enough - done));
+                }
                 Err(error) if done > 0 => {
                     self.errors().put_back(error);
                     return Ok(done);
@@ -430,13 +433,18 @@ impl ReceiveTurn<'_> {
 
 /// One receiving call of the kernel that does not wait.
 pub(super) fn kernel_receive(fd: c_int, list: &mut [iovec], message: c_int) -> Result<usize, Errno> {
+    receive_message(fd, list, message | libc::MSG_DONTWAIT)
+}
+
+/// One receiving call of the kernel.
+pub(super) fn receive_message(fd: c_int, list: &mut [iovec], message: c_int) -> Result<usize, Errno> {
     #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
     // SAFETY: a message of zeros except the list, whose entries are the caller's buffers.
     let got = unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         header.msg_iov = list.as_mut_ptr();
         header.msg_iovlen = list.len();
-        real::recvmsg(fd, &raw mut header, message | libc::MSG_DONTWAIT)
+        real::recvmsg(fd, &raw mut header, message)
     };
     sys::take(got)
 }

@@ -26,7 +26,8 @@ pub(super) fn begin_again(conn: &Conn) {
 
 /// Something about it has changed. Called by the thread that has changed it: one at a time.
 pub(super) fn state(conn: &Conn, state: LineState) {
-    if let Some(line) = line(conn) {
+    // A thread may be late: the line of a connection that was replaced has ended.
+    if let Some(line) = line(conn).filter(|_| conn.successor().is_none()) {
         line.set(Some(&identity(conn, conn.fd(), state)));
     }
 }

@@ -113,26 +113,38 @@ impl Pair {
         };
         let ((heard_by_a, rung_by_b), (heard_by_b, rung_by_a)) = (way(), way());
         let pair = Self::candidates(ring_size);
-        pair.bring_up_with(Some((heard_by_a, rung_by_a)), Some((heard_by_b, rung_by_b)));
+        assert!(pair.bring_up_with([Some((heard_by_a, rung_by_a)), Some((heard_by_b, rung_by_b))], || {}));
         pair
     }
 
     /// Brings both sides up, as the broker and the two sides do together.
     pub(crate) fn bring_up(&self) {
-        self.bring_up_with(None, None);
+        assert!(self.try_to_bring_up(|| {}));
     }
 
-    fn bring_up_with(&self, of_a: Option<(OwnedFd, OwnedFd)>, of_b: Option<(OwnedFd, OwnedFd)>) {
+    /// The same, unless other threads are in the kernel with either end after `wait`.
+    pub(crate) fn try_to_bring_up(&self, wait: impl FnOnce()) -> bool {
+        self.bring_up_with([None, None], wait)
+    }
+
+    fn bring_up_with(&self, [of_a, of_b]: [Option<(OwnedFd, OwnedFd)>; 2], wait: impl FnOnce()) -> bool {
         let (a, b) = (self.conn_a(), self.conn_b());
+        let mut held = [a, b].map(|conn| (conn.tx.hold().unwrap(), conn.rx.hold().unwrap()));
+        let _ = (bring_up::is_quiet(a), bring_up::is_quiet(b));
+        wait();
+        if !a.kernel.is_quiet() || !b.kernel.is_quiet() {
+            [a, b].iter().for_each(|conn| conn.ring_path.set_stage(ConnStage::Candidate));
+            return false;
+        }
         let (ra, ga) = bring_up::make_region(a).unwrap();
         let (rb, gb) = bring_up::make_region(b).unwrap();
         let (bell_a, bell_b) = partywall_region::bell::pair().unwrap();
         assert!(a.bell().keep(bell_a, of_a) && b.bell().keep(bell_b, of_b));
-        for (conn, fd, region, geometry) in [(a, self.a, &rb, gb), (b, self.b, &ra, ga)] {
-            let (mut tx, mut rx) = (conn.tx.hold().unwrap(), conn.rx.hold().unwrap());
-            assert!(bring_up::is_quiet(conn));
-            bring_up::attach(conn, fd, &mut tx, &mut rx, region.as_fd(), (Located::OwnMemory, geometry)).unwrap();
+        let ends = [(a, self.a, &rb, gb), (b, self.b, &ra, ga)];
+        for ((conn, fd, region, geometry), (tx, rx)) in ends.into_iter().zip(&mut held) {
+            bring_up::attach(conn, fd, tx, rx, region.as_fd(), (Located::OwnMemory, geometry)).unwrap();
         }
+        true
     }
 
     /// As if the broker had said that this program is at the other end of `b`.

@@ -5,7 +5,7 @@ use super::direction::{DirectionState, WORDS, optional};
 use super::kernel_facts::SEND_ENDS;
 use super::shown;
 use super::waiters::{deadline as deadline_of, waiters};
-use super::{Conn, Deadline, Interest, Pages, WaitOutcome, flags};
+use super::{Conn, Deadline, Interest, Pages, REPLACED, WaitOutcome, flags};
 use crate::local::LocalState;
 use crate::lock::Lock;
 use crate::{real, sys};
@@ -106,8 +106,11 @@ impl Conn {
                 Ok(tx) => tx,
                 Err(error) => return sys::fail(error),
             };
-            if let Err(error) = (SendTurn { conn: self, pages, tx: &mut tx }).may_send(fd) {
-                return sys::fail(error);
+            match (SendTurn { conn: self, pages, tx: &mut tx }).may_send(fd) {
+                Ok(()) => {}
+                // What has replaced it stays on TCP as well, and has no ring whose bytes come first.
+                Err(REPLACED) => return call(),
+                Err(error) => return sys::fail(error),
             }
             if tx.path.way() == Way::Tcp && !pages.owes() {
                 let sent = call();
@@ -173,6 +176,7 @@ fn send_all(conn: &'static Conn, fd: c_int, cursor: &mut Cursor<'_>, message: c_
                 refused = if n > 0 { 0 } else { refused };
             }
             Err(Errno::AGAIN) => {}
+            Err(REPLACED) if done > 0 => return Ok(done + conn.now().send_rest(fd, cursor, message)),
             Err(error) if done > 0 => {
                 conn.errors().put_back(error);
                 return Ok(done);
@@ -407,7 +411,12 @@ fn is_over(conn: &Conn, pages: Pages) -> bool {
 
 /// One sending call of the kernel, that neither waits nor raises a signal.
 pub(super) fn kernel_send(fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
+    send_message(fd, list, libc::MSG_DONTWAIT | more)
+}
+
+/// One sending call of the kernel, that raises no signal.
+pub(super) fn send_message(fd: c_int, list: &mut [iovec], flags: c_int) -> Result<usize, Errno> {
+    let flags = libc::MSG_NOSIGNAL | flags;
     #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
     // SAFETY: a message of zeros except the list, whose entries are the caller's buffers.
     let sent = unsafe {

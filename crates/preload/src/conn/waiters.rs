@@ -59,10 +59,12 @@ pub(crate) trait ConnWaiters: Sync {
     /// Whether a connection may be offered for a ring now. `false`: what a set would report of it is not known at the moment.
     fn may_come_up(&self, conn: &Conn) -> bool;
 
-    /// Whether all that waits for a connection can wait for a [renewed](super::renewal) one instead.
+    /// Whether all that waits for a connection can wait for a [renewed](super::renewal) one instead, and this thread has interrupted nothing
+    /// that would be in the way.
     fn may_be_renewed(&self, conn: &Conn) -> bool;
 
-    /// All that waits for a connection waits for another one from here on, which has no ring yet and stands for the same socket.
+    /// All that waits for a connection waits for another one from here on, which has no ring yet and stands for the same socket: the table
+    /// has it already, and threads that meet it wait until this has returned.
     fn renewed(&self, old: &'static Conn, new: &'static Conn);
 
     /// A connection's last descriptor in this process is about to be closed.

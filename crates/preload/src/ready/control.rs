@@ -20,6 +20,8 @@ pub(super) enum Stays {
     Either,
     /// It is registered where we cannot look after it.
     OnTcp,
+    /// Nothing was done: another connection has replaced it in the table.
+    Replaced,
 }
 
 impl Set {
@@ -36,6 +38,9 @@ impl Set {
         real: impl Fn() -> Result<(), Errno>,
     ) -> Result<Stays, Errno> {
         let held = self.hold().ok_or(Errno::NOMEM)?;
+        if conn.is_replaced_at(fd) {
+            return Ok(Stays::Replaced);
+        }
         let found = reg::find(conn, fd, self.number());
         let stays = match (operation, event, found) {
             (libc::EPOLL_CTL_ADD, Some((events, data)), _) => self.add(found, conn, fd, events, data, real)?,

@@ -296,7 +296,7 @@ impl Poll<'_> {
             {
                 match conn.kernel_block_enter() {
                     KernelSleep::Entered => place.entered = Some(conn),
-                    KernelSleep::HasRing => return false,
+                    KernelSleep::HasRing | KernelSleep::Replaced(_) => return false,
                     // Until the handler that asks has returned, the connection has no ring, and the kernel tells all of it.
                     KernelSleep::OwnStep => {}
                 }

@@ -80,10 +80,14 @@ impl ConnWaiters for Readiness {
         let is_shared = |r: &SetRegistration| set::numbered(r.set.get().wrapping_sub(1)).is_shared();
         local(conn).unknown.load(Ordering::Relaxed) == 0
             && !unseen::was_found()
+            && !set::is_held_by_this_thread()
+            && !registration::are_held_by_this_thread()
             && registration::search(conn, is_shared).is_none()
     }
 
     fn renewed(&self, old: &'static Conn, new: &'static Conn) {
+        // A thread that has the old one from the table, and has found it there still when it had taken the lock of a set, is through.
+        set::settle();
         while let Some((_, number)) = registration::search(old, |_| true) {
             if !set::numbered(number).move_one_of(old, new) {
                 // What the set has of it is not known any more.
@@ -103,6 +107,21 @@ impl ConnWaiters for Readiness {
 #[cfg(test)]
 pub(crate) fn arm_for_tests(conn: &Conn) {
     arm(conn, Interest(Interest::IN.0 | Interest::OUT.0));
+}
+
+/// Calls `what` while this thread holds a set, as below a signal handler.
+#[cfg(test)]
+pub(crate) fn hold_set_for_tests(fd: c_int, what: impl FnOnce()) {
+    let set = set::of(fd).unwrap();
+    let held = set.hold().unwrap();
+    what();
+    drop(held);
+}
+
+/// Whether a thread sleeps on its ring outside sets, or is about to.
+#[cfg(test)]
+pub(crate) fn is_waited_for(conn: &Conn) -> bool {
+    local(conn).is_hidden()
 }
 
 /// As if it were in an epoll set that we do not know.
@@ -190,9 +209,12 @@ pub(crate) fn control(
     operation: c_int,
     fd: c_int,
     event: Option<(u32, u64)>,
-    real: impl Fn() -> c_int,
+    real: impl Fn() -> c_int + Copy,
 ) -> c_int {
     let (set, conn) = (set::of(set_fd), Conn::of(fd));
+    if let Some(conn) = conn {
+        conn.wait_until_complete();
+    }
     if early::concerns(operation, fd) {
         match (set, conn) {
             // Another thread has connected it a moment ago.
@@ -246,6 +268,8 @@ pub(crate) fn control(
         inherit::check(set);
     }
     match set.control(operation, conn, fd, event, kernel) {
+        // Another connection stands for the descriptor since a moment ago.
+        Ok(Stays::Replaced) => control(set_fd, operation, fd, event, real),
         Ok(Stays::Either) => 0,
         Ok(Stays::OnTcp) => {
             forbid(conn, Reason::Shared);

@@ -193,6 +193,11 @@ pub(super) fn settle() {
     drop(Chains::lock());
 }
 
+/// Whether this thread holds the lock of chains, in a call that a signal handler has interrupted.
+pub(super) fn are_held_by_this_thread() -> bool {
+    LOCK.is_own()
+}
+
 /// Lets no other thread be in the middle of something when a child gets its copy.
 pub(super) fn before_fork() {
     LOCK.freeze();

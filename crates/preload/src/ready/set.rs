@@ -170,6 +170,16 @@ fn all() -> impl Iterator<Item = &'static Set> {
     TABLE[..(NEXT.load(Ordering::Relaxed) as usize).min(SETS)].iter()
 }
 
+/// Whether this thread holds a set, in a call that a signal handler has interrupted.
+pub(super) fn is_held_by_this_thread() -> bool {
+    all().any(|set| set.lock.is_own())
+}
+
+/// Every thread that held a set when this was called has left it.
+pub(super) fn settle() {
+    all().for_each(|set| drop(set.hold()));
+}
+
 /// Lets no other thread be in the middle of something when a child gets its copy.
 pub(super) fn before_fork() {
     // Those too that end just now, under their lock.

@@ -42,8 +42,13 @@ impl<const N: usize> DescriptorWords<N> {
 
     /// Takes the entry out if it is still the one given. Of several threads that do, one succeeds.
     pub(super) fn remove(&self, fd: usize, entry: u32) -> bool {
+        self.replace(fd, entry, 0)
+    }
+
+    /// Puts another entry in the place of the one given, if that is still there. Of several threads that do so or take it out, one succeeds.
+    pub(super) fn replace(&self, fd: usize, from: u32, to: u32) -> bool {
         // EDGE entry: as in `DescriptorWords::set`.
-        self.words.get(fd).is_some_and(|w| w.compare_exchange(entry, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+        self.words.get(fd).is_some_and(|w| w.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 
     /// Every descriptor from `first` to `last` that has an entry.

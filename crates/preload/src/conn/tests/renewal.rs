@@ -1,9 +1,9 @@
 //! Connections whose rings are over, and that begin again.
 
 use super::*;
-use crate::conn::renewal::ONLY_THREAD;
-use crate::conn::{UNBORN, accounts, candidate, may_be_inherited};
+use crate::conn::{Cursor, REPLACED, UNBORN, accounts, candidate, may_be_inherited};
 use crate::{process, table};
+use libc::iovec;
 
 const MOST_LOOKS: usize = 8;
 
@@ -50,8 +50,13 @@ fn is_renewed_by(fd: c_int, message: c_int) -> bool {
 
 /// Both sides begin again, and meet.
 fn renew_both(p: &Pair) {
-    ONLY_THREAD.set(true);
     assert!(is_renewed_by_calls(p.a) && is_renewed_by_calls(p.b));
+    p.bring_up();
+}
+
+/// After `p.b` has begun again, `p.a` does, and they meet.
+fn renew_a(p: &Pair) {
+    assert!(is_renewed_by_calls(p.a));
     p.bring_up();
 }
 
@@ -108,7 +113,6 @@ fn bytes_in_transit_by_tcp_are_counted_once() {
     part(&p);
     // One side has sent bytes that the other has not read when both begin again.
     send(p.a, b"in transit", 0).unwrap();
-    ONLY_THREAD.set(true);
     assert!(is_renewed_by_calls(p.a) && is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
     p.bring_up();
     send(p.a, b", by ring", 0).unwrap();
@@ -129,7 +133,6 @@ fn connection_handed_over_by_exec_has_rings_again() {
             send(p.b, b"unread", 0).unwrap();
         }
         exec_in_place_of_a(&p);
-        ONLY_THREAD.set(true);
         // A call that has nothing to send sends the unread bytes again.
         p.conn_b().attend();
         assert!(is_renewed_by_calls(p.b), "the peer's end of the bell has hung up");
@@ -145,7 +148,6 @@ fn connection_handed_over_by_exec_has_rings_again() {
 #[test]
 fn connection_is_replaced_only_after_a_pause_that_doubles() {
     let p = Pair::up(4096);
-    ONLY_THREAD.set(true);
     let mut rings = 1;
     loop {
         part(&p);
@@ -172,7 +174,6 @@ fn connection_is_replaced_only_after_a_pause_that_doubles() {
 fn any_count_of_renewals_in_shared_memory_is_taken() {
     let p = Pair::up(4096);
     part(&p);
-    ONLY_THREAD.set(true);
     for count in [u32::MAX, u32::MAX - 1, 8, 7] {
         p.conn_b().moves.renewals.store(count, Ordering::Relaxed);
         assert!(!is_renewed_by_calls(p.b));
@@ -184,7 +185,6 @@ fn any_count_of_renewals_in_shared_memory_is_taken() {
 #[test]
 fn connection_that_must_stay_on_tcp_is_not_replaced() {
     let p = Pair::up(4096);
-    ONLY_THREAD.set(true);
     p.conn_b().stay_on_tcp(Reason::Option);
     send(p.b, b"x", 0).unwrap();
     assert_eq!(recv(p.a, 9, 0).unwrap(), b"x");
@@ -199,12 +199,9 @@ fn connection_that_must_stay_on_tcp_is_not_replaced() {
 }
 
 #[test]
-fn connection_of_several_threads_or_processes_is_not_replaced() {
+fn connection_of_several_processes_is_not_replaced() {
     let p = Pair::up(4096);
     part(&p);
-    ONLY_THREAD.set(false);
-    assert!(!is_renewed_by_calls(p.b));
-    ONLY_THREAD.set(true);
     p.conn_b().identity.holders.add(process::kernel_pid() | UNBORN);
     assert!(!is_renewed_by_calls(p.b));
     assert!(is_renewed_by_calls(p.a));
@@ -222,25 +219,31 @@ fn shared_connection_is_not_noted_for_next_program() {
 }
 
 #[test]
-fn connection_is_not_replaced_in_signal_handler() {
+fn handler_replaces_connection_unless_it_interrupted_a_holder() {
     static FD: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
     static RENEWED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(true);
     extern "C" fn handler(_: c_int) {
         RENEWED.store(is_renewed_by_calls(FD.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
     let p = Pair::up(4096);
+    let set = EpollSet::new();
     part(&p);
-    ONLY_THREAD.set(true);
     FD.store(p.b, Ordering::Relaxed);
     let signal = libc::SIGRTMIN() + 7;
     #[expect(unsafe_code, reason = "a signal handler of this test")]
     // SAFETY: the handler makes calls of this library and stores the result; nothing else here uses the signal.
-    unsafe {
+    let is_renewed_by_handler = || unsafe {
         libc::signal(signal, handler as *const () as libc::sighandler_t);
         libc::raise(signal);
-    }
-    assert!(!RENEWED.load(Ordering::Relaxed));
-    assert!(is_renewed_by_calls(p.b));
+        RENEWED.load(Ordering::Relaxed)
+    };
+    let held = p.conn_b().tx.hold().unwrap();
+    assert!(!is_renewed_by_handler());
+    drop(held);
+    crate::ready::hold_set_for_tests(set.0, || assert!(!is_renewed_by_handler()));
+    assert!(is_renewed_by_handler());
+    renew_a(&p);
+    exchange_by_ring(&p);
 }
 
 #[test]
@@ -250,7 +253,6 @@ fn ring_with_unread_bytes_is_kept_until_they_are_read() {
     send(p.a, b"unread", 0).unwrap();
     p.conn_a().stay_on_tcp(Reason::Exec);
     assert_eq!(ways(p.conn_a()).0, Way::Tcp);
-    ONLY_THREAD.set(true);
     p.conn_b().ring_path.set_flag(flags::PEER_GONE, true);
     assert!(!is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"unread");
@@ -281,7 +283,6 @@ fn end_that_comes_during_the_pause_is_reported_by_tcp() {
     let p = Pair::up(4096);
     part(&p);
     shutdown(p.a, libc::SHUT_WR);
-    ONLY_THREAD.set(true);
     assert!(!is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"");
 }
@@ -312,7 +313,6 @@ fn edge_triggered_set_loses_no_edge_across_replacement() {
     part(&p);
     // By TCP, before the replacement, and not reported before it.
     send(p.a, b"early", 0).unwrap();
-    ONLY_THREAD.set(true);
     assert!(is_renewed_by_calls(p.a) && is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
     assert_eq!(set.wait(), [(IN, 7)]);
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"early");
@@ -365,4 +365,226 @@ fn one_shot_registration_stays_spent_across_replacement() {
     assert_eq!(set.now(), []);
     set.change(p.b, IN | ONESHOT, 8);
     assert_eq!(set.wait(), [(IN, 8)]);
+}
+
+/// Waits for something that another thread is about to do.
+fn soon(what: &str, is: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !is() {
+        assert!(begin.elapsed() < HUNG, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn thread_that_is_blocked_in_recv_moves_to_the_new_connection() {
+    let p = Pair::up(4096);
+    part(&p);
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| recv(p.b, 9, 0));
+        // It sleeps by the time that its hidden set has the connection, or is about to.
+        soon("it waits", || crate::ready::is_waited_for(p.conn_b()));
+        assert!(is_renewed_by_calls(p.b));
+        // By the new connection a thread without a ring waits in the kernel.
+        soon("it has moved", || !p.conn_b().kernel.is_quiet());
+        assert!(is_renewed_by_calls(p.a));
+        send(p.a, b"by tcp", 0).unwrap();
+        assert_eq!(reader.join().unwrap().unwrap(), b"by tcp");
+    });
+    assert_eq!(accounts::is_accounted_for(p.conn_b(), p.b), Some(true));
+    p.bring_up();
+    exchange_by_ring(&p);
+}
+
+#[test]
+fn poll_that_sleeps_moves_to_the_new_connection() {
+    let p = Pair::up(4096);
+    part(&p);
+    std::thread::scope(|s| {
+        let poller = s.spawn(|| poll(p.b, libc::POLLIN, LONG));
+        soon("it waits", || crate::ready::is_waited_for(p.conn_b()));
+        assert!(is_renewed_by_calls(p.b));
+        soon("it has moved", || !p.conn_b().kernel.is_quiet());
+        send(p.a, b"x", 0).unwrap();
+        assert_eq!(poller.join().unwrap(), Ok(1));
+    });
+}
+
+#[test]
+fn call_that_has_moved_bytes_goes_on_by_the_new_connection() {
+    // More than the kernel has room for.
+    const LEN: usize = 32 << 20;
+    let p = Pair::up(4096);
+    part(&p);
+    let bytes: Vec<u8> = (0..LEN).map(|n| (n / 251) as u8).collect();
+    std::thread::scope(|s| {
+        let sender = s.spawn(|| send(p.a, &bytes, 0));
+        let reader = s.spawn(|| recv(p.b, LEN, libc::MSG_WAITALL));
+        for fd in [p.a, p.b] {
+            let old = Conn::of(fd).unwrap();
+            // Only calls that move nothing: the other direction, and a look.
+            soon("it is replaced", || {
+                skip_pause(old);
+                let _ = if fd == p.a { recv(fd, 1, libc::MSG_DONTWAIT).map(|_| 0) } else { send(fd, b"", 0) };
+                Conn::of(fd).unwrap().entry() != old.entry()
+            });
+        }
+        assert_eq!(sender.join().unwrap(), Ok(LEN));
+        assert!(reader.join().unwrap().unwrap() == bytes);
+    });
+    for (conn, fd) in [(p.conn_a(), p.a), (p.conn_b(), p.b)] {
+        assert_eq!(accounts::is_accounted_for(conn, fd), Some(true));
+    }
+    p.bring_up();
+    exchange_by_ring(&p);
+}
+
+#[test]
+fn late_thread_acts_on_the_connection_that_replaced_its_own() {
+    let late = |what: &dyn Fn(&Pair, &'static Conn)| {
+        let p = Pair::up(4096);
+        part(&p);
+        let old = p.conn_b();
+        assert!(is_renewed_by_calls(p.b));
+        what(&p, old);
+        p
+    };
+    // What only TCP can do.
+    for forbid in [
+        (|old| old.stay_on_tcp(Reason::Option)) as fn(&'static Conn),
+        |old| old.bring_down(Reason::Passed),
+        |old| old.shut(libc::SHUT_RD),
+    ] {
+        let p = late(&|_, old| forbid(old));
+        assert_eq!(p.conn_b().ring_path.stage(), ConnStage::Tcp);
+    }
+    // A call.
+    let p = late(&|p, old| call_by_kernel(old, p.b).sent(-1));
+    assert!(p.conn_b().kernel.is_quiet());
+    late(&|p, old| {
+        let CandidateStep::Kernel(call) = old.before_call(p.b) else { panic!("there is no ring") };
+        assert!(!p.conn_b().kernel.is_quiet() && old.kernel.is_quiet(), "it counts where the new one sees it");
+        call.sent(-1);
+    });
+    let p = late(&|p, old| {
+        let mut byte = [0u8];
+        let mut list = [iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 }];
+        let mut cursor = Cursor::of(&mut list).unwrap();
+        assert_eq!(old.receive(p.b, &mut cursor, 0), Err(REPLACED));
+        assert_eq!(old.send(p.b, &mut cursor, 0), Err(REPLACED));
+        assert!(std::ptr::eq(old.now(), p.conn_b()));
+    });
+    // A copy of the descriptor.
+    #[expect(unsafe_code, reason = "calls a C function")]
+    // SAFETY: a descriptor of this test, copied without the library.
+    let copy = unsafe { crate::real::dup(p.b) };
+    let ancestor = p.conn_b().ancestors().next().unwrap();
+    ancestor.add_descriptor(copy);
+    assert_eq!((table::get(copy), p.conn_b().local().descriptors.load(Ordering::Relaxed)), (p.conn_b().entry(), 2));
+    close(copy);
+    // The end.
+    let place = kept_place(ancestor);
+    assert!(is_kept(&place));
+    ancestor.drop_descriptor(p.b);
+    assert!(Conn::of(p.b).is_none() && !is_kept(&place));
+}
+
+#[test]
+fn place_of_replaced_connection_is_free_after_the_last_close() {
+    let mut p = Pair::up(4096);
+    let mut kept = vec![kept_place(p.conn_b())];
+    for _ in 0..2 {
+        part(&p);
+        renew_both(&p);
+        kept.push(kept_place(p.conn_b()));
+    }
+    let bells = p.conn_b().ancestors().filter(|old| old.bell().fd() >= 0).count();
+    assert_eq!(bells, 1, "older bells are closed");
+    let copy = dup(p.b);
+    close(p.b);
+    p.b = -1;
+    assert!(kept.iter().all(is_kept));
+    close(copy);
+    assert!(!kept.iter().any(is_kept));
+}
+
+/// The place of a connection, and how many have had it before.
+fn kept_place(conn: &'static Conn) -> (&'static Conn, u32) {
+    (conn, conn.generation())
+}
+
+/// Whether the place is in use, and by no other connection.
+fn is_kept((conn, generation): &(&'static Conn, u32)) -> bool {
+    crate::arena::is_in_use(conn.index()) && conn.generation() == *generation
+}
+
+#[test]
+fn threads_that_use_a_connection_meanwhile_lose_no_byte() {
+    const IN: u32 = libc::EPOLLIN as u32;
+    const PIECE: usize = 1000;
+    let p = Pair::up(4096);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let over = || is_over.load(Ordering::Relaxed);
+    let pattern = |from: u64| (0..PIECE as u64).map(move |n| ((from + n) / 7) as u8).collect::<Vec<u8>>();
+    fn may_wait<T>(result: Result<T, Errno>) -> Option<T> {
+        (result.as_ref().err() != Some(&Errno::AGAIN)).then(|| result.unwrap())
+    }
+    std::thread::scope(|s| {
+        for (from, to) in [(p.a, p.b), (p.b, p.a)] {
+            s.spawn(move || {
+                let mut sent = 0;
+                while !over() {
+                    sent += may_wait(send(from, &pattern(sent), libc::MSG_DONTWAIT)).unwrap_or(0) as u64;
+                }
+                shutdown(from, libc::SHUT_WR);
+            });
+            s.spawn(move || {
+                let mut got = 0u64;
+                loop {
+                    let Some(bytes) = may_wait(recv(to, PIECE, libc::MSG_DONTWAIT)) else {
+                        // Not long: a connection is brought up while no thread is in the kernel with it.
+                        let _ = poll(to, libc::POLLIN, 1);
+                        continue;
+                    };
+                    if bytes.is_empty() {
+                        break;
+                    }
+                    assert!(pattern(got)[..bytes.len()] == bytes, "after {got} bytes");
+                    got += bytes.len() as u64;
+                }
+            });
+            // Calls that move no byte, on the descriptor and on copies of it.
+            s.spawn(move || {
+                while !over() {
+                    let copy = dup(to);
+                    let _ = poll(copy, libc::POLLIN | libc::POLLOUT, 1);
+                    let _ = recv(copy, 1, libc::MSG_DONTWAIT | libc::MSG_PEEK);
+                    close(copy);
+                }
+            });
+            s.spawn(move || {
+                let set = EpollSet::new();
+                while !over() {
+                    set.add(to, IN, 7);
+                    let _ = set.wait_for(4, 1);
+                    set.change(to, 0, 8);
+                    set.take_out(to).unwrap();
+                }
+            });
+        }
+        for _ in 0..6 {
+            let old = [p.conn_a(), p.conn_b()];
+            for conn in old {
+                conn.ring_path.set_flag(flags::FAR, true);
+            }
+            let _ = rustix::net::shutdown(sys::borrow(p.conn_a().bell().fd()), rustix::net::Shutdown::Both);
+            soon("both begin again", || {
+                old.iter().for_each(|conn| skip_pause(conn));
+                p.conn_a().entry() != old[0].entry() && p.conn_b().entry() != old[1].entry()
+            });
+            soon("they meet", || p.try_to_bring_up(|| std::thread::sleep(Duration::from_millis(5))));
+            soon("bytes go by ring", || ways(p.conn_a()) == (Way::Ring, Way::Ring));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
