@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use partywall_protocol::agent::{LastReason, Say};
+use partywall_protocol::passed::{PassedSocket, PassedSockets, PassedState};
 use partywall_protocol::socket::{SocketFacts, SocketState};
 use partywall_protocol::wire::{self, Message, Refusal};
 use partywall_region::ending::has_ended;
@@ -56,6 +57,8 @@ struct ProgramSession {
     socket: OwnedFd,
     /// The process that opened it; 0 if it has no number here.
     pid: u32,
+    /// Its user. `None` if the kernel does not say.
+    user: Option<u32>,
 }
 
 /// An agent at work.
@@ -70,6 +73,10 @@ pub(crate) struct Serving {
     doorbell: Option<Expected>,
     introductions: Introductions,
     handshakes: LocalHandshakes,
+    /// What programs state of sockets that they have passed on, by user.
+    passed: PassedSockets<u32>,
+    /// When the agent began, by which it counts the seconds.
+    begun: Instant,
     inspector: Inspector,
     /// The revocation word for the directories of this machine's programs.
     revoker: Revoker,
@@ -92,6 +99,8 @@ impl Serving {
             doorbell: None,
             introductions: Introductions::default(),
             handshakes: LocalHandshakes::default(),
+            passed: PassedSockets::default(),
+            begun: Instant::now(),
             inspector: Inspector::new(),
             revoker: Revoker::new().map_err(io::Error::other)?,
             releasing: None,
@@ -249,10 +258,12 @@ impl Serving {
         let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
             return;
         };
-        let pid = getsockopt(&socket, PeerCredentials).map_or(0, |peer| u32::try_from(peer.pid()).unwrap_or(0));
+        let peer = getsockopt(&socket, PeerCredentials).ok();
+        let pid = peer.and_then(|peer| u32::try_from(peer.pid()).ok()).unwrap_or(0);
+        let user = peer.map(|peer| peer.uid());
         let session = self.next_session;
         self.next_session = session.wrapping_add(1);
-        self.sessions.insert(session, ProgramSession { socket, pid });
+        self.sessions.insert(session, ProgramSession { socket, pid, user });
         self.say(&Say::Open { session, pid });
     }
 
@@ -302,6 +313,13 @@ impl Serving {
                 return self.pass_out_socket(session, request, &message, bytes, fds);
             }
             Ok((_, Message::Cancel { offer })) => self.handshakes.cancelled(session, offer),
+            // To the broker, all programs of this machine are of one user.
+            Ok((_, Message::Passed { socket, carrier, side, rings })) => {
+                return self.passed(session, PassedSocket { socket, carrier }, PassedState { side, rings });
+            }
+            Ok((request, Message::TakePassed { socket, carrier })) => {
+                return self.take_passed(session, request, PassedSocket { socket, carrier });
+            }
             Ok((request, Message::Connect { directions, region, .. })) => {
                 if region.is_in_window() {
                     let Ok(near) = self.begin_links(directions.count(), &mut links) else { return self.close(session) };
@@ -329,6 +347,23 @@ impl Serving {
             _ => {}
         }
         self.pass_on(session, links, LinkUse::Channel, None, bytes);
+    }
+
+    /// A program has passed a socket to another one, and holds it no more (protocol T13.15).
+    fn passed(&mut self, session: u32, of: PassedSocket, state: PassedState) {
+        if let Some(user) = self.sessions.get(&session).and_then(|of| of.user) {
+            self.passed.state(user, of, state, self.begun.elapsed().as_secs());
+        }
+    }
+
+    /// A program has received a socket, and asks whether it is the only one that holds it.
+    fn take_passed(&mut self, session: u32, request: u32, of: PassedSocket) {
+        let user = self.sessions.get(&session).and_then(|of| of.user);
+        let state = user.and_then(|user| self.passed.take(&user, of, self.begun.elapsed().as_secs()));
+        let answer = state.map_or(Message::Done {}, |PassedState { side, rings }| Message::PassedIs { side, rings });
+        let mut out = Vec::new();
+        wire::encode(request, &answer, &mut out);
+        self.send(session, &out, &[]);
     }
 
     /// A program shows a socket: what this machine's kernel says of it goes to the broker, and the socket does not.

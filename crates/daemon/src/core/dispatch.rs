@@ -1,5 +1,6 @@
 //! A message of a client: which part of the core answers it, and what becomes of a refusal.
 
+use partywall_protocol::passed::{PassedSocket, PassedState};
 use partywall_protocol::wire::{Message, Origin, Refusal};
 
 use super::action::Order;
@@ -217,6 +218,14 @@ impl<F: Descriptor> Core<F> {
                 self.take_datagrams(id, request, at(from_high, from_low, from_port), socket.facts()?, with)
             }
             Message::FetchReceiver { flow } => self.fetch_receiver(id, request, flow),
+            Message::Passed { socket, carrier, side, rings } => {
+                self.passed(id, PassedSocket { socket, carrier }, PassedState { side, rings });
+                Ok(())
+            }
+            Message::TakePassed { socket, carrier } => {
+                self.take_passed(id, request, PassedSocket { socket, carrier });
+                Ok(())
+            }
             other => no_request(&other),
         }
     }
@@ -298,7 +307,9 @@ impl Concern {
             | Message::ReclaimSocket { .. }
             | Message::OfferDatagrams { .. }
             | Message::TakeDatagrams { .. }
-            | Message::FetchReceiver { .. } => Self::Sockets,
+            | Message::FetchReceiver { .. }
+            | Message::Passed { .. }
+            | Message::TakePassed { .. } => Self::Sockets,
             Message::SetMoveRules { .. } | Message::GetMoveRules {} | Message::TestPolicy { .. } => Self::Policy,
             Message::FollowNames { .. }
             | Message::NameClaimed { .. }
@@ -337,7 +348,8 @@ impl Concern {
             | Message::Domains { .. }
             | Message::Services { .. }
             | Message::Channels { .. }
-            | Message::Regions { .. } => Self::Broker,
+            | Message::Regions { .. }
+            | Message::PassedIs { .. } => Self::Broker,
         }
     }
 }

@@ -52,7 +52,7 @@ messages! {
         /// How many connections may wait.
         backlog: u16,
     }
-    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `TakeRegions`, `AddRegion`, `Reclaim`, `ReclaimRegion`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel`, `RemoveMachine` and `ReleaseMachine`.
+    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `TakeRegions`, `AddRegion`, `Reclaim`, `ReclaimRegion`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel`, `TakePassed`, `RemoveMachine` and `ReleaseMachine`.
     5 Done {}
     /// Client: make a channel. Brings its region; to another machine, also one link end for each direction, forward first.
     6 Connect {
@@ -683,5 +683,32 @@ messages! {
         place: u64,
         /// Whether the member is a domain of the host.
         host: bool,
+    }
+    /// Client: I have passed this connection to another process once, no other process held it, and I have closed it (protocol T13.15). No
+    /// answer.
+    79 Passed {
+        /// The cookie of the connection's socket.
+        socket: u64,
+        /// The cookie of the UNIX socket by which the receiver gets it.
+        carrier: u64,
+        /// The side that the connection's end is.
+        side: Side,
+        /// How often the connection has had rings.
+        rings: u32,
+    }
+    /// Client: am I the only process that holds this connection, which I have received by that UNIX socket? Answered by `PassedIs`, or by
+    /// `Done` if no process has said so.
+    80 TakePassed {
+        /// The cookie of the connection's socket.
+        socket: u64,
+        /// The cookie of the UNIX socket by which it came.
+        carrier: u64,
+    }
+    /// Broker: the answer to `TakePassed`.
+    81 PassedIs {
+        /// The side that the connection's end is.
+        side: Side,
+        /// How often the connection has had rings.
+        rings: u32,
     }
 }

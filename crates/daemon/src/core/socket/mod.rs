@@ -27,6 +27,7 @@ mod guesses;
 mod handshake;
 mod offer;
 mod open;
+mod passed;
 mod publish;
 mod reclaim;
 mod take;
@@ -36,7 +37,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
 
 use partywall_protocol::directory::{Fingerprint, OfferKey};
-use partywall_protocol::wire::{MachineId, Origin, Refusal};
+use partywall_protocol::passed::PassedSockets;
+use partywall_protocol::wire::{MachineId, Origin, Refusal, User};
 
 pub(super) use datagram::{FlowRecord, at};
 pub(super) use facts::{Ends, NumberedEnd};
@@ -49,6 +51,7 @@ use guesses::Guesses;
 use super::id::ChannelId;
 use super::networks::Networks;
 use super::refuse::{Refuse, refuse};
+use crate::credentials::Home;
 
 /// One machine may have at most this fraction of what all domains share: one part in four.
 const SHARE_OF_MACHINE: usize = 4;
@@ -94,6 +97,8 @@ pub(super) struct Sockets<F> {
     pub(super) claimed: BTreeMap<ChannelId, SocketFacts>,
     /// The network namespaces with a listener at an address, and the number of listeners, by fingerprint.
     pub(super) listening: HashMap<Fingerprint, BTreeMap<NamespaceId, u32>>,
+    /// Statements about sockets of the host that were passed to other processes.
+    pub(super) passed: PassedSockets<(User, Home)>,
     /// The number of offers and of directory entries of each machine.
     pub(super) machine_counts: BTreeMap<MachineId, SharedCounts>,
     /// The secret from which the keys of network namespaces are derived.
@@ -119,6 +124,7 @@ impl<F> Sockets<F> {
             slots: BTreeSet::new(),
             claimed: BTreeMap::new(),
             listening: HashMap::new(),
+            passed: PassedSockets::default(),
             machine_counts: BTreeMap::new(),
             secret: [RandomState::new(), RandomState::new()],
         }

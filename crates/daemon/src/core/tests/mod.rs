@@ -14,6 +14,7 @@ mod join;
 mod machines;
 mod migration;
 mod networks;
+mod passed;
 mod random;
 mod reclaim;
 pub(crate) mod sockets;

@@ -96,6 +96,10 @@ fn message() -> impl Strategy<Value = Message> {
         1 => channel().prop_map(|channel| Message::Inspect { channel }),
         1 => Just(Message::Ping {}),
         1 => channel().prop_map(|offer| Message::Cancel { offer }),
+        1 => (0..3u64, 0..2u64).prop_map(|(socket, carrier)| {
+            Message::Passed { socket, carrier, side: Side::Accepting, rings: 1 }
+        }),
+        1 => (0..3u64, 0..2u64).prop_map(|(socket, carrier)| Message::TakePassed { socket, carrier }),
         1 => (0u64..5).prop_map(|key| Message::Withdraw { key }),
         1 => Just(Message::Directory {}),
         1 => Just(Message::GetMoveRules {}),
