@@ -25,6 +25,7 @@ mod arena;
 mod broker;
 mod buffers;
 mod calls;
+mod carrier;
 mod conn;
 mod datagram;
 mod errno;

@@ -157,6 +157,62 @@ fn has_rings_again_after_exec(client: &str) {
     assert!(server.wait().success());
 }
 
+/// A server that passes its connection to a worker in this way, and its client.
+fn passing(stage: &Stage<'_>, how: &str) -> (Guard, Told) {
+    let server = |arguments: &[&str]| {
+        let mut all = arguments.to_vec();
+        all.push(how);
+        stage.server(&python(), &all)
+    };
+    talk_between(stage, ["passing_server.py", "told_client.py"], server, &[])
+}
+
+#[test]
+fn passed_connection_has_rings_in_the_worker() {
+    for (how, rings_before) in [("at once", 0), ("after use", 1)] {
+        let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
+        let stage = Stage { world: Some(&world), spaces: None, folder };
+        let switch = Switch::new(&world);
+        let (mut server, mut client) = passing(&stage, how);
+        client.do_("connect");
+        if rings_before == 1 {
+            client.do_("talk 4990");
+            assert_eq!(switch.seen().channels, 1, "{how}: the server has a ring");
+            client.do_("talk 20");
+        }
+        eventually("the worker has a ring", || {
+            client.do_("talk 20");
+            switch.seen().channels > rings_before
+        });
+        let before = switch.seen().ring_bytes;
+        client.do_("talk 100");
+        eventually("bytes go by it", || switch.seen().ring_bytes >= before + 100 * 64);
+        client.do_("end");
+        assert!(client.program.wait().success(), "{how}");
+        assert!(server.wait().success(), "{how}");
+    }
+}
+
+#[test]
+fn connection_that_others_may_hold_stays_on_tcp() {
+    let mut wrong = Vec::new();
+    for how in ["twice", "and keep", "peeked", "forked", "on and on"] {
+        let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
+        let stage = Stage { world: Some(&world), spaces: None, folder };
+        let switch = Switch::new(&world);
+        let (mut server, mut client) = passing(&stage, how);
+        client.do_("connect");
+        client.do_("talk 5000");
+        if switch.seen().channels != 0 {
+            wrong.push(how);
+        }
+        client.do_("end");
+        assert!(client.program.wait().success(), "{how}");
+        assert!(server.wait().success(), "{how}");
+    }
+    assert!(wrong.is_empty(), "{wrong:?} had rings");
+}
+
 #[test]
 fn program_with_few_descriptors_keeps_its_share() {
     let (world, folder) = (World::new(), tempfile::tempdir().unwrap());

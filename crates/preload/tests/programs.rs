@@ -474,6 +474,7 @@ fn scripts_are_there() {
         "handing_server.py",
         "handing_client.py",
         "memcached_client.py",
+        "passing_server.py",
         "told_client.py",
     ];
     let others = ["http_server.js", "http_client.js", "http_kept_client.js", "AsynchronousEcho.java"];

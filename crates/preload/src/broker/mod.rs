@@ -24,6 +24,7 @@ mod state;
 pub(crate) mod tests;
 
 use partywall_protocol::directory::{Directory, Fingerprint, PolicyCase, Terms, Transport, is_scoped};
+use partywall_protocol::passed::{PassedSocket, PassedState};
 use partywall_protocol::upgrade::{self, Upgrade};
 use partywall_protocol::wire::{BellWay, BorrowedMessage, Located, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
@@ -381,6 +382,25 @@ pub(crate) fn closed(channel: u64) {
     if let Ok(turn) = Turn::take(Urgency::Long) {
         turn.tell(&BorrowedMessage::Closed { channel });
     }
+}
+
+/// This process has passed a connection to another one once, and no process holds it but the receiver (protocol T13.15).
+pub(crate) fn passed(of: PassedSocket, PassedState { side, rings }: PassedState) {
+    if let Ok(turn) = Turn::take(Urgency::Long) {
+        turn.tell(&BorrowedMessage::Passed { socket: of.socket, carrier: of.carrier, side, rings });
+    }
+}
+
+/// Whether a process has stated so of a connection that this one has received. The statement is given out once.
+pub(crate) fn take_passed(of: PassedSocket) -> Result<Option<PassedState>, Reason> {
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
+    let request = BorrowedMessage::TakePassed { socket: of.socket, carrier: of.carrier };
+    turn.ask(&request, &[], |answer, _| match answer {
+        BorrowedMessage::PassedIs { side, rings } => Some(Some(PassedState { side, rings })),
+        BorrowedMessage::Done {} => Some(None),
+        _ => None,
+    })
+    .map_err(reason)
 }
 
 /// Lends `show` a way to report a ring to a broker that is younger than the ring. `false` if that was not done now, because the session

@@ -25,6 +25,8 @@ pub(super) const LONGEST_REQUEST: usize = MessageKind::longest_of(&[
     MessageKind::TakeDatagrams,
     MessageKind::FetchReceiver,
     MessageKind::ReclaimSocket,
+    MessageKind::Passed,
+    MessageKind::TakePassed,
 ]);
 /// Bytes of the longest answer to one of them.
 const LONGEST_ANSWER: usize = MessageKind::longest_of(&[
@@ -40,6 +42,7 @@ const LONGEST_ANSWER: usize = MessageKind::longest_of(&[
     MessageKind::Offered,
     MessageKind::DatagramsTaken,
     MessageKind::Receiver,
+    MessageKind::PassedIs,
 ]);
 
 /// Descriptors that an answer has brought, in their order.

@@ -53,6 +53,7 @@ mod listen;
 mod msg;
 mod poll;
 mod read;
+mod rights;
 mod select;
 mod sendfile;
 mod shutdown;

@@ -1,14 +1,14 @@
 //! `sendmsg`, `recvmsg` and their plurals.
 #![expect(unsafe_code, reason = "C functions, and the caller's message headers")]
 
-use super::{receiving, sending};
+use super::{receiving, rights, sending};
 use crate::buffers::CallerBuffers;
 use crate::conn::Conn;
 use crate::datagram::{self, SendControl, Wanted};
 use crate::sockaddr::ProgramAddress;
+use crate::table::{self, Entry};
 use crate::{real, sys};
 use libc::{c_int, c_uint, mmsghdr, msghdr, ssize_t, timespec};
-use partywall_shm::status::Reason;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::time::Duration;
@@ -29,37 +29,6 @@ unsafe fn buffers<'a>(message: &msghdr) -> Option<CallerBuffers<'a>> {
 unsafe fn readable<'a, T>(at: *const T) -> Option<&'a T> {
     // SAFETY: it can be read, and is the caller's.
     if at.is_aligned() && sys::is_readable(at, 1) { unsafe { at.as_ref() } } else { None }
-}
-
-/// Descriptors that a message carries away: their receiver knows nothing of us, so the connections among them go back
-/// to TCP first.
-fn see_off(message: &msghdr) {
-    if message.msg_control.is_null()
-        || message.msg_controllen == 0
-        || !sys::is_readable(message.msg_control.cast::<u8>(), message.msg_controllen)
-    {
-        return;
-    }
-    // SAFETY: walks the caller's control buffer as the macros of the C library do, within the length it gives.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while let Some(one) = header.as_ref() {
-            if one.cmsg_level == libc::SOL_SOCKET && one.cmsg_type == libc::SCM_RIGHTS {
-                let data = libc::CMSG_DATA(header).cast::<c_int>();
-                let count = one.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / size_of::<c_int>();
-                for i in 0..count {
-                    let passed = data.add(i).read_unaligned();
-                    if let Some(conn) = Conn::of(passed) {
-                        conn.bring_down(Reason::Passed);
-                    }
-                    datagram::give_up(passed);
-                    crate::ready::hand_over(passed);
-                    crate::ready::passed_on(passed);
-                }
-            }
-            header = libc::CMSG_NXTHDR(message, header);
-        }
-    }
 }
 
 /// What the control data of a message that is sent ask for. All but one request for segments, and nothing beside it, is for the kernel to
@@ -106,15 +75,23 @@ unsafe fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel
     datagram::receiving(fd, list, flags, wanted, kernel)
 }
 
-export_for_descriptor! {
-    /// `recvmsg`
+export! {
+    /// `recvmsg`. For descriptors that are not ours, too, since their messages may bring connections.
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         let is_filled_in = Cell::new(false);
         let kernel = || {
             is_filled_in.set(true);
             // SAFETY: the caller's arguments, passed on.
-            unsafe { real::recvmsg(fd, message, flags) }
+            let got = unsafe { real::recvmsg(fd, message, flags) };
+            if got >= 0 {
+                // SAFETY: the kernel has just filled this message in.
+                unsafe { rights::came(fd, &*message, flags) };
+            }
+            got
         };
+        if table::get(fd) == Entry::NONE {
+            return kernel();
+        }
         let Some(conn) = Conn::of(fd) else {
             // SAFETY: the caller's message.
             return unsafe { receive_datagram(fd, message, flags, kernel) };
@@ -145,9 +122,9 @@ export! {
         let kernel = || unsafe { real::sendmsg(fd, message, flags) };
         // SAFETY: the caller's message, if there is one.
         let Some(header) = (unsafe { readable(message) }) else { return kernel() };
-        see_off(header);
+        let passed = rights::see_off(fd, header, true);
         // SAFETY: the caller's list, for the time of this call.
-        match (Conn::of(fd), unsafe { buffers(header) }) {
+        let sent = match (Conn::of(fd), unsafe { buffers(header) }) {
             (Some(conn), Some(list)) => sending(conn, fd, list, flags, kernel),
             (None, Some(list)) => {
                 // SAFETY: the address of the caller's message, of as many bytes as it says, for the time of this call.
@@ -155,7 +132,11 @@ export! {
                 datagram::sending(fd, list, flags, to, control_of(header), kernel)
             }
             _ => kernel(),
+        };
+        if sent < 0 {
+            passed.take_back();
         }
+        sent
     }
 
     /// `sendmmsg`
@@ -164,7 +145,8 @@ export! {
             for i in 0..count.min(1024) as usize {
                 // SAFETY: the caller's list of `count` messages, as far as it can be read.
                 let Some(one) = (unsafe { readable(messages.wrapping_add(i)) }) else { break };
-                see_off(&one.msg_hdr);
+                // The kernel may send fewer.
+                let _ = rights::see_off(fd, &one.msg_hdr, false);
             }
             // SAFETY: the caller's arguments, passed on.
             let done = unsafe { real::sendmmsg(fd, messages, count, flags) };
@@ -211,6 +193,10 @@ export! {
             let room = first.filter(|first| !first.msg_name.is_null()).map_or(0, |first| first.msg_namelen);
             // SAFETY: the caller's arguments, passed on.
             let done = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+            for i in 0..usize::try_from(done).unwrap_or(0) {
+                // SAFETY: the kernel has just filled in as many.
+                unsafe { rights::came(fd, &(*messages.add(i)).msg_hdr, flags) };
+            }
             if done > 0 {
                 // SAFETY: the caller's list, of which the kernel has filled in at least one.
                 let first = unsafe { Wanted::by_header(&raw mut (*messages).msg_hdr) };

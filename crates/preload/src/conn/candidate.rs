@@ -1,12 +1,14 @@
 //! A connection that may get a ring: its bytes are counted while the kernel carries them.
 
 use super::bring_up;
+use super::received;
 use super::reclaim;
 use super::shown;
 use super::{Conn, ConnStage, KernelSleep, flags};
 use crate::arena::{self, NewBlock};
 use crate::table;
 use crate::{broker, local, process, watched};
+use partywall_protocol::passed::PassedSocket;
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::status::{Reason, Role};
 use std::ffi::c_int;
@@ -57,6 +59,25 @@ impl Conn {
         let counts = super::accounts::kernel_counts(role, fd)?;
         let conn = if may_adopt(fd, role) { adopt_carrying(counts, fd, role, local, peer)? } else { return None };
         conn.moves.renewals.store(rings, Ordering::Relaxed);
+        Some(conn)
+    }
+
+    /// Begins to look after a connection that another process has passed to this one. It counts as held by others until the broker confirms
+    /// that it is not. Its side and its counts are not known until then.
+    pub(crate) fn adopt_received(
+        fd: c_int,
+        of: PassedSocket,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<&'static Self> {
+        // The number stands for something new.
+        if !may_adopt(fd, Role::Accepting) {
+            return None;
+        }
+        let conn = adopt_carrying((0, 0), fd, Role::Unknown, local, peer)?;
+        conn.passing.receive(of);
+        conn.ring_path.because(Reason::Shared);
+        conn.set_stage(ConnStage::Candidate);
         Some(conn)
     }
 
@@ -217,6 +238,7 @@ fn begin(
     conn.ring_path.begin(role, policy.waits_for());
     conn.kernel.begin();
     conn.moves.begin(policy.upgrade);
+    conn.passing.begin();
     mine.planned_ring.store(policy.ring_size, Ordering::Relaxed);
     conn.identity.addresses.store(local, peer);
     conn.tx.reset();
@@ -294,6 +316,9 @@ fn show_wait(conn: &Conn, reason: Reason) {
 /// Whether the peer of a connection that was [adopted unknown](Conn::adopt_unknown) seems to have the library too. If it does not
 /// yet, the broker's directory is looked at again whenever it has changed: the listener may be published later than the client asks.
 fn knows_peer_by_now(conn: &'static Conn) -> bool {
+    if conn.role() == Role::Unknown && conn.ring_path.is_candidate() && !received::is_confirmed(conn) {
+        return false;
+    }
     // The accepting side needs no more than an offer.
     if conn.role() == Role::Connecting && conn.ring_path.stage() == ConnStage::Candidate {
         let generation = broker::listener_generation();

@@ -33,6 +33,7 @@ impl Descent {
 
     fn begin_this(self) {
         let Self { conn, reason, shared } = self;
+        conn.forbid_passing(reason);
         if conn.settle() == ConnStage::Attached {
             if !shared {
                 conn.leave_ring();

@@ -50,6 +50,7 @@ impl Conn {
     /// It is never to have a ring: something was done with it that only TCP can do. If it has one, it goes back to TCP, at
     /// once where the peer lets us, and otherwise when the peer gets to it.
     pub(crate) fn stay_on_tcp(&'static self, reason: Reason) {
+        self.forbid_passing(reason);
         // The thread that brings it up holds this direction: another thread must not be in the middle of it, or it would be up on the other
         // side and not on ours.
         let held = self.tx.hold();
@@ -84,6 +85,13 @@ impl Conn {
                 self.ring_path.because(reason);
                 self.ring_path.set_flag(flags::WANT_TCP, true);
             }
+        }
+    }
+
+    /// Its next holder is to leave it on TCP, if it was or will be passed to one, unless the reason passes.
+    pub(super) fn forbid_passing(&self, reason: Reason) {
+        if reason != Reason::Passed && !renewal::may_follow(reason) {
+            self.passing.forbid();
         }
     }
 
@@ -227,6 +235,7 @@ impl Conn {
         }
         local.set_fd(-1);
         if is_last {
+            self.state_passed();
             shown::end(self);
         } else {
             shown::state(self, self.ring_path.state_of(self.ring_path.stage()));

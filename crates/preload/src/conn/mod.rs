@@ -27,8 +27,10 @@ mod moves;
 mod options;
 mod pages;
 mod parting;
+mod passing;
 mod peek;
 mod readiness;
+mod received;
 mod reclaim;
 mod relay;
 mod renewal;
@@ -65,6 +67,7 @@ use moves::MoveCounters;
 use pages::Pages;
 use partywall_shm::status::Role;
 use partywall_shm::wake::Fencing;
+use passing::PassingState;
 use ring_path::RingPath;
 use rustix::io::Errno;
 use std::ffi::c_int;
@@ -79,6 +82,7 @@ pub(crate) struct Conn {
     /// The options of the socket, its news, and the threads in calls on it.
     pub(crate) kernel: KernelFacts,
     moves: MoveCounters,
+    passing: PassingState,
     tx: DirectionLock<tx::ConnTx>,
     rx: DirectionLock<rx::ConnRx>,
 }

@@ -69,7 +69,11 @@ impl Conn {
 /// connection goes back to TCP for that program, by the only thread of the process.
 pub(crate) fn may_be_inherited(conn: &'static Conn) -> bool {
     let may_have_rings = matches!(conn.settle(), ConnStage::Candidate | ConnStage::Offered | ConnStage::Attached);
-    may_have_rings && !conn.has(PERMANENT) && !conn.is_shared() && waiters().may_be_renewed(conn)
+    may_have_rings
+        && !conn.passing.is_received()
+        && !conn.has(PERMANENT)
+        && !conn.is_shared()
+        && waiters().may_be_renewed(conn)
 }
 
 /// How often a connection that goes on in the next program has had rings by then. `None`: that is too often for further ones.

@@ -144,6 +144,11 @@ impl RingPath {
         u8::try_from(self.role.load(Ordering::Relaxed)).ok().and_then(Role::from_number).unwrap_or_default()
     }
 
+    /// A side that was not known at the beginning.
+    pub(super) fn set_role(&self, role: Role) {
+        self.role.store(role as u32, Ordering::Relaxed);
+    }
+
     #[inline]
     pub(super) fn has(&self, flag: u32) -> bool {
         self.flags.load(Ordering::Relaxed) & flag != 0

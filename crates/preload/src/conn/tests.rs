@@ -7,6 +7,7 @@ mod held;
 mod hostile;
 mod interrupts;
 mod parting;
+mod passing;
 mod renewal;
 mod switching;
 mod wishes;
