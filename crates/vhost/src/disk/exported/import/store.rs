@@ -110,6 +110,14 @@ impl ImportedDisk {
     }
 }
 
+#[cfg(test)]
+impl ImportedDisk {
+    /// What its threads share.
+    pub(super) fn core(&self) -> Arc<ImportCore> {
+        Arc::clone(&self.shared)
+    }
+}
+
 impl Drop for ImportedDisk {
     fn drop(&mut self) {
         self.shared.hurries.store(true, Ordering::Relaxed);

@@ -87,9 +87,28 @@ impl ImportCore {
     }
 
     /// Waits for the next task. A connection whose session ends meanwhile is dropped, since its memory is needed for the next session's.
+    ///
+    /// While other threads have connections, a thread takes no task before it has one as well. On a busy host an attempt to make one takes long, and
+    /// a task that threads without memory took again and again would come to the end of its time.
     fn next_job(&self, own: &mut OwnCalls) -> Option<StoreJob> {
         let mut queue = lock(&self.jobs);
+        // Without a session, it is a task that begins the next one.
+        let mut is_gone = false;
         loop {
+            let is_for_others = own.is_none() && !is_gone && self.connected.load(Ordering::Relaxed) > 0;
+            if !queue.jobs.is_empty() && is_for_others {
+                drop(queue);
+                // This thread was woken for the task.
+                self.offered.notify_one();
+                match self.connected(own) {
+                    Ok(_) => {}
+                    Err(Unconnected::NoMemory) => std::thread::sleep(MEMORY_PAUSE),
+                    Err(Unconnected::Busy) => std::thread::sleep(CONNECTION_PAUSE),
+                    Err(Unconnected::Gone(_)) => is_gone = true,
+                }
+                queue = lock(&self.jobs);
+                continue;
+            }
             if let Some(job) = queue.jobs.pop_front() {
                 return Some(job);
             }
@@ -164,5 +183,61 @@ impl ImportCore {
                 return Err(Unfinished::Failed(errno));
             }
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::disk::exported::{DiskExport, DiskExportOptions, ImportOptions, ImportedDisk};
+    use crate::disk::store::DiskStore as _;
+    use vm_memory::GuestAddress;
+
+    #[test]
+    fn thread_without_connection_leaves_tasks_to_others() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let _export = DiskExport::bind(options, &store, "data").unwrap();
+        let (target, grace) = ("store:data".to_owned(), Duration::from_secs(60));
+        let options = ImportOptions { domain: user, target, connections: 1, grace, group: None, machine: None };
+        let mut disk = ImportedDisk::connect(options, false, Duration::from_millis(300)).unwrap();
+        let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 16)]).unwrap());
+        let pieces = [BufferPiece { address: GuestAddress(0), length: 4096 }];
+        let mut begin = |id, task| assert!(disk.begin(id, task, &memory, &pieces, 0));
+        begin(1, StoreTask::Read { offset: 0 });
+        let end = |disk: &mut ImportedDisk| loop {
+            disk.wait();
+            if let Some(ended) = disk.ended() {
+                return ended;
+            }
+        };
+        assert_eq!(end(&mut disk), (1, Ok(4096)));
+        let core = disk.core();
+        // No other thread gets a connection, and the one that has one is busy for a while.
+        let alone = lock(&core.connecting);
+        let taken = std::thread::scope(|scope| {
+            let other = scope.spawn(|| core.next_job(&mut None).map(|job| job.id));
+            assert!(disk.begin(2, StoreTask::Delay, &memory, &pieces, 0));
+            assert!(disk.begin(3, StoreTask::Read { offset: 0 }, &memory, &pieces, 0));
+            let mut ended = Vec::new();
+            while ended.len() < 2 {
+                assert!(!other.is_finished(), "it took a task");
+                match disk.ended() {
+                    Some(one) => ended.push(one),
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+            lock(&core.jobs).is_over = true;
+            core.offered.notify_all();
+            assert_eq!(ended, [(2, Ok(0)), (3, Ok(4096))]);
+            other.join().unwrap()
+        });
+        drop(alone);
+        assert_eq!(taken, None);
     }
 }
