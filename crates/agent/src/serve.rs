@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use partywall_protocol::agent::{LastReason, Say};
 use partywall_protocol::passed::{PassedSocket, PassedSockets, PassedState};
-use partywall_protocol::socket::{SocketFacts, SocketState};
+use partywall_protocol::socket::{ReceiverCookies, ReceiverQuestion, SocketFacts, SocketState};
 use partywall_protocol::wire::{self, Message, Refusal};
 use partywall_region::ending::has_ended;
+use partywall_region::inspect::receivers::{ReceiverFinder, coarse_now};
 use partywall_region::inspect::{Inspector, Unhurried};
 use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_region::revocation::Revoker;
@@ -78,6 +79,8 @@ pub(crate) struct Serving {
     /// When the agent began, by which it counts the seconds.
     begun: Instant,
     inspector: Inspector,
+    /// Asks the kernel which sockets receive datagrams; `None` if it does not find sockets.
+    receivers: Option<ReceiverFinder>,
     /// The revocation word for the directories of this machine's programs.
     revoker: Revoker,
     /// The windows that are being given up, because the machine is to be migrated.
@@ -102,6 +105,7 @@ impl Serving {
             passed: PassedSockets::default(),
             begun: Instant::now(),
             inspector: Inspector::new(),
+            receivers: find_receivers(),
             revoker: Revoker::new().map_err(io::Error::other)?,
             releasing: None,
             // An agent before it may have removed devices.
@@ -458,13 +462,40 @@ impl Serving {
             }
             Say::Packet { session, window, links, bytes, .. } => self.pass_in(session, window, &links, &bytes),
             Say::Release {} => self.release(),
+            Say::FindReceivers { number, questions } => self.answer_about_receivers(number, &questions),
             // Not for a broker to say.
-            Say::Released { .. } | Say::Open { .. } | Say::Seen { .. } | Say::DoorbellSeen { .. } => {}
+            Say::Released { .. }
+            | Say::Open { .. }
+            | Say::Seen { .. }
+            | Say::DoorbellSeen { .. }
+            | Say::ReceiversAre { .. } => {}
         }
+    }
+
+    /// Answers the broker's question which sockets of this machine receive certain datagrams (protocol U14).
+    fn answer_about_receivers(&mut self, number: u32, questions: &[ReceiverQuestion]) {
+        // Before the kernel is asked: what it says holds from then on.
+        let at = coarse_now();
+        let netns = self.receivers.as_ref().map_or(0, ReceiverFinder::netns);
+        let found = self.receivers.as_mut().map(|finder| finder.find(questions)).unwrap_or_default();
+        let receivers = ReceiverCookies(found.into_iter().map(|found| found.map_or(0, |it| it.cookie)).collect());
+        self.say(&Say::ReceiversAre { number, netns, at, receivers });
     }
 }
 
-/// A UDP socket of a machine has no flows (protocol U2.2), and a broker that is older than this agent knows no groups of them.
+/// By which the kernel is asked about UDP sockets.
+fn find_receivers() -> Option<ReceiverFinder> {
+    let mut finder = ReceiverFinder::open().ok()?;
+    if finder.works() {
+        return Some(finder);
+    }
+    tracing::info!(
+        "datagrams to and from this machine stay on the kernel, which does not find UDP sockets (module udp_diag)"
+    );
+    None
+}
+
+/// A socket of a group has no flows in a machine (protocol U14): the broker does not learn which members the kernel would choose from.
 fn without_group(facts: SocketFacts) -> SocketFacts {
     let state = if facts.state == SocketState::Grouped { SocketState::Other } else { facts.state };
     SocketFacts { state, ..facts }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 
-use partywall_protocol::wire::Message;
+use partywall_protocol::agent::Say;
+use partywall_protocol::wire::{MachineId, Message};
 use partywall_region::relay::RelayLatency;
 
 use crate::core::{CoreReport, CoreStatus, MachineNews, SessionId};
@@ -57,6 +58,36 @@ impl ErrandCount {
     }
 }
 
+/// By which the event loop asks the agent of a machine about sockets (protocol U14). A copy is the same questions, and one of them is the thread's
+/// that serves the machine's port.
+#[derive(Debug, Clone)]
+pub(crate) struct PortQuestions {
+    questions: Arc<Mutex<Vec<Say>>>,
+    bell: Arc<OwnedFd>,
+}
+
+impl PortQuestions {
+    /// No questions yet. The bell is an eventfd, for which the thread waits.
+    pub(crate) fn new(bell: Arc<OwnedFd>) -> Self {
+        Self { questions: Arc::default(), bell }
+    }
+
+    /// Asks these questions, in place of earlier ones that were not taken yet.
+    pub(crate) fn ask(&self, questions: Vec<Say>) {
+        *lock(&self.questions) = questions;
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// The questions, each of them once.
+    pub(crate) fn take(&self) -> Vec<Say> {
+        std::mem::take(&mut *lock(&self.questions))
+    }
+
+    pub(crate) fn is_any(&self) -> bool {
+        !lock(&self.questions).is_empty()
+    }
+}
+
 /// A request to the server from the thread that attends to virtual machines.
 #[derive(Debug)]
 pub(crate) enum Errand {
@@ -66,6 +97,21 @@ pub(crate) enum Errand {
     News(MachineNews<OwnedFd>),
     /// The answer to an order.
     Answer(SessionId, u32, Message),
+    /// The port of a machine is there: by this its agent is asked about sockets.
+    Port(MachineId, PortQuestions),
+    /// The answer of a machine's agent to such a question (protocol U14).
+    Receivers {
+        /// The machine.
+        machine: MachineId,
+        /// The number of the question.
+        number: u32,
+        /// The number of the agent's network namespace; 0 if its kernel does not find sockets.
+        netns: u64,
+        /// When the agent began to ask its kernel, by the clock of its machine.
+        at: u64,
+        /// The cookies of the sockets, in the order of the questions.
+        receivers: Vec<u64>,
+    },
 }
 
 impl ServerControl {

@@ -7,7 +7,7 @@
 //! A program in a guest has an ordinary session, and so has the broker. Between them each packet travels as [`Say::Packet`].
 //! Descriptors cannot: a region's memory is named by its window, a link's end by the number that the link has on the port.
 
-use crate::socket::SocketFacts;
+use crate::socket::{ReceiverCookies, ReceiverQuestion, SocketFacts};
 use crate::window::WindowId;
 use crate::wire::WireError;
 use crate::wire::codec::{PacketReader, PacketWriter, Put, Take, append};
@@ -88,6 +88,24 @@ frames! {
         10 Released {
             /// The processes that still hold a window, and the remedy; empty if there are none.
             held: LastReason,
+        }
+        /// Broker: which sockets of the agent's network namespace receive datagrams with these ends (protocol U14).
+        11 FindReceivers {
+            /// The number that the answer repeats.
+            number: u32,
+            /// The ends of the datagrams.
+            questions: Vec<ReceiverQuestion>,
+        }
+        /// Agent: the answer to that.
+        12 ReceiversAre {
+            /// As in the question.
+            number: u32,
+            /// The number of the agent's network namespace; 0 if the kernel does not find sockets.
+            netns: u64,
+            /// When the agent began to ask its kernel, in milliseconds of the machine's `CLOCK_MONOTONIC_COARSE`.
+            at: u64,
+            /// The sockets, in the order of the questions.
+            receivers: ReceiverCookies,
         }
     }
 }
@@ -203,6 +221,12 @@ impl<'a> Take<'a> for Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::socket::MOST_QUESTIONS;
+
+    fn question() -> ReceiverQuestion {
+        let at = |text: &str| text.parse().unwrap();
+        ReceiverQuestion { from: at("[2001:db8::1]:513"), to: at("[::ffff:10.0.0.1]:7") }
+    }
 
     #[test]
     fn agent_messages_round_trip_and_others_are_refused() {
@@ -220,6 +244,15 @@ mod tests {
             Say::Release {},
             Say::Released { held: LastReason(String::new()) },
             Say::Released { held: LastReason("r".repeat(LastReason::MAX)) },
+            Say::FindReceivers { number: 1, questions: vec![] },
+            Say::FindReceivers { number: u32::MAX, questions: vec![question(); MOST_QUESTIONS] },
+            Say::ReceiversAre { number: 1, netns: 2, at: 3, receivers: ReceiverCookies(vec![]) },
+            Say::ReceiversAre {
+                number: 1,
+                netns: 2,
+                at: 3,
+                receivers: ReceiverCookies(vec![u64::MAX; MOST_QUESTIONS]),
+            },
         ];
         for said in all {
             let bytes = said.encode();
@@ -236,6 +269,8 @@ mod tests {
             &[7],
             &[9, 0],
             &[11],
+            &[11, 0, 0, 0, 0, 1],
+            &[13],
             &[2, 0, 0, 0],
             &[2, 0, 0, 0, 0, 0, 0],
             &[3, 0, 0, 0, 0, 2],
@@ -252,7 +287,7 @@ mod tests {
     fn agent_messages_are_as_documented() {
         let id = WindowId([9; 16]);
         let (window, session) = ([9; 16], [1, 0, 0, 0x20]);
-        let cases: [(Say, Vec<u8>); 11] = [
+        let cases: [(Say, Vec<u8>); 13] = [
             (Say::Open { session: 0x2000_0001, pid: 0x0403 }, [&[1][..], &session, &[3, 4, 0, 0]].concat()),
             (Say::Close { by_program: true, session: 0x2000_0001 }, [&[2, 1][..], &session].concat()),
             (
@@ -276,6 +311,21 @@ mod tests {
             (Say::DoorbellSeen { id: 1 << 120 }, [&[8][..], &[0; 15], &[1]].concat()),
             (Say::Release {}, vec![9]),
             (Say::Released { held: LastReason("x".into()) }, b"\x0ax".to_vec()),
+            (
+                Say::FindReceivers { number: 1, questions: vec![question()] },
+                [
+                    &[11, 1, 0, 0, 0, 1, 0][..],
+                    &0x2001_0db8_0000_0000_0000_0000_0000_0001_u128.to_le_bytes(),
+                    &[1, 2, 0],
+                    &0xffff_0a00_0001_u128.to_le_bytes(),
+                    &[7, 0],
+                ]
+                .concat(),
+            ),
+            (
+                Say::ReceiversAre { number: 1, netns: 2, at: 3, receivers: ReceiverCookies(vec![4]) },
+                [&[12, 1, 0, 0, 0, 2][..], &[0; 7], &[3], &[0; 7], &[1, 4], &[0; 7]].concat(),
+            ),
         ];
         for (said, bytes) in cases {
             assert_eq!(said.encode(), bytes, "{said:?}");
@@ -297,5 +347,15 @@ mod tests {
     fn links_beyond_the_most_are_not_sent() {
         let said = Say::Packet { session: 1, window: None, links: vec![1, 2, 3], socket: None, bytes: vec![] };
         assert_eq!(said.encode().len(), 1 + 4 + 1 + 1 + 2 * 4 + 1);
+    }
+
+    #[test]
+    fn more_questions_than_a_frame_has_are_refused() {
+        let count = (MOST_QUESTIONS + 1) as u8;
+        let questions = [&[11, 1, 0, 0, 0, count][..], &vec![0; 38 * usize::from(count)]].concat();
+        let receivers = [&[12][..], &[0; 20], &[count], &vec![0; 8 * usize::from(count)]].concat();
+        for bad in [questions, receivers] {
+            assert_eq!(Say::decode(&bad), Err(BadSay));
+        }
     }
 }

@@ -234,6 +234,68 @@ impl<'a> Take<'a> for Numbers {
     }
 }
 
+/// The most questions about sockets that one message of the port has, so that it is not too long for a frame.
+pub const MOST_QUESTIONS: usize = 100;
+
+/// The question which socket receives a datagram with these ends (protocol U11, U14).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiverQuestion {
+    /// Where the datagram is from.
+    pub from: SocketAddr,
+    /// Where it is sent to.
+    pub to: SocketAddr,
+}
+
+/// `count u8`, at most [`MOST_QUESTIONS`], and two addresses each.
+impl Put for Vec<ReceiverQuestion> {
+    fn put(&self, out: &mut PacketWriter<'_>) {
+        // It is at most 100.
+        (self.len().min(MOST_QUESTIONS) as u8).put(out);
+        for question in self.iter().take(MOST_QUESTIONS) {
+            WireAddress(question.from).put(out);
+            WireAddress(question.to).put(out);
+        }
+    }
+}
+
+impl<'a> Take<'a> for Vec<ReceiverQuestion> {
+    const MIN: usize = 1;
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
+        let question = |reader: &mut PacketReader<'a>| {
+            let (from, to) = (WireAddress::take(reader)?.0, WireAddress::take(reader)?.0);
+            Ok(ReceiverQuestion { from, to })
+        };
+        (0..take_count(reader)?).map(|_| question(reader)).collect()
+    }
+}
+
+/// The cookies of the sockets that receive, in the order of the questions; 0 where the kernel finds none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReceiverCookies(pub Vec<u64>);
+
+/// `count u8`, at most [`MOST_QUESTIONS`], and a `u64` each.
+impl Put for ReceiverCookies {
+    fn put(&self, out: &mut PacketWriter<'_>) {
+        // It is at most 100.
+        (self.0.len().min(MOST_QUESTIONS) as u8).put(out);
+        self.0.iter().take(MOST_QUESTIONS).for_each(|cookie| cookie.put(out));
+    }
+}
+
+impl<'a> Take<'a> for ReceiverCookies {
+    const MIN: usize = 1;
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
+        (0..take_count(reader)?).map(|_| u64::take(reader)).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+fn take_count(reader: &mut PacketReader<'_>) -> Result<u8, WireError> {
+    match u8::take(reader)? {
+        count if usize::from(count) <= MOST_QUESTIONS => Ok(count),
+        count => Err(WireError::Value { field: "the number of questions about sockets", value: count.into() }),
+    }
+}
+
 /// An address and port. An IPv4 address travels as IPv6 has it, and its kind apart, because a socket of IPv6 can have such an address.
 struct WireAddress(SocketAddr);
 

@@ -86,6 +86,9 @@ impl Serving {
                 self.handshakes.placed(session, request);
                 return self.pass_window(packet, request, true, "the window");
             }
+            Message::DatagramsTaken { .. } | Message::Receiver { .. } => {
+                return self.pass_window(packet, request, false, "the window from the other machine");
+            }
             Message::GroupWindowIs { own, .. } => return self.pass_window(packet, request, own, "the group's window"),
             Message::DirectoryIs { .. } => return self.pass_directory(packet, request),
             Message::Attached { channel, .. } => return self.pass_parcel(packet, (channel, ParcelContent::Endpoint)),

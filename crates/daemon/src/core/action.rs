@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use partywall_protocol::directory::DirectoryChange;
-use partywall_protocol::socket::SocketFacts;
-use partywall_protocol::wire::{MachineId, Message, Name, Refusal, Side};
+use partywall_protocol::socket::{NamespaceId, ReceiverQuestion, SocketFacts};
+use partywall_protocol::wire::{MachineId, Message, Name, Origin, Refusal, Side};
 
 use super::id::SessionId;
 use super::networks::Networks;
@@ -234,12 +234,24 @@ pub enum Order {
 pub struct FlowSocket {
     /// The socket's own number (`SO_COOKIE`).
     pub cookie: u64,
-    /// Its network namespace's number.
-    pub netns: u64,
+    /// Its network namespace.
+    pub namespace: NamespaceId,
     /// Where the datagram is from.
     pub from: SocketAddr,
     /// Where it is sent to: an address of the socket.
     pub to: SocketAddr,
     /// Other sockets may have its address too, and the kernel chooses one of them for each datagram, unless one of them is connected.
     pub is_chosen: bool,
+}
+
+impl FlowSocket {
+    /// The number of its network namespace, if this host's kernel has it.
+    pub fn host_netns(&self) -> Option<u64> {
+        (self.namespace.origin == Origin::Host).then_some(self.namespace.cookie)
+    }
+
+    /// The question whether it is still the one that receives.
+    pub fn question(&self) -> ReceiverQuestion {
+        ReceiverQuestion { from: self.from, to: self.to }
+    }
 }

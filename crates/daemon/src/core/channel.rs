@@ -118,6 +118,12 @@ impl<F> Channel<F> {
         self.kind == Kind::Socket && self.directions == Directions::FORWARD
     }
 
+    /// Whether its two ends are on different machines. Then its regions lie in windows.
+    pub(super) fn is_between_machines(&self) -> bool {
+        let [one, other] = self.ends.each_ref().map(|end| end.user.map(User::origin));
+        one != other
+    }
+
     pub(super) fn is_live(&self) -> bool {
         self.ends.iter().any(|end| end.state.is_live())
     }
@@ -181,8 +187,10 @@ impl<F: Descriptor> Core<F> {
         if side == Side::Accepting && matches!(from, EndState::Waiting { .. }) {
             self.route_is_lost(id);
         }
-        // A flow of datagrams is no more when either end is gone: what lies in it is read, or lost, without us.
-        if let Some(flow) = self.channels.get(&id).filter(|channel| channel.is_flow()) {
+        // A flow of datagrams is no more when either end is gone: what lies in it is read, or lost, without us. Between machines the other
+        // side keeps its end until it closes it, because until then it may use a place in a window (protocol U14).
+        let is_near_flow = |channel: &&Channel<F>| channel.is_flow() && !channel.is_between_machines();
+        if let Some(flow) = self.channels.get(&id).filter(is_near_flow) {
             let state = flow.end(side.other()).state;
             self.release(id, side.other(), state);
         }

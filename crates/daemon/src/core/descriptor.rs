@@ -1,5 +1,6 @@
 //! The core's interface to a descriptor that a client sent.
 
+use partywall_protocol::wire::Located;
 use partywall_shm::layout::Geometry;
 
 /// A descriptor: a clone is another handle on the same one, and it closes when the last is dropped.
@@ -34,6 +35,7 @@ pub trait Descriptor: Clone {
     /// What the system lacks.
     fn make_bell(&self) -> Result<[Self; 2], String>;
 
-    /// For a region with a ring: the byte up to which its owner has written, by the owner's own word.
-    fn written(&self) -> u64;
+    /// For a region with a ring, in separate memory or at byte `base` of a window: the byte up to which its owner has written, by the owner's own
+    /// word.
+    fn written(&self, located: Located) -> u64;
 }

@@ -181,9 +181,7 @@ impl<F: Descriptor> Core<F> {
         socket: ShownSocket,
     ) -> Result<(), Refuse> {
         match message {
-            Message::ReclaimSocket { .. } | Message::OfferDatagrams { .. } | Message::TakeDatagrams { .. }
-                if self.is_in_machine(id) =>
-            {
+            Message::ReclaimSocket { .. } if self.is_in_machine(id) => {
                 let name = message.name();
                 refuse(Refusal::Machine, format!("{name} is for programs of the host"))
             }
@@ -209,13 +207,22 @@ impl<F: Descriptor> Core<F> {
                 self.reclaim_socket(id, request, (channel, side), region, socket.facts()?, with)
             }
             Message::OfferDatagrams { to_high, to_low, to_port, region } => {
-                self.may_move(id)?;
-                let to = at(to_high, to_low, to_port);
-                self.offer_datagrams(id, request, to, region, socket.facts()?, with)
+                let (socket, to) = (socket.facts()?, at(to_high, to_low, to_port));
+                let offered = |core: &mut Self| core.offer_datagrams(id, request, to, region, socket, with);
+                let done = self.may_move(id).and_then(|()| offered(self));
+                if done.is_err() {
+                    self.give_place_back(id, region);
+                }
+                done
             }
-            Message::TakeDatagrams { from_high, from_low, from_port } => {
-                self.may_move(id)?;
-                self.take_datagrams(id, request, at(from_high, from_low, from_port), socket.facts()?, with)
+            Message::TakeDatagrams { from_high, from_low, from_port, region } => {
+                let (socket, from) = (socket.facts()?, at(from_high, from_low, from_port));
+                let taken = |core: &mut Self| core.take_datagrams(id, request, (from, region), socket, with);
+                let done = self.may_move(id).and_then(|()| taken(self));
+                if done.is_err() {
+                    self.give_place_back(id, region);
+                }
+                done
             }
             Message::FetchReceiver { flow } => self.fetch_receiver(id, request, flow),
             Message::Passed { socket, carrier, side, rings } => {
@@ -326,7 +333,7 @@ impl Concern {
             | Message::Bell { .. }
             | Message::PeerIs { .. }
             | Message::DatagramsTaken { .. }
-            | Message::Receiver {}
+            | Message::Receiver { .. }
             | Message::MoveRulesAre { .. }
             | Message::PolicyDecides { .. }
             | Message::Events { .. }

@@ -305,8 +305,13 @@ impl<F: Descriptor> Core<F> {
             let live = channel.ends.iter().filter(|end| end.state.is_live());
             assert!(live.map(|end| end.socket).eq([Some(socket.id())]), "claimed by other than one end");
         }
-        let flows: BTreeSet<_> = self.channels.iter().filter(|(_, c)| c.is_flow()).map(|(id, _)| *id).collect();
-        assert_eq!(flows, self.sockets.flows.keys().copied().collect());
+        let flows: BTreeSet<_> = self.sockets.flows.keys().copied().collect();
+        assert!(
+            flows.iter().all(|id| self.channels.get(id).is_some_and(Channel::is_flow)),
+            "a flow without its channel"
+        );
+        let ended = self.channels.iter().filter(|(id, channel)| channel.is_flow() && !flows.contains(id));
+        assert!(ended.map(|(_, channel)| channel).all(Channel::is_between_machines), "a flow that is not watched");
         let offered = offers.iter().filter(|(_, offer)| offer.to().is_some()).map(|(id, _)| *id);
         let slots: Vec<_> = flows.iter().copied().chain(offered).map(slot_of).collect();
         assert_eq!(slots.len(), self.sockets.slots.len(), "two flows of one slot");

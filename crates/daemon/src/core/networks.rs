@@ -1,4 +1,4 @@
-//! The network namespaces between which datagrams may go by rings (protocol U13).
+//! The network namespaces between which datagrams may go by rings, of the host and of virtual machines (protocol U13, U14).
 //!
 //! Every process that may change the addresses of its namespace can give itself the address of another namespace. So addresses that
 //! sockets show count only within one namespace. Between namespaces the operator's list alone says whose an address is.
@@ -7,40 +7,51 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use partywall_protocol::directory::Transport;
-use partywall_protocol::socket::{SocketFacts, SocketState};
+use partywall_protocol::socket::{NamespaceId, SocketFacts, SocketState};
+use partywall_protocol::wire::Origin;
 
 /// The operator's list, with the namespaces by their numbers (`SO_NETNS_COOKIE`). It has the namespaces that exist and in which the broker
-/// can ask about sockets.
+/// can ask about sockets, itself or by the agents of virtual machines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Networks {
     /// The broker's own namespace, in which the addresses of sockets were tested when the sockets were shown.
     own: Option<u64>,
     /// The namespace of each listed address.
-    owners: BTreeMap<IpAddr, u64>,
+    owners: BTreeMap<IpAddr, NamespaceId>,
 }
 
 impl Networks {
     /// A list. No address is in it twice.
-    pub fn new(own: Option<u64>, owners: impl IntoIterator<Item = (IpAddr, u64)>) -> Self {
+    pub fn new(own: Option<u64>, owners: impl IntoIterator<Item = (IpAddr, NamespaceId)>) -> Self {
         Self { own, owners: owners.into_iter().collect() }
     }
 
     /// Whether any address is listed for this namespace.
-    fn lists(&self, netns: u64) -> bool {
-        self.owners.values().any(|owner| *owner == netns)
+    fn lists(&self, namespace: NamespaceId) -> bool {
+        self.owners.values().any(|owner| *owner == namespace)
+    }
+
+    /// Whether a namespace is the broker's own.
+    fn is_own(&self, namespace: NamespaceId) -> bool {
+        namespace.origin == Origin::Host && self.own == Some(namespace.cookie)
+    }
+
+    /// The machine, or the host, whose kernel has the namespace that this address is listed for.
+    pub(super) fn origin_of(&self, ip: IpAddr) -> Option<Origin> {
+        self.owners.get(&ip.to_canonical()).map(|owner| owner.origin)
     }
 
     /// Whether an address is listed for this namespace.
-    pub(super) fn has(&self, netns: u64, ip: IpAddr) -> bool {
-        self.owners.get(&ip.to_canonical()) == Some(&netns)
+    pub(super) fn has(&self, namespace: NamespaceId, ip: IpAddr) -> bool {
+        self.owners.get(&ip.to_canonical()) == Some(&namespace)
     }
 
     /// Whether a socket that was shown may have flows as far as its namespace is concerned (protocol U2.2, U2.3). In the broker's own namespace
     /// the process that has examined the socket has tested the address.
     pub(super) fn admits(&self, socket: &SocketFacts) -> bool {
         let ip = socket.local.ip().to_canonical();
-        let has_address = || ip.is_unspecified() || ip.is_loopback() || self.has(socket.netns, ip);
-        self.own == Some(socket.netns) || (self.lists(socket.netns) && has_address())
+        let has_address = || ip.is_unspecified() || ip.is_loopback() || self.has(socket.namespace(), ip);
+        self.is_own(socket.namespace()) || (self.lists(socket.namespace()) && has_address())
     }
 
     /// Takes the right to flows from a socket for datagrams whose namespace gives it none.
@@ -53,24 +64,29 @@ impl Networks {
     /// The source address that datagrams of a socket to an address of another namespace have. `None` if `to` is listed for no other namespace.
     /// The inner `None`: the list does not say which address that is, or the address is not the socket's namespace's.
     pub(super) fn source_to(&self, socket: &SocketFacts, to: IpAddr) -> Option<Option<IpAddr>> {
-        self.owners.get(&to).filter(|owner| **owner != socket.netns)?;
+        self.owners.get(&to).filter(|owner| **owner != socket.namespace())?;
         let own = socket.local.ip().to_canonical();
         if !own.is_unspecified() {
-            return Some(Some(own).filter(|own| own.is_ipv4() == to.is_ipv4() && self.has(socket.netns, *own)));
+            return Some(Some(own).filter(|own| own.is_ipv4() == to.is_ipv4() && self.has(socket.namespace(), *own)));
         }
         // The kernel chooses one by the route. The broker does not know the routes, so there must be one to choose.
-        let mut all = self.owners.iter().filter(|(ip, owner)| **owner == socket.netns && ip.is_ipv4() == to.is_ipv4());
+        let is_its = |ip: &IpAddr, owner: &NamespaceId| *owner == socket.namespace() && ip.is_ipv4() == to.is_ipv4();
+        let mut all = self.owners.iter().filter(|(ip, owner)| is_its(ip, owner));
         Some(all.next().map(|(ip, _)| *ip).filter(|_| all.next().is_none()))
     }
 
-    /// Whether there may be a flow between sockets with these addresses in these namespaces of the host.
-    pub(super) fn allow(&self, [sender, receiver]: [(u64, IpAddr); 2]) -> bool {
-        let is_listed = |(netns, ip): (u64, IpAddr)| self.has(netns, ip);
+    /// Whether there may be a flow between sockets with these addresses in these namespaces. Within a machine there are no flows.
+    pub(super) fn allow(&self, [sender, receiver]: [(NamespaceId, IpAddr); 2]) -> bool {
+        let is_listed = |(namespace, ip): (NamespaceId, IpAddr)| self.has(namespace, ip);
         if sender.0 != receiver.0 {
-            return is_listed(sender) && is_listed(receiver);
+            let are_within_machine = sender.0.origin == receiver.0.origin && sender.0.origin != Origin::Host;
+            return !are_within_machine && is_listed(sender) && is_listed(receiver);
         }
-        let is_own = self.own.is_none_or(|own| own == sender.0);
-        let is_inner = |end: (u64, IpAddr)| end.1.to_canonical().is_loopback() && self.lists(end.0);
+        if sender.0.origin != Origin::Host {
+            return false;
+        }
+        let is_own = self.own.is_none() || self.is_own(sender.0);
+        let is_inner = |end: (NamespaceId, IpAddr)| end.1.to_canonical().is_loopback() && self.lists(end.0);
         is_own || [sender, receiver].into_iter().all(|end| is_inner(end) || is_listed(end))
     }
 }
@@ -85,7 +101,8 @@ mod tests {
 
     fn networks() -> Networks {
         let list = [("10.0.0.2", BLUE), ("10.0.0.3", 3)];
-        Networks::new(Some(OWN), list.map(|(ip, netns)| (ip.parse().unwrap(), netns)))
+        let of_host = |cookie| NamespaceId { origin: Origin::Host, cookie };
+        Networks::new(Some(OWN), list.map(|(ip, netns)| (ip.parse().unwrap(), of_host(netns))))
     }
 
     #[test]

@@ -23,7 +23,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
 use super::tasks::AttendantTasks;
-use crate::control::{Errand, ErrandCount, ServerControl};
+use crate::control::{Errand, ErrandCount, PortQuestions, ServerControl};
 use crate::core::{MachineNews, Membership};
 
 /// Between two attempts to reach a port, and two looks at one that is full.
@@ -116,6 +116,8 @@ impl Port {
     ) -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let shared = Arc::<PortShared>::default();
+        let questions = PortQuestions::new(Arc::clone(&bell));
+        control.errand(Errand::Port(machine, questions.clone()));
         let attend = Attend {
             machine,
             name: name.to_string(),
@@ -126,6 +128,7 @@ impl Port {
             errands: ErrandCount::default(),
             said: Cell::new(None),
             shared: Arc::clone(&shared),
+            questions,
             bell: Arc::clone(&bell),
             nothing: std::fs::File::open("/dev/null")?.into(),
         };
@@ -177,6 +180,8 @@ struct Attend {
     /// What the event loop was told last, if that still says all about this machine.
     said: Cell<Option<bool>>,
     shared: Arc<PortShared>,
+    /// Questions about sockets of the machine (protocol U14).
+    questions: PortQuestions,
     bell: Arc<OwnedFd>,
     /// A stand-in for a descriptor that stays in the guest.
     nothing: OwnedFd,

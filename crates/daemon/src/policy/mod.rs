@@ -48,6 +48,10 @@
 //! namespace = "/run/netns/blue"        # the namespace's file; "host" is the broker's own
 //! addresses = ["10.0.0.2"]             # these belong to it, and reach the other listed ones without translation
 //!
+//! [[network]]
+//! machine = "vm-web"                   # a virtual machine
+//! addresses = ["10.77.0.1"]
+//!
 //! [cluster]                            # this host shares its names with others (docs/cluster.md)
 //! host = "alpha"                       # its name there
 //! gateway = "gateway"                  # the domain of `partywall-gateway`

@@ -1,13 +1,15 @@
 //! Network namespaces as the operator's file names them: which addresses belong to each (protocol U13).
 //!
 //! A datagram carries nothing that proves which socket has sent it. Within one namespace the kernel says which socket has an address. Between
-//! namespaces anyone may have given itself any address, so the operator says which namespace each address belongs to.
+//! namespaces anyone may have given itself any address, so the operator says which namespace each address belongs to. The same holds for
+//! virtual machines (protocol U14).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use partywall_protocol::directory::is_scoped;
+use partywall_protocol::wire::Name;
 use serde::Deserialize;
 
 /// Namespaces that a file may name. The broker looks at the file of each whenever a program shows a socket for datagrams.
@@ -34,6 +36,8 @@ pub enum NamespacePlace {
     Own,
     /// The file that it is mounted at, as `ip netns` makes them.
     File(PathBuf),
+    /// The namespace of the agent of this virtual machine.
+    Machine(Name),
 }
 
 impl std::fmt::Display for NamespacePlace {
@@ -41,6 +45,7 @@ impl std::fmt::Display for NamespacePlace {
         match self {
             Self::Own => f.write_str(OWN),
             Self::File(path) => path.display().fmt(f),
+            Self::Machine(name) => write!(f, "machine {name}"),
         }
     }
 }
@@ -48,7 +53,8 @@ impl std::fmt::Display for NamespacePlace {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawNetwork {
-    namespace: String,
+    namespace: Option<String>,
+    machine: Option<String>,
     addresses: Vec<String>,
 }
 
@@ -56,7 +62,13 @@ impl TryFrom<RawNetwork> for NetworkEntry {
     type Error = String;
 
     fn try_from(raw: RawNetwork) -> Result<Self, String> {
-        let namespace = place(&raw.namespace)?;
+        let namespace = match (&raw.namespace, &raw.machine) {
+            (Some(namespace), None) => place(namespace)?,
+            (None, Some(machine)) => {
+                NamespacePlace::Machine(Name::new(machine).map_err(|e| format!("machine = {machine:?}: {e}"))?)
+            }
+            _ => return Err("a network has either a namespace or a machine: write one of the two".to_owned()),
+        };
         if !(1..=ADDRESSES).contains(&raw.addresses.len()) {
             let has = raw.addresses.len();
             return Err(format!("network {namespace} has {has} addresses, and can have 1 to {ADDRESSES}"));
@@ -185,5 +197,18 @@ mod tests {
         assert!(again.contains("two networks with the namespace /run/netns/blue"), "{again}");
         let many: String = (0..=NETWORKS).map(|n| network(&n.to_string(), &format!("10.0.1.{n}"))).collect();
         assert!(Policy::parse(&many).unwrap_err().to_string().contains("65 networks"));
+    }
+
+    #[test]
+    fn network_names_a_namespace_or_a_machine() {
+        let with = |place: &str| Policy::parse(&format!("[[network]]\n{place}\naddresses = ['10.0.0.2']\n"));
+        let policy = with("machine = 'web'").unwrap();
+        assert_eq!(policy.networks()[0].namespace, NamespacePlace::Machine(Name::new("web").unwrap()));
+        for both in ["", "machine = 'web'\nnamespace = 'host'"] {
+            let said = with(both).unwrap_err().to_string();
+            assert!(said.contains("either a namespace or a machine"), "{said}");
+        }
+        let said = with("machine = 'no name'").unwrap_err().to_string();
+        assert!(said.contains("machine = \"no name\""), "{said}");
     }
 }

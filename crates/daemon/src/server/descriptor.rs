@@ -4,7 +4,8 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use partywall_region::{Link, bell, link, memfd};
+use partywall_protocol::wire::Located;
+use partywall_region::{Link, bell, link, memfd, pmem};
 use partywall_shm::layout::{Geometry, SocketPage};
 use partywall_shm::sync::Own;
 
@@ -70,12 +71,20 @@ impl Descriptor for ClientDescriptor {
         Ok([a.into(), b.into()])
     }
 
-    fn written(&self) -> u64 {
+    fn written(&self, located: Located) -> u64 {
         let mut tail = [0; 8];
-        // A region is a sealed memfd, and the word lies in its first page. An owner whose word cannot be read has written nothing.
-        let at = offset_of!(SocketPage<Own>, control.tx.cursor) as u64;
-        match self.fd().map(|region| rustix::io::pread(region, &mut tail, at)) {
-            Some(Ok(8)) => u64::from_le_bytes(tail),
+        // The word lies in the first page of a region. An owner whose word cannot be read has written nothing.
+        let word = offset_of!(SocketPage<Own>, control.tx.cursor) as u64;
+        let read = |region: BorrowedFd<'_>| {
+            let first = match located {
+                Located::OwnMemory => 0,
+                // The core has given out the place, so it lies in the window.
+                Located::Window { base } => pmem::data_offset(region, base).ok()? + base,
+            };
+            rustix::io::pread(region, &mut tail, first + word).ok()
+        };
+        match self.fd().and_then(read) {
+            Some(8) => u64::from_le_bytes(tail),
             _ => 0,
         }
     }

@@ -26,8 +26,8 @@ mod descriptor;
 mod home;
 mod judge;
 mod limits;
+mod machine_sockets;
 mod namespaces;
-mod netlink;
 mod perform;
 mod published;
 mod readers;
@@ -50,13 +50,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use partywall_protocol::directory::{DirectoryChange, Transport};
-use partywall_protocol::wire::{self, MachineId, Side};
+use partywall_protocol::wire::{self, MachineId, Origin, Side};
 use partywall_region::directory::OwnDirectory;
+use partywall_region::inspect::receivers::coarse_now;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::config::Config;
 use crate::control::{Errand, ServerControl};
-use crate::core::{Core, CoreEvent, CoreStatus, FlowSocket, SessionId, SocketFacts};
+use crate::core::{Core, CoreEvent, CoreStatus, FlowSocket, MachineNews, SessionId, SocketFacts};
 use crate::credentials::Account;
 use crate::machines::{Attendant, GroupWindows, Task, state};
 use crate::metrics::Exporter;
@@ -64,6 +65,7 @@ use crate::policy::{MetricsAddress, NetworkEntry, PolicyError};
 use accept::{Arrival, Door, Gate, Listeners};
 use containers::ContainerSocket;
 use descriptor::ClientDescriptor;
+use machine_sockets::{Answered, FlowDate, MachineSockets};
 use namespaces::ListedNamespaces;
 use published::Published;
 use readers::{MAX_REPORT, ReaderEvent, Readers};
@@ -71,7 +73,7 @@ use shares::Shares;
 use socket::{BACKLOG, ServedSocket};
 use turns::Turns;
 use urgency::LoopUrgency;
-use watch::{FlowWatch, coarse_now};
+use watch::FlowWatch;
 
 /// Packets handled of one user, and sessions begun for it, before the others get their turn.
 const BURST: usize = 4;
@@ -160,6 +162,8 @@ pub struct Server {
     machine_directories: BTreeMap<MachineId, Published>,
     /// The sockets of flows of datagrams.
     watch: FlowWatch,
+    /// Those of them that are in virtual machines.
+    machine_sockets: MachineSockets,
     /// Network namespaces between which datagrams may go by rings.
     namespaces: ListedNamespaces,
     /// When the core is to hear of the time, while it wants to.
@@ -225,6 +229,7 @@ impl Server {
             directory,
             machine_directories: BTreeMap::new(),
             watch,
+            machine_sockets: MachineSockets::default(),
             namespaces,
             next_tick: None,
             next_look_at_untaken: None,
@@ -378,6 +383,40 @@ impl Server {
             self.feed(CoreEvent::FlowLost { flow, side });
         }
         self.directory.apply(&DirectoryChange::Proved(proved_at));
+        self.machine_sockets.found_here(proved_at);
+        for (flow, side) in self.machine_sockets.late(proved_at) {
+            self.feed(CoreEvent::FlowLost { flow, side });
+        }
+        self.machine_sockets.ask(&[], coarse_now());
+    }
+
+    /// Asks the agents of machines that the list names for their network namespaces, as far as these are not known.
+    fn ask_for_namespaces(&mut self) {
+        let unknown = self.namespaces.unknown_machines();
+        if !unknown.is_empty() {
+            self.machine_sockets.ask(&unknown, coarse_now());
+        }
+    }
+
+    /// The agent of a machine has answered a question about its sockets.
+    fn hear_of_machine_sockets(&mut self, (machine, netns): (MachineId, u64), question: (u32, u64), receivers: &[u64]) {
+        let asked = self.machine_sockets.answered((machine, netns), question, receivers, coarse_now());
+        let Some(Answered { lost, proved }) = asked else { return };
+        if self.namespaces.learn(machine, (netns != 0).then_some(netns)) {
+            self.follow_networks();
+        }
+        for (flow, side) in lost {
+            self.feed(CoreEvent::FlowLost { flow, side });
+        }
+        for FlowDate { flow, reader, at } in proved {
+            let directory = match reader {
+                Origin::Host => Some(&mut self.directory),
+                Origin::Machine(machine) => self.machine_directories.get_mut(&machine),
+            };
+            if let Some(directory) = directory {
+                directory.apply(&DirectoryChange::FlowProved { flow, at });
+            }
+        }
     }
 
     /// Takes the list of network namespaces of a policy.
@@ -385,6 +424,7 @@ impl Server {
         self.namespaces.set_list(list);
         let networks = self.namespaces.networks().clone();
         self.feed(CoreEvent::Networks(networks));
+        self.ask_for_namespaces();
     }
 
     /// Reports to the core if the files of that list stand for other namespaces than before.
@@ -404,7 +444,7 @@ impl Server {
     /// Begins to watch the sockets of a flow. Returns the side that has no socket any more, if there is one.
     fn watch(&mut self, flow: u64, sockets: [FlowSocket; 2]) -> Option<Side> {
         let now = coarse_now();
-        for netns in sockets.map(|socket| socket.netns) {
+        for netns in sockets.iter().filter_map(FlowSocket::host_netns) {
             if self.watch.lacks(netns)
                 && let Some(entered) = self.namespaces.enter(netns)
             {
@@ -412,6 +452,7 @@ impl Server {
             }
         }
         let lost = self.watch.add(flow, sockets);
+        self.machine_sockets.add(flow, sockets, now);
         self.watch.await_notices(|notices| {
             if let Err(error) = epoll::add(&self.epoll, notices, EventData::new_u64(NOTICES), EventFlags::IN) {
                 tracing::warn!(%error, "the broker is not woken when sockets are closed; it finds out when it looks");
@@ -463,8 +504,22 @@ impl Server {
                     }
                 }
                 Errand::News(news) => {
+                    self.namespaces.hear(&news);
+                    self.machine_sockets.hear(&news);
+                    let concerns_list = matches!(
+                        news,
+                        MachineNews::Added { .. } | MachineNews::Removed { .. } | MachineNews::Up { .. }
+                    );
                     let actions = self.core.machine_news(news.map(ClientDescriptor::from));
                     self.perform(actions);
+                    if concerns_list {
+                        self.follow_networks();
+                        self.ask_for_namespaces();
+                    }
+                }
+                Errand::Port(machine, port) => self.machine_sockets.has_port(machine, port),
+                Errand::Receivers { machine, number, netns, at, receivers } => {
+                    self.hear_of_machine_sockets((machine, netns), (number, at), &receivers);
                 }
                 Errand::Answer(session, request, message) => {
                     let actions = self.core.answer(session, request, message);

@@ -7,20 +7,24 @@
 //! To make a socket in a namespace, a thread enters the namespace and ends. No descriptor of a namespace is kept beyond that: the
 //! broker must not keep a namespace from going away. The sockets of [`super::watch`] do so while flows of the namespace last, which the
 //! programs' sockets do anyway.
+//!
+//! The list also names virtual machines. The namespace of a machine's agent is known when the agent has answered a question of the broker.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::thread;
 
-use partywall_region::inspect::option;
+use partywall_protocol::socket::NamespaceId;
+use partywall_protocol::wire::{MachineId, Name, Origin};
+use partywall_region::inspect::receivers::{ReceiverFinder, destroy_notices};
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::netlink::{DESTROYED, netlink};
-use crate::core::Networks;
+use crate::core::{MachineNews, Networks};
 use crate::policy::{NamespacePlace, NetworkEntry};
 
 /// What tells the file of one namespace from that of a later one: device, inode, and when the inode came to be.
@@ -40,17 +44,15 @@ struct ListedNamespace {
     entry: NetworkEntry,
     /// The file at its path when that was last looked at; `None` if there was none.
     file: Option<FileId>,
-    /// Its number; `None` if there is no such namespace, or the broker may not enter it.
-    cookie: Option<u64>,
+    /// The namespace; `None` if there is none, or the broker may not enter it, or cannot ask the machine's agent.
+    found: Option<NamespaceId>,
 }
 
 /// The sockets with which a namespace is asked about its sockets.
 #[derive(Debug)]
 pub(super) struct EnteredNamespace {
-    /// The number of the namespace.
-    pub(super) cookie: u64,
     /// Where questions are asked.
-    pub(super) diag: OwnedFd,
+    pub(super) finder: ReceiverFinder,
     /// The kernel's notices of destroyed sockets, if it gives any.
     pub(super) notices: Option<OwnedFd>,
 }
@@ -61,13 +63,15 @@ pub(super) struct ListedNamespaces {
     /// The broker's own namespace; `None` if the kernel does not report sockets.
     own: Option<u64>,
     listed: Vec<ListedNamespace>,
+    /// The machines that are attached, and the numbers of their agents' namespaces, as far as these are known.
+    machines: BTreeMap<MachineId, (Name, Option<u64>)>,
     networks: Networks,
 }
 
 impl ListedNamespaces {
     /// An empty list.
     pub(super) fn new(own: Option<u64>) -> Self {
-        Self { own, listed: Vec::new(), networks: Networks::new(own, []) }
+        Self { own, listed: Vec::new(), machines: BTreeMap::new(), networks: Networks::new(own, []) }
     }
 
     /// The list as it was last found.
@@ -77,7 +81,7 @@ impl ListedNamespaces {
 
     /// Takes another list, and looks for the namespaces of it.
     pub(super) fn set_list(&mut self, list: &[NetworkEntry]) {
-        let listed = |entry: &NetworkEntry| ListedNamespace { entry: entry.clone(), file: None, cookie: None };
+        let listed = |entry: &NetworkEntry| ListedNamespace { entry: entry.clone(), file: None, found: None };
         self.listed = list.iter().map(listed).collect();
         self.look();
         self.networks = self.found();
@@ -99,44 +103,81 @@ impl ListedNamespaces {
         Some(&self.networks)
     }
 
-    /// Looks at the files of the list. Returns whether any stands for another namespace.
+    /// Looks which namespaces the entries of the list stand for. Returns whether any stands for another one than before.
     fn look(&mut self) -> bool {
         let Some(own) = self.own else { return false };
         let mut has_changed = false;
         for listed in &mut self.listed {
-            has_changed |= listed.follow(own);
+            has_changed |= listed.follow(own, &self.machines);
         }
         has_changed
     }
 
     /// The list with the namespaces that were found.
     fn found(&self) -> Networks {
-        let owners = self.listed.iter().filter_map(|listed| Some((listed, listed.cookie?)));
-        let owners = owners.flat_map(|(listed, cookie)| listed.entry.addresses.iter().map(move |ip| (*ip, cookie)));
+        let owners = self.listed.iter().filter_map(|listed| Some((listed, listed.found?)));
+        let owners = owners.flat_map(|(listed, found)| listed.entry.addresses.iter().map(move |ip| (*ip, found)));
         Networks::new(self.own, owners)
     }
 
     /// Makes sockets in a namespace of the list, if its file still stands for it.
     pub(super) fn enter(&self, netns: u64) -> Option<EnteredNamespace> {
-        let listed = self.listed.iter().find(|listed| listed.cookie == Some(netns))?;
+        let wanted = NamespaceId { origin: Origin::Host, cookie: netns };
+        let listed = self.listed.iter().find(|listed| listed.found == Some(wanted))?;
         let NamespacePlace::File(path) = &listed.entry.namespace else { return None };
         let (_, entered) = enter(path).ok()?;
-        (entered.cookie == netns).then_some(entered)
+        (entered.finder.netns() == netns).then_some(entered)
+    }
+
+    /// Takes in what concerns the namespaces of machines.
+    pub(super) fn hear<F>(&mut self, news: &MachineNews<F>) {
+        match news {
+            MachineNews::Added { machine, name, .. } => drop(self.machines.insert(*machine, (name.clone(), None))),
+            MachineNews::Removed { machine } => drop(self.machines.remove(machine)),
+            // An agent that has started again may run in another namespace.
+            MachineNews::Up { machine, .. } => drop(self.learn(*machine, None)),
+            _ => {}
+        }
+    }
+
+    /// The agent of a machine has said which namespace it asks about. Returns whether that is news.
+    pub(super) fn learn(&mut self, machine: MachineId, netns: Option<u64>) -> bool {
+        let Some((_, known)) = self.machines.get_mut(&machine) else { return false };
+        std::mem::replace(known, netns) != netns
+    }
+
+    /// The machines of the list whose agents' namespaces are not known.
+    pub(super) fn unknown_machines(&self) -> Vec<MachineId> {
+        let is_listed = |name: &Name| {
+            self.listed
+                .iter()
+                .any(|listed| matches!(&listed.entry.namespace, NamespacePlace::Machine(of) if of == name))
+        };
+        let unknown = self.machines.iter().filter(|(_, (name, netns))| netns.is_none() && is_listed(name));
+        unknown.map(|(machine, _)| *machine).collect()
     }
 }
 
 impl ListedNamespace {
-    /// Looks at its file. Returns whether it stands for another namespace than before.
-    fn follow(&mut self, own: u64) -> bool {
-        let before = self.cookie;
-        self.look(own);
-        self.cookie != before
+    /// Looks at what it stands for. Returns whether that is another namespace than before.
+    fn follow(&mut self, own: u64, machines: &BTreeMap<MachineId, (Name, Option<u64>)>) -> bool {
+        let before = self.found;
+        self.look(own, machines);
+        self.found != before
     }
 
-    fn look(&mut self, own: u64) {
+    fn look(&mut self, own: u64, machines: &BTreeMap<MachineId, (Name, Option<u64>)>) {
+        let of_host = |cookie| NamespaceId { origin: Origin::Host, cookie };
         let path = match &self.entry.namespace {
             NamespacePlace::Own => {
-                self.cookie = Some(own);
+                self.found = Some(of_host(own));
+                return;
+            }
+            NamespacePlace::Machine(name) => {
+                let found = machines.iter().find(|(_, (of, _))| of == name);
+                self.found = found.and_then(|(machine, (_, netns))| {
+                    Some(NamespaceId { origin: Origin::Machine(*machine), cookie: (*netns)? })
+                });
                 return;
             }
             NamespacePlace::File(path) => path,
@@ -145,14 +186,14 @@ impl ListedNamespace {
         if file == self.file {
             return;
         }
-        (self.file, self.cookie) = (file, None);
+        (self.file, self.found) = (file, None);
         if file.is_none() {
             tracing::info!(path = %path.display(), "a network namespace has gone: its datagrams stay on the kernel");
             return;
         }
         match enter(path) {
             Ok((file, entered)) => {
-                (self.file, self.cookie) = (Some(file), Some(entered.cookie));
+                (self.file, self.found) = (Some(file), Some(of_host(entered.finder.netns())));
                 tracing::info!(path = %path.display(), "datagrams of a network namespace may go by rings");
             }
             // The next look tries again.
@@ -196,9 +237,7 @@ fn enter(path: &Path) -> io::Result<(FileId, EnteredNamespace)> {
     // A separate thread, because no thread returns from another namespace with certainty.
     let inside = move || -> io::Result<EnteredNamespace> {
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
-        let diag = netlink(0)?;
-        let cookie = option(diag.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
-        Ok(EnteredNamespace { cookie, diag, notices: netlink(DESTROYED).ok() })
+        Ok(EnteredNamespace { finder: ReceiverFinder::open()?, notices: destroy_notices().ok() })
     };
     let thread = thread::Builder::new().name("partywall-netns".to_owned()).spawn(inside)?;
     let entered = thread.join().map_err(|_| io::Error::other("the thread that entered it failed"))??;
@@ -267,14 +306,15 @@ mod tests {
             std::fs::write(file, "").unwrap();
             list.push(entry(NamespacePlace::File(file.clone()), text));
         }
-        let own = Networks::new(Some(7), [("10.0.0.1".parse().unwrap(), 7)]);
+        let of_host = |cookie| NamespaceId { origin: Origin::Host, cookie };
+        let own = Networks::new(Some(7), [("10.0.0.1".parse().unwrap(), of_host(7))]);
         let mut namespaces = ListedNamespaces::new(Some(7));
         namespaces.set_list(&list);
         assert_eq!((namespaces.networks(), namespaces.listed.len()), (&own, 3));
         assert_eq!(namespaces.follow(), None);
         // As after namespaces were found there.
         for (listed, cookie) in namespaces.listed.iter_mut().zip(7..) {
-            listed.cookie = Some(cookie);
+            listed.found = Some(of_host(cookie));
         }
         assert_eq!(namespaces.follow(), None, "the files are the same");
         files.iter().for_each(|file| std::fs::remove_file(file).unwrap());

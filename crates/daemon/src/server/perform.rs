@@ -66,6 +66,7 @@ impl Server {
                 },
                 Action::Unwatch { flow } => {
                     self.watch.remove(flow);
+                    self.machine_sockets.remove(flow);
                     continue;
                 }
                 Action::Member { cookie, is_published } => {

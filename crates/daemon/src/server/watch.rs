@@ -16,55 +16,36 @@
 //! member that the looks find is published: the library withdraws a socket for which its program has asked for that.
 //!
 //! The kernel answers for the network namespace in which a question's socket was made. The broker has such sockets in its own namespace,
-//! and in each other one that has flows ([`super::namespaces`]).
+//! and in each other one that has flows ([`super::namespaces`]). The kernel of a virtual machine is asked by its agent
+//! ([`super::machine_sockets`]): sockets of machines count as proved here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use partywall_protocol::socket::ReceiverQuestion;
 use partywall_protocol::wire::Side;
-use partywall_region::inspect::option;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, sockopt};
-use rustix::time::{ClockId, clock_gettime};
+use partywall_region::inspect::receivers::{FoundReceiver, ReceiverFinder, coarse_now, destroy_notices, read_notices};
 
 use super::namespaces::EnteredNamespace;
-use super::netlink::{DESTROYED, netlink};
 use crate::core::FlowSocket;
 
 /// How often all flows are looked at, while there are any.
 const LOOK: Duration = Duration::from_millis(100);
 /// At most this fraction of the broker's time goes into looking: one part in ten.
 const SHARE: u32 = 10;
-/// Questions that are sent at once. Their answers lie in the socket's buffer together.
-const BATCH: usize = 32;
 /// Questions by which the members of a group are found in one look. Of two members, one stays unfound in one look of 2^64.
 const PROBES: u16 = 64;
 /// Groups that have flows, at most: their questions must not crowd out the looks at all other flows.
 const GROUPS: usize = 64;
-/// Notices of destroyed sockets that are read in one turn.
-const NOTICES: usize = 256;
-
-/// `SOCK_DIAG_BY_FAMILY`, the type of a question, of its answer and of a notice.
-const BY_FAMILY: u16 = 20;
-/// `NLM_F_REQUEST`.
-const REQUEST: u16 = 1;
-/// Bytes of `nlmsghdr`, and of a question: that header and `inet_diag_req_v2`.
-const HEADER: usize = 16;
-const QUESTION: usize = HEADER + 56;
-/// Where `inet_diag_msg` has the cookie, behind the header.
-const COOKIE: usize = HEADER + 44;
-/// Where it has the state, and that of a connected socket (`TCP_ESTABLISHED`, of UDP too).
-const STATE: usize = HEADER + 1;
-const CONNECTED: u8 = 1;
 
 /// The sockets of flows, and how to ask the kernel about them.
 #[derive(Debug)]
 pub(super) struct FlowWatch {
-    /// Where questions are asked, and of which network namespace; `None` if this kernel answers none.
-    diag: Option<(OwnedFd, u64)>,
+    /// Asks about the broker's own network namespace; `None` if this kernel answers no such questions.
+    finder: Option<ReceiverFinder>,
     /// The kernel's notices of destroyed sockets, while there are flows.
     notices: Option<DestroyNotices>,
     /// Other namespaces that have flows, by number.
@@ -79,7 +60,6 @@ pub(super) struct FlowWatch {
     next: Option<Instant>,
     /// When the last look has been paid for, so that there may be another.
     rested: Instant,
-    sequence: u32,
 }
 
 /// A socket that hears of destroyed sockets.
@@ -99,14 +79,14 @@ impl DestroyNotices {
 /// A namespace that is not the broker's own.
 #[derive(Debug)]
 struct OtherNamespace {
-    diag: OwnedFd,
+    finder: ReceiverFinder,
     notices: Option<DestroyNotices>,
 }
 
 impl FlowWatch {
     pub(super) fn open() -> Self {
         let mut this = Self {
-            diag: None,
+            finder: None,
             notices: None,
             others: BTreeMap::new(),
             namespaces: HashMap::new(),
@@ -115,35 +95,22 @@ impl FlowWatch {
             members: HashMap::new(),
             next: None,
             rested: Instant::now(),
-            sequence: 0,
         };
-        let opened = netlink(0).and_then(|diag| {
-            let netns = option(diag.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
-                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-            Ok((diag, netns))
-        });
-        match opened {
-            Ok(diag) => this.diag = Some(diag),
+        match ReceiverFinder::open() {
+            Ok(mut finder) => match finder.works() {
+                true => this.finder = Some(finder),
+                false => {
+                    tracing::info!("datagrams stay on the kernel: it does not find UDP sockets (CONFIG_INET_UDP_DIAG)");
+                }
+            },
             Err(error) => tracing::info!(%error, "datagrams stay on the kernel: it does not tell of sockets"),
-        }
-        if this.diag.is_some() && !this.works() {
-            tracing::info!("datagrams stay on the kernel: it does not find UDP sockets (CONFIG_INET_UDP_DIAG)");
-            this.diag = None;
         }
         this
     }
 
-    /// Whether the kernel finds a socket that is there.
-    fn works(&mut self) -> bool {
-        let Ok(socket) = UdpSocket::bind(("127.0.0.1", 0)) else { return false };
-        let (Ok(to), Ok(cookie)) = (socket.local_addr(), sockopt::socket_cookie(&socket)) else { return false };
-        let (from, netns) = (SocketAddr::new(to.ip(), 9), self.own().unwrap_or(0));
-        self.prove(&[FlowSocket { cookie, netns, from, to, is_chosen: false }]) == [true]
-    }
-
     /// The broker's own namespace; `None` if the kernel does not report sockets.
     pub(super) fn own(&self) -> Option<u64> {
-        self.diag.as_ref().map(|(_, netns)| *netns)
+        self.finder.as_ref().map(ReceiverFinder::netns)
     }
 
     /// Has the event loop wait for the notices of destroyed sockets for which it does not wait yet.
@@ -164,19 +131,20 @@ impl FlowWatch {
     }
 
     /// Takes the sockets of another namespace, of which a flow is about to be added. They are dropped with its last flow.
-    pub(super) fn take_in(&mut self, EnteredNamespace { cookie, diag, notices }: EnteredNamespace) {
-        self.others.insert(cookie, OtherNamespace { diag, notices: notices.map(DestroyNotices::new) });
+    pub(super) fn take_in(&mut self, EnteredNamespace { finder, notices }: EnteredNamespace) {
+        let netns = finder.netns();
+        self.others.insert(netns, OtherNamespace { finder, notices: notices.map(DestroyNotices::new) });
     }
 
     /// Begins to watch a flow. Returns the side that has no socket any more, if there is one.
     pub(super) fn add(&mut self, flow: u64, sockets: [FlowSocket; 2]) -> Option<Side> {
         if self.notices.is_none() {
             // Without notices the looks do, later.
-            self.notices = netlink(DESTROYED).ok().map(DestroyNotices::new);
+            self.notices = destroy_notices().ok().map(DestroyNotices::new);
         }
-        for socket in sockets {
+        for (socket, netns) in here(sockets) {
             *self.cookies.entry(socket.cookie).or_default() += 1;
-            *self.namespaces.entry(socket.netns).or_default() += 1;
+            *self.namespaces.entry(netns).or_default() += 1;
         }
         self.flows.insert(flow, sockets);
         if self.next.is_none() {
@@ -192,19 +160,19 @@ impl FlowWatch {
     }
 
     pub(super) fn remove(&mut self, flow: u64) {
-        for socket in self.flows.remove(&flow).into_iter().flatten() {
+        for (socket, netns) in self.flows.remove(&flow).into_iter().flat_map(here) {
             if let Some(ends) = self.cookies.get_mut(&socket.cookie) {
                 *ends -= 1;
                 if *ends == 0 {
                     self.cookies.remove(&socket.cookie);
                 }
             }
-            if let Some(ends) = self.namespaces.get_mut(&socket.netns) {
+            if let Some(ends) = self.namespaces.get_mut(&netns) {
                 *ends -= 1;
                 if *ends == 0 {
-                    self.namespaces.remove(&socket.netns);
+                    self.namespaces.remove(&netns);
                     // The namespace can go away now.
-                    self.others.remove(&socket.netns);
+                    self.others.remove(&netns);
                 }
             }
         }
@@ -259,11 +227,12 @@ impl FlowWatch {
         gone
     }
 
-    /// Whether each socket is the one that receives what is sent to it. Where the kernel gives no answer, it is not.
+    /// Whether each socket is the one that receives what is sent to it. Where the kernel gives no answer, it is not. Sockets of machines count as
+    /// proved.
     fn prove(&mut self, sockets: &[FlowSocket]) -> Vec<bool> {
         let receivers = self.receivers_of(sockets);
         let is_found = |(receiver, socket): (&Option<FoundReceiver>, &FlowSocket)| {
-            receiver.is_some_and(|it| it.cookie == socket.cookie)
+            socket.host_netns().is_none() || receiver.is_some_and(|it| it.cookie == socket.cookie)
         };
         let mut proved: Vec<bool> = receivers.iter().zip(sockets).map(is_found).collect();
         // A socket that is connected comes before the other members.
@@ -274,11 +243,11 @@ impl FlowWatch {
         let mut groups = HashMap::new();
         let asked = receivers.iter().zip(sockets).zip(&mut proved);
         for ((_, socket), proved) in asked.filter(|((at, socket), proved)| **proved && is_chosen(at, socket)) {
-            *proved = match groups.get(&(socket.netns, socket.to)) {
+            *proved = match groups.get(&(socket.namespace, socket.to)) {
                 Some(known) => *known,
                 None => {
                     let known = groups.len() < GROUPS && self.knows_all(socket);
-                    groups.insert((socket.netns, socket.to), known);
+                    groups.insert((socket.namespace, socket.to), known);
                     known
                 }
             };
@@ -291,10 +260,12 @@ impl FlowWatch {
         let mut receivers = vec![None; sockets.len()];
         let mut by_namespace: BTreeMap<u64, Vec<_>> = BTreeMap::new();
         for (socket, receiver) in sockets.iter().zip(&mut receivers) {
-            by_namespace.entry(socket.netns).or_default().push((socket, receiver));
+            if let Some(netns) = socket.host_netns() {
+                by_namespace.entry(netns).or_default().push((socket, receiver));
+            }
         }
         for (netns, asked) in by_namespace {
-            let questions: Vec<_> = asked.iter().map(|(socket, _)| (socket.from, socket.to)).collect();
+            let questions: Vec<_> = asked.iter().map(|(socket, _)| socket.question()).collect();
             for ((_, receiver), found) in asked.into_iter().zip(self.ask(netns, &questions)) {
                 *receiver = found;
             }
@@ -308,9 +279,10 @@ impl FlowWatch {
         let random = RandomState::new();
         // Ports from 1 on.
         let port = |at: u16| (random.hash_one(at) as u16).max(1);
-        let questions: Vec<_> =
-            (0..PROBES).map(|at| (SocketAddr::new(socket.from.ip(), port(at)), socket.to)).collect();
-        let found = self.ask(socket.netns, &questions);
+        let Some(netns) = socket.host_netns() else { return false };
+        let from = |at| SocketAddr::new(socket.from.ip(), port(at));
+        let questions: Vec<_> = (0..PROBES).map(|at| ReceiverQuestion { from: from(at), to: socket.to }).collect();
+        let found = self.ask(netns, &questions);
         let unknown = found.iter().find(|found| !found.is_some_and(|it| self.members.contains_key(&it.cookie)));
         if let Some(unknown) = unknown {
             tracing::debug!(at = %socket.to, ?unknown, "a socket of a group is not published");
@@ -320,45 +292,12 @@ impl FlowWatch {
 
     /// The socket of a namespace that receives a datagram from one address to another, for each of these; `None` where the kernel gives no
     /// answer.
-    fn ask(&mut self, netns: u64, ends: &[(SocketAddr, SocketAddr)]) -> Vec<Option<FoundReceiver>> {
-        let mut receivers = vec![None; ends.len()];
-        let diag = match &self.diag {
-            Some((diag, own)) if *own == netns => diag,
-            _ => match self.others.get(&netns) {
-                Some(other) => &other.diag,
-                None => return receivers,
-            },
+    fn ask(&mut self, netns: u64, ends: &[ReceiverQuestion]) -> Vec<Option<FoundReceiver>> {
+        let finder = match &mut self.finder {
+            Some(finder) if finder.netns() == netns => Some(finder),
+            _ => self.others.get_mut(&netns).map(|other| &mut other.finder),
         };
-        for (ends, receivers) in ends.chunks(BATCH).zip(receivers.chunks_mut(BATCH)) {
-            let first = self.sequence;
-            // Answers to an earlier batch that broke off have other numbers.
-            self.sequence = self.sequence.wrapping_add(BATCH as u32);
-            let mut questions = Vec::with_capacity(BATCH * QUESTION);
-            for (at, (from, to)) in (0u32..).zip(ends) {
-                put_question(&mut questions, first.wrapping_add(at), *from, *to);
-            }
-            if rustix::net::send(diag, &questions, SendFlags::DONTWAIT).is_err() {
-                continue;
-            }
-            let mut packet = [0; 4096];
-            let mut answers = 0;
-            // The kernel has answered all of them before `send` returned.
-            while answers < ends.len() {
-                let len = match rustix::net::recv(diag, &mut packet, RecvFlags::DONTWAIT) {
-                    Ok((len, _)) => len,
-                    Err(Errno::INTR) => continue,
-                    Err(_) => break,
-                };
-                for one in messages(packet.get(..len).unwrap_or_default()) {
-                    let at = one.sequence.wrapping_sub(first) as usize;
-                    if let Some(receiver) = receivers.get_mut(at) {
-                        answers += 1;
-                        *receiver = if one.kind == BY_FAMILY { receiver_of(one.bytes) } else { None };
-                    }
-                }
-            }
-        }
-        receivers
+        finder.map_or_else(|| vec![None; ends.len()], |finder| finder.find(ends))
     }
 }
 
@@ -372,108 +311,25 @@ fn lost(proved: &[bool]) -> Option<Side> {
     }
 }
 
-/// Milliseconds of the clock by which proofs are dated.
-pub(super) fn coarse_now() -> u64 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    // Neither is negative.
-    (now.tv_sec * 1000 + now.tv_nsec / 1_000_000).cast_unsigned()
-}
-
-/// Reads notices of destroyed sockets. Returns `false` if some were lost for want of room: then all flows are to be looked at.
-fn read_notices(socket: BorrowedFd<'_>, mut heard: impl FnMut(u64)) -> bool {
-    let mut packet = [0; 4096];
-    let mut are_all = true;
-    for _ in 0..NOTICES {
-        match rustix::net::recv(socket, &mut packet, RecvFlags::DONTWAIT) {
-            Ok((len, _)) => {
-                let notices = messages(packet.get(..len).unwrap_or_default()).filter(|one| one.kind == BY_FAMILY);
-                notices.filter_map(|one| cookie_of(one.bytes)).for_each(&mut heard);
-            }
-            Err(Errno::AGAIN) => break,
-            Err(Errno::INTR) => {}
-            Err(_) => are_all = false,
-        }
-    }
-    are_all
-}
-
-/// Appends the question which socket receives a datagram with these ends.
-fn put_question(out: &mut Vec<u8>, sequence: u32, from: SocketAddr, to: SocketAddr) {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    // `nlmsghdr {len u32, type u16, flags u16, sequence u32, port u32}`.
-    out.extend((QUESTION as u32).to_ne_bytes());
-    out.extend(BY_FAMILY.to_ne_bytes());
-    out.extend(REQUEST.to_ne_bytes());
-    out.extend(sequence.to_ne_bytes());
-    out.extend(0u32.to_ne_bytes());
-    // `inet_diag_req_v2 {family u8, protocol u8, ext u8, pad u8, states u32, id}`. Families are small numbers.
-    out.extend([family.as_raw() as u8, libc::IPPROTO_UDP as u8, 0, 0]);
-    out.extend(u32::MAX.to_ne_bytes());
-    // `inet_diag_sockid {sport be16, dport be16, src [16], dst [16], if u32, cookie [u32; 2]}`. Of UDP, the kernel takes the first
-    // for where a datagram is from, and the second for where it goes.
-    out.extend(from.port().to_be_bytes());
-    out.extend(to.port().to_be_bytes());
-    for at in [from, to] {
-        let mut bytes = [0; 16];
-        match at.ip() {
-            IpAddr::V4(four) => bytes[..4].copy_from_slice(&four.octets()),
-            IpAddr::V6(six) => bytes = six.octets(),
-        }
-        out.extend(bytes);
-    }
-    out.extend(0u32.to_ne_bytes());
-    // `INET_DIAG_NOCOOKIE`, twice: the kernel is to say which, and not whether it is a certain one.
-    out.extend(u64::MAX.to_ne_bytes());
-}
-
-/// One message of a netlink packet.
-struct NetlinkMessage<'a> {
-    kind: u16,
-    sequence: u32,
-    /// All of it, header included.
-    bytes: &'a [u8],
-}
-
-fn messages(mut rest: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
-    std::iter::from_fn(move || {
-        let len = word(rest, 0)? as usize;
-        let bytes = rest.get(..len).filter(|bytes| bytes.len() >= HEADER)?;
-        let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
-        let sequence = word(rest, 8)?;
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some(NetlinkMessage { kind, sequence, bytes })
-    })
-}
-
-/// A socket that the kernel has found.
-#[derive(Debug, Clone, Copy)]
-struct FoundReceiver {
-    cookie: u64,
-    is_connected: bool,
-}
-
-fn receiver_of(message: &[u8]) -> Option<FoundReceiver> {
-    Some(FoundReceiver { cookie: cookie_of(message)?, is_connected: *message.get(STATE)? == CONNECTED })
-}
-
-/// The number of the socket that a message is about.
-fn cookie_of(message: &[u8]) -> Option<u64> {
-    Some(u64::from(word(message, COOKIE)?) | u64::from(word(message, COOKIE + 4)?) << 32)
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+/// The sockets of a flow that this host has, with their namespaces.
+fn here(sockets: [FlowSocket; 2]) -> impl Iterator<Item = (FlowSocket, u64)> {
+    sockets.into_iter().filter_map(|socket| Some((socket, socket.host_netns()?)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{SocketFlags, SocketType};
+    use partywall_protocol::socket::NamespaceId;
+    use partywall_protocol::wire::Origin;
+    use partywall_region::inspect::option;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+    use std::net::UdpSocket;
 
     fn of(socket: &UdpSocket, from: &UdpSocket) -> FlowSocket {
         let (to, from) = (socket.local_addr().unwrap(), from.local_addr().unwrap());
         let netns = option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).unwrap();
-        FlowSocket { cookie: sockopt::socket_cookie(socket).unwrap(), netns, from, to, is_chosen: false }
+        let namespace = NamespaceId { origin: Origin::Host, cookie: netns };
+        FlowSocket { cookie: sockopt::socket_cookie(socket).unwrap(), namespace, from, to, is_chosen: false }
     }
 
     fn pair(at: &str) -> (UdpSocket, UdpSocket) {

@@ -1,14 +1,15 @@
 //! The requests of UDP sockets to the broker (protocol U).
 
+use super::packet::Descriptors;
 use super::session::{self, Turn, Urgency};
 use super::{directory, netns, reason, tick};
 use crate::sys;
 use partywall_protocol::directory::{Fingerprint, Transport, is_scoped};
-use partywall_protocol::wire::{BorrowedMessage, RegionReference};
+use partywall_protocol::wire::{BorrowedMessage, Located, RegionReference};
 use partywall_shm::address::wide;
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -50,37 +51,33 @@ fn halves(ip: IpAddr) -> (u64, u64) {
     ((bits >> 64) as u64, bits as u64)
 }
 
-/// Offers a ring for what this socket sends to `to`, by the region that has it. Returns the number of the flow that it may become.
+/// Offers a ring for what this socket sends to `to`, by the region that has it. Returns the number of the flow that it may become. If the
+/// receiver is on another machine, `move_to` makes another region at a byte of a window.
 pub(crate) fn offer_datagrams(
     fd: c_int,
     to: SocketAddr,
-    geometry: Geometry,
-    region: BorrowedFd<'_>,
+    region: (Geometry, BorrowedFd<'_>),
+    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
 ) -> Result<u64, Reason> {
-    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let (to_high, to_low) = halves(to.ip());
-    let request = BorrowedMessage::OfferDatagrams {
-        to_high,
-        to_low,
-        to_port: to.port(),
-        region: RegionReference::own_memory(geometry),
-    };
-    let offered = turn.ask(&request, &[sys::borrow(fd), region], |answer, _| match answer {
+    let request = |region| BorrowedMessage::OfferDatagrams { to_high, to_low, to_port: to.port(), region };
+    show_with(fd, request, region, move_to, |answer, _| match answer {
         BorrowedMessage::Offered { offer } => Some(offer),
         _ => None,
-    });
-    offered.map_err(reason)
+    })
 }
 
-/// The region of the receiver that has taken a flow that this process offered.
-pub(crate) fn fetch_receiver(flow: u64) -> Result<OwnedFd, Reason> {
+/// The region of the receiver that has taken a flow that this process offered: where it is, its shape, and its memory, not yet verified.
+pub(crate) fn fetch_receiver(flow: u64) -> Result<((Located, Geometry), OwnedFd), Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    let region = turn.ask(&BorrowedMessage::FetchReceiver { flow }, &[], |answer, [region, ..]| match answer {
-        BorrowedMessage::Receiver {} => Some(region.take()),
+    let fetched = turn.ask(&BorrowedMessage::FetchReceiver { flow }, &[], |answer, [memory, ..]| match answer {
+        BorrowedMessage::Receiver { region } => Some((region.check(), memory.take())),
         _ => None,
     });
+    drop(turn);
+    let (place, memory) = fetched.map_err(reason)?;
     // A region for which this process had no descriptor is lost.
-    region.map_err(reason)?.ok_or(Reason::Resources)
+    Ok((place.map_err(|_| Reason::Corrupt)?, memory.ok_or(Reason::Resources)?))
 }
 
 /// The answer to a flow that was taken.
@@ -88,23 +85,50 @@ pub(crate) fn fetch_receiver(flow: u64) -> Result<OwnedFd, Reason> {
 pub(crate) struct Flow {
     /// Its number.
     pub(crate) number: u64,
-    /// Shape of the sender's region.
-    pub(crate) geometry: Geometry,
-    /// The sender's region, not yet verified.
+    /// Where the sender's region is, and its shape.
+    pub(crate) place: (Located, Geometry),
+    /// The memory that it is in, not yet verified.
     pub(crate) region: OwnedFd,
 }
 
-/// Takes a ring for what comes from `from`, as the kernel has said.
-pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>) -> Result<Flow, Reason> {
-    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
+/// Takes a ring for what comes from `from`, as the kernel has said. If the sender is on another machine, `move_to` makes another region at
+/// a byte of a window.
+pub(crate) fn take_datagrams(
+    fd: c_int,
+    from: SocketAddr,
+    region: (Geometry, BorrowedFd<'_>),
+    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+) -> Result<Flow, Reason> {
     let (from_high, from_low) = halves(from.ip());
-    let request = BorrowedMessage::TakeDatagrams { from_high, from_low, from_port: from.port() };
-    let taken = turn.ask(&request, &[sys::borrow(fd), region], |answer, [memory, ..]| match answer {
-        BorrowedMessage::DatagramsTaken { flow, region } => Some((flow, region.check_own_memory(), memory.take())),
+    let request = |region| BorrowedMessage::TakeDatagrams { from_high, from_low, from_port: from.port(), region };
+    let (number, place, region) = show_with(fd, request, region, move_to, |answer, [memory, ..]| match answer {
+        BorrowedMessage::DatagramsTaken { flow, region } => Some((flow, region.check(), memory.take())),
         _ => None,
-    });
-    drop(turn);
-    let (number, geometry, region) = taken.map_err(reason)?;
+    })?;
     let region = region.ok_or(Reason::Resources)?;
-    Ok(Flow { number, geometry: geometry.map_err(|_| Reason::Corrupt)?, region })
+    Ok(Flow { number, place: place.map_err(|_| Reason::Corrupt)?, region })
+}
+
+/// Shows a socket with a region, and again with one in a window if the broker says where that is to be. Both requests are made in one turn.
+fn show_with<T>(
+    fd: c_int,
+    request: impl Fn(RegionReference) -> BorrowedMessage<'static>,
+    (geometry, memory): (Geometry, BorrowedFd<'_>),
+    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+    read: impl Fn(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
+) -> Result<T, Reason> {
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
+    let show = |region: RegionReference, memory: BorrowedFd<'_>| {
+        let read = |answer: BorrowedMessage<'_>, found: &mut Descriptors| match answer {
+            BorrowedMessage::RoomIs { base } => Some(Err((base, found[0].take()))),
+            other => read(other, found).map(Ok),
+        };
+        turn.ask(&request(region), &[sys::borrow(fd), memory], read).map_err(reason)
+    };
+    let (base, window) = match show(RegionReference::own_memory(geometry), memory)? {
+        Ok(done) => return Ok(done),
+        Err((base, window)) => (base, window.ok_or(Reason::Resources)?),
+    };
+    move_to(base, window.as_fd())?;
+    show(RegionReference::in_window(base, geometry), window.as_fd())?.map_err(|_| Reason::Refused)
 }

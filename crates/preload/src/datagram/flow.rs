@@ -5,13 +5,14 @@
 
 use crate::sys;
 use partywall_protocol::directory::Proof;
+use partywall_protocol::wire::Located;
 use partywall_region::RegionOptions;
 use partywall_region::berth::Berth;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, SocketPage};
 use partywall_shm::status::Reason;
 use partywall_shm::sync::{Own, Peer};
-use rustix::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// How many ends of flows a process has at once, at most.
 const FLOWS: usize = 1024;
@@ -28,13 +29,15 @@ pub(super) struct FlowPlaces {
     pub(super) own: Berth,
     /// The other end's.
     pub(super) peer: Berth,
+    /// The other end is on another machine: both regions are in windows.
+    far: AtomicBool,
 }
 
 static TABLE: [FlowPlaces; FLOWS] = [const { FlowPlaces::new() }; FLOWS];
 
 impl FlowPlaces {
     const fn new() -> Self {
-        Self { used: AtomicU32::new(0), own: Berth::new(), peer: Berth::new() }
+        Self { used: AtomicU32::new(0), own: Berth::new(), peer: Berth::new(), far: AtomicBool::new(false) }
     }
 
     /// A free one.
@@ -48,7 +51,35 @@ impl FlowPlaces {
         let geometry = Geometry::new(PAGE, ring_size).map_err(|_| Reason::Resources)?;
         let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(ring_size) };
         let region = self.own.create(&options).map_err(|_| Reason::Resources)?;
+        self.far.store(false, Ordering::Relaxed);
         Ok((region, geometry))
+    }
+
+    /// Makes our region at byte `base` of a window, in place of the one that `make_region` has made.
+    pub(super) fn move_region(&self, ring_size: u64, base: u64, window: BorrowedFd<'_>) -> Result<(), Reason> {
+        let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(ring_size) };
+        self.own.create_in(window, base, &options).map_err(|_| Reason::Resources)?;
+        self.far.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Maps the other end's region.
+    pub(super) fn attach_peer(&self, (located, geometry): (Located, Geometry), memory: &OwnedFd) -> Result<(), Reason> {
+        let attached = match located {
+            Located::OwnMemory => self.peer.attach(memory.as_fd(), RegionKind::Socket, geometry),
+            Located::Window { base } => self.peer.attach_in(memory.as_fd(), base, RegionKind::Socket, geometry),
+        };
+        attached.map(|_| ()).map_err(|_| Reason::Corrupt)
+    }
+
+    #[cfg(test)]
+    pub(super) fn pretend_between_machines(&self) {
+        self.far.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the other end is on another machine. The numbers of its cores mean nothing here then (protocol U14.13).
+    pub(super) fn is_between_machines(&self) -> bool {
+        self.far.load(Ordering::Relaxed)
     }
 
     /// Gives everything back. The caller holds the lock under which the pages are used.

@@ -1,6 +1,7 @@
 //! The receiving side of a socket: the rings of those who send to it, and the kernel's queue behind them (protocol U6-U8).
 
 use super::address::{self, Wanted};
+use super::arrivals::KernelArrivals;
 use super::flow::{FlowPlaces, proof_for_receiver};
 use super::guarded::SharedMutexGuard;
 use super::kernel_queue;
@@ -9,17 +10,18 @@ use crate::broker;
 use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING};
 use crate::log::log;
+use crate::sys;
 use libc::c_int;
 use partywall_protocol::directory::Proof;
 use partywall_region::wait::this_core;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::add;
 use partywall_shm::half::{Ending, Fenced, ReadingHalf, SecondLook};
-use partywall_shm::layout::{RegionKind, path_flags};
+use partywall_shm::layout::path_flags;
 use partywall_shm::record;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::{load_acquire, load_acquire_u32};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -47,13 +49,23 @@ struct Inbound {
     channel: u64,
     /// It is read to its end, and not used again.
     closed: bool,
+    /// What its sender has sent by the kernel, and what of that has come, if the sender is on another machine.
+    arrivals: KernelArrivals,
     /// Sleeps in a row before which its sender was in the middle of a datagram.
     unfinished: u32,
 }
 
 impl Inbound {
-    const NONE: Self =
-        Self { flow: None, ip: 0, port: 0, half: ReadingHalf::new(0, 0), channel: 0, closed: false, unfinished: 0 };
+    const NONE: Self = Self {
+        flow: None,
+        ip: 0,
+        port: 0,
+        half: ReadingHalf::new(0, 0),
+        channel: 0,
+        closed: false,
+        arrivals: KernelArrivals::NONE,
+        unfinished: 0,
+    };
 
     fn from(&self) -> SocketAddr {
         SocketAddr::new(partywall_shm::address::narrow(self.ip), self.port)
@@ -61,6 +73,11 @@ impl Inbound {
 
     fn is_from(&self, from: SocketAddr) -> bool {
         self.port == from.port() && self.ip == partywall_shm::address::wide(from.ip())
+    }
+
+    /// Whether a datagram that its sender has sent by the kernel is in the queue when the sender counts it.
+    fn is_of_this_kernel(&self) -> bool {
+        self.flow.is_none_or(|flow| !flow.is_between_machines())
     }
 
     /// Bytes that wait in it, and are proved to be of the socket that they are said to be of (protocol U11). A sender that breaks the
@@ -135,6 +152,24 @@ impl DatagramRx {
         self.count as u32
     }
 
+    /// The counts of senders up to which the kernel's queue was read.
+    #[cfg(test)]
+    pub(super) fn seen(&mut self) -> Vec<u32> {
+        let pages = self.in_use().iter().filter_map(|ring| ring.flow.and_then(FlowPlaces::pages));
+        pages.map(|(own, _)| own.rx_path.seen.load(Ordering::Relaxed)).collect()
+    }
+
+    /// As if all its rings were of senders on another machine.
+    #[cfg(test)]
+    pub(super) fn pretend_between_machines(&mut self) {
+        self.in_use().iter().filter_map(|ring| ring.flow).for_each(FlowPlaces::pretend_between_machines);
+    }
+
+    /// Whether a ring is of a sender on another machine.
+    pub(super) fn is_between_machines(&mut self) -> bool {
+        self.in_use().iter().any(|ring| !ring.is_of_this_kernel())
+    }
+
     pub(super) fn is_waiting(&mut self) -> bool {
         self.in_use().iter_mut().any(|ring| ring.waiting() > 0)
     }
@@ -167,6 +202,7 @@ impl DatagramRx {
     pub(super) fn shares_core(&mut self) -> bool {
         let core = this_core();
         core != 0
+            && self.in_use().iter().filter_map(|ring| ring.flow).all(|flow| !flow.is_between_machines())
             && self.in_use().iter().filter_map(|ring| ring.flow.and_then(FlowPlaces::pages)).all(|(own, peer)| {
                 if own.control.rx.control.cpu.load(Ordering::Relaxed) != core {
                     own.control.rx.control.cpu.store(core, Ordering::Relaxed);
@@ -241,6 +277,7 @@ impl DatagramRx {
         for (sent, ring) in sent.iter().zip(self.in_use()) {
             if let Some((own, _)) = ring.flow.and_then(FlowPlaces::pages)
                 && own.rx_path.seen.load(Ordering::Relaxed) != *sent
+                && (ring.is_of_this_kernel() || ring.arrivals.are_complete(*sent, sys::now()))
             {
                 // EDGE received: the kernel's queue was read up to these before this is seen; acquired in `DatagramSocket::send_by_ring`.
                 own.rx_path.seen.store(*sent, Ordering::Release);
@@ -412,6 +449,12 @@ impl DatagramSocket {
         Ok(DatagramFound::Datagram(if message & libc::MSG_TRUNC != 0 { all } else { got }))
     }
 
+    /// A datagram has come by the kernel, from a sender that may be on another machine.
+    pub(super) fn note_arrival(&self, from: SocketAddr) {
+        let Some(mut rx) = self.rx.hold() else { return };
+        rx.in_use().iter_mut().filter(|ring| ring.is_from(from)).for_each(|ring| ring.arrivals.count());
+    }
+
     /// Asks the kernel, and tells the senders, if its queue is empty, that it was (protocol U7).
     fn receive_from_kernel(
         &self,
@@ -483,13 +526,18 @@ impl DatagramSocket {
         if crate::unseen::may_be() {
             return Err(Reason::RawCalls);
         }
-        let (region, _) = flow.make_region(0)?;
-        let taken = broker::take_datagrams(fd, from, region.as_fd())?;
-        let size = taken.geometry.ring_size();
-        if size == 0 || size > MAX_PEER_RING {
-            return Err(Reason::Corrupt);
+        let (region, geometry) = flow.make_region(0)?;
+        let move_to = |base: u64, window: BorrowedFd<'_>| flow.move_region(0, base, window);
+        let taken = broker::take_datagrams(fd, from, (geometry, region.as_fd()), move_to)?;
+        let size = taken.place.1.ring_size();
+        let attached = match size {
+            1..=MAX_PEER_RING => flow.attach_peer(taken.place, &taken.region),
+            _ => Err(Reason::Corrupt),
+        };
+        if let Err(reason) = attached {
+            broker::closed(taken.number);
+            return Err(reason);
         }
-        flow.peer.attach(taken.region.as_fd(), RegionKind::Socket, taken.geometry).map_err(|_| Reason::Corrupt)?;
         let Some(mut rx) = self.rx.hold() else { return Err(Reason::Resources) };
         if rx.count == RINGS || !self.may_have_rings() {
             broker::closed(taken.number);
@@ -503,9 +551,13 @@ impl DatagramSocket {
             half: ReadingHalf::new(size, 0),
             channel: taken.number,
             closed: false,
+            arrivals: KernelArrivals::NONE,
             unfinished: 0,
         };
         rx.count += 1;
+        if flow.is_between_machines() {
+            self.set(flags::ARRIVALS, true);
+        }
         // EDGE inbound: as in `DatagramSocket::longest_sleep`.
         self.inbound.store(rx.count(), Ordering::Release);
         // If a thread of this socket sleeps, the ring stays closed until it has woken.

@@ -12,11 +12,12 @@
 //! keeps its rings closed.
 //!
 //! The modules use one another downwards: `wait` and `shared` are above the two sides, `inbound` and `outbound`. Below those are `flow`,
-//! `kernel_queue`, `address` and `guarded`.
+//! `kernel_queue`, `arrivals`, `address` and `guarded`.
 //!
 //! None of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
 
 mod address;
+mod arrivals;
 mod flow;
 mod guarded;
 mod inbound;
@@ -68,6 +69,8 @@ mod flags {
     pub(super) const JOINED: u32 = 256;
     /// It has `UDP_GRO`: datagrams of one sender may be joined.
     pub(super) const JOINS: u32 = 512;
+    /// Senders on other machines have rings to it, so datagrams that come by the kernel are counted.
+    pub(super) const ARRIVALS: u32 = 1024;
     /// It may have a ring to send by. Checked first, so that a receiving call does not take the lock of the sending side.
     pub(super) const RING_OUT: u32 = 32;
 }
@@ -224,6 +227,11 @@ impl DatagramSocket {
 
     /// A datagram has come by the kernel: perhaps its sender offers a ring.
     fn came_by_kernel(&self, fd: c_int, len: usize, from: impl FnOnce() -> Option<SocketAddr>) {
+        let (known, from) = if self.has(flags::ARRIVALS) { (from(), None) } else { (None, Some(from)) };
+        if let Some(from) = known {
+            self.note_arrival(from);
+        }
+        let from = || from.map_or(known, |from| from());
         if !self.may_have_rings() || self.has(flags::UNWANTED) {
             return;
         }

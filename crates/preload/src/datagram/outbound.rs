@@ -13,11 +13,11 @@ use partywall_shm::address::wide;
 use partywall_shm::bytes::PeerBytes;
 use partywall_shm::counters::add;
 use partywall_shm::half::{Ending, WritingHalf};
-use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
+use partywall_shm::layout::path_flags;
 use partywall_shm::record;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::load_acquire_u32;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -126,19 +126,35 @@ impl Outbound {
         SocketAddr::new(partywall_shm::address::narrow(self.ip), self.port)
     }
 
+    /// What an attached ring demands of a receiving call that sleeps.
+    fn demand(&mut self) -> RingsOut {
+        let Some((flow, (_, peer))) = self.flow.and_then(|flow| Some((flow, flow.pages()?))) else {
+            return RingsOut::None;
+        };
+        if self.half.refresh(&peer.control.rx).is_ok() && !self.half.is_drained() {
+            RingsOut::Unread
+        } else if flow.is_between_machines() {
+            RingsOut::BetweenMachines
+        } else {
+            RingsOut::None
+        }
+    }
+
     /// Back to the kernel, and to counting.
     fn give_up(&mut self) {
         let channel = std::mem::take(&mut self.channel);
         if let Some(flow) = self.flow.take() {
-            if self.stage == FlowStage::Attached {
-                if let Some((own, _)) = flow.pages() {
-                    self.half.finish(&own.control.tx);
-                }
+            let is_attached = self.stage == FlowStage::Attached;
+            if let (true, Some((own, _))) = (is_attached, flow.pages()) {
+                self.half.finish(&own.control.tx);
+            }
+            // First: the broker may give our place in a window to another program from then on (protocol U14.12).
+            flow.free();
+            if is_attached {
                 broker::closed(channel);
             } else {
                 broker::cancel(channel);
             }
-            flow.free();
         }
         self.stage = FlowStage::Counting;
         // Not before as many again.
@@ -187,6 +203,18 @@ impl DatagramTx {
     pub(super) fn forget(&mut self) {
         *self = Self::new();
     }
+}
+
+/// What the rings that a socket sends by demand of a receiving call that sleeps: how often it has to look after them
+/// ([`DatagramSocket::look_after_receivers`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum RingsOut {
+    /// Nothing.
+    None,
+    /// A ring leads to another machine. It has to be unmapped when its flow has ended.
+    BetweenMachines,
+    /// A datagram lies unread in a ring. Should the flow end, it goes by the kernel.
+    Unread,
 }
 
 /// The fate of a datagram.
@@ -364,7 +392,11 @@ impl DatagramSocket {
                 }
                 // A receiver that is awake on this very core cannot make room while we have it.
                 let core = partywall_region::wait::this_core();
-                if gave_way || core == 0 || peer.control.rx.control.cpu.load(Ordering::Relaxed) != core {
+                if gave_way
+                    || core == 0
+                    || flow.is_between_machines()
+                    || peer.control.rx.control.cpu.load(Ordering::Relaxed) != core
+                {
                     add(&own.control.tx.counters.stalls, 1);
                     return None;
                 }
@@ -427,23 +459,17 @@ impl DatagramSocket {
         }
     }
 
-    /// Whether a datagram of ours lies unread in a ring: should its flow end, it goes by the kernel ([`Self::look_after_receivers`]).
-    pub(super) fn has_unread(&self) -> bool {
+    /// What the rings that it sends by demand of a receiving call that sleeps.
+    pub(super) fn rings_out(&self) -> RingsOut {
         // The lock is held while the broker is asked. A socket without such rings does not wait for that when it receives.
         if !self.has(flags::RING_OUT) {
-            return false;
+            return RingsOut::None;
         }
-        let unread = |one: &mut Outbound| {
-            one.stage == FlowStage::Attached
-                && one
-                    .flow
-                    .and_then(FlowPlaces::pages)
-                    .is_some_and(|(_, peer)| one.half.refresh(&peer.control.rx).is_ok() && !one.half.is_drained())
-        };
-        let Some(mut tx) = self.tx.hold() else { return false };
+        let Some(mut tx) = self.tx.hold() else { return RingsOut::None };
+        let mut attached = tx.to.iter_mut().filter(|one| one.stage == FlowStage::Attached).peekable();
         // Under the lock under which it is set.
-        self.set(flags::RING_OUT, tx.to.iter().any(|one| one.stage == FlowStage::Attached));
-        tx.to.iter_mut().any(unread)
+        self.set(flags::RING_OUT, attached.peek().is_some());
+        attached.map(Outbound::demand).max().unwrap_or(RingsOut::None)
     }
 
     /// The next step towards a ring, if it is time for it.
@@ -495,7 +521,8 @@ impl DatagramSocket {
     fn offer_by(&self, fd: c_int, one: &mut Outbound, flow: &'static FlowPlaces) -> Result<(), Reason> {
         let size = self.ring_size(one.to()).max(LEAST);
         let (region, geometry) = flow.make_region(size)?;
-        one.channel = broker::offer_datagrams(fd, one.to(), geometry, region.as_fd())?;
+        let move_to = |base: u64, window: BorrowedFd<'_>| flow.move_region(size, base, window);
+        one.channel = broker::offer_datagrams(fd, one.to(), (geometry, region.as_fd()), move_to)?;
         one.half = WritingHalf::new(size);
         Ok(())
     }
@@ -519,9 +546,7 @@ impl DatagramSocket {
         let errno = sys::errno_number();
         let attached = one.flow.is_some_and(|flow| {
             let fetched = broker::fetch_receiver(one.channel);
-            let shape = Geometry::new(PAGE, 0);
-            let (Ok(region), Ok(shape)) = (fetched, shape) else { return false };
-            flow.peer.attach(region.as_fd(), RegionKind::Socket, shape).is_ok()
+            fetched.is_ok_and(|(place, region)| place.1.ring_size() == 0 && flow.attach_peer(place, &region).is_ok())
         });
         sys::restore_errno(errno);
         let Some((own, _)) = one.flow.and_then(FlowPlaces::pages).filter(|_| attached) else {

@@ -40,7 +40,9 @@ impl Lying {
         let flow = FlowPlaces::allocate().unwrap();
         let (region, geometry) = flow.make_region(RING).unwrap();
         let to = receiver.local_addr().unwrap();
-        let number = broker::offer_datagrams(sender.as_raw_fd(), to, geometry, region.as_fd()).unwrap();
+        let number =
+            broker::offer_datagrams(sender.as_raw_fd(), to, (geometry, region.as_fd()), |_, _| panic!("no window"))
+                .unwrap();
         sender.send_to(b"by the kernel", to).unwrap();
         let mut this = Self { receiver, sender, flow, tail: 0, number };
         let mut got = None;
@@ -132,6 +134,47 @@ fn own_page(flow: &FlowPlaces) -> &'static partywall_shm::layout::SocketPage {
     #[expect(unsafe_code, reason = "reaches the page of a region that stays mapped")]
     // SAFETY: the berth was filled by `make_region`, and is vacated when the test ends.
     unsafe { flow.own.own_page() }.unwrap()
+}
+
+#[test]
+fn receiver_from_another_machine_sleeps_for_a_second() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let lying = Lying::new();
+    let socket = lying.socket();
+    assert_eq!(socket.longest_sleep(), None);
+    socket.rx.hold().unwrap().pretend_between_machines();
+    assert_eq!(socket.longest_sleep(), Some(Duration::from_secs(1)));
+}
+
+#[test]
+fn ring_of_another_machine_waits_for_datagrams_in_transit() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut lying = Lying::new();
+    let socket = lying.socket();
+    socket.set(flags::ARRIVALS, true);
+    socket.rx.hold().unwrap().pretend_between_machines();
+    let sent = |lying: &Lying, count: u32| own_page(lying.flow).tx_path.switches.store(count, Ordering::Release);
+    let seen = || socket.rx.hold().unwrap().seen();
+    sent(&lying, 1);
+    lying.until(|lying| {
+        assert_eq!(lying.receive(), None);
+        seen() == [1]
+    });
+    // One datagram is in transit by the sender's count, and comes.
+    sent(&lying, 2);
+    assert_eq!((lying.receive(), seen()), (None, vec![1]));
+    lying.send_by_kernel();
+    lying.until(|lying| lying.receive() == Some(6));
+    assert_eq!((lying.receive(), seen()), (None, vec![2]));
+    // Two are lost.
+    sent(&lying, 4);
+    assert_eq!((lying.receive(), seen()), (None, vec![2]));
+    lying.until(|lying| {
+        assert_eq!(lying.receive(), None);
+        seen() == [4]
+    });
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::address::Wanted;
 use super::inbound::DatagramFound;
 use super::kernel_queue;
+use super::outbound::RingsOut;
 use super::{DatagramSocket, flags};
 use crate::buffers::CallerBuffers;
 use crate::patience::{longest_spin, shorter};
@@ -27,6 +28,9 @@ const SHORTEST: u32 = 10_000;
 const SHORT: Duration = Duration::from_micros(100);
 /// The longest sleep while something may come by a ring that is closed, or a flow may end with a datagram of ours in it.
 const NAP: Duration = Duration::from_millis(50);
+/// The longest sleep while the socket has a ring from another machine, or to one: this process has to unmap it when its machine is to be migrated, and no
+/// bell wakes it for that (protocol U14.16).
+const NAP_BETWEEN_MACHINES: Duration = Duration::from_secs(1);
 /// Turns that are left to a peer on the same core.
 const WAYS: u32 = 4;
 
@@ -79,7 +83,7 @@ impl DatagramSocket {
             self.look_whether_shared(fd);
         }
         // EDGE inbound: acquires from the thread that took or gave up a ring.
-        if self.inbound.load(Ordering::Acquire) == 0 && !self.has_unread() {
+        if self.inbound.load(Ordering::Acquire) == 0 && self.rings_out() == RingsOut::None {
             if !self.may_have_rings() {
                 return kernel();
             }
@@ -153,18 +157,23 @@ impl DatagramSocket {
     /// Whether a call that waits for it has to look at rings.
     fn concerns_waits(&self) -> bool {
         // EDGE inbound: as in `DatagramSocket::receive`.
-        self.inbound.load(Ordering::Acquire) != 0 || self.has_unread()
+        self.inbound.load(Ordering::Acquire) != 0 || self.rings_out() != RingsOut::None
     }
 
     /// How long it may sleep with its rings closed; `None`: until something comes by the kernel.
-    fn longest_sleep(&self) -> Option<Duration> {
-        let unsettled = self.rx.hold().is_some_and(|mut rx| {
+    pub(super) fn longest_sleep(&self) -> Option<Duration> {
+        let (unsettled, between_machines) = self.rx.hold().map_or((false, false), |mut rx| {
             let unsettled = rx.is_unsettled();
             // EDGE inbound: releases how many rings there are; acquired in `DatagramSocket::receive`.
             self.inbound.store(rx.count(), Ordering::Release);
-            unsettled
+            (unsettled, rx.is_between_machines())
         });
-        (unsettled || self.has_unread()).then_some(NAP)
+        match self.rings_out() {
+            _ if unsettled => Some(NAP),
+            RingsOut::Unread => Some(NAP),
+            RingsOut::None if !between_machines => None,
+            RingsOut::None | RingsOut::BetweenMachines => Some(NAP_BETWEEN_MACHINES),
+        }
     }
 
     /// As the program called it; what has come is counted.

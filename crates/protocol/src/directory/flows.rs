@@ -9,8 +9,11 @@
 //!   slot  0 +--------+   live: the number of the flow that is proved; 0 if there is none
 //!         8 +--------+   ended: the number of the flow that was in this slot last, once it has ended
 //!        16 +--------+   limit: of that flow, the byte of the ring up to which it was proved
-//!        24 +--------+   unused
+//!        24 +--------+   proved: when the flow itself was last found proved, likewise; 0: `proved_at` counts
 //! ```
+//!
+//! A flow with an end in a virtual machine has a separate date, because one machine may be late with its answers when the others are not
+//! (protocol U14). In the directory of a machine the dates are those of the machine's clock.
 
 use super::Directory;
 use partywall_shm::sync::{Access, Load, Ordering, Own, load_acquire};
@@ -32,7 +35,7 @@ pub struct FlowSlot<A: Access = Own> {
     live: A::U64,
     ended: A::U64,
     limit: A::U64,
-    unused: A::U64,
+    proved: A::U64,
 }
 
 /// The broker's statement about a flow.
@@ -60,8 +63,12 @@ impl<A: Access> Directory<A> {
         if load_acquire(&slot.live) != flow {
             return slot.end_of(flow);
         }
+        let proved_at = match slot.proved.load(Ordering::Relaxed) {
+            0 => self.proof_line.proved_at.load(Ordering::Relaxed),
+            own => own,
+        };
         // A proof of the future was dated by another clock (a time namespace), and says nothing.
-        let age = now.wrapping_sub(self.proof_line.proved_at.load(Ordering::Relaxed)).cast_signed();
+        let age = now.wrapping_sub(proved_at).cast_signed();
         let lease = lease.cast_signed();
         if (-lease..=lease).contains(&age) { Proof::Good } else { Proof::Stale }
     }
@@ -84,9 +91,14 @@ pub fn slot_of(flow: u64) -> usize {
     (flow % FLOWS as u64) as usize
 }
 
-/// A flow is proved from here on. The broker alone writes, one thread of it.
-pub(super) fn begin(directory: &Directory, flow: u64) {
+/// The date of a flow that was never proved: as far in the past, or in the future, as a date can be.
+const NEVER: u64 = 1 << 62;
+
+/// A flow is live from here on: proved like all flows, or `separately`, and not proved yet. The broker alone writes, one thread of it.
+pub(super) fn begin(directory: &Directory, flow: u64, separately: bool) {
     let Some(slot) = directory.flows.get(slot_of(flow)) else { return };
+    // Before its number: a reader that finds that finds this.
+    slot.proved.store(if separately { NEVER } else { 0 }, Ordering::Release);
     // In this order: a reader that finds the number of a flow in `ended` finds its limit, or none of the two.
     slot.ended.store(0, Ordering::Release);
     slot.live.store(flow, Ordering::Release);
@@ -100,7 +112,15 @@ pub(super) fn end(directory: &Directory, flow: u64, limit: u64) {
     slot.live.store(0, Ordering::Release);
 }
 
-/// All flows that have not ended were found proved then.
+/// A flow that is proved separately was found proved then.
+pub(super) fn prove_one(directory: &Directory, flow: u64, now: u64) {
+    let Some(slot) = directory.flows.get(slot_of(flow)) else { return };
+    if slot.live.load(Ordering::Relaxed) == flow {
+        slot.proved.store(now, Ordering::Release);
+    }
+}
+
+/// All flows that have not ended, and are not proved separately, were found proved then.
 pub(super) fn prove(directory: &Directory, now: u64) {
     directory.proof_line.proved_at.store(now, Ordering::Release);
 }
@@ -116,7 +136,7 @@ mod tests {
     fn flow_is_good_while_its_proof_is_fresh() {
         let directory = directory();
         assert_eq!(directory.proof(7, 1000, LEASE), Proof::Unknown);
-        begin(&directory, 7);
+        begin(&directory, 7, false);
         prove(&directory, 1000);
         assert_eq!(directory.proof(7, 1400, LEASE), Proof::Good);
         assert_eq!(directory.proof(7, 1501, LEASE), Proof::Stale);
@@ -128,14 +148,36 @@ mod tests {
     #[test]
     fn ended_flow_keeps_its_limit_until_its_slot_is_used_again() {
         let directory = directory();
-        begin(&directory, 7);
+        begin(&directory, 7, false);
         prove(&directory, 1000);
         end(&directory, 7, 4096);
         assert_eq!(directory.proof(7, 1000, LEASE), Proof::Ended { limit: 4096 });
         let next = 7 + FLOWS as u64;
         assert_eq!(directory.proof(next, 1000, LEASE), Proof::Unknown);
-        begin(&directory, next);
+        begin(&directory, next, false);
         assert_eq!(directory.proof(next, 1000, LEASE), Proof::Good);
         assert_eq!(directory.proof(7, 1000, LEASE), Proof::Unknown);
+    }
+
+    #[test]
+    fn flow_that_is_proved_separately_has_its_own_date() {
+        let directory = directory();
+        begin(&directory, 7, true);
+        begin(&directory, 8, false);
+        for now in [0, 1000, u64::MAX / 2, u64::MAX] {
+            prove(&directory, now);
+            assert_eq!(directory.proof(7, now, LEASE), Proof::Stale, "the others' date is not its date");
+            assert_eq!(directory.proof(8, now, LEASE), Proof::Good);
+        }
+        prove_one(&directory, 7, 1000);
+        assert_eq!(directory.proof(7, 1500, LEASE), Proof::Good);
+        assert_eq!(directory.proof(7, 1501, LEASE), Proof::Stale);
+        end(&directory, 7, 1);
+        prove_one(&directory, 7, 2000);
+        assert_eq!(directory.proof(7, 2000, LEASE), Proof::Ended { limit: 1 });
+        let next = 7 + FLOWS as u64;
+        begin(&directory, next, false);
+        prove(&directory, 3000);
+        assert_eq!(directory.proof(next, 3000, LEASE), Proof::Good, "the date of the flow before it is gone");
     }
 }

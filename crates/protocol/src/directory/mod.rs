@@ -203,6 +203,15 @@ pub enum DirectoryChange {
     },
     /// A flow of datagrams is proved from here on (protocol U11).
     Flow(u64),
+    /// A flow of datagrams is live that is proved separately, and was not proved yet (protocol U14).
+    SeparateFlow(u64),
+    /// Such a flow was found proved.
+    FlowProved {
+        /// The number of the flow.
+        flow: u64,
+        /// When, in milliseconds of the clock of this directory's readers.
+        at: u64,
+    },
     /// It was proved up to a byte of its ring, and is no more.
     FlowEnded {
         /// The number of the flow.
@@ -210,7 +219,7 @@ pub enum DirectoryChange {
         /// The byte of the ring up to which the flow was proved.
         limit: u64,
     },
-    /// All flows that have not ended were found proved at a moment, in milliseconds of `CLOCK_MONOTONIC_COARSE`.
+    /// All flows that have not ended, and are not proved separately, were found proved at a moment, in milliseconds of `CLOCK_MONOTONIC_COARSE`.
     Proved(u64),
 }
 
@@ -262,7 +271,9 @@ impl DirectoryKeeper {
             }
             DirectoryChange::NoOffer(offer) => self.offers.remove(&directory.offers, *offer),
             DirectoryChange::Policy { terms, clauses } => directory.terms.write(&directory.rules, terms, clauses),
-            DirectoryChange::Flow(flow) => flows::begin(directory, *flow),
+            DirectoryChange::Flow(flow) => flows::begin(directory, *flow, false),
+            DirectoryChange::SeparateFlow(flow) => flows::begin(directory, *flow, true),
+            DirectoryChange::FlowProved { flow, at } => flows::prove_one(directory, *flow, *at),
             DirectoryChange::FlowEnded { flow, limit } => flows::end(directory, *flow, *limit),
             DirectoryChange::Proved(now) => flows::prove(directory, *now),
         }

@@ -327,7 +327,7 @@ messages! {
         page: Page<MachineRow>,
     }
     /// Client: what this socket sends to an address may reach its receiver by a ring (protocol U3). Brings the socket and its
-    /// region. Answered by `Offered`.
+    /// region. Answered by `Offered`, or by `RoomIs` as `Offer` is.
     38 OfferDatagrams {
         /// Upper half of the address, in 128 bits as IPv6 sees it.
         to_high: u64,
@@ -339,7 +339,7 @@ messages! {
         region: RegionReference,
     }
     /// Client: this socket has received a datagram from that address, whose sender offers a ring (protocol U4). Brings the
-    /// socket, and its region, which has no ring. Answered by `DatagramsTaken`.
+    /// socket, and its region, which has no ring. Answered by `DatagramsTaken`, or by `RoomIs` as `Offer` is.
     39 TakeDatagrams {
         /// Upper half of the address that the kernel has said it is from.
         from_high: u64,
@@ -347,6 +347,8 @@ messages! {
         from_low: u64,
         /// The port of the sender.
         from_port: u16,
+        /// Where the receiver's region is.
+        region: RegionReference,
     }
     /// Client: this process takes part in a group, as the member that its domain or machine is (protocol J3). Once per session,
     /// and for as long as it lasts.
@@ -449,7 +451,10 @@ messages! {
         flow: u64,
     }
     /// Broker: the answer to `FetchReceiver`. Brings the receiver's region, which has no ring.
-    50 Receiver {}
+    50 Receiver {
+        /// Where the receiver's region is.
+        region: RegionReference,
+    }
     /// Broker: the answer to `Offer` and `Take`. Brings this side's end of the bell. By [`BellWay::Interrupts`], two events follow: one that is
     /// signalled when the other side rings, and one to signal in place of the link (protocol I7).
     51 Bell {

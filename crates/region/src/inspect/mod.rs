@@ -7,6 +7,7 @@
 
 mod datagram;
 mod numbers;
+pub mod receivers;
 
 use std::collections::HashMap;
 use std::io;

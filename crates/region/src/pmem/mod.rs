@@ -66,7 +66,7 @@ pub fn received(fd: BorrowedFd<'_>) -> Result<Window, RegionError> {
 ///
 /// # Errors
 /// The descriptor is of something else, or the window ends before that.
-pub(crate) fn data_offset(fd: BorrowedFd<'_>, end: u64) -> Result<u64, RegionError> {
+pub fn data_offset(fd: BorrowedFd<'_>, end: u64) -> Result<u64, RegionError> {
     let stat = rustix::fs::fstat(fd).map_err(|_| Corrupt::BadRegion)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let from = match FileType::from_raw_mode(stat.st_mode) {

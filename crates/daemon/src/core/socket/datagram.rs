@@ -3,7 +3,8 @@
 //!
 //! A connection is identified by its ends. A datagram is identified by the sender's statement of its destination, and by the kernel's
 //! report of its source at the receiver. Both must follow from the sockets' own addresses in one network namespace, or, between two namespaces,
-//! from the operator's list of their addresses ([`Networks`]).
+//! from the operator's list of their addresses ([`Networks`]). Between machines the regions lie in windows, which both sides learn from the
+//! answer `RoomIs` (protocol U14).
 //!
 //! ```text
 //!   sender                        broker                        receiver
@@ -18,19 +19,21 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use partywall_protocol::directory::{DirectoryChange, FLOWS, Fingerprint, Transport, slot_of};
-use partywall_protocol::wire::{Directions, Message, Origin, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, RegionReference, Side};
 use partywall_shm::address::narrow;
+use partywall_shm::layout::Geometry;
 
 use super::facts::Ends;
-use super::offer::{Offer, OfferOf, near_region_of};
+use super::offer::{Offer, OfferOf, region_of};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use super::{SocketFacts, SocketState};
 use crate::core::action::FlowSocket;
 use crate::core::channel::EndState;
 use crate::core::id::ChannelId;
 use crate::core::networks::Networks;
+use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::region::{check_region, own_memory};
+use crate::core::region::located;
 use crate::core::{Action, Core, Descriptor, SessionId};
 
 /// An address of a message.
@@ -38,6 +41,8 @@ pub(in crate::core) fn at(high: u64, low: u64, port: u16) -> SocketAddr {
     SocketAddr::new(narrow(u128::from(high) << 64 | u128::from(low)), port)
 }
 
+/// Flows of one machine to others and from them, at most (protocol U14).
+const FLOWS_OF_MACHINE: usize = 512;
 /// Stands for every address of the receiver in the directory's fingerprint of an offer: the receiver of a wildcard does not
 /// know to which of its addresses a datagram was sent.
 const ANY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -50,9 +55,16 @@ pub(in crate::core) struct FlowRecord<F> {
     /// The sender's socket as it was offered.
     offered: SocketFacts,
     /// The sender's region, of which the tail is read when the flow ends.
-    sender: F,
+    sender: (F, Located),
     /// The receiver's, until the sender has fetched it.
-    receiver: Option<F>,
+    receiver: Option<(F, RegionReference)>,
+}
+
+impl<F> FlowRecord<F> {
+    /// Where the sender and the receiver run.
+    fn origins(&self) -> [Origin; 2] {
+        self.sockets.map(|socket| socket.namespace.origin)
+    }
 }
 
 impl<F: Descriptor> Core<F> {
@@ -67,17 +79,26 @@ impl<F: Descriptor> Core<F> {
     ) -> Result<(), Refuse> {
         self.is_admitted(&socket)?;
         let from = self.source(&socket, to)?;
-        let shape = near_region_of(reference)?;
+        let (place, shape) = region_of(reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.may_offer(domain, reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        check_region(&region, shape)?;
+        let here = peer.origin();
+        let there = self.sockets.networks.origin_of(to.ip()).unwrap_or(here);
+        if here == there && here != Origin::Host {
+            return refuse(Refusal::BadSocket, format!("datagrams to {to} stay on the kernel, within this machine"));
+        }
+        let holder = Holder::Process { domain: domain_id, pid: peer.pid };
+        if place == Located::OwnMemory && here != there {
+            return self.socket_room((id, request), there, shape.region_size(), holder);
+        }
         let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
         self.skip_to_free_slot()?;
         let same = |offer: &Offer<F>| offer.socket.id() == socket.id() && offer.to() == Some(to);
         if let Some(before) = self.offers_of(ends, same).first().copied() {
             self.drop_offer(before);
         }
+        let region = self.socket_region((here, there), (place, shape), region, holder, self.next_channel)?;
         let fingerprint = Fingerprint::offer(Transport::Udp, SocketAddr::new(ANY, to.port()), from, socket.netns);
         let offer = self.add_offer(Offer {
             session: id,
@@ -86,7 +107,7 @@ impl<F: Descriptor> Core<F> {
             socket,
             ends,
             fingerprints: vec![fingerprint],
-            accepted_on: Origin::Host,
+            accepted_on: there,
             reference,
             region,
             of: OfferOf::Datagrams { to },
@@ -100,22 +121,22 @@ impl<F: Descriptor> Core<F> {
         &mut self,
         id: SessionId,
         request: u32,
-        from: SocketAddr,
+        (from, reference): (SocketAddr, RegionReference),
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         self.is_admitted(&socket)?;
         is_one(&socket)?;
+        let (place, shape) = region_without_ring(reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         domain.afford(0)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        check_region(&region, own_memory(RegionReference::with_ring(0))?)?;
         let ends = Ends::new(SocketAddr::new(ANY, socket.local.port()), from);
         let networks = &self.sockets.networks;
-        let is_own = |to: SocketAddr| networks.has(socket.netns, to.ip());
+        let is_own = |to: SocketAddr| networks.has(socket.namespace(), to.ip());
         let fits = |offer: &Offer<F>| {
             offer.to().is_some_and(|to| {
-                self.networks_allow((&offer.socket, from.ip()), (&socket, to.ip()))
+                networks.allow([(offer.socket.namespace(), from.ip()), (socket.namespace(), to.ip())])
                     && receives(&socket, to, from, is_own(to))
             })
         };
@@ -144,6 +165,17 @@ impl<F: Descriptor> Core<F> {
             affords_both_ends(sender, sender.ring_bytes.saturating_add(offer.reference.ring_size))?;
         }
 
+        let (here, there) = (peer.origin(), offer.peer.origin());
+        let (sender_place, _) = located(offer.reference)?;
+        if here != there {
+            self.may_have_flow_between([here, there])?;
+        }
+        let holder = Holder::Process { domain: domain_id, pid: peer.pid };
+        if place == Located::OwnMemory && here != there {
+            return self.socket_room((id, request), there, shape.region_size(), holder);
+        }
+        let region = self.socket_region((here, there), (place, shape), region, holder, offer_id)?;
+
         // From here on the request cannot be refused.
         // The flow keeps the slot that its offer had.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
@@ -164,7 +196,7 @@ impl<F: Descriptor> Core<F> {
         let to = offer.to().unwrap_or(socket.local);
         let probe = |of: &SocketFacts, from, to| FlowSocket {
             cookie: of.cookie,
-            netns: of.netns,
+            namespace: of.namespace(),
             from,
             to,
             is_chosen: of.state == SocketState::Grouped,
@@ -172,10 +204,19 @@ impl<F: Descriptor> Core<F> {
         // A sender that is connected is reached from its peer alone.
         let remote = offer.socket.remote.map(|remote| SocketAddr::new(remote.ip().to_canonical(), remote.port()));
         let sockets = [probe(&offer.socket, remote.unwrap_or(to), from), probe(&socket, from, to)];
-        let flow = FlowRecord { sockets, offered: offer.socket, sender: offer.region.clone(), receiver: Some(region) };
-        self.sockets.flows.insert(offer_id, flow);
+        let flow = FlowRecord {
+            sockets,
+            offered: offer.socket,
+            sender: (offer.region.clone(), sender_place),
+            receiver: Some((region, reference)),
+        };
+        let begins = match flow.origins() {
+            [one, other] if one == other => DirectoryChange::Flow(offer_id),
+            _ => DirectoryChange::SeparateFlow(offer_id),
+        };
         // The order matters: if the look finds that a socket has gone since it was shown, the flow ends before any program learns of it.
-        self.actions.push(Action::Directory(DirectoryChange::Flow(offer_id)));
+        self.show_flow(flow.origins(), &begins);
+        self.sockets.flows.insert(offer_id, flow);
         self.actions.push(Action::Watch { flow: offer_id, sockets });
         let message = Message::DatagramsTaken { flow: offer_id, region: offer.reference };
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![offer.region] });
@@ -188,17 +229,21 @@ impl<F: Descriptor> Core<F> {
         let own = EndState::Held { domain, pid: peer.pid };
         let is_own = self.channels.get(&flow).is_some_and(|channel| channel.end(Side::Connecting).state == own);
         let region = self.sockets.flows.get_mut(&flow).filter(|_| is_own).and_then(|flow| flow.receiver.take());
-        let Some(region) = region else {
+        let Some((memory, region)) = region else {
             return refuse(Refusal::NoSuchChannel, format!("you offer no flow {flow} that was taken just now"));
         };
-        let message = Message::Receiver {};
-        self.actions.push(Action::Send { session: id, request, message, descriptors: vec![region] });
+        let message = Message::Receiver { region };
+        self.actions.push(Action::Send { session: id, request, message, descriptors: vec![memory] });
         Ok(())
     }
 
-    /// The kernel has closed a socket.
+    /// The host's kernel has closed a socket.
     pub(in crate::core) fn socket_gone(&mut self, cookie: u64) {
-        let has = |flow: &FlowRecord<F>, side: usize| flow.sockets[side].cookie == cookie;
+        // Sockets of machines may have the same number.
+        let has = |flow: &FlowRecord<F>, side: usize| {
+            let socket = flow.sockets[side];
+            socket.cookie == cookie && socket.host_netns().is_some()
+        };
         let lost: Vec<_> = (self.sockets.flows.iter())
             .flat_map(|(id, flow)| {
                 let sides = [(0, Side::Connecting), (1, Side::Accepting)];
@@ -215,9 +260,13 @@ impl<F: Descriptor> Core<F> {
         if !self.sockets.flows.contains_key(&flow) {
             return;
         }
-        if let Some(state) = self.channels.get(&flow).map(|channel| channel.end(side).state) {
-            tracing::debug!(flow, ?side, "a flow of datagrams has lost one of its sockets");
-            self.release(flow, side, state);
+        let Some(channel) = self.channels.get(&flow) else { return };
+        tracing::debug!(flow, ?side, "a flow of datagrams has lost one of its sockets");
+        if channel.is_between_machines() {
+            // Each side may use its place in a window until it closes its end.
+            self.end_flow(flow, side);
+        } else {
+            self.release(flow, side, channel.end(side).state);
         }
     }
 
@@ -233,7 +282,7 @@ impl<F: Descriptor> Core<F> {
         let is_allowed = |flow: &FlowRecord<F>| {
             let [sender, receiver] = &flow.sockets;
             let from = Ends::new(SocketAddr::new(ANY, receiver.to.port()), sender.to);
-            self.sockets.networks.allow(flow.sockets.map(|socket| (socket.netns, socket.to.ip())))
+            self.sockets.networks.allow(flow.sockets.map(|socket| (socket.namespace, socket.to.ip())))
                 && self.has_source(&flow.offered, receiver.to, from)
         };
         let flows = self.sockets.flows.iter().filter(|(_, flow)| !is_allowed(flow));
@@ -251,29 +300,26 @@ impl<F: Descriptor> Core<F> {
         now.is_ok_and(|from| Ends::new(SocketAddr::new(ANY, to.port()), from) == ends)
     }
 
-    /// Whether the list allows a flow of a sender with this source to a receiver at this address.
-    pub(super) fn networks_allow(
-        &self,
-        (sender, from): (&SocketFacts, IpAddr),
-        (receiver, to): (&SocketFacts, IpAddr),
-    ) -> bool {
-        // In machines there are no flows.
-        [sender, receiver].into_iter().all(|socket| socket.origin == Origin::Host)
-            && self.sockets.networks.allow([(sender.netns, from), (receiver.netns, to)])
-    }
-
     /// A flow ends because one side has gone: both ends find that in the directory, and up to which byte it was proved.
     pub(in crate::core) fn end_flow(&mut self, id: ChannelId, gone: Side) {
         let Some(flow) = self.sockets.flows.remove(&id) else { return };
         self.sockets.slots.remove(&slot_of(id));
         let limit = match gone {
             // The bytes that it has written until now were its own.
-            Side::Connecting => flow.sender.written(),
+            Side::Connecting => flow.sender.0.written(flow.sender.1),
             // The next owner of the receiver's address is to have what was not read.
             Side::Accepting => 0,
         };
         self.actions.push(Action::Unwatch { flow: id });
-        self.actions.push(Action::Directory(DirectoryChange::FlowEnded { flow: id, limit }));
+        self.show_flow(flow.origins(), &DirectoryChange::FlowEnded { flow: id, limit });
+    }
+
+    /// Makes a change of a flow in the directories of its two ends.
+    fn show_flow(&mut self, [sender, receiver]: [Origin; 2], change: &DirectoryChange) {
+        self.show_on(sender, vec![change.clone()]);
+        if sender != receiver {
+            self.show_on(receiver, vec![change.clone()]);
+        }
     }
 
     /// A UDP socket in a namespace that the broker can watch, at an address that is that namespace's (protocol U2).
@@ -282,7 +328,7 @@ impl<F: Descriptor> Core<F> {
             return Ok(());
         }
         let reason = format!(
-            "the policy ([[network]]) does not list {} for this socket's network namespace, or the broker cannot enter that",
+            "the policy ([[network]]) does not list {} for this socket's network namespace or machine, or the broker cannot ask there",
             socket.local.ip()
         );
         refuse(Refusal::BadSocket, reason)
@@ -298,7 +344,7 @@ impl<F: Descriptor> Core<F> {
             (Some(Some(listed)), ..) => listed,
             (Some(None), ..) => {
                 let reason = format!(
-                    "{to} is in another network namespace, and the policy does not list one address of this socket's namespace \
+                    "{to} is in another network namespace or machine, and the policy does not list one address of this socket's namespace \
                      ([[network]]) that its datagrams come from"
                 );
                 return refuse(Refusal::BadSocket, reason);
@@ -310,6 +356,19 @@ impl<F: Descriptor> Core<F> {
             (None, _, IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         };
         Ok(SocketAddr::new(ip, socket.local.port()))
+    }
+
+    /// Whether two machines may have one flow more: the agent of each is asked about all of its flows, again and again.
+    fn may_have_flow_between(&self, between: [Origin; 2]) -> Result<(), Refuse> {
+        for origin in between.into_iter().filter(|origin| *origin != Origin::Host) {
+            let flows = self.sockets.flows.values().filter(|flow| flow.origins().contains(&origin));
+            if flows.count() >= FLOWS_OF_MACHINE {
+                let name = self.machines.called(origin);
+                let reason = format!("{name} has {FLOWS_OF_MACHINE} flows of datagrams, the most a machine can have");
+                return refuse(Refusal::OutOfResources, reason);
+            }
+        }
+        Ok(())
     }
 
     /// Moves the number of the next channel to one whose slot in the directory no other flow has.
@@ -333,6 +392,14 @@ fn is_one(socket: &SocketFacts) -> Result<(), Refuse> {
         return Ok(());
     }
     refuse(Refusal::BadSocket, "the socket is not one for datagrams that is reached by its address alone")
+}
+
+/// Where the region of a receiver is, and its shape.
+fn region_without_ring(reference: RegionReference) -> Result<(Located, Geometry), Refuse> {
+    if reference.ring_size != 0 {
+        return refuse(Refusal::BadRegion, "the region of a receiver of datagrams has no ring");
+    }
+    located(reference)
 }
 
 /// Whether what is sent to `to` comes to this socket and to no other. `is_own`: the operator lists the address for the socket's namespace.

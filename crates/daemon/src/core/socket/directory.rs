@@ -3,7 +3,7 @@
 use partywall_protocol::directory::{DirectoryChange, Fingerprint, Terms};
 use partywall_protocol::wire::{EventKind, MachineId, Message, Origin, Refusal, Text};
 
-use super::publish::{Publication, PublishedEntry};
+use super::publish::{EntryScope, Publication, PublishedEntry};
 use crate::core::happened::Happened;
 use crate::core::machine::DIRECTORY_BASE;
 use crate::core::refuse::{Refuse, refuse};
@@ -17,8 +17,8 @@ pub(in crate::core) struct Visible {
     addresses: bool,
     /// Where it listens.
     listeners: bool,
-    /// Also what means something on its own machine alone.
-    local: bool,
+    /// It is the directory of the publication's own machine.
+    is_own: bool,
 }
 
 impl Visible {
@@ -28,7 +28,11 @@ impl Visible {
         address: &impl Fn(Fingerprint) -> DirectoryChange,
         listener: &impl Fn(Fingerprint) -> DirectoryChange,
     ) -> Vec<DirectoryChange> {
-        let is_shown = |entry: &&PublishedEntry| self.local || !entry.is_local;
+        let is_shown = |entry: &&PublishedEntry| match entry.scope {
+            EntryScope::Own => self.is_own,
+            EntryScope::All => true,
+            EntryScope::Others => !self.is_own,
+        };
         let addresses = publication.addresses.iter().filter(|_| self.addresses).filter(is_shown);
         let listeners = publication.listeners.iter().filter(|_| self.listeners).filter(is_shown);
         // The addresses first: who finds the listener and connects must be known as a neighbour.
@@ -128,17 +132,17 @@ impl<F: Descriptor> Core<F> {
     fn visible(&self, to: Origin, publication: &Publication) -> Visible {
         let machine = match to {
             near if near == publication.netns.origin => {
-                return Visible { addresses: true, listeners: true, local: true };
+                return Visible { addresses: true, listeners: true, is_own: true };
             }
             // One directory for all users of the host. Programs of administrators alone meet those of machines, whatever rules say.
-            Origin::Host => return Visible { addresses: true, listeners: true, local: false },
+            Origin::Host => return Visible { addresses: true, listeners: true, is_own: false },
             Origin::Machine(machine) => machine,
         };
         let Some((name, of)) = self.machines.name(machine).zip(self.name_of(publication.domain)) else {
             return Visible::default();
         };
         let listeners = self.policy.machine_may_reach(name, &of, &publication.service);
-        Visible { addresses: listeners || self.policy.may_reach_machine(&of, name), listeners, local: false }
+        Visible { addresses: listeners || self.policy.may_reach_machine(&of, name), listeners, is_own: false }
     }
 
     /// Makes changes of one directory.

@@ -341,7 +341,7 @@ pub(super) fn connected_with(
 }
 
 /// Where the region of a socket is, and what it must be: one with a ring.
-fn region_of(reference: RegionReference) -> Result<(Located, Geometry), Refuse> {
+pub(super) fn region_of(reference: RegionReference) -> Result<(Located, Geometry), Refuse> {
     if reference.ring_size == 0 {
         return refuse(Refusal::BadRegion, "a socket's region has a ring");
     }

@@ -11,6 +11,7 @@ use partywall_protocol::wire::{Message, Name, Origin, Refusal};
 use super::open::service_of;
 use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::id::DomainId;
+use crate::core::networks::Networks;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 
@@ -33,8 +34,18 @@ pub(in crate::core) struct Publication {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) struct PublishedEntry {
     pub(in crate::core) fingerprint: Fingerprint,
-    /// It means nothing on other machines: a loopback address, or one for datagrams.
-    pub(in crate::core) is_local: bool,
+    pub(in crate::core) scope: EntryScope,
+}
+
+/// The directories that a line may be in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core) enum EntryScope {
+    /// That of the same machine: it means nothing elsewhere.
+    Own,
+    /// All.
+    All,
+    /// Those of other machines, and the host's: a receiver of datagrams in a machine, within which datagrams go by the kernel.
+    Others,
 }
 
 impl Publication {
@@ -126,7 +137,7 @@ impl<F: Descriptor> Core<F> {
         let mut judged = *socket;
         self.sockets.networks.judge(&mut judged);
         let shown = (socket.transport == Transport::Udp).then(|| (addresses.to_vec(), *socket));
-        Ok(Publication { shown, ..describe(domain, addresses, &judged)? })
+        Ok(Publication { shown, ..describe(domain, addresses, &judged, &self.sockets.networks)? })
     }
 
     pub(in crate::core) fn withdraw(&mut self, id: SessionId, request: u32, key: u64) -> Result<(), Refuse> {
@@ -170,7 +181,12 @@ impl<F: Descriptor> Core<F> {
 }
 
 /// The publication of a socket: its address, and the addresses at which it runs.
-fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Result<Publication, Refuse> {
+fn describe(
+    domain: DomainId,
+    addresses: &[IpAddr],
+    socket: &SocketFacts,
+    networks: &Networks,
+) -> Result<Publication, Refuse> {
     let SocketFacts { local, netns, transport, .. } = *socket;
     let mut here: Vec<IpAddr> = addresses.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
     here.extend([IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]);
@@ -178,9 +194,7 @@ fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Res
         here.push(local.ip());
     }
     let mut listeners: Vec<PublishedEntry> = Vec::new();
-    // Datagrams go by rings on the host alone.
-    let may_listen = transport == Transport::Tcp || socket.origin == Origin::Host;
-    if (socket.state == SocketState::Listening || socket.may_have_flows()) && may_listen {
+    if socket.state == SocketState::Listening || socket.may_have_flows() {
         // A wildcard of IPv6 is one of IPv4 too, unless it says otherwise.
         let takes = |ip: &IpAddr| match local.ip() {
             IpAddr::V4(at) => at.is_unspecified() && ip.is_ipv4(),
@@ -188,14 +202,16 @@ fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Res
         };
         let at = |ip: IpAddr| PublishedEntry {
             fingerprint: Fingerprint::listener(transport, SocketAddr::new(ip, local.port()), netns),
-            is_local: is_scoped(ip) || transport == Transport::Udp,
+            scope: listener_scope(ip, socket, networks),
         };
-        listeners = here.iter().copied().filter(takes).map(at).collect();
-        if !local.ip().is_unspecified() {
-            listeners.push(at(local.ip()));
-        }
+        let own = (!local.ip().is_unspecified()).then_some(local.ip());
+        let of_machine = transport == Transport::Udp && socket.origin != Origin::Host;
+        // In a machine, a receiver of datagrams is reached from elsewhere, at listed addresses, or not by a ring at all.
+        let may_be = |ip: &IpAddr| !of_machine || networks.has(socket.namespace(), *ip);
+        listeners = here.iter().copied().filter(takes).chain(own).filter(may_be).map(at).collect();
     }
-    let entry = |ip| PublishedEntry { fingerprint: Fingerprint::address(ip, netns), is_local: is_scoped(ip) };
+    let scope = |ip| if is_scoped(ip) { EntryScope::Own } else { EntryScope::All };
+    let entry = |ip| PublishedEntry { fingerprint: Fingerprint::address(ip, netns), scope: scope(ip) };
     let mut addresses: Vec<PublishedEntry> = here.into_iter().map(entry).collect();
     for list in [&mut listeners, &mut addresses] {
         list.sort_unstable();
@@ -205,4 +221,15 @@ fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Res
     let is_member = socket.origin == Origin::Host && socket.state == SocketState::Grouped;
     let member = is_member.then_some(socket.cookie);
     Ok(Publication { domain, listeners, addresses, service, netns: socket.namespace(), member, shown: None })
+}
+
+/// Where a listener is listed. Datagrams come from elsewhere only to an address that the operator lists.
+fn listener_scope(ip: IpAddr, socket: &SocketFacts, networks: &Networks) -> EntryScope {
+    match socket.transport {
+        Transport::Tcp if is_scoped(ip) => EntryScope::Own,
+        Transport::Tcp => EntryScope::All,
+        Transport::Udp if !networks.has(socket.namespace(), ip) => EntryScope::Own,
+        Transport::Udp if socket.origin == Origin::Host => EntryScope::All,
+        Transport::Udp => EntryScope::Others,
+    }
 }

@@ -113,7 +113,7 @@ fn one_number_in_two_places_is_not_one_user() {
         let offered = w.say_of(from, offer, socket(near), with).expect("an answer");
         assert!(matches!(offered, Message::Offered { .. }), "{offered:?}");
         let with = vec![w.region(0)];
-        let take = Message::TakeDatagrams { from_high, from_low, from_port };
+        let take = Message::TakeDatagrams { from_high, from_low, from_port, region: RegionReference::with_ring(0) };
         let taken = w.say_of(to, take, socket(far), with).expect("an answer");
         assert_eq!(matches!(taken, Message::DatagramsTaken { .. }), well, "{sender:?} to {receiver:?}: {taken:?}");
     }

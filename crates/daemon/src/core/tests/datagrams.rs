@@ -19,7 +19,7 @@ pub(super) fn socket(local: &str) -> SocketFacts {
     SocketFacts { cookie, ..facts(Transport::Udp, local, None) }
 }
 
-fn halves(at: SocketAddr) -> (u64, u64, u16) {
+pub(super) fn halves(at: SocketAddr) -> (u64, u64, u16) {
     let bits = wide(at.ip());
     ((bits >> 64) as u64, bits as u64, at.port())
 }
@@ -34,7 +34,13 @@ pub(super) fn offer(w: &mut World, session: u64, socket: SocketFacts, to: &str) 
 pub(super) fn take(w: &mut World, session: u64, socket: SocketFacts, from: &str) -> Message {
     let with = vec![w.region(0)];
     let (from_high, from_low, from_port) = halves(at(from));
-    w.say_of(session, Message::TakeDatagrams { from_high, from_low, from_port }, socket, with).expect("an answer")
+    w.say_of(
+        session,
+        Message::TakeDatagrams { from_high, from_low, from_port, region: RegionReference::with_ring(0) },
+        socket,
+        with,
+    )
+    .expect("an answer")
 }
 
 pub(super) fn code(message: Message) -> Refusal {
@@ -222,7 +228,10 @@ fn sender_alone_fetches_the_region_of_its_receiver_once() {
     for session in [db, w.join("other", 3)] {
         assert_eq!(w.refused(session, Message::FetchReceiver { flow }, vec![]), Refusal::NoSuchChannel);
     }
-    assert_eq!(w.ask(web, Message::FetchReceiver { flow }), Message::Receiver {});
+    assert_eq!(
+        w.ask(web, Message::FetchReceiver { flow }),
+        Message::Receiver { region: RegionReference::with_ring(0) }
+    );
     assert_eq!(w.refused(web, Message::FetchReceiver { flow }, vec![]), Refusal::NoSuchChannel);
 }
 

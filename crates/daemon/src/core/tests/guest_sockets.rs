@@ -7,9 +7,9 @@ use partywall_protocol::wire::{AddressList, RegionReference, Within};
 
 use super::*;
 
-const A: MachineId = MachineId::MIN;
-const B: MachineId = MachineId::new(2).unwrap();
-const C: MachineId = MachineId::new(3).unwrap();
+pub(super) const A: MachineId = MachineId::MIN;
+pub(super) const B: MachineId = MachineId::new(2).unwrap();
+pub(super) const C: MachineId = MachineId::new(3).unwrap();
 /// From the header to the end: room for a directory and some places.
 const SIZE: u64 = 32 << 20;
 const RING: u64 = 8192;
@@ -17,7 +17,7 @@ const CLIENT: &str = "10.0.0.1:5000";
 const SERVER: &str = "10.0.0.2:80";
 
 /// Three machines that see all windows, in a world where the policy says `text`.
-fn attached(text: &str) -> World {
+pub(super) fn attached(text: &str) -> World {
     let mut w = World::with_policy(text);
     let machines = [(A, "a"), (B, "b"), (C, "c")];
     for (machine, name) in machines {
@@ -39,9 +39,9 @@ fn attached(text: &str) -> World {
     w
 }
 
-const EVERYBODY: &str = "administrators = [1000]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n";
+pub(super) const EVERYBODY: &str = "administrators = [1000]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n";
 
-fn news(w: &mut World, news: MachineNews<Fake>) {
+pub(super) fn news(w: &mut World, news: MachineNews<Fake>) {
     let actions = w.core.machine_news(news);
     w.perform(actions);
 }
@@ -75,7 +75,7 @@ fn near() -> RegionReference {
     RegionReference::with_ring(RING)
 }
 
-fn far(base: u64) -> RegionReference {
+pub(super) fn far(base: u64) -> RegionReference {
     RegionReference { within: Within::Window, base, ..near() }
 }
 
@@ -89,7 +89,7 @@ fn take(w: &mut World, session: u64, socket: SocketFacts, region: RegionReferenc
     w.say_of(session, Message::Take { region }, socket, with).expect("an answer")
 }
 
-fn room(answer: Message) -> u64 {
+pub(super) fn room(answer: Message) -> u64 {
     match answer {
         Message::RoomIs { base } => base,
         other => panic!("no room: {other:?}"),
@@ -103,7 +103,7 @@ fn handshake(answer: Message) -> u64 {
     }
 }
 
-fn refused(answer: Message) -> Refusal {
+pub(super) fn refused(answer: Message) -> Refusal {
     match answer {
         Message::Refused { code, reason } => {
             assert!(!reason.is_empty());

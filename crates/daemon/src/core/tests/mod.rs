@@ -9,6 +9,7 @@ mod explain;
 mod further;
 mod further_in_windows;
 mod groups;
+mod guest_datagrams;
 mod guest_sockets;
 mod join;
 mod machines;
@@ -99,7 +100,7 @@ impl Descriptor for Fake {
         Ok([bell(0), bell(1)])
     }
 
-    fn written(&self) -> u64 {
+    fn written(&self, _: partywall_protocol::wire::Located) -> u64 {
         WRITTEN
     }
 }
@@ -156,6 +157,8 @@ pub(super) struct World {
     pub(super) terms: Option<(Terms, Vec<Clause>)>,
     /// Flows that the directory calls proved.
     pub(super) flows: BTreeSet<u64>,
+    /// The same, with the directories that say so: `None` for the host's.
+    pub(super) shown_flows: BTreeSet<(u64, Option<MachineId>)>,
     /// Flows that have ended, and their limits.
     pub(super) ended: BTreeMap<u64, u64>,
     /// Sockets that are watched.
@@ -203,6 +206,7 @@ impl World {
             directories: BTreeSet::new(),
             terms: None,
             flows: BTreeSet::new(),
+            shown_flows: BTreeSet::new(),
             ended: BTreeMap::new(),
             watched: BTreeMap::new(),
             members: Vec::new(),
@@ -301,18 +305,21 @@ impl World {
             DirectoryChange::Offer(f) => ('o', f, true),
             DirectoryChange::NoOffer(f) => ('o', f, false),
             DirectoryChange::Policy { terms, clauses } => return self.terms = Some((terms, clauses)),
-            DirectoryChange::Flow(flow) => {
+            DirectoryChange::Flow(flow) | DirectoryChange::SeparateFlow(flow) => {
                 let slots: BTreeSet<_> = self.flows.iter().map(|flow| slot_of(*flow)).collect();
-                assert!(!slots.contains(&slot_of(flow)), "another flow has that slot");
-                assert!(self.flows.insert(flow));
+                let is_again = self.shown_flows.iter().any(|(of, _)| *of == flow);
+                assert!(is_again || !slots.contains(&slot_of(flow)), "another flow has that slot");
+                self.flows.insert(flow);
+                assert!(self.shown_flows.insert((flow, machine)));
                 return;
             }
             DirectoryChange::FlowEnded { flow, limit } => {
-                assert!(self.flows.remove(&flow), "what ends has begun");
+                assert!(self.shown_flows.remove(&(flow, machine)), "what ends has begun there");
+                self.flows.remove(&flow);
                 self.ended.insert(flow, limit);
                 return;
             }
-            DirectoryChange::Proved(_) => return,
+            DirectoryChange::FlowProved { .. } | DirectoryChange::Proved(_) => return,
         };
         let count = match machine {
             None => self.listed.entry((table, fingerprint)).or_default(),

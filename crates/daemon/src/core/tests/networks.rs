@@ -13,8 +13,12 @@ const STRANGE: u64 = 4;
 /// What belongs to which namespace.
 const LIST: [(&str, u64); 4] = [("10.0.0.1", OWN), ("10.0.0.2", BLUE), ("fd00::2", BLUE), ("10.0.0.3", RED)];
 
+fn of_host(cookie: u64) -> NamespaceId {
+    NamespaceId { origin: Origin::Host, cookie }
+}
+
 fn networks(list: &[(&str, u64)]) -> Networks {
-    Networks::new(Some(OWN), list.iter().map(|(ip, netns)| (ip.parse().unwrap(), *netns)))
+    Networks::new(Some(OWN), list.iter().map(|(ip, netns)| (ip.parse().unwrap(), of_host(*netns))))
 }
 
 fn world() -> (World, u64, u64) {
@@ -115,7 +119,7 @@ fn namespace_of_the_socket_counts_not_of_its_session() {
     for (from, sender) in [("10.0.0.3:5000", red), ("10.0.0.2:5000", blue)] {
         let Message::DatagramsTaken { flow, .. } = take(&mut w, db, receiver, from) else { panic!("{from}") };
         let [watched, _] = w.watched[&flow];
-        assert_eq!((watched.cookie, watched.netns, watched.to), (sender.cookie, sender.netns, at(from)));
+        assert_eq!((watched.cookie, watched.namespace, watched.to), (sender.cookie, sender.namespace(), at(from)));
     }
 }
 

@@ -55,6 +55,8 @@ pub(super) struct Open<'a> {
     connecting: BTreeMap<(u32, u32), Vec<u32>>,
     next_link: u32,
     windows: Vec<Announcement>,
+    /// The questions about sockets that the guest has not answered.
+    asked: BTreeSet<u32>,
     /// Orders wait until the guest takes something.
     orders_left: bool,
     /// The doorbell device that the guest has been told of, and whether it has said that it uses it.
@@ -81,6 +83,7 @@ impl<'a> Open<'a> {
             connecting,
             next_link: 1,
             windows: Vec::new(),
+            asked: BTreeSet::new(),
             orders_left: false,
             doorbell: None,
             release_by: None,
@@ -153,6 +156,7 @@ impl<'a> Open<'a> {
         self.forget_sessions();
         self.end_release(Some("its agent has started again meanwhile".to_owned()));
         self.windows.clear();
+        self.asked.clear();
         self.doorbell = None;
         self.say(&Say::Name { name: LastName(self.at.name.clone()) });
         self.at.say_up(true);
@@ -178,6 +182,7 @@ impl<'a> Open<'a> {
         if let Some(announced) = announce {
             self.announce(announced);
         }
+        self.ask();
         if release {
             self.release_by = Some(Instant::now() + RELEASE);
             // Before the guest hears of it: whatever of its channels ends from now on, has moved.
@@ -208,6 +213,24 @@ impl<'a> Open<'a> {
         if let Some(doorbell) = doorbell.filter(|doorbell| told != Some(doorbell.id())) {
             self.say(&Say::Doorbell { id: doorbell.id() });
             self.doorbell = Some((doorbell, false));
+        }
+    }
+
+    /// Asks the guest about its sockets, unless it takes nothing. The newest questions replace those that it has not answered.
+    fn ask(&mut self) {
+        if self.is_full() {
+            self.orders_left |= self.at.questions.is_any();
+            return;
+        }
+        let questions = self.at.questions.take();
+        if !questions.is_empty() {
+            self.asked.clear();
+        }
+        for question in questions {
+            if let Say::FindReceivers { number, .. } = question {
+                self.asked.insert(number);
+                self.say(&question);
+            }
         }
     }
 
@@ -276,13 +299,24 @@ impl<'a> Open<'a> {
                     self.at.errand(Errand::News(MachineNews::Rung { machine, rung_by }));
                 }
             }
+            // What was not asked is not passed on, so a guest cannot keep the event loop busy with answers.
+            Say::ReceiversAre { number, netns, at, receivers } if self.asked.remove(&number) => {
+                let machine = self.at.machine;
+                self.at.errand(Errand::Receivers { machine, number, netns, at, receivers: receivers.0 });
+            }
             Say::Released { held } if self.release_by.is_some() => {
                 // The machine has no sessions any more, and its programs no places: later messages about them are ignored.
                 self.forget_sessions();
                 self.end_release(Some(held.0).filter(|held| !held.is_empty()));
             }
             // Not for a guest to say, or not asked for.
-            Say::Released { .. } | Say::Release {} | Say::Window { .. } | Say::Name { .. } | Say::Doorbell { .. } => {}
+            Say::Released { .. }
+            | Say::Release {}
+            | Say::Window { .. }
+            | Say::Name { .. }
+            | Say::Doorbell { .. }
+            | Say::FindReceivers { .. }
+            | Say::ReceiversAre { .. } => {}
         }
     }
 
@@ -380,6 +414,8 @@ impl<'a> Open<'a> {
                 Message::RoomIs { .. }
                 | Message::GroupWindowIs { .. }
                 | Message::DirectoryIs { .. }
+                | Message::DatagramsTaken { .. }
+                | Message::Receiver { .. }
                 | Message::PeerIs { .. },
             )) => {
                 window = fds.next().and_then(|memory| self.window_of(&memory));

@@ -4,6 +4,7 @@ use super::open::{MOST_ERRANDS, MOST_SESSIONS};
 use super::*;
 use partywall_protocol::agent::Say;
 use partywall_protocol::port::{Decoder, Frame, Item, greeting};
+use partywall_protocol::socket::ReceiverCookies;
 use partywall_protocol::wire::{self, Message};
 use partywall_region::{Link, LinkEvent, packet};
 use std::io::{Read as _, Write as _};
@@ -402,4 +403,38 @@ fn latest_list_of_windows_replaces_one_that_was_not_said() {
     let (taken, left) = shared.take(true);
     assert!(taken.announce.is_some() && taken.release && !left);
     assert!(shared.take(false).0.announce.is_none());
+}
+
+#[test]
+fn answer_about_sockets_is_passed_on_once_if_it_was_asked_for() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    let mut errands = Vec::new();
+    let until = |errands: &mut Vec<Errand>, is: &dyn Fn(&Errand) -> bool| {
+        let deadline = Instant::now() + HANG;
+        while !errands.iter().any(is) {
+            assert!(Instant::now() < deadline, "{errands:?}");
+            errands.extend(served.control.take_wishes().errands);
+        }
+    };
+    until(&mut errands, &|errand| matches!(errand, Errand::Port(..)));
+    let questions = errands.iter().find_map(|errand| match errand {
+        Errand::Port(MachineId::MIN, questions) => Some(questions.clone()),
+        _ => None,
+    });
+    let question = Say::FindReceivers { number: 3, questions: Vec::new() };
+    questions.unwrap().ask(vec![question.clone()]);
+    assert_eq!(guest.next_said(), Some(question));
+    for number in [4, 3, 3] {
+        let receivers = ReceiverCookies(vec![5]);
+        guest.say(Say::ReceiversAre { number, netns: 1, at: 2, receivers }.encode());
+    }
+    // All of them were heard when this is.
+    guest.say(Say::Open { session: 1, pid: 7 }.encode());
+    until(&mut errands, &|errand| matches!(errand, Errand::Admit(..)));
+    let answers = errands.iter().filter_map(|errand| match errand {
+        Errand::Receivers { number, receivers, .. } => Some((*number, receivers.clone())),
+        _ => None,
+    });
+    assert_eq!(answers.collect::<Vec<_>>(), [(3, vec![5])]);
 }

@@ -1,0 +1,295 @@
+//! Flows of datagrams between virtual machines, and between one and the host, that the operator lists.
+
+use super::datagrams::{at, code, halves, socket};
+use super::guest_sockets::{A, B, C, EVERYBODY, attached, news, refused, room};
+use super::*;
+use partywall_protocol::wire::{AddressList, RegionReference, Within};
+
+const RING: u64 = 8192;
+/// The namespaces of the host and of all agents have one number.
+const NETNS: u64 = 1;
+const LIST: [(&str, Origin); 3] =
+    [("10.0.0.1", Origin::Machine(A)), ("10.0.0.2", Origin::Machine(B)), ("10.0.0.9", Origin::Host)];
+
+fn networks(list: &[(&str, Origin)]) -> Networks {
+    let namespace = |origin| NamespaceId { origin, cookie: NETNS };
+    Networks::new(Some(NETNS), list.iter().map(|(ip, origin)| (ip.parse().unwrap(), namespace(*origin))))
+}
+
+fn world(policy: &str) -> World {
+    let mut w = attached(policy);
+    w.feed(CoreEvent::Networks(networks(&LIST)));
+    w
+}
+
+/// A region of this ring, in separate memory or at a byte of a window.
+fn region(ring: u64, base: Option<u64>) -> RegionReference {
+    let near = RegionReference::with_ring(ring);
+    base.map_or(near, |base| RegionReference { within: Within::Window, base, ..near })
+}
+
+fn offer(w: &mut World, session: u64, sender: &str, to: &str, base: Option<u64>) -> Message {
+    let with = vec![w.region(RING)];
+    let (to_high, to_low, to_port) = halves(at(to));
+    let message = Message::OfferDatagrams { to_high, to_low, to_port, region: region(RING, base) };
+    w.say_of(session, message, socket(sender), with).expect("an answer")
+}
+
+fn take(w: &mut World, session: u64, receiver: &str, from: &str, base: Option<u64>) -> Message {
+    let with = vec![w.region(0)];
+    let (from_high, from_low, from_port) = halves(at(from));
+    let message = Message::TakeDatagrams { from_high, from_low, from_port, region: region(0, base) };
+    w.say_of(session, message, socket(receiver), with).expect("an answer")
+}
+
+/// Offers in both steps.
+fn offered(w: &mut World, session: u64, sender: &str, to: &str) -> (u64, u64) {
+    let base = room(offer(w, session, sender, to, None));
+    match offer(w, session, sender, to, Some(base)) {
+        Message::Offered { offer } => (offer, base),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Takes in both steps.
+fn taken(w: &mut World, session: u64, receiver: &str, from: &str) -> u64 {
+    let base = room(take(w, session, receiver, from, None));
+    match take(w, session, receiver, from, Some(base)) {
+        Message::DatagramsTaken { flow, region } if region.is_in_window() => flow,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A flow from `a` to `b`, with the sessions of both.
+fn flow(w: &mut World) -> (u64, u64, u64) {
+    let (web, db) = (w.join_as(A, "a.web", 7), w.join_as(B, "b.db", 7));
+    let (offer, _) = offered(w, web, "0.0.0.0:5000", "10.0.0.2:53");
+    let flow = taken(w, db, "0.0.0.0:53", "10.0.0.1:5000");
+    assert_eq!(flow, offer);
+    (flow, web, db)
+}
+
+#[test]
+fn datagrams_of_listed_machines_meet_in_their_windows() {
+    let mut w = world(EVERYBODY);
+    let (web, db) = (w.join_as(A, "a.web", 7), w.join_as(B, "b.db", 7));
+    let (offer, base) = offered(&mut w, web, "0.0.0.0:5000", "10.0.0.2:53");
+    let offers: Vec<_> =
+        w.listed_in_machines.keys().filter(|(_, table, _)| *table == 'o').map(|(of, ..)| *of).collect();
+    assert!(offers == [B] && w.listed.keys().all(|(table, _)| *table != 'o'), "the receiver's machine alone sees it");
+    let flow = taken(&mut w, db, "0.0.0.0:53", "10.0.0.1:5000");
+    assert_eq!(flow, offer);
+    assert_eq!(w.shown_flows, BTreeSet::from([(flow, Some(A)), (flow, Some(B))]));
+    let origins = w.watched[&flow].map(|socket| socket.namespace.origin);
+    assert_eq!(origins, [Origin::Machine(A), Origin::Machine(B)]);
+    assert_eq!(w.booked.len(), 2);
+    assert!(w.booked.iter().any(|(at, _)| *at == base));
+    let Message::Receiver { region } = w.ask(web, Message::FetchReceiver { flow }) else { panic!() };
+    assert!(region.is_in_window() && region.ring_size == 0);
+}
+
+#[test]
+fn datagrams_between_host_and_machine_use_directories_of_both() {
+    let mut w = world(EVERYBODY);
+    let (web, db) = (w.join("web", 7), w.join_as(B, "b.db", 7));
+    offered(&mut w, web, "10.0.0.9:5000", "10.0.0.2:53");
+    let there = taken(&mut w, db, "10.0.0.2:53", "10.0.0.9:5000");
+    offered(&mut w, db, "0.0.0.0:53", "10.0.0.9:5000");
+    let back = taken(&mut w, web, "10.0.0.9:5000", "10.0.0.2:53");
+    let both = |flow| [(flow, None), (flow, Some(B))];
+    assert_eq!(w.shown_flows, both(there).into_iter().chain(both(back)).collect());
+}
+
+#[test]
+fn flow_between_machines_needs_listed_addresses_of_both() {
+    for (machine, sender, to, why) in [
+        (A, "10.0.0.7:5000", "10.0.0.2:53", "not listed"),
+        (A, "10.0.0.2:5000", "10.0.0.2:53", "the other machine's"),
+        (A, "127.0.0.1:5000", "10.0.0.2:53", "loopback"),
+        (C, "0.0.0.0:5000", "10.0.0.2:53", "a machine that is not listed"),
+        (C, "10.0.0.1:5000", "10.0.0.2:53", "likewise"),
+        (A, "0.0.0.0:5000", "10.0.0.1:53", "within a machine"),
+        (A, "0.0.0.0:5000", "127.0.0.1:53", "likewise"),
+        (A, "0.0.0.0:5000", "10.0.0.8:53", "to an address that is not listed"),
+    ] {
+        let mut w = world(EVERYBODY);
+        let web = w.join_as(machine, "web", 7);
+        assert_eq!(code(offer(&mut w, web, sender, to, None)), Refusal::BadSocket, "{why}");
+        assert_eq!(w.booked.len(), 0, "{why}");
+    }
+    // The offer is in order, and another machine or socket wants it.
+    for (receiver_in, receiver, from, expected) in [
+        (C, "0.0.0.0:53", "10.0.0.1:5000", Refusal::BadSocket),
+        (C, "10.0.0.2:53", "10.0.0.1:5000", Refusal::BadSocket),
+        (A, "0.0.0.0:53", "10.0.0.1:5000", Refusal::NoSuchOffer),
+        (B, "0.0.0.0:54", "10.0.0.1:5000", Refusal::NoSuchOffer),
+        (B, "0.0.0.0:53", "10.0.0.1:5001", Refusal::NoSuchOffer),
+        (B, "127.0.0.1:53", "10.0.0.1:5000", Refusal::NoSuchOffer),
+    ] {
+        let mut w = world(EVERYBODY);
+        let (web, other) = (w.join_as(A, "web", 7), w.join_as(receiver_in, "other", 8));
+        offered(&mut w, web, "0.0.0.0:5000", "10.0.0.2:53");
+        assert_eq!(code(take(&mut w, other, receiver, from, None)), expected, "{receiver} {from}");
+    }
+}
+
+#[test]
+fn receiver_in_machine_is_listed_elsewhere_at_its_address() {
+    let mut w = world(EVERYBODY);
+    let (db, other) = (w.join_as(B, "b.db", 7), w.join_as(C, "c.db", 7));
+    let addresses = || AddressList(vec!["10.0.0.2".parse().unwrap(), "10.5.5.5".parse().unwrap()]);
+    let mut publish = |session| {
+        let answer = w.say_of(session, Message::Publish { addresses: addresses() }, socket("0.0.0.0:53"), vec![]);
+        assert!(matches!(answer, Some(Message::Published { .. })), "{answer:?}");
+    };
+    publish(db);
+    publish(other);
+    let listener = |ip: &str| Fingerprint::listener(Transport::Udp, at(&format!("{ip}:53")), NETNS);
+    let is_listed = |w: &World, machine, ip| w.listed_in_machines.contains_key(&(machine, 'l', listener(ip)));
+    assert!(is_listed(&w, A, "10.0.0.2") && w.listed.contains_key(&('l', listener("10.0.0.2"))));
+    for machine in [A, B, C] {
+        assert!(!["10.5.5.5", "127.0.0.1"].iter().any(|ip| is_listed(&w, machine, ip)), "{machine}");
+    }
+    assert!(!is_listed(&w, B, "10.0.0.2"), "within the machine the kernel carries them");
+    w.feed(CoreEvent::Networks(networks(&[])));
+    assert!(!is_listed(&w, A, "10.0.0.2") && !w.listed.contains_key(&('l', listener("10.0.0.2"))));
+}
+
+#[test]
+fn receiver_is_hidden_from_machines_that_may_not_reach_it() {
+    let mut w = world("[[connect]]\nfrom = 'a.*'\nto = 'b.*'\nservice = 'udp-53'\n");
+    let db = w.join_as(B, "b.db", 7);
+    let addresses = AddressList(vec!["10.0.0.2".parse().unwrap()]);
+    w.say_of(db, Message::Publish { addresses }, socket("0.0.0.0:53"), vec![]);
+    let sees = |machine| w.listed_in_machines.keys().any(|(of, table, _)| (*of, *table) == (machine, 'l'));
+    assert!(sees(A) && !sees(C));
+}
+
+#[test]
+fn flow_between_machines_needs_a_connect_rule() {
+    for (rule, expected) in
+        [("from = 'a.*'\nto = 'b.*'\nservice = 'udp-53'", true), ("from = 'a.*'\nto = 'c.*'", false)]
+    {
+        let mut w = world(&format!("[[connect]]\n{rule}\n"));
+        let (web, db) = (w.join_as(A, "a.web", 7), w.join_as(B, "b.db", 7));
+        offered(&mut w, web, "0.0.0.0:5000", "10.0.0.2:53");
+        match take(&mut w, db, "0.0.0.0:53", "10.0.0.1:5000", None) {
+            Message::RoomIs { .. } => assert!(expected),
+            other => assert!(!expected && code(other) == Refusal::Denied),
+        }
+    }
+}
+
+#[test]
+fn host_program_without_administration_has_no_flow_to_machine() {
+    let policy = "[[join]]\ndomain = '*'\nusers = ['*']\n[[connect]]\nfrom = '*'\nto = '*'\n";
+    let mut w = world(policy);
+    let (web, db) = (w.join_as(1, "web", 7), w.join_as(B, "b.db", 7));
+    assert_eq!(refused(offer(&mut w, web, "0.0.0.0:5000", "10.0.0.2:53", None)), Refusal::Denied);
+    offered(&mut w, db, "0.0.0.0:5000", "10.0.0.9:53");
+    assert_eq!(refused(take(&mut w, web, "0.0.0.0:53", "10.0.0.2:5000", None)), Refusal::Denied);
+}
+
+#[test]
+fn region_of_flow_between_machines_must_be_in_window() {
+    let mut w = world(EVERYBODY);
+    let (web, db) = (w.join_as(A, "a.web", 7), w.join_as(B, "b.db", 7));
+    assert_eq!(refused(offer(&mut w, web, "0.0.0.0:5000", "10.0.0.2:53", Some(4096))), Refusal::BadRegion);
+    let (_, base) = offered(&mut w, web, "0.0.0.0:5000", "10.0.0.2:53");
+    let again = offer(&mut w, web, "0.0.0.0:5001", "10.0.0.2:53", Some(base));
+    assert_eq!(refused(again), Refusal::BadRegion, "the place is the first offer's");
+    assert_eq!(refused(take(&mut w, db, "0.0.0.0:53", "10.0.0.1:5000", Some(base))), Refusal::BadRegion);
+    assert_eq!(w.booked.len(), 1, "no place is left over");
+    // Within the host it must not be in one.
+    let [one, other] = [w.join("one", 8), w.join("other", 9)];
+    assert_eq!(refused(offer(&mut w, one, "127.0.0.1:5000", "127.0.0.1:53", Some(base))), Refusal::BadRegion);
+    offer(&mut w, one, "127.0.0.1:5000", "127.0.0.1:53", None);
+    assert_eq!(refused(take(&mut w, other, "127.0.0.1:53", "127.0.0.1:5000", Some(base))), Refusal::BadRegion);
+}
+
+#[test]
+fn places_of_ended_flow_are_kept_until_both_sides_close() {
+    for lost in [Side::Connecting, Side::Accepting] {
+        let mut w = world(EVERYBODY);
+        let (flow, web, db) = flow(&mut w);
+        w.feed(CoreEvent::FlowLost { flow, side: lost });
+        let limit = if lost == Side::Connecting { WRITTEN } else { 0 };
+        assert!(w.flows.is_empty() && w.shown_flows.is_empty() && w.watched.is_empty());
+        assert_eq!(w.ended.get(&flow), Some(&limit));
+        assert_eq!(w.booked.len(), 2, "a program may be in the middle of a datagram");
+        w.say(web, Message::Closed { channel: flow }, vec![]);
+        assert_eq!(w.booked.len(), 2, "the other may still read");
+        w.say(db, Message::Closed { channel: flow }, vec![]);
+        assert_eq!((w.booked.len(), w.core.status().channels), (0, 0));
+    }
+}
+
+#[test]
+fn flow_between_machines_ends_when_either_side_closes_or_goes() {
+    let mut w = world(EVERYBODY);
+    for by_sender in [true, false] {
+        let (flow, web, db) = flow(&mut w);
+        let (first, second) = if by_sender { (web, db) } else { (db, web) };
+        w.say(first, Message::Closed { channel: flow }, vec![]);
+        assert_eq!(w.ended.get(&flow), Some(&if by_sender { WRITTEN } else { 0 }));
+        assert!(w.shown_flows.is_empty() && w.watched.is_empty());
+        assert_eq!(w.booked.len(), 2);
+        w.end(second);
+        w.end(first);
+        assert_eq!((w.booked.len(), w.core.status().channels), (0, 0));
+    }
+}
+
+#[test]
+fn places_of_program_that_was_cut_off_are_not_given_out_again() {
+    let mut w = world(EVERYBODY);
+    let (flow, web, db) = flow(&mut w);
+    w.lose(web);
+    assert_eq!(w.ended.get(&flow), Some(&WRITTEN));
+    w.end(db);
+    assert_eq!((w.booked.len(), w.core.status().channels), (2, 0), "it may still write there");
+}
+
+#[test]
+fn flow_ends_when_its_machine_leaves_the_list() {
+    for list in [&LIST[..1], &LIST[1..], &[("10.0.0.1", Origin::Machine(A)), ("10.0.0.2", Origin::Machine(C))], &[]] {
+        let mut w = world(EVERYBODY);
+        let (flow, ..) = flow(&mut w);
+        w.feed(CoreEvent::Networks(networks(&LIST)));
+        assert!(w.flows.contains(&flow), "the same list");
+        w.feed(CoreEvent::Networks(networks(list)));
+        assert_eq!((w.flows.len(), w.watched.len(), w.ended.get(&flow)), (0, 0, Some(&0)), "{list:?}");
+    }
+}
+
+#[test]
+fn destroyed_socket_of_host_ends_no_flow_of_machines() {
+    let mut w = world(EVERYBODY);
+    let (flow, ..) = flow(&mut w);
+    let cookie = w.watched[&flow][0].cookie;
+    w.feed(CoreEvent::SocketGone { cookie });
+    assert!(w.flows.contains(&flow), "a socket of the machine has the same number");
+}
+
+#[test]
+fn machine_that_migrates_gets_no_flow() {
+    let mut w = world(EVERYBODY);
+    let web = w.join_as(A, "a.web", 7);
+    news(&mut w, MachineNews::Migrating { machine: B, leaves: true });
+    assert_eq!(refused(offer(&mut w, web, "0.0.0.0:5000", "10.0.0.2:53", None)), Refusal::Machine);
+}
+
+#[test]
+fn flows_of_one_machine_are_limited() {
+    const MOST: u16 = 512;
+    let mut w = world(EVERYBODY);
+    let (web, db) = (w.join_as(A, "a.web", 7), w.join_as(B, "b.db", 7));
+    let (sender, from) = (|n: u16| format!("0.0.0.0:{}", 5000 + n), |n: u16| format!("10.0.0.1:{}", 5000 + n));
+    for n in 0..MOST {
+        offered(&mut w, web, &sender(n), "10.0.0.2:53");
+        taken(&mut w, db, "0.0.0.0:53", &from(n));
+    }
+    offered(&mut w, web, &sender(MOST), "10.0.0.2:53");
+    assert_eq!(refused(take(&mut w, db, "0.0.0.0:53", &from(MOST), None)), Refusal::OutOfResources);
+    assert_eq!(w.flows.len(), usize::from(MOST));
+}
