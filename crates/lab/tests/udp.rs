@@ -1,5 +1,5 @@
-//! Datagrams of unmodified programs in virtual machines that the operator's list names: sockperf in one guest, its clients in another and on
-//! the host.
+//! Datagrams of unmodified programs in virtual machines that the operator's list names: sockperf in one guest, its clients in another, and
+//! what becomes of their flows when the list, an agent or a machine is gone.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -16,9 +16,10 @@ const LIBRARY: &str = "libpartywall_preload.so";
 const SERVER: &str = "10.77.0.1";
 const CLIENT: &str = "10.77.0.2";
 const PORT: u16 = 7000;
-/// The log lines of the library when a flow has its ring, at the sender and at the receiver.
+/// The log lines of the library when a flow has its ring, at the sender and at the receiver, and when a flow has ended.
 const SENDS: &str = "go by a ring";
 const RECEIVES: &str = "by a ring of";
+const ENDED: &str = "no longer go by a ring";
 
 /// `[[network]]` tables for machines.
 fn networks(list: &[(&str, &str)]) -> String {
@@ -107,6 +108,45 @@ fn host_asks_by_ring(world: &World, network: &Network) -> bool {
     log.contains(SENDS) && log.contains(RECEIVES)
 }
 
+/// Flows of datagrams that the broker knows.
+fn flows(world: &World) -> usize {
+    world.partywall(&["list", "channels"]).text().matches("udp-").count()
+}
+
+fn wait_for_flows(world: &World, what: &str, is_right: impl Fn(usize) -> bool) {
+    let deadline = Instant::now() + HANG;
+    while !is_right(flows(world)) {
+        assert!(Instant::now() < deadline, "{what}: {}{}", world.partywall(&["list", "channels"]).text(), world.log());
+    }
+}
+
+/// Has a guest's clients ask, one after the other, and `during` happen once datagrams go by rings. Each gets its answers, none twice.
+fn while_asking(world: &mut World, client: &Guest, during: impl FnOnce(&mut World)) {
+    wait_for_flows(world, "earlier clients have ended", |flows| flows == 0);
+    client.sh("rm -f /tmp/stop /tmp/asked /tmp/client.log");
+    let running = client.begin(&format!(
+        "while [ ! -e /tmp/stop ]; do PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4 \
+         sockperf pp -i {SERVER} -p {PORT} -t 10 --data-integrity >> /tmp/asked 2>&1 || echo FAILED >> /tmp/asked; done"
+    ));
+    wait_for_line(client, "a client has a ring", SENDS);
+    during(world);
+    client.sh("touch /tmp/stop");
+    drop(running.wait(HANG));
+    let said = client.sh("cat /tmp/asked");
+    assert!(!said.contains("FAILED") && !said.contains("integrity test failed"), "{said}");
+    let received = said.matches("# duplicated messages = 0; # out-of-order messages = 0").count();
+    assert_eq!(received, said.matches("# dropped messages").count(), "{said}");
+}
+
+/// Waits for a line in the log of a guest's clients.
+fn wait_for_line(client: &Guest, what: &str, line: &str) {
+    let deadline = Instant::now() + HANG;
+    let log = || client.sh("cat /tmp/client.log 2> /dev/null; true");
+    while !log().contains(line) {
+        assert!(Instant::now() < deadline, "{what}: {}", log());
+    }
+}
+
 #[test]
 fn datagrams_of_listed_machines_use_rings() {
     let program = std::path::Path::new("/usr/bin/sockperf");
@@ -121,7 +161,7 @@ fn datagrams_of_listed_machines_use_rings() {
     let host = named.as_ref().map_or("", |(_, entry)| entry);
     let both = networks(&[("a", SERVER), ("b", CLIENT)]) + host;
     world.kill_broker();
-    world.start_broker_with(&(entries + &both));
+    world.start_broker_with(&(entries.clone() + &both));
     world.wait_ready(2);
     serve(&a);
     assert!(
@@ -138,4 +178,35 @@ fn datagrams_of_listed_machines_use_rings() {
     } else {
         println!("skipped: a program of the host beside guests, since only root can put it on their network");
     }
+
+    while_asking(&mut world, &b, |world| {
+        world.set_policy(&(entries.clone() + &networks(&[("a", SERVER)])));
+        wait_for_line(&b, "a machine is listed no more", ENDED);
+        wait_for_flows(world, "a machine is listed no more", |flows| flows == 0);
+        world.set_policy(&(entries.clone() + &both));
+        wait_for_flows(world, "the machine is listed again", |flows| flows > 0);
+    });
+    while_asking(&mut world, &b, |world| {
+        b.sh("kill -9 $(cat /tmp/agent.pid)");
+        wait_for_line(&b, "the agent is gone", ENDED);
+        wait_for_flows(world, "the agent is gone", |flows| flows == 0);
+        b.start_agent();
+        world.wait_ready(2);
+        wait_for_flows(world, "there is an agent again", |flows| flows > 0);
+    });
+    while_asking(&mut world, &b, |world| {
+        world.kill_broker();
+        world.start_broker_with(&(entries.clone() + &both));
+        world.wait_ready(2);
+        wait_for_flows(world, "there is another broker", |flows| flows > 0);
+    });
+    let said = b.sh(&format!(
+        "partywall run --quiet --move after=4 sockperf pp -i {SERVER} -p {PORT} -t 600 > /dev/null 2>&1 & true"
+    ));
+    assert!(said.is_empty(), "{said}");
+    wait_for_flows(&world, "the client has rings", |flows| flows > 0);
+    drop(b);
+    wait_for_flows(&world, "the machine is gone", |flows| flows == 0);
+    let said = a.sh(&format!("sockperf pp -i {SERVER} -p {PORT} -t 2 2>&1"));
+    assert!(figure(&said, "ReceivedMessages=") > 0, "the server serves others: {said}");
 }

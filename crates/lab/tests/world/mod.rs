@@ -111,9 +111,7 @@ impl World {
     }
 
     pub(crate) fn start_broker_with(&mut self, machines: &str) {
-        let uid = rustix::process::geteuid().as_raw();
-        let policy = format!("administrators = [{uid}]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n{machines}");
-        std::fs::write(self.path("policy.toml"), policy).unwrap();
+        self.write_policy(machines);
         let log = std::fs::File::options().create(true).append(true).open(self.path("broker.log")).unwrap();
         let child = Command::new(program("partywall-daemon", "partywalld"))
             .arg("--socket")
@@ -130,6 +128,19 @@ impl World {
         while self.partywall(&["list"]).status != 0 {
             assert!(Instant::now() < deadline, "the broker does not start: {}", self.log());
         }
+    }
+
+    fn write_policy(&self, further: &str) {
+        let uid = rustix::process::geteuid().as_raw();
+        let policy = format!("administrators = [{uid}]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n{further}");
+        std::fs::write(self.path("policy.toml"), policy).unwrap();
+    }
+
+    /// Puts another policy in force soon, while the broker runs.
+    pub(crate) fn set_policy(&self, further: &str) {
+        self.write_policy(further);
+        let pid = rustix::process::Pid::from_raw(self.broker_pid().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
     }
 
     /// Kills it.
