@@ -333,7 +333,7 @@ pub(crate) struct PeerSide {
     pub(crate) place: (Located, Geometry),
     /// The memory that its region is in, not yet verified.
     pub(crate) region: OwnedFd,
-    /// The number of its program, which no other program has.
+    /// The number of its domain, which no other domain has.
     pub(crate) program: u64,
 }
 

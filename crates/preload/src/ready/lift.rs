@@ -14,6 +14,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The events registered for a socket, and [`ROOM`] in addition once the program has asked for it.
 const SOCKET: EventFlags = EventFlags::from_bits_retain(IN & 0xf | PRI | RDHUP | ET);
@@ -89,12 +90,23 @@ impl Set {
         }
     }
 
-    /// Has the next scan look at those whose peer rings by interrupts, because an interrupt may be lost (protocol I6).
+    /// Has the next scan look at those whose peer rings by interrupts, because an interrupt may be lost (protocol I6): whenever half of the
+    /// time of the longest sleep has passed, whatever the set has reported meanwhile.
+    #[inline]
     pub(super) fn heat_interrupted(&self) {
-        if longest_sleep().is_none() {
+        if let Some(late) = longest_sleep() {
+            self.heat_interrupted_after(late / 2);
+        }
+    }
+
+    #[cold]
+    fn heat_interrupted_after(&self, pause: Duration) {
+        let now = sys::coarse_now().as_millis() as u64;
+        if u128::from(now.wrapping_sub(self.looked_for_lost.get())) < pause.as_millis() {
             return;
         }
         let Some(_held) = self.hold() else { return };
+        self.looked_for_lost.put(now);
         let is_rung_so = |&number: &u32| reg::get(number).conn().is_some_and(|conn| conn.bell().is_interrupt());
         self.all
             .iter()

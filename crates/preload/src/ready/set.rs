@@ -58,6 +58,8 @@ pub(super) struct Set {
     pub(super) answers: AtomicU32,
     pub(super) asked_answers: AtomicU32,
     pub(super) asked_ticks: AtomicU64,
+    /// When it last looked for lost interrupts, in milliseconds of the coarse clock.
+    pub(super) looked_for_lost: AtomicU64,
     /// Answers in a row that had no room for all ends that the kernel may have.
     pub(super) unfinished_answers: AtomicU32,
     pub(super) budget: SpinBudget,
@@ -88,6 +90,7 @@ impl Set {
             answers: AtomicU32::new(0),
             asked_answers: AtomicU32::new(0),
             asked_ticks: AtomicU64::new(0),
+            looked_for_lost: AtomicU64::new(0),
             unfinished_answers: AtomicU32::new(0),
             budget: SpinBudget::new(),
             hot: List::new(),

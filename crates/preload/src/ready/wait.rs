@@ -126,6 +126,7 @@ impl Call {
     }
 
     fn look_and_sleep(&mut self, set: &'static Set, answer: &mut ReadyList) -> Result<(), WaitFailed> {
+        set.heat_interrupted();
         let mut asked = false;
         if set.is_due() {
             asked = true;
@@ -206,12 +207,11 @@ impl Call {
                 sys::set_errno(error);
                 return Err(WaitFailed);
             };
-            if asked.nothing {
-                set.heat_interrupted();
-            } else {
+            if !asked.nothing {
                 set.budget.slept(slept);
                 set.asked();
             }
+            set.heat_interrupted();
             super::inherit::check(set);
             if step.is_some() {
                 // A server that only waits has its listeners published again all the same.

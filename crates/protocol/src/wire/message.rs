@@ -477,7 +477,8 @@ messages! {
     54 PeerIs {
         /// Where the peer's region is.
         region: RegionReference,
-        /// A number of the program that the peer's socket belongs to. No other program has it, on any machine and under any broker.
+        /// The number of the domain that the peer's socket belongs to. No other domain has it, on any machine and under any broker. Processes of
+        /// one domain trust each other.
         program: u64,
         /// The user that the program counts as.
         user: User,

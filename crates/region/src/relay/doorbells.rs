@@ -9,7 +9,7 @@
 //! A guest rings and is rung by its device ([`GuestDoorbells`]). The host decides which peers it may ring, and hands out the other ends
 //! ([`HostDoorbells`]). A relay without either leaves all rings to the port.
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::io::{ReadWriteFlags, preadv2};
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,6 +80,15 @@ pub(super) fn take_signals(event: &OwnedFd) -> rustix::io::Result<()> {
     preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT).map(drop)
 }
 
+/// Signals an event that a hypervisor has as well. A hypervisor that was taken over can make it blocking and fill it, so this looks for
+/// room first. Full, it is signalled already.
+pub(super) fn signal(event: &OwnedFd) {
+    let mut fds = [PollFd::new(event, PollFlags::OUT)];
+    if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1) && fds[0].revents() == PollFlags::OUT {
+        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    }
+}
+
 /// The doorbell device of a relay, if it has one besides its port.
 #[derive(Debug, Default)]
 pub enum Doorbells {
@@ -141,6 +150,17 @@ impl AsFd for VectorEvent {
 #[cfg(not(miri))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn event_that_hypervisor_filled_does_not_block_relay() {
+        let event = event().unwrap();
+        rustix::io::ioctl_fionbio(&event, false).unwrap();
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        signal(&event);
+        take_signals(&event).unwrap();
+        signal(&event);
+        assert_eq!(take_signals(&event), Ok(()), "with room it is signalled");
+    }
 
     #[test]
     fn event_that_process_made_blocking_is_taken_without_waiting() {

@@ -116,8 +116,7 @@ impl Surroundings {
             }
             (RelayEffect::SignalVector(link), Doorbells::Host(_)) => {
                 if let Some(event) = self.locals.get(&link).and_then(|local| local.vector.as_ref()) {
-                    // Full, it is signalled already.
-                    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+                    doorbells::signal(event);
                 }
             }
             // There is no such device any more.

@@ -2,6 +2,7 @@
 
 use super::DirectionWatch;
 use super::core::{LinkUse, MemoryDelivery};
+use super::doorbells;
 use super::judge;
 use super::memory::WindowMemory;
 use crate::link::Packet;
@@ -60,7 +61,7 @@ impl LocalLink {
     /// Rings the process.
     pub(super) fn ring(&self) {
         match &self.event {
-            Some(event) => drop(rustix::io::write(event, &1u64.to_ne_bytes())),
+            Some(event) => doorbells::signal(event),
             None => self.link.ring(),
         }
     }

@@ -154,10 +154,10 @@ impl<F: Descriptor> Core<F> {
         offer.and_then(|offer| Some((offer, offer.handshake()?))).map_or_else(|| no_such(offer_id), Ok)
     }
 
-    /// Describes one side to the other, which is on `to`. A process number of another machine means nothing there.
+    /// Describes one side to the other.
     fn peer_is(&self, domain: DomainId, peer: Credentials, reference: RegionReference) -> Message {
         let name = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
-        // As with channels, numbers of another broker's are below the instance, or above all of this one's.
+        // As with channels, another broker's numbers are below this one's instance, or above all of its numbers.
         let program = self.instance + u64::from(domain);
         Message::PeerIs { region: reference, program, user: peer.user, name }
     }
