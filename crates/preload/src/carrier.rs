@@ -3,6 +3,7 @@
 //! Asked of the kernel by `NETLINK_SOCK_DIAG`, since no other call names the other end. Where that is not to be had (without `unix_diag` in the
 //! kernel, in a sandbox without netlink, or in another network namespace than the socket's), the other end is not known.
 
+use crate::netlink::{attributes, half, word};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
@@ -100,26 +101,9 @@ impl UnixEnd {
             return None;
         }
         let cookie = u64::from(word(message, 8)?) | u64::from(word(message, 12)?) << 32;
-        let mut end = Self { inode: word(message, 4)?, cookie, peer: None };
-        // Attributes `{len u16, type u16}`.
-        let mut rest = message.get(FIXED..)?;
-        while let (Some(len), Some(kind)) = (half(rest, 0), half(rest, 2)) {
-            let Some(value) = rest.get(4..usize::from(len)) else { break };
-            if kind == PEER {
-                end.peer = word(value, 0);
-            }
-            rest = rest.get(usize::from(len).next_multiple_of(4)..).unwrap_or_default();
-        }
-        Some(end)
+        let peer = attributes(message.get(FIXED..)?).find_map(|(kind, value)| word(value, 0).filter(|_| kind == PEER));
+        Some(Self { inode: word(message, 4)?, cookie, peer })
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
-}
-
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
 }
 
 #[cfg(test)]

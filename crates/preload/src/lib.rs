@@ -35,6 +35,7 @@ mod installed;
 mod local;
 mod lock;
 mod log;
+mod netlink;
 mod patience;
 mod process;
 mod ready;

@@ -1,5 +1,6 @@
 //! The addresses of this network namespace, asked of the kernel without the C library, whose function for it allocates.
 
+use crate::netlink::{attributes, half, word};
 use partywall_protocol::wire::{self, BorrowedAddresses};
 use rustix::fd::AsFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -82,20 +83,17 @@ impl Addresses {
         false
     }
 
-    /// One `ifaddrmsg {family u8, prefix u8, flags u8, scope u8, index u32}` and its attributes `{len u16, type u16}`.
+    /// One `ifaddrmsg {family u8, prefix u8, flags u8, scope u8, index u32}` and its attributes.
     fn add(&mut self, message: &[u8]) {
         let Some(family) = message.first().copied() else { return };
-        let mut rest = message.get(8..).unwrap_or_default();
         let (mut address, mut local) = (None, None);
-        while let (Some(len), Some(kind)) = (half(rest, 0), half(rest, 2)) {
-            let Some(value) = rest.get(4..usize::from(len)) else { break };
+        for (kind, value) in attributes(message.get(8..).unwrap_or_default()) {
             match kind {
                 IFA_ADDRESS => address = ip(family, value),
                 // On a point-to-point interface IFA_ADDRESS is the peer's.
                 IFA_LOCAL => local = ip(family, value),
                 _ => {}
             }
-            rest = rest.get(usize::from(len).next_multiple_of(4)..).unwrap_or_default();
         }
         if let Some(found) = local.or(address)
             && let Some(place) = self.list.get_mut(self.len)
@@ -112,14 +110,6 @@ fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
     } else {
         <[u8; 16]>::try_from(value).ok().map(|bytes| Ipv6Addr::from(bytes).into())
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
-}
-
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
 }
 
 #[cfg(test)]
