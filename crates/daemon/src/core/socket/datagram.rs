@@ -135,10 +135,12 @@ impl<F: Descriptor> Core<F> {
         let networks = &self.sockets.networks;
         let is_own = |to: SocketAddr| networks.has(socket.namespace(), to.ip());
         let fits = |offer: &Offer<F>| {
-            offer.to().is_some_and(|to| {
-                networks.allow([(offer.socket.namespace(), from.ip()), (socket.namespace(), to.ip())])
-                    && receives(&socket, to, from, is_own(to))
-            })
+            // The room for its region, and who sees it, were chosen for the machine that the list named when it was made.
+            offer.accepted_on == peer.origin()
+                && offer.to().is_some_and(|to| {
+                    networks.allow([(offer.socket.namespace(), from.ip()), (socket.namespace(), to.ip())])
+                        && receives(&socket, to, from, is_own(to))
+                })
         };
         let Some(offer_id) = self.offers_of(ends, fits).first().copied() else {
             return refuse(Refusal::NoSuchOffer, "no program offers a ring for datagrams to this socket now");
@@ -274,7 +276,11 @@ impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn set_networks(&mut self, networks: Networks) {
         self.sockets.networks = networks;
         let offers = self.sockets.offers.iter().filter_map(|(id, offer)| Some((*id, offer, offer.to()?)));
-        let offers = offers.filter(|(_, offer, to)| !self.has_source(&offer.socket, *to, offer.ends));
+        let leads_to = |offer: &Offer<F>, to: SocketAddr| {
+            self.sockets.networks.origin_of(to.ip()).unwrap_or(offer.peer.origin()) == offer.accepted_on
+        };
+        let offers =
+            offers.filter(|(_, offer, to)| !leads_to(offer, *to) || !self.has_source(&offer.socket, *to, offer.ends));
         let dropped: Vec<_> = offers.map(|(id, ..)| id).collect();
         for offer in dropped {
             self.drop_offer(offer);

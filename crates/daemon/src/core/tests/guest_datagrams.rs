@@ -263,6 +263,27 @@ fn flow_ends_when_its_machine_leaves_the_list() {
 }
 
 #[test]
+fn offer_is_dropped_when_its_address_moves_to_another_machine() {
+    let is_listed = |w: &World| {
+        let in_machines = w.listed_in_machines.keys().any(|(_, table, _)| *table == 'o');
+        in_machines || w.listed.keys().any(|(table, _)| *table == 'o')
+    };
+    for owner in [Origin::Host, Origin::Machine(C)] {
+        let mut w = world(EVERYBODY);
+        let web = w.join("web", 7);
+        let db = if owner == Origin::Host { w.join("db", 8) } else { w.join_as(C, "c.db", 8) };
+        offered(&mut w, web, "10.0.0.9:5000", "10.0.0.2:53");
+        w.feed(CoreEvent::Networks(networks(&LIST)));
+        assert!(is_listed(&w), "the same list");
+        // The sender's address stays what it was.
+        w.feed(CoreEvent::Networks(networks(&[("10.0.0.9", Origin::Host), ("10.0.0.2", owner)])));
+        let answer = take(&mut w, db, "10.0.0.2:53", "10.0.0.9:5000", None);
+        assert_eq!(code(answer), Refusal::NoSuchOffer, "its region may lie in another machine's window");
+        assert!(!is_listed(&w));
+    }
+}
+
+#[test]
 fn destroyed_socket_of_host_ends_no_flow_of_machines() {
     let mut w = world(EVERYBODY);
     let (flow, ..) = flow(&mut w);
