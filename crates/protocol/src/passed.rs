@@ -19,7 +19,7 @@ use crate::wire::Side;
 
 /// The most statements at a time.
 pub const MOST: usize = 1024;
-/// The most of one user.
+/// The most of one user, or of the users that share an account.
 pub const MOST_OF_USER: usize = 256;
 /// How long a statement waits for the receiver, in seconds. The receiver asks for about 100.
 pub const LIFETIME_S: u64 = 120;
@@ -68,10 +68,22 @@ impl<U: PartialEq> PassedSockets<U> {
     /// Keeps a statement. The newest of a user replaces the user's oldest if there are as many as there may be. It is dropped if the user has
     /// none that it could replace.
     pub fn state(&mut self, user: U, of: PassedSocket, state: PassedState, now: u64) {
+        self.state_in(PartialEq::eq, user, of, state, now);
+    }
+
+    /// As [`state`](Self::state), where several users have one account: `shares` says of which two. They share the limit of one.
+    pub fn state_in(
+        &mut self,
+        shares: impl Fn(&U, &U) -> bool,
+        user: U,
+        of: PassedSocket,
+        state: PassedState,
+        now: u64,
+    ) {
         self.statements.retain(|kept| is_young(kept.at, now) && !(kept.user == user && kept.of == of));
-        let of_user = self.statements.iter().filter(|kept| kept.user == user).count();
-        if self.statements.len() >= MOST || of_user >= MOST_OF_USER {
-            let Some(oldest) = self.statements.iter().position(|kept| kept.user == user) else { return };
+        let of_account = self.statements.iter().filter(|kept| shares(&kept.user, &user)).count();
+        if self.statements.len() >= MOST || of_account >= MOST_OF_USER {
+            let Some(oldest) = self.statements.iter().position(|kept| shares(&kept.user, &user)) else { return };
             self.statements.remove(oldest);
         }
         self.statements.push_back(Statement { user, of, state, at: now });

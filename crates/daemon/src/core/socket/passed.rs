@@ -7,12 +7,15 @@ use partywall_protocol::passed::{PassedSocket, PassedState};
 use partywall_protocol::wire::{Message, Origin, User};
 
 use crate::core::{Core, Descriptor, SessionId};
-use crate::credentials::Home;
+use crate::credentials::{Account, Home};
 
 impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn passed(&mut self, id: SessionId, of: PassedSocket, state: PassedState) {
         if let Some(user) = self.user_at_home(id) {
-            self.sockets.passed.state(user, of, state, self.now);
+            // A user that makes namespaces has more homes, but no more accounts.
+            let shares =
+                |one: &(User, Home), other: &(User, Home)| Account::of(one.0, one.1) == Account::of(other.0, other.1);
+            self.sockets.passed.state_in(shares, user, of, state, self.now);
         }
     }
 

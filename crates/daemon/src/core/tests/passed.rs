@@ -1,6 +1,7 @@
 //! Statements about sockets that were passed to other processes.
 
 use super::*;
+use partywall_protocol::passed::MOST_OF_USER;
 
 const PASSED: Message = Message::Passed { socket: 5, carrier: 7, side: Side::Accepting, rings: 2 };
 const TAKE: Message = Message::TakePassed { socket: 5, carrier: 7 };
@@ -44,4 +45,31 @@ fn process_of_unknown_home_has_no_statements() {
         assert_eq!(w.ask(session, TAKE), Message::Done {}, "that user is another one");
     }
     assert_eq!(w.ask(boxed, TAKE), IS);
+}
+
+#[test]
+fn containers_of_one_user_share_its_number_of_statements() {
+    let mut w = World::with_policy("administrators = []\n[[join]]\ndomain = '*'\nusers = ['*']\n");
+    let host = w.join_as(1000, "host", 1);
+    let other = w.join_as((1001, Home::Container { user: 5, pid: 1 }), "other", 2);
+    let [one, two] = [(3, "one", 5), (4, "two", 6)]
+        .map(|(pid, name, user)| w.join_as((1000, Home::Container { user, pid: 1 }), name, pid));
+    let passed = |socket| Message::Passed { socket, carrier: 7, side: Side::Accepting, rings: 2 };
+    for session in [host, other, one] {
+        assert_eq!(w.say(session, PASSED, vec![]), None);
+    }
+    for socket in 100..99 + MOST_OF_USER as u64 {
+        assert_eq!(w.say(two, passed(socket), vec![]), None);
+    }
+    assert_eq!(w.ask(one, TAKE), IS, "there is room for all of both");
+    for socket in [5, 6, 99] {
+        assert_eq!(w.say(if socket == 5 { one } else { two }, passed(socket), vec![]), None);
+    }
+    // The oldest two of the account have made room, and none of another account.
+    let take = |socket| Message::TakePassed { socket, carrier: 7 };
+    assert_eq!([100, 101].map(|socket| w.ask(two, take(socket))), [const { Message::Done {} }; 2]);
+    assert_eq!(w.ask(two, take(102)), IS);
+    for session in [host, other, one] {
+        assert_eq!(w.ask(session, TAKE), IS);
+    }
 }
