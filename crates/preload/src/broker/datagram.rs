@@ -85,10 +85,9 @@ pub(crate) fn fetch_receiver(flow: u64) -> Result<((Located, Geometry), OwnedFd)
 pub(crate) struct Flow {
     /// Its number.
     pub(crate) number: u64,
-    /// Where the sender's region is, and its shape.
-    pub(crate) place: (Located, Geometry),
-    /// The memory that it is in, not yet verified.
-    pub(crate) region: OwnedFd,
+    /// Where the sender's region is, its shape, and the memory that it is in, not yet verified. If it cannot be used, the caller has to close
+    /// the flow nevertheless: it has begun.
+    pub(crate) region: Result<((Located, Geometry), OwnedFd), Reason>,
 }
 
 /// Takes a ring for what comes from `from`, as the kernel has said. If the sender is on another machine, `move_to` makes another region at
@@ -101,12 +100,15 @@ pub(crate) fn take_datagrams(
 ) -> Result<Flow, Reason> {
     let (from_high, from_low) = halves(from.ip());
     let request = |region| BorrowedMessage::TakeDatagrams { from_high, from_low, from_port: from.port(), region };
-    let (number, place, region) = show_with(fd, request, region, move_to, |answer, [memory, ..]| match answer {
-        BorrowedMessage::DatagramsTaken { flow, region } => Some((flow, region.check(), memory.take())),
+    show_with(fd, request, region, move_to, |answer, [memory, ..]| match answer {
+        BorrowedMessage::DatagramsTaken { flow, region } => {
+            let place = region.check().map_err(|_| Reason::Corrupt);
+            // A region for which this process had no descriptor is lost.
+            let region = place.and_then(|place| Ok((place, memory.take().ok_or(Reason::Resources)?)));
+            Some(Flow { number: flow, region })
+        }
         _ => None,
-    })?;
-    let region = region.ok_or(Reason::Resources)?;
-    Ok(Flow { number, place: place.map_err(|_| Reason::Corrupt)?, region })
+    })
 }
 
 /// Shows a socket with a region, and again with one in a window if the broker says where that is to be. Both requests are made in one turn.

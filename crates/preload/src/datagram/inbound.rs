@@ -515,32 +515,46 @@ impl DatagramSocket {
                 return;
             }
         }
+        self.take_offer(fd, from);
+    }
+
+    /// Takes an offer of this sender.
+    pub(super) fn take_offer(&self, fd: c_int, from: SocketAddr) {
         let Some(flow) = FlowPlaces::allocate() else { return };
-        if let Err(reason) = self.take(fd, flow, from) {
+        let mut taken = None;
+        if let Err(reason) = self.take(fd, flow, from, &mut taken) {
             log!("no ring for datagrams from {from}: {}", reason.words());
+            // First: the broker may give our place in a window to another program from then on (protocol U14.12).
             flow.free();
+            if let Some(number) = taken {
+                broker::closed(number);
+            }
         }
     }
 
-    fn take(&self, fd: c_int, flow: &'static FlowPlaces, from: SocketAddr) -> Result<(), Reason> {
+    /// `number` becomes that of the flow when the broker has made it, whether or not this process can use it.
+    fn take(
+        &self,
+        fd: c_int,
+        flow: &'static FlowPlaces,
+        from: SocketAddr,
+        number: &mut Option<u64>,
+    ) -> Result<(), Reason> {
         if crate::unseen::may_be() {
             return Err(Reason::RawCalls);
         }
         let (region, geometry) = flow.make_region(0)?;
         let move_to = |base: u64, window: BorrowedFd<'_>| flow.move_region(0, base, window);
         let taken = broker::take_datagrams(fd, from, (geometry, region.as_fd()), move_to)?;
-        let size = taken.place.1.ring_size();
-        let attached = match size {
-            1..=MAX_PEER_RING => flow.attach_peer(taken.place, &taken.region),
-            _ => Err(Reason::Corrupt),
-        };
-        if let Err(reason) = attached {
-            broker::closed(taken.number);
-            return Err(reason);
+        *number = Some(taken.number);
+        let (place, memory) = taken.region?;
+        let size = place.1.ring_size();
+        match size {
+            1..=MAX_PEER_RING => flow.attach_peer(place, &memory)?,
+            _ => return Err(Reason::Corrupt),
         }
         let Some(mut rx) = self.rx.hold() else { return Err(Reason::Resources) };
         if rx.count == RINGS || !self.may_have_rings() {
-            broker::closed(taken.number);
             return Err(Reason::Option);
         }
         let at = rx.count;

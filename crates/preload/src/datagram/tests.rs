@@ -28,8 +28,8 @@ struct Lying {
 }
 
 impl Lying {
-    /// A flow from the one to the other, after one datagram by the kernel.
-    fn new() -> Self {
+    /// An offer of a flow from the one to the other.
+    fn offered() -> Self {
         let [receiver, sender] = [(); 2].map(|()| UdpSocket::bind(("127.0.0.1", 0)).unwrap());
         let fd = receiver.as_raw_fd();
         made(fd, libc::AF_INET, libc::SOCK_DGRAM, 0);
@@ -43,8 +43,14 @@ impl Lying {
         let number =
             broker::offer_datagrams(sender.as_raw_fd(), to, (geometry, region.as_fd()), |_, _| panic!("no window"))
                 .unwrap();
-        sender.send_to(b"by the kernel", to).unwrap();
-        let mut this = Self { receiver, sender, flow, tail: 0, number };
+        Self { receiver, sender, flow, tail: 0, number }
+    }
+
+    /// A flow from the one to the other, after one datagram by the kernel.
+    fn new() -> Self {
+        let mut this = Self::offered();
+        let (socket, number) = (this.socket(), this.number);
+        this.sender.send_to(b"by the kernel", this.receiver.local_addr().unwrap()).unwrap();
         let mut got = None;
         this.until(|this| {
             got = this.receive();
@@ -134,6 +140,19 @@ fn own_page(flow: &FlowPlaces) -> &'static partywall_shm::layout::SocketPage {
     #[expect(unsafe_code, reason = "reaches the page of a region that stays mapped")]
     // SAFETY: the berth was filled by `make_region`, and is vacated when the test ends.
     unsafe { flow.own.own_page() }.unwrap()
+}
+
+#[test]
+fn flow_that_its_taker_cannot_use_is_closed() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut lying = Lying::offered();
+    let (fd, socket, from) = (lying.fd(), lying.socket(), lying.sender.local_addr().unwrap());
+    // As if another thread did something with the socket meanwhile that only the kernel can follow.
+    socket.set(flags::KERNEL, true);
+    socket.take_offer(fd, from);
+    assert_eq!(socket.inbound.load(Ordering::Relaxed), 0);
+    lying.until(|lying| matches!(proof_for_receiver(lying.number), Proof::Ended { .. }));
 }
 
 #[test]
