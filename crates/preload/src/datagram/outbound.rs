@@ -250,7 +250,8 @@ impl DatagramSocket {
                 one.calls += 1;
                 one.bytes += len as u64;
                 self.advance(fd, one);
-                Sent::Kernel
+                // Not before the ring, but beside it: what follows must not overtake it.
+                if one.stage == FlowStage::Attached { Sent::Counted } else { Sent::Kernel }
             }
         };
         match sent {
