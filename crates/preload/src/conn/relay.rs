@@ -3,7 +3,7 @@
 use super::cursor::Cursor;
 use super::rx::{BytesFound, ReceiveTurn};
 use super::tx::{PIECE, SendTurn, raise_sigpipe};
-use super::{Conn, Interest, Pages, flags};
+use super::{Conn, Interest, Pages, REPLACED, flags};
 use crate::{scratch, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
@@ -204,7 +204,14 @@ fn try_receive_into(
             let n = write(buffer.as_ptr(), n)?;
             list[0].iov_len = n;
             let Some(mut rest) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
-            conn.try_receive(fd, &mut rest, 0)
+            match conn.try_receive(fd, &mut rest, 0) {
+                // Another thread has replaced the connection since the look. The bytes have gone, and only those are taken.
+                Err(REPLACED) => {
+                    conn.now().receive_rest(fd, &mut rest, libc::MSG_DONTWAIT, n);
+                    Ok(BytesFound::Bytes(n))
+                }
+                result => result,
+            }
         }
         other => Ok(other),
     }

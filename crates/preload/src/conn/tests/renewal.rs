@@ -125,6 +125,24 @@ fn bytes_in_transit_by_tcp_are_counted_once() {
 }
 
 #[test]
+fn bytes_spliced_while_connection_is_replaced_go_once() {
+    let p = Pair::up(4096);
+    exchange_by_ring(&p);
+    part(&p);
+    send(p.a, b"by tcp, more", 0).unwrap();
+    let old = p.conn_b();
+    // Another thread looks at the bytes after this one has.
+    let replace = |_, n| {
+        assert!(is_renewed_by(p.b, libc::MSG_DONTWAIT | libc::MSG_PEEK));
+        Ok(n)
+    };
+    assert_eq!(old.receive_into(p.b, 8, true, replace), Ok(8));
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"more");
+    renew_a(&p);
+    exchange_by_ring(&p);
+}
+
+#[test]
 fn connection_handed_over_by_exec_has_rings_again() {
     for unread in [false, true] {
         let p = Pair::up(4096);
