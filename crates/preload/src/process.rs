@@ -4,7 +4,7 @@
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// How many forks lie between the first process and this one.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
@@ -14,6 +14,10 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static WITNESS: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 /// The process that has forked last, as far as this memory knows.
 static FORKER: AtomicU32 = AtomicU32::new(0);
+/// Children that threads of this process are making, and from `BEGUN` on how many they have begun to make.
+static BIRTHS: AtomicU64 = AtomicU64::new(0);
+/// One child more that a thread has begun to make, in [`BIRTHS`].
+const BEGUN: u64 = 1 << 32;
 /// The function to call in such a child, a `fn()`; null before [`begin`].
 static IN_STRAY_CHILD: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
@@ -60,7 +64,48 @@ pub(crate) fn begin(in_stray_child: fn()) {
 
 /// This process is about to fork.
 pub(crate) fn before_fork() {
+    begin_birth();
     FORKER.store(kernel_pid(), Ordering::Relaxed);
+}
+
+/// This process has forked.
+pub(crate) fn after_fork_in_parent() {
+    end_birth();
+}
+
+fn begin_birth() {
+    BIRTHS.fetch_add(BEGUN + 1, Ordering::SeqCst);
+}
+
+fn end_birth() {
+    BIRTHS.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// How many children this process has begun to make; `None` while it makes one.
+///
+/// Two equal answers say that no child was made between them. To be asked before a descriptor leaves the table, and once more when the kernel
+/// has closed it: a child that was made between has the descriptor, and nothing in the table told its maker so.
+pub(crate) fn births() -> Option<u64> {
+    let births = BIRTHS.load(Ordering::SeqCst);
+    births.is_multiple_of(BEGUN).then_some(births)
+}
+
+/// A child that the C library makes without calling the handlers of `fork`.
+#[derive(Debug)]
+pub(crate) struct Birth;
+
+impl Birth {
+    /// To be called before the table is searched for what the child gets.
+    pub(crate) fn begin() -> Self {
+        begin_birth();
+        Self
+    }
+}
+
+impl Drop for Birth {
+    fn drop(&mut self) {
+        end_birth();
+    }
 }
 
 /// In a child of `fork`, from its handlers on: the process that has made it. `getppid` names another one if that has ended.
@@ -71,6 +116,8 @@ pub(crate) fn forker() -> u32 {
 /// This process is a child, with memory that is its own from here on.
 pub(crate) fn became_child() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
+    // Children that the parent was making are not made here.
+    BIRTHS.store(0, Ordering::SeqCst);
     OWNER.store(kernel_pid(), Ordering::Relaxed);
     if let Some(word) = witness() {
         word.store(1, Ordering::Relaxed);

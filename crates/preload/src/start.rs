@@ -42,6 +42,7 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn after_fork_in_parent() {
+    process::after_fork_in_parent();
     crate::datagram::forked(false);
     crate::conn::fork::in_parent();
     crate::ready::forked();

@@ -1,24 +1,28 @@
 //! `close` and its plurals.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::conn::{Conn, ends};
+use crate::conn::{Conn, PassedStatement, ends};
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{hidden, process, ready, real, submission, sys, unconnected};
 use libc::{c_int, c_uint};
 use rustix::io::Errno;
 
-/// Ends this library's state of a descriptor, just before the kernel closes it.
-pub(super) fn let_go(fd: c_int) {
+/// Statements of one call that closes many descriptors. Connections beyond these stay on TCP in their receivers.
+const MOST_STATEMENTS: usize = 8;
+
+/// Ends this library's state of a descriptor, just before the kernel closes it. Returns what is to be stated if the kernel does.
+pub(super) fn let_go(fd: c_int) -> Option<PassedStatement> {
     let entry = table::get(fd);
     // A child after `vfork` closes its own descriptors, and the table is its parent's.
     if entry == Entry::NONE || process::is_visitor() {
-        return;
+        return None;
     }
+    let mut statement = None;
     ready::closed(fd);
     match entry.kind() {
         DescriptorKind::Connection => {
             if let Some(conn) = Conn::of(fd) {
-                conn.drop_descriptor(fd);
+                statement = conn.drop_descriptor(fd);
             }
         }
         DescriptorKind::Listener => super::listen::closed(fd, entry),
@@ -30,6 +34,7 @@ pub(super) fn let_go(fd: c_int) {
     if entry.kind() != DescriptorKind::Hidden && table::get(fd) == entry {
         table::remove(fd, entry);
     }
+    statement
 }
 
 /// The descriptor belongs to another user now: removes its entry, if there is one.
@@ -39,7 +44,11 @@ pub(super) fn forget(fd: c_int) {
         return;
     }
     match Conn::of(fd) {
-        Some(conn) => conn.drop_descriptor(fd),
+        Some(conn) => {
+            if let Some(statement) = conn.drop_descriptor(fd) {
+                statement.make();
+            }
+        }
         None => {
             crate::datagram::dropped(fd);
             table::remove(fd, entry);
@@ -65,14 +74,14 @@ fn close_around(first: c_uint, last: c_uint, close: impl Fn(c_uint, c_uint) -> c
 export! {
     /// `close`. The program cannot close descriptors that this library hides from it.
     fn close(fd: c_int) -> c_int {
-        let mut is_conn = false;
+        let (mut is_conn, mut statement) = (false, None);
         if table::get(fd) != Entry::NONE {
             if hidden::is(fd) {
                 sys::set_errno(Errno::BADF);
                 return -1;
             }
             is_conn = Conn::of(fd).is_some();
-            let_go(fd);
+            statement = let_go(fd);
         }
         ready::renumbered(fd);
         unconnected::closed(fd);
@@ -80,6 +89,11 @@ export! {
         let result = unsafe { real::close(fd) };
         if is_conn {
             ends::note();
+        }
+        if result == 0
+            && let Some(statement) = statement
+        {
+            statement.make();
         }
         result
     }
@@ -91,16 +105,25 @@ export! {
             sys::set_errno(Errno::INVAL);
             return -1;
         }
+        let mut statements = [const { None }; MOST_STATEMENTS];
         if flags & CLOEXEC == 0 {
+            let mut places = statements.iter_mut();
             for (fd, entry) in table::entries(first, last) {
-                if entry.kind() != DescriptorKind::Hidden {
-                    let_go(fd);
+                if entry.kind() != DescriptorKind::Hidden
+                    && let Some(statement) = let_go(fd)
+                    && let Some(place) = places.next()
+                {
+                    *place = Some(statement);
                 }
             }
         }
         // SAFETY: descriptors that the program knows of.
         let result = close_around(first, last, |first, last| unsafe { real::close_range(first, last, flags) });
         ends::note();
+        // With a flag, other threads may have the descriptors still.
+        if result == 0 && flags == 0 {
+            statements.into_iter().flatten().for_each(PassedStatement::make);
+        }
         result
     }
 

@@ -46,15 +46,20 @@ fn copy_to(fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_int {
         sys::set_errno(Errno::BADF);
         return -1;
     }
-    let mut is_conn = false;
+    let (mut is_conn, mut statement) = (false, None);
     // Only if it will be replaced: a copy of nothing leaves the target alone.
     if fd != to && table::get(to) != Entry::NONE && rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok() {
         is_conn = Conn::of(to).is_some();
-        let_go(to);
+        statement = let_go(to);
     }
     let copy = dup();
     if is_conn {
         ends::note();
+    }
+    if copy >= 0
+        && let Some(statement) = statement
+    {
+        statement.make();
     }
     copied(fd, copy);
     copy
@@ -79,6 +84,7 @@ export! {
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         // SAFETY: the caller's arguments.
         let dup = || unsafe { real::dup3(fd, to, flags) };
-        if fd == to { dup() } else { copy_to(fd, to, dup) }
+        // A call that fails leaves the target alone.
+        if fd == to || flags & !libc::O_CLOEXEC != 0 { dup() } else { copy_to(fd, to, dup) }
     }
 }

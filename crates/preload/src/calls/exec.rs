@@ -82,6 +82,7 @@ export! {
         argv: *const *mut c_char,
         envp: *const *mut c_char,
     ) -> c_int {
+        let _birth = process::Birth::begin();
         see_off(true);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::posix_spawn(pid, path, actions, attributes, argv, envp) }
@@ -96,6 +97,7 @@ export! {
         argv: *const *mut c_char,
         envp: *const *mut c_char,
     ) -> c_int {
+        let _birth = process::Birth::begin();
         see_off(true);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::posix_spawnp(pid, file, actions, attributes, argv, envp) }
@@ -103,6 +105,7 @@ export! {
 
     /// `system`
     fn system(command: *const c_char) -> c_int {
+        let _birth = process::Birth::begin();
         see_off(true);
         // SAFETY: the caller's argument, passed on.
         unsafe { real::system(command) }
@@ -110,6 +113,7 @@ export! {
 
     /// `popen`
     fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+        let _birth = process::Birth::begin();
         see_off(true);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::popen(command, mode) }

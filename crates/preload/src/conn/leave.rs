@@ -2,12 +2,13 @@
 
 use super::bring_up;
 use super::descent::Descent;
+use super::passing::PassedStatement;
 use super::renewal;
 use super::shown;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
 use crate::log::log;
-use crate::{arena, broker, real, sys, table};
+use crate::{arena, broker, process, real, sys, table};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
 use partywall_shm::state::{RxState, TxState};
@@ -190,14 +191,12 @@ impl Conn {
     }
 
     /// A descriptor of it is about to be closed, or replaced, by the program. To be called *before* the kernel does it: what
-    /// is left to say is said now.
-    pub(crate) fn drop_descriptor(&'static self, fd: c_int) {
+    /// is left to say is said now, except what is true only afterwards: the caller makes that statement if the kernel has done it.
+    pub(crate) fn drop_descriptor(&'static self, fd: c_int) -> Option<PassedStatement> {
+        let births = process::births();
         let entry = self.entry();
         if !table::remove(fd, entry) {
-            if let Some(next) = self.replacement_at(fd) {
-                next.drop_descriptor(fd);
-            }
-            return;
+            return self.replacement_at(fd).and_then(|next| next.drop_descriptor(fd));
         }
         // A thread that takes a step towards a ring ends it first, since it may show the descriptor to the broker, and may come to a ring.
         // No step begins any more with this descriptor ([`bring_up::may_step`]).
@@ -209,9 +208,9 @@ impl Conn {
                 let other = table::entries(0, u32::MAX).find(|(_, e)| *e == entry);
                 local.set_fd(other.map_or(-1, |(fd, _)| fd));
             }
-            return;
+            return None;
         }
-        let me = crate::process::owner();
+        let me = process::owner();
         let is_last = !self.identity.holders.has_others(me);
         if matches!(held, Some(Err(_))) {
             // The caller is a signal handler above the step, or a thread has abandoned the step by `longjmp`. The remains of the step
@@ -219,7 +218,7 @@ impl Conn {
             self.ring_path.set_flag(flags::WANT_TCP, true);
             waiters().gone(self);
             local.set_fd(-1);
-            return;
+            return None;
         }
         // Only where the direction is held: another process that has the block may have changed the stage since.
         if is_last && held.is_some() && matches!(self.ring_path.stage(), ConnStage::Offered | ConnStage::Attaching) {
@@ -234,8 +233,8 @@ impl Conn {
             part(self, fd, is_last);
         }
         local.set_fd(-1);
+        let statement = if is_last { self.take_statement(births) } else { None };
         if is_last {
-            self.state_passed();
             shown::end(self);
         } else {
             shown::state(self, self.ring_path.state_of(self.ring_path.stage()));
@@ -243,6 +242,7 @@ impl Conn {
         self.identity.holders.leave(me);
         self.free_ancestors();
         arena::free(self.index());
+        statement
     }
 
     /// The program's `shutdown`. To be called before the kernel's for writing.

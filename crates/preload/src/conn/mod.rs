@@ -49,6 +49,7 @@ pub(crate) use candidate::{CandidateStep, KernelCall};
 pub(crate) use cursor::Cursor;
 pub(crate) use descent::Descent;
 pub(crate) use options::{changes_stream, needs_tcp};
+pub(crate) use passing::PassedStatement;
 pub(crate) use readiness::{RingLook, RingReadiness};
 pub(crate) use renewal::{may_be_inherited, rings_after_exec};
 pub(crate) use ring_path::{ConnStage, flags};

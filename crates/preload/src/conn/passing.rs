@@ -4,7 +4,7 @@
 //! the connection once and holds it no more, when it closes its last descriptor. The receiver asks for that statement ([`super::received`]).
 //!
 //! ```text
-//!   sender:    NONE --pass--> PASSED --last descriptor closed--> Passed, to the broker
+//!   sender:    NONE --pass--> PASSED --last descriptor closed, by the kernel too--> Passed, to the broker
 //!               ^  |            |
 //!               |  v            | anything that may give the connection to others, or that only TCP can do
 //!          the message was      v
@@ -113,6 +113,31 @@ impl PassingState {
     }
 }
 
+/// That a connection was passed and no process but the receiver holds it: true as soon as the kernel has closed the descriptor.
+#[derive(Debug)]
+pub(crate) struct PassedStatement {
+    of: PassedSocket,
+    state: PassedState,
+    births: u64,
+}
+
+impl PassedStatement {
+    /// Whether no child was made between the descriptor's leaving the table and now.
+    pub(super) fn holds(&self) -> bool {
+        process::births() == Some(self.births) && !unseen::was_found()
+    }
+
+    /// The kernel has closed the descriptor. `errno` is left alone.
+    #[cold]
+    pub(crate) fn make(self) {
+        if self.holds() {
+            let errno = sys::errno_number();
+            broker::passed(self.of, self.state);
+            sys::restore_errno(errno);
+        }
+    }
+}
+
 impl Conn {
     /// Its descriptor is about to be passed to another process by a message: it goes back to TCP. `carrier` is the cookie of the socket that
     /// receives the message; `None` if that is not known. Returns whether the connection may have rings in the receiver.
@@ -139,9 +164,9 @@ impl Conn {
         let _ = self.passing.state.compare_exchange(PASSED, KEPT, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// This process, the last one that holds the connection, closes its last descriptor. If it has passed the connection, the receiver is the
-    /// only holder from here on.
-    pub(super) fn state_passed(&self) {
+    /// This process, the last one that holds the connection, is about to close its last descriptor. If it has passed the connection, the
+    /// receiver is the only holder from then on. `births`: what [`process::births`] said before the descriptor left the table.
+    pub(super) fn take_statement(&self, births: Option<u64>) -> Option<PassedStatement> {
         // EDGE passing: acquires the cookies; this is stated once.
         if self.passing.state.load(Ordering::Relaxed) != PASSED
             || self.passing.state.swap(VOID, Ordering::SeqCst) != PASSED
@@ -151,16 +176,15 @@ impl Conn {
             || self.channel() != 0
             || unseen::was_found()
         {
-            return;
+            return None;
         }
         let side = match self.role() {
             Role::Connecting => Side::Connecting,
             Role::Accepting => Side::Accepting,
-            Role::Unknown => return,
+            Role::Unknown => return None,
         };
-        if let Some(rings) = renewal::rings_after_exec(self) {
-            broker::passed(self.passing.of(), PassedState { side, rings });
-        }
+        let rings = renewal::rings_after_exec(self)?;
+        Some(PassedStatement { of: self.passing.of(), state: PassedState { side, rings }, births: births? })
     }
 
     /// Whether its ends may be these. Its own address may not be known yet, except the port.

@@ -153,9 +153,9 @@ pub(super) fn enter(fd: c_int) {
         set.unfinished_answers.put(0);
         set.datagrams.clear();
         set.budget.reset();
-        if let Some(conn) = Conn::of(fd) {
-            // Closed behind our back.
-            conn.drop_descriptor(fd);
+        // Closed behind our back.
+        if let Some(statement) = Conn::of(fd).and_then(|conn| conn.drop_descriptor(fd)) {
+            statement.make();
         }
         let before = table::set(fd, Entry::new(DescriptorKind::Epoll, generation, number as u16));
         if before.kind() == DescriptorKind::Epoll && usize::from(before.index()) != number {

@@ -24,6 +24,32 @@ fn connection_is_stated_if_it_is_passed_once() {
 }
 
 #[test]
+fn child_made_before_the_kernel_closes_prevents_statement() {
+    let p = Pair::candidates(4096);
+    for (conn, fd) in [(p.conn_a(), p.a), (p.conn_b(), p.b)] {
+        assert!(conn.pass(fd, CARRIER));
+    }
+    let birth = process::Birth::begin();
+    assert!(p.conn_a().drop_descriptor(p.a).is_none(), "the child may have it, and was not counted");
+    drop(birth);
+    // Other tests of this process may make a child just now, but none makes that statement hold again.
+    let statement = p.conn_b().drop_descriptor(p.b);
+    drop(process::Birth::begin());
+    assert!(statement.is_none_or(|statement| !statement.holds()));
+}
+
+#[test]
+fn statement_holds_if_no_child_is_made() {
+    // Other tests of this process make children now and then.
+    let holds = || {
+        let p = Pair::candidates(4096);
+        assert!(p.conn_a().pass(p.a, CARRIER));
+        p.conn_a().drop_descriptor(p.a).is_some_and(|statement| statement.holds())
+    };
+    assert!((0..1000).any(|_| holds()));
+}
+
+#[test]
 fn message_that_was_not_sent_passes_nothing() {
     let p = Pair::candidates(4096);
     assert!(p.conn_a().pass(p.a, CARRIER));
