@@ -5,7 +5,7 @@ use super::close::forget;
 use crate::conn::{self, Conn};
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{broker, carrier, datagram, process, ready, sys};
-use libc::{c_int, msghdr};
+use libc::{c_int, cmsghdr, msghdr};
 use partywall_protocol::passed::PassedSocket;
 use rustix::net::sockopt;
 use std::net::SocketAddr;
@@ -36,24 +36,29 @@ impl PassedConns {
     }
 }
 
-/// Calls `each` for each descriptor in a message's control data.
+/// Calls `each` for each descriptor in a message's control data, of `len` bytes. It ends at a header whose length the control data do not
+/// have room for: the kernel refuses such a message.
 ///
 /// # Safety
-/// The control data can be read, and are a program's own or the kernel's.
-unsafe fn each_right(message: &msghdr, mut each: impl FnMut(c_int)) {
-    // SAFETY: walks the control buffer as the macros of the C library do, within the length that the message gives.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while let Some(one) = header.as_ref() {
-            if one.cmsg_level == libc::SOL_SOCKET && one.cmsg_type == libc::SCM_RIGHTS {
-                let data = libc::CMSG_DATA(header).cast::<c_int>();
-                let count = one.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / size_of::<c_int>();
-                for i in 0..count {
-                    each(data.add(i).read_unaligned());
-                }
-            }
-            header = libc::CMSG_NXTHDR(message, header);
+/// The control data can be read. Other threads of the program may write there.
+unsafe fn each_right(control: *const u8, len: usize, mut each: impl FnMut(c_int)) {
+    // SAFETY: arithmetic.
+    let (least, align) =
+        unsafe { (libc::CMSG_LEN(0) as usize, libc::CMSG_SPACE(1) as usize - libc::CMSG_LEN(0) as usize) };
+    let mut at = 0;
+    while len - at >= least {
+        // SAFETY: a header that lies in the control data whole. It is read once, and what is checked is this copy.
+        let one = unsafe { control.add(at).cast::<cmsghdr>().read_unaligned() };
+        if one.cmsg_len < least || one.cmsg_len > len - at {
+            return;
         }
+        if one.cmsg_level == libc::SOL_SOCKET && one.cmsg_type == libc::SCM_RIGHTS {
+            for i in 0..(one.cmsg_len - least) / size_of::<c_int>() {
+                // SAFETY: it lies before the end of this part, which the control data have.
+                each(unsafe { control.add(at + least).cast::<c_int>().add(i).read_unaligned() });
+            }
+        }
+        at += one.cmsg_len.next_multiple_of(align).min(len - at);
     }
 }
 
@@ -61,10 +66,8 @@ unsafe fn each_right(message: &msghdr, mut each: impl FnMut(c_int)) {
 /// first. `is_certain`: the caller reports whether the message was sent.
 pub(super) fn see_off(fd: c_int, message: &msghdr, is_certain: bool) -> PassedConns {
     let mut passed = PassedConns { conns: [None; MOST] };
-    if message.msg_control.is_null()
-        || message.msg_controllen == 0
-        || !sys::is_readable(message.msg_control.cast::<u8>(), message.msg_controllen)
-    {
+    let (control, len) = (message.msg_control.cast::<u8>(), message.msg_controllen);
+    if control.is_null() || len == 0 || !sys::is_readable(control, len) {
         return passed;
     }
     let mut places = passed.conns.iter_mut();
@@ -86,7 +89,7 @@ pub(super) fn see_off(fd: c_int, message: &msghdr, is_certain: bool) -> PassedCo
         ready::passed_on(right);
     };
     // SAFETY: the caller's control data, which can be read.
-    unsafe { each_right(message, pass) };
+    unsafe { each_right(control, len, pass) };
     passed
 }
 
@@ -110,7 +113,7 @@ unsafe fn adopt_all(fd: c_int, message: &msghdr, flags: c_int) {
     let errno = sys::errno_number();
     let is_peek = flags & libc::MSG_PEEK != 0;
     // SAFETY: control data that the kernel has written.
-    unsafe { each_right(message, |right| adopt(fd, right, is_peek)) };
+    unsafe { each_right(message.msg_control.cast(), message.msg_controllen, |right| adopt(fd, right, is_peek)) };
     sys::restore_errno(errno);
 }
 
@@ -158,4 +161,41 @@ fn own(cookie: u64, local: SocketAddr, peer: SocketAddr) -> Option<&'static Conn
         let is_same = conn.is_between(local, peer) && sockopt::socket_cookie(sys::borrow(other)) == Ok(cookie);
         is_same.then_some(conn)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Control data of two parts with two descriptors each, the second of which says that it is so long.
+    fn control(second: usize) -> [u64; 6] {
+        // SAFETY: arithmetic.
+        let len = unsafe { libc::CMSG_LEN(8) } as usize;
+        let kind = u64::from(libc::SOL_SOCKET.cast_unsigned()) | u64::from(libc::SCM_RIGHTS.cast_unsigned()) << 32;
+        [len as u64, kind, 3 | 4 << 32, second as u64, kind, 5 | 6 << 32]
+    }
+
+    fn rights(control: &[u64; 6], len: usize) -> Vec<c_int> {
+        assert!(len <= size_of_val(control));
+        let mut found = Vec::new();
+        // SAFETY: memory of this test.
+        unsafe { each_right(control.as_ptr().cast(), len, |right| found.push(right)) };
+        found
+    }
+
+    #[test]
+    fn rights_beyond_the_control_data_are_not_read() {
+        assert_eq!(rights(&control(24), 48), [3, 4, 5, 6]);
+        assert_eq!(rights(&control(20), 48), [3, 4, 5]);
+        assert_eq!(rights(&control(20), 44), [3, 4, 5], "without what aligns the end");
+        for len in [0, 15, 23] {
+            assert!(rights(&control(24), len).is_empty(), "{len}");
+        }
+        for len in [24, 39, 40, 47] {
+            assert_eq!(rights(&control(24), len), [3, 4], "{len}");
+        }
+        for wrong in [0, 15, 25, 48, 1 << 20, usize::MAX] {
+            assert_eq!(rights(&control(wrong), 48), [3, 4], "{wrong}");
+        }
+    }
 }
