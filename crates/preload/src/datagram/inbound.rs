@@ -544,7 +544,10 @@ impl DatagramSocket {
             return Err(Reason::RawCalls);
         }
         let (region, geometry) = flow.make_region(0)?;
-        let move_to = |base: u64, window: BorrowedFd<'_>| flow.move_region(0, base, window);
+        let move_to = |base: u64, window: BorrowedFd<'_>| {
+            // Its kernel joins datagrams, so that they cannot be counted one by one.
+            if self.has(flags::JOINS) { Err(Reason::Option) } else { flow.move_region(0, base, window) }
+        };
         let taken = broker::take_datagrams(fd, from, (geometry, region.as_fd()), move_to)?;
         *number = Some(taken.number);
         let (place, memory) = taken.region?;
@@ -554,7 +557,7 @@ impl DatagramSocket {
             _ => return Err(Reason::Corrupt),
         }
         let Some(mut rx) = self.rx.hold() else { return Err(Reason::Resources) };
-        if rx.count == RINGS || !self.may_have_rings() {
+        if rx.count == RINGS || !self.may_have_rings() || (flow.is_between_machines() && self.has(flags::JOINS)) {
             return Err(Reason::Option);
         }
         let at = rx.count;

@@ -543,6 +543,10 @@ pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
         socket.note_group(fd);
     } else if options::SEGMENTS.contains(&(level, name)) {
         socket.follow_segments(fd);
+        // Datagrams that the kernel joins cannot be counted one by one.
+        if socket.has(flags::JOINS) && socket.has(flags::ARRIVALS) {
+            socket.close_rings();
+        }
     } else if !options::is_harmless(level, name) {
         socket.stay_on_kernel();
     }

@@ -275,7 +275,12 @@ impl DatagramSocket {
                         if let (DatagramCarrier::Any(segment), 0..) = (carrier, result) {
                             one.segments.note(segment, len);
                         }
-                        one.by_kernel = one.by_kernel.wrapping_add(1);
+                        let segment = match carrier {
+                            DatagramCarrier::Any(segment) => segment,
+                            DatagramCarrier::Kernel => self.segment.load(Ordering::Relaxed) as u16,
+                        };
+                        let count = if result < 0 { 1 } else { datagrams_of(len, segment) };
+                        one.by_kernel = one.by_kernel.wrapping_add(count);
                         // EDGE sent-by-kernel: the datagram is in the receiver's queue before this is seen; acquired in `DatagramRx::sent`.
                         own.tx_path.switches.store(one.by_kernel, Ordering::Release);
                     }
@@ -578,6 +583,12 @@ impl DatagramSocket {
     }
 }
 
+/// How many datagrams the kernel makes of a call of `len` bytes. A receiver on another machine counts them one by one.
+fn datagrams_of(len: usize, segment: u16) -> u32 {
+    let count = if segment == 0 { 1 } else { len.div_ceil(segment.into()).max(1) };
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
 /// A datagram by the kernel, past everything. `splits`: the socket has `UDP_SEGMENT`, by which the kernel would split this one, too.
 fn send_past(fd: c_int, bytes: PeerBytes<'_>, to: SocketAddr, (six, splits): (bool, bool)) {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -636,6 +647,13 @@ mod tests {
         send_past(fd, body, at, (false, true));
         let lengths = [(); 4].map(|()| to.recv(&mut [0; 100]).unwrap());
         assert_eq!(lengths, [10, 10, 5, 25]);
+    }
+
+    #[test]
+    fn call_counts_as_the_datagrams_that_it_is_split_into() {
+        for (len, segment, count) in [(0, 0, 1), (3000, 0, 1), (0, 1000, 1), (1000, 1000, 1), (1001, 1000, 2)] {
+            assert_eq!(datagrams_of(len, segment), count, "{len} {segment}");
+        }
     }
 
     #[test]

@@ -167,6 +167,19 @@ fn receiver_from_another_machine_sleeps_for_a_second() {
 }
 
 #[test]
+fn socket_that_joins_datagrams_has_no_ring_from_far() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    for far in [false, true] {
+        let lying = Lying::new();
+        let socket = lying.socket();
+        socket.set(flags::ARRIVALS, far);
+        number_option(lying.fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
+        assert_eq!(socket.rx.hold().unwrap().is_open(), !far);
+    }
+}
+
+#[test]
 fn ring_of_another_machine_waits_for_datagrams_in_transit() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();
