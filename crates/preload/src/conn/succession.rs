@@ -27,9 +27,13 @@ use super::rx::{NO_BUFFERS, receive_message};
 use super::tx::send_message;
 use super::{Conn, ConnStage, REPLACED};
 use crate::{arena, local, sys, table};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 impl Conn {
     /// The connection that has taken its place.
@@ -146,11 +150,13 @@ impl Conn {
             let got = match conn.before_call(fd) {
                 CandidateStep::Kernel(call) => {
                     let mut space = NO_BUFFERS;
-                    let got = receive_message(fd, cursor.rest(&mut space, u64::MAX), message);
+                    let got = wait(fd, message, PollFlags::IN, Timeout::Recv).and_then(|()| {
+                        receive_message(fd, cursor.rest(&mut space, u64::MAX), message | libc::MSG_DONTWAIT)
+                    });
                     call.received(signed(got), false);
                     got.inspect(|n| cursor.skip(*n))
                 }
-                CandidateStep::Up(up) => up.receive(fd, cursor, message),
+                CandidateStep::Up(up) => up.receive(fd, cursor, message).inspect_err(|error| leave_to_next(up, *error)),
             };
             match got {
                 Ok(n @ 1..) => done += n,
@@ -171,11 +177,16 @@ impl Conn {
             let sent = match conn.before_call(fd) {
                 CandidateStep::Kernel(call) => {
                     let mut space = NO_BUFFERS;
-                    let sent = send_message(fd, cursor.rest(&mut space, u64::MAX), message);
+                    let sent = wait(fd, message, PollFlags::OUT, Timeout::Send).and_then(|()| {
+                        let message = message | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                        send_message(fd, cursor.rest(&mut space, u64::MAX), message)
+                    });
                     call.sent(signed(sent));
                     sent.inspect(|n| cursor.skip(*n))
                 }
-                CandidateStep::Up(up) => up.send(fd, cursor, message | libc::MSG_NOSIGNAL),
+                CandidateStep::Up(up) => {
+                    up.send(fd, cursor, message | libc::MSG_NOSIGNAL).inspect_err(|error| leave_to_next(up, *error))
+                }
             };
             match sent {
                 Ok(n @ 1..) => done += n,
@@ -185,6 +196,25 @@ impl Conn {
             conn = conn.now();
         }
         done
+    }
+}
+
+/// Waits until the kernel can move bytes, as its own call would. An error of the socket ends the wait and stays with the socket, for the next
+/// call: a call of the kernel would take it away.
+fn wait(fd: c_int, message: c_int, what: PollFlags, which: Timeout) -> Result<(), Errno> {
+    let socket = sys::borrow(fd);
+    let may_wait = message & libc::MSG_DONTWAIT == 0 && !rustix::fs::fcntl_getfl(socket)?.contains(OFlags::NONBLOCK);
+    let limit = if may_wait { sockopt::socket_timeout(socket, which)? } else { Some(Duration::ZERO) };
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+    let mut one = [PollFd::from_borrowed_fd(socket, what)];
+    let is_ready = rustix::event::poll(&mut one, limit.as_ref())? > 0;
+    if is_ready && !one[0].revents().contains(PollFlags::ERR) { Ok(()) } else { Err(Errno::AGAIN) }
+}
+
+/// An error that a call has met after it had moved bytes.
+fn leave_to_next(conn: &'static Conn, error: Errno) {
+    if error != REPLACED {
+        conn.errors().put_back(error);
     }
 }
 

@@ -458,6 +458,27 @@ fn call_that_has_moved_bytes_goes_on_by_the_new_connection() {
 }
 
 #[test]
+fn rest_of_a_call_leaves_an_error_to_the_next_call() {
+    let reset = || {
+        let mut p = Pair::candidates(4096);
+        crate::conn::leave::reset_on_close(p.a);
+        close(p.a);
+        p.a = -1;
+        p
+    };
+    let mut byte = [0u8; 9];
+    let mut list = [iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 9 }];
+    let p = reset();
+    let mut cursor = Cursor::of(&mut list).unwrap();
+    assert_eq!(p.conn_b().receive_rest(p.b, &mut cursor, 0, 9), 0);
+    assert_eq!(recv(p.b, 9, 0), Err(Errno::CONNRESET));
+    let p = reset();
+    let mut cursor = Cursor::of(&mut list).unwrap();
+    assert_eq!(p.conn_b().send_rest(p.b, &mut cursor, 0), 0);
+    assert_eq!(recv(p.b, 9, 0), Err(Errno::CONNRESET));
+}
+
+#[test]
 fn late_thread_acts_on_the_connection_that_replaced_its_own() {
     let late = |what: &dyn Fn(&Pair, &'static Conn)| {
         let p = Pair::up(4096);
