@@ -377,10 +377,11 @@ pub(crate) fn cancel_untaken(offer: u64) -> bool {
     turn.ask(&BorrowedMessage::Cancel { offer }, &[], done).is_ok()
 }
 
-/// A channel that was offered or taken has come to its end.
-pub(crate) fn closed(channel: u64) {
-    if let Ok(turn) = Turn::take(Urgency::Long) {
-        turn.tell(&BorrowedMessage::Closed { channel });
+/// A channel that was offered or taken has come to its end. `false` if a broker that may know the channel was not told.
+pub(crate) fn closed(channel: u64) -> bool {
+    match Turn::take(Urgency::Long) {
+        Ok(turn) => turn.tell(&BorrowedMessage::Closed { channel }),
+        Err(failure) => !matches!(failure, BrokerFailure::Busy),
     }
 }
 

@@ -158,14 +158,16 @@ impl Turn {
         }
     }
 
-    /// Sends a message that has no answer, if there is a session.
-    pub(super) fn tell(&self, message: &BorrowedMessage<'_>) {
-        if let Some(session) = self.open_session()
-            && let Some(bytes) = wire::encode_into(self.next_request(), message, &mut [0; LONGEST_REQUEST])
-            && packets::try_send(session, bytes, &[]).is_err()
-        {
+    /// Sends a message that has no answer, if there is a session. Returns `false` if there is one, and it was not sent.
+    pub(super) fn tell(&self, message: &BorrowedMessage<'_>) -> bool {
+        let Some(session) = self.open_session() else { return true };
+        let mut space = [0; LONGEST_REQUEST];
+        let Some(bytes) = wire::encode_into(self.next_request(), message, &mut space) else { return false };
+        let is_sent = packets::try_send(session, bytes, &[]).is_ok();
+        if !is_sent {
             self.lose();
         }
+        is_sent
     }
 
     /// This process' session, if it has one. It may still be opening.

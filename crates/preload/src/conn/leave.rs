@@ -315,8 +315,9 @@ fn part(conn: &'static Conn, fd: c_int, is_last: bool) {
         pages.say_end(fd);
         conn.set_stage(ConnStage::Tcp);
         let channel = conn.local().channel.swap(0, Ordering::Relaxed);
-        if channel != 0 {
-            broker::closed(channel);
+        // Without that, no statement may follow that the connection was passed (protocol T13.18).
+        if channel != 0 && !broker::closed(channel) {
+            conn.passing.forbid();
         }
     }
     let local = conn.local();

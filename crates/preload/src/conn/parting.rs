@@ -81,7 +81,8 @@ fn try_to_part(conn: &'static Conn) {
     log!("fd {}: the rings are unmapped; the connection goes on by TCP", conn.fd());
     drop((tx, rx));
     let channel = conn.local().channel.swap(0, Ordering::Relaxed);
-    if channel != 0 {
-        broker::closed(channel);
+    // Without that, no statement may follow that the connection was passed (protocol T13.18).
+    if channel != 0 && !broker::closed(channel) {
+        conn.passing.forbid();
     }
 }
