@@ -483,7 +483,7 @@ impl Serving {
     }
 }
 
-/// By which the kernel is asked about UDP sockets.
+/// The finder of UDP sockets of this machine; `None` if the kernel does not find them.
 fn find_receivers() -> Option<ReceiverFinder> {
     let mut finder = ReceiverFinder::open().ok()?;
     if finder.works() {

@@ -19,7 +19,7 @@ pub(crate) enum ListedNetworks {
 }
 
 /// The broker and the list of its policy. `None` if the broker or its policy file cannot be found from here.
-pub(crate) fn of_broker(global: &Global) -> Option<(ServingBroker, ListedNetworks)> {
+pub(crate) fn broker_and_list(global: &Global) -> Option<(ServingBroker, ListedNetworks)> {
     let broker = ServingBroker::find(&session::broker_path(global))?;
     let domain: Domain = session::join(global).ok()?;
     // Each decision names the file.

@@ -46,7 +46,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     }
     let mut look = Gatherer::new(global).look(Scope::All);
     look.connections.retain(|row| args.connection.is_of(row, args.other.as_ref()));
-    look.notes.extend(networks::of_broker(global).and_then(|(broker, listed)| networks::note(broker, &listed)));
+    look.notes.extend(networks::broker_and_list(global).and_then(|(broker, listed)| networks::note(broker, &listed)));
     if look.connections.is_empty() {
         return Err(nothing(&args.connection, &look.notes));
     }

@@ -167,10 +167,10 @@ impl ListedNamespace {
     }
 
     fn look(&mut self, own: u64, machines: &BTreeMap<MachineId, (Name, Option<u64>)>) {
-        let of_host = |cookie| NamespaceId { origin: Origin::Host, cookie };
+        let host_namespace = |cookie| NamespaceId { origin: Origin::Host, cookie };
         let path = match &self.entry.namespace {
             NamespacePlace::Own => {
-                self.found = Some(of_host(own));
+                self.found = Some(host_namespace(own));
                 return;
             }
             NamespacePlace::Machine(name) => {
@@ -193,7 +193,7 @@ impl ListedNamespace {
         }
         match enter(path) {
             Ok((file, entered)) => {
-                (self.file, self.found) = (Some(file), Some(of_host(entered.finder.netns())));
+                (self.file, self.found) = (Some(file), Some(host_namespace(entered.finder.netns())));
                 tracing::info!(path = %path.display(), "datagrams of a network namespace may go by rings");
             }
             // The next look tries again.
@@ -306,15 +306,15 @@ mod tests {
             std::fs::write(file, "").unwrap();
             list.push(entry(NamespacePlace::File(file.clone()), text));
         }
-        let of_host = |cookie| NamespaceId { origin: Origin::Host, cookie };
-        let own = Networks::new(Some(7), [("10.0.0.1".parse().unwrap(), of_host(7))]);
+        let host_namespace = |cookie| NamespaceId { origin: Origin::Host, cookie };
+        let own = Networks::new(Some(7), [("10.0.0.1".parse().unwrap(), host_namespace(7))]);
         let mut namespaces = ListedNamespaces::new(Some(7));
         namespaces.set_list(&list);
         assert_eq!((namespaces.networks(), namespaces.listed.len()), (&own, 3));
         assert_eq!(namespaces.follow(), None);
         // As after namespaces were found there.
         for (listed, cookie) in namespaces.listed.iter_mut().zip(7..) {
-            listed.found = Some(of_host(cookie));
+            listed.found = Some(host_namespace(cookie));
         }
         assert_eq!(namespaces.follow(), None, "the files are the same");
         files.iter().for_each(|file| std::fs::remove_file(file).unwrap());

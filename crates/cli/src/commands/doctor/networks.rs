@@ -3,7 +3,7 @@
 use super::check::Check;
 use crate::args::Global;
 use crate::broker_process::Capability;
-use crate::networks::{ListedNetworks, of_broker};
+use crate::networks::{ListedNetworks, broker_and_list};
 
 const REMEDY: &str = "`systemctl edit partywalld`, with the lines [Service], CapabilityBoundingSet=CAP_SYS_ADMIN, RestrictNamespaces=net, \
 PrivateNetwork=no and RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET AF_INET6; then `systemctl restart partywalld` (docs/packages.md). Without \
@@ -11,7 +11,7 @@ systemd, start the broker as root";
 
 /// `None` if the policy lists none, or the broker or its policy file cannot be seen from here.
 pub(super) fn check(global: &Global) -> Option<Check> {
-    let (broker, listed) = of_broker(global)?;
+    let (broker, listed) = broker_and_list(global)?;
     judge(broker.pid, broker.has(Capability::SysAdmin), &listed)
 }
 

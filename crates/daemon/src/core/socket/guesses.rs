@@ -132,7 +132,7 @@ impl Guesses {
         (of.guesses % MOST_GUESSES == 0).then_some(MOST_GUESSES)
     }
 
-    /// Whether so much was tried at this connection that no channel is made of it any more.
+    /// Whether the wrong attempts at this connection have reached their limit: the broker makes no channel of it.
     pub(super) fn is_over(&self, socket: SocketId) -> bool {
         let over = |wrong: &WrongAttempts| wrong.takes >= MOST_WRONG_TAKES || wrong.guesses >= MOST_GUESSES;
         self.remembered.get(&socket).is_some_and(over)

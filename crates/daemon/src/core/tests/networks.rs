@@ -13,12 +13,12 @@ const STRANGE: u64 = 4;
 /// What belongs to which namespace.
 const LIST: [(&str, u64); 4] = [("10.0.0.1", OWN), ("10.0.0.2", BLUE), ("fd00::2", BLUE), ("10.0.0.3", RED)];
 
-fn of_host(cookie: u64) -> NamespaceId {
+fn host_namespace(cookie: u64) -> NamespaceId {
     NamespaceId { origin: Origin::Host, cookie }
 }
 
 fn networks(list: &[(&str, u64)]) -> Networks {
-    Networks::new(Some(OWN), list.iter().map(|(ip, netns)| (ip.parse().unwrap(), of_host(*netns))))
+    Networks::new(Some(OWN), list.iter().map(|(ip, netns)| (ip.parse().unwrap(), host_namespace(*netns))))
 }
 
 fn world() -> (World, u64, u64) {
