@@ -34,8 +34,8 @@ fn server(world: &World, port: u16) -> Guard {
     server.arg(support::stage::script("echo_server.py")).args(["127.0.0.1", &port.to_string()]);
     server.env(environment::MOVES, "now").stdin(Stdio::null()).stderr(Stdio::null());
     world.preload(&mut server);
-    let server = Guard::spawn(&mut server);
-    eventually("the server listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let mut server = Guard::spawn(&mut server);
+    server.until_it_listens(port);
     server
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use support::{
-    c, eventually, free_port,
+    c, free_port,
     guard::Guard,
     world::{self, World},
 };
@@ -34,8 +34,8 @@ fn echo_server(world: &World, port: u16) -> Guard {
     server.arg(format!("{}/tests/programs/echo_server.py", env!("CARGO_MANIFEST_DIR")));
     server.args(["127.0.0.1", &port.to_string()]).env(partywall_protocol::environment::MOVES, "now");
     world.preload(&mut server);
-    let server = Guard::spawn(server.stdin(Stdio::null()));
-    eventually("the server listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let mut server = Guard::spawn(server.stdin(Stdio::null()));
+    server.until_it_listens(port);
     server
 }
 

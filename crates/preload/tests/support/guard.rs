@@ -1,6 +1,8 @@
 //! Children that do not outlive their test.
 
 use std::{
+    fs,
+    net::TcpStream,
     os::unix::process::CommandExt,
     process::{Child, Command, ExitStatus, Output},
     thread,
@@ -52,6 +54,32 @@ impl Guard {
         // Its descendants may hold the pipes open.
         self.signal_all(Signal::KILL);
         Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+    }
+
+    /// Waits until it takes connections at this port. One that ends or hangs before fails its test, which says where it hangs.
+    pub(crate) fn until_it_listens(&mut self, port: u16) {
+        let deadline = Instant::now() + LONGEST;
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if let Some(status) = self.ended() {
+                panic!("the server ended before it listened: {status}");
+            }
+            assert!(Instant::now() < deadline, "the server does not listen:\n{}", self.whereabouts());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What the kernel says of its threads: their states, their calls, and their places in the kernel.
+    fn whereabouts(&self) -> String {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.id())).unwrap();
+        let of_thread = |thread: fs::DirEntry| {
+            let told = ["status", "syscall", "wchan", "stack"].map(|file| {
+                let text = fs::read_to_string(thread.path().join(file)).unwrap_or_else(|e| e.to_string());
+                let most = if file == "status" { 3 } else { usize::MAX };
+                text.lines().take(most).map(|line| format!("  {line}\n")).collect::<String>()
+            });
+            format!("{}\n{}", thread.path().display(), told.concat())
+        };
+        threads.flatten().map(of_thread).collect()
     }
 
     /// A signal for it alone.
