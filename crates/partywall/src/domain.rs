@@ -396,7 +396,7 @@ impl Domain {
 /// The place that an answer gives.
 pub(crate) fn place((answer, fds): (Message, Vec<OwnedFd>)) -> Result<Place> {
     match answer {
-        Message::RoomIs { base } => match fds.into_iter().next() {
+        Message::RoomIs { base, .. } => match fds.into_iter().next() {
             Some(memory) if base != 0 => Ok(Place { memory, base }),
             _ => Err(Error::BrokerConfused("a place without a window".into())),
         },

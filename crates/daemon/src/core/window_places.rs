@@ -8,8 +8,10 @@
 //! it. The broker knows when both ends of a channel are gone, so the broker hands out places and takes them back. A guest that
 //! writes elsewhere in its window spoils only its own data.
 
+use std::ops::RangeInclusive;
+
 use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side};
-use partywall_shm::layout::PAGE;
+use partywall_shm::layout::{Geometry, PAGE};
 
 use super::channel::{ChannelEnd, EndState};
 #[cfg(any(test, feature = "invariants"))]
@@ -27,6 +29,10 @@ const MOST_RESERVED: usize = 64;
 const MOST_OF_AN_END: usize = 4;
 /// A ring that grows takes at most this part of what is free in its window, so that there is room for others.
 const SHARE: u64 = 4;
+/// The ring of a connection takes at most this part of what is free in its window. So later connections get smaller rings, not none.
+const SHARE_OF_A_CONNECTION: u64 = 32;
+/// But a ring is not made smaller than this.
+const LEAST_RING: u64 = 16 << 10;
 
 impl<F> Machines<F> {
     /// The window from one machine to another, if both see it.
@@ -158,6 +164,42 @@ struct PlaceWish {
     grows: bool,
 }
 
+/// The region for which one side of a socket asks for a place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SocketWish {
+    shape: Geometry,
+    /// The bytes that its ring can be reduced to.
+    least_ring: u64,
+}
+
+impl SocketWish {
+    /// The ring of a connection can be smaller.
+    pub(super) fn of_connection(shape: Geometry) -> Self {
+        Self { shape, least_ring: shape.ring_size().min(LEAST_RING) }
+    }
+
+    /// The ring of a flow of datagrams must have room for the largest.
+    pub(super) fn of_datagrams(shape: Geometry) -> Self {
+        Self { shape, least_ring: shape.ring_size() }
+    }
+
+    /// Sizes of regions that it is satisfied with.
+    fn sizes(self) -> RangeInclusive<u64> {
+        let whole = self.shape.region_size();
+        whole - (self.shape.ring_size() - self.least_ring)..=whole
+    }
+
+    /// The size of its region in a window of which this much is free: the ring is halved until it is no more than its share.
+    fn size_in(self, free: u64) -> u64 {
+        let whole = self.shape.ring_size();
+        let mut ring = whole;
+        while ring > free / SHARE_OF_A_CONNECTION && ring > self.least_ring {
+            ring /= 2;
+        }
+        self.shape.region_size() - (whole - ring)
+    }
+}
+
 impl<F: Descriptor> Core<F> {
     /// Has the books of windows written, where places have changed hands.
     pub(super) fn keep_books(&mut self) {
@@ -234,7 +276,7 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to));
         };
         self.keep_books();
-        self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
+        self.send_with(id, request, Message::RoomIs { base, size }, vec![memory]);
         Ok(())
     }
 
@@ -288,28 +330,30 @@ impl<F: Descriptor> Core<F> {
         &mut self,
         (id, request): (SessionId, u32),
         there: Origin,
-        size: u64,
+        wish: SocketWish,
         holder: Holder,
     ) -> Result<(), Refuse> {
         let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
-        domain.afford(size)?;
+        domain.afford(wish.shape.region_size())?;
         self.may_leave(peer)?;
         let here = peer.origin();
         let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
         let window = self.machines.ready_window((here, there))?;
         let held = window.places.iter().filter(|(_, place)| place.holder == holder);
-        let (base, memory) = match (holder, held.clone().find(|(_, place)| place.size == size)) {
-            (Holder::Channel(_), Some((base, _))) => (*base, window.memory.clone()),
+        let size = wish.size_in(window.carve.free());
+        let fits = |place: &WindowPlace| wish.sizes().contains(&place.size);
+        let (base, size, memory) = match (holder, held.clone().find(|(_, place)| fits(place))) {
+            (Holder::Channel(_), Some((base, place))) => (*base, place.size, window.memory.clone()),
             _ if held.count() >= MOST_RESERVED => {
                 return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
             }
             _ => match window.place(size, holder) {
-                Some(place) => place,
+                Some((base, memory)) => (base, size, memory),
                 None => return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to)),
             },
         };
         self.keep_books();
-        self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
+        self.send_with(id, request, Message::RoomIs { base, size }, vec![memory]);
         Ok(())
     }
 

@@ -122,7 +122,10 @@ fn show_with<T>(
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let show = |region: RegionReference, memory: BorrowedFd<'_>| {
         let read = |answer: BorrowedMessage<'_>, found: &mut Descriptors| match answer {
-            BorrowedMessage::RoomIs { base } => Some(Err((base, found[0].take()))),
+            // A datagram's ring is as large as it was asked for.
+            BorrowedMessage::RoomIs { base, size } if size == geometry.region_size() => {
+                Some(Err((base, found[0].take())))
+            }
             other => read(other, found).map(Ok),
         };
         turn.ask(&request(region), &[sys::borrow(fd), memory], read).map_err(reason)

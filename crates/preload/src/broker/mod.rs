@@ -260,16 +260,33 @@ pub(crate) struct BegunHandshake {
 enum Shown {
     Handshake(BegunHandshake),
     /// The other end is on another machine: our region is to be made at this byte of this window, and the socket shown again with that.
-    Room(u64, OwnedFd),
+    Room(Room, OwnedFd),
+}
+
+/// A place in a window: where it begins, and its bytes, which may be fewer than were asked for. Not yet verified.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    base: u64,
+    size: u64,
+}
+
+impl Room {
+    /// The shape of a region that fills this place, for one of which `asked` was the shape.
+    fn shape(self, asked: Geometry) -> Result<Geometry, Reason> {
+        let ring = self.size.checked_sub(asked.ring_offset()).ok_or(Reason::Refused)?;
+        let shape = Geometry::new(asked.ring_offset(), ring).map_err(|_| Reason::Refused)?;
+        let is_usable = (1..=asked.ring_size()).contains(&ring);
+        is_usable.then_some(shape).ok_or(Reason::Refused)
+    }
 }
 
 /// Offers a ring for a connected socket, with our region. If the other end is on another machine, `move_to` makes another region at a byte of
-/// a window.
+/// a window, whose ring may be smaller.
 pub(crate) fn offer(
     fd: c_int,
     geometry: Geometry,
     memory: BorrowedFd<'_>,
-    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+    move_to: impl FnOnce(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>,
 ) -> Result<BegunHandshake, Reason> {
     show_with(|region| BorrowedMessage::Offer { region }, fd, (geometry, memory), move_to)
 }
@@ -279,7 +296,7 @@ pub(crate) fn take(
     fd: c_int,
     geometry: Geometry,
     memory: BorrowedFd<'_>,
-    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+    move_to: impl FnOnce(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>,
 ) -> Result<BegunHandshake, Reason> {
     show_with(|region| BorrowedMessage::Take { region }, fd, (geometry, memory), move_to)
 }
@@ -289,15 +306,16 @@ fn show_with(
     request: impl Fn(RegionReference) -> BorrowedMessage<'static>,
     fd: c_int,
     (geometry, memory): (Geometry, BorrowedFd<'_>),
-    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+    move_to: impl FnOnce(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>,
 ) -> Result<BegunHandshake, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    let (base, window) = match show_in(&turn, &request(RegionReference::own_memory(geometry)), fd, memory)? {
+    let (room, window) = match show_in(&turn, &request(RegionReference::own_memory(geometry)), fd, memory)? {
         Shown::Handshake(handshake) => return Ok(handshake),
-        Shown::Room(base, window) => (base, window),
+        Shown::Room(room, window) => (room, window),
     };
-    move_to(base, window.as_fd())?;
-    match show_in(&turn, &request(RegionReference::in_window(base, geometry)), fd, window.as_fd())? {
+    let geometry = room.shape(geometry)?;
+    move_to(room.base, geometry, window.as_fd())?;
+    match show_in(&turn, &request(RegionReference::in_window(room.base, geometry)), fd, window.as_fd())? {
         Shown::Handshake(handshake) => Ok(handshake),
         Shown::Room(..) => Err(Reason::Refused),
     }
@@ -313,7 +331,9 @@ fn show_in(turn: &Turn, request: &BorrowedMessage<'_>, fd: c_int, memory: Borrow
                 let handshake = |bell| Shown::Handshake(BegunHandshake { number: offer, bell, events });
                 Some((Some(offer), found.take().filter(|_| is_whole).map(handshake)))
             }
-            BorrowedMessage::RoomIs { base } => Some((None, found.take().map(|window| Shown::Room(base, window)))),
+            BorrowedMessage::RoomIs { base, size } => {
+                Some((None, found.take().map(|window| Shown::Room(Room { base, size }, window))))
+            }
             _ => None,
         })
         .map_err(reason)?;

@@ -50,9 +50,9 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
 }
 
 fn handshake(
-    show: impl FnOnce(&mut dyn FnMut(u64, BorrowedFd<'_>) -> Result<(), Reason>) -> Result<BegunHandshake, Reason>,
+    show: impl FnOnce(&mut dyn FnMut(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>) -> Result<BegunHandshake, Reason>,
 ) -> Result<(u64, OwnedFd), Reason> {
-    let BegunHandshake { number, bell, .. } = show(&mut |_, _| panic!("both ends are on this host"))?;
+    let BegunHandshake { number, bell, .. } = show(&mut |_, _, _| panic!("both ends are on this host"))?;
     Ok((number, bell))
 }
 
@@ -88,6 +88,18 @@ fn is_offered(server: &TcpStream) -> bool {
     let found = find_offer(server.as_raw_fd(), server.local_addr().unwrap(), server.peer_addr().unwrap());
     assert_ne!(found, Some(FoundOffer::Translated), "both ends are in one namespace");
     found.is_some()
+}
+
+#[test]
+fn place_in_window_is_for_ring_as_shown_or_smaller() {
+    let asked = Geometry::new(PAGE, 64 << 10).unwrap();
+    let shape = |size| Room { base: PAGE, size }.shape(asked);
+    for ring in [4 << 10, 16 << 10, 64 << 10] {
+        assert_eq!(shape(PAGE + ring), Geometry::new(PAGE, ring).map_err(|_| Reason::Refused));
+    }
+    for size in [0, 1, PAGE, PAGE + 1, PAGE + (16 << 10) + 1, PAGE + (128 << 10), u64::MAX] {
+        assert_eq!(shape(size), Err(Reason::Refused), "{size}");
+    }
 }
 
 #[test]

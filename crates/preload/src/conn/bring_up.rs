@@ -109,13 +109,13 @@ fn show_with_region(
     show: impl FnOnce(
         Geometry,
         BorrowedFd<'_>,
-        &mut dyn FnMut(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+        &mut dyn FnMut(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>,
     ) -> Result<BegunHandshake, Reason>,
 ) -> Result<(), Reason> {
     conn.ring_path.set_flag(flags::FAR, false);
     let (region, geometry) = make_region(conn)?;
-    let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(geometry.ring_size()) };
-    let mut move_to = |base: u64, window: BorrowedFd<'_>| {
+    let mut move_to = |base: u64, shape: Geometry, window: BorrowedFd<'_>| {
+        let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(shape.ring_size()) };
         conn.local().own.create_in(window, base, &options).map_err(|_| Reason::Resources)?;
         conn.ring_path.set_flag(flags::FAR, true);
         Ok(())

@@ -291,6 +291,8 @@ messages! {
     33 RoomIs {
         /// Where in the window the region is to begin.
         base: u64,
+        /// Bytes of the region: as many as were asked for, or fewer for a connection (protocol T4.10).
+        size: u64,
     }
     /// Client, an administrator: this virtual machine belongs to us (protocol G1).
     34 AddMachine {

@@ -34,6 +34,7 @@ use crate::core::networks::Networks;
 use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::region::located;
+use crate::core::window_places::SocketWish;
 use crate::core::{Action, Core, Descriptor, SessionId};
 
 /// An address of a message.
@@ -90,7 +91,7 @@ impl<F: Descriptor> Core<F> {
         }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, shape.region_size(), holder);
+            return self.socket_room((id, request), there, SocketWish::of_datagrams(shape), holder);
         }
         let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
         self.skip_to_free_slot()?;
@@ -174,7 +175,7 @@ impl<F: Descriptor> Core<F> {
         }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, shape.region_size(), holder);
+            return self.socket_room((id, request), there, SocketWish::of_datagrams(shape), holder);
         }
         let region = self.socket_region((here, there), (place, shape), region, holder, offer_id)?;
 

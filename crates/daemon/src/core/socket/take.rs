@@ -19,6 +19,7 @@ use super::open::{SocketSide, affords_both_ends, service_of};
 use crate::core::id::{ChannelId, DomainId};
 use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
+use crate::core::window_places::SocketWish;
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
@@ -48,7 +49,7 @@ impl<F: Descriptor> Core<F> {
         let there = self.sockets.offers.get(&offer_id).map_or(here, |offer| offer.peer.origin());
         let holder = Holder::Channel(offer_id);
         if located == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, shape.region_size(), holder);
+            return self.socket_room((id, request), there, SocketWish::of_connection(shape), holder);
         }
         taker.region = self.socket_region((here, there), (located, shape), region, holder, offer_id)?;
         let Some(offer) = self.sockets.offers.get_mut(&offer_id) else { return Ok(()) };

@@ -27,7 +27,7 @@ fn channel_between(w: &mut World) -> (u64, u64, u64, u64) {
 
 fn further_room(w: &mut World, session: u64, channel: u64, peer: &str) -> u64 {
     match w.say(session, room(channel, peer, WHOLE), vec![]) {
-        Some(Message::RoomIs { base }) => base,
+        Some(Message::RoomIs { base, .. }) => base,
         other => panic!("{other:?}"),
     }
 }

@@ -6,6 +6,7 @@ use partywall_protocol::directory::Transport;
 use partywall_protocol::wire::{AddressList, RegionReference, Within};
 
 use super::*;
+use partywall_shm::layout::PAGE;
 
 pub(super) const A: MachineId = MachineId::MIN;
 pub(super) const B: MachineId = MachineId::new(2).unwrap();
@@ -91,7 +92,7 @@ fn take(w: &mut World, session: u64, socket: SocketFacts, region: RegionReferenc
 
 pub(super) fn room(answer: Message) -> u64 {
     match answer {
-        Message::RoomIs { base } => base,
+        Message::RoomIs { base, .. } => base,
         other => panic!("no room: {other:?}"),
     }
 }
@@ -368,6 +369,37 @@ fn one_machine_is_limited_to_quarter_of_offers() {
     assert_eq!(offered.count(), all / 4);
     let b = w.join_as(B, "b.x", 1);
     handshake(offer(&mut w, b, socket("10.0.0.2:9", "10.0.0.9:9", None), near()));
+}
+
+#[test]
+fn later_connections_of_window_get_smaller_rings() {
+    let mut w = attached(EVERYBODY);
+    w.core.capacity.offers = 4000;
+    meeting(&mut w);
+    let whole = SIZE / 64;
+    let sizes: Vec<u64> = (0..1000)
+        .map_while(|n| {
+            // A name for each few: quotas are a domain's.
+            let session = w.join_as(A, &format!("a.n{}", n / 8), 1000 + n);
+            let local = format!("10.0.0.1:{}", 1000 + n);
+            let facts = || SocketFacts { cookie: (1000 + n).into(), ..socket(&local, SERVER, Some((n, 101))) };
+            match offer(&mut w, session, facts(), RegionReference::with_ring(whole)) {
+                Message::RoomIs { base, size } => {
+                    let region = RegionReference { ring_size: size - PAGE, ..far(base) };
+                    handshake(offer(&mut w, session, facts(), region));
+                    Some(size - PAGE)
+                }
+                answer => {
+                    assert_eq!(refused(answer), Refusal::OutOfResources);
+                    None
+                }
+            }
+        })
+        .collect();
+    assert!(sizes.is_sorted_by(|a, b| a >= b) && sizes.iter().all(|size| size.is_power_of_two()), "{sizes:?}");
+    assert_eq!((sizes[0], sizes[sizes.len() - 1]), (whole, 16 << 10));
+    // As many as have room are of the smallest size, and 64 would have had the size that they asked for.
+    assert!(sizes.len() > 128, "{sizes:?}");
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub(super) fn at(base: u64, ring_size: u64) -> Message {
 
 pub(super) fn place(w: &mut World, session: u64, channel: u64, peer: &str) -> u64 {
     match w.say(session, room(channel, peer, 4096 + 8192), vec![]) {
-        Some(Message::RoomIs { base }) => base,
+        Some(Message::RoomIs { base, .. }) => base,
         other => panic!("{other:?}"),
     }
 }
@@ -439,9 +439,9 @@ fn room_request_waits_until_its_memory_is_allocated() {
     assert!(heard(&mut w, caller).is_empty() && heard(&mut w, other).is_empty());
     // Each is served as soon as there is memory for it.
     allocated(&mut w, HUGE_PAGE + (700 << 10));
-    let [Message::RoomIs { base: second }] = heard(&mut w, other)[..] else { panic!() };
+    let [Message::RoomIs { base: second, .. }] = heard(&mut w, other)[..] else { panic!() };
     allocated(&mut w, SIZE);
-    let [Message::RoomIs { base: first }] = heard(&mut w, caller)[..] else { panic!() };
+    let [Message::RoomIs { base: first, .. }] = heard(&mut w, caller)[..] else { panic!() };
     assert!(second + (512 << 10) <= HUGE_PAGE + (700 << 10) && first >= second + (512 << 10));
     allocated(&mut w, SIZE);
     assert!(heard(&mut w, caller).is_empty() && heard(&mut w, other).is_empty(), "once each");

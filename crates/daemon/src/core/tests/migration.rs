@@ -34,7 +34,7 @@ fn attached() -> World {
 
 fn room(w: &mut World, session: u64, peer: &str) -> Result<u64, Refusal> {
     match w.say(session, Message::Room { channel: 0, size: 1 << 20, peer: peer.into() }, vec![]) {
-        Some(Message::RoomIs { base }) => Ok(base),
+        Some(Message::RoomIs { base, .. }) => Ok(base),
         Some(Message::Refused { code, .. }) => Err(code),
         other => panic!("{other:?}"),
     }
