@@ -59,7 +59,7 @@ fn redis_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
     let requests = match scale {
         Scale::Smoke => 1000,
         Scale::Quick => per_second,
-        Scale::Full => per_second * 3,
+        Scale::Full => per_second * seconds(scale) * at.times_longer(clients),
     };
     let (command, port, requests) = (case.word(0).to_lowercase(), at.port(), requests.to_string());
     let mut line = words(&["redis-benchmark", "-h", &at.address, "-p", &port, "-t", &command, "-c", clients]);
@@ -186,7 +186,8 @@ fn postgresql_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> 
     let (mode, clients) = (case.word(0), case.word(1));
     let threads = if clients == "1" { "1" } else { "2" };
     // A smoke run counts transactions instead of seconds: on a busy machine there may be none in a second.
-    let (unit, length) = if scale == Scale::Smoke { ("-t", "10") } else { ("-T", seconds(scale)) };
+    let length = (seconds(scale) * at.times_longer(clients)).to_string();
+    let (unit, length) = if scale == Scale::Smoke { ("-t", "10") } else { ("-T", &*length) };
     let mut line = words(&["pgbench", "-h", &at.address, "-p", &at.port(), "-U", "postgres", "-S", "-n", "-M", mode]);
     line.extend(words(&["-c", clients, "-j", threads, unit, length, "postgres"]));
     line
@@ -260,7 +261,7 @@ fn memcached_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
     let size_and_batch = [case.word(0), case.word(1)];
     let mut line = words(&["/usr/bin/python3", "-c", MEMCACHED_CLIENT, &at.address, &at.port()]);
     line.extend(words(&size_and_batch));
-    line.push(seconds(scale).to_owned());
+    line.push(seconds(scale).to_string());
     line
 }
 

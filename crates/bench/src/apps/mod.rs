@@ -66,11 +66,20 @@ impl AppAddress {
         self.port.to_string()
     }
 
+    /// How many times longer a client with this many connections runs. Between emulated machines, fifty connections take some seconds to
+    /// get their rings, each after its first calls, and the tables are about what follows.
+    fn times_longer(&self, connections: &str) -> u32 {
+        if self.slowness > 1 && connections != "1" { SETTLING } else { 1 }
+    }
+
     /// The address of a page.
     fn url(&self, page: &str) -> String {
         format!("http://{}:{}/{page}", self.address, self.port)
     }
 }
+
+/// How many times longer clients with many connections run between emulated machines.
+const SETTLING: u32 = 4;
 
 /// Longer than any client runs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -103,10 +112,10 @@ pub(crate) const ALL: [App; 8] = [
 ];
 
 /// Seconds for which a client runs.
-pub(crate) fn seconds(scale: Scale) -> &'static str {
+pub(crate) const fn seconds(scale: Scale) -> u32 {
     match scale {
-        Scale::Smoke | Scale::Quick => "1",
-        Scale::Full => "3",
+        Scale::Smoke | Scale::Quick => 1,
+        Scale::Full => 3,
     }
 }
 

@@ -35,7 +35,7 @@ fn iperf3_serve(site: &Site<'_>) -> Result<GuardedChild> {
 }
 
 fn iperf3_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
-    let mut line = words(&["iperf3", "-c", &at.address, "-p", &at.port(), "-J", "-t", seconds(scale)]);
+    let mut line = words(&["iperf3", "-c", &at.address, "-p", &at.port(), "-J", "-t", &seconds(scale).to_string()]);
     line.extend(case.words.iter().cloned());
     line
 }
@@ -90,7 +90,7 @@ fn sockperf_serve(site: &Site<'_>) -> Result<GuardedChild> {
 
 fn sockperf_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
     let mut line = words(&["sockperf", "pp", "-i", &at.address, "-p", &at.port(), "-m", case.word(2), "-t"]);
-    line.extend(words(&[seconds(scale), "--full-rtt"]));
+    line.extend(words(&[&seconds(scale).to_string(), "--full-rtt"]));
     if case.word(0) == "tcp" {
         line.push("--tcp".into());
     }

@@ -74,7 +74,7 @@ pub(crate) fn nginx_configuration(folder: &str, address: &str, port: u16, user: 
 fn nginx_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
     let url = at.url(case.word(1));
     match case.word(0) {
-        "wrk" => wrk(&url, case.word(2), case.word(3) == "keep", scale),
+        "wrk" => wrk(at, &url, case.word(2), case.word(3) == "keep", scale),
         _ => words(&["curl", "-sS", "--fail", "-o", "/dev/null", "-w", "speed = %{speed_download}", &url]),
     }
 }
@@ -89,8 +89,9 @@ fn nginx_figures(case: &Case, report: &str) -> Result<Figures> {
 }
 
 /// wrk with one page.
-fn wrk(url: &str, connections: &str, keep: bool, scale: Scale) -> Vec<String> {
-    let mut line = words(&["wrk", "-t", "1", "-c", connections, "-d", seconds(scale), "--latency"]);
+fn wrk(at: &AppAddress, url: &str, connections: &str, keep: bool, scale: Scale) -> Vec<String> {
+    let length = (seconds(scale) * at.times_longer(connections)).to_string();
+    let mut line = words(&["wrk", "-t", "1", "-c", connections, "-d", &length, "--latency"]);
     if !keep {
         line.extend(words(&["-H", "Connection: close"]));
     }
@@ -144,7 +145,7 @@ fn python_serve(site: &Site<'_>) -> Result<GuardedChild> {
 }
 
 fn page_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
-    wrk(&at.url(case.word(0)), case.word(1), case.word(2) == "keep", scale)
+    wrk(at, &at.url(case.word(0)), case.word(1), case.word(2) == "keep", scale)
 }
 
 pub(crate) const NODE: App = App {
