@@ -1,5 +1,5 @@
-//! Live migration: a guest sends a long stream to its neighbour, through memory. It is migrated to another host, where the stream goes on by
-//! TCP, and back, where it goes on by memory.
+//! Live migration: a guest sends a long stream to its neighbour, through memory, and answers its calls by a server that has several threads.
+//! It is migrated to another host, where both connections go on by TCP, and back, where they go on by memory.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -28,9 +28,14 @@ fn stream_survives_migration_there_and_back() {
         println!("skipped: a migration between two hosts, since only root can put three machines on a network");
         return;
     }
-    let image = || ImageOptions::default().program(preload_library(), LIBRARY);
+    let image = || {
+        let image = ImageOptions::default().program(preload_library(), LIBRARY);
+        ["redis-server", "redis-cli"]
+            .into_iter()
+            .fold(image, |image, name| image.program(format!("/usr/bin/{name}"), name))
+    };
     let (home, far) = (World::with("migration", image()), World::with("migration-far", image()));
-    let options = || GuestOptions::new("a").memory(320);
+    let options = || GuestOptions::new("a").memory(512);
     let [a, b] = home
         .boot_as([options().network(&network).unwrap(), GuestOptions::new("b").memory(320).network(&network).unwrap()]);
     let said = home.attach_migratable(&a);
@@ -44,7 +49,9 @@ fn stream_survives_migration_there_and_back() {
     assert!(refused.status == 3 && why.contains("nvdimm"), "{why}");
 
     begin_stream(&a, &b);
+    begin_calls(&a, &b);
     wait_for(&a, "/tmp/send.log", ON_RING);
+    wait_for(&b, "/tmp/calls.log", ON_RING);
 
     // There is no destination: the machine stays, with its windows.
     let idle = IdleChannels::open(&home, &a, &b);
@@ -55,7 +62,7 @@ fn stream_survives_migration_there_and_back() {
     idle.moved(&a);
     file_goes(&b, &a);
     wait_for(&a, "/tmp/send.log", UNMAPPED);
-    old_connection_is_on_rings(&a, &b, 2);
+    old_connections_are_on_rings(&a, &b, 2);
     new_connection_has_a_ring(&a, &b, "after a migration that failed");
 
     let idle = IdleChannels::open(&home, &a, &b);
@@ -68,10 +75,11 @@ fn stream_survives_migration_there_and_back() {
     let back = migrate(&far, away, &b, &home, options);
     home.wait_ready(2);
     file_goes(&b, &back);
-    old_connection_is_on_rings(&back, &b, 3);
+    old_connections_are_on_rings(&back, &b, 3);
     new_connection_has_a_ring(&back, &b, "after its return");
     flows(&b);
     end_stream(&back, &b);
+    end_calls(&b);
     println!("{}", time_line(&b.sh("cat /tmp/line")));
 }
 
@@ -181,6 +189,35 @@ fn end_stream(a: &Guest, b: &Guest) {
     assert!(!logs().contains("reset"), "{}", logs());
 }
 
+/// Starts a server in `a`, and a client in `b` with one connection, which calls until `/tmp/stop` is there. Each call is a number higher.
+fn begin_calls(a: &Guest, b: &Guest) {
+    let run = "partywall run --quiet --policy after=4,bytes=1K";
+    a.sh(&format!(
+        "PARTYWALL_PRELOAD_LOG=/tmp/redis.log {run} redis-server --bind 0.0.0.0 --protected-mode no --save '' \
+         > /tmp/redis.out 2>&1 & true"
+    ));
+    wait_for(a, "/tmp/redis.out", "Ready to accept connections");
+    let threads = a.sh("grep -h ^Threads $(grep -l redis-server /proc/[0-9]*/maps | sed s/maps/status/) | tr -dc 0-9");
+    assert!(threads.parse::<u32>().unwrap() > 1, "the server has {threads} threads");
+    b.sh(&format!(
+        "(while [ ! -e /tmp/stop ]; do echo incr calls; usleep 50000; done) \
+         | PARTYWALL_PRELOAD_LOG=/tmp/calls.log {run} redis-cli -h 10.77.0.1 > /tmp/calls.out 2>&1 & true"
+    ));
+}
+
+/// Each call has had its answer, over one connection.
+fn end_calls(b: &Guest) {
+    let ends = b
+        .sh("n=0; while pgrep -f redis-cli > /dev/null && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done; echo $n");
+    assert_ne!(ends, "300", "{}", b.sh("tail -n 40 /tmp/calls.out /tmp/calls.log"));
+    let answers = b.sh("cat /tmp/calls.out");
+    let wanted: Vec<String> = (1..=answers.lines().count()).map(|n| n.to_string()).collect();
+    assert!(answers.lines().eq(wanted.iter().map(String::as_str)), "{answers}");
+    // Its own connection is the second.
+    let counted = b.sh("redis-cli -h 10.77.0.1 info stats | grep total_connections_received");
+    assert_eq!(counted.trim().split_once(':').unwrap().1, "2", "{}", b.sh("cat /tmp/calls.log"));
+}
+
 /// Waits in a guest until one of its files contains this. (Each command of the lab costs the guest a descriptor.)
 fn wait_for(guest: &Guest, file: &str, text: &str) {
     let said = guest.sh(&format!(
@@ -194,9 +231,10 @@ fn wait_for(guest: &Guest, file: &str, text: &str) {
     );
 }
 
-/// The connection of the stream has rings for this time, at both ends, and the program has not made another connection.
-fn old_connection_is_on_rings(a: &Guest, b: &Guest, times: u32) {
-    for (guest, log) in [(a, "/tmp/send.log"), (b, "/tmp/receive.log")] {
+/// The connections of the stream and of the calls have rings for this time, at both ends, and no program has made another connection.
+fn old_connections_are_on_rings(a: &Guest, b: &Guest, times: u32) {
+    let logs = [(a, "/tmp/send.log"), (b, "/tmp/receive.log"), (a, "/tmp/redis.log"), (b, "/tmp/calls.log")];
+    for (guest, log) in logs {
         let said = guest.sh(&format!(
             "n=0; while [ $(grep -c '{ON_RING}' {log}) -lt {times} ] && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done; echo $n"
         ));
@@ -204,7 +242,7 @@ fn old_connection_is_on_rings(a: &Guest, b: &Guest, times: u32) {
             said,
             "300",
             "not on rings for the {times}. time: {}",
-            guest.sh(&format!("tail -n 40 {log} /tmp/agent.log"))
+            logs.map(|(guest, log)| guest.sh(&format!("tail -n 40 {log} /tmp/agent.log"))).join("\n")
         );
     }
     flows(b);

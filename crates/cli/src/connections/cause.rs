@@ -167,7 +167,10 @@ fn library_remedy(reason: Reason) -> &'static str {
              with the connection's address has the reason of the other end"
         }
         Reason::LinkLost => {
-            "nothing, if the broker or an agent was restarted: new connections move, and this one does if the programs at both ends have one thread each; see `partywall vm list`"
+            "nothing, if the broker or an agent was restarted: the connection gets a ring again; see `partywall vm list`"
+        }
+        Reason::NoWindow => {
+            "nothing, if a machine is being migrated or attached: it is tried again; otherwise attach both machines (`partywall vm list` shows them)"
         }
         Reason::ProgramNotListed => {
             "add the program to `allow` of [programs] in the broker's policy, or take it out of `deny`, and reload it; `partywall policy test --program` names the clause"

@@ -530,6 +530,7 @@ fn reason(failure: BrokerFailure) -> Reason {
         BrokerFailure::Refused(Refusal::Ambiguous) => Reason::Ambiguous,
         BrokerFailure::Refused(Refusal::NoSuchOffer) => Reason::NotTaken,
         BrokerFailure::Refused(Refusal::Quota | Refusal::OutOfResources) => Reason::Resources,
+        BrokerFailure::Refused(Refusal::Machine) => Reason::NoWindow,
         BrokerFailure::Refused(_) => Reason::Refused,
     }
 }

@@ -50,8 +50,8 @@ const GONE: u32 = 3;
 
 /// Whether a reason passes.
 const fn may_try_again(reason: Reason) -> bool {
-    use Reason::{BrokerAbsent, MovesNever, NoPeer, NotTaken, ProgramNotListed, Resources, Shared};
-    matches!(reason, BrokerAbsent | Resources | NotTaken | NoPeer | MovesNever | ProgramNotListed | Shared)
+    use Reason::{BrokerAbsent, MovesNever, NoPeer, NoWindow, NotTaken, ProgramNotListed, Resources, Shared};
+    matches!(reason, BrokerAbsent | Resources | NotTaken | NoPeer | NoWindow | MovesNever | ProgramNotListed | Shared)
 }
 
 /// Whether a reason may pass with another policy, or with another broker, which may have more rights. `judge_again` makes the next
@@ -181,7 +181,7 @@ pub(super) fn put_off(conn: &Conn, reason: Reason) {
     log!("no ring for fd {}: {}", conn.fd(), reason.words());
     conn.ring_path.because(reason);
     if may_try_again(reason) {
-        conn.moves.try_again_later();
+        conn.moves.try_again_later(sys::coarse_now().as_millis() as u64);
         conn.set_stage(ConnStage::Candidate);
     } else if may_pass_with_policy(reason) {
         wait_for_policy(conn);

@@ -6,6 +6,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Calls until the next attempt when another thread was in the way.
 const SOON: u64 = 16;
+/// The time after the first attempt that failed at which the next one comes, if calls have not brought it before, in milliseconds. It
+/// doubles with each attempt.
+const BETWEEN_ATTEMPTS_MS: u64 = 1000;
+/// Doublings of that time: it is 64 s at most.
+const MOST_DOUBLINGS: u32 = 6;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
 const EAGER: u32 = 64;
 /// The most times that a connection asks for an offer that may be another connection's, because addresses are translated.
@@ -31,6 +36,10 @@ pub(super) struct MoveCounters {
     /// The number of calls, or of bytes, at which the connection goes to a ring.
     due_calls: AtomicU64,
     due_bytes: AtomicU64,
+    /// When the next attempt is due if calls and bytes have not brought it before, in milliseconds of [`crate::sys::coarse_now`]. 0: never.
+    next_attempt_at: AtomicU64,
+    /// Attempts that have failed.
+    failed_attempts: AtomicU32,
     /// The last change of offers that was looked at.
     pub(super) offers_seen: AtomicU64,
     /// When the kernel was asked last whether the peer is alive, in [`crate::sys::ticks`].
@@ -62,7 +71,8 @@ impl MoveCounters {
     /// For a new connection, under a given policy.
     pub(super) fn begin(&self, upgrade: Upgrade) {
         let renewal = [&self.renewals, &self.rings_are_over];
-        for word in [&self.refusals, &self.calls, &self.looks_for_answer, &self.guesses].into_iter().chain(renewal) {
+        let attempts = [&self.looks_for_answer, &self.guesses, &self.failed_attempts];
+        for word in [&self.refusals, &self.calls].into_iter().chain(attempts).chain(renewal) {
             word.store(0, Ordering::Relaxed);
         }
         self.looked_at.store(0, Ordering::Relaxed);
@@ -90,6 +100,7 @@ impl MoveCounters {
         };
         self.due_calls.store(calls, Ordering::Relaxed);
         self.due_bytes.store(bytes, Ordering::Relaxed);
+        self.next_attempt_at.store(0, Ordering::Relaxed);
     }
 
     /// Whether the policy is the one that the connection was judged by.
@@ -121,9 +132,18 @@ impl MoveCounters {
         self.try_again_after(u64::from(self.calls.load(Ordering::Relaxed)) + SOON);
     }
 
-    /// The next attempt comes after ten times as many calls.
-    pub(super) fn try_again_later(&self) {
+    /// The next attempt comes after ten times as many calls, or after a time that grows with each attempt. `now` is in milliseconds.
+    pub(super) fn try_again_later(&self, now: u64) {
         self.try_again_after(u64::from(self.calls.load(Ordering::Relaxed)).max(100) * 10);
+        let failed = self.failed_attempts.load(Ordering::Relaxed).min(MOST_DOUBLINGS);
+        self.failed_attempts.store(failed + 1, Ordering::Relaxed);
+        self.next_attempt_at.store(now + (BETWEEN_ATTEMPTS_MS << failed), Ordering::Relaxed);
+    }
+
+    /// Whether an attempt is due by time, at this time in milliseconds.
+    pub(super) fn is_time_for_attempt(&self, now: impl FnOnce() -> u64) -> bool {
+        let at = self.next_attempt_at.load(Ordering::Relaxed);
+        at != 0 && now() >= at
     }
 
     fn try_again_after(&self, calls: u64) {
@@ -162,6 +182,28 @@ impl MoveCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_attempt_is_repeated_after_calls_or_time() {
+        let moves = MoveCounters::default();
+        // Twice: a connection in the place of an earlier one begins anew.
+        for _ in 0..2 {
+            moves.begin(Upgrade::Now);
+            assert!(moves.is_due(0) && !moves.is_time_for_attempt(|| u64::MAX));
+            let mut now = 5000;
+            for wait in [1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 64_000] {
+                moves.try_again_later(now);
+                assert!(!moves.is_due(1 << 40));
+                assert!(!moves.is_time_for_attempt(|| now + wait - 1) && moves.is_time_for_attempt(|| now + wait));
+                now += wait;
+            }
+            (0..=1000).for_each(|_| assert!(moves.count_call() > 0));
+            assert!(moves.is_due(0));
+            // Another policy decides alone.
+            moves.set_due(Upgrade::Never);
+            assert!(!moves.is_due(1 << 40) && !moves.is_time_for_attempt(|| u64::MAX));
+        }
+    }
 
     #[test]
     fn connection_guesses_eight_times_and_ever_more_rarely() {

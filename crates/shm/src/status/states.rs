@@ -65,6 +65,8 @@ numbered! {
         LinkLost = 17 "the way to the peer's machine was lost",
         /// A list of the policy leaves its program out.
         ProgramNotListed = 18 "the policy's list of programs leaves its program out",
+        /// One of the two machines is not attached, or is being migrated.
+        NoWindow = 19 "no window leads to the peer's machine now",
     }
 }
 
@@ -105,6 +107,7 @@ impl Reason {
             Self::Told => "told",
             Self::LinkLost => "link-lost",
             Self::ProgramNotListed => "program-not-listed",
+            Self::NoWindow => "no-window",
         }
     }
 }
