@@ -58,7 +58,7 @@ step "the static agent, for tests" bash -c '
     fi' bash "$(uname -m)-unknown-linux-musl"
 # Apart from running them, so that neither takes nearly as long as a step may.
 step "tests, built" cargo test --workspace --all-targets --no-run "${FEATURES[@]}"
-step "tests" env PARTYWALL_PROGRAMS_ARE_BUILT=yes cargo test --workspace --all-targets --no-fail-fast "${FEATURES[@]}"
+step "tests" scripts/tests.sh "${FEATURES[@]}"
 step "packages and containers" scripts/packages.sh
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
 step "gRPC over streams" cargo test --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs all tests that cargo knows, in two lanes at the same time: those of virtual machines, and all others. Most tests of machines wait for
+# one emulated processor, beside which another is free.
+#
+#   scripts/tests.sh --all-features      the options are cargo's
+set -euo pipefail
+readonly MACHINES=crates/lab
+
+# Cargo starts each test program by this script, in its lane. A lane passes over the programs of the other.
+if [ "${1:-}" = --lane ]; then
+    case "$2 $CARGO_MANIFEST_DIR" in
+        machines\ */"$MACHINES") ;;
+        machines\ * | others\ */"$MACHINES") exit 0 ;;
+    esac
+    exec "${@:3}"
+fi
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+lane() {
+    PARTYWALL_PROGRAMS_ARE_BUILT=yes cargo test --workspace --all-targets --no-fail-fast \
+        --config "target.'cfg(all())'.runner = ['$PWD/scripts/tests.sh', '--lane', '$1']" "${@:2}"
+}
+# Shown when they have ended, also by the limit of the step.
+said=$(mktemp)
+trap 'printf "\n-- tests of %s\n" "$MACHINES"; cat "$said"; rm -f "$said"' EXIT
+rc=0
+lane machines "$@" > "$said" 2>&1 &
+machines=$!
+lane others "$@" || rc=$?
+wait "$machines" || rc=$?
+exit "$rc"
