@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Runs all tests that cargo knows, in two lanes at the same time: those of virtual machines, and all others. Most tests of machines wait for
-# one emulated processor, beside which another is free.
+# Runs all tests that cargo knows, in two lanes at the same time: those of the lab, and all others. Most tests of the lab wait for one emulated
+# processor, beside which another is free.
 #
 #   scripts/tests.sh --all-features      the options are cargo's
 set -euo pipefail
-readonly MACHINES=crates/lab
+readonly LAB=crates/lab
 
 # Cargo starts each test program by this script, in its lane. A lane passes over the programs of the other.
 if [ "${1:-}" = --lane ]; then
     case "$2 $CARGO_MANIFEST_DIR" in
-        machines\ */"$MACHINES") ;;
-        machines\ * | others\ */"$MACHINES") exit 0 ;;
+        lab\ */"$LAB") ;;
+        lab\ * | others\ */"$LAB") exit 0 ;;
     esac
     exec "${@:3}"
 fi
@@ -22,10 +22,10 @@ lane() {
 }
 # Shown when they have ended, also by the limit of the step.
 said=$(mktemp)
-trap 'printf "\n-- tests of %s\n" "$MACHINES"; cat "$said"; rm -f "$said"' EXIT
+trap 'printf "\n-- tests of %s\n" "$LAB"; cat "$said"; rm -f "$said"' EXIT
 rc=0
-lane machines "$@" > "$said" 2>&1 &
-machines=$!
+lane lab "$@" > "$said" 2>&1 &
+lab=$!
 lane others "$@" || rc=$?
-wait "$machines" || rc=$?
+wait "$lab" || rc=$?
 exit "$rc"
