@@ -189,14 +189,14 @@ impl SocketWish {
         whole - (self.shape.ring_size() - self.least_ring)..=whole
     }
 
-    /// The size of its region in a window of which this much is free: the ring is halved until it is no more than its share.
-    fn size_in(self, free: u64) -> u64 {
-        let whole = self.shape.ring_size();
-        let mut ring = whole;
-        while ring > free / SHARE_OF_A_CONNECTION && ring > self.least_ring {
-            ring /= 2;
-        }
-        self.shape.region_size() - (whole - ring)
+    /// Sizes of its region to look for in a window of which this much is free, the best first. The ring is halved until it is no more than
+    /// its share, and further where the free parts are smaller.
+    fn sizes_in(self, free: u64) -> impl Iterator<Item = u64> {
+        let (whole, least) = (self.shape.ring_size(), self.least_ring);
+        let smaller = move |ring: &u64| (*ring > least).then_some(ring / 2);
+        let rings = std::iter::successors(Some(whole), smaller);
+        let is_too_large = move |ring: &u64| *ring > least && *ring > free / SHARE_OF_A_CONNECTION;
+        rings.skip_while(is_too_large).map(move |ring| self.shape.region_size() - (whole - ring))
     }
 }
 
@@ -340,17 +340,24 @@ impl<F: Descriptor> Core<F> {
         let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
         let window = self.machines.ready_window((here, there))?;
         let held = window.places.iter().filter(|(_, place)| place.holder == holder);
-        let size = wish.size_in(window.carve.free());
+        let coming = window.coming();
+        let mut sizes = wish.sizes_in(window.carve.free() + coming);
         let fits = |place: &WindowPlace| wish.sizes().contains(&place.size);
         let (base, size, memory) = match (holder, held.clone().find(|(_, place)| fits(place))) {
             (Holder::Channel(_), Some((base, place))) => (*base, place.size, window.memory.clone()),
             _ if held.count() >= MOST_RESERVED => {
                 return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
             }
-            _ => match window.place(size, holder) {
-                Some((base, memory)) => (base, size, memory),
-                None => return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to)),
-            },
+            _ => {
+                let best = sizes.next().unwrap_or(wish.shape.region_size());
+                // While memory is coming: a connection keeps the ring that it gets first.
+                let others = sizes.filter(|_| coming == 0);
+                let place = |size| window.place(size, holder).map(|(base, memory)| (base, size, memory));
+                match std::iter::once(best).chain(others).find_map(place) {
+                    Some(found) => found,
+                    None => return refuse(Refusal::OutOfResources, window.no_room(best, &from, &to)),
+                }
+            }
         };
         self.keep_books();
         self.send_with(id, request, Message::RoomIs { base, size }, vec![memory]);

@@ -351,22 +351,21 @@ fn advance(conn: &'static Conn, fd: c_int) {
     }
     let calls = conn.moves.count_call();
     let carried = conn.tx.counted.load(Ordering::Relaxed).wrapping_add(conn.rx.counted.load(Ordering::Relaxed));
-    let is_now_and_then = calls.is_multiple_of(NOW_AND_THEN);
     let is_time = || conn.moves.is_time_for_attempt(|| sys::coarse_now().as_millis() as u64);
-    let due = conn.moves.is_due(carried) || is_now_and_then && is_time();
+    let due = conn.moves.is_due(carried) || is_time();
     match (stage, conn.role()) {
         (ConnStage::Offered, _) => bring_up::look_for_answer(conn, fd),
         // Another thread takes this step.
         (ConnStage::Attaching, _) => {}
         // It may wait for another policy, or for another broker.
-        _ if !due && is_now_and_then => broker::tick(),
+        _ if !due && calls.is_multiple_of(NOW_AND_THEN) => broker::tick(),
         // The other side counts as we do, so that there is no offer before.
         _ if !due => {}
         (_, Role::Accepting) => {
             let generation = broker::offer_generation();
             if generation != conn.moves.offers_seen.load(Ordering::Relaxed) {
                 bring_up::look_for_offer(conn, fd, generation);
-            } else if is_now_and_then {
+            } else if calls.is_multiple_of(NOW_AND_THEN) {
                 // The broker may be another one by now, whose directory is another.
                 broker::tick();
             }

@@ -9,8 +9,8 @@ const SOON: u64 = 16;
 /// The time after the first attempt that failed at which the next one comes, if calls have not brought it before, in milliseconds. It
 /// doubles with each attempt.
 const BETWEEN_ATTEMPTS_MS: u64 = 1000;
-/// Doublings of that time: it is 64 s at most.
-const MOST_DOUBLINGS: u32 = 6;
+/// Doublings of that time: it is 68 minutes at most.
+const MOST_DOUBLINGS: u32 = 12;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
 const EAGER: u32 = 64;
 /// The most times that a connection asks for an offer that may be another connection's, because addresses are translated.
@@ -71,8 +71,7 @@ impl MoveCounters {
     /// For a new connection, under a given policy.
     pub(super) fn begin(&self, upgrade: Upgrade) {
         let renewal = [&self.renewals, &self.rings_are_over];
-        let attempts = [&self.looks_for_answer, &self.guesses, &self.failed_attempts];
-        for word in [&self.refusals, &self.calls].into_iter().chain(attempts).chain(renewal) {
+        for word in [&self.refusals, &self.calls, &self.looks_for_answer, &self.guesses].into_iter().chain(renewal) {
             word.store(0, Ordering::Relaxed);
         }
         self.looked_at.store(0, Ordering::Relaxed);
@@ -101,6 +100,7 @@ impl MoveCounters {
         self.due_calls.store(calls, Ordering::Relaxed);
         self.due_bytes.store(bytes, Ordering::Relaxed);
         self.next_attempt_at.store(0, Ordering::Relaxed);
+        self.failed_attempts.store(0, Ordering::Relaxed);
     }
 
     /// Whether the policy is the one that the connection was judged by.
@@ -186,12 +186,12 @@ mod tests {
     #[test]
     fn failed_attempt_is_repeated_after_calls_or_time() {
         let moves = MoveCounters::default();
-        // Twice: a connection in the place of an earlier one begins anew.
+        // Twice: a connection in the place of an earlier one counts from 0.
         for _ in 0..2 {
             moves.begin(Upgrade::Now);
             assert!(moves.is_due(0) && !moves.is_time_for_attempt(|| u64::MAX));
             let mut now = 5000;
-            for wait in [1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 64_000] {
+            for wait in (0..14).map(|failed: u32| 1000 << failed.min(12)) {
                 moves.try_again_later(now);
                 assert!(!moves.is_due(1 << 40));
                 assert!(!moves.is_time_for_attempt(|| now + wait - 1) && moves.is_time_for_attempt(|| now + wait));

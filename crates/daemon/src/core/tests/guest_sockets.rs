@@ -6,6 +6,7 @@ use partywall_protocol::directory::Transport;
 use partywall_protocol::wire::{AddressList, RegionReference, Within};
 
 use super::*;
+use crate::core::pair_window::Holder;
 use partywall_shm::layout::PAGE;
 
 pub(super) const A: MachineId = MachineId::MIN;
@@ -400,6 +401,22 @@ fn later_connections_of_window_get_smaller_rings() {
     assert_eq!((sizes[0], sizes[sizes.len() - 1]), (whole, 16 << 10));
     // As many as have room are of the smallest size, and 64 would have had the size that they asked for.
     assert!(sizes.len() > 128, "{sizes:?}");
+}
+
+/// Places of connections that have ended are free here and there: the largest free part decides.
+#[test]
+fn connection_gets_largest_ring_that_fits_between_others() {
+    let mut w = attached(EVERYBODY);
+    let (web, _) = meeting(&mut w);
+    let small = PAGE + (16 << 10);
+    let window = w.core.machines.windows.get_mut(&(A.into(), B.into())).unwrap();
+    let places: Vec<u64> =
+        std::iter::from_fn(|| window.place(small, Holder::Abandoned)).map(|(base, _)| base).collect();
+    for base in places.iter().step_by(2) {
+        window.free_one(*base);
+    }
+    let answer = offer(&mut w, web, client(), RegionReference::with_ring(256 << 10));
+    assert!(matches!(answer, Message::RoomIs { size, .. } if size == small), "{answer:?}");
 }
 
 #[test]
