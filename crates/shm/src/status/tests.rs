@@ -124,5 +124,5 @@ fn status_numbers_match_their_variants() {
     for (number, reason) in Reason::ALL.iter().enumerate() {
         assert_eq!(*reason as usize, number);
     }
-    assert_eq!((LineState::from_number(6), Reason::from_number(19), Role::from_number(3)), (None, None, None));
+    assert_eq!((LineState::from_number(6), Reason::from_number(20), Role::from_number(3)), (None, None, None));
 }
