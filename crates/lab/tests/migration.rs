@@ -169,7 +169,7 @@ fn begin_stream(a: &Guest, b: &Guest) {
         "PARTYWALL_PRELOAD_LOG=/tmp/receive.log {run} -l 0.0.0.0:7000 --output /tmp/got > /tmp/receive.out 2>&1 & true"
     ));
     wait_for(b, "/tmp/receive.out", ":7000");
-    b.sh("(while [ ! -e /tmp/stop ]; do echo $(cut -d ' ' -f 1 /proc/uptime) $(wc -c < /tmp/got); usleep 200000; done) > /tmp/line 2>&1 & true");
+    b.sh("(while [ ! -e /tmp/stop ]; do echo $(cut -d ' ' -f 1 /proc/uptime) $(stat -c %s /tmp/got); usleep 200000; done) > /tmp/line 2>&1 & true");
     a.sh("dd if=/dev/urandom of=/tmp/piece bs=1k count=16 2>/dev/null");
     let source = "n=0; while [ ! -e /tmp/stop ]; do echo $n; cat /tmp/piece; n=$((n+1)); usleep 50000; done";
     a.sh(&format!(
@@ -252,7 +252,7 @@ fn old_connections_are_on_rings(a: &Guest, b: &Guest, times: u32) {
 /// The stream brings something.
 fn flows(b: &Guest) {
     let said = b.sh(
-        "had=$(wc -c < /tmp/got); n=0; while [ $(wc -c < /tmp/got) -lt $((had + 65536)) ] && [ $n -lt 200 ]; do usleep 100000; \
+        "had=$(stat -c %s /tmp/got); n=0; while [ $(stat -c %s /tmp/got) -lt $((had + 65536)) ] && [ $n -lt 200 ]; do usleep 100000; \
          n=$((n+1)); done; echo $n",
     );
     assert_ne!(said, "200", "the stream stands still: {}", b.sh("tail -n 40 /tmp/receive.log"));
