@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(90);
 /// The exit code where machines cannot be booted (`EX_UNAVAILABLE` of sysexits.h).
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// A machine's memory besides the file, in MiB.
-const MEMORY: u64 = 320;
+const MEMORY: u64 = 448;
 /// PCI Express ports of a machine: one for its doorbell device, the others spare.
 const PORTS: u32 = 4;
 
