@@ -29,7 +29,7 @@ const MOST_RESERVED: usize = 64;
 const MOST_OF_AN_END: usize = 4;
 /// A ring that grows takes at most this part of what is free in its window, so that there is room for others.
 const SHARE: u64 = 4;
-/// The ring of a connection takes at most this part of what is free in its window. So later connections get smaller rings, not none.
+/// The ring of a connection takes at most this part of what is free in its window, so that there is room for later ones.
 const SHARE_OF_A_CONNECTION: u64 = 32;
 /// But a ring is not made smaller than this.
 const LEAST_RING: u64 = 16 << 10;
@@ -174,12 +174,12 @@ pub(super) struct SocketWish {
 
 impl SocketWish {
     /// The ring of a connection can be smaller.
-    pub(super) fn of_connection(shape: Geometry) -> Self {
+    pub(super) fn for_connection(shape: Geometry) -> Self {
         Self { shape, least_ring: shape.ring_size().min(LEAST_RING) }
     }
 
     /// The ring of a flow of datagrams must have room for the largest.
-    pub(super) fn of_datagrams(shape: Geometry) -> Self {
+    pub(super) fn for_datagrams(shape: Geometry) -> Self {
         Self { shape, least_ring: shape.ring_size() }
     }
 
@@ -341,7 +341,7 @@ impl<F: Descriptor> Core<F> {
         let window = self.machines.ready_window((here, there))?;
         let held = window.places.iter().filter(|(_, place)| place.holder == holder);
         let coming = window.coming();
-        let mut sizes = wish.sizes_in(window.carve.free() + coming);
+        let sizes = wish.sizes_in(window.carve.free() + coming);
         let fits = |place: &WindowPlace| wish.sizes().contains(&place.size);
         let (base, size, memory) = match (holder, held.clone().find(|(_, place)| fits(place))) {
             (Holder::Channel(_), Some((base, place))) => (*base, place.size, window.memory.clone()),
@@ -349,13 +349,15 @@ impl<F: Descriptor> Core<F> {
                 return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
             }
             _ => {
-                let best = sizes.next().unwrap_or(wish.shape.region_size());
-                // While memory is coming: a connection keeps the ring that it gets first.
-                let others = sizes.filter(|_| coming == 0);
+                // While memory is coming, only the best size: a connection keeps the ring that it gets first.
+                let most = if coming == 0 { usize::MAX } else { 1 };
                 let place = |size| window.place(size, holder).map(|(base, memory)| (base, size, memory));
-                match std::iter::once(best).chain(others).find_map(place) {
+                match sizes.take(most).find_map(place) {
                     Some(found) => found,
-                    None => return refuse(Refusal::OutOfResources, window.no_room(best, &from, &to)),
+                    None => {
+                        let wanted = wish.shape.region_size();
+                        return refuse(Refusal::OutOfResources, window.no_room(wanted, &from, &to));
+                    }
                 }
             }
         };

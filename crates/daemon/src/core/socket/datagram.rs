@@ -91,7 +91,7 @@ impl<F: Descriptor> Core<F> {
         }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, SocketWish::of_datagrams(shape), holder);
+            return self.socket_room((id, request), there, SocketWish::for_datagrams(shape), holder);
         }
         let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
         self.skip_to_free_slot()?;
@@ -175,7 +175,7 @@ impl<F: Descriptor> Core<F> {
         }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, SocketWish::of_datagrams(shape), holder);
+            return self.socket_room((id, request), there, SocketWish::for_datagrams(shape), holder);
         }
         let region = self.socket_region((here, there), (place, shape), region, holder, offer_id)?;
 

@@ -105,7 +105,7 @@ impl<F: Descriptor> Core<F> {
         let there = namespaces.first().map_or(here, |namespace| namespace.origin);
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if located == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, SocketWish::of_connection(shape), holder);
+            return self.socket_room((id, request), there, SocketWish::for_connection(shape), holder);
         }
         let [own, far] = bell(&region, here == there)?;
         let region = self.socket_region((here, there), (located, shape), region, holder, self.next_channel)?;

@@ -49,7 +49,7 @@ impl<F: Descriptor> Core<F> {
         let there = self.sockets.offers.get(&offer_id).map_or(here, |offer| offer.peer.origin());
         let holder = Holder::Channel(offer_id);
         if located == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, SocketWish::of_connection(shape), holder);
+            return self.socket_room((id, request), there, SocketWish::for_connection(shape), holder);
         }
         taker.region = self.socket_region((here, there), (located, shape), region, holder, offer_id)?;
         let Some(offer) = self.sockets.offers.get_mut(&offer_id) else { return Ok(()) };

@@ -403,11 +403,8 @@ fn later_connections_of_window_get_smaller_rings() {
     assert!(sizes.len() > 128, "{sizes:?}");
 }
 
-/// Places of connections that have ended are free here and there: the largest free part decides.
-#[test]
-fn connection_gets_largest_ring_that_fits_between_others() {
-    let mut w = attached(EVERYBODY);
-    let (web, _) = meeting(&mut w);
+/// Fills the window from `a` to `b` with small places, and frees every other one. Returns their size.
+fn fragment(w: &mut World) -> u64 {
     let small = PAGE + (16 << 10);
     let window = w.core.machines.windows.get_mut(&(A.into(), B.into())).unwrap();
     let places: Vec<u64> =
@@ -415,8 +412,30 @@ fn connection_gets_largest_ring_that_fits_between_others() {
     for base in places.iter().step_by(2) {
         window.free_one(*base);
     }
+    small
+}
+
+#[test]
+fn connection_gets_largest_ring_that_fits_between_others() {
+    let mut w = attached(EVERYBODY);
+    let (web, _) = meeting(&mut w);
+    let small = fragment(&mut w);
     let answer = offer(&mut w, web, client(), RegionReference::with_ring(256 << 10));
     assert!(matches!(answer, Message::RoomIs { size, .. } if size == small), "{answer:?}");
+}
+
+#[test]
+fn connection_waits_for_coming_memory_with_ring_of_full_size() {
+    let mut w = attached(EVERYBODY);
+    let (web, _) = meeting(&mut w);
+    fragment(&mut w);
+    // Half of the window has memory.
+    w.core.machines.windows.get_mut(&(A.into(), B.into())).unwrap().size *= 2;
+    let ask = |w: &mut World| offer(w, web, client(), RegionReference::with_ring(256 << 10));
+    assert_eq!(refused(ask(&mut w)), Refusal::OutOfResources);
+    w.core.machines.windows.get_mut(&(A.into(), B.into())).unwrap().extend(SIZE + (1 << 20));
+    let answer = ask(&mut w);
+    assert!(matches!(answer, Message::RoomIs { size, .. } if size == PAGE + (256 << 10)), "{answer:?}");
 }
 
 #[test]
