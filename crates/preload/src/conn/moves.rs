@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Calls until the next attempt when another thread was in the way.
 const SOON: u64 = 16;
-/// The time after the first attempt that failed at which the next one comes, if calls have not brought it before, in milliseconds. It
-/// doubles with each attempt.
+/// Milliseconds from the first failed attempt to the next, unless calls bring that earlier. Each later wait is twice as long.
 const BETWEEN_ATTEMPTS_MS: u64 = 1000;
-/// Doublings of that time: it is 68 minutes at most.
+/// Doublings of that wait: it is 68 minutes at most.
 const MOST_DOUBLINGS: u32 = 12;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
 const EAGER: u32 = 64;
@@ -36,7 +35,7 @@ pub(super) struct MoveCounters {
     /// The number of calls, or of bytes, at which the connection goes to a ring.
     due_calls: AtomicU64,
     due_bytes: AtomicU64,
-    /// When the next attempt is due if calls and bytes have not brought it before, in milliseconds of [`crate::sys::coarse_now`]. 0: never.
+    /// When the next attempt is due unless calls bring it earlier, in milliseconds of [`crate::sys::coarse_now`]. 0: time does not count.
     next_attempt_at: AtomicU64,
     /// Attempts that have failed.
     failed_attempts: AtomicU32,
@@ -149,6 +148,7 @@ impl MoveCounters {
     fn try_again_after(&self, calls: u64) {
         self.due_calls.store(calls, Ordering::Relaxed);
         self.due_bytes.store(u64::MAX, Ordering::Relaxed);
+        self.next_attempt_at.store(0, Ordering::Relaxed);
     }
 
     /// Whether the connection may ask for an offer that may be another's, at this time in milliseconds. The first guess waits for
@@ -197,6 +197,10 @@ mod tests {
                 assert!(!moves.is_time_for_attempt(|| now + wait - 1) && moves.is_time_for_attempt(|| now + wait));
                 now += wait;
             }
+            // A thread that was in the way puts the attempt off by calls, although its time has come.
+            moves.try_again_soon();
+            assert!(!moves.is_due(1 << 40) && !moves.is_time_for_attempt(|| u64::MAX));
+            moves.try_again_later(now);
             (0..=1000).for_each(|_| assert!(moves.count_call() > 0));
             assert!(moves.is_due(0));
             // Another policy decides alone.
