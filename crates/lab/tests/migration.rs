@@ -232,7 +232,7 @@ fn wait_for(guest: &Guest, file: &str, text: &str) {
 }
 
 /// The connections of the stream and of the calls have rings for this time, at both ends, and no program has made another connection.
-/// A connection that was offered while the other machine was away is offered again after as long as that.
+/// A connection that was offered while the other machine was away waits up to as long again for its next offer.
 fn old_connections_are_on_rings(a: &Guest, b: &Guest, times: u32) {
     let logs = [(a, "/tmp/send.log"), (b, "/tmp/receive.log"), (a, "/tmp/redis.log"), (b, "/tmp/calls.log")];
     for (guest, log) in logs {

@@ -42,7 +42,7 @@ fn server(world: &World) -> (Guard, u16) {
 fn server_that(world: &World, serves: &str) -> (Guard, u16) {
     let port = free_port();
     let mut server = run(world, &words(&[&serves, &port]));
-    server.until_it_listens(port);
+    server.await_listener(port, &String::new);
     (server, port)
 }
 
@@ -133,7 +133,7 @@ fn threads_attaching_at_once_do_not_disturb_each_other() {
     };
     let port = free_port();
     let mut server = start(&[&"serve", &port], "server.log");
-    server.until_it_listens(port);
+    server.await_listener(port, &String::new);
     // A handshake takes four steps, each on some call of either side: a connection must live for longer than that.
     let mut client = start(&[&"go", &port, &12, &times(30), &600], "client.log");
     assert_eq!(client.wait().code(), FINE);

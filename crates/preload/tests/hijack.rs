@@ -35,7 +35,7 @@ fn server(world: &World, port: u16) -> Guard {
     server.env(environment::MOVES, "now").stdin(Stdio::null()).stderr(Stdio::null());
     world.preload(&mut server);
     let mut server = Guard::spawn(&mut server);
-    server.until_it_listens(port);
+    server.await_listener(port, &String::new);
     server
 }
 

@@ -35,7 +35,7 @@ fn echo_server(world: &World, port: u16) -> Guard {
     server.args(["127.0.0.1", &port.to_string()]).env(partywall_protocol::environment::MOVES, "now");
     world.preload(&mut server);
     let mut server = Guard::spawn(server.stdin(Stdio::null()));
-    server.until_it_listens(port);
+    server.await_listener(port, &String::new);
     server
 }
 

@@ -21,7 +21,7 @@ use support::{
     guard::Guard,
     random::noise,
     skipped,
-    stage::{Stage, both, both_under, digest, listens, python, script},
+    stage::{Stage, both, both_under, digest, python, script},
     switch::Policy,
     world::World,
 };
@@ -209,10 +209,7 @@ impl Pair {
         let (port, address) = (free_port(), stage.address());
         let p = port.to_string();
         let mut running = stage.server(program, &[server, &[address, &p]].concat());
-        eventually("the server listens", || {
-            assert!(running.ended().is_none(), "{name}: the server ended");
-            listens(running.id(), port)
-        });
+        stage.await_listener(&mut running, port);
         let (output, errors) = (stage.path(&format!("{name}.out")), stage.path(&format!("{name}.err")));
         let mut command = stage.command(1, program);
         // Node's client takes the number of requests before the time.

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    net::TcpStream,
     os::unix::process::CommandExt,
     process::{Child, Command, ExitStatus, Output},
     thread,
@@ -13,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::LONGEST;
 use super::collect::collect;
+use super::stage::listens;
 
 /// A child with its descendants: they are a process group, which ends with this value.
 pub(crate) struct Guard(pub(crate) Child);
@@ -56,14 +56,20 @@ impl Guard {
         Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
     }
 
-    /// Waits until it takes connections at this port. One that ends or hangs before fails its test, which says where it hangs.
-    pub(crate) fn until_it_listens(&mut self, port: u16) {
+    /// Waits until it, or a descendant, listens on this port. The test fails if it ends before, with its `log`, and if it hangs, with the
+    /// places where its threads are.
+    pub(crate) fn await_listener(&mut self, port: u16, log: &dyn Fn() -> String) {
         let deadline = Instant::now() + LONGEST;
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        while !listens(self.id(), port) {
             if let Some(status) = self.ended() {
-                panic!("the server ended before it listened: {status}");
+                panic!("the server ended before it listened on {port}, with {status}: {}", log());
             }
-            assert!(Instant::now() < deadline, "the server does not listen:\n{}", self.whereabouts());
+            assert!(
+                Instant::now() < deadline,
+                "the server does not listen on {port}:\n{}\n{}",
+                self.whereabouts(),
+                log()
+            );
             thread::sleep(Duration::from_millis(5));
         }
     }

@@ -10,7 +10,6 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
-    eventually,
     guard::Guard,
     netns::Namespaces,
     switch::{Policy, Switch},
@@ -76,16 +75,12 @@ impl Stage<'_> {
 
     /// Waits until a server, or a descendant of it, listens.
     pub(crate) fn await_listener(&self, server: &mut Guard, port: u16) {
-        eventually(&format!("something listens on {port}"), || {
-            let log = || fs::read_to_string(self.path("server.log")).unwrap_or_default();
-            assert!(server.ended().is_none(), "the server ended: {}", log());
-            listens(server.id(), port)
-        });
+        server.await_listener(port, &|| fs::read_to_string(self.path("server.log")).unwrap_or_default());
     }
 }
 
 /// Whether a process in the network namespace of `process` listens on a port.
-pub(crate) fn listens(process: u32, port: u16) -> bool {
+pub(super) fn listens(process: u32, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         let table = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
         table.lines().skip(1).any(|line| {
