@@ -2,7 +2,7 @@
 # Runs steps one after another, and prints at the end how many passed. Sourced by check.sh and test.sh.
 #
 #   step "name" command ...     runs the command and shows its output; continues even if it fails
-#   summary                     the last line, `N passed, N failed`; fails if any step did
+#   summary                     what each failed step said, the steps, and the last line, `N passed, N failed`; fails if any step did
 #
 # A step that runs cargo's tests counts each test; any other step counts as one.
 
@@ -17,8 +17,9 @@ steps_ignored=0
 steps_broken=()
 steps_table=()
 steps_log=$(mktemp)
+steps_said=$(mktemp)
 steps_child=
-trap 'rm -f "$steps_log"' EXIT
+trap 'rm -f "$steps_log" "$steps_said"' EXIT
 # `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
 trap '[ -z "$steps_child" ] || kill -TERM "$steps_child" 2> /dev/null; exit 130' INT TERM
 
@@ -41,6 +42,7 @@ step() {
     if [ "$rc" -ne 0 ]; then
         verdict=FAILED
         steps_broken+=("$name")
+        { printf '\n== %s failed and said\n' "$name"; step_failures; } >> "$steps_said"
         [ "$failed" -gt 0 ] || failed=1
     elif [ $((passed + failed + ignored)) -eq 0 ]; then
         passed=1
@@ -52,7 +54,21 @@ step() {
     printf -- '-- %s: %s after %d s\n' "$name" "$verdict" $((SECONDS - began))
 }
 
+# What failed tests printed, at most 80 lines of each program, and errors of cargo, such as a program that a signal ended; of another step, its
+# last lines.
+step_failures() {
+    awk '
+        /^failures:$/ && !told { told = 1; lines = 0; next }
+        /^failures:$/ || /^test result:/ { told = 0; next }
+        /^error/ { rest = 6 }
+        (told && lines++ < 80) || rest-- > 0 { print substr($0, 1, 400); any = 1 }
+        { last[NR % 20] = substr($0, 1, 400) }
+        END { if (!any) for (i = NR - 19; i <= NR; i++) if (i > 0) print last[i % 20] }' "$steps_log"
+}
+
 summary() {
+    # Again: between it and the end lie the steps that came later, and who keeps only the end of the output would not see it.
+    cat "$steps_said"
     printf '\n'
     printf '%s\n' "${steps_table[@]}"
     printf '%d s in all' "$SECONDS"
