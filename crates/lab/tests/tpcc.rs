@@ -9,9 +9,10 @@ use partywall_lab::nas::{NasUnit, TpccDatabase, TpccOptions, TpccScale};
 const BREAKS: [(&str, &str); 4] = [
     ("3.3.2.1", "UPDATE warehouse SET w_ytd = w_ytd + 1 WHERE w_id = 2"),
     ("3.3.2.2", "UPDATE district SET d_next_o_id = d_next_o_id + 1 WHERE d_w_id = 2 AND d_id = 7"),
+    // The last order and the one two before it are new, whatever was delivered, and the one between is not.
     (
         "3.3.2.3",
-        "DELETE FROM new_order WHERE (no_w_id, no_d_id, no_o_id) IN (SELECT no_w_id, no_d_id, max(no_o_id) - 1 FROM new_order WHERE no_w_id = 2 AND no_d_id = 7 GROUP BY no_w_id, no_d_id)",
+        "DELETE FROM new_order USING district WHERE (no_w_id, no_d_id) = (2, 7) AND (d_w_id, d_id) = (2, 7) AND no_o_id = d_next_o_id - 2; INSERT INTO new_order SELECT d_next_o_id - n, 7, 2 FROM district, unnest(ARRAY[1, 3]) n WHERE (d_w_id, d_id) = (2, 7) ON CONFLICT DO NOTHING",
     ),
     ("3.3.2.4", "DELETE FROM order_line WHERE (ol_w_id, ol_d_id, ol_o_id, ol_number) = (2, 7, 3, 1)"),
 ];
