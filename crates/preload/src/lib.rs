@@ -22,6 +22,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "in unit tests the functions that programs call are not exported"))]
 
 mod arena;
+mod awake;
 mod broker;
 mod buffers;
 mod calls;

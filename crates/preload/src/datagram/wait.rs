@@ -5,14 +5,15 @@ use super::inbound::DatagramFound;
 use super::kernel_queue;
 use super::outbound::RingsOut;
 use super::{DatagramSocket, flags};
+use crate::awake::{AwakeBudget, QuickestSleep};
 use crate::buffers::CallerBuffers;
-use crate::patience::{longest_spin, shorter};
+use crate::patience::shorter;
 use crate::signals::BlockedSignals as SignalsHeld;
 use crate::{real, sys};
 use libc::{c_int, pollfd, ssize_t, timeval};
 use rustix::io::Errno;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Looks before the clock is read and signals are held back.
@@ -21,11 +22,6 @@ const FIRST_LOOKS: u32 = 64;
 const BATCH: u32 = 8;
 /// The kernel is asked that often.
 const ASK: Duration = Duration::from_micros(20);
-/// The longest time awake, and the shortest that is worth it.
-const LONGEST: u32 = 50_000;
-const SHORTEST: u32 = 10_000;
-/// A sleep up to this would have been worth staying awake for.
-const SHORT: Duration = Duration::from_micros(100);
 /// The longest sleep while something may come by a ring that is closed, or a flow may end with a datagram of ours in it.
 const NAP: Duration = Duration::from_millis(50);
 /// The longest sleep while the socket has a ring from another machine, or to one: this process has to unmap it when its machine is to be migrated, and no
@@ -34,34 +30,30 @@ const NAP_BETWEEN_MACHINES: Duration = Duration::from_secs(1);
 /// Turns that are left to a peer on the same core.
 const WAYS: u32 = 4;
 
-/// How long a socket stays awake: what is stored has been taken off, so that a new one is all zeros.
+/// Of sleeps that a datagram from another machine has ended. It came by the kernel.
+static QUICKEST_FAR: QuickestSleep = QuickestSleep::new();
+
+/// How long a socket stays awake.
 #[derive(Debug)]
-pub(super) struct SocketBudget(AtomicU32);
+pub(super) struct SocketBudget(AwakeBudget);
 
 impl SocketBudget {
     pub(super) const fn new() -> Self {
-        Self(AtomicU32::new(0))
+        Self(AwakeBudget::new())
     }
 
     pub(super) fn reset(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        self.0.reset();
     }
 
+    /// The time to stay awake now, in nanoseconds.
     fn nanos(&self) -> u32 {
-        LONGEST.min(longest_spin()).saturating_sub(self.0.load(Ordering::Relaxed))
+        self.0.nanos(&QUICKEST_FAR)
     }
 
     /// Learns from a sleep. Whether it is worth it to be awake again.
     fn slept(&self, time: Duration) -> bool {
-        let longest = LONGEST.min(longest_spin());
-        let now = longest.saturating_sub(self.0.load(Ordering::Relaxed));
-        let next = match time <= SHORT {
-            true => now.saturating_mul(2).max(SHORTEST).min(longest),
-            false if now / 2 < SHORTEST => 0,
-            false => now / 2,
-        };
-        self.0.store(longest.saturating_sub(next), Ordering::Relaxed);
-        next != 0
+        self.0.slept(time, &QUICKEST_FAR)
     }
 }
 
@@ -188,11 +180,12 @@ impl DatagramSocket {
 
     /// Looks at the rings for a while, and at the kernel now and then; whether there is anything.
     fn stay_awake(&self, fd: c_int, held: &mut SignalsHeld) -> bool {
-        let budget = self.budget.nanos();
-        let (open, here) = match self.rx.hold() {
-            Some(mut rx) => (rx.is_open(), rx.shares_core()),
+        let (open, here, is_far) = match self.rx.hold() {
+            Some(mut rx) => (rx.is_open(), rx.shares_core(), rx.is_between_machines()),
             None => return false,
         };
+        self.budget.0.set_far(is_far);
+        let budget = self.budget.nanos();
         if budget == 0 || !open {
             return false;
         }
@@ -230,6 +223,10 @@ impl DatagramSocket {
                 asked = now;
                 if kernel_queue::has_something(fd) {
                     return true;
+                }
+                // A sender on another machine may count a datagram only after this thread has received it.
+                if is_far {
+                    self.settle(fd);
                 }
             }
         }

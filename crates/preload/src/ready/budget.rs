@@ -3,9 +3,10 @@
 //! As [`partywall_region::wait::Spin`], whose reasons hold here too, but shared by threads and kept in a static. While awake
 //! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
 
+use crate::awake::{AwakeBudget, QuickestSleep};
 use crate::signals::BlockedSignals;
-use crate::{broker, patience, sys};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::{broker, sys};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Looks before signals are held back and the clock is read: most waits of a busy connection end within them.
@@ -27,37 +28,13 @@ const HOG: Duration = Duration::from_micros(50);
 /// How many times as long it is not given up then.
 const PAUSE_FACTOR: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Where it starts again after it had stopped.
-const FIRST: u32 = 10_000;
-/// A sleep up to this would have been worth staying awake for: falling asleep and being woken are part of it.
-const SHORT: Duration = Duration::from_micros(100);
-/// The initial budget for peers on another machine: doorbells go through serial ports, until sleeps have shown how long these take.
-const FAR_FIRST: u32 = 500_000;
-/// The longest budget, wherever the peer is.
-const FAR_LONGEST: u32 = 4_000_000;
 
 /// How long those who share it stay awake.
 #[derive(Debug)]
-pub(crate) struct SpinBudget {
-    /// The reduction from the longest time, in nanoseconds.
-    off: AtomicU32,
-    /// The last peers were on another machine.
-    is_far: AtomicBool,
-}
+pub(crate) struct SpinBudget(AwakeBudget);
 
-/// The shortest sleep of late that a peer on another machine has ended, in nanoseconds; 0 for [`FAR_FIRST`].
-///
-/// Staying awake is worth it for as long as falling asleep and being woken take. On one machine that is a constant of microseconds. Between
-/// machines it depends on how doorbells go: some microseconds by interrupts that the processor injects, milliseconds by the serial port of
-/// an emulated machine. So it is measured.
-static QUICKEST_FAR: AtomicU32 = AtomicU32::new(0);
-
-fn quickest_far() -> u32 {
-    match QUICKEST_FAR.load(Ordering::Relaxed) {
-        0 => FAR_FIRST,
-        known => known,
-    }
-}
+/// Of sleeps that the doorbell of a peer on another machine has ended.
+static QUICKEST_FAR: QuickestSleep = QuickestSleep::new();
 
 /// Where the peers run that a thread would wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,46 +63,17 @@ pub(super) enum Awake {
 impl SpinBudget {
     /// The full time to begin with; stored so that a new one is all zeros.
     pub(crate) const fn new() -> Self {
-        Self { off: AtomicU32::new(0), is_far: AtomicBool::new(false) }
-    }
-
-    fn of(&self, longest: u32) -> u32 {
-        longest.saturating_sub(self.off.load(Ordering::Relaxed))
-    }
-
-    /// The longest spin for the peers of the last wait. The policy's value is for peers on this machine; with 0 no thread spins.
-    fn longest(&self) -> u32 {
-        match patience::longest_spin() {
-            longest if longest == 0 || !self.is_far.load(Ordering::Relaxed) => longest,
-            longest => quickest_far().saturating_mul(2).min(FAR_LONGEST).max(longest),
-        }
+        Self(AwakeBudget::new())
     }
 
     /// Resets the budget.
     pub(super) fn reset(&self) {
-        self.off.store(0, Ordering::Relaxed);
+        self.0.reset();
     }
 
     /// Learns from a sleep.
     pub(super) fn slept(&self, time: Duration) {
-        if self.is_far.load(Ordering::Relaxed) {
-            let (known, time) = (quickest_far(), u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
-            // It may get slower again, too.
-            QUICKEST_FAR.store(time.min(known.saturating_add(known / 8)).max(FIRST), Ordering::Relaxed);
-        }
-        self.learn(time, self.longest());
-    }
-
-    fn learn(&self, time: Duration, longest: u32) {
-        let now = self.of(longest);
-        let next = if time <= SHORT.max(Duration::from_nanos(u64::from(longest))) {
-            now.saturating_mul(2).max(FIRST).min(longest)
-        } else if now / 2 < FIRST {
-            0
-        } else {
-            now / 2
-        };
-        self.off.store(longest.saturating_sub(next), Ordering::Relaxed);
+        self.0.slept(time, &QUICKEST_FAR);
     }
 
     /// Looks until something is there or the time is over. If the peer needs this processor, this thread yields to it between two looks:
@@ -145,12 +93,12 @@ impl SpinBudget {
         // There is time now to see whether the broker is still the same: calls that find what they want do not look.
         broker::tick();
         // The peers of earlier waits show whether it is worth asking for the peers of this one.
-        if self.of(self.longest()) == 0 {
+        if self.0.nanos(&QUICKEST_FAR) == 0 {
             return Awake::Vain;
         }
         let peers = peers();
-        self.is_far.store(peers == Peers::Far, Ordering::Relaxed);
-        let budget = self.of(self.longest());
+        self.0.set_far(peers == Peers::Far);
+        let budget = self.0.nanos(&QUICKEST_FAR);
         match peers {
             Peers::Elsewhere | Peers::Far => {}
             Peers::Here => return Self::let_peer_run(held, look),
@@ -247,48 +195,6 @@ fn give_way(now: Duration) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn short_sleeps_raise_spin_budget_and_long_ones_clear_it() {
-        let (b, longest) = (SpinBudget::new(), 50_000);
-        assert_eq!(b.of(longest), 50_000);
-        for _ in 0..5 {
-            b.learn(Duration::from_millis(5), longest);
-        }
-        assert_eq!(b.of(longest), 0);
-        b.learn(Duration::from_micros(40), longest);
-        assert_eq!(b.of(longest), FIRST);
-        for _ in 0..5 {
-            b.learn(Duration::from_micros(40), longest);
-        }
-        assert_eq!(b.of(longest), 50_000);
-        assert_eq!(b.of(0), 0, "the policy is obeyed at once");
-    }
-
-    #[test]
-    fn time_awake_for_another_machine_follows_the_shortest_sleeps() {
-        let b = SpinBudget::new();
-        b.is_far.store(true, Ordering::Relaxed);
-        // Threads of other tests may be woken from another machine, too, just then: once more.
-        let after_sleeps_of = |time: Duration| {
-            for _ in 0..50 {
-                b.slept(time);
-            }
-            b.longest()
-        };
-        let begin = || {
-            QUICKEST_FAR.store(0, Ordering::Relaxed);
-            b.longest()
-        };
-        assert!((0..100).any(|_| begin() == 2 * FAR_FIRST));
-        let short = 80_000.max(patience::longest_spin());
-        assert!((0..100).any(|_| after_sleeps_of(Duration::from_micros(40)) == short));
-        let far = || (after_sleeps_of(Duration::from_secs(3)), b.of(FAR_LONGEST));
-        assert!((0..100).any(|_| far() == (FAR_LONGEST, 0)), "who sleeps for long does not stay awake");
-        b.is_far.store(false, Ordering::Relaxed);
-        assert_eq!(b.longest(), patience::longest_spin());
-        QUICKEST_FAR.store(0, Ordering::Relaxed);
-    }
 
     #[test]
     fn kernel_is_asked_while_no_event_comes() {

@@ -1,0 +1,145 @@
+//! How long it is worth to stay awake before a sleep, as earlier sleeps have shown.
+//!
+//! Staying awake is worth it for as long as falling asleep and being woken take. On one machine that is a constant of microseconds. Between
+//! machines it depends on what wakes a sleeper: some microseconds by interrupts that the processor injects, milliseconds by the serial port
+//! or the network card of an emulated machine. So it is measured.
+
+use crate::patience::longest_spin;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Where a budget starts again after it had been used up.
+const FIRST: u32 = 10_000;
+/// A sleep up to this would have been worth staying awake for: falling asleep and being woken are part of it.
+const SHORT: Duration = Duration::from_micros(100);
+/// The initial budget for peers on another machine, until sleeps have shown how long these take.
+const FAR_FIRST: u32 = 500_000;
+/// The longest budget, wherever the peer is.
+const FAR_LONGEST: u32 = 4_000_000;
+
+/// The shortest sleep of late that a peer on another machine has ended, in nanoseconds; 0 for [`FAR_FIRST`].
+#[derive(Debug)]
+pub(crate) struct QuickestSleep(AtomicU32);
+
+impl QuickestSleep {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    fn nanos(&self) -> u32 {
+        match self.0.load(Ordering::Relaxed) {
+            0 => FAR_FIRST,
+            known => known,
+        }
+    }
+
+    fn note(&self, time: Duration) {
+        let (known, time) = (self.nanos(), u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
+        // It may get slower again, too.
+        self.0.store(time.min(known.saturating_add(known / 8)).max(FIRST), Ordering::Relaxed);
+    }
+}
+
+/// How long those who share it stay awake. All zeros when new: the full time.
+#[derive(Debug)]
+pub(crate) struct AwakeBudget {
+    /// The reduction from the longest time, in nanoseconds.
+    off: AtomicU32,
+    /// The last peers were on another machine.
+    is_far: AtomicBool,
+}
+
+impl AwakeBudget {
+    pub(crate) const fn new() -> Self {
+        Self { off: AtomicU32::new(0), is_far: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn reset(&self) {
+        self.off.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether one of the peers of the next wait is on another machine.
+    pub(crate) fn set_far(&self, is_far: bool) {
+        self.is_far.store(is_far, Ordering::Relaxed);
+    }
+
+    /// The time to stay awake now, in nanoseconds. `far`: of sleeps that peers on other machines end.
+    pub(crate) fn nanos(&self, far: &QuickestSleep) -> u32 {
+        self.of(self.longest(far))
+    }
+
+    /// Learns from a sleep. Returns whether it is worth it to be awake again.
+    pub(crate) fn slept(&self, time: Duration, far: &QuickestSleep) -> bool {
+        if self.is_far.load(Ordering::Relaxed) {
+            far.note(time);
+        }
+        self.learn(time, self.longest(far))
+    }
+
+    fn of(&self, longest: u32) -> u32 {
+        longest.saturating_sub(self.off.load(Ordering::Relaxed))
+    }
+
+    /// The longest time for the peers of the last wait. The policy's value is for peers on this machine; with 0 no thread stays awake.
+    fn longest(&self, far: &QuickestSleep) -> u32 {
+        match longest_spin() {
+            longest if longest == 0 || !self.is_far.load(Ordering::Relaxed) => longest,
+            longest => far.nanos().saturating_mul(2).min(FAR_LONGEST).max(longest),
+        }
+    }
+
+    fn learn(&self, time: Duration, longest: u32) -> bool {
+        let now = self.of(longest);
+        let next = if time <= SHORT.max(Duration::from_nanos(u64::from(longest))) {
+            now.saturating_mul(2).max(FIRST).min(longest)
+        } else if now / 2 < FIRST {
+            0
+        } else {
+            now / 2
+        };
+        self.off.store(longest.saturating_sub(next), Ordering::Relaxed);
+        next != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_sleeps_raise_budget_and_long_ones_clear_it() {
+        let (b, longest) = (AwakeBudget::new(), 50_000);
+        assert_eq!(b.of(longest), 50_000);
+        let long_sleeps = [(); 5].map(|()| b.learn(Duration::from_millis(5), longest));
+        assert_eq!((b.of(longest), long_sleeps), (0, [true, true, false, false, false]));
+        assert!(b.learn(Duration::from_micros(40), longest));
+        assert_eq!(b.of(longest), FIRST);
+        for _ in 0..5 {
+            b.learn(Duration::from_micros(40), longest);
+        }
+        assert_eq!(b.of(longest), 50_000);
+        assert_eq!(b.of(0), 0, "the policy is obeyed at once");
+    }
+
+    #[test]
+    fn time_awake_for_another_machine_follows_shortest_sleeps() {
+        let (b, far) = (AwakeBudget::new(), QuickestSleep::new());
+        b.set_far(true);
+        let after_sleeps_of = |time: Duration| {
+            let worth = (0..50).fold(true, |_, _| b.slept(time, &far));
+            (b.longest(&far), worth)
+        };
+        assert_eq!(b.longest(&far), 2 * FAR_FIRST);
+        assert_eq!(after_sleeps_of(Duration::from_micros(40)), (80_000.max(longest_spin()), true));
+        assert_eq!(
+            after_sleeps_of(Duration::from_secs(3)),
+            (FAR_LONGEST, false),
+            "who sleeps for long does not stay awake"
+        );
+        assert_eq!(b.nanos(&far), 0);
+        assert_eq!(after_sleeps_of(Duration::from_millis(2)).0, FAR_LONGEST);
+        assert_eq!(b.nanos(&far), FAR_LONGEST, "peers that take 2 ms are waited for");
+        b.set_far(false);
+        assert_eq!(b.longest(&far), longest_spin());
+    }
+}
