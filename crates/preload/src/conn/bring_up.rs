@@ -21,6 +21,7 @@
 use super::accounts;
 use super::moves::Guess;
 use super::options;
+use super::pace::PACE;
 use super::rx::ConnRx;
 use super::tx::ConnTx;
 use super::waiters::waiters;
@@ -63,6 +64,9 @@ const fn may_pass_with_policy(reason: Reason) -> bool {
 /// The connecting side's first step.
 #[cold]
 pub(super) fn offer(conn: &'static Conn, fd: c_int) {
+    if !PACE.may_begin(sys::coarse_now) {
+        return;
+    }
     let Some(_held) = conn.tx.try_hold() else { return };
     if !may_step(conn, fd, ConnStage::Candidate) {
         return;
@@ -120,10 +124,20 @@ fn show_with_region(
         conn.ring_path.set_flag(flags::FAR, true);
         Ok(())
     };
-    let begun = show(geometry, region.as_fd(), &mut move_to)?;
+    let begun = paced(conn, || show(geometry, region.as_fd(), &mut move_to))?;
     // A region in a window is of no use to a later broker, which has other windows.
     let kept = (!conn.has(flags::FAR)).then_some(region);
     enter_handshake(conn, begun, kept)
+}
+
+/// Takes a step of a handshake. If the other end is on another machine, it counts for the [`PACE`].
+fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<T, Reason>) -> Result<T, Reason> {
+    let begun = sys::now();
+    let result = step();
+    if conn.has(flags::FAR) {
+        PACE.took(begun, sys::now());
+    }
+    result
 }
 
 /// The broker has an offer or a take of ours, by this number. The memory of the region is kept, to be shown to a later broker.
@@ -264,7 +278,7 @@ fn is_our_turn(conn: &Conn) -> bool {
 /// The connecting side shows its socket once more, and maps the peer's region.
 fn confirm(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
     may_be_handed_over(conn, fd)?;
-    let peer = broker::confirm(fd, conn.channel())?;
+    let peer = paced(conn, || broker::confirm(fd, conn.channel()))?;
     map_peer(conn, peer.region.as_fd(), peer.place)?;
     conn.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
     conn.moves.looks_for_answer.store(0, Ordering::Relaxed);
@@ -275,7 +289,7 @@ fn confirm(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
 /// The accepting side shows its socket once more, and has its ring.
 fn finish(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> Result<(), Reason> {
     may_be_handed_over(conn, fd)?;
-    let peer = broker::finish(fd, conn.channel())?;
+    let peer = paced(conn, || broker::finish(fd, conn.channel()))?;
     super::bell::note_neighbour(conn, Some(peer.program));
     attach(conn, fd, tx, rx, peer.region.as_fd(), peer.place)
 }
@@ -283,6 +297,9 @@ fn finish(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> R
 /// The accepting side's first step.
 #[cold]
 pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
+    if !PACE.may_begin(sys::coarse_now) {
+        return;
+    }
     conn.identity.know_own_address(fd);
     let (local, peer) = conn.identity.addresses();
     conn.moves.offers_seen.store(generation, Ordering::Relaxed);

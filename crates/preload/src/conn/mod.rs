@@ -25,6 +25,7 @@ mod kernel_facts;
 pub(crate) mod leave;
 mod moves;
 mod options;
+mod pace;
 mod pages;
 mod parting;
 mod passing;

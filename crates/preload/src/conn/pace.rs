@@ -1,0 +1,70 @@
+//! How often a program may begin to bring connections up to rings between machines.
+//!
+//! A step of such a connection takes two passages of the port between guest and host, some 10 ms in an emulated machine, and the thread that
+//! takes it does nothing else meanwhile. So steps that are begun at once, by many new connections, would be in the way of the bytes of all.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The program goes on without such steps for so many times as long as the last one took.
+const REST: u32 = 3;
+
+/// The pace of a process.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// When the next connection may begin, in nanoseconds of [`crate::sys::now`].
+    next_at: AtomicU64,
+}
+
+/// The pace of this process. A child begins with its parent's, which ends in any case.
+pub(super) static PACE: Pace = Pace::new();
+
+impl Pace {
+    const fn new() -> Self {
+        Self { next_at: AtomicU64::new(0) }
+    }
+
+    /// Whether a further connection may begin now. The time may be some milliseconds late.
+    pub(super) fn may_begin(&self, now: impl FnOnce() -> Duration) -> bool {
+        let next = self.next_at.load(Ordering::Relaxed);
+        next == 0 || now() >= Duration::from_nanos(next)
+    }
+
+    /// A connection to another machine has taken a step, which lasted from `begun` to `now`. Steps that end a handshake are not put off, but
+    /// they count.
+    pub(super) fn took(&self, begun: Duration, now: Duration) {
+        let share = now.saturating_sub(begun).saturating_mul(1 + REST);
+        let next = Duration::from_nanos(self.next_at.load(Ordering::Relaxed)).max(begun).saturating_add(share);
+        self.next_at.store(u64::try_from(next.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_begin_in_a_quarter_of_the_time() {
+        let ms = Duration::from_millis;
+        let pace = Pace::new();
+        let (mut now, mut at_work, mut begun) = (ms(5000), ms(0), 0);
+        while now < ms(15_000) {
+            if !pace.may_begin(|| now) {
+                now += ms(1);
+                continue;
+            }
+            // The second step of a connection is not put off.
+            for step in [ms(15), ms(10)] {
+                pace.took(now, now + step);
+                (now, at_work) = (now + step, at_work + step);
+            }
+            begun += 1;
+        }
+        assert_eq!((begun, at_work), (100, ms(2500)));
+    }
+
+    #[test]
+    fn process_without_such_connections_asks_for_no_time() {
+        assert!(Pace::new().may_begin(|| panic!("the time is not needed")));
+    }
+}
