@@ -3,9 +3,12 @@
 //! Staying awake is worth it for as long as falling asleep and being woken take. On one machine that is a constant of microseconds. Between
 //! machines it depends on what wakes a sleeper: some microseconds by interrupts that the processor injects, milliseconds by the serial port
 //! or the network card of an emulated machine. So it is measured.
+//!
+//! A thread that is awake leaves the processor to others that want it.
 
 use crate::patience::longest_spin;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sys;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Where a budget starts again after it had been used up.
@@ -16,6 +19,17 @@ const SHORT: Duration = Duration::from_micros(100);
 const FAR_FIRST: u32 = 500_000;
 /// The longest budget, wherever the peer is.
 const FAR_LONGEST: u32 = 4_000_000;
+/// Others that want this processor get it that often.
+const SHARE: Duration = Duration::from_micros(4);
+/// To give it up takes so long if there are any, and less if there are none.
+const OTHERS: Duration = Duration::from_nanos(1500);
+/// So often others have had it when one leaves it to them.
+const CROWD: u32 = 2;
+/// A process that has the processor for this long is not a peer that answers a question.
+const HOG: Duration = Duration::from_micros(50);
+/// How many times as long it is not given up then.
+const PAUSE_FACTOR: u32 = 32;
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The shortest sleep of late that a peer on another machine has ended, in nanoseconds; 0 for [`FAR_FIRST`].
 #[derive(Debug)]
@@ -76,6 +90,11 @@ impl AwakeBudget {
         self.learn(time, self.longest(far))
     }
 
+    /// Learns from a sleep that ended without what it waited for. Returns the same.
+    pub(crate) fn slept_in_vain(&self, far: &QuickestSleep) -> bool {
+        self.learn(Duration::MAX, self.longest(far))
+    }
+
     fn of(&self, longest: u32) -> u32 {
         longest.saturating_sub(self.off.load(Ordering::Relaxed))
     }
@@ -100,6 +119,66 @@ impl AwakeBudget {
         self.off.store(longest.saturating_sub(next), Ordering::Relaxed);
         next != 0
     }
+}
+
+/// The turns of a thread that is awake and leaves its processor to others now and then.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    gave_way: Duration,
+    contended: u32,
+}
+
+impl Turns {
+    /// It is awake from this time on.
+    pub(crate) const fn from(start: Duration) -> Self {
+        Self { gave_way: start, contended: 0 }
+    }
+
+    /// Lets others run if it is time to. Returns whether they have work for this processor, which is more than the caller has.
+    #[inline]
+    pub(crate) fn are_wanted(&mut self, now: Duration) -> bool {
+        if now.saturating_sub(self.gave_way) < SHARE {
+            return false;
+        }
+        self.gave_way = now;
+        if let Some(back) = give_way(now) {
+            self.gave_way = back;
+            self.contended += u32::from(back.saturating_sub(now) >= OTHERS);
+        }
+        self.contended == CROWD
+    }
+}
+
+/// Until when the processor is not given up, in nanoseconds of the monotonic clock.
+static HOGGED: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn may_give_way(now: Duration) -> bool {
+    now.as_nanos() as u64 >= HOGGED.load(Ordering::Relaxed)
+}
+
+/// Yields the processor and returns the time at which this thread has it back, or `None` if that would take long.
+///
+/// A thread that yields to a computing program gets the processor back after milliseconds, whereas a sleeping thread gets it at once when
+/// woken. The difference is not known beforehand, so yielding is tried. After a failure it is not tried again until the loss is a small
+/// part of the time.
+pub(crate) fn give_way(now: Duration) -> Option<Duration> {
+    if !may_give_way(now) {
+        return None;
+    }
+    rustix::thread::sched_yield();
+    let back = sys::now();
+    let away = back.saturating_sub(now);
+    if away >= HOG {
+        let until = back + (away * PAUSE_FACTOR).min(LONGEST_PAUSE);
+        HOGGED.store(until.as_nanos() as u64, Ordering::Relaxed);
+    }
+    Some(back)
+}
+
+/// As if others had the processor until then.
+#[cfg(test)]
+pub(crate) fn hog_until(nanos: u64) {
+    HOGGED.store(nanos, Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -139,6 +218,9 @@ mod tests {
         assert_eq!(b.nanos(&far), 0);
         assert_eq!(after_sleeps_of(Duration::from_millis(2)).0, FAR_LONGEST);
         assert_eq!(b.nanos(&far), FAR_LONGEST, "peers that take 2 ms are waited for");
+        // Whatever the time limit of its calls is.
+        assert!(!(0..50).fold(true, |_, _| b.slept_in_vain(&far)));
+        assert_eq!((b.nanos(&far), b.longest(&far)), (0, FAR_LONGEST), "an idle socket does not stay awake");
         b.set_far(false);
         assert_eq!(b.longest(&far), longest_spin());
     }

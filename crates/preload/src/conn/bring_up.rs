@@ -64,7 +64,7 @@ const fn may_pass_with_policy(reason: Reason) -> bool {
 /// The connecting side's first step.
 #[cold]
 pub(super) fn offer(conn: &'static Conn, fd: c_int) {
-    if !PACE.may_begin(sys::coarse_now) {
+    if !may_begin(conn) {
         return;
     }
     let Some(_held) = conn.tx.try_hold() else { return };
@@ -130,11 +130,17 @@ fn show_with_region(
     enter_handshake(conn, begun, kept)
 }
 
-/// Takes a step of a handshake. If the other end is on another machine, it counts for the [`PACE`].
+/// Whether a connection may begin a handshake, as far as the [`PACE`] says. One with an end at the same address is within this machine.
+fn may_begin(conn: &Conn) -> bool {
+    let (local, peer) = conn.identity.addresses();
+    peer.ip().is_loopback() || peer.ip() == local.ip() || PACE.may_begin(sys::coarse_now)
+}
+
+/// Takes a step of a handshake. If the other end is on another machine, or that is the reason of a refusal, it counts for the [`PACE`].
 fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<T, Reason>) -> Result<T, Reason> {
     let begun = sys::now();
     let result = step();
-    if conn.has(flags::FAR) {
+    if conn.has(flags::FAR) || matches!(result, Err(Reason::NoWindow)) {
         PACE.took(begun, sys::now());
     }
     result
@@ -297,7 +303,7 @@ fn finish(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> R
 /// The accepting side's first step.
 #[cold]
 pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
-    if !PACE.may_begin(sys::coarse_now) {
+    if !may_begin(conn) {
         return;
     }
     conn.identity.know_own_address(fd);

@@ -8,6 +8,10 @@ use std::time::Duration;
 
 /// The program goes on without such steps for so many times as long as the last one took.
 const REST: u32 = 3;
+/// A step that took longer counts as one of this length: the process was stopped meanwhile, or the broker does not answer.
+const LONGEST_STEP: Duration = Duration::from_millis(250);
+/// No connection waits longer than this. An offer lives for some 30 s (protocol T4.7).
+const LONGEST_REST: Duration = Duration::from_secs(2);
 
 /// The pace of a process.
 #[derive(Debug)]
@@ -33,9 +37,12 @@ impl Pace {
     /// A connection to another machine has taken a step, which lasted from `begun` to `now`. Steps that end a handshake are not put off, but
     /// they count.
     pub(super) fn took(&self, begun: Duration, now: Duration) {
-        let share = now.saturating_sub(begun).saturating_mul(1 + REST);
-        let next = Duration::from_nanos(self.next_at.load(Ordering::Relaxed)).max(begun).saturating_add(share);
-        self.next_at.store(u64::try_from(next.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let share = now.saturating_sub(begun).min(LONGEST_STEP) * (1 + REST);
+        let add = |next: u64| {
+            let next = (Duration::from_nanos(next).max(begun) + share).min(now + LONGEST_REST);
+            u64::try_from(next.as_nanos()).ok()
+        };
+        let _ = self.next_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 }
 
@@ -61,6 +68,19 @@ mod tests {
             begun += 1;
         }
         assert_eq!((begun, at_work), (100, ms(2500)));
+    }
+
+    #[test]
+    fn rest_is_bounded_whatever_steps_took() {
+        let (pace, hour) = (Pace::new(), Duration::from_secs(3600));
+        // The process was stopped.
+        pace.took(Duration::ZERO, hour);
+        assert!(pace.may_begin(|| hour));
+        for _ in 0..100 {
+            pace.took(hour, hour + Duration::from_secs(1));
+        }
+        let bound = hour + Duration::from_secs(3);
+        assert!(!pace.may_begin(|| bound - Duration::from_millis(1)) && pace.may_begin(|| bound));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::inbound::DatagramFound;
 use super::kernel_queue;
 use super::outbound::RingsOut;
 use super::{DatagramSocket, flags};
-use crate::awake::{AwakeBudget, QuickestSleep};
+use crate::awake::{AwakeBudget, QuickestSleep, Turns};
 use crate::buffers::CallerBuffers;
 use crate::patience::shorter;
 use crate::signals::BlockedSignals as SignalsHeld;
@@ -115,7 +115,7 @@ impl DatagramSocket {
             if dont_wait {
                 return sys::fail(Errno::AGAIN);
             }
-            if self.stay_awake(fd, &mut held) {
+            if self.stay_awake(fd, &mut held, &mut until) {
                 continue;
             }
             self.look_after_receivers(fd);
@@ -135,7 +135,12 @@ impl DatagramSocket {
             let deadline = *until.get_or_insert_with(|| timeout(fd).map(|time| since + time));
             let left = deadline.map(|deadline| deadline.saturating_sub(since));
             let slept = sleep(fd, shorter(left, nap), &held);
-            self.wake_up(self.budget.slept(sys::now().saturating_sub(since)));
+            self.wake_up(match slept {
+                Ok(0) => self.budget.0.slept_in_vain(&QUICKEST_FAR),
+                Ok(_) => self.budget.slept(sys::now().saturating_sub(since)),
+                // A handler says nothing of datagrams.
+                Err(_) => self.budget.nanos() != 0,
+            });
             match slept {
                 Ok(0) if deadline.is_some_and(|deadline| sys::now() >= deadline) => return sys::fail(Errno::AGAIN),
                 Ok(_) => {}
@@ -178,8 +183,9 @@ impl DatagramSocket {
         got
     }
 
-    /// Looks at the rings for a while, and at the kernel now and then; whether there is anything.
-    fn stay_awake(&self, fd: c_int, held: &mut SignalsHeld) -> bool {
+    /// Looks at the rings for a while, and at the kernel now and then; whether there is anything. `until`: when the call ends, once that is
+    /// known.
+    fn stay_awake(&self, fd: c_int, held: &mut SignalsHeld, until: &mut Option<Option<Duration>>) -> bool {
         let (open, here, is_far) = match self.rx.hold() {
             Some(mut rx) => (rx.is_open(), rx.shares_core(), rx.is_between_machines()),
             None => return false,
@@ -205,9 +211,12 @@ impl DatagramSocket {
             }
             return false;
         }
-        let budget = Duration::from_nanos(budget.into());
+        let mut budget = Duration::from_nanos(budget.into());
         let start = sys::now();
-        let mut asked = start;
+        if is_far && let Some(deadline) = *until.get_or_insert_with(|| timeout(fd).map(|time| start + time)) {
+            budget = budget.min(deadline.saturating_sub(start));
+        }
+        let (mut asked, mut turns) = (start, Turns::from(start));
         loop {
             for _ in 0..BATCH {
                 if self.is_waiting() {
@@ -228,6 +237,9 @@ impl DatagramSocket {
                 if is_far {
                     self.settle(fd);
                 }
+            }
+            if is_far && turns.are_wanted(now) {
+                return self.is_waiting();
             }
         }
     }
@@ -321,6 +333,8 @@ impl Poller {
 
     /// Whether it is worth it to stay awake for it.
     pub(crate) fn is_hot(self) -> bool {
+        // A thread that polls stays awake no longer for other machines.
+        self.0.budget.0.set_far(false);
         self.0.budget.nanos() != 0 && self.0.rx.hold().is_some_and(|mut rx| rx.is_open() && !rx.shares_core())
     }
 
@@ -353,6 +367,7 @@ impl Poller {
 
     /// After it has fallen asleep.
     pub(crate) fn wake_up(self, slept: Duration) {
+        self.0.budget.0.set_far(false);
         self.0.wake_up(self.0.budget.slept(slept));
     }
 }

@@ -3,10 +3,9 @@
 //! As [`partywall_region::wait::Spin`], whose reasons hold here too, but shared by threads and kept in a static. While awake
 //! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
 
-use crate::awake::{AwakeBudget, QuickestSleep};
+use crate::awake::{AwakeBudget, QuickestSleep, Turns, give_way, may_give_way};
 use crate::signals::BlockedSignals;
 use crate::{broker, sys};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Looks before signals are held back and the clock is read: most waits of a busy connection end within them.
@@ -17,17 +16,6 @@ const YIELDS: u32 = 4;
 const BATCH: u32 = 8;
 /// The kernel is asked that often.
 const ASK: Duration = Duration::from_micros(20);
-/// Others that want this processor get it that often.
-const SHARE: Duration = Duration::from_micros(4);
-/// To give it up takes so long if there are any, and less if there are none.
-const OTHERS: Duration = Duration::from_nanos(1500);
-/// So often others have had it when one leaves it to them.
-const CROWD: u32 = 2;
-/// A process that has the processor for this long is not a peer that answers a question.
-const HOG: Duration = Duration::from_micros(50);
-/// How many times as long it is not given up then.
-const PAUSE_FACTOR: u32 = 32;
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long those who share it stay awake.
 #[derive(Debug)]
@@ -113,8 +101,7 @@ impl SpinBudget {
         let budget = Duration::from_nanos(u64::from(budget)).min(limit.unwrap_or(Duration::MAX));
         held.hold();
         let start = sys::now();
-        let (mut asked, mut gave_way) = (start, start);
-        let mut contended = 0;
+        let (mut asked, mut turns) = (start, Turns::from(start));
         loop {
             for _ in 0..BATCH {
                 if look() {
@@ -132,16 +119,8 @@ impl SpinBudget {
                     return Awake::Kernel;
                 }
             }
-            if now.saturating_sub(gave_way) >= SHARE {
-                gave_way = now;
-                if let Some(back) = give_way(now) {
-                    gave_way = back;
-                    contended += u32::from(back.saturating_sub(now) >= OTHERS);
-                    if contended == CROWD {
-                        // Others have work for this processor, which is more than we have.
-                        return if look() { Awake::Ready } else { Awake::Vain };
-                    }
-                }
+            if turns.are_wanted(now) {
+                return if look() { Awake::Ready } else { Awake::Vain };
             }
         }
     }
@@ -166,35 +145,10 @@ impl SpinBudget {
     }
 }
 
-/// Until when the processor is not given up, in nanoseconds of the monotonic clock.
-static HOGGED: AtomicU64 = AtomicU64::new(0);
-
-fn may_give_way(now: Duration) -> bool {
-    now.as_nanos() as u64 >= HOGGED.load(Ordering::Relaxed)
-}
-
-/// Yields the processor and returns the time at which this thread has it back, or `None` if that would take long.
-///
-/// A thread that yields to a computing program gets the processor back after milliseconds, whereas a sleeping thread gets it at once when
-/// woken. The difference is not known beforehand, so yielding is tried. After a failure it is not tried again until the loss is a small
-/// part of the time.
-fn give_way(now: Duration) -> Option<Duration> {
-    if !may_give_way(now) {
-        return None;
-    }
-    rustix::thread::sched_yield();
-    let back = sys::now();
-    let away = back.saturating_sub(now);
-    if away >= HOG {
-        let until = back + (away * PAUSE_FACTOR).min(LONGEST_PAUSE);
-        HOGGED.store(until.as_nanos() as u64, Ordering::Relaxed);
-    }
-    Some(back)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::awake;
 
     #[test]
     fn kernel_is_asked_while_no_event_comes() {
@@ -223,7 +177,7 @@ mod tests {
         assert!(matches!(of(Peers::None), Awake::Vain), "nothing to look at");
         // Threads of other tests may find out about the processor, too, just then: once more.
         let mut hogged_until = |time| {
-            HOGGED.store(time, Ordering::Relaxed);
+            awake::hog_until(time);
             of(Peers::Here)
         };
         assert!((0..100).any(|_| matches!(hogged_until(u64::MAX), Awake::Vain)), "hogged");
