@@ -6,8 +6,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The program goes on without such steps for so many times as long as the last one took.
-const REST: u32 = 3;
+/// The program goes on without such steps for so many times as long as the last one took. With 3, fifty connections of nginx between emulated
+/// machines took twice as long to come up, for no better p99.
+const REST: u32 = 1;
 /// A step that took longer counts as one of this length: the process was stopped meanwhile, or the broker does not answer.
 const LONGEST_STEP: Duration = Duration::from_millis(250);
 /// No connection waits longer than this. An offer lives for some 30 s (protocol T4.7).
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_begin_in_a_quarter_of_the_time() {
+    fn connections_begin_in_half_of_the_time() {
         let ms = Duration::from_millis;
         let pace = Pace::new();
         let (mut now, mut at_work, mut begun) = (ms(5000), ms(0), 0);
@@ -67,7 +68,7 @@ mod tests {
             }
             begun += 1;
         }
-        assert_eq!((begun, at_work), (100, ms(2500)));
+        assert_eq!((begun, at_work), (200, ms(5000)));
     }
 
     #[test]
