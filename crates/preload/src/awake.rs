@@ -91,7 +91,7 @@ impl AwakeBudget {
     }
 
     /// Learns from a sleep that ended without what it waited for. Returns the same.
-    pub(crate) fn slept_in_vain(&self, far: &QuickestSleep) -> bool {
+    pub(crate) fn slept_by_limit(&self, far: &QuickestSleep) -> bool {
         self.learn(Duration::MAX, self.longest(far))
     }
 
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(after_sleeps_of(Duration::from_millis(2)).0, FAR_LONGEST);
         assert_eq!(b.nanos(&far), FAR_LONGEST, "peers that take 2 ms are waited for");
         // Whatever the time limit of its calls is.
-        assert!(!(0..50).fold(true, |_, _| b.slept_in_vain(&far)));
+        assert!(!(0..50).fold(true, |_, _| b.slept_by_limit(&far)));
         assert_eq!((b.nanos(&far), b.longest(&far)), (0, FAR_LONGEST), "an idle socket does not stay awake");
         b.set_far(false);
         assert_eq!(b.longest(&far), longest_spin());

@@ -136,7 +136,7 @@ impl DatagramSocket {
             let left = deadline.map(|deadline| deadline.saturating_sub(since));
             let slept = sleep(fd, shorter(left, nap), &held);
             self.wake_up(match slept {
-                Ok(0) => self.budget.0.slept_in_vain(&QUICKEST_FAR),
+                Ok(0) => self.budget.0.slept_by_limit(&QUICKEST_FAR),
                 Ok(_) => self.budget.slept(sys::now().saturating_sub(since)),
                 // A handler says nothing of datagrams.
                 Err(_) => self.budget.nanos() != 0,
