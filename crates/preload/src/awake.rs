@@ -123,12 +123,12 @@ impl AwakeBudget {
 
 /// The turns of a thread that is awake and leaves its processor to others now and then.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct ProcessorTurns {
     gave_way: Duration,
     contended: u32,
 }
 
-impl Turns {
+impl ProcessorTurns {
     /// It is awake from this time on.
     pub(crate) const fn from(start: Duration) -> Self {
         Self { gave_way: start, contended: 0 }

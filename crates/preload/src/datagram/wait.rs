@@ -5,7 +5,7 @@ use super::inbound::DatagramFound;
 use super::kernel_queue;
 use super::outbound::RingsOut;
 use super::{DatagramSocket, flags};
-use crate::awake::{AwakeBudget, QuickestSleep, Turns};
+use crate::awake::{AwakeBudget, ProcessorTurns, QuickestSleep};
 use crate::buffers::CallerBuffers;
 use crate::patience::shorter;
 use crate::signals::BlockedSignals as SignalsHeld;
@@ -27,7 +27,7 @@ const NAP: Duration = Duration::from_millis(50);
 /// The longest sleep while the socket has a ring from another machine, or to one: this process has to unmap it when its machine is to be migrated, and no
 /// bell wakes it for that (protocol U14.16).
 const NAP_BETWEEN_MACHINES: Duration = Duration::from_secs(1);
-/// Turns that are left to a peer on the same core.
+/// ProcessorTurns that are left to a peer on the same core.
 const WAYS: u32 = 4;
 
 /// Of sleeps that a datagram from another machine has ended. It came by the kernel.
@@ -216,7 +216,7 @@ impl DatagramSocket {
         if is_far && let Some(deadline) = *until.get_or_insert_with(|| timeout(fd).map(|time| start + time)) {
             budget = budget.min(deadline.saturating_sub(start));
         }
-        let (mut asked, mut turns) = (start, Turns::from(start));
+        let (mut asked, mut turns) = (start, ProcessorTurns::from(start));
         loop {
             for _ in 0..BATCH {
                 if self.is_waiting() {

@@ -3,7 +3,7 @@
 //! As [`partywall_region::wait::Spin`], whose reasons hold here too, but shared by threads and kept in a static. While awake
 //! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
 
-use crate::awake::{AwakeBudget, QuickestSleep, Turns, give_way, may_give_way};
+use crate::awake::{AwakeBudget, ProcessorTurns, QuickestSleep, give_way, may_give_way};
 use crate::signals::BlockedSignals;
 use crate::{broker, sys};
 use std::time::Duration;
@@ -101,7 +101,7 @@ impl SpinBudget {
         let budget = Duration::from_nanos(u64::from(budget)).min(limit.unwrap_or(Duration::MAX));
         held.hold();
         let start = sys::now();
-        let (mut asked, mut turns) = (start, Turns::from(start));
+        let (mut asked, mut turns) = (start, ProcessorTurns::from(start));
         loop {
             for _ in 0..BATCH {
                 if look() {
