@@ -64,7 +64,7 @@ const fn may_pass_with_policy(reason: Reason) -> bool {
 /// The connecting side's first step.
 #[cold]
 pub(super) fn offer(conn: &'static Conn, fd: c_int) {
-    if !may_begin(conn) {
+    if !may_begin(conn, fd) {
         return;
     }
     let Some(_held) = conn.tx.try_hold() else { return };
@@ -130,17 +130,23 @@ fn show_with_region(
     enter_handshake(conn, begun, kept)
 }
 
-/// Whether a connection may begin a handshake, as far as the [`PACE`] says. One with an end at the same address is within this machine.
-fn may_begin(conn: &Conn) -> bool {
-    let (local, peer) = conn.identity.addresses();
-    peer.ip().is_loopback() || peer.ip() == local.ip() || PACE.may_begin(sys::coarse_now)
+/// Whether a connection may begin a handshake, as far as the [`PACE`] says. One with both ends at one address is within this machine.
+fn may_begin(conn: &Conn, fd: c_int) -> bool {
+    let is_near = || {
+        conn.identity.know_own_address(fd);
+        let (local, peer) = conn.identity.addresses();
+        peer.ip().is_loopback() || peer.ip() == local.ip()
+    };
+    PACE.may_begin(sys::coarse_now) || is_near()
 }
 
-/// Takes a step of a handshake. If the other end is on another machine, or that is the reason of a refusal, it counts for the [`PACE`].
+/// Takes a step of a handshake. If the other end is on another machine, it counts for the [`PACE`]. So does one that is refused: the refusal
+/// may come before the broker says where the other end is.
 fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<T, Reason>) -> Result<T, Reason> {
     let begun = sys::now();
     let result = step();
-    if conn.has(flags::FAR) || matches!(result, Err(Reason::NoWindow)) {
+    let is_refused = matches!(&result, Err(reason) if *reason != Reason::BrokerAbsent);
+    if conn.has(flags::FAR) || is_refused {
         PACE.took(begun, sys::now());
     }
     result
@@ -303,7 +309,7 @@ fn finish(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> R
 /// The accepting side's first step.
 #[cold]
 pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
-    if !may_begin(conn) {
+    if !may_begin(conn, fd) {
         return;
     }
     conn.identity.know_own_address(fd);

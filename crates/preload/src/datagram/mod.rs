@@ -32,6 +32,7 @@ mod wait;
 pub(crate) use address::Wanted;
 pub(crate) use wait::{Poller, concerns, entered_set, join_group};
 
+use crate::awake::AwakeBudget;
 use crate::buffers::CallerBuffers;
 use crate::conn::Holders;
 use crate::sockaddr::ProgramAddress;
@@ -103,7 +104,7 @@ pub(crate) struct DatagramSocket {
     shared_calls: AtomicU32,
     /// Threads that sleep in the kernel on it, or may.
     sleepers: AtomicU32,
-    budget: wait::SocketBudget,
+    budget: AwakeBudget,
     rx: SharedMutex<DatagramRx>,
     tx: SharedMutex<DatagramTx>,
 }
@@ -130,7 +131,7 @@ impl DatagramSocket {
             holders: AtomicPtr::new(std::ptr::null_mut()),
             shared_calls: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
-            budget: wait::SocketBudget::new(),
+            budget: AwakeBudget::new(),
             rx: SharedMutex::new(DatagramRx::new()),
             tx: SharedMutex::new(DatagramTx::new()),
         }

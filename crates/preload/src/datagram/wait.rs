@@ -5,7 +5,7 @@ use super::inbound::DatagramFound;
 use super::kernel_queue;
 use super::outbound::RingsOut;
 use super::{DatagramSocket, flags};
-use crate::awake::{AwakeBudget, ProcessorTurns, QuickestSleep};
+use crate::awake::{ProcessorTurns, QuickestSleep};
 use crate::buffers::CallerBuffers;
 use crate::patience::shorter;
 use crate::signals::BlockedSignals as SignalsHeld;
@@ -27,33 +27,27 @@ const NAP: Duration = Duration::from_millis(50);
 /// The longest sleep while the socket has a ring from another machine, or to one: this process has to unmap it when its machine is to be migrated, and no
 /// bell wakes it for that (protocol U14.16).
 const NAP_BETWEEN_MACHINES: Duration = Duration::from_secs(1);
-/// ProcessorTurns that are left to a peer on the same core.
+/// Turns that are left to a peer on the same core.
 const WAYS: u32 = 4;
+
+/// A thread that stays awake for longer than this heeds the time limit of its call, and leaves its processor to others.
+const BRIEF: u32 = 50_000;
 
 /// Of sleeps that a datagram from another machine has ended. It came by the kernel.
 static QUICKEST_FAR: QuickestSleep = QuickestSleep::new();
 
-/// How long a socket stays awake.
-#[derive(Debug)]
-pub(super) struct SocketBudget(AwakeBudget);
+/// What a receiving call keeps from one look to the next.
+struct ReceivingCall {
+    held: SignalsHeld,
+    /// When it ends, once that was asked for; `Some(None)`: never.
+    until: Option<Option<Duration>>,
+    /// The sleeps of its kind, if the socket has a ring from another machine.
+    far: Option<&'static QuickestSleep>,
+}
 
-impl SocketBudget {
-    pub(super) const fn new() -> Self {
-        Self(AwakeBudget::new())
-    }
-
-    pub(super) fn reset(&self) {
-        self.0.reset();
-    }
-
-    /// The time to stay awake now, in nanoseconds.
-    fn nanos(&self) -> u32 {
-        self.0.nanos(&QUICKEST_FAR)
-    }
-
-    /// Learns from a sleep. Whether it is worth it to be awake again.
-    fn slept(&self, time: Duration) -> bool {
-        self.0.slept(time, &QUICKEST_FAR)
+impl ReceivingCall {
+    fn deadline(&mut self, fd: c_int, start: Duration) -> Option<Duration> {
+        *self.until.get_or_insert_with(|| timeout(fd).map(|time| start + time))
     }
 }
 
@@ -99,8 +93,7 @@ impl DatagramSocket {
         self.follow_policy(fd);
         let dont_wait = message & libc::MSG_DONTWAIT != 0 || self.has(flags::NONBLOCK);
         let message = message & usual;
-        let mut held = SignalsHeld::none();
-        let mut until = None;
+        let mut call = ReceivingCall { held: SignalsHeld::none(), until: None, far: None };
         let errno = sys::errno_number();
         loop {
             match self.try_receive(fd, buffers, message, wanted) {
@@ -115,7 +108,7 @@ impl DatagramSocket {
             if dont_wait {
                 return sys::fail(Errno::AGAIN);
             }
-            if self.stay_awake(fd, &mut held, &mut until) {
+            if self.stay_awake(fd, &mut call) {
                 continue;
             }
             self.look_after_receivers(fd);
@@ -124,22 +117,23 @@ impl DatagramSocket {
             }
             let since = sys::now();
             let nap = self.longest_sleep();
-            if !held.is_held() && nap.is_none() {
+            if !call.held.is_held() && nap.is_none() {
                 let got = self.receive_plainly(fd, message, wanted, &kernel);
                 let errno = sys::errno_number();
-                self.wake_up(self.budget.slept(sys::now().saturating_sub(since)));
+                self.wake_up(match got {
+                    0.. => self.budget.slept(sys::now().saturating_sub(since), call.far),
+                    _ => self.budget.slept_for_nothing(call.far),
+                });
                 sys::restore_errno(errno);
                 return got;
             }
             // Unmasking the signals and waiting are one step, so a signal that came before interrupts the wait.
-            let deadline = *until.get_or_insert_with(|| timeout(fd).map(|time| since + time));
+            let deadline = call.deadline(fd, since);
             let left = deadline.map(|deadline| deadline.saturating_sub(since));
-            let slept = sleep(fd, shorter(left, nap), &held);
+            let slept = sleep(fd, shorter(left, nap), &call.held);
             self.wake_up(match slept {
-                Ok(0) => self.budget.0.slept_by_limit(&QUICKEST_FAR),
-                Ok(_) => self.budget.slept(sys::now().saturating_sub(since)),
-                // A handler says nothing of datagrams.
-                Err(_) => self.budget.nanos() != 0,
+                Ok(1..) => self.budget.slept(sys::now().saturating_sub(since), call.far),
+                Ok(0) | Err(_) => self.budget.slept_for_nothing(call.far),
             });
             match slept {
                 Ok(0) if deadline.is_some_and(|deadline| sys::now() >= deadline) => return sys::fail(Errno::AGAIN),
@@ -147,7 +141,7 @@ impl DatagramSocket {
                 Err(Errno::INTR) if deadline.is_none() && crate::signals::all_restart() => {}
                 Err(error) => return sys::fail(error),
             }
-            held.release();
+            call.held.release();
         }
     }
 
@@ -183,15 +177,14 @@ impl DatagramSocket {
         got
     }
 
-    /// Looks at the rings for a while, and at the kernel now and then; whether there is anything. `until`: when the call ends, once that is
-    /// known.
-    fn stay_awake(&self, fd: c_int, held: &mut SignalsHeld, until: &mut Option<Option<Duration>>) -> bool {
+    /// Looks at the rings for a while, and at the kernel now and then; whether there is anything.
+    fn stay_awake(&self, fd: c_int, call: &mut ReceivingCall) -> bool {
         let (open, here, is_far) = match self.rx.hold() {
             Some(mut rx) => (rx.is_open(), rx.shares_core(), rx.is_between_machines()),
             None => return false,
         };
-        self.budget.0.set_far(is_far);
-        let budget = self.budget.nanos();
+        call.far = is_far.then_some(&QUICKEST_FAR);
+        let budget = self.budget.nanos(call.far);
         if budget == 0 || !open {
             return false;
         }
@@ -201,7 +194,7 @@ impl DatagramSocket {
             }
             std::hint::spin_loop();
         }
-        held.hold();
+        call.held.hold();
         if here {
             for _ in 0..WAYS {
                 std::thread::yield_now();
@@ -211,9 +204,9 @@ impl DatagramSocket {
             }
             return false;
         }
-        let mut budget = Duration::from_nanos(budget.into());
+        let (is_brief, mut budget) = (budget <= BRIEF, Duration::from_nanos(budget.into()));
         let start = sys::now();
-        if is_far && let Some(deadline) = *until.get_or_insert_with(|| timeout(fd).map(|time| start + time)) {
+        if !is_brief && let Some(deadline) = call.deadline(fd, start) {
             budget = budget.min(deadline.saturating_sub(start));
         }
         let (mut asked, mut turns) = (start, ProcessorTurns::from(start));
@@ -238,7 +231,7 @@ impl DatagramSocket {
                     self.settle(fd);
                 }
             }
-            if is_far && turns.are_wanted(now) {
+            if !is_brief && turns.are_wanted(now) {
                 return self.is_waiting();
             }
         }
@@ -334,8 +327,7 @@ impl Poller {
     /// Whether it is worth it to stay awake for it.
     pub(crate) fn is_hot(self) -> bool {
         // A thread that polls stays awake no longer for other machines.
-        self.0.budget.0.set_far(false);
-        self.0.budget.nanos() != 0 && self.0.rx.hold().is_some_and(|mut rx| rx.is_open() && !rx.shares_core())
+        self.0.budget.nanos(None) != 0 && self.0.rx.hold().is_some_and(|mut rx| rx.is_open() && !rx.shares_core())
     }
 
     /// The kernel's queue seems to be empty: lets those know who have sent by it and would use their rings again (protocol U7).
@@ -367,7 +359,6 @@ impl Poller {
 
     /// After it has fallen asleep.
     pub(crate) fn wake_up(self, slept: Duration) {
-        self.0.budget.0.set_far(false);
-        self.0.wake_up(self.0.budget.slept(slept));
+        self.0.wake_up(self.0.budget.slept(slept, None));
     }
 }

@@ -6,6 +6,7 @@
 use crate::awake::{AwakeBudget, ProcessorTurns, QuickestSleep, give_way, may_give_way};
 use crate::signals::BlockedSignals;
 use crate::{broker, sys};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Looks before signals are held back and the clock is read: most waits of a busy connection end within them.
@@ -19,7 +20,11 @@ const ASK: Duration = Duration::from_micros(20);
 
 /// How long those who share it stay awake.
 #[derive(Debug)]
-pub(crate) struct SpinBudget(AwakeBudget);
+pub(crate) struct SpinBudget {
+    budget: AwakeBudget,
+    /// The last peers were on another machine.
+    is_far: AtomicBool,
+}
 
 /// Of sleeps that the doorbell of a peer on another machine has ended.
 static QUICKEST_FAR: QuickestSleep = QuickestSleep::new();
@@ -51,17 +56,25 @@ pub(super) enum Awake {
 impl SpinBudget {
     /// The full time to begin with; stored so that a new one is all zeros.
     pub(crate) const fn new() -> Self {
-        Self(AwakeBudget::new())
+        Self { budget: AwakeBudget::new(), is_far: AtomicBool::new(false) }
     }
 
     /// Resets the budget.
     pub(super) fn reset(&self) {
-        self.0.reset();
+        self.budget.reset();
     }
 
     /// Learns from a sleep.
     pub(super) fn slept(&self, time: Duration) {
-        self.0.slept(time, &QUICKEST_FAR);
+        self.budget.slept(time, self.far());
+    }
+
+    fn nanos(&self) -> u32 {
+        self.budget.nanos(self.far())
+    }
+
+    fn far(&self) -> Option<&'static QuickestSleep> {
+        self.is_far.load(Ordering::Relaxed).then_some(&QUICKEST_FAR)
     }
 
     /// Looks until something is there or the time is over. If the peer needs this processor, this thread yields to it between two looks:
@@ -81,12 +94,12 @@ impl SpinBudget {
         // There is time now to see whether the broker is still the same: calls that find what they want do not look.
         broker::tick();
         // The peers of earlier waits show whether it is worth asking for the peers of this one.
-        if self.0.nanos(&QUICKEST_FAR) == 0 {
+        if self.nanos() == 0 {
             return Awake::Vain;
         }
         let peers = peers();
-        self.0.set_far(peers == Peers::Far);
-        let budget = self.0.nanos(&QUICKEST_FAR);
+        self.is_far.store(peers == Peers::Far, Ordering::Relaxed);
+        let budget = self.nanos();
         match peers {
             Peers::Elsewhere | Peers::Far => {}
             Peers::Here => return Self::let_peer_run(held, look),
