@@ -34,7 +34,7 @@ step() {
     tail -n +1 -s 0.1 --pid="$steps_child" -f "$steps_log" || true
     wait "$steps_child" || rc=$?
     steps_child=
-    [ "$rc" -ne 124 ] || echo "step \`$name\` did not end within $STEP_LIMIT s"
+    [ "$rc" -ne 124 ] || echo "step \`$name\` did not end within $STEP_LIMIT s" | tee -a "$steps_log"
 
     read -r passed failed ignored < <(awk '
         /^test result:/ { p += $4; f += $6; i += $8 }
@@ -42,7 +42,7 @@ step() {
     if [ "$rc" -ne 0 ]; then
         verdict=FAILED
         steps_broken+=("$name")
-        { printf '\n== %s failed and said\n' "$name"; step_failures; } >> "$steps_said"
+        { printf '\n== %s failed and said\n' "$name"; step_failures "$rc"; } >> "$steps_said"
         [ "$failed" -gt 0 ] || failed=1
     elif [ $((passed + failed + ignored)) -eq 0 ]; then
         passed=1
@@ -54,16 +54,16 @@ step() {
     printf -- '-- %s: %s after %d s\n' "$name" "$verdict" $((SECONDS - began))
 }
 
-# What failed tests printed, at most 80 lines of each program, and errors of cargo, such as a program that a signal ended; of another step, its
-# last lines.
+# What failed tests printed, at most 80 lines of each program, and errors of cargo, such as a program that a signal ended; of another step, and of
+# one that did not end, its last lines. The argument is the step's status.
 step_failures() {
-    awk '
+    awk -v status="$1" '
         /^failures:$/ && !told { told = 1; lines = 0; next }
         /^failures:$/ || /^test result:/ { told = 0; next }
         /^error/ { rest = 6 }
         (told && lines++ < 80) || rest-- > 0 { print substr($0, 1, 400); any = 1 }
         { last[NR % 20] = substr($0, 1, 400) }
-        END { if (!any) for (i = NR - 19; i <= NR; i++) if (i > 0) print last[i % 20] }' "$steps_log"
+        END { if (!any || status == 124) for (i = NR - 19; i <= NR; i++) if (i > 0) print last[i % 20] }' "$steps_log"
 }
 
 summary() {
