@@ -126,8 +126,13 @@ impl Outbound {
         SocketAddr::new(partywall_shm::address::narrow(self.ip), self.port)
     }
 
-    /// What an attached ring demands of a receiving call that sleeps.
+    /// What an offered or attached ring demands of a receiving call that sleeps.
     fn demand(&mut self) -> RingsOut {
+        if self.stage == FlowStage::Offered {
+            // Our region is in a window already.
+            let is_far = self.flow.is_some_and(FlowPlaces::is_between_machines);
+            return if is_far { RingsOut::BetweenMachines } else { RingsOut::None };
+        }
         let Some((flow, (_, peer))) = self.flow.and_then(|flow| Some((flow, flow.pages()?))) else {
             return RingsOut::None;
         };
@@ -138,6 +143,21 @@ impl Outbound {
         } else {
             RingsOut::None
         }
+    }
+
+    /// Gives up a flow that is offered, if it has ended, or was not taken in time. Returns what the broker says of it.
+    fn look_for_end(&mut self) -> Proof {
+        let proof = proof_for_sender(self.channel);
+        match proof {
+            Proof::Good | Proof::Stale => {}
+            Proof::Ended { .. } => self.give_up(),
+            Proof::Unknown => {
+                if sys::coarse_now().saturating_sub(self.offered) >= OFFER_LIFE {
+                    self.give_up();
+                }
+            }
+        }
+        proof
     }
 
     /// Back to the kernel, and to counting.
@@ -211,7 +231,7 @@ impl DatagramTx {
 pub(super) enum RingsOut {
     /// Nothing.
     None,
-    /// A ring leads to another machine. It has to be unmapped when its flow has ended.
+    /// A ring leads to another machine, or is offered there. It has to be unmapped when its flow has ended.
     BetweenMachines,
     /// A datagram lies unread in a ring. Should the flow end, it goes by the kernel.
     Unread,
@@ -453,10 +473,14 @@ impl DatagramSocket {
         one.give_up();
     }
 
-    /// Before sleeping: whether flows have ended in which something of ours lies unread.
+    /// Before sleeping: whether flows have ended, in which something of ours may lie unread, or which the program may never use again.
     pub(super) fn look_after_receivers(&self, fd: c_int) {
         let Some(mut tx) = self.tx.hold() else { return };
-        for one in tx.to.iter_mut().filter(|one| one.stage == FlowStage::Attached) {
+        for one in tx.to.iter_mut().filter(|one| one.stage != FlowStage::Counting) {
+            if one.stage == FlowStage::Offered {
+                one.look_for_end();
+                continue;
+            }
             match proof_for_sender(one.channel) {
                 Proof::Ended { limit } => self.take_back(fd, one, limit),
                 Proof::Unknown => one.give_up(),
@@ -472,10 +496,10 @@ impl DatagramSocket {
             return RingsOut::None;
         }
         let Some(mut tx) = self.tx.hold() else { return RingsOut::None };
-        let mut attached = tx.to.iter_mut().filter(|one| one.stage == FlowStage::Attached).peekable();
+        let mut begun = tx.to.iter_mut().filter(|one| one.stage != FlowStage::Counting).peekable();
         // Under the lock under which it is set.
-        self.set(flags::RING_OUT, attached.peek().is_some());
-        attached.map(Outbound::demand).max().unwrap_or(RingsOut::None)
+        self.set(flags::RING_OUT, begun.peek().is_some());
+        begun.map(Outbound::demand).max().unwrap_or(RingsOut::None)
     }
 
     /// The next step towards a ring, if it is time for it.
@@ -512,6 +536,7 @@ impl DatagramSocket {
                 Ok(()) => {
                     one.flow = Some(flow);
                     one.stage = FlowStage::Offered;
+                    self.set(flags::RING_OUT, true);
                     one.looks = 0;
                     one.offered = sys::coarse_now();
                 }
@@ -535,15 +560,8 @@ impl DatagramSocket {
 
     /// Whether a receiver has taken the flow that was offered.
     fn look_for_answer(&self, one: &mut Outbound) {
-        match proof_for_sender(one.channel) {
-            Proof::Good => self.attach(one),
-            Proof::Stale => {}
-            Proof::Ended { .. } => one.give_up(),
-            Proof::Unknown => {
-                if sys::coarse_now().saturating_sub(one.offered) >= OFFER_LIFE {
-                    one.give_up();
-                }
-            }
+        if one.look_for_end() == Proof::Good {
+            self.attach(one);
         }
     }
 
