@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The program goes on without such steps for so many times as long as the last one took. With 3, fifty connections of nginx between emulated
-/// machines took twice as long to come up, for no better p99.
+/// The rest after a step, in lengths of that step. A rest of 3 was tried: fifty connections of nginx between emulated machines came up later, and
+/// their p99 was no better.
 const REST: u32 = 1;
 /// A step that took longer counts as one of this length: the process was stopped meanwhile, or the broker does not answer.
 const LONGEST_STEP: Duration = Duration::from_millis(250);
