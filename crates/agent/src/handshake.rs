@@ -135,8 +135,8 @@ impl LocalHandshakes {
         }
     }
 
-    /// The broker has answered a request with a place in a window. If the request was an offer or take, what the program has shown with it is
-    /// of no use, because its region is to be in the window. Other requests are not the business of this module.
+    /// The other end of what a program has offered or taken is elsewhere. What the program has shown is of no use, because its region is to be
+    /// in a window.
     pub(crate) fn placed(&mut self, session: u32, request: u32) {
         if matches!(self.asked.get(&(session, request)), Some(Step::Offer(_) | Step::Take(_))) {
             self.asked.remove(&(session, request));

@@ -387,13 +387,12 @@ impl Serving {
             });
         }
         let mut links = Vec::new();
-        match message {
-            Message::Offer { region } | Message::Take { region } if region.is_in_window() => {
-                let Ok(near) = self.begin_links(1, &mut links) else { return self.close(session) };
-                self.introductions.ask_elsewhere(session, request, near);
-            }
-            _ => self.handshakes.ask((session, request), message, fds.next()),
+        if matches!(message, Message::Offer { .. } | Message::Take { .. }) {
+            // The broker knows whether the other end is on another machine, where the bell is a link.
+            let Ok(near) = self.begin_links(1, &mut links) else { return self.close(session) };
+            self.introductions.ask_elsewhere(session, request, near);
         }
+        self.handshakes.ask((session, request), message, fds.next());
         self.pass_on(session, links, LinkUse::Bell, Some(facts), bytes);
     }
 

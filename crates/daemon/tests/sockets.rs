@@ -126,7 +126,8 @@ fn connection_ends_meet_over_ipv4_ipv6_and_dual_stack() {
         assert_ne!(directory.offer_generation(), before);
         let region = region();
         let answer = db.ask_with(&TAKE, &[server.as_fd(), region.as_fd()]);
-        assert_eq!(answer.message, Message::Bell { offer: id, way: BellWay::Link }, "{at}");
+        let Message::Take { region: shown } = TAKE else { panic!("{TAKE:?}") };
+        assert_eq!(answer.message, Message::Bell { offer: id, way: BellWay::Link, region: shown }, "{at}");
         let theirs = answer.fds;
         // The broker has rung.
         assert_eq!(bell::hear(&mine[0]), Heard::Bell, "{at}");

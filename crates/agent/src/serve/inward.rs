@@ -5,7 +5,7 @@
 
 use super::Serving;
 use crate::introduce::{Incoming, NearEnd, ParcelContent, ParcelTaken};
-use partywall_protocol::wire::{self, BellWay, Message, Refusal};
+use partywall_protocol::wire::{self, BellWay, Message, Refusal, RegionReference};
 use partywall_region::pmem::WindowId;
 use partywall_region::relay::BellEvents;
 use partywall_region::{Link, link};
@@ -82,10 +82,7 @@ impl Serving {
                 Some(memory) => return Inward::Pass(std::iter::once(memory).chain(ends).collect()),
                 None => return Inward::Done,
             },
-            Message::RoomIs { .. } => {
-                self.handshakes.placed(session, request);
-                return self.pass_window(packet, request, true, "the window");
-            }
+            Message::RoomIs { .. } => return self.pass_window(packet, request, true, "the window"),
             Message::DatagramsTaken { .. } | Message::Receiver { .. } => {
                 return self.pass_window(packet, request, false, "the window from the other machine");
             }
@@ -108,16 +105,19 @@ impl Serving {
                 }
             }
             Message::Connected { channel, links, .. } => return self.connect(packet, request, channel, links),
-            Message::Bell { offer, .. } => match self.introductions.connected_elsewhere(session, request) {
-                Some(near) => {
-                    self.pass_bell(session, request, offer, near);
+            Message::Bell { offer, region, .. } => {
+                // Within this machine, the link that was begun is of no use, and ends.
+                let near = self.introductions.connected_elsewhere(session, request);
+                if region.is_in_window() {
+                    self.handshakes.placed(session, request);
+                    self.pass_bell(packet, request, (offer, region), near);
                     return Inward::Done;
                 }
-                None => match self.handshakes.bell(session, request, offer) {
+                match self.handshakes.bell(session, request, offer) {
                     Ok(end) => end,
                     Err(_) => return Inward::Close,
-                },
-            },
+                }
+            }
             Message::PeerIs { region, .. } => {
                 let near = self.handshakes.peer(session, request);
                 self.memory(packet.window.filter(|_| region.is_in_window()), false).or(near)
@@ -143,16 +143,24 @@ impl Serving {
         Inward::Done
     }
 
-    /// The other end of a connection is elsewhere: the program gets its end of the bell, and the events of an interrupt if there are any.
-    fn pass_bell(&mut self, session: u32, request: u32, offer: u64, near: Vec<NearEnd>) {
-        let Some(NearEnd { link, end }) = near.into_iter().next() else { return };
-        let (way, with) = match self.relay.take_bell_events(link) {
+    /// The other end of a connection is elsewhere: the program gets its end of the bell, the events of an interrupt if there are any, and the
+    /// window for its region. Without a window that has just gone, the program takes its request back.
+    fn pass_bell(
+        &mut self,
+        packet: PacketIn<'_>,
+        request: u32,
+        (offer, region): (u64, RegionReference),
+        near: Option<Vec<NearEnd>>,
+    ) {
+        let Some(NearEnd { link, end }) = near.and_then(|near| near.into_iter().next()) else { return };
+        let (way, mut with) = match self.relay.take_bell_events(link) {
             Some(BellEvents { heard, ringing }) => (BellWay::Interrupts, vec![end, heard, ringing]),
             None => (BellWay::Link, vec![end]),
         };
+        with.extend(self.memory(packet.window, true));
         let mut bytes = Vec::new();
-        wire::encode(request, &Message::Bell { offer, way }, &mut bytes);
-        self.send(session, &bytes, &with);
+        wire::encode(request, &Message::Bell { offer, way, region }, &mut bytes);
+        self.send(packet.session, &bytes, &with);
     }
 
     /// A request to connect is granted: the program gets its links.

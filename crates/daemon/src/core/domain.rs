@@ -38,6 +38,8 @@ pub(super) struct DomainRecord {
 pub(super) struct DomainProcess {
     pub(super) sessions: u32,
     pub(super) held: BTreeSet<(ChannelId, Side)>,
+    /// Handshakes that have ended, and whose places it may still use.
+    pub(super) ended: BTreeSet<ChannelId>,
 }
 
 impl DomainRecord {
@@ -94,11 +96,18 @@ impl<F: Descriptor> Core<F> {
         let Some(process) = domain.processes.get_mut(&pid) else { return };
         process.sessions -= 1;
         if process.sessions == 0 {
+            let ended = std::mem::take(&mut process.ended);
             for (channel, side) in std::mem::take(&mut process.held) {
                 if !by_program {
                     self.machines.abandon(channel);
                 }
                 self.release(channel, side, EndState::Held { domain: id, pid });
+            }
+            for handshake in ended {
+                if !by_program {
+                    self.machines.abandon(handshake);
+                }
+                self.process_left_handshake(handshake);
             }
             if by_program {
                 self.machines.process_gone(id, pid);

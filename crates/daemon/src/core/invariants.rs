@@ -8,6 +8,7 @@ use partywall_protocol::wire::{Message, Side};
 
 use super::channel::{Channel, EndState};
 use super::connect::{Offered, Offering};
+use super::ended_handshakes::EndedHandshakes;
 use super::further::MOST_OWNED;
 use super::further_regions::{Addition, FurtherKey};
 use super::id::ChannelId;
@@ -197,6 +198,7 @@ impl<F: Descriptor> Core<F> {
 
     fn check_domains(&self) {
         assert_eq!(self.domain_ids.len(), self.domains.len());
+        let mut ended = EndedHandshakes::new();
         for (id, domain) in &self.domains {
             assert_eq!(self.domain_ids[&domain.name], *id);
             let members = self.sessions.values().filter(|s| s.domain == Some(*id));
@@ -219,8 +221,12 @@ impl<F: Descriptor> Core<F> {
                     .map(|(id, side, _)| (id, side))
                     .collect();
                 assert_eq!(process.held, held);
+                for handshake in &process.ended {
+                    *ended.entry(*handshake).or_default() += 1;
+                }
             }
         }
+        assert_eq!(self.machines.ended, ended);
     }
 
     fn check_services(&self) {

@@ -16,6 +16,7 @@ use partywall_protocol::wire::{
 use partywall_shm::layout::HUGE_PAGE;
 
 use super::action::{Action, Order};
+use super::ended_handshakes::EndedHandshakes;
 use super::group::{Membership, WindowFiles};
 use super::happened::Happened;
 use super::id::SessionId;
@@ -227,11 +228,12 @@ pub(super) struct Machines<F> {
     pub(super) windows: BTreeMap<(Origin, Origin), PairWindow<F>>,
     /// In the order in which they asked. Empty while nothing is being allocated.
     pub(super) waiting: Vec<Waiting>,
+    pub(super) ended: EndedHandshakes,
 }
 
 impl<F> Default for Machines<F> {
     fn default() -> Self {
-        Self { known: BTreeMap::new(), windows: BTreeMap::new(), waiting: Vec::new() }
+        Self { known: BTreeMap::new(), windows: BTreeMap::new(), waiting: Vec::new(), ended: BTreeMap::new() }
     }
 }
 

@@ -37,6 +37,7 @@ mod connect;
 mod descriptor;
 mod dispatch;
 mod domain;
+mod ended_handshakes;
 mod events;
 mod explain;
 mod further;

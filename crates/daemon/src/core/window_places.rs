@@ -8,12 +8,12 @@
 //! it. The broker knows when both ends of a channel are gone, so the broker hands out places and takes them back. A guest that
 //! writes elsewhere in its window spoils only its own data.
 
-use std::ops::RangeInclusive;
-
 use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side};
 use partywall_shm::layout::{Geometry, PAGE};
 
 use super::channel::{ChannelEnd, EndState};
+use super::domain::DomainProcess;
+use super::ended_handshakes::MOST_LEFT;
 #[cfg(any(test, feature = "invariants"))]
 use super::further_regions::FurtherKey;
 use super::id::{ChannelId, DomainId, SessionId};
@@ -59,6 +59,11 @@ impl<F> Machines<F> {
     /// Frees the places of a channel that is gone.
     pub(super) fn channel_gone(&mut self, channel: ChannelId) {
         self.windows.values_mut().for_each(|w| w.free(|place| place.holder == Holder::Channel(channel)));
+    }
+
+    /// Whether a channel, or a handshake with this number, has a place.
+    pub(super) fn has_places(&self, channel: ChannelId) -> bool {
+        self.windows.values().any(|w| w.places.values().any(|place| place.holder == Holder::Channel(channel)))
     }
 
     /// A program with an end of this channel may still run, though its session has ended: the channel's places stay unused.
@@ -166,7 +171,7 @@ struct PlaceWish {
 
 /// The region for which one side of a socket asks for a place.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SocketWish {
+struct SocketWish {
     shape: Geometry,
     /// The bytes that its ring can be reduced to.
     least_ring: u64,
@@ -174,30 +179,37 @@ pub(super) struct SocketWish {
 
 impl SocketWish {
     /// The ring of a connection can be smaller.
-    pub(super) fn for_connection(shape: Geometry) -> Self {
+    fn for_connection(shape: Geometry) -> Self {
         Self { shape, least_ring: shape.ring_size().min(LEAST_RING) }
     }
 
     /// The ring of a flow of datagrams must have room for the largest.
-    pub(super) fn for_datagrams(shape: Geometry) -> Self {
+    fn for_datagrams(shape: Geometry) -> Self {
         Self { shape, least_ring: shape.ring_size() }
     }
 
-    /// Sizes of regions that it is satisfied with.
-    fn sizes(self) -> RangeInclusive<u64> {
-        let whole = self.shape.region_size();
-        whole - (self.shape.ring_size() - self.least_ring)..=whole
-    }
-
-    /// Sizes of its region to look for in a window of which this much is free, the best first. The ring is halved until it is no more than
+    /// Shapes of its region to look for in a window of which this much is free, the best first. The ring is halved until it is no more than
     /// its share, and further where the free parts are smaller.
-    fn sizes_in(self, free: u64) -> impl Iterator<Item = u64> {
+    fn shapes_in(self, free: u64) -> impl Iterator<Item = Geometry> {
         let (whole, least) = (self.shape.ring_size(), self.least_ring);
         let smaller = move |ring: &u64| (*ring > least).then_some(ring / 2);
         let rings = std::iter::successors(Some(whole), smaller);
         let is_too_large = move |ring: &u64| *ring > least && *ring > free / SHARE_OF_A_CONNECTION;
-        rings.skip_while(is_too_large).map(move |ring| self.shape.region_size() - (whole - ring))
+        let rings = rings.skip_while(is_too_large);
+        rings.filter_map(move |ring| Geometry::new(self.shape.ring_offset(), ring).ok())
     }
+}
+
+/// A place for one side of a socket.
+#[derive(Debug)]
+pub(super) struct SocketPlace<F> {
+    pub(super) base: u64,
+    /// The region that fills it.
+    pub(super) shape: Geometry,
+    /// The window for its owner.
+    pub(super) memory: F,
+    /// The window for the other side.
+    pub(super) reader: F,
 }
 
 impl<F: Descriptor> Core<F> {
@@ -324,46 +336,76 @@ impl<F: Descriptor> Core<F> {
         )
     }
 
-    /// Hands out a place for the region of a socket whose other end is on another machine (protocol T4.8). It does not wait for memory: the
-    /// client asks again later. A side that takes an offer and asks twice gets the place that it has.
-    pub(super) fn socket_room(
+    /// Answers with a place for the region of a socket that sends or receives datagrams of another machine (protocol U14.4).
+    pub(super) fn datagram_room(
         &mut self,
         (id, request): (SessionId, u32),
         there: Origin,
+        shape: Geometry,
+    ) -> Result<(), Refuse> {
+        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        let holder = Holder::Process { domain, pid: peer.pid };
+        let window = self.machines.ready_window((peer.origin(), there))?;
+        if window.places.values().filter(|place| place.holder == holder).count() >= MOST_RESERVED {
+            return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
+        }
+        let SocketPlace { base, shape, memory, .. } =
+            self.socket_place(id, there, SocketWish::for_datagrams(shape), holder)?;
+        self.send_with(id, request, Message::RoomIs { base, size: shape.region_size() }, vec![memory]);
+        Ok(())
+    }
+
+    /// Hands out the place of one side of a handshake of this number with another machine (protocol T4.8).
+    pub(super) fn handshake_place(
+        &mut self,
+        id: SessionId,
+        there: Origin,
+        shape: Geometry,
+        handshake: ChannelId,
+    ) -> Result<SocketPlace<F>, Refuse> {
+        let (holder, wish) = (Holder::Channel(handshake), SocketWish::for_connection(shape));
+        let left = self.member(id).and_then(|(_, domain, peer)| domain.processes.get(&peer.pid));
+        if left.is_some_and(|process| process.ended.len() >= MOST_LEFT) {
+            let reason = "this process has not given up as many places as it may have of handshakes that have ended";
+            return refuse(Refusal::Quota, reason);
+        }
+        let place = self.socket_place(id, there, wish, holder)?;
+        let window = (self.member(id).map(|(.., peer)| peer.origin()))
+            .and_then(|here| self.machines.windows.get_mut(&(here, there)));
+        if let Some(found) = window.and_then(|window| window.places.get_mut(&place.base)) {
+            found.content = PlaceContent::Endpoint;
+        }
+        Ok(place)
+    }
+
+    /// Hands out a place for the region of a socket whose other end is on another machine. It does not wait for memory: the client asks again
+    /// later.
+    fn socket_place(
+        &mut self,
+        id: SessionId,
+        there: Origin,
         wish: SocketWish,
         holder: Holder,
-    ) -> Result<(), Refuse> {
-        let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
+    ) -> Result<SocketPlace<F>, Refuse> {
+        let Some((_, domain, peer)) = self.member(id) else { return refuse(Refusal::Protocol, "join first") };
         domain.afford(wish.shape.region_size())?;
         self.may_leave(peer)?;
         let here = peer.origin();
         let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
         let window = self.machines.ready_window((here, there))?;
-        let held = window.places.iter().filter(|(_, place)| place.holder == holder);
         let coming = window.coming();
-        let sizes = wish.sizes_in(window.carve.free() + coming);
-        let fits = |place: &WindowPlace| wish.sizes().contains(&place.size);
-        let (base, size, memory) = match (holder, held.clone().find(|(_, place)| fits(place))) {
-            (Holder::Channel(_), Some((base, place))) => (*base, place.size, window.memory.clone()),
-            _ if held.count() >= MOST_RESERVED => {
-                return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
-            }
-            _ => {
-                // While memory is coming, only the best size: a connection keeps the ring that it gets first.
-                let most = if coming == 0 { usize::MAX } else { 1 };
-                let place = |size| window.place(size, holder).map(|(base, memory)| (base, size, memory));
-                match sizes.take(most).find_map(place) {
-                    Some(found) => found,
-                    None => {
-                        let wanted = wish.shape.region_size();
-                        return refuse(Refusal::OutOfResources, window.no_room(wanted, &from, &to));
-                    }
-                }
-            }
+        let shapes = wish.shapes_in(window.carve.free() + coming);
+        // While memory is coming, only the best size: a connection keeps the ring that it gets first.
+        let most = if coming == 0 { usize::MAX } else { 1 };
+        let place =
+            |shape: Geometry| window.place(shape.region_size(), holder).map(|(base, memory)| (base, shape, memory));
+        let Some((base, shape, memory)) = shapes.take(most).find_map(place) else {
+            let wanted = wish.shape.region_size();
+            return refuse(Refusal::OutOfResources, window.no_room(wanted, &from, &to));
         };
+        let reader = window.reader.clone();
         self.keep_books();
-        self.send_with(id, request, Message::RoomIs { base, size }, vec![memory]);
-        Ok(())
+        Ok(SocketPlace { base, shape, memory, reader })
     }
 
     /// The process of a session of the host, if it has places in windows or shares channels there.
@@ -373,10 +415,12 @@ impl<F: Descriptor> Core<F> {
         if session.peer.origin() != Origin::Host {
             return None;
         }
-        let held = &self.domains.get(&domain)?.processes.get(&pid)?.held;
+        let DomainProcess { held, ended, .. } = self.domains.get(&domain)?.processes.get(&pid)?;
+        let has_handshake =
+            |id: ChannelId| session.offers.contains(&id) || session.takes.contains(&id) || ended.contains(&id);
         let is_its = |holder: Holder| match holder {
             Holder::Process { domain: of, pid: by } => (of, by) == (domain, pid),
-            Holder::Channel(channel) => held.iter().any(|(id, _)| *id == channel),
+            Holder::Channel(channel) => held.iter().any(|(id, _)| *id == channel) || has_handshake(channel),
             Holder::Abandoned => false,
         };
         let mut places = self.machines.windows.values().flat_map(|window| window.places.values());
@@ -398,7 +442,11 @@ impl<F: Descriptor> Core<F> {
                     Holder::Process { domain, pid } => {
                         self.domains.get(&domain).is_some_and(|domain| domain.processes.contains_key(&pid))
                     }
-                    Holder::Channel(id) => self.channels.contains_key(&id) || self.sockets.offers.contains_key(&id),
+                    Holder::Channel(id) => {
+                        self.channels.contains_key(&id)
+                            || self.sockets.offers.contains_key(&id)
+                            || self.machines.ended.contains_key(&id)
+                    }
                     Holder::Abandoned => true,
                 };
                 assert!(there, "{of}: {base}: {place:?} is held by nobody");

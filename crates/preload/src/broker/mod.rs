@@ -30,7 +30,7 @@ use partywall_protocol::wire::{BellWay, BorrowedMessage, Located, Refusal, Regio
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::Peer;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::net::sockopt;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -41,6 +41,7 @@ use crate::{local, patience, sys};
 pub(crate) use datagram::{
     fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
 };
+use packet::Descriptors;
 use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
@@ -254,96 +255,81 @@ pub(crate) struct BegunHandshake {
     pub(crate) bell: OwnedFd,
     /// What an interrupt signals when the peer rings, and what to signal in place of the link (protocol I7).
     pub(crate) events: Option<(OwnedFd, OwnedFd)>,
+    /// The other end is on another machine: our region is to be made there, in place of the one that was shown.
+    pub(crate) place: Option<WindowPlace>,
 }
 
-/// The broker's answer to a connection that is shown with a region.
-enum Shown {
-    Handshake(BegunHandshake),
-    /// The other end is on another machine: our region is to be made at this byte of this window, and the socket shown again with that.
-    Room(Room, OwnedFd),
+/// A place in a window.
+#[derive(Debug)]
+pub(crate) struct WindowPlace {
+    /// The byte at which it begins. Not yet verified.
+    pub(crate) base: u64,
+    /// The region that fills it. Its ring may be smaller than that of the region that was shown.
+    pub(crate) shape: Geometry,
+    pub(crate) window: OwnedFd,
 }
 
-/// A place in a window: where it begins, and its bytes, which may be fewer than were asked for. Not yet verified.
-#[derive(Debug, Clone, Copy)]
-struct Room {
-    base: u64,
-    size: u64,
+/// Offers a ring for a connected socket, with our region.
+pub(crate) fn offer(fd: c_int, geometry: Geometry, memory: BorrowedFd<'_>) -> Result<BegunHandshake, Reason> {
+    let region = RegionReference::own_memory(geometry);
+    show_with(&BorrowedMessage::Offer { region }, fd, (geometry, memory))
 }
 
-impl Room {
-    /// The shape of a region that fills this place, for one of which `asked` was the shape.
-    fn shape(self, asked: Geometry) -> Result<Geometry, Reason> {
-        let ring = self.size.checked_sub(asked.ring_offset()).ok_or(Reason::Refused)?;
-        let shape = Geometry::new(asked.ring_offset(), ring).map_err(|_| Reason::Refused)?;
-        let is_usable = (1..=asked.ring_size()).contains(&ring);
-        is_usable.then_some(shape).ok_or(Reason::Refused)
-    }
+/// Takes the offer that the other end of this accepted connection has made, with our region.
+pub(crate) fn take(fd: c_int, geometry: Geometry, memory: BorrowedFd<'_>) -> Result<BegunHandshake, Reason> {
+    let region = RegionReference::own_memory(geometry);
+    show_with(&BorrowedMessage::Take { region }, fd, (geometry, memory))
 }
 
-/// Offers a ring for a connected socket, with our region. If the other end is on another machine, `move_to` makes another region at a byte of
-/// a window, whose ring may be smaller.
-pub(crate) fn offer(
-    fd: c_int,
-    geometry: Geometry,
-    memory: BorrowedFd<'_>,
-    move_to: impl FnOnce(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>,
-) -> Result<BegunHandshake, Reason> {
-    show_with(|region| BorrowedMessage::Offer { region }, fd, (geometry, memory), move_to)
-}
-
-/// Takes the offer that the other end of this accepted connection has made, with our region, likewise.
-pub(crate) fn take(
-    fd: c_int,
-    geometry: Geometry,
-    memory: BorrowedFd<'_>,
-    move_to: impl FnOnce(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>,
-) -> Result<BegunHandshake, Reason> {
-    show_with(|region| BorrowedMessage::Take { region }, fd, (geometry, memory), move_to)
-}
-
-/// Both requests are made in one turn: between them another thread would get another place, and leave this one unused.
 fn show_with(
-    request: impl Fn(RegionReference) -> BorrowedMessage<'static>,
+    request: &BorrowedMessage<'_>,
     fd: c_int,
-    (geometry, memory): (Geometry, BorrowedFd<'_>),
-    move_to: impl FnOnce(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>,
+    (shown, memory): (Geometry, BorrowedFd<'_>),
 ) -> Result<BegunHandshake, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    let (room, window) = match show_in(&turn, &request(RegionReference::own_memory(geometry)), fd, memory)? {
-        Shown::Handshake(handshake) => return Ok(handshake),
-        Shown::Room(room, window) => (room, window),
-    };
-    let geometry = room.shape(geometry)?;
-    move_to(room.base, geometry, window.as_fd())?;
-    match show_in(&turn, &request(RegionReference::in_window(room.base, geometry)), fd, window.as_fd())? {
-        Shown::Handshake(handshake) => Ok(handshake),
-        Shown::Room(..) => Err(Reason::Refused),
-    }
-}
-
-fn show_in(turn: &Turn, request: &BorrowedMessage<'_>, fd: c_int, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
-    let (number, found) = turn
-        .ask(request, &[sys::borrow(fd), memory], |answer, [found, heard, ringing]| match answer {
-            BorrowedMessage::Bell { offer, way } => {
-                let events = heard.take().zip(ringing.take());
-                // Events that found no room in this process would be missed.
-                let is_whole = (way == BellWay::Interrupts) == events.is_some();
-                let handshake = |bell| Shown::Handshake(BegunHandshake { number: offer, bell, events });
-                Some((Some(offer), found.take().filter(|_| is_whole).map(handshake)))
-            }
-            BorrowedMessage::RoomIs { base, size } => {
-                Some((None, found.take().map(|window| Shown::Room(Room { base, size }, window))))
+    let (number, handshake) = turn
+        .ask(request, &[sys::borrow(fd), memory], |answer, found| match answer {
+            BorrowedMessage::Bell { offer, way, region } => {
+                Some((offer, read_bell(offer, way, region.check().ok()?, shown, found)))
             }
             _ => None,
         })
         .map_err(reason)?;
-    found.ok_or_else(|| {
-        // A descriptor that found no room in this process.
-        if let Some(number) = number {
-            let _ = turn.ask(&BorrowedMessage::Cancel { offer: number }, &[], done);
-        }
-        Reason::Resources
+    handshake.inspect_err(|_| {
+        let _ = turn.ask(&BorrowedMessage::Cancel { offer: number }, &[], done);
     })
+}
+
+/// Reads the answer to an offer or a take. It is of no use if a descriptor found no room in this process: events that are not there would be
+/// missed. Neither is a place for a larger ring than was shown (protocol T4.10).
+fn read_bell(
+    number: u64,
+    way: BellWay,
+    (located, shape): (Located, Geometry),
+    shown: Geometry,
+    [bell, first, second, third]: &mut Descriptors,
+) -> Result<BegunHandshake, Reason> {
+    let bell = bell.take().ok_or(Reason::Resources)?;
+    let (events, window) = match way {
+        BellWay::Interrupts => (first.take().zip(second.take()), third.take()),
+        BellWay::Link | BellWay::Relays => (None, first.take()),
+    };
+    if (way == BellWay::Interrupts) != events.is_some() {
+        return Err(Reason::Resources);
+    }
+    let place = match located {
+        Located::OwnMemory => None,
+        Located::Window { base } => {
+            let is_usable =
+                shape.ring_offset() == shown.ring_offset() && (1..=shown.ring_size()).contains(&shape.ring_size());
+            if !is_usable {
+                return Err(Reason::Refused);
+            }
+            // The window may have gone meanwhile.
+            Some(WindowPlace { base, shape, window: window.ok_or(Reason::NoWindow)? })
+        }
+    };
+    Ok(BegunHandshake { number, bell, events, place })
 }
 
 /// The other side of a connection.

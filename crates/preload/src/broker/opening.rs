@@ -216,7 +216,7 @@ impl Turn {
             (OpeningStep::Join, Some((BorrowedMessage::Joined { .. }, _))) => {
                 self.request(OpeningStep::Directory, &BorrowedMessage::Directory {})
             }
-            (OpeningStep::Directory, Some((BorrowedMessage::DirectoryIs { base, .. }, [memory, word, _]))) => {
+            (OpeningStep::Directory, Some((BorrowedMessage::DirectoryIs { base, .. }, [memory, word, ..]))) => {
                 // There is no directory, for want of descriptors here, or it is unreadable: not worth asking soon.
                 let useless = BrokerFailure::Refused(Refusal::OutOfResources);
                 let memory = memory.take().ok_or(useless)?;

@@ -46,7 +46,7 @@ const LONGEST_ANSWER: usize = MessageKind::longest_of(&[
 ]);
 
 /// Descriptors that an answer has brought, in their order.
-pub(super) type Descriptors = [Option<OwnedFd>; 3];
+pub(super) type Descriptors = [Option<OwnedFd>; 4];
 
 /// A packet from the broker.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub(super) struct Answer {
 impl Answer {
     /// Receives a packet without waiting; `None` at the end of the session. A packet that is too long for any answer is empty.
     pub(super) fn receive(from: BorrowedFd<'_>) -> Result<Option<Self>, Errno> {
-        let mut this = Self { bytes: [0; LONGEST_ANSWER], len: 0, fds: [const { None }; 3] };
+        let mut this = Self { bytes: [0; LONGEST_ANSWER], len: 0, fds: [const { None }; 4] };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -136,7 +136,8 @@ mod tests {
             let (number, read) = answer.message().unwrap();
             assert_eq!((number, Message::own(read)), (7, message.clone()));
         }
-        partywall_region::packet::send(a.as_fd(), &packet(&peer), &[a.as_fd(), b.as_fd(), a.as_fd()]).unwrap();
+        partywall_region::packet::send(a.as_fd(), &packet(&peer), &[a.as_fd(), b.as_fd(), a.as_fd(), b.as_fd()])
+            .unwrap();
         let mut answer = Answer::receive(b.as_fd()).unwrap().unwrap();
         let (message, fds) = answer.parts().unwrap();
         assert!(matches!(message, BorrowedMessage::PeerIs { region: read, program: 3, .. } if read == region));

@@ -49,16 +49,14 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
-fn handshake(
-    show: impl FnOnce(&mut dyn FnMut(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>) -> Result<BegunHandshake, Reason>,
-) -> Result<(u64, OwnedFd), Reason> {
-    let BegunHandshake { number, bell, .. } = show(&mut |_, _, _| panic!("both ends are on this host"))?;
-    Ok((number, bell))
+fn handshake(begun: BegunHandshake) -> (u64, OwnedFd) {
+    assert!(begun.place.is_none(), "both ends are on this host");
+    (begun.number, begun.bell)
 }
 
 fn offer_with_bell(client: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    handshake(|moved| offer(client.as_raw_fd(), geometry, region.as_fd(), moved))
+    offer(client.as_raw_fd(), geometry, region.as_fd()).map(handshake)
 }
 
 fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
@@ -81,7 +79,7 @@ fn offers_soon(client: &TcpStream) -> (u64, OwnedFd) {
 
 fn take_of(server: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    handshake(|moved| take(server.as_raw_fd(), geometry, region.as_fd(), moved))
+    take(server.as_raw_fd(), geometry, region.as_fd()).map(handshake)
 }
 
 fn is_offered(server: &TcpStream) -> bool {
@@ -92,13 +90,31 @@ fn is_offered(server: &TcpStream) -> bool {
 
 #[test]
 fn place_in_window_is_for_ring_as_shown_or_smaller() {
-    let asked = Geometry::new(PAGE, 64 << 10).unwrap();
-    let shape = |size| Room { base: PAGE, size }.shape(asked);
+    let shown = Geometry::new(PAGE, 64 << 10).unwrap();
+    let read = |ring: u64, fds: usize| {
+        let mut found = [const { None }; 4];
+        found.iter_mut().take(fds).for_each(|place| *place = Some(region().0));
+        let place = (Located::Window { base: PAGE }, Geometry::new(PAGE, ring).unwrap());
+        let begun = read_bell(7, BellWay::Link, place, shown, &mut found)?;
+        Ok(begun.place.map(|WindowPlace { base, shape, .. }| (base, shape.ring_size())))
+    };
     for ring in [4 << 10, 16 << 10, 64 << 10] {
-        assert_eq!(shape(PAGE + ring), Geometry::new(PAGE, ring).map_err(|_| Reason::Refused));
+        assert_eq!(read(ring, 2), Ok(Some((PAGE, ring))));
     }
-    for size in [0, 1, PAGE, PAGE + 1, PAGE + (16 << 10) + 1, PAGE + (128 << 10), u64::MAX] {
-        assert_eq!(shape(size), Err(Reason::Refused), "{size}");
+    assert_eq!(read(0, 2), Err(Reason::Refused));
+    assert_eq!(read(128 << 10, 2), Err(Reason::Refused));
+    assert_eq!(read(64 << 10, 1), Err(Reason::NoWindow), "the window has gone");
+    assert_eq!(read(64 << 10, 0), Err(Reason::Resources), "no descriptor found room");
+}
+
+#[test]
+fn bell_with_interrupts_needs_both_events() {
+    let (memory, shape) = region();
+    for fds in 0..=4 {
+        let mut found = [const { None }; 4];
+        found.iter_mut().take(fds).for_each(|place| *place = Some(memory.try_clone().unwrap()));
+        let begun = read_bell(7, BellWay::Interrupts, (Located::OwnMemory, shape), shape, &mut found);
+        assert_eq!(begun.is_ok(), fds >= 3, "{fds}");
     }
 }
 

@@ -6,13 +6,17 @@
 //!        |<---------------- bells ----------|                        |
 //!        |                                  | directory: an offer    |
 //!        |                                  |<- Take: socket, region |
-//!        |<-------------- a bell -----------|-- bells -------------->|
+//!        |                                  |-- bells -------------->|
+//!        |<-------------- a bell -----------|                        |
 //!        | -- Confirm: socket ------------->|                        |
 //!        |<---------------- its region -----|-- a bell ------------->|
 //!        |                                  |<------ Finish: socket -|
 //!        |                                  |-- its region --------->| attaches, is WATCHING
 //!        | sees that, attaches, is WATCHING |                        |
 //! ```
+//!
+//! If the two are on different machines, a place in a window comes with the bells. A side makes its region there, and the accepting side rings
+//! the first bell itself when it has done so: the connecting side reads the region after `Confirm`.
 //!
 //! Nobody waits for anybody: each side looks on its next call. No byte changes its way by this; that is for the senders, later.
 //! The broker reads a socket only while no thread of ours is in the kernel with it ([`is_quiet`]): what it does to read the
@@ -26,7 +30,7 @@ use super::rx::ConnRx;
 use super::tx::ConnTx;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
-use crate::broker::{BegunHandshake, FoundOffer};
+use crate::broker::{BegunHandshake, FoundOffer, WindowPlace};
 use crate::log::log;
 use crate::{broker, hidden, process, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
@@ -103,31 +107,27 @@ fn make_offer(conn: &Conn, fd: c_int) -> Result<(), Reason> {
     }
     conn.identity.know_own_address(fd);
     super::bell::note_neighbour(conn, None);
-    show_with_region(conn, |geometry, memory, move_to| broker::offer(fd, geometry, memory, move_to))
+    begin_handshake(conn, |geometry, memory| broker::offer(fd, geometry, memory))
 }
 
-/// Makes our region, and shows it to the broker with the socket by `show`: in separate memory at first, and if the other end turns out to be
-/// on another machine, at the place of a window that the broker says.
-fn show_with_region(
+/// Makes our region, and shows it to the broker with the socket by `show`.
+fn begin_handshake(
     conn: &Conn,
-    show: impl FnOnce(
-        Geometry,
-        BorrowedFd<'_>,
-        &mut dyn FnMut(u64, Geometry, BorrowedFd<'_>) -> Result<(), Reason>,
-    ) -> Result<BegunHandshake, Reason>,
+    show: impl FnOnce(Geometry, BorrowedFd<'_>) -> Result<BegunHandshake, Reason>,
 ) -> Result<(), Reason> {
     conn.ring_path.set_flag(flags::FAR, false);
     let (region, geometry) = make_region(conn)?;
-    let mut move_to = |base: u64, shape: Geometry, window: BorrowedFd<'_>| {
-        let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(shape.ring_size()) };
-        conn.local().own.create_in(window, base, &options).map_err(|_| Reason::Resources)?;
-        conn.ring_path.set_flag(flags::FAR, true);
-        Ok(())
-    };
-    let begun = paced(conn, || show(geometry, region.as_fd(), &mut move_to))?;
-    // A region in a window is of no use to a later broker, which has other windows.
-    let kept = (!conn.has(flags::FAR)).then_some(region);
-    enter_handshake(conn, begun, kept)
+    let begun = paced(conn, || {
+        let begun = show(geometry, region.as_fd())?;
+        conn.ring_path.set_flag(flags::FAR, begun.place.is_some());
+        Ok(begun)
+    })?;
+    let number = begun.number;
+    enter_handshake(conn, begun, region).inspect_err(|_| {
+        // First: the broker may give our place in a window to another connection from then on (protocol T4.11).
+        conn.local().own.vacate();
+        broker::cancel(number);
+    })
 }
 
 /// Whether a connection may begin a handshake, as far as the [`PACE`] says. One with both ends at one address is within this machine.
@@ -152,20 +152,29 @@ fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<T, Reason>) -> Result<T, 
     result
 }
 
-/// The broker has an offer or a take of ours, by this number. The memory of the region is kept, to be shown to a later broker.
-fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: Option<OwnedFd>) -> Result<(), Reason> {
-    let BegunHandshake { number: channel, bell, events } = begun;
+/// The broker has an offer or a take of ours.
+fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: OwnedFd) -> Result<(), Reason> {
+    let BegunHandshake { number: channel, bell, events, place } = begun;
     let local = conn.local();
+    match &place {
+        // To be shown to a later broker. A region in a window is of no use to that one, which has other windows.
+        None => local.keep_memory(region),
+        Some(WindowPlace { base, shape, window }) => {
+            let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(shape.ring_size()) };
+            local.own.create_in(window.as_fd(), *base, &options).map_err(|_| Reason::Resources)?;
+        }
+    }
     if !local.bell.keep(bell, events) {
-        broker::cancel(channel);
+        local.discard_memory();
         return Err(Reason::Resources);
     }
-    conn.local().channel.store(channel, Ordering::Relaxed);
+    if place.is_some() && conn.role() == Role::Accepting {
+        // The region is made: the connecting side is to confirm.
+        local.bell.ring();
+    }
+    local.channel.store(channel, Ordering::Relaxed);
     conn.ring_path.shown.store(WAITS, Ordering::Relaxed);
     conn.moves.looks_for_answer.store(0, Ordering::Relaxed);
-    if let Some(region) = region {
-        local.keep_memory(region);
-    }
     Ok(())
 }
 
@@ -375,7 +384,7 @@ fn take(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
         Some(false) => return Err(Reason::RawCalls),
         None => return Err(Reason::TooShort),
     }
-    show_with_region(conn, |geometry, memory, move_to| broker::take(fd, geometry, memory, move_to))
+    begin_handshake(conn, |geometry, memory| broker::take(fd, geometry, memory))
 }
 
 /// Whether the step from this stage may be taken, with this descriptor. The sending direction is held.
@@ -456,15 +465,16 @@ fn begin(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> Re
 /// Gives back what an attempt has made, and stays on TCP.
 pub(super) fn withdraw(conn: &Conn, reason: Reason) {
     log!("no ring for fd {}: {}", conn.fd(), reason.words());
-    let channel = conn.local().channel.swap(0, Ordering::Relaxed);
-    if channel != 0 {
-        broker::cancel(channel);
-    }
     let local = conn.local();
     local.bell.discard();
     local.discard_memory();
+    // First: the broker may give our place in a window to another connection from then on (protocol T4.11).
     local.own.vacate();
     local.peer.vacate();
+    let channel = local.channel.swap(0, Ordering::Relaxed);
+    if channel != 0 {
+        broker::cancel(channel);
+    }
     conn.ring_path.because(reason);
     conn.set_stage(ConnStage::Tcp);
 }

@@ -7,12 +7,9 @@ impl Message {
     pub fn fd_count(&self) -> usize {
         match self {
             Self::Connected { links, .. } => usize::from(*links),
-            Self::Bell { way, .. } => {
-                if *way == BellWay::Interrupts {
-                    3
-                } else {
-                    1
-                }
+            Self::Bell { way, region, .. } => {
+                let events = if *way == BellWay::Interrupts { 2 } else { 0 };
+                1 + events + usize::from(region.is_in_window())
             }
             Self::Incoming { directions, .. } => 1 + directions.count(),
             Self::Connect { .. }

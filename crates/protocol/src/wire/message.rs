@@ -203,7 +203,7 @@ messages! {
     /// Client: the process that has the other end of this connection may have it on a ring (protocol T4). Brings the connected
     /// socket and its own region. Answered by `Bell`.
     24 Offer {
-        /// Where the offering side's region is.
+        /// The offering side's region, in separate memory.
         region: RegionReference,
     }
     /// Broker: the answer to `OfferDatagrams`.
@@ -211,7 +211,8 @@ messages! {
         /// The number that identifies it in `Cancel`. It becomes the number of the channel once the offer is taken.
         offer: u64,
     }
-    /// Client: ends an `Offer` or a `Take` that is not a channel yet. Refused if it is one.
+    /// Client: ends an `Offer` or a `Take` that is not a channel yet. Refused if it is one. The place in a window that came with it is given
+    /// back.
     26 Cancel {
         /// As in `Bell` or `Offered`.
         offer: u64,
@@ -219,7 +220,7 @@ messages! {
     /// Client: I have the other end of a connection that is offered (protocol T4). Brings that socket, and its own region.
     /// Answered by `Bell`.
     27 Take {
-        /// Where the taking side's region is.
+        /// The taking side's region, in separate memory.
         region: RegionReference,
     }
     /// Client, an administrator: other move rules hold until the policy file is loaded again.
@@ -291,7 +292,7 @@ messages! {
     33 RoomIs {
         /// Where in the window the region is to begin.
         base: u64,
-        /// Bytes of the region: as many as were asked for, or fewer for a connection (protocol T4.10).
+        /// Bytes of the region, as many as were asked for.
         size: u64,
     }
     /// Client, an administrator: this virtual machine belongs to us (protocol G1).
@@ -329,7 +330,7 @@ messages! {
         page: Page<MachineRow>,
     }
     /// Client: what this socket sends to an address may reach its receiver by a ring (protocol U3). Brings the socket and its
-    /// region. Answered by `Offered`, or by `RoomIs` as `Offer` is.
+    /// region. Answered by `Offered`, or by `RoomIs` (protocol U14.4).
     38 OfferDatagrams {
         /// Upper half of the address, in 128 bits as IPv6 sees it.
         to_high: u64,
@@ -341,7 +342,7 @@ messages! {
         region: RegionReference,
     }
     /// Client: this socket has received a datagram from that address, whose sender offers a ring (protocol U4). Brings the
-    /// socket, and its region, which has no ring. Answered by `DatagramsTaken`, or by `RoomIs` as `Offer` is.
+    /// socket, and its region, which has no ring. Answered by `DatagramsTaken`, or by `RoomIs` (protocol U14.4).
     39 TakeDatagrams {
         /// Upper half of the address that the kernel has said it is from.
         from_high: u64,
@@ -458,12 +459,16 @@ messages! {
         region: RegionReference,
     }
     /// Broker: the answer to `Offer` and `Take`. Brings this side's end of the bell. By [`BellWay::Interrupts`], two events follow: one that is
-    /// signalled when the other side rings, and one to signal in place of the link (protocol I7).
+    /// signalled when the other side rings, and one to signal in place of the link (protocol I7). If the region is in a window, the window
+    /// follows.
     51 Bell {
         /// The number that identifies it in `Confirm`, `Finish` and `Cancel`. It becomes the number of the channel.
         offer: u64,
         /// How this side rings and is rung.
         way: BellWay,
+        /// This side's region as the other side will get it: the one that was shown, or one that the client has to make at this place of a
+        /// window, because the other side is on another machine (protocol T4.8).
+        region: RegionReference,
     }
     /// Client, the offering side, when its bell has rung: here is the socket of that offer once more (protocol T4). Brings it.
     52 Confirm {

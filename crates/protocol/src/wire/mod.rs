@@ -67,6 +67,3 @@ pub const HEADER: usize = 8;
 ///
 /// Far above the 64 bytes of a name, so a name that was cut is still refused as too long and never mistaken for another.
 pub const MAX_STRING: usize = 512;
-
-/// The most descriptors that one message carries: a region and a link end for each direction, or a socket, a region and a link end.
-pub const MAX_DESCRIPTORS: usize = 3;

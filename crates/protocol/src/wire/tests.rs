@@ -391,8 +391,8 @@ fn descriptors_by_message() {
     assert_eq!((offer.fd_count(), take.fd_count(), publish.fd_count()), (2, 2, 1));
     let (confirm, finish) = (Message::Confirm { offer: 1 }, Message::Finish { offer: 1 });
     assert_eq!((confirm.fd_count(), finish.fd_count()), (1, 1));
-    let bell = |way| Message::Bell { offer: 1, way }.fd_count();
-    assert_eq!((bell(BellWay::Link), bell(BellWay::Relays), bell(BellWay::Interrupts)), (1, 1, 3));
+    let bell = |way| [region, in_window].map(|region| Message::Bell { offer: 1, way, region }.fd_count());
+    assert_eq!([BellWay::Link, BellWay::Relays, BellWay::Interrupts].map(bell), [[1, 2], [1, 2], [3, 4]]);
     assert!(confirm.brings_socket() && finish.brings_socket());
     assert!(offer.brings_socket() && take.brings_socket() && publish.brings_socket());
     assert!(!connect(Directions::BOTH).brings_socket() && !Message::DirectoryIs { base: 0, size: 0 }.brings_socket());

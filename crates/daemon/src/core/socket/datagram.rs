@@ -33,8 +33,7 @@ use crate::core::id::ChannelId;
 use crate::core::networks::Networks;
 use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::region::located;
-use crate::core::window_places::SocketWish;
+use crate::core::region::{check_region, located};
 use crate::core::{Action, Core, Descriptor, SessionId};
 
 /// An address of a message.
@@ -91,7 +90,7 @@ impl<F: Descriptor> Core<F> {
         }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, SocketWish::for_datagrams(shape), holder);
+            return self.datagram_room((id, request), there, shape);
         }
         let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
         self.skip_to_free_slot()?;
@@ -99,7 +98,7 @@ impl<F: Descriptor> Core<F> {
         if let Some(before) = self.offers_of(ends, same).first().copied() {
             self.drop_offer(before);
         }
-        let region = self.socket_region((here, there), (place, shape), region, holder, self.next_channel)?;
+        let region = self.flow_region((here, there), (place, shape), region, holder, self.next_channel)?;
         let fingerprint = Fingerprint::offer(Transport::Udp, SocketAddr::new(ANY, to.port()), from, socket.netns);
         let offer = self.add_offer(Offer {
             session: id,
@@ -116,6 +115,33 @@ impl<F: Descriptor> Core<F> {
         });
         self.send(id, request, Message::Offered { offer });
         Ok(())
+    }
+
+    /// The memory of the region of a socket for datagrams, for the other side, if it is what the client says: separate memory where both sides
+    /// are on one machine, and otherwise a place that this holder was given in the window, which is the channel's from now on.
+    fn flow_region(
+        &mut self,
+        between: (Origin, Origin),
+        (located, shape): (Located, Geometry),
+        region: F,
+        holder: Holder,
+        channel: ChannelId,
+    ) -> Result<F, Refuse> {
+        let (here, there) = between;
+        match located {
+            Located::Window { base } if here != there => {
+                self.machines.settle(between, base, shape.region_size(), holder, channel)
+            }
+            Located::Window { .. } => {
+                refuse(Refusal::BadRegion, "a place in a window is for connections to other machines")
+            }
+            Located::OwnMemory if here != there => {
+                refuse(Refusal::BadRegion, "the other side is on another machine: the region must be in a window")
+            }
+            // In a machine, the memory does not leave it.
+            Located::OwnMemory if here != Origin::Host => Ok(region),
+            Located::OwnMemory => check_region(&region, shape).map(|()| region),
+        }
     }
 
     pub(in crate::core) fn take_datagrams(
@@ -175,9 +201,9 @@ impl<F: Descriptor> Core<F> {
         }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, SocketWish::for_datagrams(shape), holder);
+            return self.datagram_room((id, request), there, shape);
         }
-        let region = self.socket_region((here, there), (place, shape), region, holder, offer_id)?;
+        let region = self.flow_region((here, there), (place, shape), region, holder, offer_id)?;
 
         // From here on the request cannot be refused.
         // The flow keeps the slot that its offer had.

@@ -62,6 +62,17 @@ impl<F> Handshake<F> {
     }
 }
 
+/// The region of one side of a handshake.
+#[derive(Debug)]
+pub(super) struct SideRegion<F> {
+    /// The region as the other side will get it.
+    pub(super) reference: RegionReference,
+    /// The memory that it is in, for the other side.
+    pub(super) region: F,
+    /// The window for the side itself, if it is to make the region there.
+    pub(super) window: Option<F>,
+}
+
 /// The accepting side of a connection that is not a channel yet.
 #[derive(Debug)]
 pub(in crate::core) struct Taker<F> {

@@ -1,5 +1,6 @@
 //! `Offer` and `Cancel`: the connecting side of a connection brings what it takes to have it on a ring (protocol T4).
 
+use std::iter;
 use std::net::SocketAddr;
 
 use partywall_protocol::directory::{DirectoryChange, Fingerprint, Transport, is_scoped, slot_of};
@@ -7,16 +8,15 @@ use partywall_protocol::wire::{Located, Message, Origin, Refusal, RegionReferenc
 use partywall_shm::layout::Geometry;
 
 use super::facts::{Ends, NotPeers, NumberedEnd, not_peers};
-use super::handshake::{Handshake, bell, bell_way};
+use super::handshake::{Handshake, SideRegion, bell, bell_way};
 use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::domain::DomainRecord;
 use crate::core::id::{ChannelId, DomainId};
-use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::region::{check_region, located};
 use crate::core::session::SessionRecord;
-use crate::core::window_places::SocketWish;
-use crate::core::{Action, Core, Descriptor, SessionId};
+use crate::core::window_places::SocketPlace;
+use crate::core::{Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
 /// An offer lives for 29 to 30 ticks. The other side looks for it at each call on the connection. A connection that was quiet for
@@ -92,7 +92,7 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let (remote, located, shape) = connected_with(&socket, reference)?;
+        let (remote, shape) = (connected(&socket)?, near_region_of(reference)?);
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
         if self.sockets.guesses.is_over(socket.id()) {
@@ -103,12 +103,10 @@ impl<F: Descriptor> Core<F> {
         let namespaces = self.accepted_in(remote, &socket);
         let here = peer.origin();
         let there = namespaces.first().map_or(here, |namespace| namespace.origin);
-        let holder = Holder::Process { domain: domain_id, pid: peer.pid };
-        if located == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, SocketWish::for_connection(shape), holder);
-        }
         let [own, far] = bell(&region, here == there)?;
-        let region = self.socket_region((here, there), (located, shape), region, holder, self.next_channel)?;
+        let number = self.next_channel;
+        let SideRegion { reference, region, window } =
+            self.handshake_region((id, number), (here, there), shape, region)?;
         let ends = Ends::new(remote, socket.local);
         // The older one is of a socket that has gone: two that are established have never the same ends in one namespace.
         let stale = |offer: &Offer<F>| offer.handshake().is_some() && offer.socket.namespace() == socket.namespace();
@@ -135,13 +133,8 @@ impl<F: Descriptor> Core<F> {
             of: OfferOf::Connection(Box::new(handshake)),
             ticks: 0,
         });
-        let descriptors = vec![own];
-        self.actions.push(Action::Send {
-            session: id,
-            request,
-            message: Message::Bell { offer, way: bell_way(here, there) },
-            descriptors,
-        });
+        let message = Message::Bell { offer, way: bell_way(here, there), region: reference };
+        self.send_with(id, request, message, iter::once(own).chain(window).collect());
         Ok(())
     }
 
@@ -164,31 +157,25 @@ impl<F: Descriptor> Core<F> {
         all.keys().copied().filter(|namespace| namespace.origin == there).take(MOST_NAMESPACES).collect()
     }
 
-    /// The memory of a socket's region for the other side, if it is what the client says: separate memory where both sides are on one
-    /// machine, and otherwise a place that this holder was given in the window, which is the channel's from now on.
-    pub(super) fn socket_region(
+    /// The region of one side of a handshake: the one that it has shown, if both sides are on one machine, and otherwise one for which it gets
+    /// a place in the window to the other (protocol T4.8).
+    pub(super) fn handshake_region(
         &mut self,
-        between: (Origin, Origin),
-        (located, shape): (Located, Geometry),
-        region: F,
-        holder: Holder,
-        channel: ChannelId,
-    ) -> Result<F, Refuse> {
-        let (here, there) = between;
-        match located {
-            Located::Window { base } if here != there => {
-                self.machines.settle(between, base, shape.region_size(), holder, channel)
-            }
-            Located::Window { .. } => {
-                refuse(Refusal::BadRegion, "a place in a window is for connections to other machines")
-            }
-            Located::OwnMemory if here != there => {
-                refuse(Refusal::BadRegion, "the other side is on another machine: the region must be in a window")
-            }
-            // In a machine, the memory does not leave it.
-            Located::OwnMemory if here != Origin::Host => Ok(region),
-            Located::OwnMemory => check_region(&region, shape).map(|()| region),
+        (id, handshake): (SessionId, ChannelId),
+        (here, there): (Origin, Origin),
+        shape: Geometry,
+        shown: F,
+    ) -> Result<SideRegion<F>, Refuse> {
+        if here != there {
+            let SocketPlace { base, shape, memory, reader } = self.handshake_place(id, there, shape, handshake)?;
+            let reference = RegionReference::in_window(base, shape);
+            return Ok(SideRegion { reference, region: reader, window: Some(memory) });
         }
+        // In a machine, the memory does not leave it.
+        if here == Origin::Host {
+            check_region(&shown, shape)?;
+        }
+        Ok(SideRegion { reference: RegionReference::own_memory(shape), region: shown, window: None })
     }
 
     /// Whether this domain may offer one thing more, with a ring of this size.
@@ -238,11 +225,15 @@ impl<F: Descriptor> Core<F> {
     }
 
     pub(in crate::core) fn cancel(&mut self, id: SessionId, request: u32, offer: ChannelId) -> Result<(), Refuse> {
+        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
         let is_theirs = |session: &SessionRecord| session.offers.contains(&offer) || session.takes.contains(&offer);
-        if !self.sessions.get(&id).is_some_and(is_theirs) {
+        let waits = self.sessions.get(&id).is_some_and(is_theirs);
+        if waits {
+            self.drop_offer(offer);
+        }
+        if !self.give_up_handshake(offer, (domain, peer.pid)) && !waits {
             return refuse(Refusal::NoSuchOffer, format!("you have no offer {offer} that still waits"));
         }
-        self.drop_offer(offer);
         self.send(id, request, Message::Done {});
         Ok(())
     }
@@ -311,10 +302,14 @@ impl<F: Descriptor> Core<F> {
         Some(offer)
     }
 
-    /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that.
+    /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that. Places in windows stay with the two sides
+    /// of a connection until each gives them up.
     pub(in crate::core) fn drop_offer(&mut self, id: ChannelId) {
-        drop(self.remove_offer(id));
-        self.machines.channel_gone(id);
+        let Some(offer) = self.remove_offer(id) else { return };
+        let Some(handshake) = offer.handshake() else { return self.machines.channel_gone(id) };
+        let taker = handshake.taker.as_ref().map(|taker| (taker.domain, taker.peer.pid));
+        let processes: Vec<_> = iter::once((offer.domain, offer.peer.pid)).chain(taker).collect();
+        self.handshake_ended(id, &processes);
     }
 
     /// The offers of a connection that fit.
@@ -333,14 +328,6 @@ impl<F: Descriptor> Core<F> {
 }
 
 /// The other end of a socket that comes with a region, and where that region is and what it must be: one with a ring.
-pub(super) fn connected_with(
-    socket: &SocketFacts,
-    reference: RegionReference,
-) -> Result<(SocketAddr, Located, Geometry), Refuse> {
-    let (remote, (located, shape)) = (connected(socket)?, region_of(reference)?);
-    Ok((remote, located, shape))
-}
-
 /// Where the region of a socket is, and what it must be: one with a ring.
 pub(super) fn region_of(reference: RegionReference) -> Result<(Located, Geometry), Refuse> {
     if reference.ring_size == 0 {
@@ -358,7 +345,7 @@ pub(super) fn near_region_of(reference: RegionReference) -> Result<Geometry, Ref
 }
 
 /// The other end of a socket that can be offered or taken.
-fn connected(socket: &SocketFacts) -> Result<SocketAddr, Refuse> {
+pub(super) fn connected(socket: &SocketFacts) -> Result<SocketAddr, Refuse> {
     match (socket.state, socket.remote) {
         (SocketState::Established, Some(remote)) if socket.transport == Transport::Tcp => Ok(remote),
         _ => refuse(Refusal::BadSocket, "the socket is not connected, or one side has ended"),

@@ -7,19 +7,18 @@
 //! namespaces, and where addresses are translated between these.
 
 use std::collections::BTreeSet;
+use std::iter;
 
 use partywall_protocol::directory::Transport;
-use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Directions, Message, Origin, Refusal, RegionReference, Side};
 
 use super::SocketFacts;
 use super::facts::{Ends, NotPeers, are_peers, carries_on, not_peers};
 use super::handshake::{Handshake, Taker, bell_way};
-use super::offer::{Offer, OfferOf, connected_with};
+use super::offer::{Offer, OfferOf, connected, near_region_of};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use crate::core::id::{ChannelId, DomainId};
-use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::window_places::SocketWish;
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
@@ -32,13 +31,13 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let (remote, located, shape) = connected_with(&socket, reference)?;
+        let (remote, shape) = (connected(&socket)?, near_region_of(reference)?);
         let Some((domain, of, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
         of.afford(reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         let offer_id = self.matching(&socket, Ends::new(socket.local, remote), peer)?;
-        let mut taker = Taker { session: id, domain, peer, socket, reference, region: region.clone() };
+        let mut taker = Taker { session: id, domain, peer, socket, reference, region };
         if let Err(refused) = self.may_be_a_channel(offer_id, &taker) {
             if refused.code == Refusal::Denied {
                 self.drop_offer(offer_id);
@@ -47,11 +46,9 @@ impl<F: Descriptor> Core<F> {
         }
         let here = peer.origin();
         let there = self.sockets.offers.get(&offer_id).map_or(here, |offer| offer.peer.origin());
-        let holder = Holder::Channel(offer_id);
-        if located == Located::OwnMemory && here != there {
-            return self.socket_room((id, request), there, SocketWish::for_connection(shape), holder);
-        }
-        taker.region = self.socket_region((here, there), (located, shape), region, holder, offer_id)?;
+        let side = self.handshake_region((id, offer_id), (here, there), shape, taker.region)?;
+        let (reference, window) = (side.reference, side.window);
+        (taker.reference, taker.region) = (reference, side.region);
         let Some(offer) = self.sockets.offers.get_mut(&offer_id) else { return Ok(()) };
         offer.ticks = 0;
         let Some(handshake) = offer.handshake_mut() else { return Ok(()) };
@@ -62,11 +59,12 @@ impl<F: Descriptor> Core<F> {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.takes.insert(offer_id);
         }
-        // The offering side is to confirm.
-        self.actions.push(Action::Ring { bell: far.clone() });
-        let message = Message::Bell { offer: offer_id, way: bell_way(here, there) };
-        let descriptors = vec![far];
-        self.actions.push(Action::Send { session: id, request, message, descriptors });
+        if here == there {
+            // The offering side is to confirm. On another machine, the accepting side rings it once its region is at its place.
+            self.actions.push(Action::Ring { bell: far.clone() });
+        }
+        let message = Message::Bell { offer: offer_id, way: bell_way(here, there), region: reference };
+        self.send_with(id, request, message, iter::once(far).chain(window).collect());
         Ok(())
     }
 

@@ -105,6 +105,14 @@ fn handshake(answer: Message) -> u64 {
     }
 }
 
+/// The number of a handshake with another machine, and its place in the window.
+fn placed(answer: Message) -> (u64, u64) {
+    match answer {
+        Message::Bell { offer, region, .. } if region == far(region.base) => (offer, region.base),
+        other => panic!("no place: {other:?}"),
+    }
+}
+
 pub(super) fn refused(answer: Message) -> Refusal {
     match answer {
         Message::Refused { code, reason } => {
@@ -117,8 +125,11 @@ pub(super) fn refused(answer: Message) -> Refusal {
 
 /// The offer of a connection from a program in `a`, whose region is in the window to `b`.
 fn offered(w: &mut World, web: u64) -> u64 {
-    let base = room(offer(w, web, client(), near()));
-    handshake(offer(w, web, client(), far(base)))
+    placed(offer(w, web, client(), near())).0
+}
+
+fn cancel(w: &mut World, session: u64, offer: u64) -> Message {
+    w.say(session, Message::Cancel { offer }, vec![]).expect("an answer")
 }
 
 /// A program in `a`, and one in `b` that listens.
@@ -136,10 +147,9 @@ fn sockets_in_two_machines_meet_in_their_windows() {
     assert!(w.listed_in_machines.keys().any(|(machine, table, _)| (*machine, *table) == (B, 'o')));
     assert!(w.listed_in_machines.keys().all(|(machine, table, _)| *table != 'o' || *machine == B), "b alone is asked");
 
-    let base = room(take(&mut w, db, server(), near()));
-    assert_eq!(room(take(&mut w, db, server(), near())), base, "asked twice, it is the same place");
-    assert_eq!(handshake(take(&mut w, db, server(), far(base))), id);
-    assert_eq!(w.rung, [u8::MAX], "by a link to another machine");
+    let (taken, base) = placed(take(&mut w, db, server(), near()));
+    assert_eq!(taken, id);
+    assert!(w.rung.is_empty(), "the accepting side rings once its region is made");
     let confirmed = w.say_of(web, Message::Confirm { offer: id }, client(), vec![]).unwrap();
     let Message::PeerIs { region, user, program, .. } = confirmed else { panic!("{confirmed:?}") };
     assert_eq!((region, user), (far(base), User::Machine(B)));
@@ -147,19 +157,84 @@ fn sockets_in_two_machines_meet_in_their_windows() {
     let finished = w.say_of(db, Message::Finish { offer: id }, server(), vec![]).unwrap();
     let Message::PeerIs { region, user, .. } = finished else { panic!("{finished:?}") };
     assert!(region.is_in_window() && user == User::Machine(A));
+    assert_eq!(w.rung, [u8::MAX], "by a link to another machine, at the confirmation");
     assert_eq!(w.core.status().channels, 1);
 
     // Both ends gone, the places are free for the next.
     assert!(w.say(web, Message::Closed { channel: id }, vec![]).is_none());
     assert!(w.say(db, Message::Closed { channel: id }, vec![]).is_none());
-    let id = offered(&mut w, web);
-    assert_eq!(room(take(&mut w, db, server(), near())), base);
-    w.ask(web, Message::Cancel { offer: id });
-    let again = offered(&mut w, web);
-    assert_eq!(room(take(&mut w, db, server(), near())), base, "an offer that is taken back leaves no place");
+    let (id, first) = placed(offer(&mut w, web, client(), near()));
+    assert_eq!(cancel(&mut w, web, id), Message::Done {});
+    let (again, second) = placed(offer(&mut w, web, client(), near()));
+    assert_eq!(second, first, "an offer that is taken back leaves no place");
+    assert_eq!(placed(take(&mut w, db, server(), near())), (again, base));
     w.end(web);
     assert!(again > id);
     assert_eq!(refused(take(&mut w, db, server(), near())), Refusal::NoSuchOffer);
+}
+
+#[test]
+fn places_of_ended_handshake_stay_until_both_sides_give_up() {
+    let mut w = attached(EVERYBODY);
+    let (web, db) = meeting(&mut w);
+    for ended_by in ["cancel", "ticks", "refusal", "twin"] {
+        let (id, offering) = placed(offer(&mut w, web, client(), near()));
+        let (_, accepting) = placed(take(&mut w, db, server(), near()));
+        match ended_by {
+            "cancel" => assert_eq!(cancel(&mut w, db, id), Message::Done {}),
+            "ticks" => (0..40).for_each(|_| w.feed(CoreEvent::Tick)),
+            "refusal" => {
+                let other = socket(CLIENT, SERVER, Some((100, 701)));
+                refused(w.say_of(web, Message::Confirm { offer: id }, other, vec![]).unwrap());
+            }
+            // The socket is a new one, with the ends of one that has gone.
+            _ => {
+                let twin = SocketFacts { cookie: 6, ..socket(CLIENT, SERVER, Some((900, 700))) };
+                let (next, place) = placed(offer(&mut w, web, twin, near()));
+                assert_ne!(place, offering, "{ended_by}");
+                assert_eq!(cancel(&mut w, web, next), Message::Done {});
+            }
+        }
+        // Each side may still make its region, or read the other's.
+        let (next, place) = placed(offer(&mut w, web, client(), near()));
+        assert_ne!(place, offering, "{ended_by}");
+        let (_, other) = placed(take(&mut w, db, server(), near()));
+        assert_ne!(other, accepting, "{ended_by}");
+        for session in [web, db] {
+            cancel(&mut w, session, id);
+            cancel(&mut w, session, next);
+        }
+        assert_eq!(refused(cancel(&mut w, web, id)), Refusal::NoSuchOffer, "{ended_by}: it has given up");
+        let places = w.core.machines.windows.values().map(|window| window.places.len());
+        assert_eq!(places.sum::<usize>(), 0, "{ended_by}");
+    }
+}
+
+#[test]
+fn handshakes_that_are_not_given_up_are_bounded() {
+    let mut w = attached(EVERYBODY);
+    let (web, _) = meeting(&mut w);
+    let offers: Vec<u64> = (0..1000)
+        .map_while(|_| match offer(&mut w, web, client(), near()) {
+            Message::Bell { offer, .. } => {
+                (0..40).for_each(|_| w.feed(CoreEvent::Tick));
+                Some(offer)
+            }
+            answer => {
+                assert_eq!(refused(answer), Refusal::Quota);
+                None
+            }
+        })
+        .collect();
+    assert_eq!(offers.len(), 64);
+    // Others are not concerned, and one place that is given up is enough.
+    let other = w.join_as(A, "a.web", 8);
+    let id = offered(&mut w, other);
+    assert_eq!(cancel(&mut w, other, id), Message::Done {});
+    assert_eq!(cancel(&mut w, web, offers[9]), Message::Done {});
+    offered(&mut w, web);
+    w.end(web);
+    assert!(w.core.machines.ended.is_empty());
 }
 
 #[test]
@@ -168,8 +243,7 @@ fn places_of_possibly_living_program_are_not_reused() {
         let mut w = attached(EVERYBODY);
         let (web, db) = meeting(&mut w);
         let id = offered(&mut w, web);
-        let base = room(take(&mut w, db, server(), near()));
-        handshake(take(&mut w, db, server(), far(base)));
+        let (_, base) = placed(take(&mut w, db, server(), near()));
         assert!(matches!(
             w.say_of(web, Message::Confirm { offer: id }, client(), vec![]),
             Some(Message::PeerIs { .. })
@@ -186,7 +260,26 @@ fn places_of_possibly_living_program_are_not_reused() {
         let db = w.join_as(B, "b.db", 8);
         publish(&mut w, db, listening(SERVER));
         offered(&mut w, web);
-        assert_eq!(room(take(&mut w, db, server(), near())) != base, lost, "a process may still write to that place");
+        let (_, next) = placed(take(&mut w, db, server(), near()));
+        assert_eq!(next != base, lost, "a process may still write to that place");
+    }
+}
+
+#[test]
+fn place_of_handshake_of_possibly_living_program_is_not_reused() {
+    for lost in [true, false] {
+        let mut w = attached(EVERYBODY);
+        let (web, db) = meeting(&mut w);
+        let (_, offering) = placed(offer(&mut w, web, client(), near()));
+        if lost {
+            w.lose(web);
+        } else {
+            w.end(web);
+        }
+        let web = w.join_as(A, "a.web", 8);
+        let (_, next) = placed(offer(&mut w, web, client(), near()));
+        assert_eq!(next != offering, lost);
+        w.end(db);
     }
 }
 
@@ -205,7 +298,7 @@ fn sockets_without_crossing_numbers_are_not_one_connection() {
         let answer = take(&mut w, liar, socket(SERVER, CLIENT, numbers), near());
         assert!(matches!(refused(answer), Refusal::NoSuchOffer | Refusal::Ambiguous));
     }
-    room(take(&mut w, db, server(), near()));
+    placed(take(&mut w, db, server(), near()));
 }
 
 #[test]
@@ -228,8 +321,7 @@ fn translated_connection_between_machines_meets_by_numbers() {
     // The offer is for another machine, whatever a third one says.
     let liar = w.join_as(C, "c.liar", 7);
     assert_eq!(refused(take(&mut w, liar, seen, near())), Refusal::NoSuchOffer);
-    let base = room(take(&mut w, db, seen, near()));
-    assert_eq!(handshake(take(&mut w, db, seen, far(base))), id);
+    assert_eq!(placed(take(&mut w, db, seen, near())).0, id);
     assert!(matches!(w.say_of(web, Message::Confirm { offer: id }, client(), vec![]), Some(Message::PeerIs { .. })));
     assert!(matches!(w.say_of(db, Message::Finish { offer: id }, seen, vec![]), Some(Message::PeerIs { .. })));
     assert_eq!((w.core.status().channels, where_shown(&w).len()), (1, 0));
@@ -265,16 +357,16 @@ fn connection_with_unreadable_numbers_stays_in_its_machine() {
 }
 
 #[test]
-fn region_outside_memory_of_both_sides_is_refused() {
+fn place_of_clients_own_choice_is_refused() {
     let mut w = attached(EVERYBODY);
     let (web, db) = meeting(&mut w);
     // A place that was not given out, and one that another process has.
     assert_eq!(refused(offer(&mut w, web, client(), far(4 << 20))), Refusal::BadRegion);
     let other = w.join_as(A, "a.web", 8);
-    let base = room(offer(&mut w, other, client(), near()));
+    let (id, base) = placed(offer(&mut w, other, client(), near()));
     assert_eq!(refused(offer(&mut w, web, client(), far(base))), Refusal::BadRegion);
-    handshake(offer(&mut w, other, client(), far(base)));
-    // Within one machine, a place in a window is of no use.
+    assert_eq!(refused(take(&mut w, db, server(), far(base))), Refusal::BadRegion);
+    assert_eq!(cancel(&mut w, other, id), Message::Done {});
     let shop = w.join_as(B, "b.shop", 9);
     let local = socket("10.0.0.2:6000", SERVER, Some((1, 2)));
     assert_eq!(refused(offer(&mut w, shop, local, far(base))), Refusal::BadRegion);
@@ -296,7 +388,7 @@ fn host_program_needs_rights_to_meet_machine_by_memory() {
     let user = w.join_as(1001, "user", 3);
     assert_eq!(refused(offer(&mut w, user, client(), near())), Refusal::Denied);
     let root = w.join_as(1000, "root", 4);
-    room(offer(&mut w, root, client(), near()));
+    placed(offer(&mut w, root, client(), near()));
 }
 
 #[test]
@@ -347,7 +439,7 @@ fn false_listener_does_not_keep_offers_from_real_one() {
     // Offers that are not taken are made again, and go to each in turn.
     let taken = (0..4).any(|_| {
         let id = offered(&mut w, web);
-        let met = matches!(take(&mut w, db, server(), near()), Message::RoomIs { .. });
+        let met = matches!(take(&mut w, db, server(), near()), Message::Bell { .. });
         if !met {
             w.ask(web, Message::Cancel { offer: id });
         }
@@ -385,10 +477,9 @@ fn later_connections_of_window_get_smaller_rings() {
             let local = format!("10.0.0.1:{}", 1000 + n);
             let facts = || SocketFacts { cookie: (1000 + n).into(), ..socket(&local, SERVER, Some((n, 101))) };
             match offer(&mut w, session, facts(), RegionReference::with_ring(whole)) {
-                Message::RoomIs { base, size } => {
-                    let region = RegionReference { ring_size: size - PAGE, ..far(base) };
-                    handshake(offer(&mut w, session, facts(), region));
-                    Some(size - PAGE)
+                Message::Bell { region, .. } => {
+                    assert!(region.is_in_window());
+                    Some(region.ring_size)
                 }
                 answer => {
                     assert_eq!(refused(answer), Refusal::OutOfResources);
@@ -421,7 +512,7 @@ fn connection_gets_largest_ring_that_fits_between_others() {
     let (web, _) = meeting(&mut w);
     let small = fragment(&mut w);
     let answer = offer(&mut w, web, client(), RegionReference::with_ring(256 << 10));
-    assert!(matches!(answer, Message::RoomIs { size, .. } if size == small), "{answer:?}");
+    assert!(matches!(answer, Message::Bell { region, .. } if region.ring_size == small - PAGE), "{answer:?}");
 }
 
 #[test]
@@ -435,7 +526,7 @@ fn connection_waits_for_coming_memory_with_ring_of_full_size() {
     assert_eq!(refused(ask(&mut w)), Refusal::OutOfResources);
     w.core.machines.windows.get_mut(&(A.into(), B.into())).unwrap().extend(SIZE + (1 << 20));
     let answer = ask(&mut w);
-    assert!(matches!(answer, Message::RoomIs { size, .. } if size == PAGE + (256 << 10)), "{answer:?}");
+    assert!(matches!(answer, Message::Bell { region, .. } if region.ring_size == 256 << 10), "{answer:?}");
 }
 
 #[test]

@@ -93,6 +93,11 @@ fn take(w: &mut World, session: u64, socket: SocketFacts) -> Message {
     w.say_of(session, Message::Take { region: RegionReference::with_ring(16384) }, socket, with).expect("an answer")
 }
 
+/// The answer to [`take`] within one machine.
+fn near_bell(offer: u64) -> Message {
+    Message::Bell { offer, way: BellWay::Link, region: RegionReference::with_ring(16384) }
+}
+
 fn publish(w: &mut World, session: u64, socket: SocketFacts, addresses: &[&str]) -> Message {
     let addresses = AddressList(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
     w.say_of(session, Message::Publish { addresses }, socket, vec![]).expect("an answer")
@@ -140,7 +145,7 @@ fn taken_offer_makes_channel_for_both_ends() {
     let (mut w, web, db) = world();
     let id = offered(&mut w, web, client());
     assert!(is_offered(&w));
-    assert_eq!(take(&mut w, db, server()), Message::Bell { offer: id, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, server()), near_bell(id));
     assert_eq!(w.rung, [1], "the offering side is rung");
     let answer = confirm(&mut w, web, id, client());
     let Message::PeerIs { region, program: accepting, user, ref name } = answer else { panic!("{answer:?}") };
@@ -276,7 +281,7 @@ fn newer_socket_with_the_same_ends_replaces_the_stale_offer() {
     let twin = SocketFacts { cookie: 9, ..client() };
     let offer = offered(&mut w, db, twin);
     assert_eq!(w.refused(web, Message::Cancel { offer: stale }, vec![]), Refusal::NoSuchOffer);
-    assert_eq!(take(&mut w, web, server()), Message::Bell { offer, way: BellWay::Link });
+    assert_eq!(take(&mut w, web, server()), near_bell(offer));
 }
 
 #[test]

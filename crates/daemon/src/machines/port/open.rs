@@ -35,11 +35,13 @@ const SOON: Duration = Duration::from_millis(5);
 /// How long an agent may take to give up the windows: longer than it waits for its programs.
 const RELEASE: Duration = Duration::from_secs(60);
 
-/// How many links a request of a guest's program asks for: those of a channel or connection to another machine.
+/// How many links a request of a guest's program asks for: those of a channel to another machine, and the one of a connection that may lead to
+/// one.
 fn links_of(message: &Message) -> usize {
     match message {
         Message::Connect { directions, region, .. } if region.is_in_window() => directions.count(),
-        Message::Offer { region } | Message::Take { region } if region.is_in_window() => 1,
+        // The broker finds out whether the other end is on another machine.
+        Message::Offer { .. } | Message::Take { .. } => 1,
         _ => 0,
     }
 }
@@ -394,17 +396,22 @@ impl<'a> Open<'a> {
                 }
             }
             Ok((request, answer @ (Message::Connected { .. } | Message::Bell { .. }))) => {
-                let carries = match answer {
-                    Message::Bell { way: BellWay::Relays, .. } => LinkUse::BellBetweenMachines,
-                    Message::Bell { .. } => LinkUse::Bell,
-                    _ => LinkUse::Channel,
+                let (carries, is_far) = match answer {
+                    Message::Bell { way, region, .. } => {
+                        let between = way == BellWay::Relays;
+                        (if between { LinkUse::BellBetweenMachines } else { LinkUse::Bell }, region.is_in_window())
+                    }
+                    _ => (LinkUse::Channel, true),
                 };
                 // Within the guest, its agent makes the links.
-                if let Some(numbers) = self.connecting.remove(&(session, request)) {
-                    let said = Say::Packet { session, window: None, links: Vec::new(), socket: None, bytes: packet };
-                    let _ = self.relay.control_with(&said.encode(), numbers.into_iter().zip(fds).collect(), carries);
+                if is_far && let Some(numbers) = self.connecting.remove(&(session, request)) {
+                    let links: Vec<_> = numbers.into_iter().zip(fds.by_ref()).collect();
+                    let window = fds.next().and_then(|memory| self.window_of(&memory));
+                    let said = Say::Packet { session, window, links: Vec::new(), socket: None, bytes: packet };
+                    let _ = self.relay.control_with(&said.encode(), links, carries);
                     return;
                 }
+                self.forget_links_asked_for(session, request);
             }
             Ok((request, Message::Refused { .. })) => {
                 self.forget_links_asked_for(session, request);

@@ -1,7 +1,6 @@
 //! The steps of an offer and its take, with sequence numbers, and who they are refused to.
 
 use super::*;
-use partywall_protocol::wire::BellWay;
 
 pub(super) const NUMBERS: Numbers = Numbers { sent_from: 1000, received_from: 70 };
 
@@ -63,8 +62,8 @@ fn equal_offers_of_two_namespaces_differ_by_sequence_numbers() {
     let here = offered(&mut w, web, numbered(client(), NUMBERS));
     let forged = offered(&mut w, web, there);
     let third = |numbers, cookie| numbered(SocketFacts { netns: 3, cookie, ..server() }, numbers);
-    assert_eq!(take(&mut w, db, third(crossed(NUMBERS), 10)), Message::Bell { offer: here, way: BellWay::Link });
-    assert_eq!(take(&mut w, db, third(crossed(other), 11)), Message::Bell { offer: forged, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, third(crossed(NUMBERS), 10)), near_bell(here));
+    assert_eq!(take(&mut w, db, third(crossed(other), 11)), near_bell(forged));
 }
 
 #[test]
@@ -74,7 +73,7 @@ fn offer_goes_only_to_namespaces_where_it_may_be_accepted() {
     // Its numbers are right: they are those of the same ends in another namespace, if the moments are.
     let elsewhere = numbered(SocketFacts { netns: 4, cookie: 10, ..server() }, crossed(NUMBERS));
     assert_eq!(code(take(&mut w, db, elsewhere)), Refusal::NoSuchOffer);
-    assert_eq!(take(&mut w, db, numbered(server(), crossed(NUMBERS))), Message::Bell { offer: id, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, numbered(server(), crossed(NUMBERS))), near_bell(id));
 }
 
 #[test]
@@ -141,7 +140,7 @@ fn socket_that_was_reset_since_its_offer_is_not_confirmed() {
             Some(numbers) => numbered(server(), crossed(numbers)),
             None => server(),
         };
-        assert_eq!(take(&mut w, db, taker), Message::Bell { offer: id, way: BellWay::Link });
+        assert_eq!(take(&mut w, db, taker), near_bell(id));
         assert_eq!(code(confirm(&mut w, web, id, now)), Refusal::BadSocket, "{now:?}");
         assert_eq!(code(finish(&mut w, db, id, taker)), Refusal::NoSuchOffer);
         w.sent.clear();

@@ -2,7 +2,6 @@
 
 use super::handshake::{NUMBERS, crossed, numbered};
 use super::*;
-use partywall_protocol::wire::BellWay;
 
 /// Where the router between the two namespaces has the connections come from.
 const ROUTER: &str = "10.0.1.1:6000";
@@ -89,7 +88,7 @@ fn translated_offer_goes_only_to_crossing_numbers_and_its_end() {
         assert_eq!(code(take(&mut w, db, wrong)), Refusal::NoSuchOffer, "{wrong:?}");
         assert_eq!(shown(&w), 1, "the offer stands");
     }
-    assert_eq!(take(&mut w, db, outside()), Message::Bell { offer: id, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, outside()), near_bell(id));
     // The offer is taken by one socket only, whichever ends it shows.
     let by_ends = SocketFacts { cookie: 98, remote: Some(at(CLIENT[0])), ..outside() };
     assert_eq!(code(take(&mut w, db, by_ends)), Refusal::NoSuchOffer);
@@ -114,9 +113,9 @@ fn translated_connection_gets_no_ring_after_many_guesses() {
     guess(&mut w, db, 2, 0..63);
     // Guesses before an offer do not concern it.
     let second = offered(&mut w, web, another(inside(), other));
-    assert_eq!(take(&mut w, db, outside()), Message::Bell { offer: first, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, outside()), near_bell(first));
     guess(&mut w, db, 2, 100..163);
-    assert_eq!(take(&mut w, db, theirs), Message::Bell { offer: second, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, theirs), near_bell(second));
 
     let (mut w, web, db) = apart();
     let first = offered(&mut w, web, inside());
@@ -126,7 +125,7 @@ fn translated_connection_gets_no_ring_after_many_guesses() {
     assert_eq!(w.ask(web, Message::Cancel { offer: first }), Message::Done {});
     assert_eq!(code(offer(&mut w, web, inside())), Refusal::Ambiguous);
     let again = offered(&mut w, web, another(inside(), other));
-    assert_eq!(take(&mut w, db, theirs), Message::Bell { offer: again, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, theirs), near_bell(again));
 }
 
 #[test]
@@ -138,7 +137,7 @@ fn only_different_numbers_of_accepting_namespace_are_guesses() {
         guess(&mut w, db, 2, 7..8);
     }
     guess(&mut w, db, 3, 0..100);
-    assert_eq!(take(&mut w, db, outside()), Message::Bell { offer, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, outside()), near_bell(offer));
 }
 
 #[test]
@@ -193,8 +192,8 @@ fn two_translated_offers_of_one_listener_find_their_own_ends() {
     age(&mut w);
     assert_eq!(shown(&w), 2);
     let theirs = numbered(SocketFacts { remote: Some(at("10.0.1.1:6001")), cookie: 100, ..outside() }, crossed(other));
-    assert_eq!(take(&mut w, db, theirs), Message::Bell { offer: second, way: BellWay::Link });
-    assert_eq!(take(&mut w, db, outside()), Message::Bell { offer: first, way: BellWay::Link });
+    assert_eq!(take(&mut w, db, theirs), near_bell(second));
+    assert_eq!(take(&mut w, db, outside()), near_bell(first));
 }
 
 #[test]
@@ -215,7 +214,7 @@ fn shown_offer_goes_with_its_take_cancel_session_and_age() {
         age(&mut w);
         assert_eq!(shown(&w), 1);
         match end {
-            0 => assert_eq!(take(&mut w, db, outside()), Message::Bell { offer, way: BellWay::Link }),
+            0 => assert_eq!(take(&mut w, db, outside()), near_bell(offer)),
             1 => assert_eq!(w.ask(web, Message::Cancel { offer }), Message::Done {}),
             2 => w.end(web),
             _ => (0..100).for_each(|_| w.feed(CoreEvent::Tick)),
