@@ -316,7 +316,9 @@ impl Serving {
             Ok((request, message)) if message.brings_socket() => {
                 return self.pass_out_socket(session, request, &message, bytes, fds);
             }
-            Ok((_, Message::Cancel { offer })) => self.handshakes.cancelled(session, offer),
+            Ok((_, Message::Cancel { offer } | Message::Closed { channel: offer })) => {
+                self.handshakes.cancelled(session, offer);
+            }
             // To the broker, all programs of this machine are of one user.
             Ok((_, Message::Passed { socket, carrier, side, rings })) => {
                 return self.passed(session, PassedSocket { socket, carrier }, PassedState { side, rings });

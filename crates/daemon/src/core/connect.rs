@@ -603,7 +603,11 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn closed(&mut self, id: SessionId, channel_id: ChannelId) -> Result<(), Refuse> {
         let Some((domain, member, peer)) = self.member(id) else { return Ok(()) };
         // The other side may have closed first, and this one's end been lost with its session: then there is nothing to do.
-        let Some(channel) = self.channels.get(&channel_id) else { return Ok(()) };
+        let Some(channel) = self.channels.get(&channel_id) else {
+            // It may be the number of an offer or a take.
+            self.take_back(id, channel_id);
+            return Ok(());
+        };
         let mine = |state| match state {
             EndState::Held { domain: d, pid } => (d, pid) == (domain, peer.pid),
             EndState::Waiting { listener, .. } => {

@@ -21,9 +21,9 @@ pub(super) struct DomainRecord {
     pub(super) quota: Quota,
     pub(super) sessions: u32,
     pub(super) services: u32,
-    /// Ends of channels, waiting or held.
+    /// Ends of channels, waiting or held, and of handshakes that have ended and are not given up.
     pub(super) ends: u32,
-    /// Bytes of the rings that it brought to the ends it holds, and of the further regions that count for those ends.
+    /// Bytes of the rings that it brought to these ends, and of the further regions that count for them.
     pub(super) ring_bytes: u64,
     /// Entries in the directory.
     pub(super) entries: u32,
@@ -96,7 +96,7 @@ impl<F: Descriptor> Core<F> {
         let Some(process) = domain.processes.get_mut(&pid) else { return };
         process.sessions -= 1;
         if process.sessions == 0 {
-            let ended = std::mem::take(&mut process.ended);
+            let ended: Vec<_> = process.ended.iter().copied().collect();
             for (channel, side) in std::mem::take(&mut process.held) {
                 if !by_program {
                     self.machines.abandon(channel);
@@ -104,10 +104,11 @@ impl<F: Descriptor> Core<F> {
                 self.release(channel, side, EndState::Held { domain: id, pid });
             }
             for handshake in ended {
-                if !by_program {
-                    self.machines.abandon(handshake);
+                if by_program {
+                    self.give_up_handshake(handshake, id, pid);
+                } else {
+                    self.abandon_handshake(handshake);
                 }
-                self.process_left_handshake(handshake);
             }
             if by_program {
                 self.machines.process_gone(id, pid);

@@ -2,63 +2,84 @@
 //!
 //! A process learns of its place in a window by the answer to its `Offer` or `Take`, and makes its region there afterwards. It may read the
 //! other side's place as well. Meanwhile the broker may have ended the handshake. If it gave these places out at once, the process would write
-//! into the region of another connection, or read it. So they are kept until each of the two processes has given the handshake up.
+//! into the region of another connection, or read it. So they are kept until each of the two processes has given the handshake up. Until then
+//! each side counts for its domain's quota like an end of a channel.
 
 use std::collections::BTreeMap;
 
 use super::id::{ChannelId, DomainId};
 use super::{Core, Descriptor};
 
-/// Handshakes that one process may leave like this.
-pub(super) const MOST_LEFT: usize = 64;
+/// A side of a handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HandshakeSide {
+    pub(super) domain: DomainId,
+    pub(super) pid: u32,
+    pub(super) ring_size: u64,
+}
 
-/// A process of a domain.
-pub(super) type ProcessOfDomain = (DomainId, u32);
-
-/// How many processes have to give up each of these handshakes.
-pub(super) type EndedHandshakes = BTreeMap<ChannelId, usize>;
+/// The sides that have not given up each of these handshakes.
+pub(super) type EndedHandshakes = BTreeMap<ChannelId, Vec<HandshakeSide>>;
 
 impl<F: Descriptor> Core<F> {
-    /// A handshake has ended without a channel. These are the processes that may use its places.
-    pub(super) fn handshake_ended(&mut self, id: ChannelId, processes: &[ProcessOfDomain]) {
-        let mut left = 0;
-        for &(domain, pid) in processes {
-            let process = self.domains.get_mut(&domain).and_then(|domain| domain.processes.get_mut(&pid));
-            left += usize::from(process.is_some_and(|process| process.ended.insert(id)));
+    /// A handshake between these sides has ended without a channel.
+    pub(super) fn handshake_ended(&mut self, id: ChannelId, mut sides: Vec<HandshakeSide>) {
+        let process_of =
+            |side: &HandshakeSide| self.domains.get(&side.domain).is_some_and(|d| d.processes.contains_key(&side.pid));
+        sides.retain(process_of);
+        if sides.is_empty() || !self.machines.has_places(id) {
+            return self.machines.channel_gone(id);
         }
-        if left == 0 || !self.machines.has_places(id) {
-            self.forget_ended(id, processes);
-            self.machines.channel_gone(id);
-        } else {
-            self.machines.ended.insert(id, left);
-        }
-    }
-
-    fn forget_ended(&mut self, id: ChannelId, processes: &[ProcessOfDomain]) {
-        for (domain, pid) in processes {
-            if let Some(process) = self.domains.get_mut(domain).and_then(|domain| domain.processes.get_mut(pid)) {
-                process.ended.remove(&id);
+        for side in &sides {
+            let Some(domain) = self.domains.get_mut(&side.domain) else { continue };
+            domain.ends += 1;
+            domain.ring_bytes += side.ring_size;
+            if let Some(process) = domain.processes.get_mut(&side.pid) {
+                process.ended.insert(id);
             }
         }
+        self.machines.ended.insert(id, sides);
     }
 
     /// A process gives up a handshake. Returns whether it had one of this number that has ended.
-    pub(super) fn give_up_handshake(&mut self, id: ChannelId, (domain, pid): ProcessOfDomain) -> bool {
-        let process = self.domains.get_mut(&domain).and_then(|domain| domain.processes.get_mut(&pid));
-        let had = process.is_some_and(|process| process.ended.remove(&id));
-        if had {
-            self.process_left_handshake(id);
-        }
-        had
-    }
-
-    /// One process fewer may use the places of a handshake that has ended.
-    pub(super) fn process_left_handshake(&mut self, id: ChannelId) {
-        let Some(left) = self.machines.ended.get_mut(&id) else { return };
-        *left -= 1;
-        if *left == 0 {
+    pub(super) fn give_up_handshake(&mut self, id: ChannelId, domain: DomainId, pid: u32) -> bool {
+        let Some(sides) = self.machines.ended.get_mut(&id) else { return false };
+        let Some(at) = sides.iter().position(|side| (side.domain, side.pid) == (domain, pid)) else { return false };
+        let side = sides.swap_remove(at);
+        let is_last = sides.is_empty();
+        self.relieve(id, side);
+        if is_last {
             self.machines.ended.remove(&id);
             self.machines.channel_gone(id);
+        }
+        true
+    }
+
+    /// A process with such a handshake may live, though its sessions have ended: nobody gets the places.
+    pub(super) fn abandon_handshake(&mut self, id: ChannelId) {
+        self.machines.abandon(id);
+        self.forget_handshake(id);
+    }
+
+    /// Forgets the handshakes whose windows have gone.
+    pub(super) fn forget_handshakes_without_places(&mut self) {
+        let gone: Vec<_> = self.machines.ended.keys().copied().filter(|id| !self.machines.has_places(*id)).collect();
+        gone.into_iter().for_each(|id| self.forget_handshake(id));
+    }
+
+    fn forget_handshake(&mut self, id: ChannelId) {
+        for side in self.machines.ended.remove(&id).unwrap_or_default() {
+            self.relieve(id, side);
+        }
+    }
+
+    /// A side does not count for its domain any more.
+    fn relieve(&mut self, id: ChannelId, side: HandshakeSide) {
+        let Some(domain) = self.domains.get_mut(&side.domain) else { return };
+        domain.ends -= 1;
+        domain.ring_bytes -= side.ring_size;
+        if let Some(process) = domain.processes.get_mut(&side.pid) {
+            process.ended.remove(&id);
         }
     }
 }

@@ -8,7 +8,7 @@ use partywall_protocol::wire::{Message, Side};
 
 use super::channel::{Channel, EndState};
 use super::connect::{Offered, Offering};
-use super::ended_handshakes::EndedHandshakes;
+use super::ended_handshakes::HandshakeSide;
 use super::further::MOST_OWNED;
 use super::further_regions::{Addition, FurtherKey};
 use super::id::ChannelId;
@@ -198,7 +198,6 @@ impl<F: Descriptor> Core<F> {
 
     fn check_domains(&self) {
         assert_eq!(self.domain_ids.len(), self.domains.len());
-        let mut ended = EndedHandshakes::new();
         for (id, domain) in &self.domains {
             assert_eq!(self.domain_ids[&domain.name], *id);
             let members = self.sessions.values().filter(|s| s.domain == Some(*id));
@@ -207,8 +206,10 @@ impl<F: Descriptor> Core<F> {
             let services = self.services.values().filter(|s| s.domain == *id).count();
             assert_eq!(domain.services as usize, services);
             let live = || self.channels.values().flat_map(|c| &c.ends).filter(|e| e.state.is_live() && e.domain == *id);
-            assert_eq!(domain.ends as usize, live().count(), "ends of {}", domain.name);
+            let ended = || self.machines.ended.values().flatten().filter(|side| side.domain == *id);
+            assert_eq!(domain.ends as usize, live().count() + ended().count(), "ends of {}", domain.name);
             let bytes = live().map(|e| e.ring_size + e.further.bytes()).sum::<u64>();
+            let bytes = bytes + ended().map(|side| side.ring_size).sum::<u64>();
             assert_eq!(domain.ring_bytes, bytes, "bytes of rings and further regions of {}", domain.name);
             for (pid, process) in &domain.processes {
                 let sessions = members.clone().filter(|s| s.peer.pid == *pid).count();
@@ -221,12 +222,11 @@ impl<F: Descriptor> Core<F> {
                     .map(|(id, side, _)| (id, side))
                     .collect();
                 assert_eq!(process.held, held);
-                for handshake in &process.ended {
-                    *ended.entry(*handshake).or_default() += 1;
-                }
+                let is_its = |side: &HandshakeSide| (side.domain, side.pid) == (*id, *pid);
+                let ended = self.machines.ended.iter().filter(|(_, sides)| sides.iter().any(is_its));
+                assert_eq!(process.ended, ended.map(|(handshake, _)| *handshake).collect());
             }
         }
-        assert_eq!(self.machines.ended, ended);
     }
 
     fn check_services(&self) {

@@ -407,6 +407,7 @@ impl<F: Descriptor> Core<F> {
         self.note_machine(EventKind::MachineDetached, machine, from);
         self.actions.push(Action::EndDirectory { machine });
         self.machines.windows.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
+        self.forget_handshakes_without_places();
         self.group_machine_removed(machine);
         self.serve_waiting();
     }

@@ -138,7 +138,7 @@ fn domain_row(id: DomainId, domain: &DomainRecord) -> DomainRow {
         id,
         epoch: domain.epoch,
         sessions: domain.sessions,
-        channels: domain.ends,
+        channels: domain.ends - domain.processes.values().map(|process| process.ended.len() as u32).sum::<u32>(),
         user: domain.founder.user,
         pid: domain.founder.pid,
         name: domain.name.to_string(),

@@ -13,7 +13,6 @@ use partywall_shm::layout::{Geometry, PAGE};
 
 use super::channel::{ChannelEnd, EndState};
 use super::domain::DomainProcess;
-use super::ended_handshakes::MOST_LEFT;
 #[cfg(any(test, feature = "invariants"))]
 use super::further_regions::FurtherKey;
 use super::id::{ChannelId, DomainId, SessionId};
@@ -364,11 +363,6 @@ impl<F: Descriptor> Core<F> {
         handshake: ChannelId,
     ) -> Result<SocketPlace<F>, Refuse> {
         let (holder, wish) = (Holder::Channel(handshake), SocketWish::for_connection(shape));
-        let left = self.member(id).and_then(|(_, domain, peer)| domain.processes.get(&peer.pid));
-        if left.is_some_and(|process| process.ended.len() >= MOST_LEFT) {
-            let reason = "this process has not given up as many places as it may have of handshakes that have ended";
-            return refuse(Refusal::Quota, reason);
-        }
         let place = self.socket_place(id, there, wish, holder)?;
         let window = (self.member(id).map(|(.., peer)| peer.origin()))
             .and_then(|here| self.machines.windows.get_mut(&(here, there)));

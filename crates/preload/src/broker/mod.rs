@@ -256,12 +256,12 @@ pub(crate) struct BegunHandshake {
     /// What an interrupt signals when the peer rings, and what to signal in place of the link (protocol I7).
     pub(crate) events: Option<(OwnedFd, OwnedFd)>,
     /// The other end is on another machine: our region is to be made there, in place of the one that was shown.
-    pub(crate) place: Option<WindowPlace>,
+    pub(crate) place: Option<PlaceOfRegion>,
 }
 
 /// A place in a window.
 #[derive(Debug)]
-pub(crate) struct WindowPlace {
+pub(crate) struct PlaceOfRegion {
     /// The byte at which it begins. Not yet verified.
     pub(crate) base: u64,
     /// The region that fills it. Its ring may be smaller than that of the region that was shown.
@@ -287,6 +287,7 @@ fn show_with(
     (shown, memory): (Geometry, BorrowedFd<'_>),
 ) -> Result<BegunHandshake, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
+    tell_what_is_owed(&turn);
     let (number, handshake) = turn
         .ask(request, &[sys::borrow(fd), memory], |answer, found| match answer {
             BorrowedMessage::Bell { offer, way, region } => {
@@ -326,7 +327,7 @@ fn read_bell(
                 return Err(Reason::Refused);
             }
             // The window may have gone meanwhile.
-            Some(WindowPlace { base, shape, window: window.ok_or(Reason::NoWindow)? })
+            Some(PlaceOfRegion { base, shape, window: window.ok_or(Reason::NoWindow)? })
         }
     };
     Ok(BegunHandshake { number, bell, events, place })
@@ -368,13 +369,22 @@ fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reas
 }
 
 /// Withdraws an offer or a take. `false` if there was none any more: it has become a channel, or the broker is another one. Such a
-/// channel is given up.
+/// channel is given up. If the session is busy, a later call does it.
 pub(crate) fn cancel(offer: u64) -> bool {
     let cancelled = cancel_untaken(offer);
-    if !cancelled {
-        closed(offer);
+    if !cancelled && !closed(offer) {
+        state::owe(offer);
     }
     cancelled
+}
+
+/// Tells the broker of what could not be told when it came to its end.
+fn tell_what_is_owed(turn: &Turn) {
+    while let Some(channel) = state::take_owed() {
+        if !turn.tell(&BorrowedMessage::Closed { channel }) {
+            break;
+        }
+    }
 }
 
 /// Takes an offer or a take back, unless it is a channel by now, or the broker does not answer.

@@ -96,7 +96,7 @@ fn place_in_window_is_for_ring_as_shown_or_smaller() {
         found.iter_mut().take(fds).for_each(|place| *place = Some(region().0));
         let place = (Located::Window { base: PAGE }, Geometry::new(PAGE, ring).unwrap());
         let begun = read_bell(7, BellWay::Link, place, shown, &mut found)?;
-        Ok(begun.place.map(|WindowPlace { base, shape, .. }| (base, shape.ring_size())))
+        Ok(begun.place.map(|PlaceOfRegion { base, shape, .. }| (base, shape.ring_size())))
     };
     for ring in [4 << 10, 16 << 10, 64 << 10] {
         assert_eq!(read(ring, 2), Ok(Some((PAGE, ring))));
@@ -195,6 +195,24 @@ fn cancelled_offer_hangs_up_and_can_be_repeated() {
     assert_eq!(bell::hear(mine), Heard::Gone);
     assert!(offer_of(&client).0.is_ok());
     assert!(take_of(&server).is_ok());
+}
+
+#[test]
+fn offer_that_could_not_be_taken_back_is_taken_back_later() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = broker();
+    let (_listener, client, server) = connection();
+    let (_other_listener, other_client, _other_server) = connection();
+    let (offer, bell) = offers_soon(&client);
+    let busy = Turn::take(Urgency::Long).unwrap();
+    assert!(!std::thread::scope(|threads| threads.spawn(|| cancel(offer)).join().unwrap()), "the session is busy");
+    drop(busy);
+    assert!(is_offered(&server));
+    assert_eq!(bell::hear(&bell), Heard::Nothing);
+    offer_of(&other_client).0.unwrap();
+    assert!(!is_offered(&server));
+    assert_eq!(bell::hear(&bell), Heard::Gone);
+    assert_eq!(state::take_owed(), None);
 }
 
 /// Whether a listener is known, looked at as often as it takes the client to notice something.

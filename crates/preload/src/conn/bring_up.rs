@@ -30,7 +30,7 @@ use super::rx::ConnRx;
 use super::tx::ConnTx;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
-use crate::broker::{BegunHandshake, FoundOffer, WindowPlace};
+use crate::broker::{BegunHandshake, FoundOffer, PlaceOfRegion};
 use crate::log::log;
 use crate::{broker, hidden, process, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
@@ -122,12 +122,7 @@ fn begin_handshake(
         conn.ring_path.set_flag(flags::FAR, begun.place.is_some());
         Ok(begun)
     })?;
-    let number = begun.number;
-    enter_handshake(conn, begun, region).inspect_err(|_| {
-        // First: the broker may give our place in a window to another connection from then on (protocol T4.11).
-        conn.local().own.vacate();
-        broker::cancel(number);
-    })
+    enter_handshake(conn, begun, region).inspect_err(|_| give_back(conn))
 }
 
 /// Whether a connection may begin a handshake, as far as the [`PACE`] says. One with both ends at one address is within this machine.
@@ -154,25 +149,25 @@ fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<T, Reason>) -> Result<T, 
 
 /// The broker has an offer or a take of ours.
 fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: OwnedFd) -> Result<(), Reason> {
-    let BegunHandshake { number: channel, bell, events, place } = begun;
+    let BegunHandshake { number, bell, events, place } = begun;
     let local = conn.local();
+    // First: a thread that finds the connection in the middle of this step takes the offer back.
+    local.channel.store(number, Ordering::Relaxed);
     match &place {
         // To be shown to a later broker. A region in a window is of no use to that one, which has other windows.
         None => local.keep_memory(region),
-        Some(WindowPlace { base, shape, window }) => {
+        Some(PlaceOfRegion { base, shape, window }) => {
             let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(shape.ring_size()) };
             local.own.create_in(window.as_fd(), *base, &options).map_err(|_| Reason::Resources)?;
         }
     }
     if !local.bell.keep(bell, events) {
-        local.discard_memory();
         return Err(Reason::Resources);
     }
     if place.is_some() && conn.role() == Role::Accepting {
         // The region is made: the connecting side is to confirm.
         local.bell.ring();
     }
-    local.channel.store(channel, Ordering::Relaxed);
     conn.ring_path.shown.store(WAITS, Ordering::Relaxed);
     conn.moves.looks_for_answer.store(0, Ordering::Relaxed);
     Ok(())
@@ -281,15 +276,15 @@ fn is_our_turn(conn: &Conn) -> bool {
         let flags = |p: Pages| load_acquire_u32(&p.peer.rx_path.flags);
         conn.pages().is_some_and(|p| flags(p) & path_flags::WATCHING != 0)
     };
-    if shown == HEARD || shown == CONFIRMED && watches() {
+    if shown == HEARD {
         return true;
     }
     let link = conn.bell().fd();
     let heard = if link < 0 { Heard::Gone } else { bell::hear(sys::borrow(link)) };
     match heard {
+        // It waits for the peer's memory to say so. That memory is the peer's no more if the handshake has ended.
+        Heard::Nothing | Heard::Bell if shown == CONFIRMED => return watches(),
         Heard::Nothing => return false,
-        // Confirmed, it waits for the peer's memory to say so.
-        Heard::Bell if shown == CONFIRMED => return false,
         Heard::Bell => conn.ring_path.shown.store(HEARD, Ordering::Relaxed),
         Heard::Gone => conn.ring_path.shown.store(GONE, Ordering::Relaxed),
     }
@@ -465,18 +460,22 @@ fn begin(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> Re
 /// Gives back what an attempt has made, and stays on TCP.
 pub(super) fn withdraw(conn: &Conn, reason: Reason) {
     log!("no ring for fd {}: {}", conn.fd(), reason.words());
+    give_back(conn);
+    conn.ring_path.because(reason);
+    conn.set_stage(ConnStage::Tcp);
+}
+
+fn give_back(conn: &Conn) {
     let local = conn.local();
     local.bell.discard();
     local.discard_memory();
-    // First: the broker may give our place in a window to another connection from then on (protocol T4.11).
+    // Before the broker hears of it, which may give our place in a window to another connection from then on (protocol T4.11).
     local.own.vacate();
     local.peer.vacate();
     let channel = local.channel.swap(0, Ordering::Relaxed);
     if channel != 0 {
         broker::cancel(channel);
     }
-    conn.ring_path.because(reason);
-    conn.set_stage(ConnStage::Tcp);
 }
 
 /// The policy says never by now. Should the peer have taken the offer already, its ring is attached all the same, and then left:
@@ -486,11 +485,18 @@ pub(super) fn take_offer_back(conn: &Conn, reason: Reason) {
         conn.moves.judge_later();
         return;
     };
-    if conn.ring_path.stage() == ConnStage::Offered && broker::cancel_untaken(conn.channel()) {
+    if conn.ring_path.stage() != ConnStage::Offered {
+        return;
+    }
+    // Once the broker has heard of it, nobody may attach a region that is at a place of ours, or of the peer's.
+    let shown = conn.ring_path.shown.swap(GONE, Ordering::Relaxed);
+    if broker::cancel_untaken(conn.channel()) {
         conn.local().channel.store(0, Ordering::Relaxed);
         withdraw(conn, reason);
         conn.moves.set_due(Upgrade::Never);
         conn.set_stage(ConnStage::Candidate);
+    } else {
+        conn.ring_path.shown.store(shown, Ordering::Relaxed);
     }
 }
 

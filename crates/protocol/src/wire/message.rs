@@ -211,8 +211,8 @@ messages! {
         /// The number that identifies it in `Cancel`. It becomes the number of the channel once the offer is taken.
         offer: u64,
     }
-    /// Client: ends an `Offer` or a `Take` that is not a channel yet. Refused if it is one. The place in a window that came with it is given
-    /// back.
+    /// Client: ends an `Offer` or a `Take` that is not a channel yet, and gives back the place in a window that came with it. Refused if it is
+    /// a channel. `Closed` does the same without an answer.
     26 Cancel {
         /// As in `Bell` or `Offered`.
         offer: u64,

@@ -11,6 +11,7 @@ use super::facts::{Ends, NotPeers, NumberedEnd, not_peers};
 use super::handshake::{Handshake, SideRegion, bell, bell_way};
 use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::domain::DomainRecord;
+use crate::core::ended_handshakes::HandshakeSide;
 use crate::core::id::{ChannelId, DomainId};
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::region::{check_region, located};
@@ -225,17 +226,22 @@ impl<F: Descriptor> Core<F> {
     }
 
     pub(in crate::core) fn cancel(&mut self, id: SessionId, request: u32, offer: ChannelId) -> Result<(), Refuse> {
-        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        if !self.take_back(id, offer) {
+            return refuse(Refusal::NoSuchOffer, format!("you have no offer {offer} that still waits"));
+        }
+        self.send(id, request, Message::Done {});
+        Ok(())
+    }
+
+    /// A session gives up its offer or its take, which may have ended already. Returns whether it had one of this number.
+    pub(in crate::core) fn take_back(&mut self, id: SessionId, offer: ChannelId) -> bool {
+        let Some((domain, _, peer)) = self.member(id) else { return false };
         let is_theirs = |session: &SessionRecord| session.offers.contains(&offer) || session.takes.contains(&offer);
         let waits = self.sessions.get(&id).is_some_and(is_theirs);
         if waits {
             self.drop_offer(offer);
         }
-        if !self.give_up_handshake(offer, (domain, peer.pid)) && !waits {
-            return refuse(Refusal::NoSuchOffer, format!("you have no offer {offer} that still waits"));
-        }
-        self.send(id, request, Message::Done {});
-        Ok(())
+        self.give_up_handshake(offer, domain, peer.pid) || waits
     }
 
     /// One step of the ageing of offers. The holders of an expired offer's bell see it hang up.
@@ -307,9 +313,14 @@ impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn drop_offer(&mut self, id: ChannelId) {
         let Some(offer) = self.remove_offer(id) else { return };
         let Some(handshake) = offer.handshake() else { return self.machines.channel_gone(id) };
-        let taker = handshake.taker.as_ref().map(|taker| (taker.domain, taker.peer.pid));
-        let processes: Vec<_> = iter::once((offer.domain, offer.peer.pid)).chain(taker).collect();
-        self.handshake_ended(id, &processes);
+        let side = |domain, peer: Credentials, region: RegionReference| HandshakeSide {
+            domain,
+            pid: peer.pid,
+            ring_size: region.ring_size,
+        };
+        let taker = handshake.taker.as_ref().map(|taker| side(taker.domain, taker.peer, taker.reference));
+        let sides = iter::once(side(offer.domain, offer.peer, offer.reference)).chain(taker).collect();
+        self.handshake_ended(id, sides);
     }
 
     /// The offers of a connection that fit.
@@ -327,7 +338,6 @@ impl<F: Descriptor> Core<F> {
     }
 }
 
-/// The other end of a socket that comes with a region, and where that region is and what it must be: one with a ring.
 /// Where the region of a socket is, and what it must be: one with a ring.
 pub(super) fn region_of(reference: RegionReference) -> Result<(Located, Geometry), Refuse> {
     if reference.ring_size == 0 {
@@ -336,11 +346,13 @@ pub(super) fn region_of(reference: RegionReference) -> Result<(Located, Geometry
     located(reference)
 }
 
-/// The required region of a socket whose other end is on the same machine.
+/// The required region that a connected socket is shown with: one in separate memory.
 pub(super) fn near_region_of(reference: RegionReference) -> Result<Geometry, Refuse> {
     match region_of(reference)? {
         (Located::OwnMemory, shape) => Ok(shape),
-        (Located::Window { .. }, _) => refuse(Refusal::BadRegion, "this region cannot be in a window"),
+        (Located::Window { .. }, _) => {
+            refuse(Refusal::BadRegion, "a connection is shown with a region in separate memory")
+        }
     }
 }
 

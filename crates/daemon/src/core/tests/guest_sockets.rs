@@ -211,29 +211,31 @@ fn places_of_ended_handshake_stay_until_both_sides_give_up() {
 }
 
 #[test]
-fn handshakes_that_are_not_given_up_are_bounded() {
-    let mut w = attached(EVERYBODY);
-    let (web, _) = meeting(&mut w);
-    let offers: Vec<u64> = (0..1000)
-        .map_while(|_| match offer(&mut w, web, client(), near()) {
-            Message::Bell { offer, .. } => {
-                (0..40).for_each(|_| w.feed(CoreEvent::Tick));
-                Some(offer)
-            }
-            answer => {
-                assert_eq!(refused(answer), Refusal::Quota);
-                None
-            }
+fn handshakes_that_are_not_given_up_count_as_ends() {
+    let mut w = attached(&format!("{EVERYBODY}[quota]\nchannels = 5\n"));
+    let (web, db) = meeting(&mut w);
+    let offers: Vec<u64> = (0..5)
+        .map(|_| {
+            let (offer, _) = placed(offer(&mut w, web, client(), near()));
+            // The accepting side takes and leaves, and the connecting side does not look.
+            assert_eq!(placed(take(&mut w, db, server(), near())).0, offer);
+            assert_eq!(cancel(&mut w, db, offer), Message::Done {});
+            offer
         })
         .collect();
-    assert_eq!(offers.len(), 64);
-    // Others are not concerned, and one place that is given up is enough.
-    let other = w.join_as(A, "a.web", 8);
-    let id = offered(&mut w, other);
-    assert_eq!(cancel(&mut w, other, id), Message::Done {});
-    assert_eq!(cancel(&mut w, web, offers[9]), Message::Done {});
+    assert_eq!(refused(offer(&mut w, web, client(), near())), Refusal::Quota);
+    // A channel's end is given up by the same message, which has no answer.
+    assert!(w.say(web, Message::Closed { channel: offers[2] }, vec![]).is_none());
     offered(&mut w, web);
     w.end(web);
+    assert!(w.core.machines.ended.is_empty());
+    // The places of a window that has gone count no more.
+    let web = w.join_as(A, "a.web", 8);
+    let (id, _) = placed(offer(&mut w, web, client(), near()));
+    placed(take(&mut w, db, server(), near()));
+    assert_eq!(cancel(&mut w, web, id), Message::Done {});
+    assert_eq!(w.core.machines.ended.len(), 1);
+    news(&mut w, MachineNews::Removed { machine: A });
     assert!(w.core.machines.ended.is_empty());
 }
 

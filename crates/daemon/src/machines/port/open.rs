@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use partywall_protocol::agent::{LastName, Say};
 use partywall_protocol::socket::SocketFacts;
 use partywall_protocol::window::WindowId;
-use partywall_protocol::wire::{self, BellWay, Message, RungBy};
+use partywall_protocol::wire::{self, BellWay, Message, Refusal, RungBy};
 use partywall_region::packet;
 use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_vm::ivshmem::Switchboard;
@@ -348,8 +348,12 @@ impl<'a> Open<'a> {
             if due > 0 {
                 let known = links.iter().any(|link| self.links.contains(link));
                 let is_twice = links.windows(2).any(|two| two[0] == two[1]);
-                if known || is_twice || links.len() != due || self.links.len() + links.len() > MOST_LINKS {
+                if known || is_twice || links.len() != due {
                     return Err(io::ErrorKind::InvalidData.into());
+                }
+                if self.links.len() + links.len() > MOST_LINKS {
+                    self.refuse(session, request, "this machine has as many links as it may have");
+                    return Ok(());
                 }
                 self.links.extend(links);
                 // An earlier request with this number gets no links.
@@ -446,6 +450,14 @@ impl<'a> Open<'a> {
     fn forget_links_asked_for(&mut self, session: u32, request: u32) {
         let numbers = self.connecting.remove(&(session, request)).unwrap_or_default();
         self.drop_links(&numbers);
+    }
+
+    /// Refuses a request in the broker's place.
+    fn refuse(&self, session: u32, request: u32, reason: &str) {
+        let mut bytes = Vec::new();
+        let refused = Message::Refused { code: Refusal::OutOfResources, reason: reason.to_owned() };
+        wire::encode(request, &refused, &mut bytes);
+        self.say(&Say::Packet { session, window: None, links: Vec::new(), socket: None, bytes });
     }
 
     /// A connection that this guest cannot be given.
