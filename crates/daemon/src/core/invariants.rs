@@ -206,6 +206,10 @@ impl<F: Descriptor> Core<F> {
             let services = self.services.values().filter(|s| s.domain == *id).count();
             assert_eq!(domain.services as usize, services);
             let live = || self.channels.values().flat_map(|c| &c.ends).filter(|e| e.state.is_live() && e.domain == *id);
+            assert!(
+                self.machines.ended.keys().all(|id| !self.channels.contains_key(id)),
+                "a handshake that is a channel"
+            );
             let ended = || self.machines.ended.values().flatten().filter(|side| side.domain == *id);
             assert_eq!(domain.ends as usize, live().count() + ended().count(), "ends of {}", domain.name);
             let bytes = live().map(|e| e.ring_size + e.further.bytes()).sum::<u64>();

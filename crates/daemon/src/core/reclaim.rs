@@ -88,7 +88,8 @@ impl<F: Descriptor> Core<F> {
 
     /// Refuses a number that no channel can have now.
     pub(super) fn has_been(&self, number: ChannelId) -> Result<(), Refuse> {
-        if number >= self.next_channel || self.sockets.offers.contains_key(&number) {
+        let is_handshake = self.sockets.offers.contains_key(&number) || self.machines.ended.contains_key(&number);
+        if number >= self.next_channel || is_handshake {
             return refuse(Refusal::NoSuchChannel, format!("no channel has had the number {number} yet"));
         }
         Ok(())

@@ -249,8 +249,6 @@ pub(crate) fn withdraw(handle: u64) {
 /// The state of a connection that was shown to the broker with a region.
 #[derive(Debug)]
 pub(crate) struct BegunHandshake {
-    /// The number of the offer or the take.
-    pub(crate) number: u64,
     /// Our end of its bell.
     pub(crate) bell: OwnedFd,
     /// What an interrupt signals when the peer rings, and what to signal in place of the link (protocol I7).
@@ -269,42 +267,54 @@ pub(crate) struct PlaceOfRegion {
     pub(crate) window: OwnedFd,
 }
 
-/// Offers a ring for a connected socket, with our region.
-pub(crate) fn offer(fd: c_int, geometry: Geometry, memory: BorrowedFd<'_>) -> Result<BegunHandshake, Reason> {
+/// Offers a ring for a connected socket, with our region. `number` gets the number of the offer while no signal handler can run: a thread
+/// that ends in the middle of the step leaves it to be taken back.
+pub(crate) fn offer(
+    fd: c_int,
+    geometry: Geometry,
+    memory: BorrowedFd<'_>,
+    number: &AtomicU64,
+) -> Result<BegunHandshake, Reason> {
     let region = RegionReference::own_memory(geometry);
-    show_with(&BorrowedMessage::Offer { region }, fd, (geometry, memory))
+    show_with(&BorrowedMessage::Offer { region }, fd, (geometry, memory), number)
 }
 
-/// Takes the offer that the other end of this accepted connection has made, with our region.
-pub(crate) fn take(fd: c_int, geometry: Geometry, memory: BorrowedFd<'_>) -> Result<BegunHandshake, Reason> {
+/// Takes the offer that the other end of this accepted connection has made, with our region, likewise.
+pub(crate) fn take(
+    fd: c_int,
+    geometry: Geometry,
+    memory: BorrowedFd<'_>,
+    number: &AtomicU64,
+) -> Result<BegunHandshake, Reason> {
     let region = RegionReference::own_memory(geometry);
-    show_with(&BorrowedMessage::Take { region }, fd, (geometry, memory))
+    show_with(&BorrowedMessage::Take { region }, fd, (geometry, memory), number)
 }
 
 fn show_with(
     request: &BorrowedMessage<'_>,
     fd: c_int,
     (shown, memory): (Geometry, BorrowedFd<'_>),
+    number: &AtomicU64,
 ) -> Result<BegunHandshake, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     tell_what_is_owed(&turn);
-    let (number, handshake) = turn
+    let handshake = turn
         .ask(request, &[sys::borrow(fd), memory], |answer, found| match answer {
             BorrowedMessage::Bell { offer, way, region } => {
-                Some((offer, read_bell(offer, way, region.check().ok()?, shown, found)))
+                number.store(offer, Ordering::Relaxed);
+                Some(read_bell(way, region.check().ok()?, shown, found))
             }
             _ => None,
         })
         .map_err(reason)?;
     handshake.inspect_err(|_| {
-        let _ = turn.ask(&BorrowedMessage::Cancel { offer: number }, &[], done);
+        let _ = turn.ask(&BorrowedMessage::Cancel { offer: number.swap(0, Ordering::Relaxed) }, &[], done);
     })
 }
 
 /// Reads the answer to an offer or a take. It is of no use if a descriptor found no room in this process: events that are not there would be
 /// missed. Neither is a place for a larger ring than was shown (protocol T4.10).
 fn read_bell(
-    number: u64,
     way: BellWay,
     (located, shape): (Located, Geometry),
     shown: Geometry,
@@ -330,7 +340,7 @@ fn read_bell(
             Some(PlaceOfRegion { base, shape, window: window.ok_or(Reason::NoWindow)? })
         }
     };
-    Ok(BegunHandshake { number, bell, events, place })
+    Ok(BegunHandshake { bell, events, place })
 }
 
 /// The other side of a connection.
@@ -356,6 +366,7 @@ pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
 
 fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
+    tell_what_is_owed(&turn);
     let (place, program, region) = turn
         .ask(request, &[sys::borrow(fd)], |answer, [memory, ..]| match answer {
             BorrowedMessage::PeerIs { region, program, .. } => Some((region.check(), program, memory.take())),
@@ -372,18 +383,18 @@ fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reas
 /// channel is given up. If the session is busy, a later call does it.
 pub(crate) fn cancel(offer: u64) -> bool {
     let cancelled = cancel_untaken(offer);
-    if !cancelled && !closed(offer) {
-        state::owe(offer);
+    if !cancelled {
+        closed(offer);
     }
     cancelled
 }
 
-/// Tells the broker of what could not be told when it came to its end.
+/// Tells the broker of the channels, offers and takes whose end it could not be told when it came.
 fn tell_what_is_owed(turn: &Turn) {
-    while let Some(channel) = state::take_owed() {
-        if !turn.tell(&BorrowedMessage::Closed { channel }) {
-            break;
-        }
+    while turn.open_session().is_some()
+        && let Some(channel) = state::take_owed()
+    {
+        turn.tell(&BorrowedMessage::Closed { channel });
     }
 }
 
@@ -393,11 +404,16 @@ pub(crate) fn cancel_untaken(offer: u64) -> bool {
     turn.ask(&BorrowedMessage::Cancel { offer }, &[], done).is_ok()
 }
 
-/// A channel that was offered or taken has come to its end. `false` if a broker that may know the channel was not told.
+/// A channel that was offered or taken has come to its end. `false` if a broker that may know the channel was not told. If the session is
+/// busy, a later call tells it.
 pub(crate) fn closed(channel: u64) -> bool {
     match Turn::take(Urgency::Long) {
         Ok(turn) => turn.tell(&BorrowedMessage::Closed { channel }),
-        Err(failure) => !matches!(failure, BrokerFailure::Busy),
+        Err(BrokerFailure::Busy) => {
+            state::owe(channel);
+            false
+        }
+        Err(_) => true,
     }
 }
 
@@ -497,6 +513,7 @@ fn look(open: bool) {
         && let Ok(turn) = Turn::take(Urgency::Brief)
     {
         turn.look(open);
+        tell_what_is_owed(&turn);
     }
 }
 

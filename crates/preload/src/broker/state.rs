@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Listening sockets that can be published at a time.
 pub(super) const LISTENERS: usize = 4096;
-/// Offers and takes that are to be given up by a later call. More are rare, and last as long as the session.
+/// Ends of channels that a later call tells the broker. More are rare, and last as long as the session.
 const OWED: usize = 32;
 /// Network namespaces of which a process says that it is there.
 pub(super) const NAMESPACES: usize = 8;
@@ -52,7 +52,7 @@ pub(super) struct State {
     /// The next listener that the broker is to get again, plus 1. The number after the last listener stands for the rings, and 0 for nothing
     /// more.
     pub(super) told: AtomicU32,
-    /// The numbers of offers and takes that have ended, of which the broker could not be told; 0 for none.
+    /// The numbers of channels, offers and takes that have ended, of which the broker could not be told; 0 for none.
     owed: [AtomicU64; OWED],
     /// Namespaces whose addresses this session has published.
     pub(super) announced: [AtomicU64; NAMESPACES],
@@ -77,7 +77,7 @@ pub(super) fn peek() -> Option<&'static State> {
     unsafe { STATE.load(Ordering::Acquire).as_ref() }
 }
 
-/// Has a later call tell the broker that this offer or take has ended, if there is room for it.
+/// Has a later call tell the broker that this channel, offer or take has ended, if there is room for it.
 pub(super) fn owe(number: u64) {
     let owed = peek().map_or(&[][..], |state| &state.owed);
     let enter = |place: &&AtomicU64| place.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed).is_ok();

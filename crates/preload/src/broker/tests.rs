@@ -49,14 +49,17 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
-fn handshake(begun: BegunHandshake) -> (u64, OwnedFd) {
+/// The number of a handshake, and its bell.
+fn handshake(show: impl FnOnce(&AtomicU64) -> Result<BegunHandshake, Reason>) -> Result<(u64, OwnedFd), Reason> {
+    let number = AtomicU64::new(0);
+    let begun = show(&number)?;
     assert!(begun.place.is_none(), "both ends are on this host");
-    (begun.number, begun.bell)
+    Ok((number.into_inner(), begun.bell))
 }
 
 fn offer_with_bell(client: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    offer(client.as_raw_fd(), geometry, region.as_fd()).map(handshake)
+    handshake(|number| offer(client.as_raw_fd(), geometry, region.as_fd(), number))
 }
 
 fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
@@ -79,7 +82,7 @@ fn offers_soon(client: &TcpStream) -> (u64, OwnedFd) {
 
 fn take_of(server: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    take(server.as_raw_fd(), geometry, region.as_fd()).map(handshake)
+    handshake(|number| take(server.as_raw_fd(), geometry, region.as_fd(), number))
 }
 
 fn is_offered(server: &TcpStream) -> bool {
@@ -95,7 +98,7 @@ fn place_in_window_is_for_ring_as_shown_or_smaller() {
         let mut found = [const { None }; 4];
         found.iter_mut().take(fds).for_each(|place| *place = Some(region().0));
         let place = (Located::Window { base: PAGE }, Geometry::new(PAGE, ring).unwrap());
-        let begun = read_bell(7, BellWay::Link, place, shown, &mut found)?;
+        let begun = read_bell(BellWay::Link, place, shown, &mut found)?;
         Ok(begun.place.map(|PlaceOfRegion { base, shape, .. }| (base, shape.ring_size())))
     };
     for ring in [4 << 10, 16 << 10, 64 << 10] {
@@ -113,7 +116,7 @@ fn bell_with_interrupts_needs_both_events() {
     for fds in 0..=4 {
         let mut found = [const { None }; 4];
         found.iter_mut().take(fds).for_each(|place| *place = Some(memory.try_clone().unwrap()));
-        let begun = read_bell(7, BellWay::Interrupts, (Located::OwnMemory, shape), shape, &mut found);
+        let begun = read_bell(BellWay::Interrupts, (Located::OwnMemory, shape), shape, &mut found);
         assert_eq!(begun.is_ok(), fds >= 3, "{fds}");
     }
 }

@@ -107,7 +107,7 @@ fn make_offer(conn: &Conn, fd: c_int) -> Result<(), Reason> {
     }
     conn.identity.know_own_address(fd);
     super::bell::note_neighbour(conn, None);
-    begin_handshake(conn, |geometry, memory| broker::offer(fd, geometry, memory))
+    begin_handshake(conn, |geometry, memory| broker::offer(fd, geometry, memory, &conn.local().channel))
 }
 
 /// Makes our region, and shows it to the broker with the socket by `show`.
@@ -149,10 +149,8 @@ fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<T, Reason>) -> Result<T, 
 
 /// The broker has an offer or a take of ours.
 fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: OwnedFd) -> Result<(), Reason> {
-    let BegunHandshake { number, bell, events, place } = begun;
+    let BegunHandshake { bell, events, place } = begun;
     let local = conn.local();
-    // First: a thread that finds the connection in the middle of this step takes the offer back.
-    local.channel.store(number, Ordering::Relaxed);
     match &place {
         // To be shown to a later broker. A region in a window is of no use to that one, which has other windows.
         None => local.keep_memory(region),
@@ -276,15 +274,15 @@ fn is_our_turn(conn: &Conn) -> bool {
         let flags = |p: Pages| load_acquire_u32(&p.peer.rx_path.flags);
         conn.pages().is_some_and(|p| flags(p) & path_flags::WATCHING != 0)
     };
-    if shown == HEARD {
+    if shown == HEARD || shown == CONFIRMED && watches() {
         return true;
     }
     let link = conn.bell().fd();
     let heard = if link < 0 { Heard::Gone } else { bell::hear(sys::borrow(link)) };
     match heard {
-        // It waits for the peer's memory to say so. That memory is the peer's no more if the handshake has ended.
-        Heard::Nothing | Heard::Bell if shown == CONFIRMED => return watches(),
         Heard::Nothing => return false,
+        // Confirmed, it waits for the peer's memory to say so.
+        Heard::Bell if shown == CONFIRMED => return false,
         Heard::Bell => conn.ring_path.shown.store(HEARD, Ordering::Relaxed),
         Heard::Gone => conn.ring_path.shown.store(GONE, Ordering::Relaxed),
     }
@@ -379,7 +377,7 @@ fn take(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
         Some(false) => return Err(Reason::RawCalls),
         None => return Err(Reason::TooShort),
     }
-    begin_handshake(conn, |geometry, memory| broker::take(fd, geometry, memory))
+    begin_handshake(conn, |geometry, memory| broker::take(fd, geometry, memory, &conn.local().channel))
 }
 
 /// Whether the step from this stage may be taken, with this descriptor. The sending direction is held.

@@ -211,6 +211,32 @@ fn places_of_ended_handshake_stay_until_both_sides_give_up() {
 }
 
 #[test]
+fn number_of_ended_handshake_is_not_reclaimed() {
+    let mut w = attached(EVERYBODY);
+    let (web, db) = meeting(&mut w);
+    let (id, _) = placed(offer(&mut w, web, client(), near()));
+    placed(take(&mut w, db, server(), near()));
+    assert_eq!(cancel(&mut w, db, id), Message::Done {});
+    // As a channel that nobody has, it would give the places away.
+    let other = w.join_as(C, "c.other", 7);
+    for session in [db, other] {
+        let region = w.region(RING);
+        let (kind, side) = (Kind::Stream, Side::Accepting);
+        let reclaim = Message::Reclaim {
+            channel: id,
+            side,
+            kind,
+            directions: Directions::BOTH,
+            service: "s".into(),
+            peer: "a.web".into(),
+            region: near(),
+        };
+        assert_eq!(w.refused(session, reclaim, vec![region]), Refusal::NoSuchChannel);
+    }
+    assert_eq!(w.core.machines.ended.len(), 1);
+}
+
+#[test]
 fn handshakes_that_are_not_given_up_count_as_ends() {
     let mut w = attached(&format!("{EVERYBODY}[quota]\nchannels = 5\n"));
     let (web, db) = meeting(&mut w);
