@@ -343,6 +343,8 @@ impl<F: Descriptor> Core<F> {
         shape: Geometry,
     ) -> Result<(), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        // First: a refusal of the window names machines.
+        self.may_leave(peer)?;
         let holder = Holder::Process { domain, pid: peer.pid };
         let window = self.machines.ready_window((peer.origin(), there))?;
         if window.places.values().filter(|place| place.holder == holder).count() >= MOST_RESERVED {
