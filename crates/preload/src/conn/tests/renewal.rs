@@ -435,11 +435,12 @@ fn call_that_has_moved_bytes_goes_on_by_the_new_connection() {
     let p = Pair::up(4096);
     part(&p);
     let bytes: Vec<u8> = (0..LEN).map(|n| (n / 251) as u8).collect();
+    // Before the calls, which replace the connections themselves where the test is late.
+    let both = [p.a, p.b].map(|fd| (fd, Conn::of(fd).unwrap()));
     std::thread::scope(|s| {
         let sender = s.spawn(|| send(p.a, &bytes, 0));
         let reader = s.spawn(|| recv(p.b, LEN, libc::MSG_WAITALL));
-        for fd in [p.a, p.b] {
-            let old = Conn::of(fd).unwrap();
+        for (fd, old) in both {
             // Only calls that move nothing: the other direction, and a look.
             soon("it is replaced", || {
                 skip_pause(old);
