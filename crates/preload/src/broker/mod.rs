@@ -301,8 +301,9 @@ fn show_with(
     let handshake = turn
         .ask(request, &[sys::borrow(fd), memory], |answer, found| match answer {
             BorrowedMessage::Bell { offer, way, region } => {
+                let place = region.check().ok()?;
                 number.store(offer, Ordering::Relaxed);
-                Some(read_bell(way, region.check().ok()?, shown, found))
+                Some(read_bell(way, place, shown, found))
             }
             _ => None,
         })
