@@ -694,3 +694,22 @@ fn failed_write_leaves_the_recorded_size() {
     fs::write(&path, vec![3; 200]).unwrap();
     assert_eq!(open(), Err(Errno::STALE), "the kernel has the old size");
 }
+
+#[test]
+fn running_program_is_not_truncated_by_open_for_reading() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let mounted = world.mount(&[]);
+    let program = mounted.join("sleep");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let truncate = || rustix::fs::open(&program, OFlags::RDONLY | OFlags::TRUNC, Mode::empty()).map(drop);
+    let len = || fs::metadata(&program).unwrap().len();
+    let mut running = Command::new(&program).arg("1000").spawn().unwrap();
+    let refused = truncate();
+    let left = len();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert_eq!(refused, Err(Errno::TXTBSY));
+    assert_ne!(left, 0, "refused, and truncated all the same");
+    assert_eq!((truncate(), len()), (Ok(()), 0), "it runs no more");
+    assert!(mounted.end());
+}

@@ -141,7 +141,11 @@ impl ExportSession {
             match (&open, node.kind) {
                 (_, DIRECTORY) => return Err(Errno::ISDIR),
                 (_, kind) if kind != REGULAR => return Err(Errno::INVAL),
-                (Some(open), _) => rustix::fs::ftruncate(&open.file, size)?,
+                (Some(open), _) => match rustix::fs::ftruncate(&open.file, size) {
+                    // It is open for reading alone: `open` with O_RDONLY and O_TRUNC, to which the client's kernel has agreed.
+                    Err(Errno::INVAL) => rustix::fs::ftruncate(reopen(&node, OFlags::WRONLY)?, size)?,
+                    done => done?,
+                },
                 (None, _) => rustix::fs::ftruncate(reopen(&node, OFlags::WRONLY)?, size)?,
             }
         }
