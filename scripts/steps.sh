@@ -2,6 +2,8 @@
 # Runs steps one after another, and prints at the end how many passed. Sourced by check.sh and test.sh.
 #
 #   step "name" command ...     runs the command and shows its output; continues even if it fails
+#   beside "name" command ...   starts the command, to run beside the steps that follow, until `settle`; one at a time
+#   settle                      waits for that command, and shows its output; its time is until then
 #   summary                     what each failed step said, the steps, and the last line, `N passed, N failed`; fails if any step did
 #
 # A step that runs cargo's tests counts each test; any other step counts as one.
@@ -19,12 +21,14 @@ steps_table=()
 steps_log=$(mktemp)
 steps_said=$(mktemp)
 steps_child=
-trap 'rm -f "$steps_log" "$steps_said"' EXIT
+beside_log=$(mktemp)
+beside_child=
+trap 'rm -f "$steps_log" "$steps_said" "$beside_log"' EXIT
 # `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
-trap '[ -z "$steps_child" ] || kill -TERM "$steps_child" 2> /dev/null; exit 130' INT TERM
+trap 'for child in $steps_child $beside_child; do kill -TERM "$child" 2> /dev/null; done; exit 130' INT TERM
 
 step() {
-    local name=$1 began=$SECONDS rc=0 passed failed ignored verdict=ok
+    local name=$1 began=$SECONDS rc=0
     shift
     printf '\n== %s\n' "$name"
     # Into a file that is shown as it grows, not into a pipe: a process that the step leaves behind would hold that open.
@@ -34,15 +38,40 @@ step() {
     tail -n +1 -s 0.1 --pid="$steps_child" -f "$steps_log" || true
     wait "$steps_child" || rc=$?
     steps_child=
-    [ "$rc" -ne 124 ] || echo "step \`$name\` did not end within $STEP_LIMIT s" | tee -a "$steps_log"
+    step_ended "$name" "$rc" $((SECONDS - began)) "$steps_log"
+}
+
+beside() {
+    beside_name=$1
+    beside_began=$SECONDS
+    shift
+    printf '\n== %s: beside what follows\n' "$beside_name"
+    : > "$beside_log"
+    timeout --kill-after=10 "$STEP_LIMIT" "$@" < /dev/null >> "$beside_log" 2>&1 &
+    beside_child=$!
+}
+
+settle() {
+    local rc=0
+    wait "$beside_child" || rc=$?
+    beside_child=
+    printf '\n== %s\n' "$beside_name"
+    cat "$beside_log"
+    step_ended "$beside_name" "$rc" $((SECONDS - beside_began)) "$beside_log"
+}
+
+# Counts a step with this name, status, time and output.
+step_ended() {
+    local name=$1 rc=$2 took=$3 log=$4 passed failed ignored verdict=ok
+    [ "$rc" -ne 124 ] || echo "step \`$name\` did not end within $STEP_LIMIT s" | tee -a "$log"
 
     read -r passed failed ignored < <(awk '
         /^test result:/ { p += $4; f += $6; i += $8 }
-        END { print p + 0, f + 0, i + 0 }' "$steps_log")
+        END { print p + 0, f + 0, i + 0 }' "$log")
     if [ "$rc" -ne 0 ]; then
         verdict=FAILED
         steps_broken+=("$name")
-        { printf '\n== %s failed and said\n' "$name"; step_failures "$rc"; } >> "$steps_said"
+        { printf '\n== %s failed and said\n' "$name"; step_failures "$rc" "$log"; } >> "$steps_said"
         [ "$failed" -gt 0 ] || failed=1
     elif [ $((passed + failed + ignored)) -eq 0 ]; then
         passed=1
@@ -50,12 +79,12 @@ step() {
     steps_passed=$((steps_passed + passed))
     steps_failed=$((steps_failed + failed))
     steps_ignored=$((steps_ignored + ignored))
-    steps_table+=("$(printf '%6s  %5d s  %5d passed  %3d failed  %s' "$verdict" $((SECONDS - began)) "$passed" "$failed" "$name")")
-    printf -- '-- %s: %s after %d s\n' "$name" "$verdict" $((SECONDS - began))
+    steps_table+=("$(printf '%6s  %5d s  %5d passed  %3d failed  %s' "$verdict" "$took" "$passed" "$failed" "$name")")
+    printf -- '-- %s: %s after %d s\n' "$name" "$verdict" "$took"
 }
 
 # What failed tests printed, at most 80 lines of each program, and errors of cargo, such as a program that a signal ended; of another step, and of
-# one that did not end, its last lines. The argument is the step's status.
+# one that did not end, its last lines. The arguments are the step's status and its output.
 step_failures() {
     awk -v status="$1" '
         /^failures:$/ && !told { told = 1; lines = 0; next }
@@ -63,7 +92,7 @@ step_failures() {
         /^error/ { rest = 6 }
         (told && lines++ < 80) || rest-- > 0 { print substr($0, 1, 400); any = 1 }
         { last[NR % 20] = substr($0, 1, 400) }
-        END { if (!any || status == 124) for (i = NR - 19; i <= NR; i++) if (i > 0) print last[i % 20] }' "$steps_log"
+        END { if (!any || status == 124) for (i = NR - 19; i <= NR; i++) if (i > 0) print last[i % 20] }' "$2"
 }
 
 summary() {

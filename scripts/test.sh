@@ -58,18 +58,21 @@ step "the static agent, for tests" bash -c '
     fi' bash "$(uname -m)-unknown-linux-musl"
 # Apart from running them, so that neither takes nearly as long as a step may.
 step "tests, built" cargo test --workspace --all-targets --no-run "${FEATURES[@]}"
-step "tests" scripts/tests.sh "${FEATURES[@]}"
-step "packages and containers" scripts/packages.sh
-step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
-step "gRPC over streams" cargo test --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"
+beside "tests of the lab" scripts/tests.sh lab "${FEATURES[@]}"
+step "tests" scripts/tests.sh others "${FEATURES[@]}"
+# The lab's tests take longer than the others. What is built meanwhile is built by one compiler at a time: the machines need a processor.
+step "gRPC over streams" env CARGO_BUILD_JOBS=1 cargo test --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"
 # shellcheck disable=SC2016 # expanded by the inner shell
-step "Cap'n Proto over streams" bash -c '
+step "Cap'n Proto over streams" env CARGO_BUILD_JOBS=1 bash -c '
     if command -v capnp > /dev/null; then
         cargo test --manifest-path examples/capnp/Cargo.toml --target-dir "$TARGET_DIR/capnp"
     else
         echo "skipped: the program capnp is missing; it is in the package capnproto"
     fi'
-step "models (loom)" scripts/loom.sh
+step "models (loom)" env CARGO_BUILD_JOBS=1 RUST_TEST_THREADS=1 scripts/loom.sh
+settle
+step "packages and containers" scripts/packages.sh
+step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
 step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-3}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
 # What a user's first command runs, of the programs that are there. `make demo` builds the same sources with an optimiser, for minutes.
 step "demo, in short" "$TARGET_DIR/debug/partywall" demo --quick
