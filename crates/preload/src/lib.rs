@@ -39,6 +39,7 @@ mod log;
 mod netlink;
 mod patience;
 mod process;
+mod processor_turns;
 mod ready;
 mod real;
 mod scratch;

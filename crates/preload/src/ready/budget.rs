@@ -3,7 +3,8 @@
 //! As [`partywall_region::wait::Spin`], whose reasons hold here too, but shared by threads and kept in a static. While awake
 //! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
 
-use crate::awake::{AwakeBudget, ProcessorTurns, QuickestSleep, give_way, may_give_way};
+use crate::awake::{AwakeBudget, QuickestSleep};
+use crate::processor_turns::{ProcessorTurns, give_way, may_give_way};
 use crate::signals::BlockedSignals;
 use crate::{broker, sys};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -161,7 +162,7 @@ impl SpinBudget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::awake;
+    use crate::processor_turns;
 
     #[test]
     fn kernel_is_asked_while_no_event_comes() {
@@ -190,7 +191,7 @@ mod tests {
         assert!(matches!(of(Peers::None), Awake::Vain), "nothing to look at");
         // Threads of other tests may find out about the processor, too, just then: once more.
         let mut hogged_until = |time| {
-            awake::hog_until(time);
+            processor_turns::hog_until(time);
             of(Peers::Here)
         };
         assert!((0..100).any(|_| matches!(hogged_until(u64::MAX), Awake::Vain)), "hogged");
