@@ -6,11 +6,13 @@
 //! - `settings` is what the environment says; `state` what this process knows, in memory that a child of `fork` finds empty;
 //! - `session` speaks to the broker, in packets that are written and read without allocating (`packet`), and `opening` opens the session,
 //!   a step at a time, so that no call waits for a broker that is busy;
+//! - `handshake` brings a TCP connection up to rings, and `datagram` a flow of datagrams;
 //! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
 
 mod addresses;
 pub(crate) mod claim;
 pub(crate) mod datagram;
+mod handshake;
 mod listed;
 mod listeners;
 mod memory;
@@ -26,11 +28,9 @@ pub(crate) mod tests;
 use partywall_protocol::directory::{Directory, Fingerprint, PolicyCase, Terms, Transport, is_scoped};
 use partywall_protocol::passed::{PassedSocket, PassedState};
 use partywall_protocol::upgrade::{self, Upgrade};
-use partywall_protocol::wire::{BellWay, BorrowedMessage, Located, Refusal, RegionReference};
-use partywall_shm::layout::Geometry;
+use partywall_protocol::wire::{BorrowedMessage, Refusal};
 use partywall_shm::status::Reason;
 use partywall_shm::sync::Peer;
-use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::net::sockopt;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -41,7 +41,9 @@ use crate::{local, patience, sys};
 pub(crate) use datagram::{
     fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
 };
-use packet::Descriptors;
+pub(crate) use handshake::{
+    BegunHandshake, PlaceOfRegion, cancel, cancel_untaken, closed, confirm, finish, offer, take,
+};
 use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
@@ -246,178 +248,6 @@ pub(crate) fn withdraw(handle: u64) {
     }
 }
 
-/// The state of a connection that was shown to the broker with a region.
-#[derive(Debug)]
-pub(crate) struct BegunHandshake {
-    /// Our end of its bell.
-    pub(crate) bell: OwnedFd,
-    /// What an interrupt signals when the peer rings, and what to signal in place of the link (protocol I7).
-    pub(crate) events: Option<(OwnedFd, OwnedFd)>,
-    /// The other end is on another machine: our region is to be made there, in place of the one that was shown.
-    pub(crate) place: Option<PlaceOfRegion>,
-}
-
-/// A place in a window.
-#[derive(Debug)]
-pub(crate) struct PlaceOfRegion {
-    /// The byte at which it begins. Not yet verified.
-    pub(crate) base: u64,
-    /// The region that fills it. Its ring may be smaller than that of the region that was shown.
-    pub(crate) shape: Geometry,
-    pub(crate) window: OwnedFd,
-}
-
-/// Offers a ring for a connected socket, with our region. `number` gets the number of the offer while no signal handler can run: a thread
-/// that ends in the middle of the step leaves it to be taken back.
-pub(crate) fn offer(
-    fd: c_int,
-    geometry: Geometry,
-    memory: BorrowedFd<'_>,
-    number: &AtomicU64,
-) -> Result<BegunHandshake, Reason> {
-    let region = RegionReference::own_memory(geometry);
-    show_with(&BorrowedMessage::Offer { region }, fd, (geometry, memory), number)
-}
-
-/// Takes the offer that the other end of this accepted connection has made, with our region, likewise.
-pub(crate) fn take(
-    fd: c_int,
-    geometry: Geometry,
-    memory: BorrowedFd<'_>,
-    number: &AtomicU64,
-) -> Result<BegunHandshake, Reason> {
-    let region = RegionReference::own_memory(geometry);
-    show_with(&BorrowedMessage::Take { region }, fd, (geometry, memory), number)
-}
-
-fn show_with(
-    request: &BorrowedMessage<'_>,
-    fd: c_int,
-    (shown, memory): (Geometry, BorrowedFd<'_>),
-    number: &AtomicU64,
-) -> Result<BegunHandshake, Reason> {
-    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    tell_what_is_owed(&turn);
-    let handshake = turn
-        .ask(request, &[sys::borrow(fd), memory], |answer, found| match answer {
-            BorrowedMessage::Bell { offer, way, region } => {
-                let place = region.check().ok()?;
-                number.store(offer, Ordering::Relaxed);
-                Some(read_bell(way, place, shown, found))
-            }
-            _ => None,
-        })
-        .map_err(reason)?;
-    handshake.inspect_err(|_| {
-        let _ = turn.ask(&BorrowedMessage::Cancel { offer: number.swap(0, Ordering::Relaxed) }, &[], done);
-    })
-}
-
-/// Reads the answer to an offer or a take. It is of no use if a descriptor found no room in this process: events that are not there would be
-/// missed. Neither is a place for a larger ring than was shown (protocol T4.10).
-fn read_bell(
-    way: BellWay,
-    (located, shape): (Located, Geometry),
-    shown: Geometry,
-    [bell, first, second, third]: &mut Descriptors,
-) -> Result<BegunHandshake, Reason> {
-    let bell = bell.take().ok_or(Reason::Resources)?;
-    let (events, window) = match way {
-        BellWay::Interrupts => (first.take().zip(second.take()), third.take()),
-        BellWay::Link | BellWay::Relays => (None, first.take()),
-    };
-    if (way == BellWay::Interrupts) != events.is_some() {
-        return Err(Reason::Resources);
-    }
-    let place = match located {
-        Located::OwnMemory => None,
-        Located::Window { base } => {
-            let is_usable =
-                shape.ring_offset() == shown.ring_offset() && (1..=shown.ring_size()).contains(&shape.ring_size());
-            if !is_usable {
-                return Err(Reason::Refused);
-            }
-            // The window may have gone meanwhile.
-            Some(PlaceOfRegion { base, shape, window: window.ok_or(Reason::NoWindow)? })
-        }
-    };
-    Ok(BegunHandshake { bell, events, place })
-}
-
-/// The other side of a connection.
-#[derive(Debug)]
-pub(crate) struct PeerSide {
-    /// Where its region is, and its shape.
-    pub(crate) place: (Located, Geometry),
-    /// The memory that its region is in, not yet verified.
-    pub(crate) region: OwnedFd,
-    /// The number of its domain, which no other domain has.
-    pub(crate) program: u64,
-}
-
-/// Shows the socket of an offer once more, which the other side has taken.
-pub(crate) fn confirm(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
-    show_again(&BorrowedMessage::Confirm { offer }, fd)
-}
-
-/// Shows the socket of a take once more, which the other side has confirmed: from here on the two have a channel.
-pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
-    show_again(&BorrowedMessage::Finish { offer }, fd)
-}
-
-fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
-    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    tell_what_is_owed(&turn);
-    let (place, program, region) = turn
-        .ask(request, &[sys::borrow(fd)], |answer, [memory, ..]| match answer {
-            BorrowedMessage::PeerIs { region, program, .. } => Some((region.check(), program, memory.take())),
-            _ => None,
-        })
-        .map_err(reason)?;
-    drop(turn);
-    // A region for which this process had no descriptor is lost.
-    let region = region.ok_or(Reason::Resources)?;
-    Ok(PeerSide { place: place.map_err(|_| Reason::Corrupt)?, region, program })
-}
-
-/// Withdraws an offer or a take. `false` if there was none any more: it has become a channel, or the broker is another one. Such a
-/// channel is given up. If the session is busy, a later call does it.
-pub(crate) fn cancel(offer: u64) -> bool {
-    let cancelled = cancel_untaken(offer);
-    if !cancelled {
-        closed(offer);
-    }
-    cancelled
-}
-
-/// Tells the broker of the channels, offers and takes whose end it could not be told when it came.
-fn tell_what_is_owed(turn: &Turn) {
-    while turn.open_session().is_some()
-        && let Some(channel) = state::take_owed()
-    {
-        turn.tell(&BorrowedMessage::Closed { channel });
-    }
-}
-
-/// Takes an offer or a take back, unless it is a channel by now, or the broker does not answer.
-pub(crate) fn cancel_untaken(offer: u64) -> bool {
-    let Ok(turn) = Turn::take(Urgency::Long) else { return false };
-    turn.ask(&BorrowedMessage::Cancel { offer }, &[], done).is_ok()
-}
-
-/// A channel that was offered or taken has come to its end. `false` if a broker that may know the channel was not told. If the session is
-/// busy, a later call tells it.
-pub(crate) fn closed(channel: u64) -> bool {
-    match Turn::take(Urgency::Long) {
-        Ok(turn) => turn.tell(&BorrowedMessage::Closed { channel }),
-        Err(BrokerFailure::Busy) => {
-            state::owe(channel);
-            false
-        }
-        Err(_) => true,
-    }
-}
-
 /// This process has passed a connection to another one once, and no process holds it but the receiver (protocol T13.15).
 pub(crate) fn passed(of: PassedSocket, PassedState { side, rings }: PassedState) {
     if let Ok(turn) = Turn::take(Urgency::Long) {
@@ -514,7 +344,7 @@ fn look(open: bool) {
         && let Ok(turn) = Turn::take(Urgency::Brief)
     {
         turn.look(open);
-        tell_what_is_owed(&turn);
+        turn.tell_owed();
     }
 }
 

@@ -170,6 +170,15 @@ impl Turn {
         is_sent
     }
 
+    /// Tells the broker of the channels, offers and takes whose end it could not be told when it came.
+    pub(super) fn tell_owed(&self) {
+        while self.open_session().is_some()
+            && let Some(channel) = state::take_owed()
+        {
+            self.tell(&BorrowedMessage::Closed { channel });
+        }
+    }
+
     /// This process' session, if it has one. It may still be opening.
     pub(super) fn session(&self) -> Option<BorrowedFd<'static>> {
         let fd = self.state.session.load(Ordering::Relaxed).checked_sub(1)?.cast_signed();

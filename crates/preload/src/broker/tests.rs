@@ -3,13 +3,15 @@
 pub(crate) mod alone;
 mod late;
 
+use super::handshake::read_bell;
 use super::*;
 use alone::alone;
 use partywall_daemon::{Broker, Config};
+use partywall_protocol::wire::{BellWay, Located};
 use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions};
-use partywall_shm::layout::{PAGE, RegionKind};
-use rustix::fd::{AsFd, AsRawFd};
+use partywall_shm::layout::{Geometry, PAGE, RegionKind};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{TcpListener, TcpStream};
 

@@ -1,0 +1,175 @@
+//! The steps by which a connection gets its rings (protocol T4), each one request to the broker.
+
+use super::packet::Descriptors;
+use super::session::{BrokerFailure, Turn, Urgency, done};
+use super::{reason, state};
+use crate::sys;
+use partywall_protocol::wire::{BellWay, BorrowedMessage, Located, RegionReference};
+use partywall_shm::layout::Geometry;
+use partywall_shm::status::Reason;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The state of a connection that was shown to the broker with a region.
+#[derive(Debug)]
+pub(crate) struct BegunHandshake {
+    /// Our end of its bell.
+    pub(crate) bell: OwnedFd,
+    /// What an interrupt signals when the peer rings, and what to signal in place of the link (protocol I7).
+    pub(crate) events: Option<(OwnedFd, OwnedFd)>,
+    /// The other end is on another machine: our region is to be made there, in place of the one that was shown.
+    pub(crate) place: Option<PlaceOfRegion>,
+}
+
+/// A place in a window.
+#[derive(Debug)]
+pub(crate) struct PlaceOfRegion {
+    /// The byte at which it begins. Not yet verified.
+    pub(crate) base: u64,
+    /// The region that fills it. Its ring may be smaller than that of the region that was shown.
+    pub(crate) shape: Geometry,
+    pub(crate) window: OwnedFd,
+}
+
+/// Offers a ring for a connected socket, with our region. `number` gets the number of the offer while no signal handler can run: a thread
+/// that ends in the middle of the step leaves it to be taken back.
+pub(crate) fn offer(
+    fd: c_int,
+    geometry: Geometry,
+    memory: BorrowedFd<'_>,
+    number: &AtomicU64,
+) -> Result<BegunHandshake, Reason> {
+    let region = RegionReference::own_memory(geometry);
+    show_with(&BorrowedMessage::Offer { region }, fd, (geometry, memory), number)
+}
+
+/// Takes the offer that the other end of this accepted connection has made, with our region, likewise.
+pub(crate) fn take(
+    fd: c_int,
+    geometry: Geometry,
+    memory: BorrowedFd<'_>,
+    number: &AtomicU64,
+) -> Result<BegunHandshake, Reason> {
+    let region = RegionReference::own_memory(geometry);
+    show_with(&BorrowedMessage::Take { region }, fd, (geometry, memory), number)
+}
+
+fn show_with(
+    request: &BorrowedMessage<'_>,
+    fd: c_int,
+    (shown, memory): (Geometry, BorrowedFd<'_>),
+    number: &AtomicU64,
+) -> Result<BegunHandshake, Reason> {
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
+    turn.tell_owed();
+    let handshake = turn
+        .ask(request, &[sys::borrow(fd), memory], |answer, found| match answer {
+            BorrowedMessage::Bell { offer, way, region } => {
+                let place = region.check().ok()?;
+                number.store(offer, Ordering::Relaxed);
+                Some(read_bell(way, place, shown, found))
+            }
+            _ => None,
+        })
+        .map_err(reason)?;
+    handshake.inspect_err(|_| {
+        let _ = turn.ask(&BorrowedMessage::Cancel { offer: number.swap(0, Ordering::Relaxed) }, &[], done);
+    })
+}
+
+/// Reads the answer to an offer or a take. It is of no use if a descriptor found no room in this process: events that are not there would be
+/// missed. Neither is a place for a larger ring than was shown (protocol T4.10).
+pub(super) fn read_bell(
+    way: BellWay,
+    (located, shape): (Located, Geometry),
+    shown: Geometry,
+    [bell, first, second, third]: &mut Descriptors,
+) -> Result<BegunHandshake, Reason> {
+    let bell = bell.take().ok_or(Reason::Resources)?;
+    let (events, window) = match way {
+        BellWay::Interrupts => (first.take().zip(second.take()), third.take()),
+        BellWay::Link | BellWay::Relays => (None, first.take()),
+    };
+    if (way == BellWay::Interrupts) != events.is_some() {
+        return Err(Reason::Resources);
+    }
+    let place = match located {
+        Located::OwnMemory => None,
+        Located::Window { base } => {
+            let is_usable =
+                shape.ring_offset() == shown.ring_offset() && (1..=shown.ring_size()).contains(&shape.ring_size());
+            if !is_usable {
+                return Err(Reason::Refused);
+            }
+            // The window may have gone meanwhile.
+            Some(PlaceOfRegion { base, shape, window: window.ok_or(Reason::NoWindow)? })
+        }
+    };
+    Ok(BegunHandshake { bell, events, place })
+}
+
+/// The other side of a connection.
+#[derive(Debug)]
+pub(crate) struct PeerSide {
+    /// Where its region is, and its shape.
+    pub(crate) place: (Located, Geometry),
+    /// The memory that its region is in, not yet verified.
+    pub(crate) region: OwnedFd,
+    /// The number of its domain, which no other domain has.
+    pub(crate) program: u64,
+}
+
+/// Shows the socket of an offer once more, which the other side has taken.
+pub(crate) fn confirm(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
+    show_again(&BorrowedMessage::Confirm { offer }, fd)
+}
+
+/// Shows the socket of a take once more, which the other side has confirmed: from here on the two have a channel.
+pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
+    show_again(&BorrowedMessage::Finish { offer }, fd)
+}
+
+fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
+    turn.tell_owed();
+    let (place, program, region) = turn
+        .ask(request, &[sys::borrow(fd)], |answer, [memory, ..]| match answer {
+            BorrowedMessage::PeerIs { region, program, .. } => Some((region.check(), program, memory.take())),
+            _ => None,
+        })
+        .map_err(reason)?;
+    drop(turn);
+    // A region for which this process had no descriptor is lost.
+    let region = region.ok_or(Reason::Resources)?;
+    Ok(PeerSide { place: place.map_err(|_| Reason::Corrupt)?, region, program })
+}
+
+/// Withdraws an offer or a take. `false` if there was none any more: it has become a channel, or the broker is another one. Such a
+/// channel is given up. If the session is busy, a later call does it.
+pub(crate) fn cancel(offer: u64) -> bool {
+    let cancelled = cancel_untaken(offer);
+    if !cancelled {
+        closed(offer);
+    }
+    cancelled
+}
+
+/// Takes an offer or a take back, unless it is a channel by now, or the broker does not answer.
+pub(crate) fn cancel_untaken(offer: u64) -> bool {
+    let Ok(turn) = Turn::take(Urgency::Long) else { return false };
+    turn.ask(&BorrowedMessage::Cancel { offer }, &[], done).is_ok()
+}
+
+/// A channel that was offered or taken has come to its end. `false` if a broker that may know the channel was not told. If the session is
+/// busy, a later call tells it.
+pub(crate) fn closed(channel: u64) -> bool {
+    match Turn::take(Urgency::Long) {
+        Ok(turn) => turn.tell(&BorrowedMessage::Closed { channel }),
+        Err(BrokerFailure::Busy) => {
+            state::owe(channel);
+            false
+        }
+        Err(_) => true,
+    }
+}
