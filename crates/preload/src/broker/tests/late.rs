@@ -278,6 +278,24 @@ fn child_forked_between_steps_joins_by_itself() {
 }
 
 #[test]
+fn session_of_parent_that_has_not_taken_an_answer_is_there() {
+    let Some(_alone) = alone!() else { return };
+    let (_listener, _client, _server, _key) = left_by_first_broker();
+    let late = open_with_late_publication();
+    late.answer(0);
+    let child_finds_session = || {
+        ended_well(fork(|| {
+            crate::process::became_child();
+            after_fork();
+            Turn::take(Urgency::Brief).unwrap().has_ancestors()
+        }))
+    };
+    assert!(child_finds_session());
+    drop(late);
+    assert!(!child_finds_session());
+}
+
+#[test]
 fn several_threads_open_one_session() {
     let Some(_alone) = alone!() else { return };
     let (_listener, _client, _server, _key) = left_by_first_broker();
