@@ -330,10 +330,12 @@ fn judge_pair(pair: &[usize], cells: &[Cell]) -> Option<Verdict> {
     Some(judge_cell(of(Mechanism::Tcp)?, Some(of(Mechanism::Transparent)?)))
 }
 
-/// Whether more turns would tell nothing new.
+/// Whether more turns would tell nothing new. That is asked only after 12, 24, 48 turns and so on: who looks after each turn, and ends when the
+/// interval lies on one side, would find sooner or later that it does.
 fn is_settled(verdict: &Verdict) -> bool {
+    let is_asked = |turns: usize| turns.is_multiple_of(LEAST_TURNS) && (turns / LEAST_TURNS).is_power_of_two();
     verdict.interval.is_some_and(|interval| {
-        interval.values >= LEAST_TURNS && (interval.decides(verdict.limit) || interval.width() <= NARROW)
+        is_asked(interval.values) && (interval.decides_clearly(verdict.limit) || interval.width() <= NARROW)
     })
 }
 
@@ -469,6 +471,17 @@ fn judge_cell(plain: &Cell, ours: Option<&Cell>) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::stats::MedianInterval;
+
+    #[test]
+    fn pair_is_settled_only_after_turns_that_double() {
+        let verdict = |turns, ratio| {
+            let ratios = MedianInterval::of(std::iter::repeat_n(ratio, turns));
+            Verdict::figure("x", Bound::AtLeast, 0.99, None).with_interval(ratios)
+        };
+        let settled: Vec<usize> = (1..=300).filter(|turns| is_settled(&verdict(*turns, 1.0))).collect();
+        assert_eq!(settled, [12, 24, 48, 96, 192]);
+    }
 
     #[test]
     fn every_measurement_has_its_own_name_and_its_counterpart() {

@@ -74,6 +74,15 @@ impl MedianInterval {
         limit <= self.low || self.high < limit
     }
 
+    /// Whether a limit lies so far outside that an interval for 99 of 100 experiments would not contain it either: for one who looks several
+    /// times, and ends the experiment when it is decided.
+    pub(crate) fn decides_clearly(&self, limit: f64) -> bool {
+        // The normal distribution has 95 % within 1.96 of its deviations, and 99 % within 2.58.
+        let more = 2.58 / 1.96;
+        let wider = |end: f64| self.median + (end - self.median) * more;
+        limit <= wider(self.low) || wider(self.high) < limit
+    }
+
     /// How far the ends lie apart, as a part of the median.
     pub(crate) fn width(&self) -> f64 {
         (self.high - self.low) / self.median
@@ -94,6 +103,14 @@ mod tests {
         }
         assert_eq!(MedianInterval::of([1.0; 5]), None);
         assert!(MedianInterval::of((0..5000).map(f64::from)).is_some());
+    }
+
+    #[test]
+    fn clear_decision_needs_more_than_a_decision() {
+        let interval = MedianInterval::of([1.0, 1.0, 1.5, 1.5, 2.0, 2.0]).unwrap();
+        assert!(interval.decides(0.9) && !interval.decides_clearly(0.9), "{interval:?}");
+        assert!(interval.decides(2.1) && !interval.decides_clearly(2.1));
+        assert!(interval.decides_clearly(0.8) && interval.decides_clearly(2.2));
     }
 
     #[test]
