@@ -16,6 +16,7 @@ const SHORT: Duration = Duration::from_micros(100);
 const FAR_FIRST: u32 = 500_000;
 /// The longest budget, wherever the peer is.
 const FAR_LONGEST: u32 = 4_000_000;
+
 /// The shortest sleep of late that a peer on another machine has ended, in nanoseconds; 0 for [`FAR_FIRST`].
 #[derive(Debug)]
 pub(crate) struct QuickestSleep(AtomicU32);

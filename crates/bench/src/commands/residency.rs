@@ -330,8 +330,8 @@ fn judge_pair(pair: &[usize], cells: &[Cell]) -> Option<Verdict> {
     Some(judge_cell(of(Mechanism::Tcp)?, Some(of(Mechanism::Transparent)?)))
 }
 
-/// Whether more turns would tell nothing new. That is asked only after 12, 24, 48 turns and so on: who looks after each turn, and ends when the
-/// interval lies on one side, would find sooner or later that it does.
+/// Whether more turns would tell nothing new. The answer is yes only after 12, 24, 48 turns and so on. If a pair could end after any turn, its
+/// interval would lie on one side of the limit by chance sooner or later.
 fn is_settled(verdict: &Verdict) -> bool {
     let is_asked = |turns: usize| turns.is_multiple_of(LEAST_TURNS) && (turns / LEAST_TURNS).is_power_of_two();
     verdict.interval.is_some_and(|interval| {

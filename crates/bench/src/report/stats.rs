@@ -74,10 +74,10 @@ impl MedianInterval {
         limit <= self.low || self.high < limit
     }
 
-    /// Whether a limit lies so far outside that an interval for 99 of 100 experiments would not contain it either: for one who looks several
-    /// times, and ends the experiment when it is decided.
+    /// Whether a limit also lies outside of a wider interval, which contains the true median in about 99 of 100 experiments. It is for an experiment
+    /// that is judged several times and ends once it is decided.
     pub(crate) fn decides_clearly(&self, limit: f64) -> bool {
-        // The normal distribution has 95 % within 1.96 of its deviations, and 99 % within 2.58.
+        // Of a normal distribution, 95 % lie within 1.96 standard deviations, and 99 % within 2.58. Other distributions differ a little.
         let more = 2.58 / 1.96;
         let wider = |end: f64| self.median + (end - self.median) * more;
         limit <= wider(self.low) || wider(self.high) < limit
