@@ -78,6 +78,7 @@ chromium                  chromium
 zsh                       zsh
 fish                      fish
 valgrind                  valgrind
+iptables                  iptables
 clang                     clang
 capnproto                 capnp
 libcapnp-dev              /usr/include/capnp/ez-rpc.h

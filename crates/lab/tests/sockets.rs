@@ -45,6 +45,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
         assert!(said.contains(part), "{part} is not in\n{said}");
     }
     assert!(!said.contains("warn"), "connections of the program would move, and doctor says\n{said}");
+    let translates = translate(&network, &a, &b);
     serve(&a);
     for guest in [&a, &b] {
         guest.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=21 2>/dev/null; sha256sum < /tmp/file > /tmp/sum");
@@ -53,6 +54,9 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     file_survives_the_way_there_and_back(&b, "10.77.0.1");
     file_survives_the_way_there_and_back(&a, "127.0.0.1");
     host_meets_guest(&world, &network);
+    if translates {
+        client_behind_masquerade_meets_guest(&b);
+    }
     both_sides_show_the_connection(&world, &a, &b);
     agent_is_killed(&a, &b);
     broker_is_killed(&mut world, &a, &b);
@@ -119,6 +123,34 @@ fn host_meets_guest(world: &World, network: &Network) {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains(ON_RING), "{log}{}", world.log());
+}
+
+/// An address of guest `a` that guest `b` reaches only by way of the host, which translates the addresses of `b` to this one.
+const BEHIND: &str = "10.78.0.1";
+const TRANSLATED: &str = "10.78.0.254";
+
+/// Gives guest `a` such an address. `false`, said aloud, where the host cannot translate.
+fn translate(network: &Network, a: &Guest, b: &Guest) -> bool {
+    let line = format!(
+        "ip address add {TRANSLATED}/24 dev bridge0 && cd /proc/sys/net/ipv4 && echo 1 > ip_forward && \
+         echo 0 > conf/all/send_redirects && echo 0 > conf/bridge0/send_redirects && \
+         PATH=$PATH:/usr/sbin iptables -t nat -A POSTROUTING -d {BEHIND} -j MASQUERADE"
+    );
+    if network.host().is_none() || !network.command("sh").args(["-c", &line]).output().unwrap().status.success() {
+        println!("skipped: a client behind a masquerade, since the host's `iptables` cannot translate on this network");
+        return false;
+    }
+    a.sh(&format!("ip address add {BEHIND}/24 dev eth0"));
+    b.sh(&format!("ip route add {BEHIND} via 10.77.0.254"));
+    true
+}
+
+fn client_behind_masquerade_meets_guest(b: &Guest) {
+    let seen = b.sh(&format!("redis-cli -h {BEHIND} client list"));
+    assert!(seen.contains(&format!("addr={TRANSLATED}:")), "not translated: {seen}");
+    let answers = b.sh(&client(&format!("redis-cli -h {BEHIND} -r 60 -i 0.1 ping")));
+    let log = b.sh("cat /tmp/client.log");
+    assert!(log.contains(ON_RING) && answers.matches("PONG").count() == 60, "{log}{answers}");
 }
 
 /// Keeps some connections of guest `b` to redis in `a` busy until told to end, and `during` while they are on rings.
