@@ -3,7 +3,7 @@
 #
 #   step "name" command ...     runs the command and shows its output; continues even if it fails
 #   beside "name" command ...   starts the command, to run beside the steps that follow, until `settle`; one at a time
-#   settle                      waits for that command, and shows its output; its time is until then
+#   settle                      waits for that command, and shows its output; its time is until it last said something
 #   summary                     what each failed step said, the steps, and the last line, `N passed, N failed`; fails if any step did
 #
 # A step that runs cargo's tests counts each test; any other step counts as one.
@@ -43,7 +43,7 @@ step() {
 
 beside() {
     beside_name=$1
-    beside_began=$SECONDS
+    beside_began=$(date +%s)
     shift
     printf '\n== %s: beside what follows\n' "$beside_name"
     : > "$beside_log"
@@ -57,7 +57,7 @@ settle() {
     beside_child=
     printf '\n== %s\n' "$beside_name"
     cat "$beside_log"
-    step_ended "$beside_name" "$rc" $((SECONDS - beside_began)) "$beside_log"
+    step_ended "$beside_name" "$rc" $(($(stat --format=%Y "$beside_log") - beside_began)) "$beside_log"
 }
 
 # Counts a step with this name, status, time and output.
