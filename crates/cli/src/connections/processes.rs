@@ -163,7 +163,7 @@ impl Finder {
         };
         let (mapped, joined) = library_and_directory(process);
         let loaded = memory.is_some() || unreadable || mapped;
-        let table = self.table(process, namespace);
+        let Some(table) = self.table(process, namespace) else { return };
         let mut found = Vec::new();
         for fd in &fds {
             let FDTarget::Socket(inode) = fd.target else { continue };
@@ -209,14 +209,26 @@ impl Finder {
         Some(StatusFound::Read(number))
     }
 
-    /// The established connections of the namespace that a process is in, by the number of the socket.
-    fn table(&mut self, process: &Process, namespace: u64) -> &HashMap<u64, TcpNetEntry> {
-        self.tables.entry(namespace).or_insert_with(|| {
-            let (four, six) = (process.tcp().unwrap_or_default(), process.tcp6().unwrap_or_default());
-            let connected =
-                |entry: &TcpNetEntry| !matches!(entry.state, TcpState::Listen | TcpState::TimeWait | TcpState::Close);
-            four.into_iter().chain(six).filter(connected).map(|entry| (entry.inode, entry)).collect()
-        })
+    /// The established connections of the namespace that a process is in, by the number of the socket. `None` if the process has ended: another
+    /// one is asked then.
+    fn table(&mut self, process: &Process, of: u64) -> Option<&HashMap<u64, TcpNetEntry>> {
+        match self.tables.entry(of) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(place) => {
+                let four = process.tcp().ok()?;
+                let six = match process.tcp6() {
+                    Ok(six) => six,
+                    // A kernel without IPv6, if the process is there still.
+                    Err(_) if namespace(process) == Some(of) => Vec::new(),
+                    Err(_) => return None,
+                };
+                let connected = |entry: &TcpNetEntry| {
+                    !matches!(entry.state, TcpState::Listen | TcpState::TimeWait | TcpState::Close)
+                };
+                let all = four.into_iter().chain(six).filter(connected);
+                Some(place.insert(all.map(|entry| (entry.inode, entry)).collect()))
+            }
+        }
     }
 
     /// Connections that the library speaks of, that the kernel has, and whose sockets were found in no process: one that may not be
@@ -339,6 +351,20 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn process_that_has_ended_does_not_hide_connections_of_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let ended = Process::new(i32::try_from(child.id()).unwrap()).unwrap();
+        let here = namespace(&ended).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        let mut finder = Finder::default();
+        assert!(finder.table(&ended, here).is_none());
+        assert!(!finder.table(&Process::myself().unwrap(), here).unwrap().is_empty());
+    }
 
     #[test]
     fn new_connection_is_matched_by_descriptor_or_port() {
