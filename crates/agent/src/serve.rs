@@ -295,7 +295,7 @@ impl Serving {
             }
             _ => {
                 // A program may also give its session up and live on.
-                let by_program = has_hung_up(&of.socket) && has_ended(of.pid);
+                let by_program = packet::has_hung_up(of.socket.as_fd()) && has_ended(of.pid);
                 self.end_session(session, by_program);
             }
         }
@@ -509,12 +509,6 @@ fn brings_memory(message: &Message) -> bool {
         Message::Grow { .. } => true,
         _ => false,
     }
-}
-
-/// Whether no process has the other end of a session any more.
-fn has_hung_up(socket: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(socket, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 #[cfg(test)]

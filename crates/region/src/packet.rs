@@ -2,6 +2,7 @@
 //!
 //! One packet is one message: it arrives whole, or visibly truncated, with exactly the descriptors sent with it.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -48,6 +49,13 @@ pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<ReceivedPacket> {
 /// Receives one packet or fails with `WouldBlock`, whatever the descriptor's own flags.
 pub fn try_recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<ReceivedPacket> {
     recv_with(fd, buf, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+}
+
+/// Whether no process has the other end any more. Packets may still be there.
+pub fn has_hung_up(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::empty())];
+    let ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().intersects(ended)
 }
 
 /// Receives a packet, if it has bytes and brings no descriptor. Any other packet stays in the socket, as does the end of the connection,
@@ -179,6 +187,17 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn closed_end_hangs_up_before_its_last_packet_is_read() {
+        let (a, b) = pair().unwrap();
+        send(a.as_fd(), b"last", &[]).unwrap();
+        assert!(!has_hung_up(b.as_fd()));
+        drop(a);
+        assert!(has_hung_up(b.as_fd()));
+        let mut buf = [0; 8];
+        assert_eq!(recv(b.as_fd(), &mut buf).unwrap().len, 4);
+    }
 
     #[test]
     fn packets_keep_their_bounds_and_descriptors() {

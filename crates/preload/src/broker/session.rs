@@ -347,7 +347,7 @@ impl Turn {
             let number = place.load(Ordering::Relaxed);
             let Some(fd) = number.checked_sub(1).map(u32::cast_signed).filter(|_| number != own) else { continue };
             // An answer that its process has not taken yet does not end it.
-            if hidden::is(fd) && !has_hung_up(sys::borrow(fd)) {
+            if hidden::is(fd) && !packets::has_hung_up(sys::borrow(fd)) {
                 any = true;
             } else {
                 place.store(0, Ordering::Relaxed);
@@ -499,14 +499,6 @@ fn leave(fd: c_int) {
 pub(super) fn is_quiet(session: BorrowedFd<'_>) -> bool {
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     matches!(rustix::net::recv(session, &mut [0u8; 1], flags), Err(Errno::AGAIN | Errno::INTR))
-}
-
-/// Whether the broker has ended a session.
-fn has_hung_up(session: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(session, PollFlags::empty())];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-    rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().intersects(ended)
 }
 
 /// Waits until there is something to receive; `false` if that was not before `deadline`.

@@ -197,11 +197,7 @@ impl Link {
     pub fn is_hung_up(&self) -> bool {
         match self {
             Self::Double(link) => link.is_hung_up(),
-            Self::Bells(_) | Self::Socket(_) | Self::Crossing(_) => {
-                let mut fds = [PollFd::from_borrowed_fd(self.life(), PollFlags::empty())];
-                matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
-                    && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
-            }
+            Self::Bells(_) | Self::Socket(_) | Self::Crossing(_) => packet::has_hung_up(self.life()),
         }
     }
 
