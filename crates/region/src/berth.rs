@@ -135,7 +135,7 @@ impl Berth {
         Ok(page.control.header.check(kind, geometry)?)
     }
 
-    fn map(&self, fd: BorrowedFd<'_>, from: u64, geometry: Geometry, access: PageUse) -> Result<*mut u8, RegionError> {
+    fn map(&self, fd: BorrowedFd<'_>, from: u64, geometry: Geometry, pages: PageUse) -> Result<*mut u8, RegionError> {
         let needed = Mapping::span(geometry);
         self.changes.fetch_add(1, Ordering::Relaxed);
         let mut base = self.base.load(Ordering::Acquire);
@@ -145,7 +145,7 @@ impl Berth {
             self.reserved.store(needed, Ordering::Relaxed);
         }
         // SAFETY: `base` is the beginning of a reservation of at least `needed` bytes that only this berth maps into.
-        unsafe { Mapping::place_at(base, fd, from, geometry, access) }?;
+        unsafe { Mapping::place_at(base, fd, from, geometry, pages) }?;
         self.ring_offset.store(geometry.ring_offset(), Ordering::Relaxed);
         self.ring_size.store(geometry.ring_size(), Ordering::Relaxed);
         self.base.store(base, Ordering::Release);

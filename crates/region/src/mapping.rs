@@ -16,6 +16,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
+use std::hint::black_box;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -59,9 +60,9 @@ impl Mapping {
         let base = Self::reserve(geometry)?;
         // From here on the mapping is dropped, and so unmapped, when anything fails.
         let this = Self { base, len: sizes(geometry)?.len, geometry, writable };
-        let access = if writable { PageUse::Write } else { PageUse::Read };
+        let pages = if writable { PageUse::Write } else { PageUse::Read };
         // SAFETY: our own reservation for this geometry, which nothing has pointers into.
-        unsafe { Self::place_at(base, fd, from, geometry, access) }?;
+        unsafe { Self::place_at(base, fd, from, geometry, pages) }?;
         Ok(this)
     }
 
@@ -103,13 +104,13 @@ impl Mapping {
         fd: BorrowedFd<'_>,
         from: u64,
         geometry: Geometry,
-        access: PageUse,
+        pages: PageUse,
     ) -> Result<(), RegionError> {
         let Sizes { first, ring, .. } = sizes(geometry)?;
         let error = |e| RegionError::system("map shared memory", Self::span(geometry), e);
-        let prot = if access == PageUse::Read { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
+        let prot = if pages == PageUse::Read { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
         // Populated at once: page faults in the middle of a transfer would cost more, one by one.
-        let populate = if access == PageUse::WriteLater { MapFlags::empty() } else { MapFlags::POPULATE };
+        let populate = if pages == PageUse::WriteLater { MapFlags::empty() } else { MapFlags::POPULATE };
         let flags = MapFlags::SHARED | MapFlags::FIXED | populate;
         // SAFETY: fixed mappings inside the caller's reservation (`first + ring` is its length, or less).
         unsafe {
@@ -156,7 +157,9 @@ impl Mapping {
     unsafe fn touch(base: *mut u8, len: usize) {
         for at in (0..len).step_by(partywall_shm::layout::PAGE as usize) {
             // SAFETY: within the caller's mapping. Relaxed atomic loads may race with any store.
-            unsafe { (*base.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed) };
+            let byte = unsafe { (*base.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed) };
+            // The load is made though nobody uses the byte.
+            black_box(byte);
         }
     }
 

@@ -197,7 +197,7 @@ fn may_be_handed_over(conn: &Conn, fd: c_int) -> Result<(), Reason> {
     }
 }
 
-fn reserve_region(conn: &'_ Conn) -> Result<ReservedRegion<'_>, Reason> {
+fn reserve_region(conn: &Conn) -> Result<ReservedRegion<'_>, Reason> {
     let size = conn.local().planned_ring.load(Ordering::Relaxed);
     let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(size) };
     conn.local().own.reserve(&options).map_err(|_| Reason::Resources)

@@ -237,8 +237,8 @@ impl<F: Descriptor> Core<F> {
     }
 }
 
-/// Whether the region of a side at `origin` is made, which is handed to the other side now (protocol T4.8). Memory of a machine's program does not
-/// leave the machine, and a window holds any region.
+/// Whether the region of a side at `origin` is made, which is handed to the other side now (protocol T4.13). Memory of a machine's program does not
+/// leave the machine, and a window always has the memory of its regions.
 fn is_made<F: Descriptor>(origin: Origin, reference: RegionReference, region: &F) -> Result<(), Refuse> {
     match located(reference)? {
         (Located::OwnMemory, shape) if origin == Origin::Host => check_region(region, shape).or_else(|refused| {
