@@ -6,8 +6,7 @@
 //!   Offer [socket, region]   keeps the region --------->
 //!   Bell [its end] <-------  makes the bell <----------- Bell
 //!                            keeps the region <--------------------- Take [socket, region]
-//!                            hands over -------> Bell [the other end] -------------->
-//!   its bell is rung <--------------------------------------------------- makes its region
+//!                            rings ------------> Bell [the other end] -------------->
 //!   Confirm [socket] ------->
 //!   PeerIs [region] <------- rings the other end <------ PeerIs
 //!                            <-------------------------------------- Finish [socket]
@@ -106,6 +105,8 @@ impl LocalHandshakes {
                 let Some(far) = handshake.far.take() else { return Ok(None) };
                 (handshake.taken, handshake.since) = (Some(region), Instant::now());
                 handshake.sessions[1] = Some(session);
+                // The offering side is to confirm.
+                bell::ring(far.as_fd(), RING);
                 Ok(Some(far))
             }
             _ => Ok(None),
@@ -206,7 +207,7 @@ mod tests {
         assert_eq!(hear(&near), Heard::Nothing);
         all.ask((2, 20), &take(), Some(taken));
         let far = all.bell(2, 20, 7).unwrap().unwrap();
-        assert_eq!((hear(&near), hear(&far)), (Heard::Nothing, Heard::Nothing), "the accepting side rings itself");
+        assert_eq!((hear(&near), hear(&far)), (Heard::Bell, Heard::Nothing));
         all.ask((1, 11), &Message::Confirm { offer: 7 }, None);
         assert_eq!(all.peer(1, 11).unwrap().as_raw_fd(), numbers.1);
         assert_eq!(hear(&far), Heard::Bell);
