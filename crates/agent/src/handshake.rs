@@ -6,7 +6,8 @@
 //!   Offer [socket, region]   keeps the region --------->
 //!   Bell [its end] <-------  makes the bell <----------- Bell
 //!                            keeps the region <--------------------- Take [socket, region]
-//!                            rings ------------> Bell [the other end] -------------->
+//!                            hands over -------> Bell [the other end] -------------->
+//!   its bell is rung <--------------------------------------------------- makes its region
 //!   Confirm [socket] ------->
 //!   PeerIs [region] <------- rings the other end <------ PeerIs
 //!                            <-------------------------------------- Finish [socket]
@@ -105,8 +106,6 @@ impl LocalHandshakes {
                 let Some(far) = handshake.far.take() else { return Ok(None) };
                 (handshake.taken, handshake.since) = (Some(region), Instant::now());
                 handshake.sessions[1] = Some(session);
-                // The offering side is to confirm.
-                bell::ring(far.as_fd(), RING);
                 Ok(Some(far))
             }
             _ => Ok(None),
@@ -207,7 +206,7 @@ mod tests {
         assert_eq!(hear(&near), Heard::Nothing);
         all.ask((2, 20), &take(), Some(taken));
         let far = all.bell(2, 20, 7).unwrap().unwrap();
-        assert_eq!((hear(&near), hear(&far)), (Heard::Bell, Heard::Nothing));
+        assert_eq!((hear(&near), hear(&far)), (Heard::Nothing, Heard::Nothing), "the accepting side rings itself");
         all.ask((1, 11), &Message::Confirm { offer: 7 }, None);
         assert_eq!(all.peer(1, 11).unwrap().as_raw_fd(), numbers.1);
         assert_eq!(hear(&far), Heard::Bell);

@@ -7,7 +7,7 @@
 //! A berth is all zeros when new, and of interior mutability, so that it can be a `static` of a foreign program.
 #![expect(unsafe_code, reason = "maps shared memory at addresses that stay reserved, and hands out pointers into it")]
 
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, PageUse};
 use crate::region::RegionOptions;
 use crate::{RegionError, memfd, pmem};
 use partywall_shm::bytes::{OwnBytes, PeerBytes};
@@ -15,6 +15,7 @@ use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, SocketPage};
 use partywall_shm::sync::{Own, Peer};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -34,6 +35,8 @@ pub struct Berth {
     ring_offset: AtomicU64,
     /// `ring_size` of what is mapped now; 0 if nothing is.
     ring_size: AtomicU64,
+    /// How often something was mapped or given up here.
+    changes: AtomicU64,
 }
 
 impl Berth {
@@ -44,6 +47,7 @@ impl Berth {
             reserved: AtomicU64::new(0),
             ring_offset: AtomicU64::new(0),
             ring_size: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
         }
     }
 
@@ -51,12 +55,25 @@ impl Berth {
     /// many connections sleeps so often that interrupting the other processors each time costs more than a fence per message. Returns the
     /// region's descriptor.
     pub fn create(&self, options: &RegionOptions) -> Result<OwnedFd, RegionError> {
+        self.reserve(options)?.fill()
+    }
+
+    /// Makes the memory of this side's region: of its final size, mapped here and sealed, but not allocated beyond its first page, where a
+    /// thread that is late (see the module) may write. [`Berth::create_in`] may make the region elsewhere instead (protocol T4.8).
+    ///
+    /// # Errors
+    /// The options are wrong or ask for huge pages, or a system call fails.
+    pub fn reserve(&self, options: &RegionOptions) -> Result<ReservedRegion<'_>, RegionError> {
         let geometry = options.geometry()?;
-        let fd = memfd::create(geometry)?;
-        let base = self.map(fd.as_fd(), 0, geometry, true)?;
-        self.establish(base, options, geometry);
-        memfd::seal(fd.as_fd(), geometry.region_size())?;
-        Ok(fd)
+        if geometry.ring_offset() != PAGE {
+            return Err(Corrupt::BadRegion.into());
+        }
+        let memory = memfd::create_empty(geometry.region_size(), MemfdFlags::empty())?;
+        memfd::allocate(memory.as_fd(), PAGE)?;
+        self.map(memory.as_fd(), 0, geometry, PageUse::WriteLater)?;
+        memfd::seal(memory.as_fd(), geometry.region_size())?;
+        let change = self.changes.load(Ordering::Relaxed);
+        Ok(ReservedRegion { berth: self, change, memory, options: *options, geometry })
     }
 
     /// Makes this side's region at byte `at` of a window, for a peer on another machine. The broker gave that place to this process.
@@ -66,7 +83,7 @@ impl Berth {
     pub fn create_in(&self, window: BorrowedFd<'_>, at: u64, options: &RegionOptions) -> Result<(), RegionError> {
         let geometry = options.geometry()?;
         let from = place_in(window, at, geometry)?;
-        let base = self.map(window, from, geometry, true)?;
+        let base = self.map(window, from, geometry, PageUse::Write)?;
         let len = usize::try_from(geometry.region_size()).map_err(|_| Corrupt::BadRegion)?;
         // The content of an earlier region must not reach the next one's peer (protocol V4.3).
         // SAFETY: just mapped, writable, this long at least, and used by no other process: the broker gave the place to this process alone.
@@ -75,10 +92,10 @@ impl Berth {
         Ok(())
     }
 
-    /// Writes the control page and, last, the header of a region of zeros that was just mapped writable at `base`.
+    /// Writes the control page and, last, the header of a region of zeros that is mapped writable at `base`.
     fn establish(&self, base: *mut u8, options: &RegionOptions, geometry: Geometry) {
         let flags = options.header_flags();
-        // SAFETY: just mapped, writable, and not shared yet.
+        // SAFETY: mapped writable, its first page allocated, and of atomics alone.
         let page = unsafe { &*base.cast::<SocketPage<Own>>() };
         page.control.awaken(geometry);
         let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
@@ -112,14 +129,15 @@ impl Berth {
         kind: RegionKind,
         geometry: Geometry,
     ) -> Result<u32, RegionError> {
-        let base = self.map(fd, from, geometry, false)?;
+        let base = self.map(fd, from, geometry, PageUse::Read)?;
         // SAFETY: just mapped, at least a page, and valid for any bytes; peers' words are only loaded.
         let page = unsafe { &*base.cast::<SocketPage<Peer>>() };
         Ok(page.control.header.check(kind, geometry)?)
     }
 
-    fn map(&self, fd: BorrowedFd<'_>, from: u64, geometry: Geometry, writable: bool) -> Result<*mut u8, RegionError> {
+    fn map(&self, fd: BorrowedFd<'_>, from: u64, geometry: Geometry, pages: PageUse) -> Result<*mut u8, RegionError> {
         let needed = Mapping::span(geometry);
+        self.changes.fetch_add(1, Ordering::Relaxed);
         let mut base = self.base.load(Ordering::Acquire);
         if base.is_null() || self.reserved.load(Ordering::Relaxed) < needed {
             // A smaller reservation from before stays where it is, for those who still look there.
@@ -127,7 +145,7 @@ impl Berth {
             self.reserved.store(needed, Ordering::Relaxed);
         }
         // SAFETY: `base` is the beginning of a reservation of at least `needed` bytes that only this berth maps into.
-        unsafe { Mapping::place_at(base, fd, from, geometry, writable) }?;
+        unsafe { Mapping::place_at(base, fd, from, geometry, pages) }?;
         self.ring_offset.store(geometry.ring_offset(), Ordering::Relaxed);
         self.ring_size.store(geometry.ring_size(), Ordering::Relaxed);
         self.base.store(base, Ordering::Release);
@@ -138,6 +156,7 @@ impl Berth {
     /// about to say in its region that it sleeps, or where it runs, holds no lock while it does.
     pub fn vacate(&self) {
         let base = self.base.load(Ordering::Acquire);
+        self.changes.fetch_add(1, Ordering::Relaxed);
         self.ring_size.store(0, Ordering::Relaxed);
         let Ok(len) = usize::try_from(self.reserved.load(Ordering::Relaxed)) else { return };
         if base.is_null() {
@@ -208,6 +227,46 @@ impl Berth {
     }
 }
 
+/// Memory in a [`Berth`] that is to become this side's region.
+#[derive(Debug)]
+pub struct ReservedRegion<'a> {
+    berth: &'a Berth,
+    /// The count of the berth's changes when it was mapped there.
+    change: u64,
+    memory: OwnedFd,
+    options: RegionOptions,
+    geometry: Geometry,
+}
+
+impl ReservedRegion<'_> {
+    /// The shape of the region.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Allocates the memory and makes the region. Returns the memory's descriptor.
+    ///
+    /// # Errors
+    /// Not enough memory is free, a signal has come meanwhile, or the berth has something else by now.
+    pub fn fill(self) -> Result<OwnedFd, RegionError> {
+        if self.berth.changes.load(Ordering::Relaxed) != self.change {
+            return Err(Corrupt::BadRegion.into());
+        }
+        let base = self.berth.base.load(Ordering::Acquire);
+        memfd::allocate(self.memory.as_fd(), self.geometry.region_size())?;
+        // SAFETY: `reserve` has mapped the memory at `base` for this geometry, and nothing has come into the berth since.
+        unsafe { Mapping::populate(base, self.geometry) };
+        self.berth.establish(base, &self.options, self.geometry);
+        Ok(self.memory)
+    }
+}
+
+impl AsFd for ReservedRegion<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
 /// Where in the memory of a window the region at byte `at` of the data begins: behind the header, whole, on a page (protocol V4).
 fn place_in(window: BorrowedFd<'_>, at: u64, geometry: Geometry) -> Result<u64, RegionError> {
     let end = at.checked_add(geometry.region_size()).ok_or(Corrupt::BadRegion)?;
@@ -262,6 +321,34 @@ mod tests {
         }
         assert_eq!(places[0], places[1]);
         assert_eq!(places[2], places[3]);
+    }
+
+    #[test]
+    fn reserved_region_is_a_region_once_it_is_filled() {
+        let (mine, theirs) = (Berth::new(), Berth::new());
+        let reserved = mine.reserve(&options(65536)).unwrap();
+        let geometry = reserved.geometry();
+        assert!(theirs.attach(reserved.as_fd(), RegionKind::Socket, geometry).is_err(), "holes");
+        let fd = reserved.fill().unwrap();
+        theirs.attach(fd.as_fd(), RegionKind::Socket, geometry).unwrap();
+        // SAFETY: nothing else uses these berths.
+        unsafe { mine.own_span(65_530, 12) }.copy_from(0, b"over the end");
+        let mut seen = [0; 12];
+        // SAFETY: as above.
+        unsafe { theirs.peer_span(65_530, 12) }.copy_to(&mut seen);
+        assert_eq!(&seen, b"over the end");
+    }
+
+    #[test]
+    fn reserved_region_whose_berth_has_changed_is_not_filled() {
+        let (mine, theirs) = (Berth::new(), Berth::new());
+        let reserved = mine.reserve(&options(8192)).unwrap();
+        mine.vacate();
+        assert!(reserved.fill().is_err());
+        let reserved = mine.reserve(&options(8192)).unwrap();
+        let other = theirs.create(&options(8192)).unwrap();
+        mine.attach(other.as_fd(), RegionKind::Socket, reserved.geometry()).unwrap();
+        assert!(reserved.fill().is_err());
     }
 
     #[test]

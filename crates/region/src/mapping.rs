@@ -16,7 +16,18 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
+use std::hint::black_box;
 use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// How the pages of a mapping are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageUse {
+    Read,
+    Write,
+    /// Written, but not yet: its memory may not be allocated.
+    WriteLater,
+}
 
 /// A mapped region, unmapped on drop.
 #[derive(Debug)]
@@ -49,8 +60,9 @@ impl Mapping {
         let base = Self::reserve(geometry)?;
         // From here on the mapping is dropped, and so unmapped, when anything fails.
         let this = Self { base, len: sizes(geometry)?.len, geometry, writable };
+        let pages = if writable { PageUse::Write } else { PageUse::Read };
         // SAFETY: our own reservation for this geometry, which nothing has pointers into.
-        unsafe { Self::place_at(base, fd, from, geometry, writable) }?;
+        unsafe { Self::place_at(base, fd, from, geometry, pages) }?;
         Ok(this)
     }
 
@@ -92,13 +104,14 @@ impl Mapping {
         fd: BorrowedFd<'_>,
         from: u64,
         geometry: Geometry,
-        writable: bool,
+        pages: PageUse,
     ) -> Result<(), RegionError> {
         let Sizes { first, ring, .. } = sizes(geometry)?;
         let error = |e| RegionError::system("map shared memory", Self::span(geometry), e);
-        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let prot = if pages == PageUse::Read { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
         // Populated at once: page faults in the middle of a transfer would cost more, one by one.
-        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+        let populate = if pages == PageUse::WriteLater { MapFlags::empty() } else { MapFlags::POPULATE };
+        let flags = MapFlags::SHARED | MapFlags::FIXED | populate;
         // SAFETY: fixed mappings inside the caller's reservation (`first + ring` is its length, or less).
         unsafe {
             mmap(base.cast::<c_void>(), first, prot, flags, fd, from).map_err(error)?;
@@ -118,6 +131,35 @@ impl Mapping {
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(Errno::FAULT) => Err(error(Errno::NOMEM)),
             Err(e) => Err(error(e)),
+        }
+    }
+
+    /// Maps the pages of a region that was placed by [`PageUse::WriteLater`], once its memory is allocated. Memory that is allocated but was never
+    /// mapped counts as a hole (protocol M2.4).
+    ///
+    /// # Safety
+    /// Such a region of this geometry is at `base`.
+    pub(crate) unsafe fn populate(base: *mut u8, geometry: Geometry) {
+        let Ok(len) = usize::try_from(Self::span(geometry)) else { return };
+        // SAFETY: the region's mappings by the caller's contract. The call leaves their content as it is.
+        let is_done = unsafe { madvise(base.cast::<c_void>(), len, Advice::LinuxPopulateWrite) }.is_ok();
+        if !is_done {
+            // The call is of Linux 5.14, and a filter of system calls may forbid it.
+            // SAFETY: as above.
+            unsafe { Self::touch(base, len) };
+        }
+    }
+
+    /// Reads a byte of each page, which maps it.
+    ///
+    /// # Safety
+    /// `len` bytes are mapped at `base`, of memory that is allocated.
+    unsafe fn touch(base: *mut u8, len: usize) {
+        for at in (0..len).step_by(partywall_shm::layout::PAGE as usize) {
+            // SAFETY: within the caller's mapping. Relaxed atomic loads may race with any store.
+            let byte = unsafe { (*base.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed) };
+            // The load is made though nobody uses the byte.
+            black_box(byte);
         }
     }
 
@@ -163,10 +205,7 @@ impl Mapping {
         debug_assert!(self.writable);
         for at in (0..self.geometry.region_size() as usize).step_by(size_of::<u64>()) {
             // SAFETY: an aligned word of the mapping, which is writable; relaxed atomic stores may race with any reader.
-            unsafe {
-                (*self.base.add(at).cast::<std::sync::atomic::AtomicU64>())
-                    .store(0, std::sync::atomic::Ordering::Relaxed)
-            };
+            unsafe { (*self.base.add(at).cast::<AtomicU64>()).store(0, Ordering::Relaxed) };
         }
     }
 
@@ -181,10 +220,10 @@ impl Mapping {
         assert!(byte.is_multiple_of(8) && byte < partywall_shm::layout::PAGE as usize, "a word of the first page");
         // SAFETY: an aligned word of the first page, which is mapped and writable; atomic accesses may race with anyone's. No
         // read-modify-write: memory that drops stores is emulated, and not every hypervisor emulates those.
-        let word = unsafe { &*self.base.add(byte).cast::<std::sync::atomic::AtomicU64>() };
-        let before = word.load(std::sync::atomic::Ordering::Relaxed);
-        word.store(before.wrapping_add(1), std::sync::atomic::Ordering::SeqCst);
-        word.load(std::sync::atomic::Ordering::SeqCst) != before
+        let word = unsafe { &*self.base.add(byte).cast::<AtomicU64>() };
+        let before = word.load(Ordering::Relaxed);
+        word.store(before.wrapping_add(1), Ordering::SeqCst);
+        word.load(Ordering::SeqCst) != before
     }
 
     /// The address of byte `position` of the stream, from where a whole ring's length is mapped contiguously.
@@ -246,5 +285,32 @@ impl Drop for Mapping {
         // SAFETY: exactly what `new` reserved; borrows of `self` have ended, and spans borrow from it.
         // Unmapping what one has mapped fails only for arguments that are not these.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memfd;
+    use partywall_shm::layout::PAGE;
+    use rustix::fd::AsFd as _;
+    use rustix::fs::MemfdFlags;
+
+    #[test]
+    fn touched_pages_are_no_holes_where_the_kernel_cannot_populate() {
+        let geometry = Geometry::new(PAGE, 65536).unwrap();
+        let memory = memfd::create_empty(geometry.region_size(), MemfdFlags::empty()).unwrap();
+        let base = Mapping::reserve(geometry).unwrap();
+        // SAFETY: a reservation for this geometry, which this test alone uses.
+        unsafe { Mapping::place_at(base, memory.as_fd(), 0, geometry, PageUse::WriteLater) }.unwrap();
+        memfd::seal(memory.as_fd(), geometry.region_size()).unwrap();
+        memfd::allocate(memory.as_fd(), geometry.region_size()).unwrap();
+        assert!(memfd::verify(memory.as_fd(), geometry).is_err(), "allocated, and never mapped");
+        let len = usize::try_from(Mapping::span(geometry)).unwrap();
+        // SAFETY: mapped above, and its memory is allocated.
+        unsafe { Mapping::touch(base, len) };
+        memfd::verify(memory.as_fd(), geometry).unwrap();
+        // SAFETY: nothing points there any more.
+        unsafe { munmap(base.cast(), len) }.unwrap();
     }
 }

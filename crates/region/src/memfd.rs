@@ -4,7 +4,7 @@ use crate::RegionError;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, HUGE_PAGE};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -22,17 +22,28 @@ pub(crate) fn create(geometry: Geometry) -> Result<OwnedFd, RegionError> {
     create_of(geometry.region_size(), huge)
 }
 
-/// Makes a memfd of any size that is a multiple of a page.
+/// Makes a memfd of any size that is a multiple of a page, likewise.
 pub(crate) fn create_of(size: u64, huge: MemfdFlags) -> Result<OwnedFd, RegionError> {
+    let fd = create_empty(size, huge)?;
+    allocate(fd.as_fd(), size)?;
+    Ok(fd)
+}
+
+/// Makes an unsealed memfd of this size that has no memory yet.
+pub(crate) fn create_empty(size: u64, huge: MemfdFlags) -> Result<OwnedFd, RegionError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
     let fd = rustix::fs::memfd_create("partywall", flags)
         .map_err(|e| RegionError::system("create shared memory", size, e))?;
     check_limit(size)
         .and_then(|()| rustix::fs::ftruncate(&fd, size))
         .map_err(|e| RegionError::system("size shared memory", size, e))?;
-    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, size)
-        .map_err(|e| RegionError::system("allocate shared memory", size, e))?;
     Ok(fd)
+}
+
+/// Allocates its first `size` bytes, so that no access to them can fail. It may be sealed.
+pub(crate) fn allocate(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
+    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size)
+        .map_err(|e| RegionError::system("allocate shared memory", size, e))
 }
 
 /// Whether this process may make a file of that size. The kernel would not only refuse: it would end the process (`SIGXFSZ`).
@@ -58,15 +69,25 @@ pub fn verify_seat(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
     verify_of(fd, size, false)
 }
 
+/// Checks memory of which its maker is to make a region of this shape: all of [`verify`], except that it need not be allocated.
+pub fn verify_reserved(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError> {
+    sealed_stat(fd, geometry.region_size(), geometry.ring_offset() == HUGE_PAGE).map(drop)
+}
+
 fn verify_of(fd: BorrowedFd<'_>, size: u64, huge: bool) -> Result<(), RegionError> {
+    let stat = sealed_stat(fd, size, huge)?;
+    let has_blocks = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size);
+    if has_blocks && (huge || has_no_hole(fd, size)) { Ok(()) } else { Err(Corrupt::BadRegion.into()) }
+}
+
+/// The facts of a file that is sealed memory of this size and kind.
+fn sealed_stat(fd: BorrowedFd<'_>, size: u64, huge: bool) -> Result<Stat, RegionError> {
     // Only memfds (and files of a hugetlbfs or tmpfs of the kernel's own) answer this at all.
     let seals = rustix::fs::fcntl_get_seals(fd.as_fd()).map_err(|_| Corrupt::BadRegion)?;
     let stat = rustix::fs::fstat(fd).map_err(|_| Corrupt::BadRegion)?;
     let right_size = u64::try_from(stat.st_size) == Ok(size);
-    let allocated = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size)
-        && (huge || has_no_hole(fd, size));
-    if seals.contains(SEALS) && right_size && allocated && huge == is_hugetlb(fd) {
-        Ok(())
+    if seals.contains(SEALS) && right_size && huge == is_hugetlb(fd) {
+        Ok(stat)
     } else {
         Err(Corrupt::BadRegion.into())
     }

@@ -23,6 +23,12 @@ pub trait Descriptor: Clone {
     /// What it is instead, for the one who sent it.
     fn check_region(&self, geometry: Geometry) -> Result<(), String>;
 
+    /// Whether it is memory of which its maker is to make such a region (protocol T4.8): sealed, exactly this big, perhaps not allocated yet.
+    ///
+    /// # Errors
+    /// As [`Self::check_region`].
+    fn check_reserved(&self, geometry: Geometry) -> Result<(), String>;
+
     /// Whether it is memory for a seat in a group as protocol J3 demands: sealed, wholly allocated, exactly this big.
     ///
     /// # Errors

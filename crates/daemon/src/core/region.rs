@@ -21,7 +21,12 @@ pub(super) fn own_memory(region: RegionReference) -> Result<Geometry, Refuse> {
     region.check_own_memory().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
-/// Proves that the memory is of this shape, or refuses it.
+/// Proves that the memory can become a region of this shape, or refuses it.
+pub(super) fn check_reserved<F: Descriptor>(memory: &F, geometry: Geometry) -> Result<(), Refuse> {
+    memory.check_reserved(geometry).or_else(|e| refuse(Refusal::BadRegion, e))
+}
+
+/// Proves that the memory is of this shape and wholly allocated, or refuses it.
 pub(super) fn check_region<F: Descriptor>(region: &F, geometry: Geometry) -> Result<(), Refuse> {
     region.check_region(geometry).or_else(|e| refuse(Refusal::BadRegion, e))
 }

@@ -57,6 +57,16 @@ impl Descriptor for ClientDescriptor {
         }
     }
 
+    fn check_reserved(&self, geometry: Geometry) -> Result<(), String> {
+        match self.fd().map(|fd| memfd::verify_reserved(fd, geometry)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(format!(
+                "the memory of a region must be a sealed memfd of {} bytes (protocol M1, M2)",
+                geometry.region_size()
+            )),
+        }
+    }
+
     fn check_seat(&self, size: u64) -> Result<(), String> {
         match self.fd().map(|fd| memfd::verify_seat(fd, size)) {
             Some(Ok(())) => Ok(()),

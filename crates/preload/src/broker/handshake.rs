@@ -11,7 +11,7 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The state of a connection that was shown to the broker with a region.
+/// The state of a connection that was shown to the broker with the memory of a region.
 #[derive(Debug)]
 pub(crate) struct BegunHandshake {
     /// Our end of its bell.
@@ -32,7 +32,7 @@ pub(crate) struct PlaceOfRegion {
     pub(crate) window: OwnedFd,
 }
 
-/// Offers a ring for a connected socket, with our region. `number` gets the number of the offer while no signal handler can run: a thread
+/// Offers a ring for a connected socket, with the memory of our region. `number` gets the number of the offer while no signal handler can run: a thread
 /// that ends in the middle of the step leaves it to be taken back.
 pub(crate) fn offer(
     fd: c_int,
@@ -44,7 +44,7 @@ pub(crate) fn offer(
     show_with(&BorrowedMessage::Offer { region }, fd, (geometry, memory), number)
 }
 
-/// Takes the offer that the other end of this accepted connection has made, with our region, likewise.
+/// Takes the offer that the other end of this accepted connection has made, likewise.
 pub(crate) fn take(
     fd: c_int,
     geometry: Geometry,

@@ -161,7 +161,7 @@ fn offer_is_found_and_taken_by_other_end_only() {
     assert_eq!(bell::hear(&client_bell), Heard::Nothing);
     let (channel, server_bell) = take_of(&server).unwrap();
     assert_eq!(channel, offer);
-    assert_eq!(bell::hear(&client_bell), Heard::Bell);
+    assert_eq!(bell::hear(&client_bell), Heard::Nothing, "the taker rings, once its region is made");
     assert_eq!(finish(server.as_raw_fd(), offer).unwrap_err(), Reason::NotTaken, "not confirmed");
     assert!(confirm(other_server.as_raw_fd(), offer).is_err(), "another socket");
     // That request has ended the handshake.
@@ -169,7 +169,6 @@ fn offer_is_found_and_taken_by_other_end_only() {
     drop((client_bell, server_bell));
     let (offer, client_bell) = offer_with_bell(&client).unwrap();
     let (_, server_bell) = take_of(&server).unwrap();
-    assert_eq!(bell::hear(&client_bell), Heard::Bell);
     let accepting = confirm(client.as_raw_fd(), offer).unwrap();
     assert_eq!(bell::hear(&server_bell), Heard::Bell);
     let offering = finish(server.as_raw_fd(), offer).unwrap();

@@ -7,7 +7,7 @@
 //!        |                                  | directory: an offer    |
 //!        |                                  |<- Take: socket, region |
 //!        |                                  |-- bells -------------->|
-//!        |<-------------- a bell -----------|                        |
+//!        |<--------------------- a bell -----------------------------|
 //!        | -- Confirm: socket ------------->|                        |
 //!        |<---------------- its region -----|-- a bell ------------->|
 //!        |                                  |<------ Finish: socket -|
@@ -15,8 +15,9 @@
 //!        | sees that, attaches, is WATCHING |                        |
 //! ```
 //!
-//! If the two are on different machines, a place in a window comes with the bells. A side makes its region there, and the accepting side rings
-//! the first bell itself when it has done so: the connecting side reads the region after `Confirm`.
+//! What a side shows is the memory of a region that it makes when it has its bell. If the two are on different machines, a place in a window comes
+//! with the bell, and the side makes its region there instead. The accepting side rings the first bell when it has done so: the connecting side
+//! reads the region after `Confirm`.
 //!
 //! Nobody waits for anybody: each side looks on its next call. No byte changes its way by this; that is for the senders, later.
 //! The broker reads a socket only while no thread of ours is in the kernel with it ([`is_quiet`]): what it does to read the
@@ -32,21 +33,23 @@ use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
 use crate::broker::{BegunHandshake, FoundOffer, PlaceOfRegion};
 use crate::log::log;
+use crate::signals::BlockedSignals;
 use crate::{broker, hidden, process, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_protocol::wire::Located;
 use partywall_region::RegionOptions;
 use partywall_region::bell::{self, Heard};
-use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
+use partywall_region::berth::ReservedRegion;
+use partywall_shm::layout::{Geometry, RegionKind, path_flags};
 use partywall_shm::status::{Reason, Role};
 use partywall_shm::sync::load_acquire_u32;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 /// Larger rings of a peer than this are not mapped.
 const MAX_PEER_RING: u64 = 64 << 20;
-/// The stages of an offer: waiting for the other side; the broker has rung, and it is our turn; the connecting side has confirmed, and
+/// The stages of an offer: waiting for the other side; the bell has rung, and it is our turn; the connecting side has confirmed, and
 /// waits for the peer to watch its ring; no process answers any more.
 const WAITS: u32 = 0;
 const HEARD: u32 = 1;
@@ -110,15 +113,18 @@ fn make_offer(conn: &Conn, fd: c_int) -> Result<(), Reason> {
     begin_handshake(conn, |geometry, memory| broker::offer(fd, geometry, memory, &conn.local().channel))
 }
 
-/// Makes our region, and shows it to the broker with the socket by `show`.
+/// Shows the memory of our region to the broker with the socket by `show`.
 fn begin_handshake(
     conn: &Conn,
     show: impl FnOnce(Geometry, BorrowedFd<'_>) -> Result<BegunHandshake, Reason>,
 ) -> Result<(), Reason> {
     conn.ring_path.set_flag(flags::FAR, false);
-    let (region, geometry) = make_region(conn)?;
+    let region = reserve_region(conn)?;
+    // A handler that jumps out would leave our end of the bell open, and one that returns would end the allocation of memory.
+    let mut signals = BlockedSignals::none();
+    signals.hold();
     let begun = paced(conn, || {
-        let begun = show(geometry, region.as_fd())?;
+        let begun = show(region.geometry(), region.as_fd())?;
         conn.ring_path.set_flag(flags::FAR, begun.place.is_some());
         Ok(begun)
     })?;
@@ -148,23 +154,23 @@ fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<T, Reason>) -> Result<T, 
 }
 
 /// The broker has an offer or a take of ours.
-fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: OwnedFd) -> Result<(), Reason> {
+fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: ReservedRegion<'_>) -> Result<(), Reason> {
     let BegunHandshake { bell, events, place } = begun;
     let local = conn.local();
-    match &place {
+    match place {
         // To be shown to a later broker. A region in a window is of no use to that one, which has other windows.
-        None => local.keep_memory(region),
+        None => local.keep_memory(region.fill().map_err(|_| Reason::Resources)?),
         Some(PlaceOfRegion { base, shape, window }) => {
             let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(shape.ring_size()) };
-            local.own.create_in(window.as_fd(), *base, &options).map_err(|_| Reason::Resources)?;
+            local.own.create_in(window.as_fd(), base, &options).map_err(|_| Reason::Resources)?;
         }
     }
     if !local.bell.keep(bell, events) {
         return Err(Reason::Resources);
     }
-    if place.is_some() && conn.role() == Role::Accepting {
-        // The region is made: the connecting side is to confirm.
-        local.bell.ring();
+    // The region is made: the connecting side is to confirm. Nothing else would make it do so.
+    if conn.role() == Role::Accepting && !local.bell.ring() {
+        return Err(Reason::Resources);
     }
     conn.ring_path.shown.store(WAITS, Ordering::Relaxed);
     conn.moves.looks_for_answer.store(0, Ordering::Relaxed);
@@ -191,12 +197,10 @@ fn may_be_handed_over(conn: &Conn, fd: c_int) -> Result<(), Reason> {
     }
 }
 
-pub(super) fn make_region(conn: &Conn) -> Result<(OwnedFd, Geometry), Reason> {
+fn reserve_region(conn: &Conn) -> Result<ReservedRegion<'_>, Reason> {
     let size = conn.local().planned_ring.load(Ordering::Relaxed);
     let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(size) };
-    let geometry = Geometry::new(PAGE, size).map_err(|_| Reason::Resources)?;
-    let region = conn.local().own.create(&options).map_err(|_| Reason::Resources)?;
-    Ok((region, geometry))
+    conn.local().own.reserve(&options).map_err(|_| Reason::Resources)
 }
 
 /// Not now; and if that is permanent, not at all.
@@ -266,7 +270,7 @@ fn look_at_bell(conn: &'static Conn, fd: c_int) {
     }
 }
 
-/// Whether there is something to be done: the broker has rung, or the peer watches its ring, or is gone.
+/// Whether there is something to be done: the bell has rung, or the peer watches its ring, or is gone.
 fn is_our_turn(conn: &Conn) -> bool {
     let shown = conn.ring_path.shown.load(Ordering::Relaxed);
     let watches = || {
@@ -496,6 +500,14 @@ pub(super) fn take_offer_back(conn: &Conn, reason: Reason) {
     } else {
         conn.ring_path.shown.store(shown, Ordering::Relaxed);
     }
+}
+
+/// Our region, as a handshake makes it.
+#[cfg(test)]
+pub(super) fn make_region(conn: &Conn) -> Result<(rustix::fd::OwnedFd, Geometry), Reason> {
+    let region = reserve_region(conn)?;
+    let geometry = region.geometry();
+    Ok((region.fill().map_err(|_| Reason::Resources)?, geometry))
 }
 
 /// As if the broker had confirmed its offer, with this region of the peer's. The next call attaches the ring.

@@ -201,7 +201,7 @@ messages! {
         key: u64,
     }
     /// Client: the process that has the other end of this connection may have it on a ring (protocol T4). Brings the connected
-    /// socket and its own region. Answered by `Bell`.
+    /// socket and the memory of the client's region. Answered by `Bell`.
     24 Offer {
         /// The offering side's region, in separate memory.
         region: RegionReference,
@@ -217,7 +217,7 @@ messages! {
         /// As in `Bell` or `Offered`.
         offer: u64,
     }
-    /// Client: I have the other end of a connection that is offered (protocol T4). Brings that socket, and its own region.
+    /// Client: I have the other end of a connection that is offered (protocol T4). Brings that socket, and the memory of the client's region.
     /// Answered by `Bell`.
     27 Take {
         /// The taking side's region, in separate memory.
@@ -466,7 +466,7 @@ messages! {
         offer: u64,
         /// How this side rings and is rung.
         way: BellWay,
-        /// This side's region as the other side will get it: the one that was shown, or one that the client has to make at this place of a
+        /// This side's region as the other side will get it, which the client has to make now: of the memory that was shown, or at this place of a
         /// window, because the other side is on another machine (protocol T4.8).
         region: RegionReference,
     }

@@ -14,7 +14,7 @@ use crate::core::domain::DomainRecord;
 use crate::core::ended_handshakes::HandshakeSide;
 use crate::core::id::{ChannelId, DomainId};
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::region::{check_region, located};
+use crate::core::region::{check_reserved, located};
 use crate::core::session::SessionRecord;
 use crate::core::window_places::SocketPlace;
 use crate::core::{Core, Descriptor, SessionId};
@@ -174,7 +174,7 @@ impl<F: Descriptor> Core<F> {
         }
         // In a machine, the memory does not leave it.
         if here == Origin::Host {
-            check_region(&shown, shape)?;
+            check_reserved(&shown, shape)?;
         }
         Ok(SideRegion { reference: RegionReference::own_memory(shape), region: shown, window: None })
     }

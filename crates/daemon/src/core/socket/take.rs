@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::iter;
 
 use partywall_protocol::directory::Transport;
-use partywall_protocol::wire::{Directions, Message, Origin, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, RegionReference, Side};
 
 use super::SocketFacts;
 use super::facts::{Ends, NotPeers, are_peers, carries_on, not_peers};
@@ -19,6 +19,7 @@ use super::offer::{Offer, OfferOf, connected, near_region_of};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use crate::core::id::{ChannelId, DomainId};
 use crate::core::refuse::{Refuse, refuse};
+use crate::core::region::{check_region, located};
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
@@ -59,10 +60,6 @@ impl<F: Descriptor> Core<F> {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.takes.insert(offer_id);
         }
-        if here == there {
-            // The offering side is to confirm. On another machine, the accepting side rings it once its region is at its place.
-            self.actions.push(Action::Ring { bell: far.clone() });
-        }
         let message = Message::Bell { offer: offer_id, way: bell_way(here, there), region: reference };
         self.send_with(id, request, message, iter::once(far).chain(window).collect());
         Ok(())
@@ -81,7 +78,8 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::NoSuchOffer, format!("no program waits for your offer {offer_id} to be confirmed"));
         };
         let one_user = are_one_user(offer.peer, taker.peer);
-        let shown = shown_again((&socket, Side::Connecting), &offer.socket, &taker.socket, one_user);
+        let shown = shown_again((&socket, Side::Connecting), &offer.socket, &taker.socket, one_user)
+            .and_then(|()| is_made(taker.peer.origin(), taker.reference, &taker.region));
         if let Err(refused) = shown {
             self.drop_offer(offer_id);
             return Err(refused);
@@ -111,6 +109,7 @@ impl<F: Descriptor> Core<F> {
         };
         let one_user = are_one_user(offer.peer, taker.peer);
         let shown = shown_again((&socket, Side::Accepting), &taker.socket, confirmed, one_user)
+            .and_then(|()| is_made(offer.peer.origin(), offer.reference, &offer.region))
             .and_then(|()| self.may_be_a_channel(offer_id, taker));
         if let Err(refused) = shown {
             self.drop_offer(offer_id);
@@ -235,6 +234,17 @@ impl<F: Descriptor> Core<F> {
             None | Some(NotPeers::OtherNumbers) => refuse(Refusal::NoSuchOffer, "no offer of this connection now"),
             Some(reason) => not_peers(reason),
         }
+    }
+}
+
+/// Whether the region of a side at `origin` is made, which is handed to the other side now (protocol T4.13). Memory of a machine's program does not
+/// leave the machine, and a window always has the memory of its regions.
+fn is_made<F: Descriptor>(origin: Origin, reference: RegionReference, region: &F) -> Result<(), Refuse> {
+    match located(reference)? {
+        (Located::OwnMemory, shape) if origin == Origin::Host => check_region(region, shape).or_else(|refused| {
+            refuse(Refusal::NoSuchOffer, format!("the other side has not made its region: {}", refused.reason))
+        }),
+        _ => Ok(()),
     }
 }
 

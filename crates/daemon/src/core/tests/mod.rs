@@ -59,6 +59,8 @@ pub(super) fn facts(transport: Transport, local: SocketAddr, remote: Option<Sock
 #[derive(Debug, Clone)]
 pub(super) enum Fake {
     Region(u64, Rc<()>),
+    /// Memory for a region of this size that is not made yet.
+    Reserved(u64, Rc<()>),
     Link(Rc<()>),
     /// An end of a bell, by number: the connecting side's to listen and to ring with, and the accepting side's likewise.
     Bell(u8, Rc<()>),
@@ -87,6 +89,13 @@ impl Descriptor for Fake {
         }
     }
 
+    fn check_reserved(&self, geometry: Geometry) -> Result<(), String> {
+        match self {
+            Self::Reserved(size, _) if *size == geometry.region_size() => Ok(()),
+            _ => self.check_region(geometry),
+        }
+    }
+
     fn check_seat(&self, size: u64) -> Result<(), String> {
         match self {
             Self::Region(has, _) if *has == size => Ok(()),
@@ -95,7 +104,11 @@ impl Descriptor for Fake {
     }
 
     fn make_bell(&self) -> Result<[Self; 2], String> {
-        let (Self::Region(_, token) | Self::Link(token) | Self::Bell(_, token) | Self::Other(token)) = self;
+        let (Self::Region(_, token)
+        | Self::Reserved(_, token)
+        | Self::Link(token)
+        | Self::Bell(_, token)
+        | Self::Other(token)) = self;
         let bell = |n| Self::Bell(n, token.clone());
         Ok([bell(0), bell(1)])
     }
@@ -220,6 +233,11 @@ impl World {
 
     pub(super) fn region(&self, ring: u64) -> Fake {
         Fake::Region(4096 + ring, self.token.clone())
+    }
+
+    /// Memory of which no region has been made.
+    pub(super) fn reserved(&self, ring: u64) -> Fake {
+        Fake::Reserved(4096 + ring, self.token.clone())
     }
 
     pub(super) fn link(&self) -> Fake {

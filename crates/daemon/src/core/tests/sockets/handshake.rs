@@ -14,6 +14,25 @@ pub(super) fn crossed(numbers: Numbers) -> Numbers {
 }
 
 #[test]
+fn region_that_is_not_made_is_shown_but_not_handed_over() {
+    for unmade in [Side::Connecting, Side::Accepting] {
+        let (mut w, web, db) = world();
+        let memory = |w: &World, side, ring| if side == unmade { w.reserved(ring) } else { w.region(ring) };
+        let offer = Message::Offer { region: RegionReference::with_ring(8192) };
+        let memories = [memory(&w, Side::Connecting, 8192), memory(&w, Side::Accepting, 16384)];
+        let [offered, taken] = memories;
+        let Some(Message::Bell { offer, .. }) = w.say_of(web, offer, client(), vec![offered]) else { panic!() };
+        let take = Message::Take { region: RegionReference::with_ring(16384) };
+        assert_eq!(w.say_of(db, take, server(), vec![taken]), Some(near_bell(offer)));
+        let confirmed = confirm(&mut w, web, offer, client());
+        let refused = if unmade == Side::Accepting { confirmed } else { finish(&mut w, db, offer, server()) };
+        assert_eq!(code(refused), Refusal::NoSuchOffer, "the refused side has made its own: {unmade:?}");
+        w.sent.clear();
+        assert_eq!((w.core.status().channels, w.open_descriptors(), is_offered(&w)), (0, 0, false), "{unmade:?}");
+    }
+}
+
+#[test]
 fn between_namespaces_sequence_numbers_decide_and_nothing_else() {
     let elsewhere = |socket: SocketFacts| SocketFacts { netns: 2, trusted: false, ..socket };
     let (mine, yours) = (numbered(client(), NUMBERS), numbered(elsewhere(server()), crossed(NUMBERS)));
