@@ -27,6 +27,7 @@ const COMMAND: Duration = Duration::from_secs(120);
 pub struct GuestOptions {
     name: String,
     memory_mib: u32,
+    shares_memory: bool,
     slots: u32,
     arguments: Vec<String>,
     cpu: Option<usize>,
@@ -43,7 +44,10 @@ impl GuestOptions {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            memory_mib: 256,
+            // Half of it is for files: the programs of the image and what a test writes. Those of a build for tests, without their symbols,
+            // have some 50 MiB.
+            memory_mib: 384,
+            shares_memory: false,
             slots: 16,
             arguments: Vec::new(),
             cpu: None,
@@ -66,6 +70,12 @@ impl GuestOptions {
     /// Its memory, in MiB.
     pub fn memory(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
+        self
+    }
+
+    /// Its memory is such as servers of its devices can map (vhost-user).
+    pub fn shared_memory(mut self) -> Self {
+        self.shares_memory = true;
         self
     }
 
@@ -484,6 +494,10 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
         machine.push_str(",kernel-irqchip=split");
     }
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", &machine, "-m", &memory]);
+    if options.shares_memory {
+        let object = format!("memory-backend-memfd,id=ram,size={}M,share=on", options.memory_mib);
+        command.args(["-object", &object, "-machine", "memory-backend=ram"]);
+    }
     if let Some(ports) = options.interrupts {
         command.args(["-device", "intel-iommu,intremap=on"]);
         for port in 1..=ports {

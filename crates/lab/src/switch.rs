@@ -42,15 +42,11 @@ impl NetSwitch {
         Ok(switch)
     }
 
-    /// The arguments that give a guest of QEMU a card on a port. Its memory, whose size they repeat, becomes shared memory.
-    pub fn card(&self, port: &str, mac: &str, memory_mib: u32) -> Vec<String> {
+    /// The arguments that give a guest of QEMU a card on a port. Its memory must be shared ([`GuestOptions::shared_memory`](crate::GuestOptions::shared_memory)).
+    pub fn card(&self, port: &str, mac: &str) -> Vec<String> {
         // QEMU 7.2 crashes with interrupt vectors where it emulates.
         let device = format!("virtio-net-pci,netdev=port,mac={mac},rx_queue_size=1024,tx_queue_size=1024,vectors=0");
         vec![
-            "-object".into(),
-            format!("memory-backend-memfd,id=ram,size={memory_mib}M,share=on"),
-            "-machine".into(),
-            "memory-backend=ram".into(),
             "-chardev".into(),
             format!("socket,id=port,path={},reconnect=1", self.socket(port).display()),
             "-netdev".into(),

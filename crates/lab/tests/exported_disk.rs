@@ -89,8 +89,7 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
     let blk = program("partywall-vhost", "partywall-blk");
     let image = ImageOptions::default().program(blk, "partywall-blk").module("virtio_blk");
     let world = World::with("exported-disk", image);
-    let shared = ["-object", "memory-backend-memfd,id=ram,size=256M,share=on", "-machine", "memory-backend=ram"];
-    let [a, b] = world.boot_as([GuestOptions::new("a"), GuestOptions::new("b").arguments(shared.map(str::to_owned))]);
+    let [a, b] = world.boot_as([GuestOptions::new("a"), GuestOptions::new("b").shared_memory()]);
     let said = world.attach(&a);
     assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), world.log());
     world.wait_ready(1);
@@ -156,8 +155,7 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
     let blk = program("partywall-vhost", "partywall-blk");
     let image = ImageOptions::default().program(blk, "partywall-blk").module("virtio_blk");
     let world = World::with("exported-disks", image);
-    let shared = ["-object", "memory-backend-memfd,id=ram,size=256M,share=on", "-machine", "memory-backend=ram"];
-    let [a, b] = world.boot_as([GuestOptions::new("a"), GuestOptions::new("b").arguments(shared.map(str::to_owned))]);
+    let [a, b] = world.boot_as([GuestOptions::new("a"), GuestOptions::new("b").shared_memory()]);
     let said = world.attach(&a);
     assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), world.log());
     world.wait_ready(1);

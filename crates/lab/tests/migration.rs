@@ -37,7 +37,7 @@ fn stream_survives_migration_there_and_back() {
     let (home, far) = (World::with("migration", image()), World::with("migration-far", image()));
     let options = || GuestOptions::new("a").memory(512);
     let [a, b] = home
-        .boot_as([options().network(&network).unwrap(), GuestOptions::new("b").memory(320).network(&network).unwrap()]);
+        .boot_as([options().network(&network).unwrap(), GuestOptions::new("b").memory(512).network(&network).unwrap()]);
     let said = home.attach_migratable(&a);
     assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), home.log());
     let said = home.attach(&b);

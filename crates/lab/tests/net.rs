@@ -123,11 +123,7 @@ impl Net {
 
     fn options(&self, name: &str, mac: u8) -> GuestOptions {
         let socket = self.folder.path().join(format!("lan/{name}.port"));
-        GuestOptions::new(name).network(&self.network).unwrap().arguments([
-            "-object".to_owned(),
-            "memory-backend-memfd,id=ram,size=256M,share=on".to_owned(),
-            "-machine".to_owned(),
-            "memory-backend=ram".to_owned(),
+        GuestOptions::new(name).shared_memory().network(&self.network).unwrap().arguments([
             "-chardev".to_owned(),
             format!("socket,id=port,path={},reconnect=1", socket.display()),
             "-netdev".to_owned(),

@@ -138,8 +138,7 @@ fn write_through_three_machines_is_copied_once() {
     let mut world = World::with("passed-disk", image);
     world.kill_broker();
     world.start_broker_with(POLICY);
-    let shared = ["-object", "memory-backend-memfd,id=ram,size=256M,share=on", "-machine", "memory-backend=ram"];
-    let shared = |name: &str| GuestOptions::new(name).arguments(shared.map(str::to_owned));
+    let shared = |name: &str| GuestOptions::new(name).shared_memory();
     let mut third = GuestOptions::new("c");
     for disk in ["d0", "d1"] {
         std::fs::File::create(world.path(disk)).unwrap().set_len(8 * MIB).unwrap();

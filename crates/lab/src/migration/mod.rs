@@ -29,7 +29,7 @@ const TRAVELLER: &str = "a";
 /// The guest that stays at home.
 const NEIGHBOUR: &str = "b";
 /// Memory of a guest, in MiB.
-const MEMORY: u32 = 320;
+const MEMORY: u32 = 448;
 /// MiB for rings in each window.
 const WINDOW: u64 = 16;
 /// The port of the first stream; the others follow.

@@ -217,9 +217,8 @@ impl Nas {
     }
 
     fn options(&self, part: NasPart) -> Result<GuestOptions, LabError> {
-        const MEMORY: u32 = 512;
         // The client has PostgreSQL's programs in its memory.
-        let memory = if part == NasPart::Client { 2 * MEMORY } else { MEMORY };
+        let memory = if part == NasPart::Client { 1024 } else { 512 };
         let mut options = GuestOptions::new(part.name()).memory(memory);
         let is_outside = match self.kind {
             NasKind::Partywall => matches!(part, NasPart::Gateway | NasPart::Client),
@@ -240,12 +239,7 @@ impl Nas {
         }
         let has_devices = matches!(part, NasPart::Raid | NasPart::Files | NasPart::Gateway);
         if self.kind == NasKind::Partywall && has_devices {
-            options = options.arguments([
-                "-object".to_owned(),
-                format!("memory-backend-memfd,id=ram,size={MEMORY}M,share=on"),
-                "-machine".to_owned(),
-                "memory-backend=ram".to_owned(),
-            ]);
+            options = options.shared_memory();
         }
         Ok(options)
     }

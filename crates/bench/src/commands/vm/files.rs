@@ -358,19 +358,9 @@ impl FolderMachine {
         let server = match Self::serve(&export, &socket) {
             Ok(server) => {
                 // The server maps the memory of the machine.
-                let memory = format!("memory-backend-memfd,id=shared,size={MEMORY}M,share=on");
                 let socket = format!("socket,id=files,path={}", socket.display());
                 let device = "vhost-user-fs-pci,chardev=files,tag=virtiofs";
-                options = options.arguments([
-                    "-object",
-                    &memory,
-                    "-numa",
-                    "node,memdev=shared",
-                    "-chardev",
-                    &socket,
-                    "-device",
-                    device,
-                ]);
+                options = options.shared_memory().arguments(["-chardev", &socket, "-device", device]);
                 Some(server)
             }
             Err(e) => {

@@ -153,8 +153,8 @@ impl PlainMachines {
         show.busy("both boot");
         let boot = |(name, mac, address): (&str, &str, &str)| -> Result<Guest, LabError> {
             // Without room for windows, as any machine.
-            let options = GuestOptions::new(name).memory(MEMORY).slots(0).network(&network)?;
-            let guest = lab.boot(options.arguments(switch.card(name, mac, MEMORY)))?;
+            let options = GuestOptions::new(name).memory(MEMORY).shared_memory().slots(0).network(&network)?;
+            let guest = lab.boot(options.arguments(switch.card(name, mac)))?;
             guest.shell(&format!("ip address add {address}/24 dev eth1 && ip link set eth1 up"))?;
             Ok(guest)
         };
