@@ -12,13 +12,13 @@ mod flood;
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::fuse::{Flush, FuseFile};
-use common::{Client, LongestAnswer, alone, eventually};
+use common::{Client, LongestAnswer, alone, bind, connect, eventually, region};
 use flood::Flood;
 use partywall_daemon::{Config, Server};
 use partywall_protocol::wire::{self, AddressList, Message, Refusal};
@@ -69,6 +69,8 @@ impl Drop for Late {
 
 /// All users may join.
 const LETS_IN: &str = "[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n";
+/// And connect.
+const LETS_IN_AND_CONNECT: &str = "[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n";
 /// Only root may join.
 const KEEPS_OUT: &str = "[[join]]\ndomain = \"*\"\nusers = [0]\n";
 
@@ -280,6 +282,44 @@ fn socket_with_held_lock_delays_no_other_user() {
     drop(pages);
 }
 
+#[test]
+fn region_with_held_locks_delays_no_other_user() {
+    let _alone = alone();
+    let mut broker = Late::open(LETS_IN_AND_CONNECT);
+    broker.serve();
+    let Some(attacker) = stranger_or_skip(&broker.path()) else { return };
+    let Some(fuse) = unanswered_or_skip() else { return };
+    attacker.send_bytes(&packet_of(&join()), &[]).unwrap();
+    assert!(matches!(attacker.receive().unwrap().message, Message::Joined { .. }));
+    let region = region(8192);
+    // Opened by its path, its position has a lock.
+    let again = std::fs::File::open(format!("/proc/self/fd/{}", region.as_raw_fd())).unwrap();
+    let (reads, writes) = (again.try_clone().unwrap(), region.try_clone().unwrap());
+    let (pages, more) = (Pages::map(fuse.file()), Pages::map(fuse.file()));
+    let (into, from) = (pages.address, more.address);
+    // A thread reads the region into memory that never arrives, and holds the lock of its position. Another writes such memory to it, and holds
+    // the lock of its inode: some kernels look at the seals only afterwards.
+    #[expect(unsafe_code, reason = "the kernel is to access memory that faults")]
+    let threads = [
+        // SAFETY: the mapping outlives this thread, and nothing else uses it; a fault in it is an error.
+        std::thread::spawn(move || unsafe { libc::read(reads.as_raw_fd(), into as *mut _, 4096) }),
+        // SAFETY: as above.
+        std::thread::spawn(move || unsafe { libc::pwrite(writes.as_raw_fd(), from as *const _, 4096, 0) }),
+    ];
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!threads[0].is_finished(), "no attack: the kernel did not wait for the file");
+    attacker.send_bytes(&packet_of(&bind("s", 4)), &[]).unwrap();
+    assert_eq!(attacker.receive().unwrap().message, Message::Done {});
+    attacker.send_bytes(&packet_of(&connect("x", "s", 8192)), &[again.as_fd()]).unwrap();
+    honest_user_is_served(&broker.path());
+    assert!(matches!(attacker.receive().unwrap().message, Message::Incoming { .. }), "the region is passed on");
+    drop(fuse);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    drop((pages, more));
+}
+
 /// A mapping of a file.
 struct Pages {
     address: usize,
@@ -292,7 +332,10 @@ impl Pages {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         #[expect(unsafe_code, reason = "maps a file that nobody fills")]
         // SAFETY: a new mapping at an address of the kernel's choice, that this process itself never touches.
-        let at = unsafe { mmap(std::ptr::null_mut(), MAPPED, ProtFlags::READ, MapFlags::PRIVATE, file, 0) };
+        let at = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(std::ptr::null_mut(), MAPPED, access, MapFlags::PRIVATE, file, 0)
+        };
         Self { address: at.unwrap() as usize }
     }
 }

@@ -3,10 +3,12 @@
 use crate::RegionError;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, HUGE_PAGE};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, Stat};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
+use std::ffi::CStr;
+use std::io::Write as _;
 
 /// The seals of every region, set before it is sent.
 pub const SEALS: SealFlags =
@@ -42,8 +44,14 @@ pub(crate) fn create_empty(size: u64, huge: MemfdFlags) -> Result<OwnedFd, Regio
 
 /// Allocates its first `size` bytes, so that no access to them can fail. It may be sealed.
 pub(crate) fn allocate(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
-    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size)
-        .map_err(|e| RegionError::system("allocate shared memory", size, e))
+    // The kernel begins again after each signal, so a program with many signals might never get further.
+    let mut tries = 8;
+    loop {
+        match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size) {
+            Err(Errno::INTR) if tries > 1 => tries -= 1,
+            done => return done.map_err(|e| RegionError::system("allocate shared memory", size, e)),
+        }
+    }
 }
 
 /// Whether this process may make a file of that size. The kernel would not only refuse: it would end the process (`SIGXFSZ`).
@@ -60,13 +68,29 @@ pub(crate) fn seal(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
 }
 
 /// Checks a descriptor that a peer made against what was told of it (protocol M2). Nothing is mapped.
+///
+/// It may wait for the lock of the file (`i_rwsem`), which a thread of the maker can hold.
 pub fn verify(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError> {
-    verify_of(fd, geometry.region_size(), geometry.ring_offset() == HUGE_PAGE)
+    let (size, huge) = (geometry.region_size(), geometry.ring_offset() == HUGE_PAGE);
+    verify_blocks_of(fd, size, huge)?;
+    if huge || has_no_hole(fd, size) { Ok(()) } else { Err(Corrupt::BadRegion.into()) }
 }
 
-/// Checks memory that a peer made for its seat in a group (protocol J3): as a region of ordinary pages. Nothing is mapped.
+/// As [`verify`], for a broker that passes the region on: it never waits. It does not find holes that blocks beyond the end hide, which the
+/// receiver does (protocol M2.6).
+pub fn verify_blocks(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError> {
+    verify_blocks_of(fd, geometry.region_size(), geometry.ring_offset() == HUGE_PAGE)
+}
+
+/// Checks memory that a peer made for its seat in a group (protocol J3): as [`verify`] does a region of ordinary pages.
 pub fn verify_seat(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
-    verify_of(fd, size, false)
+    verify_seat_blocks(fd, size)?;
+    if has_no_hole(fd, size) { Ok(()) } else { Err(Corrupt::BadRegion.into()) }
+}
+
+/// As [`verify_seat`], for a broker that passes the memory on, like [`verify_blocks`].
+pub fn verify_seat_blocks(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
+    verify_blocks_of(fd, size, false)
 }
 
 /// Checks memory of which its maker is to make a region of this shape: all of [`verify`], except that it need not be allocated.
@@ -74,10 +98,10 @@ pub fn verify_reserved(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), Reg
     sealed_stat(fd, geometry.region_size(), geometry.ring_offset() == HUGE_PAGE).map(drop)
 }
 
-fn verify_of(fd: BorrowedFd<'_>, size: u64, huge: bool) -> Result<(), RegionError> {
+fn verify_blocks_of(fd: BorrowedFd<'_>, size: u64, huge: bool) -> Result<(), RegionError> {
     let stat = sealed_stat(fd, size, huge)?;
     let has_blocks = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size);
-    if has_blocks && (huge || has_no_hole(fd, size)) { Ok(()) } else { Err(Corrupt::BadRegion.into()) }
+    if has_blocks { Ok(()) } else { Err(Corrupt::BadRegion.into()) }
 }
 
 /// The facts of a file that is sealed memory of this size and kind.
@@ -105,6 +129,26 @@ pub fn is_hugetlb(fd: impl AsFd) -> bool {
 /// Blocks can also lie beyond the end, where they hide holes in the count. (They cannot move once it is sealed.)
 ///
 /// For huge pages the kernel does not report holes, but it reserves all missing pages when it makes a mapping.
+///
+/// A seek waits for two locks. That of the open file's position is held by a thread of the maker that reads by the same open file, for example
+/// into memory that never arrives. So the seek is made by an open file of this thread alone. The inode's lock remains.
 fn has_no_hole(fd: BorrowedFd<'_>, size: u64) -> bool {
-    rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(0)) == Ok(size)
+    let ends_at = |file: BorrowedFd<'_>| rustix::fs::seek(file, SeekFrom::Hole(0)) == Ok(size);
+    match reopen(fd) {
+        Ok(file) => ends_at(file.as_fd()),
+        // No /proc is mounted here, or this process can open no more files.
+        Err(Errno::NOENT | Errno::MFILE | Errno::NFILE) => ends_at(fd),
+        // Its maker keeps it from being read, by its mode or by a lease.
+        Err(_) => false,
+    }
+}
+
+/// The same file by an open file of this process alone, for reading. Never waits for the end of a lease.
+fn reopen(fd: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    // Without the program's allocator, which may be in use in this thread.
+    let mut path = [0; 48];
+    // It fits, with a zero behind it.
+    let _ = write!(&mut path[..47], "/proc/thread-self/fd/{}", fd.as_raw_fd());
+    let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno::NAMETOOLONG)?;
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
 }

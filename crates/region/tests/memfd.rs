@@ -5,7 +5,7 @@
 use partywall_region::{OwnRegion, PeerRegion, RegionOptions, memfd, packet};
 use partywall_shm::layout::{Geometry, MAGIC, PAGE, RegionKind, VERSION};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -147,6 +147,15 @@ fn region_with_holes_is_refused() {
 #[test]
 fn pages_beyond_the_end_do_not_fill_holes() {
     assert!(!Forged { allocated: PAGE, beyond: RING, ..Forged::default() }.is_taken());
+}
+
+#[test]
+fn search_for_holes_leaves_the_makers_file_position() {
+    // A thread of the maker can hold the lock of that position for as long as it likes.
+    let (own, fd) = received();
+    rustix::fs::seek(&fd, SeekFrom::Start(5)).unwrap();
+    memfd::verify(fd.as_fd(), own.geometry()).unwrap();
+    assert_eq!(rustix::fs::seek(&fd, SeekFrom::Current(0)), Ok(5));
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub trait Descriptor: Clone {
     /// Why the system refuses, for the one who asked.
     fn link_to_machine() -> Result<(Self, Self), String>;
 
-    /// Whether it is a region as protocol M2 demands: sealed, wholly allocated, exactly this big.
+    /// Whether it is a region as far as the broker verifies one (protocol M2.6): sealed, exactly this big, with as much memory. Never waits.
     ///
     /// # Errors
     /// What it is instead, for the one who sent it.
@@ -29,7 +29,7 @@ pub trait Descriptor: Clone {
     /// As [`Self::check_region`].
     fn check_reserved(&self, geometry: Geometry) -> Result<(), String>;
 
-    /// Whether it is memory for a seat in a group as protocol J3 demands: sealed, wholly allocated, exactly this big.
+    /// Whether it is memory for a seat in a group (protocol J3.8), likewise.
     ///
     /// # Errors
     /// What it is instead, for the one who sent it.

@@ -26,7 +26,7 @@ pub(super) fn check_reserved<F: Descriptor>(memory: &F, geometry: Geometry) -> R
     memory.check_reserved(geometry).or_else(|e| refuse(Refusal::BadRegion, e))
 }
 
-/// Proves that the memory is of this shape and wholly allocated, or refuses it.
+/// Proves that the memory is of this shape and allocated, as far as the broker can (protocol M2.6), or refuses it.
 pub(super) fn check_region<F: Descriptor>(region: &F, geometry: Geometry) -> Result<(), Refuse> {
     region.check_region(geometry).or_else(|e| refuse(Refusal::BadRegion, e))
 }

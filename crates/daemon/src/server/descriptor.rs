@@ -48,7 +48,7 @@ impl Descriptor for ClientDescriptor {
     }
 
     fn check_region(&self, geometry: Geometry) -> Result<(), String> {
-        match self.fd().map(|fd| memfd::verify(fd, geometry)) {
+        match self.fd().map(|fd| memfd::verify_blocks(fd, geometry)) {
             Some(Ok(())) => Ok(()),
             _ => {
                 let size = geometry.region_size();
@@ -68,7 +68,7 @@ impl Descriptor for ClientDescriptor {
     }
 
     fn check_seat(&self, size: u64) -> Result<(), String> {
-        match self.fd().map(|fd| memfd::verify_seat(fd, size)) {
+        match self.fd().map(|fd| memfd::verify_seat_blocks(fd, size)) {
             Some(Ok(())) => Ok(()),
             _ => Err(format!(
                 "a seat's memory must be a memfd of {size} bytes, wholly allocated and sealed (protocol J3)"
