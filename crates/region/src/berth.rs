@@ -183,7 +183,7 @@ impl Berth {
     /// The first page of this side's region.
     ///
     /// # Safety
-    /// What was put here last was made by [`Berth::create`]. Stores after it was given up go nowhere, or into the next region.
+    /// What was put here last was made by [`Berth::create`], [`Berth::reserve`] or [`Berth::create_in`], whose first page is allocated and writable. Stores after it was given up go nowhere, or into the next region.
     #[inline]
     pub unsafe fn own_page(&self) -> Option<&'static SocketPage<Own>> {
         // SAFETY: addresses of a berth are never unmapped; the page consists of atomics. Writable by the caller's contract.
@@ -218,7 +218,7 @@ impl Berth {
     /// `len` bytes of this side's ring to write from byte `position` on; at most the ring's size.
     ///
     /// # Safety
-    /// As [`Berth::peer_span`], what is here was made by [`Berth::create`], and no other span that overlaps exists meanwhile.
+    /// As [`Berth::peer_span`], what is here is a region of this side's, made by [`Berth::create`], [`ReservedRegion::fill`] or [`Berth::create_in`], and no other span that overlaps exists meanwhile.
     #[inline]
     pub unsafe fn own_span(&self, position: u64, len: u64) -> OwnBytes<'_> {
         let len = len.min(self.ring_size()) as usize;

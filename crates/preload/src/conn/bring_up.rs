@@ -119,10 +119,10 @@ fn begin_handshake(
     show: impl FnOnce(Geometry, BorrowedFd<'_>) -> Result<BegunHandshake, Reason>,
 ) -> Result<(), Reason> {
     conn.ring_path.set_flag(flags::FAR, false);
-    let region = reserve_region(conn)?;
-    // A handler that jumps out would leave our end of the bell open, and one that returns would end the allocation of memory.
+    // A handler that jumps out would leave the memory or our end of the bell open, and one that returns would end the allocation of memory.
     let mut signals = BlockedSignals::none();
     signals.hold();
+    let region = reserve_region(conn)?;
     let begun = paced(conn, || {
         let begun = show(region.geometry(), region.as_fd())?;
         conn.ring_path.set_flag(flags::FAR, begun.place.is_some());
@@ -168,9 +168,10 @@ fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: ReservedRegion<'_
     if !local.bell.keep(bell, events) {
         return Err(Reason::Resources);
     }
-    // The region is made: the connecting side is to confirm. Nothing else would make it do so.
+    // The region is made: the connecting side is to confirm. Nothing else would make it do so. The bell is empty, so only a side that is gone
+    // cannot be rung.
     if conn.role() == Role::Accepting && !local.bell.ring() {
-        return Err(Reason::Resources);
+        return Err(Reason::NotTaken);
     }
     conn.ring_path.shown.store(WAITS, Ordering::Relaxed);
     conn.moves.looks_for_answer.store(0, Ordering::Relaxed);

@@ -182,7 +182,8 @@ impl Conn {
     #[inline]
     fn pages(&self) -> Option<Pages<'_>> {
         let local = self.local();
-        // SAFETY: our region's berth is only ever filled by `Berth::create`. Its first page stays writable when it is vacated, so that
+        // SAFETY: our region's berth only ever has regions of ours, whole or reserved. The first page of each is allocated and writable, and
+        // stays writable when the berth is vacated, so that
         // a store by a thread that does not know of that yet is harmless.
         let own = unsafe { local.own.own_page() }?;
         Some(Pages { local, path: &self.ring_path, own, peer: local.peer.peer_page()? })
