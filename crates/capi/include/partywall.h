@@ -13,10 +13,11 @@
  * becomes READABLE (POLLIN, also for a writer) when the call is worth repeating. The library reads the descriptor; the program only polls
  * it. The descriptor may become readable without a reason: then the next call returns PW_EMPTY or PW_FULL again.
  *
- * THREADS. A domain may be used by several threads at the same time. A listener is for one thread at a time. A stream and a message socket
- * are for one thread at a time in each direction: one thread may read while another one writes. No other thread may use a handle while it
- * is closed. The library has one thread, partywall-keeper, which begins at the first pw_join or pw_pair with the signal mask of its creator.
- * A program whose signals have to arrive in a chosen thread blocks them before that call.
+ * THREADS. Several threads may use a domain at the same time. Only one thread at a time may use a listener. Only one thread at a time may use each
+ * direction of a stream or a message socket: one thread may read while another one writes. While a thread closes a handle, no other thread may use
+ * it. The first pw_join or pw_pair starts a thread of the library, partywall-keeper, which inherits the signal mask of the calling thread. While the
+ * broker is gone, the library has a second thread, which tries to join again. A program whose signals must arrive in a chosen thread blocks them
+ * before the first pw_join or pw_pair.
  *
  * FORK. After a fork, every function that takes or makes a handle returns PW_FORKED in the child, if the parent had called pw_join or
  * pw_pair before. Functions that close do nothing there, so the parent's connections stay as they are. The child can call exec. A program
@@ -99,8 +100,9 @@ typedef struct pw_peer {
     const char *domain;  /* The name of its domain. Valid until the connection is closed. */
     const char *service; /* The service. Valid until the connection is closed. */
     uint64_t epoch;      /* A domain that has ended and joined again has a greater epoch. */
-    int64_t uid;         /* Its user on the host. -1 on the connecting side, and for a peer in a virtual machine. */
-    int64_t pid;         /* Its process. -1 on the connecting side. */
+    int64_t uid;         /* Number of its user, on the host or in its container: 0 can be the root of a container. For a peer on another host of
+                          * the cluster: the gateway's user. -1 on the connecting side, and for a peer in a virtual machine. */
+    int64_t pid;         /* Number of its process when it connected, on the host or in its virtual machine. -1 on the connecting side. */
 } pw_peer;
 
 #define PW_PEER_INIT { (uint32_t)sizeof(pw_peer), 0, NULL, NULL, 0, -1, -1 }
@@ -144,8 +146,10 @@ int pw_listener_fd(const pw_listener *listener);
 /* Withdraws the service. Accepted connections stay. NULL is ignored. */
 void pw_listener_close(pw_listener *listener);
 
-/* Connects to "DOMAIN:SERVICE". Returns when the connection waits for the peer's accept. The caller can write to it at once.
- * Fails with PW_NOT_FOUND, PW_DENIED, PW_REFUSED (the backlog is full), PW_NO_BROKER, PW_INVALID. */
+/* Connects to "DOMAIN:SERVICE". Returns when the connection is in the listener's backlog, and does not wait for the accept. The caller can write
+ * to it at once. Blocks until the broker has answered.
+ * Fails with PW_NOT_FOUND, PW_DENIED, PW_REFUSED (for instance if the backlog is full), PW_SYSTEM (the broker is gone), PW_TIMED_OUT (the broker
+ * has not answered within ten seconds), PW_NO_BROKER, PW_INVALID. */
 int pw_connect(const pw_domain *domain, const char *target, const pw_options *options, pw_stream **stream);
 
 /* Makes two streams of this process that are connected to each other, without a broker. */
@@ -155,8 +159,9 @@ int pw_pair(const pw_options *options, pw_stream **a, pw_stream **b);
  * Fails with PW_EMPTY, PW_TIMED_OUT, PW_DEAD, PW_CORRUPT. */
 ptrdiff_t pw_read(pw_stream *stream, void *buffer, size_t size, int timeout_ms);
 
-/* Writes `size` bytes and returns how many it has written. The count is smaller if `timeout_ms` is 0, if the time ends,
- * or if the connection ends; then the next call reports why. Fails with PW_FULL, PW_TIMED_OUT, PW_CLOSED, PW_DEAD, PW_CORRUPT. */
+/* Writes `size` bytes and returns how many it has written. `timeout_ms` limits each wait for room, not the whole call. The count is smaller than
+ * `size` if `timeout_ms` is 0, if a wait has timed out, or if the connection has ended. After the end, the next call fails with the reason.
+ * If nothing was written, the call fails with PW_FULL, PW_TIMED_OUT, PW_CLOSED, PW_DEAD, PW_CORRUPT. */
 ptrdiff_t pw_write(pw_stream *stream, const void *bytes, size_t size, int timeout_ms);
 
 /* Waits until `size` contiguous bytes of this side's ring are free, and lends them to be filled in place. Only pw_commit makes them visible

@@ -1,15 +1,17 @@
 /* Partywall: calls that pass pointers. A program calls a function of another process without serialising the function's data.
  *
- * The guide is docs/rpc.md of the source tree; partywall_rpc(3) describes each function. RESULTS, TIME-OUTS and FORK are as in partywall.h.
+ * The guide is docs/rpc.md of the source tree; partywall_rpc(3) describes each function. RESULTS, TIME-OUTS and FORK are as in partywall.h,
+ * with one exception: after PW_TIMED_OUT the server may still execute the call, and its result is lost.
  *
- * MEMORY. pw_rpc_realloc allocates from the client's heap, which the server reads in place and cannot write. Arguments that lie there are passed
- * by reference, whatever their size. Others are copied: into the call itself up to 40 bytes, into the heap beyond.
+ * MEMORY. pw_rpc_realloc allocates from the client's heap. The server reads this heap in place and cannot write it. Up to 40 bytes of arguments
+ * are copied into the call itself. Longer arguments are passed by reference if they lie in the heap, and are copied into the heap otherwise.
  *
- * TRUST. A function gets a copy of its arguments, and pw_rpc_at copies the bytes at a pointer, after it has checked that all of them lie in the
- * caller's heap. So a client that lies gets an error, and nothing else happens. A method with the flag PW_RPC_TRUSTING gets pointers into
- * the client's heap instead: no copy is made, but the client can change the bytes at any time. Use it between programs that trust each other.
+ * TRUST. A function gets a copy of its arguments. pw_rpc_at checks that all bytes at a pointer lie in the client's heap, and copies them; it returns
+ * NULL for any other pointer. A method with the flag PW_RPC_TRUSTING gets pointers into the client's heap instead. No copy is made, but the client
+ * can change the bytes at any time. Use this flag only between programs that trust each other.
  *
- * THREADS. Any thread may use a client or a server. A server runs the functions on one thread for each of its clients.
+ * THREADS. Any thread may use a client or a server. A server has one thread that accepts clients, and one thread for each client. The client's thread
+ * runs the functions that this client calls, so functions that different clients call can run at the same time.
  */
 #ifndef PARTYWALL_RPC_H
 #define PARTYWALL_RPC_H
@@ -50,8 +52,10 @@ int pw_rpc_connect(const pw_domain *domain, const char *target, const pw_options
 /* Changes the size of memory in the client's heap, as realloc: NULL allocates, size 0 frees and returns NULL. NULL also on failure. */
 void *pw_rpc_realloc(pw_rpc_client *client, void *memory, size_t size);
 
-/* Calls a method. Copies its result to `result`, and returns the number of its bytes. After PW_TOO_LARGE the result is lost. `result` may be
- * where `args` is. */
+/* Calls a method. Copies its result to `result`, and returns the length of the result in bytes. `result` may be where `args` is. `timeout_ms` limits
+ * the whole call; 0 waits about one microsecond. After PW_TIMED_OUT the server may still execute the call, and its result is lost. After PW_TOO_LARGE
+ * the result is lost, too. Fails with PW_RPC_FAILED(code) if the function has returned `code`, and with PW_UNKNOWN_METHOD, PW_BAD_POINTER,
+ * PW_NO_MEMORY, PW_TIMED_OUT, PW_TOO_LARGE, PW_REFUSED, PW_CLOSED, PW_DEAD, PW_MOVED, PW_CORRUPT. */
 ptrdiff_t pw_rpc_call(pw_rpc_client *client, const char *method, const void *args, size_t len, void *result, size_t size, int timeout_ms);
 
 /* Closes the connection and frees its heap. */
@@ -60,10 +64,12 @@ void pw_rpc_disconnect(pw_rpc_client *client);
 /* Offers methods as a service, on threads of the library. The array and the names are copied. */
 int pw_rpc_serve(const pw_domain *domain, const char *service, const pw_rpc_method *methods, size_t count, pw_rpc_server **server);
 
-/* In a function: memory for a result of `len` bytes, to be filled before the function returns. NULL if there is none. */
+/* In a function: memory for a result of `len` bytes, to be filled before the function returns. A second call for the same request frees the memory
+ * of the first. NULL if there is not enough memory. */
 void *pw_rpc_result(pw_rpc_request *request, size_t len);
 
-/* In a function: `len` bytes at an address of the client, valid until the function returns. NULL if they are not all in the client's heap. */
+/* In a function: `len` bytes at an address of the client, valid until the function returns. NULL if a byte lies outside the client's heap, or if the
+ * call has used up a limit: 65,536 pointers, or 256 MiB of copies. */
 const void *pw_rpc_at(pw_rpc_request *request, const void *address, size_t len);
 
 /* Closes all connections, waits for running functions, and frees the server. */

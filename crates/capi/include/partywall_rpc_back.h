@@ -1,8 +1,8 @@
 /* Partywall: calls back. A function that a server executes calls functions of its client, while the client waits for the call.
  *
- * These functions complete partywall_rpc.h; partywall_rpc_back(3) describes each. The client's thread that waits for the call executes a function
- * that is called back, which gets a `pw_rpc_request` as a function of a server does. It MUST NOT wait for another call of its client: such a call
- * fails with PW_REFUSED.
+ * These functions complete partywall_rpc.h; partywall_rpc_back(3) describes each. The server calls a function of the client while a thread of the
+ * client waits in pw_rpc_call. This thread executes the function. The function gets a `pw_rpc_request`, as a function of a server does. The function
+ * MUST NOT call pw_rpc_call with the same client: that fails with PW_REFUSED.
  */
 #ifndef PARTYWALL_RPC_BACK_H
 #define PARTYWALL_RPC_BACK_H

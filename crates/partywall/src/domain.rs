@@ -225,7 +225,7 @@ impl Domain {
         )
     }
 
-    /// Services of these domains. Blocks until the broker has answered.
+    /// Services of the domains that the policy lets this domain see. Blocks until the broker has answered.
     ///
     /// # Errors
     /// As [`Domain::domains`].

@@ -106,7 +106,7 @@ pub enum Error {
     /// The peer broke the protocol. This half has ended. Other channels are not affected.
     #[error("the peer broke the protocol: {0}")]
     Corrupt(Corrupt),
-    /// The peer reports that this side broke the protocol, and has ended.
+    /// The peer reports that this side broke the protocol. The peer has ended its half.
     #[error("the peer says that this side broke the protocol, and has closed")]
     Accused,
     /// More than a ring or a message can hold.
@@ -125,9 +125,9 @@ pub enum Error {
     /// The buffer or token of a handle has ended.
     #[error("gone: {0}")]
     Gone(&'static str),
-    /// A broadcast subscriber was too slow: the publisher has dropped it (protocol B2). With
-    /// [`SlowReader::Newest`](crate::SlowReader::Newest) the subscriber can go on: the publisher has overwritten each message of many attempts
-    /// while the subscriber copied it (protocol B4).
+    /// A broadcast subscriber was too slow. With [`SlowReader::Drop`](crate::SlowReader::Drop), the publisher has dropped the subscriber (protocol
+    /// B2). With [`SlowReader::Newest`](crate::SlowReader::Newest), the publisher has overwritten one message after the other while the subscriber
+    /// copied it. The subscriber is still connected, and a later call may succeed (protocol B4).
     #[error("too slow: the publisher has overwritten what was not read yet")]
     Lagged,
     /// An argument is invalid.

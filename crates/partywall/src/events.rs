@@ -122,7 +122,8 @@ impl EventFeed {
     }
 }
 
-/// Readable when a batch may have come for which [`EventFeed::wait`] has waited before.
+/// Readable when the batch that [`EventFeed::wait`] has requested may have arrived. Only `wait` requests a batch. So call `wait` once before polling,
+/// and again after each batch, for instance with a timeout of zero.
 impl AsFd for EventFeed {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.session.as_fd()

@@ -73,11 +73,13 @@ impl Regions {
         self.endpoint.upgrade().ok_or(ENDED)
     }
 
-    /// Accepts regions of this kind from the peer from now on: at most `count` at a time, of `bytes` together. A `count` of 0 accepts no more;
-    /// present regions stay. A side accepts at most 8 kinds. Blocks until the broker has answered, at most ten seconds.
+    /// Accepts regions of this kind from the peer from now on: at most `count` regions at the same time, and at most `bytes` bytes in all of them.
+    /// With a `count` of 0, this side accepts no more regions of the kind; the regions that it has stay. A side accepts at most 8 kinds. Blocks until
+    /// the broker has answered, at most ten seconds.
     ///
     /// # Errors
-    /// [`Error::Refused`] if this side takes 8 kinds already, or the channel is a broadcast, which can have no further regions. [`Error::System`] if the broker is gone; [`Error::Closed`] if this side of the channel has ended.
+    /// [`Error::Refused`] if this side accepts 8 kinds already, or if the channel is a broadcast, which cannot have further regions.
+    /// [`Error::System`] if the broker is gone. [`Error::Closed`] if this side of the channel has ended.
     pub fn take(&self, kind: u32, count: u8, bytes: u64) -> Result<()> {
         let endpoint = self.endpoint()?;
         let allowance = Allowance { count, bytes };
@@ -98,14 +100,19 @@ impl Regions {
         }
     }
 
-    /// Makes a region of `size` bytes, all zeros, which the broker passes on to the peer. When this returns, the peer's [`Regions::next`]
-    /// finds the region. So a peer that has read a byte which this side writes to the stream later finds it, too. Blocks until the broker has answered, at most ten seconds.
+    /// Makes a region of `size` bytes, all zeros, which the broker passes on to the peer. When this returns, the peer's [`Regions::next`] finds the
+    /// region. A byte that this side then writes to the stream can therefore announce the region. Blocks until the broker has answered, at most ten
+    /// seconds.
     ///
     /// # Errors
-    /// [`Error::Refused`] with [`Refusal::KindMismatch`](crate::Refusal::KindMismatch) if the peer does not take this kind, and with [`Refusal::Quota`](crate::Refusal::Quota) if it takes no more of
-    /// it, if this side owns 8 regions of the channel, or by either domain's quota. To a peer on another machine, [`Refusal::OutOfResources`](crate::Refusal::OutOfResources)
-    /// if `size` is more than a quarter of what is free in the window. [`Error::Invalid`] if `size` is not a power of two from
-    /// 4096 to 2^30. [`Error::Memory`], [`Error::System`], [`Error::Closed`].
+    /// [`Error::Refused`] with one of these codes:
+    /// - [`Refusal::KindMismatch`](crate::Refusal::KindMismatch): the peer does not accept this kind.
+    /// - [`Refusal::Quota`](crate::Refusal::Quota): the peer accepts no more regions of this kind, this side owns 8 regions of the channel, or the
+    ///   quota of one of the two domains is used up.
+    /// - [`Refusal::OutOfResources`](crate::Refusal::OutOfResources): the peer is on another machine, and `size` is more than a quarter of the free
+    ///   memory in the window.
+    ///
+    /// [`Error::Invalid`] if `size` is not a power of two from 4096 to 2^30. [`Error::Memory`], [`Error::System`], [`Error::Closed`].
     pub fn add(&self, kind: u32, size: u64) -> Result<ChannelRegion> {
         let endpoint = self.endpoint()?;
         if !size.is_power_of_two() || Geometry::new(partywall_shm::layout::PAGE, size).is_err() {

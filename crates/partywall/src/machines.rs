@@ -92,10 +92,10 @@ pub struct MachineAttached {
 
 impl Domain {
     /// Attaches a virtual machine to the broker. The broker plugs windows into it towards every other machine and the host, and serves its
-    /// programs as sessions. Attaching it again has no further effect. Blocks until the windows are plugged in.
+    /// programs as sessions. Attaching the machine again has no further effect. Blocks until the windows are plugged in, at most ten seconds.
     ///
     /// # Errors
-    /// [`Error::Refused`] names the obstacle: the policy, the monitor, or the machine's options.
+    /// [`Error::Refused`] names the obstacle: the policy, the monitor, or the machine's options. [`Error::TimedOut`] after ten seconds.
     pub fn attach_machine(&self, spec: &MachineSpec) -> Result<MachineAttached> {
         let message = Message::AddMachine {
             room: spec.room,

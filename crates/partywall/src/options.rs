@@ -5,7 +5,7 @@ use partywall_region::wait::DEFAULT_SPIN;
 use partywall_shm::layout::{HUGE_PAGE, MAX_RING, MIN_RING};
 use std::time::Duration;
 
-/// Size of this side's ring in bytes: the most bytes that this side can have written and the peer not yet read.
+/// Size of this side's ring in bytes. The ring holds the bytes that this side has written and the peer has not read yet.
 ///
 /// ```
 /// use partywall::{Options, RingSize, Stream};
@@ -64,18 +64,20 @@ impl RingSize {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// Size of this side's ring. Sizes are rounded up to powers of two; 4 KiB to 1 GiB.
+    /// Size of this side's ring. Sizes are rounded up to powers of two, from 4 KiB to 1 GiB. The broker's policy limits the largest size
+    /// (`max_ring`).
     pub ring: RingSize,
-    /// The longest time to spin before sleeping; zero sleeps at once. Up to that limit, the spin adapts to its success.
+    /// The longest time to spin before sleeping; zero sleeps at once. Up to that limit, the spin adapts to its success. The default is 100 µs. With
+    /// the default, a connection to another machine spins for up to 1 ms.
     pub spin: Duration,
     /// Connecting: only this side writes, and no ring is allocated for the other direction.
     pub one_way: bool,
     /// Take the ring from huge pages, which the operator must have reserved. The ring is then at least 2 MiB.
     pub huge_pages: bool,
-    /// Listening: connections that may wait to be accepted, 1 to 128; the nearest of these replaces any other number.
+    /// Listening: the most connections that may wait for an accept, 1 to 128. A smaller or larger number is replaced by the nearer limit.
     pub backlog: u16,
-    /// The most bytes of new rings that the peer may have sent and this side not yet begun to read. More is corrupt. The ring
-    /// in use, and the first ring of the connection, stay mapped in addition.
+    /// The most bytes of new rings, together, that the peer may send before this side begins to read them. If the peer sends more, reading fails with
+    /// [`Error::Corrupt`]. The ring in use and the first ring of the connection stay mapped in addition. The default is 64 MiB.
     pub max_peer_ring: u64,
 }
 

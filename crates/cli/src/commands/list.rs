@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[arg(value_enum, default_value = "all")]
     what: ListSubject,
 
-    /// Show the domains and services of all hosts of the cluster, which the gateway of this host knows. GATEWAY is its domain
+    /// Show the domains and services of all hosts of the cluster, as this host's gateway knows them; GATEWAY: the gateway's domain [default: gateway]
     #[arg(long, value_name = "GATEWAY", num_args = 0..=1, require_equals = true, default_missing_value = "gateway")]
     cluster: Option<String>,
 

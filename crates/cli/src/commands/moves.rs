@@ -40,11 +40,11 @@ pub(crate) struct Args {
     #[arg(long, value_enum, conflicts_with_all = ["after_calls", "after_bytes"])]
     mode: Option<Mode>,
 
-    /// Connections move after this many calls that carry bytes (or after --after-bytes, whichever is first)
+    /// Move connections that no rule matches after this many calls that carry bytes, both directions together
     #[arg(long, value_name = "N", value_parser = partywall_terminal::whole::<u64>(1..))]
     after_calls: Option<u64>,
 
-    /// Connections move after this many bytes
+    /// Move connections that no rule matches after this many bytes, both directions together; with --after-calls, whichever is first
     #[arg(long, value_name = "SIZE", value_parser = parse_least)]
     after_bytes: Option<u64>,
 

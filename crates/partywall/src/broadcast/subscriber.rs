@@ -88,9 +88,10 @@ impl Subscriber {
     /// ([`SlowReader::Newest`](crate::SlowReader::Newest)), this is the newest one.
     ///
     /// # Errors
-    /// [`Error::Lagged`] if this subscriber was dropped for being slow, or, with [`SlowReader::Newest`](crate::SlowReader::Newest), if one
-    /// message after the other was overwritten while it was copied: then a later call may succeed. [`Error::Closed`] when the publisher has
-    /// ended and all messages were read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
+    /// [`Error::Lagged`] if the publisher has dropped this subscriber because it was too slow. With
+    /// [`SlowReader::Newest`](crate::SlowReader::Newest), [`Error::Lagged`] means that the publisher overwrote each of 64 messages in a row while
+    /// this call copied it; a later call may succeed. [`Error::Closed`] when the publisher has ended and all messages were read.
+    /// [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
     pub fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
         self.wait()?;
         if self.rx.may_be_overrun() { self.copy_numbered(buf, false) } else { self.copy_next(buf) }

@@ -9,7 +9,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of a process's buffers, as any member can name them. It proves nothing, and holds nothing: the buffer may be reused at any time.
+/// A range of bytes in the buffers of a process. Any member can make one for any bytes, so it does not prove that the owner offers them. It does not
+/// keep the buffer: the owner may reuse the memory at any time.
 ///
 /// ```
 /// use partywall::BufferPart;

@@ -121,7 +121,8 @@ struct GroupState {
 }
 
 impl GroupBuilder {
-    /// Bytes for buffers of this process, out of the memory of its member. 0 is enough to read buffers of others. The default is a quarter.
+    /// The bytes of the member's memory that this process takes for its own buffers. With 0, it can only read the buffers of others. The default is a
+    /// quarter of the member's memory.
     pub fn room(mut self, bytes: u64) -> Self {
         // A size of `u64::MAX` means a quarter on the wire, and no member can have that much.
         self.room = bytes.min(u64::MAX - 1);

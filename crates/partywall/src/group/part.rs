@@ -25,23 +25,24 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineWindow {
-    /// The member's place in the group.
+    /// The member's index in the group, from 0.
     pub member: u8,
-    /// Which of the member's windows it is: a member that comes back may get another one.
+    /// The generation of the member's window. A member that comes back may get a new window.
     pub life: u32,
-    /// The machine's physical address of its first byte.
+    /// The guest-physical address of the window's first byte.
     pub place: u64,
-    /// The address of that byte in every member.
+    /// The virtual address of the window's first byte, which is the same in every member.
     pub address: u64,
-    /// Its bytes.
+    /// The size of the window in bytes.
     pub size: u64,
-    /// The member is a domain of the host.
+    /// Whether the member is a domain of the host. Otherwise it is a virtual machine.
     pub of_host: bool,
 }
 
 impl Group {
-    /// Where a virtual machine, a member, has the windows of this group. For a process of the host that serves a device of that machine. A
-    /// window that the machine does not have yet is left out.
+    /// The places of this group's windows in the memory of a virtual machine that is a member. This is for a process of the host that serves a device
+    /// of that machine. A window is left out if the machine does not have it yet, or if this process cannot map it. Blocks until the broker has
+    /// answered one request for each member.
     ///
     /// # Errors
     /// [`Error::Refused`] if the machine is no member, or this process is in a machine.
@@ -80,8 +81,8 @@ impl Group {
         Ok(windows)
     }
 
-    /// The buffers of another process that have these bytes in a member's window; `None` if they are not all in those of one process that takes
-    /// part, or if the member has another window now.
+    /// Finds the process whose buffers contain the `len` bytes at `address` of a member's window, and returns these bytes as a part of its buffers.
+    /// `None` unless all bytes lie in the buffers of one other process that takes part in the group, or if the member has another window now.
     ///
     /// ```
     /// use partywall::{Domain, Group, MachineWindow};
@@ -109,9 +110,12 @@ impl Group {
         lock(&self.inner.state).members.part_at((window.member, window.life), address, len)
     }
 
-    /// Copies what another process has at this address of the group, in or outside of a buffer, and also if the process has ended. For a device
-    /// of a machine that reads the machine's memory: the caller judges whether the machine may read it. Whether all bytes are in this window, which
-    /// is still the member's, and of others.
+    /// Fills `to` with the bytes at `address` of a member's window, and returns `true`. The bytes may lie outside of all buffers. The process that
+    /// wrote them may have ended. This is for a device that reads the memory of its machine: the caller decides whether the machine may read these
+    /// bytes.
+    ///
+    /// Returns `false` if a byte lies outside the window or in the memory of this process, or if this process has not mapped this window of the
+    /// member.
     ///
     /// ```
     /// use partywall::{Domain, Group, MachineWindow};

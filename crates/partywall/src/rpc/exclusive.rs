@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 type CallResult<T> = std::result::Result<T, CallError>;
 
-/// A [`CallClient`] that this thread holds, for many calls in a row ([`CallClient::exclusive`]). A call by it takes no lock.
+/// A [`CallClient`] that this thread holds for a series of calls ([`CallClient::exclusive`]). Calls through this value take no lock.
 ///
-/// Other threads that use the client wait. They go on when this thread waits for an answer that does not come at once, executes a call back,
-/// or drops this. So hold it for a row of calls, and not while the thread does something else.
+/// Other threads that use the client wait. They continue when this thread waits for an answer that does not arrive at once, when it executes a call
+/// back, or when it drops this value. So hold the client for a series of calls, and not while the thread does other work.
 ///
-/// While it lives, calls of this thread by the [`CallClient`] itself fail with [`CallError::Refused`]. Replies may be dropped at any
-/// time: the server gets their memory back with the next call by this, or its end.
+/// While this value exists, calls that the same thread makes through the [`CallClient`] itself fail with [`CallError::Refused`]. Replies may be
+/// dropped at any time. The server gets their memory back with the next call through this value, or when this value is dropped.
 ///
 /// ```
 /// use partywall::rpc::{CallClient, CallServer};

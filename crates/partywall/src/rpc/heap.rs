@@ -40,8 +40,9 @@ const LARGEST_SEGMENT: u64 = 1 << 30;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HeapOptions {
-    /// Bytes of the first segment, or more if its first block is longer. This least size doubles with each further segment, which also has at
-    /// least a quarter of the heap so far, and is rounded up to a power of two.
+    /// The least size of the first segment in bytes. A segment is larger if its first block needs more. The least size doubles with each further
+    /// segment. A further segment is also at least a quarter of the heap's size so far, and is rounded up to a power of two. `max` limits all of
+    /// this.
     pub first: u64,
     /// The most bytes of all segments together, at most 2 GiB.
     pub max: u64,

@@ -118,11 +118,11 @@ impl IncomingCall<'_> {
         self.client.peer_heap.view(address, len).ok_or(CallError::BadPointer)
     }
 
-    /// Calls a function of the client ([`CallClientBuilder::method`](super::CallClientBuilder::method)) while the client waits for this call,
-    /// and waits for its result. The thread that made this call executes it. The client may change the bytes of the result when this call is
-    /// answered.
+    /// Calls a function of the client ([`CallClientBuilder::method`](super::CallClientBuilder::method)) and waits for the function's result. In a
+    /// client with threads, the thread that waits for this call executes the function. The client may change the bytes of the result after this call
+    /// has been answered.
     ///
-    /// Other calls of the client that arrive meanwhile are executed after this one. A call may call back 65,536 times.
+    /// Other calls of the client that arrive in the meantime are executed after this call. A call may call back 65,536 times.
     ///
     /// ```
     /// use partywall::rpc::{CallClient, CallServer};
@@ -154,8 +154,8 @@ impl IncomingCall<'_> {
         self.call_back_by(None, method.into(), arguments)
     }
 
-    /// The same with a limit: the longest time that the client may take. The client may still execute the function afterwards, and this call
-    /// cannot call back again until it has.
+    /// Calls a function of the client as [`IncomingCall::call_back`] does, and waits at most `longest` for the result. After [`CallError::TimedOut`]
+    /// the client may still execute the function. This call cannot call back again until the client has answered.
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallError, CallServer};
@@ -187,9 +187,9 @@ impl IncomingCall<'_> {
         self.call_back_by(Instant::now().checked_add(longest), method.into(), arguments)
     }
 
-    /// Calls a function of the client from a server of tasks, as [`IncomingCall::call_back`] does from a server with threads. The task waits,
-    /// and no thread. To drop the future, as a time limit does, gives the call back up: the client may still execute it, and this call cannot
-    /// call back again until it has. Calls back of one call are made one after the other.
+    /// Calls a function of the client from a server of tasks, as [`IncomingCall::call_back`] does from a server with threads. The task waits, and no
+    /// thread is blocked. Dropping the future, as a time limit does, gives the call back up. The client may still execute the function, and this call
+    /// cannot call back again until the client has answered. The calls back of one call are made one after the other.
     ///
     /// ```
     /// use partywall::asynchronous::{AsyncCallClient, AsyncCallServer};

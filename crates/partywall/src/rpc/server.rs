@@ -194,7 +194,8 @@ impl CallServerBuilder {
     }
 }
 
-/// A service whose methods clients call. Each client has a thread, which sleeps while the client is idle. Dropping this stops it.
+/// A service whose methods clients call. The server has one thread for each client, which sleeps while the client is idle. Dropping this value stops
+/// the server: it closes all connections, and blocks until the calls in progress have ended.
 ///
 /// ```
 /// use partywall::rpc::{CallError, CallClient, CallServer};

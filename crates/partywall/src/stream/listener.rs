@@ -107,7 +107,8 @@ impl Domain {
     /// Binds with options, which apply to accepted streams.
     ///
     /// # Errors
-    /// As [`Domain::bind`], and [`Error::Invalid`] for invalid sizes.
+    /// As [`Domain::bind`]. [`Error::Invalid`] for invalid ring sizes. [`Error::TooLarge`] if the smallest size of the ring is more than the broker's
+    /// policy allows (`max_ring`).
     ///
     /// ```
     /// use partywall::{Domain, Options, RingSize};
@@ -125,10 +126,12 @@ impl Domain {
         Ok(Listener { acceptor: Acceptor::bind(self, service, Kind::Stream, options)? })
     }
 
-    /// Connects to `DOMAIN:SERVICE`. Returns when the connection is in the listener's backlog. The caller can write to it at once.
+    /// Connects to `DOMAIN:SERVICE`. Returns when the connection is in the listener's backlog, and does not wait for the accept. The caller can write
+    /// to it at once. Blocks until the broker has answered.
     ///
     /// # Errors
-    /// [`Error::Refused`]: no such domain or service, backlog full, policy, quota.
+    /// [`Error::Refused`] if there is no such domain or service, if the backlog is full, by policy, or by quota. [`Error::Invalid`] if `target` is
+    /// not `DOMAIN:SERVICE`. [`Error::System`] if the broker is gone; [`Error::TimedOut`] if it does not answer within ten seconds.
     ///
     /// ```
     /// use partywall::Domain;

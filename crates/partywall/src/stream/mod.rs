@@ -239,7 +239,7 @@ impl Stream {
         }
     }
 
-    /// The longest that a write may wait; `None`: no limit.
+    /// The longest single wait of a write for room; `None`: no limit. See [`WriteHalf::set_timeout`].
     pub fn set_write_timeout(&mut self, longest: Option<Duration>) {
         if let Some(write) = &mut self.write {
             write.set_timeout(longest);

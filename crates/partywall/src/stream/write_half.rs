@@ -159,7 +159,8 @@ impl WriteHalf {
         self.tx.core.waiter.nonblocking = yes;
     }
 
-    /// The longest that a call may wait; `None`: no limit.
+    /// The longest single wait for room; `None`: no limit. A `write` of more bytes than the ring can hold may wait several times, each time at most
+    /// this long. If a wait times out, `write` returns the number of bytes written so far, or fails with [`Error::TimedOut`] if there are none.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
         self.tx.core.waiter.timeout = longest;
     }

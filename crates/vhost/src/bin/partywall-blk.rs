@@ -189,10 +189,10 @@ struct ImportArgs {
     /// Requests that the exporter executes at a time; each takes a connection, of up to 8 MiB of memory on each side
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32), requires = "from")]
     connections: u16,
-    /// A group that this domain and the exporter are members of: what is written lies in it, and the exporter reads it there
+    /// Group of which this domain and the exporter are members: written data lies in buffers of the group, where the exporter reads it
     #[arg(long, value_name = "NAME", requires = "from")]
     group: Option<String>,
-    /// The machine that uses the disk, a member of the group: what it writes from another back end's buffer is passed on and not copied
+    /// Name of the machine that uses the disk, a member of the group: data that it writes from another back end's buffer is not copied
     #[arg(long, value_name = "NAME", requires = "group")]
     machine: Option<String>,
     /// Seconds that requests wait for an exporter that has gone or does not answer, before they fail

@@ -83,8 +83,8 @@ impl fmt::Debug for AsyncCallServerBuilder {
 }
 
 impl AsyncCallServerBuilder {
-    /// Offers a function under a name. Its future is a task of the runtime, so it must not block. When the client ends, the
-    /// futures of its calls are dropped, and those of its notices are not.
+    /// Offers a function under a name. The function's future runs as a task of the runtime, so it must not block. When a client ends, the server
+    /// drops the futures of the client's calls. The futures of its notices ([`CallClient::notify`](crate::rpc::CallClient::notify)) run to their end.
     #[must_use]
     pub fn method<F, A>(mut self, name: &str, function: F) -> Self
     where
