@@ -57,7 +57,7 @@ pub(crate) fn find(program: &str, package: &str) -> Option<PathBuf> {
 /// the ports that the kernel assigns itself, so that no connection of another test takes it before the
 /// program under test does; and processes begin to look at different places.
 pub(crate) fn free_port() -> u16 {
-    use rustix::net::{AddressFamily, SocketType};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
     use std::{
         net::{Ipv4Addr, SocketAddrV4},
         sync::atomic::{AtomicU32, Ordering},
@@ -68,7 +68,9 @@ pub(crate) fn free_port() -> u16 {
     let free = |at| {
         // Without `SO_REUSEADDR`, which Rust's own listeners set.
         [SocketType::STREAM, SocketType::DGRAM].into_iter().all(|kind| {
-            let socket = rustix::net::socket(AddressFamily::INET, kind, None).unwrap();
+            // A program that another test starts meanwhile would keep the port with an inherited socket.
+            let flags = SocketFlags::CLOEXEC;
+            let socket = rustix::net::socket_with(AddressFamily::INET, kind, flags, None).unwrap();
             rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, at)).is_ok()
         })
     };
