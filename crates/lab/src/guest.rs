@@ -44,8 +44,8 @@ impl GuestOptions {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            // Half of it is for files: the programs of the image and what a test writes. Those of a build for tests, without their symbols,
-            // have some 50 MiB.
+            // At most half of it is for files: what a test writes, and the image. Our programs in the image, built for tests and stripped, take
+            // some 40 MiB.
             memory_mib: 384,
             shares_memory: false,
             slots: 16,
@@ -73,7 +73,7 @@ impl GuestOptions {
         self
     }
 
-    /// Its memory is such as servers of its devices can map (vhost-user).
+    /// Makes its memory a file that servers of its devices can map (vhost-user).
     pub fn shared_memory(mut self) -> Self {
         self.shares_memory = true;
         self

@@ -8,9 +8,8 @@
 //! ```
 //!
 //! Closing memory never waits, and neither does asking for its kind, its seals, its size and its blocks. A seek in it may wait for its maker, so
-//! the broker makes none (protocol M2.6). All other descriptors are examined and closed here, in the process
-//! that reads
-//! the user's sessions and may hang ([`super::readers`]).
+//! the broker makes none (protocol M2.6). All other descriptors are examined and closed here, in the process that reads the user's sessions
+//! and may hang ([`super::readers`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
