@@ -87,7 +87,7 @@ fn machine_with_iommu_gets_interrupts_as_doorbells() {
 
 /// Starts redis in a machine.
 fn serve(guest: &Guest) {
-    guest.sh("partywall run --quiet --move after=4,bytes=1K redis-server --bind 0.0.0.0 --protected-mode no --save '' > /tmp/redis.log 2>&1 & true");
+    guest.sh("PARTYWALL_PRELOAD_LOG=/tmp/server.log partywall run --quiet --move after=4,bytes=1K redis-server --bind 0.0.0.0 --protected-mode no --save '' > /tmp/redis.log 2>&1 & true");
     wait_until("redis does not start", || guest.sh("cat /tmp/redis.log").contains("Ready to accept connections"));
 }
 
@@ -102,7 +102,10 @@ fn programs_sleep_and_wake(server: &Guest, client: &Guest) -> [u64; 2] {
          partywall run --quiet --move after=4,bytes=1K redis-cli -h 10.77.0.1 < /tmp/calls > /tmp/answers
          kill $held",
     );
-    client.sh("until grep -q 'has a ring' /tmp/client.log; do echo ping > /tmp/calls; sleep 0.02; done; sleep 1");
+    let has_ring = "n=0; while ! grep -q 'has a ring' /tmp/client.log && [ $n -lt 500 ]; do echo ping > /tmp/calls; sleep 0.02; n=$((n + 1)); done; echo $n; sleep 1";
+    let said = client.sh(has_ring);
+    let logs = || (client.sh("cat /tmp/client.log /tmp/agent.log"), server.sh("cat /tmp/server.log /tmp/agent.log"));
+    assert_ne!(said, "500", "the client has no ring: {:?}", logs());
     let before = [count(server), count(client)];
     client.sh(&format!(
         "n=0; while [ $n -lt {LINES} ]; do echo 'incr calls' > /tmp/calls; sleep 0.05; n=$((n + 1)); done"

@@ -278,13 +278,14 @@ fn new_connection_has_a_ring(a: &Guest, b: &Guest, when: &str) {
           > /tmp/new.out 2>&1 & true");
     wait_for(b, "/tmp/new.out", ":7001");
     a.sh(
-        "rm -f /tmp/new.log; (n=0; while ! grep -q 'has a ring' /tmp/new.log 2>/dev/null && [ $n -lt 150 ]; do cat /tmp/piece; \
+        "rm -f /tmp/new.log /tmp/new.end; ((n=0; while ! grep -q 'has a ring' /tmp/new.log 2>/dev/null && [ $n -lt 150 ]; do cat /tmp/piece; \
          n=$((n+1)); usleep 20000; done) | PARTYWALL_PRELOAD_LOG=/tmp/new.log partywall run --quiet --policy after=4,bytes=1K \
-         partywall tcp-cat --input /proc/self/fd/0 10.77.0.2:7001 > /tmp/new.err 2>&1",
+         partywall tcp-cat --input /proc/self/fd/0 10.77.0.2:7001 > /tmp/new.err 2>&1; echo ended > /tmp/new.end) & true",
     );
+    let ends = a.sh("n=0; while [ ! -s /tmp/new.end ] && [ $n -lt 900 ]; do usleep 100000; n=$((n+1)); done; echo $n");
     let log = a.sh("cat /tmp/new.log /tmp/new.err");
-    let more = || (a.sh("tail -n 20 /tmp/agent.log; partywall list services"), b.sh("cat /tmp/take.log"));
-    assert!(log.contains(ON_RING), "{when}: {log}\n{:?}", more());
+    let more = || (a.sh("tail -n 20 /tmp/agent.log; partywall list"), b.sh("cat /tmp/take.log"));
+    assert!(ends != "900" && log.contains(ON_RING), "{when}, after {ends} looks: {log}\n{:?}", more());
 }
 
 /// The bytes that have arrived over time: kilobytes a second, and the longest pause.

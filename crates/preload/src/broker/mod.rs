@@ -44,6 +44,7 @@ pub(crate) use datagram::{
 pub(crate) use handshake::{
     BegunHandshake, PlaceOfRegion, cancel, cancel_untaken, closed, confirm, finish, offer, take,
 };
+use opening::{NO_SLOT, Publication};
 use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
@@ -207,25 +208,17 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
     let (at, listener) = known.or_else(|| listeners::add(fd, cookie))?;
     let key = turn.key(at)?;
     // Opening a session publishes all that is entered.
-    let is_open = turn.be_open().is_ok();
-    turn.finish_publication(at);
-    if is_open && key.load(Ordering::Relaxed) == 0 {
-        let published = match turn.publish(fd) {
-            // The session had ended, which this has found out.
-            // Where that fails, the next session publishes it.
-            Err(BrokerFailure::Absent) => {
-                let opened = turn.be_open();
-                turn.finish_publication(at);
-                opened.map(|()| key.load(Ordering::Relaxed)).map_err(|_| BrokerFailure::Absent)
-            }
-            other => other,
-        };
-        match published {
-            Ok(new) => key.store(new, Ordering::Relaxed),
-            Err(BrokerFailure::Refused(_)) => {
+    for _ in 0..2 {
+        if turn.be_open().is_err() || !turn.await_publication(at) || key.load(Ordering::Relaxed) != 0 {
+            break;
+        }
+        match turn.publish(at, fd) {
+            Ok(Publication::Answered) if key.load(Ordering::Relaxed) == 0 => {
                 listener.clear();
                 return None;
             }
+            Ok(_) => break,
+            // The session had ended, which this has found out.
             Err(_) => {}
         }
     }
@@ -360,7 +353,7 @@ fn announce(fd: c_int) {
     if !session::is_announced(netns)
         && let Ok(turn) = Turn::take(Urgency::Long)
         && turn.be_open().is_ok()
-        && matches!(turn.publish(fd), Ok(_) | Err(BrokerFailure::Refused(_)))
+        && matches!(turn.publish(NO_SLOT, fd), Ok(Publication::Answered | Publication::Outstanding))
     {
         // Refused, it would be refused again.
         turn.announce(netns);

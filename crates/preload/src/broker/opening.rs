@@ -17,7 +17,7 @@
 use super::claim::each_claim;
 use super::packet::Answer;
 use super::session::{
-    ABSENT, BRIEF, BrokerFailure, Received, SILENT, Turn, enter, enter_if_room, is_quiet, nanos, wait,
+    ABSENT, BRIEF, BrokerFailure, LIMIT, Received, SILENT, Turn, enter, enter_if_room, is_quiet, nanos, wait,
 };
 use super::settings::{self, DefaultName};
 use super::state::{self, LISTENERS};
@@ -27,6 +27,7 @@ use crate::{hidden, process, sys};
 use partywall_protocol::directory::{Directory, OfferKey};
 use partywall_protocol::wire::{BorrowedMessage, Refusal, VERSION};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 const SLOW: Duration = Duration::from_secs(1);
 /// The longest that one call spends on sending a new broker our listeners and rings again. Each takes about 50 us.
 const TELLING: Duration = Duration::from_millis(20);
+/// In place of a listener's slot, for a socket of which only the addresses of its namespace are published.
+pub(super) const NO_SLOT: usize = LISTENERS;
 
 /// The request whose answer is outstanding, and is taken by any later call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +69,17 @@ impl OpeningStep {
             Self::Publish => "Publish",
         }
     }
+}
+
+/// How far a publication has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Publication {
+    /// The broker has answered. A listener that has no key then was refused.
+    Answered,
+    /// The broker has the request, and a later call takes the answer.
+    Outstanding,
+    /// The broker is late with an earlier one. A later call sends that of a listener.
+    Deferred,
 }
 
 impl Turn {
@@ -170,11 +184,10 @@ impl Turn {
         let call_ends = self.begun + TELLING;
         loop {
             if self.step() != OpeningStep::None {
-                let sent = Duration::from_nanos(self.state.step_sent.load(Ordering::Relaxed));
-                let until = if self.is_patient { self.deadline } else { (sent + BRIEF).min(call_ends) };
+                let sent = self.step_sent();
+                let until = if self.is_patient { self.patience_ends() } else { (sent + BRIEF).min(call_ends) };
                 if !self.take_step(until)? {
-                    let now = sys::now();
-                    if now >= sent + SILENCE || self.is_patient && now >= self.deadline {
+                    if sys::now() >= sent + SILENCE {
                         return Err(self.give_up_silent());
                     }
                     self.note_slow();
@@ -275,17 +288,59 @@ impl Turn {
         }
     }
 
-    /// Waits for the answer about the listener in a slot, if an earlier call has published it and left the answer to later ones. Before the
-    /// slot gets another key, or is freed.
-    pub(super) fn finish_publication(&self, slot: usize) {
+    /// Publishes the listener in a slot, or, for [`NO_SLOT`], the addresses of a socket's namespace. There is a session. An answer that is late
+    /// is left to later calls: the broker has the request, and a server that sleeps in `accept` makes no call that could repeat it.
+    pub(super) fn publish(&self, slot: usize, fd: c_int) -> Result<Publication, BrokerFailure> {
+        if self.step() == OpeningStep::Publish && !self.take_step(self.patience_ends())? {
+            self.tell_from(slot);
+            return Ok(Publication::Deferred);
+        }
+        self.send_publication(slot, fd)?;
+        let is_answered = self.take_step(self.patience_ends())?;
+        if sys::now() > self.step_sent() + BRIEF {
+            self.note_slow();
+        }
+        Ok(if is_answered { Publication::Answered } else { Publication::Outstanding })
+    }
+
+    /// Later calls publish the listeners from this slot on that the broker does not know of.
+    fn tell_from(&self, slot: usize) {
+        let told = &self.state.told;
+        let first = told.load(Ordering::Relaxed).checked_sub(1).map_or(slot, |first| slot.min(first as usize));
+        // It is a position among `LISTENERS`, or the one past them.
+        told.store(first as u32 + 1, Ordering::Relaxed);
+    }
+
+    fn send_publication(&self, slot: usize, fd: c_int) -> Result<(), BrokerFailure> {
+        let here = addresses::Addresses::in_this_namespace();
+        let session = self.session().ok_or(BrokerFailure::Absent)?;
+        let number = self.send(session, &BorrowedMessage::Publish { addresses: here.field() }, &[sys::borrow(fd)])?;
+        // It is a position among `LISTENERS`, or the one past them.
+        self.state.step_slot.store(slot as u32, Ordering::Relaxed);
+        self.state.step_netns.store(netns::cookie(fd), Ordering::Relaxed);
+        self.leave_to_later(OpeningStep::Publish, number);
+        Ok(())
+    }
+
+    /// Waits for the answer about the listener in a slot, if an earlier call has published it and left the answer to later ones. `false` if
+    /// it does not come.
+    pub(super) fn await_publication(&self, slot: usize) -> bool {
         let is_awaited =
             || self.step() == OpeningStep::Publish && self.state.step_slot.load(Ordering::Relaxed) as usize == slot;
         while is_awaited() {
-            match self.take_step(self.deadline) {
+            match self.take_step(self.patience_ends()) {
                 Ok(true) => {}
-                Ok(false) => drop(self.give_up_silent()),
+                Ok(false) => return false,
                 Err(failure) => self.note_failure(failure),
             }
+        }
+        true
+    }
+
+    /// Likewise, before the slot is freed. A session in which the answer does not come is given up, and with it the publication.
+    pub(super) fn finish_publication(&self, slot: usize) {
+        if !self.await_publication(slot) {
+            self.give_up_silent();
         }
     }
 
@@ -341,19 +396,22 @@ impl Turn {
                 // Closed past us.
                 listener.clear();
             } else if key.load(Ordering::Relaxed) == 0 && (inherited_too || listener.process() == me) {
-                let here = addresses::Addresses::in_this_namespace();
-                let session = self.session().ok_or(BrokerFailure::Absent)?;
-                let number = self.send(session, &BorrowedMessage::Publish { addresses: here.field() }, &[socket])?;
-                // It is a position among `LISTENERS`.
-                self.state.step_slot.store(at as u32, Ordering::Relaxed);
-                self.state.step_netns.store(netns::cookie(fd), Ordering::Relaxed);
+                self.send_publication(at, fd)?;
                 self.state.told.store(at as u32 + 2, Ordering::Relaxed);
-                self.leave_to_later(OpeningStep::Publish, number);
                 return Ok(true);
             }
         }
         self.state.told.store(LISTENERS as u32 + 1, Ordering::Relaxed);
         Ok(false)
+    }
+
+    fn step_sent(&self) -> Duration {
+        Duration::from_nanos(self.state.step_sent.load(Ordering::Relaxed))
+    }
+
+    /// When a call that waits for the outstanding answer leaves it to later ones, which do not wait for it again.
+    fn patience_ends(&self) -> Duration {
+        self.deadline.min(self.step_sent() + LIMIT)
     }
 
     /// The request whose answer is outstanding.

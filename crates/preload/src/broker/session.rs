@@ -10,12 +10,11 @@
 #![expect(unsafe_code, reason = "blocks signals while it holds the lock")]
 
 use super::claim::ConnClaim;
+use super::memory;
 use super::packet::{Answer, Descriptors, LONGEST_REQUEST};
 use super::state::{self, NAMESPACES, State};
-use super::{addresses, memory, netns};
 use crate::log::log;
 use crate::{hidden, process, sys};
-use partywall_protocol::directory::OfferKey;
 use partywall_protocol::wire::{self, BorrowedMessage, Refusal, RegionReference, Side};
 use partywall_region::packet as packets;
 use partywall_shm::status::Role;
@@ -119,16 +118,6 @@ impl Turn {
             other => other,
         };
         self.read(answer?, read)
-    }
-
-    /// Asks in the present session.
-    fn ask_here<T>(
-        &self,
-        request: &BorrowedMessage<'_>,
-        with: &[BorrowedFd<'_>],
-        read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
-    ) -> Result<T, BrokerFailure> {
-        self.ask_here_until(self.deadline, request, with, read)
     }
 
     /// Asks in the present session, with a separate deadline.
@@ -370,22 +359,6 @@ impl Turn {
             Ok(_) | Err(BrokerFailure::Refused(_)) => true,
             Err(_) => false,
         }
-    }
-
-    /// Publishes a socket, or, if it does not listen, the addresses of its namespace. There is a session.
-    pub(super) fn publish(&self, fd: c_int) -> Result<u64, BrokerFailure> {
-        let here = addresses::Addresses::in_this_namespace();
-        let publish = BorrowedMessage::Publish { addresses: here.field() };
-        let (key, secret) = self.ask_here(&publish, &[sys::borrow(fd)], |answer, _| match answer {
-            BorrowedMessage::Published { key, secret_low, secret_high } => {
-                Some((key, OfferKey([secret_low, secret_high])))
-            }
-            _ => None,
-        })?;
-        if let Some(directory) = memory::get() {
-            netns::learn_key(netns::cookie(fd), directory.instance(), secret);
-        }
-        Ok(key)
     }
 
     /// Notes that this session has published the addresses of a namespace; whether that is new.

@@ -345,6 +345,59 @@ fn listener_published_twice_has_one_key_at_a_late_broker() {
     assert!(!knows_listener_with(&mut late, &client, listener.local_addr().unwrap()), "the second is left");
 }
 
+/// A turn in which no answer is waited for.
+fn hasty(is_patient: bool) -> Turn {
+    let mut turn = Turn::take(Urgency::Brief).unwrap();
+    (turn.deadline, turn.is_patient) = (turn.begun, is_patient);
+    turn
+}
+
+#[test]
+fn first_listener_whose_publication_is_late_is_published() {
+    let Some(_alone) = alone!() else { return };
+    let (listener, client, _server, _key) = left_by_first_broker();
+    let mut late = LateBroker::start();
+    assert_eq!(hasty(true).be_open(), Err(BrokerFailure::Absent), "it has joined");
+    late.accept();
+    late.answer(0);
+    assert_eq!(hasty(true).be_open(), Err(BrokerFailure::Absent), "it has asked for the directory");
+    late.answer(0);
+    assert_eq!(hasty(true).be_open(), Ok(()));
+    let session = session_number();
+    assert_eq!((step(), late.has_another()), (OpeningStep::Publish, false));
+    late.answer(0);
+    assert!(knows_listener_with(&mut late, &client, listener.local_addr().unwrap()));
+    assert_eq!(session_number(), session);
+}
+
+#[test]
+fn further_listeners_whose_publications_are_late_are_published() {
+    let Some(_alone) = alone!() else { return };
+    let (_listener, client, _server, _key) = left_by_first_broker();
+    let mut late = open_with_late_publication();
+    late.answer(0);
+    data_calls();
+    Turn::take(Urgency::Brief).unwrap().be_quick();
+    data_calls();
+    let session = session_number();
+    let further = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let places = further.each_ref().map(|listener| {
+        let (fd, turn) = (listener.as_raw_fd(), hasty(false));
+        let (at, _) = listeners::add(fd, sockopt::socket_cookie(listener).unwrap()).unwrap();
+        (turn.publish(at, fd), at)
+    });
+    // The second waits for the answer about the first.
+    assert_eq!(places.map(|(how, _)| how), [Ok(Publication::Outstanding), Ok(Publication::Deferred)]);
+    for _ in &further {
+        data_calls();
+        assert_eq!((step(), session_number(), late.has_another()), (OpeningStep::Publish, session, false));
+        late.answer(0);
+    }
+    for listener in &further {
+        assert!(knows_listener_with(&mut late, &client, listener.local_addr().unwrap()));
+    }
+}
+
 #[test]
 fn session_closed_by_program_between_steps_is_begun_again() {
     let Some(_alone) = alone!() else { return };
