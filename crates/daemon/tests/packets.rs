@@ -92,7 +92,7 @@ fn every_malformed_packet_is_refused_and_leaks_nothing() {
         &kind,
         &text,
         &encoded(&Message::Done {}),
-        &encoded(&Message::Join { version: 1, name: "b".to_owned() }),
+        &encoded(&Message::Join { version: wire::VERSION, name: "b".to_owned() }),
     ] {
         client.send_bytes(bad, &[region.as_fd()]).unwrap();
         let answer = client.receive().unwrap();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use common::*;
-use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{self, Directions, Kind, Message, Refusal, RegionReference, Side};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -97,7 +97,7 @@ fn killed_broker_restarts_and_channels_are_reclaimed() {
     let (dir, socket) = place();
     let daemon = Daemon::start(&dir, command(&socket));
     let mut web = Client::connect(&socket);
-    let Message::Joined { instance, epoch, .. } = web.ask(&Message::Join { version: 1, name: "web".into() }) else {
+    let Message::Joined { instance, epoch, .. } = web.ask(&Message::Join { version: wire::VERSION, name: "web".into() }) else {
         panic!()
     };
     let mut db = Client::join(&socket, "db");
@@ -118,7 +118,7 @@ fn killed_broker_restarts_and_channels_are_reclaimed() {
     let daemon = Daemon::start(&dir, command(&socket));
     let mut web = Client::connect(&socket);
     let Message::Joined { instance: instance2, epoch: epoch2, .. } =
-        web.ask(&Message::Join { version: 1, name: "web".into() })
+        web.ask(&Message::Join { version: wire::VERSION, name: "web".into() })
     else {
         panic!()
     };
@@ -206,7 +206,7 @@ fn policy_is_checked_and_loaded_and_wrong_one_rejected() {
 
     let daemon = Daemon::start(&dir, with_policy());
     let mut web = Client::join(&socket, "web");
-    let denied = Client::connect(&socket).ask(&Message::Join { version: 1, name: "db".into() });
+    let denied = Client::connect(&socket).ask(&Message::Join { version: wire::VERSION, name: "db".into() });
     assert!(matches!(denied, Message::Refused { code: Refusal::Denied, .. }));
 
     std::fs::write(&policy, "[[join]]\ndomian = 'db'\n").unwrap();
@@ -221,7 +221,7 @@ fn policy_is_checked_and_loaded_and_wrong_one_rejected() {
     // Signals may merge; this one is sent until it has been obeyed.
     eventually("the new policy is in force", || {
         daemon.signal(Signal::HUP);
-        let answer = Client::connect(&socket).ask(&Message::Join { version: 1, name: "db".into() });
+        let answer = Client::connect(&socket).ask(&Message::Join { version: wire::VERSION, name: "db".into() });
         matches!(answer, Message::Joined { .. })
     });
     assert_eq!(web.refused(), Refusal::Denied);
@@ -272,7 +272,7 @@ fn policy_file_made_after_the_start_is_loaded_at_sighup() {
     unshare.env_remove("PARTYWALL_LOG");
     let daemon = Daemon::start(&dir, unshare);
     let denied = |answer| matches!(answer, Message::Refused { code: Refusal::Denied, .. });
-    let join = || Client::connect(&socket).ask(&Message::Join { version: 1, name: "db".into() });
+    let join = || Client::connect(&socket).ask(&Message::Join { version: wire::VERSION, name: "db".into() });
     assert!(matches!(join(), Message::Joined { .. }), "root may be anything without a file");
     let file = format!("/proc/{}/root/etc/partywall/partywalld.toml", daemon.child.id());
     std::fs::write(&file, "administrators = []\n[[join]]\ndomain = 'web'\nusers = [0]\n").unwrap();

@@ -146,7 +146,7 @@ fn honest_user_is_served(path: &Path) {
 }
 
 fn join() -> Message {
-    Message::Join { version: 1, name: "x".to_owned() }
+    Message::Join { version: wire::VERSION, name: "x".to_owned() }
 }
 
 fn publish() -> Message {

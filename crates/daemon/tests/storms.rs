@@ -110,9 +110,9 @@ fn sessions_that_come_and_go_leave_nothing() {
         match i % 4 {
             0 => {}
             1 => drop(client.send_bytes(b"WP", &[])),
-            2 => drop(client.tell(&Message::Join { version: 1, name: "x".to_owned() }, &[])),
+            2 => drop(client.tell(&Message::Join { version: wire::VERSION, name: "x".to_owned() }, &[])),
             _ => {
-                let join = Message::Join { version: 1, name: "y".to_owned() };
+                let join = Message::Join { version: wire::VERSION, name: "y".to_owned() };
                 assert!(matches!(client.ask(&join), Message::Joined { .. }));
                 client.tell(&bind("s", 1), &[]);
             }

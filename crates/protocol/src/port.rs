@@ -22,7 +22,7 @@ const HEADER: usize = 8;
 /// Bytes of a frame before its fields, the first of which is the link.
 const BEFORE_FIELDS: usize = 4;
 /// The version of the frames and of the control messages in them (protocol C1, G2), in each greeting.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a greeting.
 const GREETING: usize = BEFORE_NUMBER + 8;
 /// Bytes of a greeting before its number.

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side, User, What};
+use partywall_protocol::wire::{self, Directions, Kind, Message, Refusal, RegionReference, Side, User, What};
 use partywall_region::{OwnRegion, RegionOptions, packet};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -79,7 +79,7 @@ fn valid() -> impl Strategy<Value = Message> {
     let kind = Kind::Stream;
     // The server's own numbers are not known here; small ones are not in use, and can be reclaimed.
     prop_oneof![
-        4 => name().prop_map(|name| Message::Join { version: 1, name }),
+        4 => name().prop_map(|name| Message::Join { version: wire::VERSION, name }),
         2 => (name(), 0u16..9).prop_map(move |(service, backlog)| Message::Bind { service, kind, backlog }),
         6 => (name(), name()).prop_map(move |(target, service)| Message::Connect {
             target, service, kind, directions: Directions::BOTH, region: RegionReference::with_ring(4096),
@@ -192,7 +192,7 @@ fn tcp() -> (std::net::TcpListener, std::net::TcpStream, std::net::TcpStream) {
 fn lingering_socket_does_not_block_broker() {
     let mut bench = Bench::new();
     let session = bench.connect();
-    say(&session, &Message::Join { version: 1, name: "a".to_owned() }, &[]);
+    say(&session, &Message::Join { version: wire::VERSION, name: "a".to_owned() }, &[]);
     bench.settle();
     let (_listener, client, _server) = tcp();
     // Full of unread bytes, and closed only when all of them have arrived, or after two minutes.
@@ -239,7 +239,7 @@ fn say(socket: &OwnedFd, message: &Message, fds: &[BorrowedFd<'_>]) {
 fn packets_of_a_client_that_is_gone_are_not_read() {
     let mut bench = Bench::new();
     let db = bench.connect();
-    let join = Message::Join { version: 1, name: "a".to_owned() };
+    let join = Message::Join { version: wire::VERSION, name: "a".to_owned() };
     say(&db, &join, &[]);
     say(&db, &Message::Bind { service: "s".to_owned(), kind: Kind::Stream, backlog: 1 }, &[]);
     bench.settle();
@@ -418,7 +418,7 @@ fn descriptors_of_user_behind_hung_spawner_are_bounded() {
     assert!(orders <= 6, "{orders} orders about disposers wait");
     // Connections wait in the kernel's queue, and sessions of this user in the broker's.
     let honest = bench.connect();
-    say(&honest, &Message::Join { version: 1, name: "honest".to_owned() }, &[]);
+    say(&honest, &Message::Join { version: wire::VERSION, name: "honest".to_owned() }, &[]);
     let peer = libc::ucred { pid: rustix::process::getpid().as_raw_nonzero().get(), uid: 65_533, gid: 65_533 };
     let (socket, client) = packet::pair().unwrap();
     assert!(bench.push(arrival(socket, peer)).is_none());

@@ -70,7 +70,7 @@ impl Client {
 
     pub(crate) fn join(path: &Path, name: &str) -> Self {
         let mut client = Self::connect(path);
-        let answer = client.ask(&Message::Join { version: 1, name: name.to_owned() });
+        let answer = client.ask(&Message::Join { version: wire::VERSION, name: name.to_owned() });
         assert!(matches!(answer, Message::Joined { .. }), "{answer:?}");
         client
     }

@@ -54,8 +54,8 @@ pub use values::{
 /// The largest control packet in bytes (protocol C1).
 pub const MAX_PACKET: usize = 4096;
 
-/// The version of the protocol that this code speaks; `Join` carries it.
-pub const VERSION: u16 = 1;
+/// The version of the protocol that this code speaks; `Join` carries it. It changes with the messages (protocol C4.2).
+pub const VERSION: u16 = 2;
 
 /// The first two bytes of every packet: `WP` in memory, `0x5057` as an integer.
 pub const MAGIC: u16 = 0x5057;

@@ -301,7 +301,7 @@ fn page_holds_rows_that_fit_and_sets_more() {
 
 #[test]
 fn long_string_is_cut_between_characters() {
-    let bytes = packet(1, &Message::Join { version: 1, name: format!("x{}", "é".repeat(4000)) });
+    let bytes = packet(1, &Message::Join { version: VERSION, name: format!("x{}", "é".repeat(4000)) });
     let Ok((_, Message::Join { name, .. })) = decode(&bytes) else { panic!("not a Join") };
     assert_eq!(name.len(), MAX_STRING - 1);
     assert!(Name::new(&name).is_err());

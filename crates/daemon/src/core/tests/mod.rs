@@ -26,7 +26,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use partywall_protocol::directory::{Clause, DirectoryChange, Fingerprint, Terms, Transport, slot_of};
-use partywall_protocol::wire::{Directions, Kind, MachineId, RegionReference};
+use partywall_protocol::wire::{self, Directions, Kind, MachineId, RegionReference};
 use partywall_shm::layout::Geometry;
 
 use super::*;
@@ -451,7 +451,7 @@ impl World {
 }
 
 pub(super) fn join(name: &str) -> Message {
-    Message::Join { version: 1, name: name.to_owned() }
+    Message::Join { version: wire::VERSION, name: name.to_owned() }
 }
 
 pub(super) fn bind(service: &str, backlog: u16) -> Message {

@@ -1,6 +1,6 @@
 //! Any events in any order: no panic, no contradiction in the tables, and no descriptor left at the end.
 
-use partywall_protocol::wire::{PolicyQuestion, RegionReference, Side, What};
+use partywall_protocol::wire::{self, PolicyQuestion, RegionReference, Side, What};
 use proptest::prelude::*;
 
 use super::*;
@@ -60,7 +60,7 @@ fn message() -> impl Strategy<Value = Message> {
     let directions = || proptest::sample::select(vec![Directions::BOTH, Directions::BOTH, Directions::REVERSE]);
     let ring = || proptest::sample::select(vec![8192u64, 8192, 0, 16384, 77]);
     prop_oneof![
-        3 => name().prop_map(|name| Message::Join { version: 1, name }),
+        3 => name().prop_map(|name| Message::Join { version: wire::VERSION, name }),
         1 => Just(Message::Bind { service: "cluster".into(), kind: Kind::Stream, backlog: 2 }),
         4 => cluster_message(),
         2 => (name(), kind(), 0u16..4).prop_map(|(service, kind, backlog)| Message::Bind { service, kind, backlog }),
