@@ -97,7 +97,9 @@ fn killed_broker_restarts_and_channels_are_reclaimed() {
     let (dir, socket) = place();
     let daemon = Daemon::start(&dir, command(&socket));
     let mut web = Client::connect(&socket);
-    let Message::Joined { instance, epoch, .. } = web.ask(&Message::Join { version: wire::VERSION, name: "web".into() }) else {
+    let Message::Joined { instance, epoch, .. } =
+        web.ask(&Message::Join { version: wire::VERSION, name: "web".into() })
+    else {
         panic!()
     };
     let mut db = Client::join(&socket, "db");

@@ -44,7 +44,7 @@ pub(crate) use datagram::{
 pub(crate) use handshake::{
     BegunHandshake, PlaceOfRegion, cancel, cancel_untaken, closed, confirm, finish, offer, take,
 };
-use opening::{NO_SLOT, Publication};
+use opening::{NO_SLOT, PublicationStep};
 use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
@@ -213,7 +213,7 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
             break;
         }
         match turn.publish(at, fd) {
-            Ok(Publication::Answered) if key.load(Ordering::Relaxed) == 0 => {
+            Ok(PublicationStep::Answered) if key.load(Ordering::Relaxed) == 0 => {
                 listener.clear();
                 return None;
             }
@@ -319,7 +319,7 @@ pub(crate) fn longest_sleep() -> Option<Duration> {
 #[inline]
 fn look_if_due(open: impl FnOnce() -> bool) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let now = sys::coarse_now().as_millis() as u64;
+    let now = sys::coarse_millis();
     let next = NEXT.load(Ordering::Relaxed);
     let step_at = next.saturating_sub(LOOK_EVERY_MS - STEP_EVERY_MS);
     let is_due = || NEXT.compare_exchange(next, now + LOOK_EVERY_MS, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -353,7 +353,7 @@ fn announce(fd: c_int) {
     if !session::is_announced(netns)
         && let Ok(turn) = Turn::take(Urgency::Long)
         && turn.be_open().is_ok()
-        && matches!(turn.publish(NO_SLOT, fd), Ok(Publication::Answered | Publication::Outstanding))
+        && matches!(turn.publish(NO_SLOT, fd), Ok(PublicationStep::Answered | PublicationStep::Outstanding))
     {
         // Refused, it would be refused again.
         turn.announce(netns);

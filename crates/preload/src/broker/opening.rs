@@ -73,7 +73,7 @@ impl OpeningStep {
 
 /// How far a publication has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Publication {
+pub(super) enum PublicationStep {
     /// The broker has answered. A listener that has no key then was refused.
     Answered,
     /// The broker has the request, and a later call takes the answer.
@@ -290,17 +290,17 @@ impl Turn {
 
     /// Publishes the listener in a slot, or, for [`NO_SLOT`], the addresses of a socket's namespace. There is a session. An answer that is late
     /// is left to later calls: the broker has the request, and a server that sleeps in `accept` makes no call that could repeat it.
-    pub(super) fn publish(&self, slot: usize, fd: c_int) -> Result<Publication, BrokerFailure> {
+    pub(super) fn publish(&self, slot: usize, fd: c_int) -> Result<PublicationStep, BrokerFailure> {
         if self.step() == OpeningStep::Publish && !self.take_step(self.patience_ends())? {
             self.tell_from(slot);
-            return Ok(Publication::Deferred);
+            return Ok(PublicationStep::Deferred);
         }
         self.send_publication(slot, fd)?;
         let is_answered = self.take_step(self.patience_ends())?;
         if sys::now() > self.step_sent() + BRIEF {
             self.note_slow();
         }
-        Ok(if is_answered { Publication::Answered } else { Publication::Outstanding })
+        Ok(if is_answered { PublicationStep::Answered } else { PublicationStep::Outstanding })
     }
 
     /// Later calls publish the listeners from this slot on that the broker does not know of.

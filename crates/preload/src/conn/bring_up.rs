@@ -50,7 +50,7 @@ use std::sync::atomic::Ordering;
 /// Larger rings of a peer than this are not mapped.
 const MAX_PEER_RING: u64 = 64 << 20;
 /// The stages of an offer: waiting for the other side; the bell has rung, and it is our turn; the connecting side has confirmed, and
-/// waits for the peer to watch its ring; no process answers any more.
+/// waits for the peer to watch its ring; no process answers any more, or none in time.
 const WAITS: u32 = 0;
 const HEARD: u32 = 1;
 const CONFIRMED: u32 = 2;
@@ -174,7 +174,7 @@ fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: ReservedRegion<'_
         return Err(Reason::NotTaken);
     }
     conn.ring_path.shown.store(WAITS, Ordering::Relaxed);
-    conn.moves.looks_for_answer.store(0, Ordering::Relaxed);
+    conn.moves.wait_for_answer(sys::coarse_millis());
     Ok(())
 }
 
@@ -214,7 +214,7 @@ pub(super) fn put_off(conn: &Conn, reason: Reason) {
     log!("no ring for fd {}: {}", conn.fd(), reason.words());
     conn.ring_path.because(reason);
     if may_try_again(reason) {
-        conn.moves.try_again_later(sys::coarse_now().as_millis() as u64);
+        conn.moves.try_again_later(sys::coarse_millis());
         conn.set_stage(ConnStage::Candidate);
     } else if may_pass_with_policy(reason) {
         wait_for_policy(conn);
@@ -284,13 +284,15 @@ fn is_our_turn(conn: &Conn) -> bool {
     }
     let link = conn.bell().fd();
     let heard = if link < 0 { Heard::Gone } else { bell::hear(sys::borrow(link)) };
-    match heard {
-        Heard::Nothing => return false,
-        // Confirmed, it waits for the peer's memory to say so.
-        Heard::Bell if shown == CONFIRMED => return false,
-        Heard::Bell => conn.ring_path.shown.store(HEARD, Ordering::Relaxed),
-        Heard::Gone => conn.ring_path.shown.store(GONE, Ordering::Relaxed),
-    }
+    let news = match heard {
+        Heard::Bell if shown != CONFIRMED => HEARD,
+        Heard::Gone => GONE,
+        // The peer lives, and has not taken its step in time. It could hold our memory as long as the connection lasts.
+        _ if conn.moves.is_wait_over(sys::coarse_millis()) => GONE,
+        // Confirmed, it waits for the peer's memory to say so, whatever the bell does.
+        Heard::Bell | Heard::Nothing => return false,
+    };
+    conn.ring_path.shown.store(news, Ordering::Relaxed);
     true
 }
 
@@ -300,7 +302,7 @@ fn confirm(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
     let peer = paced(conn, || broker::confirm(fd, conn.channel()))?;
     map_peer(conn, peer.region.as_fd(), peer.place)?;
     conn.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
-    conn.moves.looks_for_answer.store(0, Ordering::Relaxed);
+    conn.moves.wait_for_answer(sys::coarse_millis());
     conn.ring_path.set_stage(ConnStage::Offered);
     Ok(())
 }
@@ -324,7 +326,7 @@ pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
     conn.moves.offers_seen.store(generation, Ordering::Relaxed);
     let Some(found) = broker::find_offer(fd, local, peer) else { return };
     let is_guess = found == FoundOffer::Translated;
-    let now = if is_guess { sys::coarse_now().as_millis() as u64 } else { 0 };
+    let now = if is_guess { sys::coarse_millis() } else { 0 };
     if is_guess {
         // An address that a program has is probably not a translator's.
         match conn.moves.may_guess(now, !broker::knows_resident(fd, peer)) {
@@ -516,6 +518,7 @@ pub(super) fn make_region(conn: &Conn) -> Result<(rustix::fd::OwnedFd, Geometry)
 pub(super) fn be_confirmed(conn: &Conn, region: BorrowedFd<'_>, geometry: Geometry) {
     map_peer(conn, region, (Located::OwnMemory, geometry)).unwrap();
     conn.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
+    conn.moves.wait_for_answer(sys::coarse_millis());
     conn.set_stage(ConnStage::Offered);
 }
 

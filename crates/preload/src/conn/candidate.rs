@@ -351,7 +351,7 @@ fn advance(conn: &'static Conn, fd: c_int) {
     }
     let calls = conn.moves.count_call();
     let carried = conn.tx.counted.load(Ordering::Relaxed).wrapping_add(conn.rx.counted.load(Ordering::Relaxed));
-    let is_time = || conn.moves.is_time_for_attempt(|| sys::coarse_now().as_millis() as u64);
+    let is_time = || conn.moves.is_time_for_attempt(sys::coarse_millis);
     let due = conn.moves.is_due(carried) || is_time();
     match (stage, conn.role()) {
         (ConnStage::Offered, _) => bring_up::look_for_answer(conn, fd),

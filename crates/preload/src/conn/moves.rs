@@ -10,6 +10,8 @@ const SOON: u64 = 16;
 const BETWEEN_ATTEMPTS_MS: u64 = 1000;
 /// Doublings of that wait: it is 68 minutes at most.
 const MOST_DOUBLINGS: u32 = 12;
+/// The longest wait for the other side's next step towards a ring, in milliseconds. The broker forgets a handshake before that (protocol T4.7).
+const LONGEST_WAIT_MS: u64 = 40_000;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
 const EAGER: u32 = 64;
 /// The most times that a connection asks for an offer that may be another connection's, because addresses are translated.
@@ -30,6 +32,8 @@ pub(super) struct MoveCounters {
     calls: AtomicU32,
     /// Looks for the peer's answer since the last step towards a ring ([`super::bring_up`]).
     pub(super) looks_for_answer: AtomicU32,
+    /// When the connection stops waiting for that answer, in milliseconds of [`crate::sys::coarse_now`].
+    wait_ends_at: AtomicU64,
     /// The policy that the connection was judged by last.
     policy_seen: AtomicU32,
     /// The number of calls, or of bytes, at which the connection goes to a ring.
@@ -169,6 +173,23 @@ impl MoveCounters {
         let guesses = self.guesses.load(Ordering::Relaxed).min(GUESSES);
         self.guesses.store(guesses + 1, Ordering::Relaxed);
         self.next_guess_at.store(now + (BETWEEN_GUESSES_MS << guesses), Ordering::Relaxed);
+    }
+
+    /// The connection waits for the other side's next step from now on, in milliseconds.
+    pub(super) fn wait_for_answer(&self, now: u64) {
+        self.looks_for_answer.store(0, Ordering::Relaxed);
+        self.wait_ends_at.store(now + LONGEST_WAIT_MS, Ordering::Relaxed);
+    }
+
+    /// Whether no answer can be expected any more at this time, in milliseconds.
+    pub(super) fn is_wait_over(&self, now: u64) -> bool {
+        now >= self.wait_ends_at.load(Ordering::Relaxed)
+    }
+
+    /// As if it had waited that long.
+    #[cfg(test)]
+    pub(super) fn end_wait(&self) {
+        self.wait_ends_at.store(0, Ordering::Relaxed);
     }
 
     /// Whether a call of a connection that waits for an answer looks for it.

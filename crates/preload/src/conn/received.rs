@@ -26,7 +26,7 @@ const FIRST_PAUSE_MS: u64 = 50;
 #[cold]
 pub(super) fn is_confirmed(conn: &'static Conn) -> bool {
     let passing = &conn.passing;
-    let now = sys::coarse_now().as_millis() as u64;
+    let now = sys::coarse_millis();
     if now < passing.next_look_at.load(Ordering::Relaxed) || process::is_visitor() || conn.is_shared() {
         return false;
     }

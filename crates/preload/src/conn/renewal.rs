@@ -86,7 +86,7 @@ pub(crate) fn rings_after_exec(conn: &Conn) -> Option<u32> {
 fn take_step(conn: &'static Conn, fd: c_int) -> Option<&'static Conn> {
     let moves = &conn.moves;
     let is_time = |now: u64| now >= moves.next_renewal_at.load(Ordering::Relaxed);
-    let now = sys::coarse_now().as_millis() as u64;
+    let now = sys::coarse_millis();
     if !is_time(now) || conn.has(PERMANENT) || rings_so_far(conn) >= MOST_RINGS {
         return None;
     }
@@ -202,7 +202,7 @@ fn replace(old: &'static Conn, fd: c_int, next: u64) -> Option<&'static Conn> {
 fn hold_to_replace(old: &'static Conn, fd: c_int, next: u64) -> Option<HeldConn> {
     let held = HeldConn::try_hold(old);
     if held.is_none() {
-        let soon = sys::coarse_now().as_millis() as u64 + BETWEEN_LOOKS_MS;
+        let soon = sys::coarse_millis() + BETWEEN_LOOKS_MS;
         // Not if another thread has begun another pause since.
         let time = &old.moves.next_renewal_at;
         let _ = time.compare_exchange(next, soon, Ordering::Relaxed, Ordering::Relaxed);

@@ -101,7 +101,7 @@ impl Set {
 
     #[cold]
     fn heat_interrupted_after(&self, pause: Duration) {
-        let now = sys::coarse_now().as_millis() as u64;
+        let now = sys::coarse_millis();
         if u128::from(now.wrapping_sub(self.looked_for_lost.get())) < pause.as_millis() {
             return;
         }

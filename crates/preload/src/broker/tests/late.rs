@@ -387,7 +387,7 @@ fn further_listeners_whose_publications_are_late_are_published() {
         (turn.publish(at, fd), at)
     });
     // The second waits for the answer about the first.
-    assert_eq!(places.map(|(how, _)| how), [Ok(Publication::Outstanding), Ok(Publication::Deferred)]);
+    assert_eq!(places.map(|(how, _)| how), [Ok(PublicationStep::Outstanding), Ok(PublicationStep::Deferred)]);
     for _ in &further {
         data_calls();
         assert_eq!((step(), session_number(), late.has_another()), (OpeningStep::Publish, session, false));

@@ -139,6 +139,23 @@ fn offered_connection_closed_by_last_descriptor_leaks_nothing() {
 }
 
 #[test]
+fn peer_that_never_watches_holds_no_memory() {
+    let p = Pair::candidates(4096);
+    let (a, b) = (p.conn_a(), p.conn_b());
+    let (files, peer, geometry) = ready_to_attach(&p);
+    bring_up::be_confirmed(a, peer.as_fd(), geometry);
+    // It lives, and answers by something else.
+    assert!(b.bell().ring());
+    send(p.a, b"x", 0).unwrap();
+    assert!(a.ring_path.stage() == ConnStage::Offered && files.in_use() != (0, 0));
+    a.moves.end_wait();
+    send(p.a, b"y", 0).unwrap();
+    assert_eq!((a.ring_path.stage(), a.ring_path.reason()), (ConnStage::Candidate, Reason::NotTaken));
+    assert_eq!(files.in_use(), (0, 0), "descriptors and mappings");
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"xy");
+}
+
+#[test]
 fn abandoned_attach_leaves_connection_on_tcp() {
     let p = Pair::candidates(4096);
     let (files, ..) = ready_to_attach(&p);

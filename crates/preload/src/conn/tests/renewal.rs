@@ -172,7 +172,7 @@ fn connection_is_replaced_only_after_a_pause_that_doubles() {
         let (before, moves) = (p.conn_b().entry(), &p.conn_b().moves);
         moves.rings_are_over.store(0, Ordering::Relaxed);
         skip_pause(p.conn_b());
-        let begin = sys::coarse_now().as_millis() as u64;
+        let begin = sys::coarse_millis();
         assert_eq!(recv(p.b, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
         let pause = moves.next_renewal_at.load(Ordering::Relaxed).saturating_sub(begin);
         assert_eq!(p.conn_b().entry(), before);
