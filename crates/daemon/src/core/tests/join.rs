@@ -39,7 +39,7 @@ fn session_ends_unless_first_message_is_join() {
 #[test]
 fn refused_join_ends_session() {
     for (uid, message, code) in [
-        (1000, Message::Join { version: 2, name: "a".into() }, Refusal::Version),
+        (1000, Message::Join { version: wire::VERSION + 1, name: "a".into() }, Refusal::Version),
         (1000, join(""), Refusal::NameInvalid),
         (1000, join("a/b"), Refusal::NameInvalid),
         (1000, join(&"a".repeat(65)), Refusal::NameInvalid),
