@@ -137,7 +137,8 @@ fn metrics_are_strict_openmetrics_with_expected_values() {
     ] {
         assert_eq!(samples.get(&series), Some(&value), "{series}: {samples:#?}");
     }
-    let build = format!("partywall_build_info{{version=\"{}\",protocol=\"{}\"}}", env!("CARGO_PKG_VERSION"), wire::VERSION);
+    let build =
+        format!("partywall_build_info{{version=\"{}\",protocol=\"{}\"}}", env!("CARGO_PKG_VERSION"), wire::VERSION);
     assert_eq!(samples.get(&build), Some(&1.0), "{samples:#?}");
     for (request, status) in [
         ("GET / HTTP/1.1\r\n\r\n", "404"),
