@@ -18,6 +18,8 @@ pub(super) struct ListenerEntry {
     cookie: AtomicU64,
     /// The process that entered it: a child finds its parent's here.
     process: AtomicU32,
+    /// 1 once that process has sent its publication in its session. A child finds here whether its parent had done so before the `fork`.
+    sent: AtomicU32,
 }
 
 static TABLE: [ListenerEntry; LISTENERS] = [const { ListenerEntry::new() }; LISTENERS];
@@ -26,12 +28,25 @@ static USED: AtomicU32 = AtomicU32::new(0);
 
 impl ListenerEntry {
     const fn new() -> Self {
-        Self { fd: AtomicU32::new(0), uses: AtomicU32::new(0), cookie: AtomicU64::new(0), process: AtomicU32::new(0) }
+        let [fd, uses, process, sent] = [const { AtomicU32::new(0) }; 4];
+        Self { fd, uses, cookie: AtomicU64::new(0), process, sent }
     }
 
     /// The process that has entered it.
     pub(super) fn process(&self) -> u32 {
         self.process.load(Ordering::Relaxed)
+    }
+
+    /// Whether the session of that process has, or will have, the publication.
+    pub(super) fn is_sent(&self) -> bool {
+        self.sent.load(Ordering::Relaxed) != 0
+    }
+
+    /// The process that entered it has sent its publication in its session, or has begun another one.
+    pub(super) fn set_sent(&self, sent: bool) {
+        if self.process() == crate::process::kernel_pid() {
+            self.sent.store(sent.into(), Ordering::Relaxed);
+        }
     }
 
     /// Its descriptor, if the slot is in use.
@@ -61,11 +76,17 @@ pub(super) fn all() -> impl Iterator<Item = (usize, &'static ListenerEntry)> {
     TABLE.iter().take(used).enumerate().filter(|(_, listener)| listener.fd().is_some())
 }
 
+/// The listener in a slot, whether it is in use or not.
+pub(super) fn at(slot: usize) -> Option<&'static ListenerEntry> {
+    TABLE.get(slot)
+}
+
 /// Enters one more; `None` if there is no room.
 pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static ListenerEntry)> {
     let (at, listener) = TABLE.iter().enumerate().find(|(_, listener)| listener.fd().is_none())?;
     listener.cookie.store(cookie, Ordering::Relaxed);
     listener.process.store(crate::process::kernel_pid(), Ordering::Relaxed);
+    listener.sent.store(0, Ordering::Relaxed);
     listener.uses.fetch_add(1, Ordering::Relaxed);
     // EDGE listener-entry: releases what the entry says; acquired in `ListenerEntry::fd`.
     listener.fd.store(fd.cast_unsigned() + 1, Ordering::Release);

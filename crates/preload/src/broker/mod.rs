@@ -179,6 +179,8 @@ pub(crate) enum FoundOffer {
     OfTheseEnds,
     /// It is one to the accepting end, whose connecting end may be translated. It may be another connection's.
     Translated,
+    /// That cannot be seen yet: the broker is late with the key.
+    Unseen,
 }
 
 /// The offer that the other end of this accepted connection makes, or may make. The first call in a network namespace asks the broker for
@@ -187,10 +189,12 @@ pub(crate) fn find_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> Opti
     let directory = directory()?;
     let netns = netns::probable_cookie(fd);
     let key = || netns::key(netns, directory.instance());
-    let key = key().or_else(|| {
+    let Some(key) = key().or_else(|| {
         announce(fd);
         key()
-    })?;
+    }) else {
+        return opening::is_under_way().then_some(FoundOffer::Unseen);
+    };
     if directory.has_offer(Fingerprint::connection(local, peer, key)) {
         return Some(FoundOffer::OfTheseEnds);
     }
@@ -237,7 +241,7 @@ pub(crate) fn withdraw(handle: u64) {
     // A child must not withdraw an inherited publication: its parent still listens.
     let key = turn.key(at).map_or(0, |key| key.swap(0, Ordering::Relaxed));
     if key != 0 {
-        let _ = turn.ask(&BorrowedMessage::Withdraw { key }, &[], done);
+        let _ = turn.ask_here_until(turn.deadline, &BorrowedMessage::Withdraw { key }, &[], done);
     }
 }
 

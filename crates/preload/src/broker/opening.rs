@@ -153,6 +153,7 @@ impl Turn {
         for key in &self.state.keys {
             key.store(0, Ordering::Relaxed);
         }
+        listeners::all().for_each(|(_, listener)| listener.set_sent(false));
         self.state.joins_as_own.store(as_own.into(), Ordering::Relaxed);
         let settings = settings::get();
         let own = DefaultName::new(&settings.program, process::kernel_pid());
@@ -291,7 +292,9 @@ impl Turn {
     /// Publishes the listener in a slot, or, for [`NO_SLOT`], the addresses of a socket's namespace. There is a session. An answer that is late
     /// is left to later calls: the broker has the request, and a server that sleeps in `accept` makes no call that could repeat it.
     pub(super) fn publish(&self, slot: usize, fd: c_int) -> Result<PublicationStep, BrokerFailure> {
-        if self.step() == OpeningStep::Publish && !self.take_step(self.patience_ends())? {
+        let patience_ends =
+            if slot == NO_SLOT { self.patience_ends() } else { self.deadline.min(self.step_sent() + 2 * LIMIT) };
+        if self.step() == OpeningStep::Publish && !self.take_step(patience_ends)? {
             self.tell_from(slot);
             return Ok(PublicationStep::Deferred);
         }
@@ -318,6 +321,9 @@ impl Turn {
         // It is a position among `LISTENERS`, or the one past them.
         self.state.step_slot.store(slot as u32, Ordering::Relaxed);
         self.state.step_netns.store(netns::cookie(fd), Ordering::Relaxed);
+        if let Some(listener) = listeners::at(slot) {
+            listener.set_sent(true);
+        }
         self.leave_to_later(OpeningStep::Publish, number);
         Ok(())
     }
@@ -385,7 +391,7 @@ impl Turn {
     }
 
     /// Publishes the next listener that the broker does not know of, from this slot on: of those that we have inherited, if their session is
-    /// gone. Returns whether there was one.
+    /// gone or has never had them. Returns whether there was one.
     fn publish_next(&self, from: usize) -> Result<bool, BrokerFailure> {
         let inherited_too = !self.has_ancestors();
         let me = process::kernel_pid();
@@ -393,9 +399,12 @@ impl Turn {
             let (Some(fd), Some(key)) = (listener.fd(), self.key(at)) else { continue };
             let socket = sys::borrow(fd);
             if sockopt::socket_cookie(socket) != Ok(listener.cookie()) {
-                // Closed past us.
+                // Closed past us. The next listener in the slot is to be published.
                 listener.clear();
-            } else if key.load(Ordering::Relaxed) == 0 && (inherited_too || listener.process() == me) {
+                key.store(0, Ordering::Relaxed);
+            } else if key.load(Ordering::Relaxed) == 0
+                && (inherited_too || listener.process() == me || !listener.is_sent())
+            {
                 self.send_publication(at, fd)?;
                 self.state.told.store(at as u32 + 2, Ordering::Relaxed);
                 return Ok(true);
@@ -407,6 +416,14 @@ impl Turn {
 
     fn step_sent(&self) -> Duration {
         Duration::from_nanos(self.state.step_sent.load(Ordering::Relaxed))
+    }
+
+    /// Whether the broker owes an answer about a publication for longer than a call waits for it. Another answer would not come before that
+    /// one, and a session in which it did not come in time would be given up with the publication.
+    pub(super) fn is_behind(&self) -> bool {
+        self.step() == OpeningStep::Publish
+            && sys::now() >= self.step_sent() + LIMIT
+            && !self.take_step(Duration::ZERO).unwrap_or(true)
     }
 
     /// When a call that waits for the outstanding answer leaves it to later ones, which do not wait for it again.

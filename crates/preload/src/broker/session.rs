@@ -53,7 +53,7 @@ pub(super) enum BrokerFailure {
     Absent,
     /// It said no.
     Refused(Refusal),
-    /// Another thread speaks to it.
+    /// Another thread speaks to it, or it is behind with an earlier answer.
     Busy,
 }
 
@@ -101,7 +101,8 @@ impl Turn {
     }
 
     /// Asks the broker, and reads what matters from its answer and the descriptors that come with it. `read` returns `None` for a message
-    /// that is no answer to this request. A session that has ended is opened again, once.
+    /// that is no answer to this request. A session that has ended is opened again, once. A broker that is behind with an earlier answer is not
+    /// asked now.
     pub(super) fn ask<T>(
         &self,
         request: &BorrowedMessage<'_>,
@@ -109,6 +110,9 @@ impl Turn {
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
     ) -> Result<T, BrokerFailure> {
         self.be_open_now()?;
+        if self.is_behind() {
+            return Err(BrokerFailure::Busy);
+        }
         let answer = match self.exchange(self.deadline, request, with) {
             Err(BrokerFailure::Absent) if self.session().is_none() && sys::now() < self.deadline => {
                 self.state.retry_at.store(0, Ordering::Relaxed);
@@ -120,8 +124,8 @@ impl Turn {
         self.read(answer?, read)
     }
 
-    /// Asks in the present session, with a separate deadline.
-    fn ask_here_until<T>(
+    /// Asks in the present session, with a separate deadline, whether the broker is behind or not.
+    pub(super) fn ask_here_until<T>(
         &self,
         deadline: Duration,
         request: &BorrowedMessage<'_>,

@@ -325,6 +325,9 @@ pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
     let (local, peer) = conn.identity.addresses();
     conn.moves.offers_seen.store(generation, Ordering::Relaxed);
     let Some(found) = broker::find_offer(fd, local, peer) else { return };
+    if found == FoundOffer::Unseen {
+        return look_at_offers_again(conn, generation);
+    }
     let is_guess = found == FoundOffer::Translated;
     let now = if is_guess { sys::coarse_millis() } else { 0 };
     if is_guess {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::broker::claim::{ConnClaim, EachClaim};
 use crate::broker::opening::OpeningStep;
+use crate::broker::session::LIMIT;
 use crate::calls::testing::EpollSet;
 use partywall_region::packet;
 use std::sync::atomic::AtomicU32;
@@ -396,6 +397,57 @@ fn further_listeners_whose_publications_are_late_are_published() {
     for listener in &further {
         assert!(knows_listener_with(&mut late, &client, listener.local_addr().unwrap()));
     }
+}
+
+/// Its listener's publication is outstanding for longer than a call waits for it.
+fn behind() -> LateBroker {
+    let late = open_with_late_publication();
+    let sent = &state::peek().unwrap().step_sent;
+    sent.store(sent.load(Ordering::Relaxed).saturating_sub(session::nanos(LIMIT)), Ordering::Relaxed);
+    late
+}
+
+#[test]
+fn broker_that_is_behind_is_asked_nothing_but_withdrawals() {
+    let Some(_alone) = alone!() else { return };
+    let (listener, client, _server, _key) = left_by_first_broker();
+    let mut late = behind();
+    let session = session_number();
+    let begun = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(offer_of(&client).0.unwrap_err(), Reason::BrokerAbsent);
+    }
+    assert!(begun.elapsed() < 100 * LIMIT, "each of them has waited");
+    assert_eq!((step(), session_number(), late.has_another()), (OpeningStep::Publish, session, false));
+    late.answer(0);
+    assert!(knows_listener_with(&mut late, &client, listener.local_addr().unwrap()));
+    assert!(asked(&late, || offer_of(&client).0.is_ok()));
+    assert_eq!(session_number(), session);
+}
+
+#[test]
+fn child_publishes_listener_that_its_parent_had_not_sent() {
+    let Some(_alone) = alone!() else { return };
+    let (_listener, client, _server, _key) = left_by_first_broker();
+    let further = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut late = behind();
+    listeners::add(further.as_raw_fd(), sockopt::socket_cookie(&further).unwrap()).unwrap();
+    let child = fork(|| {
+        crate::process::became_child();
+        after_fork();
+        // The first connect of this process waits until its session has what it is to have.
+        let is_known = knows_listener(client.as_raw_fd(), further.local_addr().unwrap());
+        let turn = Turn::take(Urgency::Long).unwrap();
+        let published = [0, 1].map(|at| turn.key(at).unwrap().load(Ordering::Relaxed) != 0);
+        // The parent's session has the request for the first one, and is there.
+        is_known && turn.has_ancestors() && published == [false, true]
+    });
+    late.accept();
+    // It joins, asks for the directory, and publishes one listener.
+    for _ in 0..3 {
+        late.answer(1);
+    }
+    assert!(ended_well(child));
 }
 
 #[test]
