@@ -343,12 +343,16 @@ impl FileWork {
                     let random = Random::new(number + 100);
                     let buffer = vec![b'y'; UNIT];
                     let mut worker = WorkloadThread { set, log_file, random, buffer, log: ThreadLog::new()? };
-                    while !stop.load(Ordering::Relaxed) {
+                    // One round at least, also if the time is over when this thread begins.
+                    loop {
                         if let Err(e) = worker.round(personality) {
                             stop.store(true, Ordering::Relaxed);
                             if let Ok(mut failed) = failed.lock() {
                                 failed.get_or_insert(e.to_string());
                             }
+                        }
+                        if stop.load(Ordering::Relaxed) {
+                            break;
                         }
                     }
                     Ok(worker.log)
@@ -443,7 +447,7 @@ mod tests {
         let interrupt = Interrupt::catch().unwrap();
         let place = folder.path().join("work");
         for personality in [Personality::Mail, Personality::Web, Personality::File] {
-            let work = FileWork { personality, divide: 100, time: Duration::from_millis(20) };
+            let work = FileWork { personality, divide: 100, time: Duration::ZERO };
             let figures = work.run(Folders { server: &place, client: &place }, 2, &interrupt).unwrap();
             assert!(figures[&Metric::PerSecond] > 0.0 && figures[&Metric::BytesPerSecond] > 0.0, "{personality:?}");
             assert!(!place.exists());
