@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long an answer may take before the session is given up, where no call waits for it (protocol T14.7).
-const SILENCE: Duration = Duration::from_secs(10);
+pub(super) const SILENCE: Duration = Duration::from_secs(10);
 /// A broker that was late with an answer is shown no connection for this time.
 const SLOW: Duration = Duration::from_secs(1);
 /// The longest that one call spends on sending a new broker our listeners and rings again. Each takes about 50 us.
@@ -473,11 +473,10 @@ impl Turn {
         self.state.slow_until.store(0, Ordering::Relaxed);
     }
 
-    /// Lets the outstanding answer be late.
+    /// Lets the outstanding answer be late by this time.
     #[cfg(test)]
-    pub(super) fn be_late(&self) {
-        let sent = &self.state.step_sent;
-        sent.store(sent.load(Ordering::Relaxed).saturating_sub(nanos(SILENCE)), Ordering::Relaxed);
+    pub(super) fn be_late(&self, by: Duration) {
+        self.state.step_sent.fetch_sub(nanos(by), Ordering::Relaxed);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::broker::claim::{ConnClaim, EachClaim};
-use crate::broker::opening::OpeningStep;
+use crate::broker::opening::{OpeningStep, SILENCE};
 use crate::broker::session::LIMIT;
 use crate::calls::testing::EpollSet;
 use partywall_region::packet;
@@ -221,7 +221,7 @@ fn broker_that_never_answers_is_given_up_and_left_alone() {
         data_calls();
         assert!(session != 0 && session == session_number());
         let turn = Turn::take(Urgency::Brief).unwrap();
-        turn.be_late();
+        turn.be_late(SILENCE);
         turn.look(true);
         drop(turn);
         assert_eq!((session_number(), step()), (0, OpeningStep::None));
@@ -402,8 +402,7 @@ fn further_listeners_whose_publications_are_late_are_published() {
 /// Its listener's publication is outstanding for longer than a call waits for it.
 fn behind() -> LateBroker {
     let late = open_with_late_publication();
-    let sent = &state::peek().unwrap().step_sent;
-    sent.store(sent.load(Ordering::Relaxed).saturating_sub(session::nanos(LIMIT)), Ordering::Relaxed);
+    Turn::take(Urgency::Brief).unwrap().be_late(LIMIT);
     late
 }
 
