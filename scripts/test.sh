@@ -59,8 +59,9 @@ step "the static agent, for tests" bash -c '
 # Apart from running them, so that neither takes nearly as long as a step may.
 step "tests, built" cargo test --workspace --all-targets --no-run "${FEATURES[@]}"
 beside "tests of the lab" scripts/tests.sh lab "${FEATURES[@]}"
-step "tests" scripts/tests.sh others "${FEATURES[@]}"
-# The lab's tests take longer than the others. What is built meanwhile is built by one compiler at a time: the machines need a processor.
+# The lab's tests need hardly more than one processor for most of their time. What needs no more than one goes first beside them, built by one
+# compiler at a time. The other tests come last: those that are left when the lab's have ended use both processors.
+step "models (loom)" env CARGO_BUILD_JOBS=1 RUST_TEST_THREADS=1 scripts/loom.sh
 step "gRPC over streams" env CARGO_BUILD_JOBS=1 cargo test --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"
 # shellcheck disable=SC2016 # expanded by the inner shell
 step "Cap'n Proto over streams" env CARGO_BUILD_JOBS=1 bash -c '
@@ -69,7 +70,7 @@ step "Cap'n Proto over streams" env CARGO_BUILD_JOBS=1 bash -c '
     else
         echo "skipped: the program capnp is missing; it is in the package capnproto"
     fi'
-step "models (loom)" env CARGO_BUILD_JOBS=1 RUST_TEST_THREADS=1 scripts/loom.sh
+step "tests" scripts/tests.sh others "${FEATURES[@]}"
 settle
 step "packages and containers" scripts/packages.sh
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"

@@ -135,6 +135,19 @@ fn document_and_code_have_the_same_table_of_messages() {
     assert_eq!(code.len(), document.len());
 }
 
+/// A published version stays what it was. So after a change of the table, raise [`VERSION`] and [`port::VERSION`](crate::port::VERSION) (protocol C4.2,
+/// P3.6), and write the table's new sum here.
+#[test]
+fn changed_table_of_messages_has_another_version() {
+    const PUBLISHED: (u16, u32, u64) = (2, 2, 2_947_312_008_235_171_435);
+    // FNV-1a, 64 bits.
+    let sum = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let spelled: String =
+        message::spelled().into_iter().map(|(kind, name, fields)| format!("{kind} {name} {fields}\n")).collect();
+    let table = spelled.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, sum);
+    assert_eq!((VERSION, crate::port::VERSION, table), PUBLISHED, "versions of messages and ports, sum of the table");
+}
+
 #[test]
 fn packet_header_is_as_documented() {
     let bytes = packet(0x0403_0201, &Message::Ping {});
