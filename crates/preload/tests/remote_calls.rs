@@ -28,6 +28,8 @@ use support::{
 const STEPS: u64 = 2000;
 /// Most additional instructions in a call, of a library without optimisation.
 const MOST: f64 = 1000.0;
+/// How often the broker may be late. See [`count_settled`].
+const PATIENCE: usize = 5;
 
 /// What a step takes.
 #[derive(Debug, Clone, Copy)]
@@ -36,8 +38,8 @@ struct StepCost {
     system_calls: f64,
 }
 
-/// A server without the library, which discards what it gets or sends it back. It ends with its last client.
-fn serve(listener: TcpListener, clients: usize, answers: bool) {
+/// A server without the library, which discards what it gets or sends it back. It serves one client after another until the test has ended.
+fn serve(listener: TcpListener, answers: bool) {
     let serve_one = move |mut client: TcpStream| {
         let mut bytes = vec![0; 1 << 16];
         while let Ok(count @ 1..) = client.read(&mut bytes) {
@@ -46,7 +48,7 @@ fn serve(listener: TcpListener, clients: usize, answers: bool) {
             }
         }
     };
-    thread::spawn(move || listener.incoming().take(clients).flatten().for_each(serve_one));
+    thread::spawn(move || listener.incoming().flatten().for_each(serve_one));
 }
 
 fn count(valgrind: &Path, driver: &Path, broker: Option<&Path>, port: u16, flow: &str, size: u32) -> StepCost {
@@ -72,6 +74,20 @@ fn count(valgrind: &Path, driver: &Path, broker: Option<&Path>, port: u16, flow:
     StepCost { instructions: instructions / STEPS as f64, system_calls: system_calls / STEPS as f64 }
 }
 
+/// Counts with a broker. A connection that is made more than a second before the broker answers may still come to a ring, so its calls cost
+/// as much as without a broker. On a busy machine a broker can be that late. Then the program runs again.
+fn count_settled(most: f64, count: impl Fn() -> StepCost) -> StepCost {
+    let mut cost = count();
+    for _ in 1..PATIENCE {
+        if cost.instructions < most {
+            break;
+        }
+        println!("{cost:?}: more than {most}, as if the broker was late");
+        cost = count();
+    }
+    cost
+}
+
 #[test]
 fn call_to_remote_peer_makes_no_further_system_call() {
     let Some(valgrind) = find("valgrind", "valgrind") else { return };
@@ -82,9 +98,11 @@ fn call_to_remote_peer_makes_no_further_system_call() {
         for size in [4, 16384] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let port = listener.local_addr().unwrap().port();
-            serve(listener, 3, flow != "stream");
+            serve(listener, flow != "stream");
             let plain = count(&valgrind, &driver, None, port, flow, size);
-            let ours = count(&valgrind, &driver, Some(&world.socket()), port, flow, size);
+            let ours = count_settled(plain.instructions + MOST * calls, || {
+                count(&valgrind, &driver, Some(&world.socket()), port, flow, size)
+            });
             let more = ours.instructions - plain.instructions;
             // Valgrind counts a system call several times, always as often.
             let further = calls * (ours.system_calls / plain.system_calls - 1.0);
