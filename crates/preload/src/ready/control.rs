@@ -152,7 +152,12 @@ impl Set {
             real()?;
             r.events.put(events);
             r.data.put(data);
-            return Ok(if conn.is_up() || events & ONESHOT != 0 { Stays::OnTcp } else { stays });
+            if stays == Stays::OnTcp || events & ONESHOT != 0 {
+                return Ok(Stays::OnTcp);
+            }
+            // The connection can have come up since the look above. The thread that lifts all its registrations may wait for this set.
+            let is_followed = !conn.is_up() || !is_exclusive && self.lift(found);
+            return Ok(if is_followed { Stays::Either } else { Stays::OnTcp });
         }
         if (events | r.events.get()) & EXCLUSIVE != 0 {
             return Err(Errno::INVAL);

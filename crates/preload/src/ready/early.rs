@@ -35,14 +35,15 @@ pub(super) fn concerns(operation: c_int, fd: c_int) -> bool {
     reg::has_early(fd) || operation == libc::EPOLL_CTL_ADD && unconnected::is_fresh(fd) && table::get(fd) == Entry::NONE
 }
 
-/// `epoll_ctl` for such a socket. `real` is the kernel's answer to the program's own arguments.
+/// `epoll_ctl` for such a socket. `real` is the kernel's answer to the program's own arguments. `None`: nothing was done, since another thread
+/// has made the socket a connection.
 pub(super) fn control(
     set: &'static Set,
     operation: c_int,
     fd: c_int,
     event: Option<(u32, u64)>,
     real: impl Fn() -> c_int,
-) -> c_int {
+) -> Option<c_int> {
     if operation != libc::EPOLL_CTL_DEL {
         inherit::check(set);
     }
@@ -58,13 +59,17 @@ pub(super) fn control(
             libc::EPOLL_CTL_DEL if result == 0 => set.less_strangers(),
             _ => {}
         }
-        return result;
+        return Some(result);
     };
+    let found = reg::find_early(fd, set.number());
+    if found == 0 && operation != libc::EPOLL_CTL_ADD && Conn::of(fd).is_some() {
+        // Between the caller's look and this lock it was connected, and the registration was taken over.
+        return None;
+    }
     let result = real();
     if result != 0 {
-        return result;
+        return Some(result);
     }
-    let found = reg::find_early(fd, set.number());
     match (operation, event) {
         (libc::EPOLL_CTL_DEL, _) => {
             set.less_strangers();
@@ -96,7 +101,7 @@ pub(super) fn control(
         }
         take_over(fd, conn);
     }
-    result
+    Some(result)
 }
 
 impl Set {

@@ -211,15 +211,21 @@ pub(crate) fn control(
     event: Option<(u32, u64)>,
     real: impl Fn() -> c_int + Copy,
 ) -> c_int {
-    let (set, conn) = (set::of(set_fd), Conn::of(fd));
+    let set = set::of(set_fd);
+    // Before the look at the table: a socket that is connected has an entry there before its early registrations are taken over.
+    let is_early = early::concerns(operation, fd);
+    let conn = Conn::of(fd);
     if let Some(conn) = conn {
         conn.wait_until_complete();
     }
-    if early::concerns(operation, fd) {
+    if is_early {
         match (set, conn) {
             // Another thread has connected it a moment ago.
             (_, Some(conn)) => early::take_over(fd, conn),
-            (Some(set), None) => return early::control(set, operation, fd, event, real),
+            (Some(set), None) => match early::control(set, operation, fd, event, real) {
+                Some(result) => return result,
+                None => return control(set_fd, operation, fd, event, real),
+            },
             (None, None) => {}
         }
     }
