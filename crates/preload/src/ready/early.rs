@@ -229,8 +229,9 @@ pub(crate) fn passed_on(fd: c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::testing::close;
+    use crate::calls::testing::{EpollSet, close};
     use crate::conn::Pair;
+    use crate::ready::control::Stays;
     use rustix::event::epoll::{CreateFlags, create};
     use std::os::fd::IntoRawFd;
     use std::sync::atomic::AtomicI32;
@@ -271,5 +272,38 @@ mod tests {
         drop(held);
         drop(pair);
         close(fd);
+    }
+
+    #[test]
+    fn change_after_registration_was_taken_over_does_nothing() {
+        let of_program = EpollSet::new();
+        let pair = Pair::candidates(64 << 10);
+        of_program.add(pair.a, libc::EPOLLIN as u32, 7);
+        let set = set::of(of_program.0).unwrap();
+        let change = Some((libc::EPOLLIN as u32, 8));
+        let kernel = || unreachable!("the change is the connection's");
+        assert_eq!(control(set, libc::EPOLL_CTL_MOD, pair.a, change, kernel), None);
+        assert!(!watched::was_watched(pair.a));
+    }
+
+    #[test]
+    fn change_while_the_ring_comes_up_keeps_the_ring() {
+        let of_program = EpollSet::new();
+        let pair = Pair::candidates(64 << 10);
+        of_program.add(pair.a, libc::EPOLLIN as u32, 7);
+        let set = set::of(of_program.0).unwrap();
+        let change = Some((libc::EPOLLIN as u32, 8));
+        let stays = std::thread::scope(|scope| {
+            let kernel = || {
+                scope.spawn(|| pair.bring_up());
+                while !pair.conn_a().is_up() {
+                    std::thread::yield_now();
+                }
+                Ok(())
+            };
+            set.control(libc::EPOLL_CTL_MOD, pair.conn_a(), pair.a, change, kernel)
+        });
+        assert_eq!(stays, Ok(Stays::Either));
+        assert!(pair.is_on_ring());
     }
 }
