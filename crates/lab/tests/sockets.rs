@@ -56,6 +56,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     host_meets_guest(&world, &network);
     if translates {
         client_behind_masquerade_meets_guest(&b);
+        client_of_forwarded_address_meets_guest(&world, &b);
     }
     both_sides_show_the_connection(&world, &a, &b);
     agent_is_killed(&a, &b);
@@ -128,20 +129,24 @@ fn host_meets_guest(world: &World, network: &Network) {
 /// An address of guest `a` that guest `b` reaches only by way of the host, which translates the addresses of `b` to this one.
 const BEHIND: &str = "10.78.0.1";
 const TRANSLATED: &str = "10.78.0.254";
+/// A port of the host on the guests' network that leads to redis at that address, as a published port leads to a container.
+const HOST: &str = "10.77.0.254";
+const FORWARDED: u16 = 7379;
 
 /// Gives guest `a` such an address. `false`, said aloud, where the host cannot translate.
 fn translate(network: &Network, a: &Guest, b: &Guest) -> bool {
     let line = format!(
         "ip address add {TRANSLATED}/24 dev bridge0 && cd /proc/sys/net/ipv4 && echo 1 > ip_forward && \
          echo 0 > conf/all/send_redirects && echo 0 > conf/bridge0/send_redirects && \
-         PATH=$PATH:/usr/sbin iptables -t nat -A POSTROUTING -d {BEHIND} -j MASQUERADE"
+         export PATH=$PATH:/usr/sbin && iptables -t nat -A POSTROUTING -d {BEHIND} -j MASQUERADE && \
+         iptables -t nat -A PREROUTING -d {HOST} -p tcp --dport {FORWARDED} -j DNAT --to-destination {BEHIND}:6379"
     );
     if network.host().is_none() || !network.command("sh").args(["-c", &line]).output().unwrap().status.success() {
         println!("skipped: a client behind a masquerade, since the host's `iptables` cannot translate on this network");
         return false;
     }
     a.sh(&format!("ip address add {BEHIND}/24 dev eth0"));
-    b.sh(&format!("ip route add {BEHIND} via 10.77.0.254"));
+    b.sh(&format!("ip route add {BEHIND} via {HOST}"));
     true
 }
 
@@ -151,6 +156,21 @@ fn client_behind_masquerade_meets_guest(b: &Guest) {
     let answers = b.sh(&client(&format!("redis-cli -h {BEHIND} -r 60 -i 0.1 ping")));
     let log = b.sh("cat /tmp/client.log");
     assert!(log.contains(ON_RING) && answers.matches("PONG").count() == 60, "{log}{answers}");
+}
+
+fn client_of_forwarded_address_meets_guest(world: &World, b: &Guest) {
+    world.set_policy(&format!("[[forward]]\naddresses = ['{HOST}:{FORWARDED}']\nto = '{BEHIND}:6379'\n"));
+    let deadline = Instant::now() + HANG;
+    loop {
+        let answers = b.sh(&client(&format!("redis-cli -h {HOST} -p {FORWARDED} -r 60 -i 0.1 ping")));
+        assert_eq!(answers.matches("PONG").count(), 60, "{answers}");
+        let log = b.sh("cat /tmp/client.log");
+        if log.contains(ON_RING) {
+            return;
+        }
+        // The policy was not in force when it connected.
+        assert!(Instant::now() < deadline, "{log}{}", world.log());
+    }
 }
 
 /// Keeps some connections of guest `b` to redis in `a` busy until told to end, and `during` while they are on rings.

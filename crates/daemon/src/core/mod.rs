@@ -261,6 +261,7 @@ impl<F: Descriptor> Core<F> {
         self.live_policy = None;
         self.publish_policy();
         self.show_again(&before);
+        self.list_forwarded_again();
         self.rejudge();
         let file = self.policy.file().map_or_else(String::new, |path| path.display().to_string());
         let happened = Happened { grounds: file, ..Happened::default() };

@@ -52,6 +52,10 @@
 //! machine = "vm-web"                   # a virtual machine
 //! addresses = ["10.77.0.1"]
 //!
+//! [[forward]]                          # TCP connections to these addresses are translated, and reach the listener at `to`
+//! addresses = ["192.0.2.1:8080"]
+//! to = "10.0.0.2:80"
+//!
 //! [cluster]                            # this host shares its names with others (docs/cluster.md)
 //! host = "alpha"                       # its name there
 //! gateway = "gateway"                  # the domain of `partywall-gateway`
@@ -77,6 +81,7 @@
 
 mod cluster;
 mod decision;
+mod forward;
 mod group;
 mod machine;
 mod metrics;
@@ -97,6 +102,7 @@ use toml::Spanned;
 
 pub use cluster::ClusterTable;
 pub(crate) use decision::{Grounds, RuleCode, Ruling};
+pub use forward::ForwardEntry;
 pub use group::GroupEntry;
 pub use machine::MachineEntry;
 pub use metrics::MetricsAddress;
@@ -150,6 +156,9 @@ pub struct Policy {
     /// Network namespaces between which datagrams may go by rings, and the addresses of each.
     #[serde(default, deserialize_with = "network::all")]
     network: Vec<NetworkEntry>,
+    /// Addresses at which listeners are reached by way of a translator.
+    #[serde(default, deserialize_with = "forward::all")]
+    forward: Vec<ForwardEntry>,
     /// Where metrics are served.
     #[serde(default)]
     metrics: Option<MetricsTable>,
@@ -259,6 +268,7 @@ impl Policy {
             machine: Vec::new(),
             group: Vec::new(),
             network: Vec::new(),
+            forward: Vec::new(),
             metrics: None,
             cluster: None,
             source: PolicySource::default(),
@@ -375,6 +385,11 @@ impl Policy {
     /// Network namespaces between which datagrams may go by rings.
     pub fn networks(&self) -> &[NetworkEntry] {
         &self.network
+    }
+
+    /// Addresses at which listeners are reached by way of a translator.
+    pub fn forwards(&self) -> &[ForwardEntry] {
+        &self.forward
     }
 
     /// The address of the metrics, if the file has one.

@@ -23,6 +23,9 @@ impl Namespaces {
     /// The server behind a router, as [`Self::behind_router`] has it.
     pub(crate) const BEHIND_ROUTER: &str = "10.99.2.2";
 
+    /// The router's address on the client's side.
+    pub(crate) const ROUTER: &str = "10.99.1.1";
+
     /// Makes both; `None`, said aloud, where that is not allowed.
     pub(crate) fn create() -> Option<Self> {
         let made = Self::named(&["a", "b"])?;
@@ -72,8 +75,8 @@ impl Namespaces {
     pub(crate) fn behind_router() -> Option<Self> {
         let made = Self::named(&["a", "b", "r"])?;
         made.join([2, 0], "pw-test-a", ["10.99.2.1/24", &format!("{}/24", Self::BEHIND_ROUTER)]);
-        made.join([2, 1], "pw-test-b", ["10.99.1.1/24", "10.99.1.2/24"]);
-        ip(&["-n", &made.names[1], "route", "add", "default", "via", "10.99.1.1"]);
+        made.join([2, 1], "pw-test-b", [&format!("{}/24", Self::ROUTER), "10.99.1.2/24"]);
+        ip(&["-n", &made.names[1], "route", "add", "default", "via", Self::ROUTER]);
         let router = |program: &str, arguments: &[&str]| {
             let mut command = made.command(2, Path::new(program));
             command.args(arguments).output().is_ok_and(|output| output.status.success())
@@ -84,6 +87,33 @@ impl Namespaces {
         }
         super::skipped("`iptables` cannot translate addresses in a network namespace here");
         None
+    }
+
+    /// The router leads connections to this port of the router to an address.
+    pub(crate) fn forward(&self, port: u16, to: &str) {
+        let (port, to) = (port.to_string(), ["--to-destination", to]);
+        let to_router = ["-t", "nat", "-A", "PREROUTING", "-d", Self::ROUTER, "-p", "tcp", "--dport", &port];
+        self.run(2, "iptables", &[&to_router[..], &["-j", "DNAT"], &to].concat());
+    }
+
+    /// From now on the router leaves the addresses of clients as they are, and the server has a route to them.
+    pub(crate) fn end_masquerade(&self) {
+        self.run(2, "iptables", &["-t", "nat", "-F", "POSTROUTING"]);
+        ip(&["-n", &self.names[0], "route", "add", "default", "via", "10.99.2.1"]);
+    }
+
+    /// Whether the server has received bytes at this port.
+    pub(crate) fn serves(&self, port: u16) -> bool {
+        let port = format!(":{port}");
+        let said = self.run(0, "ss", &["-Htni", "state", "established", "sport", "=", &port]);
+        String::from_utf8_lossy(&said).contains("bytes_received")
+    }
+
+    /// Runs a program inside one of them to its end; what it printed.
+    fn run(&self, which: usize, program: &str, arguments: &[&str]) -> Vec<u8> {
+        let output = self.command(which, Path::new(program)).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
     }
 
     /// Makes namespaces, with nothing but loopback in them.

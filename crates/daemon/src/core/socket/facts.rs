@@ -104,10 +104,10 @@ pub(in crate::core) struct NumberedEnd {
 }
 
 impl NumberedEnd {
-    /// As the socket of the connecting side shows it; `None` if its numbers are not read.
-    pub(in crate::core) fn from_connecting(socket: &SocketFacts) -> Option<Self> {
-        let (to, numbers) = socket.remote.zip(socket.identity.numbers)?;
-        Some(Self { accepting: end(to), numbers: numbers.seen_by_accepting_side() })
+    /// By the numbers of the connecting side's socket, accepted at this address; `None` if the numbers are not read.
+    pub(in crate::core) fn from_connecting(socket: &SocketFacts, accepted_at: SocketAddr) -> Option<Self> {
+        let numbers = socket.identity.numbers?;
+        Some(Self { accepting: end(accepted_at), numbers: numbers.seen_by_accepting_side() })
     }
 
     pub(in crate::core) fn accepting(&self) -> (u128, u16) {

@@ -1,5 +1,7 @@
 //! How far the two ends of an offered connection have come, and the bell that the broker makes for them (protocol T4, T5).
 
+use std::net::SocketAddr;
+
 use partywall_protocol::directory::Fingerprint;
 use partywall_protocol::wire::{BellWay, Origin, Refusal, RegionReference};
 
@@ -37,6 +39,8 @@ pub(in crate::core) struct Handshake<F> {
     pub(in crate::core) taker: Option<Taker<F>>,
     /// The network namespaces in which it may be accepted.
     pub(in crate::core) namespaces: Vec<NamespaceId>,
+    /// Where it is accepted: at the connecting socket's other end, unless that is forwarded.
+    pub(in crate::core) accepted_at: SocketAddr,
     /// What was tried at the connection with wrong numbers.
     pub(super) wrong: WrongAttempts,
     /// Its entries in the directory by its accepting end alone, one for each namespace: none if it may not be translated.
@@ -48,12 +52,17 @@ pub(in crate::core) struct Handshake<F> {
 }
 
 impl<F> Handshake<F> {
-    pub(super) fn new(far: F, ring_far: F, namespaces: Vec<NamespaceId>, translated: Vec<Fingerprint>) -> Self {
+    pub(super) fn new(
+        [ring_far, far]: [F; 2],
+        (accepted_at, namespaces): (SocketAddr, Vec<NamespaceId>),
+        translated: Vec<Fingerprint>,
+    ) -> Self {
         Self {
             far: Some(far),
             ring_far,
             taker: None,
             namespaces,
+            accepted_at,
             wrong: WrongAttempts::default(),
             translated,
             is_shown_translated: false,

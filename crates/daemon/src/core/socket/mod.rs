@@ -23,6 +23,7 @@
 mod datagram;
 mod directory;
 mod facts;
+mod forwarded;
 mod guesses;
 mod handshake;
 mod offer;

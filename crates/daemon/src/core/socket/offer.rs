@@ -34,7 +34,7 @@ pub(in crate::core) struct Offer<F> {
     pub(in crate::core) peer: Credentials,
     pub(in crate::core) socket: SocketFacts,
     pub(in crate::core) ends: Ends,
-    /// Its entries in the directory: for a connection, one for each namespace in which it may be accepted.
+    /// Its entries in the directory: for a connection, one for each namespace and address at which it may be accepted.
     pub(in crate::core) fingerprints: Vec<Fingerprint>,
     /// The machine of these namespaces, or the host.
     pub(in crate::core) accepted_on: Origin,
@@ -71,8 +71,8 @@ impl<F> Offer<F> {
 
     /// What its accepting side shows whatever translates its addresses; `None` if both sides see the same addresses.
     pub(in crate::core) fn translated_end(&self) -> Option<NumberedEnd> {
-        let may_be = self.handshake().is_some_and(|handshake| !handshake.translated.is_empty());
-        NumberedEnd::from_connecting(&self.socket).filter(|_| may_be)
+        let handshake = self.handshake().filter(|handshake| !handshake.translated.is_empty())?;
+        NumberedEnd::from_connecting(&self.socket, handshake.accepted_at)
     }
 
     /// Where datagrams go that are offered a ring; `None` for a connection.
@@ -115,11 +115,16 @@ impl<F: Descriptor> Core<F> {
             self.drop_offer(twin);
         }
         let keys = || namespaces.iter().map(|namespace| self.sockets.key_of(*namespace));
-        let fingerprints = keys().map(|key| Fingerprint::connection(remote, socket.local, key)).collect();
+        // A listener that is reached at several addresses is found by the one that it shows.
+        let accepted_at = self.accepted_at(remote);
+        let mut seen_at = vec![remote, accepted_at];
+        seen_at.dedup();
+        let connection = |key| seen_at.iter().map(move |at| Fingerprint::connection(*at, socket.local, key));
+        let fingerprints = keys().flat_map(connection).collect();
         // Within a namespace, both sides see the same addresses.
         let is_elsewhere = !namespaces.contains(&socket.namespace());
-        let translated = keys().filter(|_| is_elsewhere).map(|key| Fingerprint::translated(remote, key)).collect();
-        let handshake = Handshake::new(far, own.clone(), namespaces, translated);
+        let translated = keys().filter(|_| is_elsewhere).map(|key| Fingerprint::translated(accepted_at, key)).collect();
+        let handshake = Handshake::new([own.clone(), far], (accepted_at, namespaces), translated);
 
         let offer = self.add_offer(Offer {
             session: id,

@@ -16,10 +16,12 @@ use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 
 /// The entries of one `Publish` in the directory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::core) struct Publication {
     pub(in crate::core) domain: DomainId,
     pub(in crate::core) listeners: Vec<PublishedEntry>,
+    /// Where its listeners are reached by way of a translator.
+    pub(in crate::core) forwarded: Vec<PublishedEntry>,
     pub(in crate::core) addresses: Vec<PublishedEntry>,
     /// The service that its port stands for.
     pub(in crate::core) service: Name,
@@ -50,7 +52,17 @@ pub(in crate::core) enum EntryScope {
 
 impl Publication {
     pub(in crate::core) fn entries(&self) -> usize {
-        self.listeners.len() + self.addresses.len()
+        self.listening().count() + self.addresses.len()
+    }
+
+    /// The entries of its listeners, at their addresses and at those that are forwarded to them.
+    pub(in crate::core) fn listening(&self) -> impl Iterator<Item = &PublishedEntry> {
+        self.listeners.iter().chain(&self.forwarded)
+    }
+
+    /// The same, with other forwarded addresses.
+    pub(super) fn with_forwarded(&self, forwarded: Vec<PublishedEntry>) -> Self {
+        Self { forwarded, ..self.clone() }
     }
 }
 
@@ -105,7 +117,7 @@ impl<F: Descriptor> Core<F> {
             // It fits the quota, which is of this type.
             domain.entries += new as u32;
         }
-        for listener in &publication.listeners {
+        for listener in publication.listening() {
             *self.sockets.listening.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
         }
         self.namespace_gained(publication.netns);
@@ -123,12 +135,18 @@ impl<F: Descriptor> Core<F> {
             let Some(before) = self.sockets.publications.get(&key) else { continue };
             let Some((addresses, socket)) = &before.shown else { continue };
             let Ok(now) = self.describe(before.domain, addresses, socket) else { continue };
-            let has_changed = now.listeners != before.listeners || now.member != before.member;
-            // Without room the publication stays as it was. An entry proves nothing.
-            if has_changed && self.may_list(&now, before.entries()).is_ok() {
-                self.unpublish(key);
-                self.list_publication(key, now);
+            if now.listeners != before.listeners || now.member != before.member {
+                self.list_again(key, now);
             }
+        }
+    }
+
+    /// Lists a publication in another form. Without room it stays as it was. An entry proves nothing.
+    pub(super) fn list_again(&mut self, key: u64, now: Publication) {
+        let before = self.sockets.publications.get(&key).map_or(0, Publication::entries);
+        if self.may_list(&now, before).is_ok() {
+            self.unpublish(key);
+            self.list_publication(key, now);
         }
     }
 
@@ -137,7 +155,8 @@ impl<F: Descriptor> Core<F> {
         let mut judged = *socket;
         self.sockets.networks.judge(&mut judged);
         let shown = (socket.transport == Transport::Udp).then(|| (addresses.to_vec(), *socket));
-        Ok(Publication { shown, ..describe(domain, addresses, &judged, &self.sockets.networks)? })
+        let described = describe(domain, addresses, &judged, &self.sockets.networks)?;
+        Ok(Publication { shown, forwarded: self.forwarded_to(&described.listeners), ..described })
     }
 
     pub(in crate::core) fn withdraw(&mut self, id: SessionId, request: u32, key: u64) -> Result<(), Refuse> {
@@ -163,7 +182,7 @@ impl<F: Descriptor> Core<F> {
         if let Some(domain) = self.domains.get_mut(&publication.domain) {
             domain.entries -= publication.entries() as u32;
         }
-        for listener in &publication.listeners {
+        for listener in publication.listening() {
             let Some(of) = self.sockets.listening.get_mut(&listener.fingerprint) else { continue };
             if let Some(count) = of.get_mut(&publication.netns) {
                 *count -= 1;
@@ -220,7 +239,16 @@ fn describe(
     let service = service_of(transport, local.port())?;
     let is_member = socket.origin == Origin::Host && socket.state == SocketState::Grouped;
     let member = is_member.then_some(socket.cookie);
-    Ok(Publication { domain, listeners, addresses, service, netns: socket.namespace(), member, shown: None })
+    Ok(Publication {
+        domain,
+        listeners,
+        forwarded: Vec::new(),
+        addresses,
+        service,
+        netns: socket.namespace(),
+        member,
+        shown: None,
+    })
 }
 
 /// Where a listener is listed. Datagrams come from elsewhere only to an address that the operator lists.

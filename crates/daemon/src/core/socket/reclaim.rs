@@ -4,6 +4,8 @@
 //! line in a list in place of the true end: the content of a ring is shown to the user of that end alone, and no connection depends on
 //! the broker's record of it.
 
+use std::net::SocketAddr;
+
 use partywall_protocol::directory::{Transport, is_scoped};
 use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side};
 
@@ -42,7 +44,7 @@ impl<F: Descriptor> Core<F> {
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
         let port = match side {
-            Side::Connecting => remote.port(),
+            Side::Connecting => self.accepted_at(remote).port(),
             Side::Accepting => socket.local.port(),
         };
         let (service, unknown) = (service_of(Transport::Tcp, port)?, refuse::name(UNKNOWN)?);
@@ -50,7 +52,7 @@ impl<F: Descriptor> Core<F> {
             let first = self.sockets.claimed.get(&number);
             let agrees = channel.kind == Kind::Socket
                 && channel.end(side).state == EndState::Unclaimed
-                && first.is_some_and(|first| are_ends(first, (&socket, side)));
+                && first.is_some_and(|first| are_ends(first, (&socket, side), |to| self.accepted_at(to)));
             if !agrees {
                 let reason = format!("channel {number} is another connection, or has its {side} side already");
                 return refuse(Refusal::SelfContradiction, reason);
@@ -78,8 +80,13 @@ impl<F: Descriptor> Core<F> {
 }
 
 /// Whether `second` is the other end of `first`, as far as the facts show. The bytes that the first had sent and received when it
-/// reclaimed, the second must have received and sent when it reclaims later. Where addresses are translated, only numbers show it.
-fn are_ends(first: &SocketFacts, (second, side): (&SocketFacts, Side)) -> bool {
+/// reclaimed, the second must have received and sent when it reclaims later. Where addresses are translated, only numbers show it, at the
+/// address where connections to the connecting side's other end are accepted.
+fn are_ends(
+    first: &SocketFacts,
+    (second, side): (&SocketFacts, Side),
+    accepted_at: impl Fn(SocketAddr) -> SocketAddr,
+) -> bool {
     let (Some(theirs), Some(ours)) = (first.remote, second.remote) else { return false };
     let (a, b) = (Ends::new(first.local, theirs), Ends::new(ours, second.local));
     let apart = first.trusted && second.trusted && !is_scoped(second.local.ip()) && !is_scoped(ours.ip());
@@ -88,7 +95,7 @@ fn are_ends(first: &SocketFacts, (second, side): (&SocketFacts, Side)) -> bool {
         Side::Connecting => (second, first),
         Side::Accepting => (first, second),
     };
-    let from_connecting = NumberedEnd::from_connecting(connecting);
+    let from_connecting = connecting.remote.and_then(|to| NumberedEnd::from_connecting(connecting, accepted_at(to)));
     let by_numbers = first.origin == second.origin
         && from_connecting.is_some()
         && from_connecting == NumberedEnd::from_accepting(accepting);

@@ -1,5 +1,6 @@
 //! The rights to publish, offer and take, and the identity of connections.
 
+mod forwarded;
 mod handshake;
 mod policy;
 mod publishing;

@@ -4,15 +4,15 @@ use super::handshake::{NUMBERS, crossed, numbered};
 use super::*;
 
 /// Where the router between the two namespaces has the connections come from.
-const ROUTER: &str = "10.0.1.1:6000";
+pub(super) const ROUTER: &str = "10.0.1.1:6000";
 
 /// The connecting end, in namespace 1.
-fn inside() -> SocketFacts {
+pub(super) fn inside() -> SocketFacts {
     numbered(client(), NUMBERS)
 }
 
 /// The accepting end, in namespace 2, as it sees the translated connection.
-fn outside() -> SocketFacts {
+pub(super) fn outside() -> SocketFacts {
     let seen = SocketFacts { netns: 2, trusted: false, cookie: 99, remote: Some(at(ROUTER)), ..server() };
     numbered(seen, crossed(NUMBERS))
 }
@@ -28,7 +28,7 @@ fn apart() -> (World, u64, u64) {
     world_with_policy("administrators = [1000]")
 }
 
-fn world_with_policy(policy: &str) -> (World, u64, u64) {
+pub(super) fn world_with_policy(policy: &str) -> (World, u64, u64) {
     let mut w = World::with_policy(policy);
     let (web, db) = (w.join("web", 1), w.join("db", 2));
     published(&mut w, db, SocketFacts { netns: 2, ..listening(SERVER[0]) }, &[]);
@@ -36,13 +36,13 @@ fn world_with_policy(policy: &str) -> (World, u64, u64) {
 }
 
 /// The number of offers that are in the directory by their accepting end alone.
-fn shown(w: &World) -> u32 {
+pub(super) fn shown(w: &World) -> u32 {
     let fingerprint = Fingerprint::translated(at(SERVER[0]), w.core.sockets.key_of(near(2)));
     w.listed.get(&('o', fingerprint)).copied().unwrap_or(0)
 }
 
 /// Time passes until no offer is young.
-fn age(w: &mut World) {
+pub(super) fn age(w: &mut World) {
     let looks = (0..10).take_while(|_| {
         let wants = w.core.wants_look_at_untaken();
         w.feed(CoreEvent::LookAtUntaken);
