@@ -125,7 +125,8 @@ impl Cause {
     }
 }
 
-const OTHER_END: &str = "run the program at the other end under `partywall run` too, on this host or in a machine that is attached to the same broker";
+const OTHER_END: &str = "run the program at the other end under `partywall run` too, on this host or in a machine that is attached to the same broker; \
+     if it is, and its address is translated on the way (a published port of a container), list the address by [[forward]] in the broker's policy";
 
 fn library_remedy(reason: Reason) -> &'static str {
     match reason {
