@@ -63,10 +63,10 @@ impl Tree {
         Ok(files)
     }
 
-    /// The metadata of the workspace (and of `fuzz/` and those of `examples/`, separate ones), for this machine's target only.
+    /// The metadata of the workspace (and of `fuzz/` and `examples/`, separate ones), for this machine's target only.
     pub(crate) fn metadata(&self) -> Result<Vec<Metadata>, Error> {
         let host = host()?;
-        ["Cargo.toml", "fuzz/Cargo.toml", "examples/grpc/Cargo.toml", "examples/capnp/Cargo.toml"]
+        ["Cargo.toml", "fuzz/Cargo.toml", "examples/Cargo.toml"]
             .into_iter()
             .map(|manifest| self.root.join(manifest))
             .filter(|manifest| manifest.exists())

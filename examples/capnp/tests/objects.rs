@@ -21,12 +21,13 @@ impl Drop for Running {
 }
 
 fn serve(broker: &Broker) -> Running {
-    let mut server = Command::new(env!("CARGO_BIN_EXE_server"));
-    let mut server = server.env("PARTYWALL_BROKER", broker.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_capnp-server"));
+    let server = server.env("PARTYWALL_BROKER", broker.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = Running(server);
     let mut line = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "offering web:capnp\n");
-    Running(server)
+    server
 }
 
 /// Ends a test that hangs.
@@ -102,7 +103,7 @@ fn two_processes_call_each_other() {
     let broker = Broker::embedded().unwrap();
     let _server = serve(&broker);
     let client =
-        Command::new(env!("CARGO_BIN_EXE_client")).arg("hello").env("PARTYWALL_BROKER", broker.path()).output();
+        Command::new(env!("CARGO_BIN_EXE_capnp-client")).arg("hello").env("PARTYWALL_BROKER", broker.path()).output();
     let client = client.unwrap();
     assert_eq!(
         String::from_utf8_lossy(&client.stdout),

@@ -86,19 +86,20 @@ impl Drop for Running {
 }
 
 fn serve(broker: &Broker) -> Running {
-    let mut server = Command::new(env!("CARGO_BIN_EXE_server"));
-    let mut server = server.env("PARTYWALL_BROKER", broker.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_grpc-server"));
+    let server = server.env("PARTYWALL_BROKER", broker.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = Running(server);
     let mut line = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "offering web:grpc\n");
-    Running(server)
+    server
 }
 
 #[test]
 fn two_processes_call_each_other() {
     let broker = Broker::embedded().unwrap();
     let _server = serve(&broker);
-    let client = Command::new(env!("CARGO_BIN_EXE_client"))
+    let client = Command::new(env!("CARGO_BIN_EXE_grpc-client"))
         .arg("hello")
         .env("PARTYWALL_BROKER", broker.path())
         .output()

@@ -2,8 +2,8 @@
 //!
 //! ```console
 //! $ partywalld &
-//! $ cargo run --manifest-path examples/capnp/Cargo.toml --bin server
-//! $ cargo run --manifest-path examples/capnp/Cargo.toml --bin client hello
+//! $ cargo run --manifest-path examples/capnp/Cargo.toml --bin capnp-server
+//! $ cargo run --manifest-path examples/capnp/Cargo.toml --bin capnp-client hello
 //! ```
 
 use partywall::Domain;

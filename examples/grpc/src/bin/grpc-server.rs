@@ -2,8 +2,8 @@
 //!
 //! ```console
 //! $ partywalld &
-//! $ cargo run --manifest-path examples/grpc/Cargo.toml --bin server
-//! $ cargo run --manifest-path examples/grpc/Cargo.toml --bin client hello
+//! $ cargo run --manifest-path examples/grpc/Cargo.toml --bin grpc-server
+//! $ cargo run --manifest-path examples/grpc/Cargo.toml --bin grpc-client hello
 //! ```
 
 use partywall::Domain;
