@@ -332,7 +332,7 @@ impl<F: Descriptor> Core<F> {
         }
         let mut counted = HashMap::<_, BTreeMap<_, u32>>::new();
         for publication in publications.values() {
-            for listener in publication.listening() {
+            for listener in &publication.listeners {
                 *counted.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
             }
         }

@@ -261,8 +261,8 @@ impl<F: Descriptor> Core<F> {
         self.live_policy = None;
         self.publish_policy();
         self.show_again(&before);
-        self.list_forwarded_again();
         self.rejudge();
+        self.list_forwarded_again();
         let file = self.policy.file().map_or_else(String::new, |path| path.display().to_string());
         let happened = Happened { grounds: file, ..Happened::default() };
         self.record(EventKind::PolicyChanged, User::Host(0), 0, 0, happened);

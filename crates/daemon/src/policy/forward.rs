@@ -2,7 +2,7 @@
 //! of services, and other translations of a destination.
 //!
 //! An entry proves nothing. It says where a connection may lead, and the sequence numbers of the two sockets show whether it does (protocol
-//! T5.8). So a wrong entry only has programs ask the broker without result.
+//! T5.8). So a wrong entry costs its connections their rings, and gives nobody another's.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -41,8 +41,14 @@ impl TryFrom<RawForward> for ForwardEntry {
             let (to, has) = (&raw.to, raw.addresses.len());
             return Err(format!("the forward to {to:?} has {has} addresses, and can have 1 to {ADDRESSES}"));
         }
-        let addresses = raw.addresses.iter().map(|text| address(text)).collect::<Result<_, _>>()?;
-        Ok(Self { addresses, to: address(&raw.to)? })
+        let addresses = raw.addresses.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
+        let to = address(&raw.to)?;
+        if let Some(other) = addresses.iter().find(|at| at.is_ipv4() != to.is_ipv4()) {
+            return Err(format!(
+                "the address {other} is of another family than {to}: only a proxy leads from one to the other, and it makes two connections of one"
+            ));
+        }
+        Ok(Self { addresses, to })
     }
 }
 
@@ -93,11 +99,11 @@ mod tests {
 
     #[test]
     fn forwards_are_read_with_canonical_addresses() {
-        let text = forward("'192.0.2.1:8080', '[2001:db8::1]:8080'", "[::ffff:172.17.0.2]:80");
+        let text = forward("'192.0.2.1:8080', '[::ffff:192.0.2.2]:8080'", "[::ffff:172.17.0.2]:80");
         let policy = Policy::parse(&text).unwrap();
         let [only] = policy.forwards() else { panic!("{policy:?}") };
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-        assert_eq!(only.addresses, [at("192.0.2.1:8080"), at("[2001:db8::1]:8080")]);
+        assert_eq!(only.addresses, [at("192.0.2.1:8080"), at("192.0.2.2:8080")]);
         assert_eq!(only.to, at("172.17.0.2:80"));
         assert!(Policy::parse("").unwrap().forwards().is_empty());
     }
@@ -117,6 +123,7 @@ mod tests {
                 assert!(said.contains(why) && said.contains(wrong), "{wrong}: {said}");
             }
         }
+        assert!(fault("'[2001:db8::1]:80'", "10.0.0.2:80").contains("another family"));
         assert!(fault("", "10.0.0.2:80").contains("0 addresses"));
         let many: String = (1..=17).map(|port| format!("'192.0.2.1:{port}',")).collect();
         assert!(fault(&many, "10.0.0.2:80").contains("17 addresses"));

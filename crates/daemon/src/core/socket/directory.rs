@@ -34,7 +34,7 @@ impl Visible {
             EntryScope::Others => !self.is_own,
         };
         let addresses = publication.addresses.iter().filter(|_| self.addresses).filter(is_shown);
-        let listeners = publication.listening().filter(|_| self.listeners).filter(is_shown);
+        let listeners = publication.listed().filter(|_| self.listeners).filter(is_shown);
         // The addresses first: who finds the listener and connects must be known as a neighbour.
         let addresses = addresses.map(|entry| address(entry.fingerprint));
         addresses.chain(listeners.map(|entry| listener(entry.fingerprint))).collect()

@@ -6,17 +6,17 @@
 
 use std::net::SocketAddr;
 
-use partywall_protocol::directory::{Fingerprint, Transport};
+use partywall_protocol::directory::{DirectoryChange, Fingerprint, Transport};
 
-use super::publish::{EntryScope, PublishedEntry};
+use super::publish::{EntryScope, Publication, PublishedEntry};
 use crate::core::{Core, Descriptor};
 
 impl<F: Descriptor> Core<F> {
-    /// Where the accepting side of a connection to this address listens, as far as the operator says.
-    pub(super) fn accepted_at(&self, remote: SocketAddr) -> SocketAddr {
-        let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        let forward = self.policy.forwards().iter().find(|forward| forward.addresses.contains(&remote));
-        forward.map_or(remote, |forward| forward.to)
+    /// Where connections to this address lead, as the operator says; `None` if it is not forwarded.
+    pub(super) fn forwarded(&self, address: SocketAddr) -> Option<SocketAddr> {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let forward = self.policy.forwards().iter().find(|forward| forward.addresses.contains(&address));
+        forward.map(|forward| forward.to)
     }
 
     /// The entries of a publication for the addresses that are forwarded to its listeners.
@@ -29,16 +29,34 @@ impl<F: Descriptor> Core<F> {
         addresses.map(|address| PublishedEntry { fingerprint: at(*address), scope: EntryScope::All }).collect()
     }
 
-    /// After a change of the policy: listeners are listed at the addresses that are forwarded to them now.
+    /// After a change of the policy: listeners are listed at the addresses that are forwarded to them now, as far as there is room.
     pub(in crate::core) fn list_forwarded_again(&mut self) {
         let keys: Vec<u64> = self.sockets.publications.keys().copied().collect();
-        for key in keys {
-            let Some(before) = self.sockets.publications.get(&key) else { continue };
-            let forwarded = self.forwarded_to(&before.listeners);
-            if forwarded != before.forwarded {
-                let now = before.with_forwarded(forwarded);
-                self.list_again(key, now);
+        // Entries that go make room for those that come.
+        for are_added in [false, true] {
+            for key in &keys {
+                let Some(publication) = self.sockets.publications.get(key) else { continue };
+                let mut wanted = self.forwarded_to(&publication.listeners);
+                if !are_added {
+                    wanted.retain(|entry| publication.forwarded.contains(entry));
+                }
+                let now = publication.with_forwarded(wanted);
+                if now.forwarded != publication.forwarded && self.may_list(&now, publication.entries()).is_ok() {
+                    self.set_forwarded(*key, now);
+                }
             }
+        }
+    }
+
+    /// Lists a publication at other forwarded addresses, and leaves its other entries as they are.
+    fn set_forwarded(&mut self, key: u64, now: Publication) {
+        let more = now.forwarded.len();
+        self.count_entries(&now, |count| count + more);
+        self.show(&now.forwarded_alone(), DirectoryChange::Address, DirectoryChange::Listener);
+        if let Some(before) = self.sockets.publications.insert(key, now) {
+            let fewer = before.forwarded.len();
+            self.count_entries(&before, |count| count - fewer);
+            self.show(&before.forwarded_alone(), DirectoryChange::NoAddress, DirectoryChange::NoListener);
         }
     }
 }

@@ -39,7 +39,7 @@ pub(in crate::core) struct Handshake<F> {
     pub(in crate::core) taker: Option<Taker<F>>,
     /// The network namespaces in which it may be accepted.
     pub(in crate::core) namespaces: Vec<NamespaceId>,
-    /// Where it is accepted: at the connecting socket's other end, unless that is forwarded.
+    /// Where it may be accepted: at the connecting socket's other end, unless that is forwarded.
     pub(in crate::core) accepted_at: SocketAddr,
     /// What was tried at the connection with wrong numbers.
     pub(super) wrong: WrongAttempts,

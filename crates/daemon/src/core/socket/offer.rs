@@ -101,7 +101,7 @@ impl<F: Descriptor> Core<F> {
         }
         self.may_offer(domain, reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        let namespaces = self.accepted_in(remote, &socket);
+        let (accepted_at, namespaces) = self.accepted_by(remote, &socket);
         let here = peer.origin();
         let there = namespaces.first().map_or(here, |namespace| namespace.origin);
         let [own, far] = bell(&region, here == there)?;
@@ -116,7 +116,6 @@ impl<F: Descriptor> Core<F> {
         }
         let keys = || namespaces.iter().map(|namespace| self.sockets.key_of(*namespace));
         // A listener that is reached at several addresses is found by the one that it shows.
-        let accepted_at = self.accepted_at(remote);
         let mut seen_at = vec![remote, accepted_at];
         seen_at.dedup();
         let connection = |key| seen_at.iter().map(move |at| Fingerprint::connection(*at, socket.local, key));
@@ -144,23 +143,34 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// The network namespaces in which the accepting side of a socket that is connected to `remote` may be, all on one machine or on the
-    /// host.
+    /// The address at which the accepting side of a socket that is connected to `remote` may be, and the network namespaces, all on one
+    /// machine or on the host.
     ///
-    /// It is the socket's own namespace, unless there is no listener there but one elsewhere, and the broker can tell connections of two
-    /// namespaces apart. If machines with the same address listen, each offer is for the next of them.
-    fn accepted_in(&self, remote: SocketAddr, socket: &SocketFacts) -> Vec<NamespaceId> {
+    /// It is the socket's own namespace, unless `remote` is forwarded to a listener elsewhere, or there is no listener here but one elsewhere,
+    /// and the broker can tell connections of two namespaces apart.
+    fn accepted_by(&self, remote: SocketAddr, socket: &SocketFacts) -> (SocketAddr, Vec<NamespaceId>) {
         let own = socket.namespace();
-        let listener = Fingerprint::listener(Transport::Tcp, remote, socket.netns);
-        let elsewhere = self.sockets.listening.get(&listener).filter(|all| !all.contains_key(&own));
         let may_be_elsewhere = socket.identity.numbers.is_some() && !is_scoped(remote.ip());
-        let Some(all) = elsewhere.filter(|_| may_be_elsewhere) else { return vec![own] };
-        let is_near = all.keys().any(|namespace| namespace.origin == own.origin);
-        let mut origins: Vec<Origin> = all.keys().map(|namespace| namespace.origin).collect();
+        let elsewhere = |at| Some((at, self.listened_elsewhere(at, socket)?)).filter(|_| may_be_elsewhere);
+        let here = Fingerprint::listener(Transport::Tcp, remote, socket.netns);
+        let is_here = || self.sockets.listening.get(&here).is_some_and(|all| all.contains_key(&own));
+        let forwarded = self.forwarded(remote).and_then(elsewhere);
+        let accepted = forwarded.or_else(|| if is_here() { None } else { elsewhere(remote) });
+        accepted.unwrap_or_else(|| (remote, vec![own]))
+    }
+
+    /// The network namespaces other than the socket's own with a listener at an address, on one machine or on the host: on the socket's own if
+    /// there are some. If several machines have such listeners, each offer is for the next of them.
+    fn listened_elsewhere(&self, at: SocketAddr, socket: &SocketFacts) -> Option<Vec<NamespaceId>> {
+        let own = socket.namespace();
+        let all = self.sockets.listening.get(&Fingerprint::listener(Transport::Tcp, at, socket.netns))?;
+        let others = || all.keys().copied().filter(|namespace| *namespace != own);
+        let is_near = others().any(|namespace| namespace.origin == own.origin);
+        let mut origins: Vec<Origin> = others().map(|namespace| namespace.origin).collect();
         origins.dedup();
         let turn = usize::try_from(self.next_channel).unwrap_or(0) % origins.len().max(1);
-        let there = if is_near { own.origin } else { origins.get(turn).copied().unwrap_or(own.origin) };
-        all.keys().copied().filter(|namespace| namespace.origin == there).take(MOST_NAMESPACES).collect()
+        let there = if is_near { own.origin } else { *origins.get(turn)? };
+        Some(others().filter(|namespace| namespace.origin == there).take(MOST_NAMESPACES).collect())
     }
 
     /// The region of one side of a handshake: the one that it has shown, if both sides are on one machine, and otherwise one for which it gets

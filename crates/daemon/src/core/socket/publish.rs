@@ -52,17 +52,22 @@ pub(in crate::core) enum EntryScope {
 
 impl Publication {
     pub(in crate::core) fn entries(&self) -> usize {
-        self.listening().count() + self.addresses.len()
+        self.listed().count() + self.addresses.len()
     }
 
     /// The entries of its listeners, at their addresses and at those that are forwarded to them.
-    pub(in crate::core) fn listening(&self) -> impl Iterator<Item = &PublishedEntry> {
+    pub(super) fn listed(&self) -> impl Iterator<Item = &PublishedEntry> {
         self.listeners.iter().chain(&self.forwarded)
     }
 
     /// The same, with other forwarded addresses.
     pub(super) fn with_forwarded(&self, forwarded: Vec<PublishedEntry>) -> Self {
         Self { forwarded, ..self.clone() }
+    }
+
+    /// The same, with its forwarded addresses alone.
+    pub(super) fn forwarded_alone(&self) -> Self {
+        Self { listeners: Vec::new(), addresses: Vec::new(), ..self.clone() }
     }
 }
 
@@ -75,8 +80,11 @@ impl<F: Descriptor> Core<F> {
         socket: &SocketFacts,
     ) -> Result<(), Refuse> {
         let Some((domain_id, ..)) = self.member(id) else { return Ok(()) };
-        let publication = self.describe(domain_id, addresses, socket)?;
-        self.may_list(&publication, 0)?;
+        let mut publication = self.describe(domain_id, addresses, socket)?;
+        if self.may_list(&publication, 0).is_err() {
+            publication.forwarded.clear();
+            self.may_list(&publication, 0)?;
+        }
         let key = self.sockets.next_publication;
         self.sockets.next_publication += 1;
         self.list_publication(key, publication);
@@ -89,10 +97,13 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Whether a publication has room in the directory, once `less` entries of the same domain have left it.
-    fn may_list(&self, publication: &Publication, less: usize) -> Result<(), Refuse> {
+    pub(super) fn may_list(&self, publication: &Publication, less: usize) -> Result<(), Refuse> {
         let Some(domain) = self.domains.get(&publication.domain) else { return Ok(()) };
         // An earlier form of the publication has its entries still.
         let more = publication.entries().saturating_sub(less);
+        if more == 0 {
+            return Ok(());
+        }
         let (has, may) = (domain.entries, domain.quota.listeners);
         if u64::from(has) + more as u64 > u64::from(may) {
             let name = &domain.name;
@@ -109,15 +120,8 @@ impl<F: Descriptor> Core<F> {
     /// Enters a publication, for which there is room, into the tables.
     fn list_publication(&mut self, key: u64, publication: Publication) {
         let new = publication.entries();
-        self.sockets.entries += new;
-        if let Some(counts) = self.sockets.counts_of(publication.netns.origin) {
-            counts.entries += new;
-        }
-        if let Some(domain) = self.domains.get_mut(&publication.domain) {
-            // It fits the quota, which is of this type.
-            domain.entries += new as u32;
-        }
-        for listener in publication.listening() {
+        self.count_entries(&publication, |count| count + new);
+        for listener in &publication.listeners {
             *self.sockets.listening.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
         }
         self.namespace_gained(publication.netns);
@@ -135,18 +139,24 @@ impl<F: Descriptor> Core<F> {
             let Some(before) = self.sockets.publications.get(&key) else { continue };
             let Some((addresses, socket)) = &before.shown else { continue };
             let Ok(now) = self.describe(before.domain, addresses, socket) else { continue };
-            if now.listeners != before.listeners || now.member != before.member {
-                self.list_again(key, now);
+            let has_changed = now.listeners != before.listeners || now.member != before.member;
+            // Without room the publication stays as it was. An entry proves nothing.
+            if has_changed && self.may_list(&now, before.entries()).is_ok() {
+                self.unpublish(key);
+                self.list_publication(key, now);
             }
         }
     }
 
-    /// Lists a publication in another form. Without room it stays as it was. An entry proves nothing.
-    pub(super) fn list_again(&mut self, key: u64, now: Publication) {
-        let before = self.sockets.publications.get(&key).map_or(0, Publication::entries);
-        if self.may_list(&now, before).is_ok() {
-            self.unpublish(key);
-            self.list_publication(key, now);
+    /// Counts entries of a publication, which come or go, wherever entries are limited.
+    pub(super) fn count_entries(&mut self, of: &Publication, change: impl Fn(usize) -> usize) {
+        self.sockets.entries = change(self.sockets.entries);
+        if let Some(counts) = self.sockets.counts_of(of.netns.origin) {
+            counts.entries = change(counts.entries);
+        }
+        if let Some(domain) = self.domains.get_mut(&of.domain) {
+            // It fits the quota, which is of this type.
+            domain.entries = change(domain.entries as usize) as u32;
         }
     }
 
@@ -175,14 +185,9 @@ impl<F: Descriptor> Core<F> {
         if let Some(cookie) = publication.member {
             self.actions.push(Action::Member { cookie, is_published: false });
         }
-        self.sockets.entries -= publication.entries();
-        if let Some(counts) = self.sockets.counts_of(publication.netns.origin) {
-            counts.entries -= publication.entries();
-        }
-        if let Some(domain) = self.domains.get_mut(&publication.domain) {
-            domain.entries -= publication.entries() as u32;
-        }
-        for listener in publication.listening() {
+        let gone = publication.entries();
+        self.count_entries(&publication, |count| count - gone);
+        for listener in &publication.listeners {
             let Some(of) = self.sockets.listening.get_mut(&listener.fingerprint) else { continue };
             if let Some(count) = of.get_mut(&publication.netns) {
                 *count -= 1;

@@ -44,7 +44,7 @@ impl<F: Descriptor> Core<F> {
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
         let port = match side {
-            Side::Connecting => self.accepted_at(remote).port(),
+            Side::Connecting => self.forwarded(remote).unwrap_or(remote).port(),
             Side::Accepting => socket.local.port(),
         };
         let (service, unknown) = (service_of(Transport::Tcp, port)?, refuse::name(UNKNOWN)?);
@@ -52,7 +52,7 @@ impl<F: Descriptor> Core<F> {
             let first = self.sockets.claimed.get(&number);
             let agrees = channel.kind == Kind::Socket
                 && channel.end(side).state == EndState::Unclaimed
-                && first.is_some_and(|first| are_ends(first, (&socket, side), |to| self.accepted_at(to)));
+                && first.is_some_and(|first| are_ends(first, (&socket, side), |to| self.forwarded(to)));
             if !agrees {
                 let reason = format!("channel {number} is another connection, or has its {side} side already");
                 return refuse(Refusal::SelfContradiction, reason);
@@ -81,11 +81,11 @@ impl<F: Descriptor> Core<F> {
 
 /// Whether `second` is the other end of `first`, as far as the facts show. The bytes that the first had sent and received when it
 /// reclaimed, the second must have received and sent when it reclaims later. Where addresses are translated, only numbers show it, at the
-/// address where connections to the connecting side's other end are accepted.
+/// connecting side's other end or at the address that this end is forwarded to.
 fn are_ends(
     first: &SocketFacts,
     (second, side): (&SocketFacts, Side),
-    accepted_at: impl Fn(SocketAddr) -> SocketAddr,
+    forwarded: impl Fn(SocketAddr) -> Option<SocketAddr>,
 ) -> bool {
     let (Some(theirs), Some(ours)) = (first.remote, second.remote) else { return false };
     let (a, b) = (Ends::new(first.local, theirs), Ends::new(ours, second.local));
@@ -95,9 +95,9 @@ fn are_ends(
         Side::Connecting => (second, first),
         Side::Accepting => (first, second),
     };
-    let from_connecting = connecting.remote.and_then(|to| NumberedEnd::from_connecting(connecting, accepted_at(to)));
-    let by_numbers = first.origin == second.origin
-        && from_connecting.is_some()
-        && from_connecting == NumberedEnd::from_accepting(accepting);
+    let accepted_at = connecting.remote.into_iter().chain(connecting.remote.and_then(forwarded));
+    let mut from_connecting = accepted_at.filter_map(|at| NumberedEnd::from_connecting(connecting, at));
+    let by_numbers =
+        first.origin == second.origin && from_connecting.any(|end| Some(end) == NumberedEnd::from_accepting(accepting));
     (by_ends || by_numbers) && carries_on(first, second).is_ok()
 }

@@ -19,9 +19,9 @@ enum Step {
 
 const POLICIES: [&str; 4] = [
     "administrators = [0]\n[[join]]\ndomain='?'\nusers=[1]\n[[connect]]\nfrom='*'\nto='*'\n[quota]\nchannels=5",
-    "administrators = [1]\nsessions_per_user = 3\n[quota]\nsessions = 2\nservices = 1\nring_bytes = 20000",
+    "administrators = [1]\nsessions_per_user = 3\n[quota]\nsessions = 2\nservices = 1\nring_bytes = 20000\n[[forward]]\naddresses = ['10.0.0.2:2']\nto = '10.0.0.1:1'",
     "administrators = [0, 1]",
-    "administrators = [0, 1]\n[cluster]\nhost='alpha'\ngateway='a'",
+    "administrators = [0, 1]\n[cluster]\nhost='alpha'\ngateway='a'\n[[forward]]\naddresses = ['10.0.0.3:3', '10.0.0.2:2']\nto = '10.0.0.1:1'",
 ];
 
 fn name() -> impl Strategy<Value = String> {
