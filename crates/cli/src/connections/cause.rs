@@ -165,7 +165,8 @@ fn library_remedy(reason: Reason) -> &'static str {
         }
         Reason::NotTaken => {
             "nothing, if the other program uses the connection soon: its library takes the offer up when it reads or writes; otherwise `partywall why` \
-             with the connection's address has the reason of the other end"
+             with the connection's address has the reason of the other end. If it lasts for connections to a forwarded address, its [[forward]] in \
+             the broker's policy may be wrong"
         }
         Reason::LinkLost => {
             "nothing, if the broker or an agent was restarted: the connection gets a ring again; see `partywall vm list`"

@@ -2,7 +2,7 @@
 //! of services, and other translations of a destination.
 //!
 //! An entry proves nothing. It says where a connection may lead, and the sequence numbers of the two sockets show whether it does (protocol
-//! T5.8). So a wrong entry costs its connections their rings, and gives nobody another's.
+//! T5.8). Connections of a wrong entry stay on TCP, and no program gets another's.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! Connections whose destination is translated on the way to a listener, as the operator lists them (protocol T1.12).
 //!
-//! A listener is listed at the addresses that are forwarded to it as well, so that who connects to one of these offers a ring. The
+//! A listener is listed at the addresses that are forwarded to it as well, so that a client that connects to one of these offers a ring. The
 //! accepting side shows where it listens, and the sequence numbers decide, as for a translated connecting end
 //! ([`super::translated`]).
 
@@ -21,7 +21,7 @@ impl<F: Descriptor> Core<F> {
 
     /// The entries of a publication for the addresses that are forwarded to its listeners.
     pub(super) fn forwarded_to(&self, listeners: &[PublishedEntry]) -> Vec<PublishedEntry> {
-        // None of these addresses means something else in each namespace.
+        // The policy refuses loopback and link-local addresses, so no namespace is needed.
         let at = |address: SocketAddr| Fingerprint::listener(Transport::Tcp, address, 0);
         let leads_here = |to: Fingerprint| listeners.iter().any(|listener| listener.fingerprint == to);
         let forwards = self.policy.forwards().iter().filter(|forward| leads_here(at(forward.to)));
