@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::handshake::{NUMBERS, crossed, numbered};
+use super::reclaim::reclaim;
 use super::translated::{age, inside, outside, shown, world_with_policy};
 use super::*;
 
@@ -182,12 +183,6 @@ fn connection_to_unlisted_translated_address_finds_no_end() {
 
 #[test]
 fn forwarded_connection_is_reclaimed_by_its_numbers() {
-    const OLD: u64 = INSTANCE - 7;
-    let reclaim = |w: &mut World, session, side, socket| {
-        let message = Message::ReclaimSocket { channel: OLD, side, region: RegionReference::with_ring(8192) };
-        let with = vec![w.region(8192)];
-        w.say_of(session, message, socket, with).expect("an answer")
-    };
     let sides = [(Side::Connecting, forwarded()), (Side::Accepting, accepted())];
     for order in [[0, 1], [1, 0]] {
         let (mut w, web, db) = world_with_policy(FORWARD);

@@ -5,7 +5,7 @@ use super::*;
 /// A connection that some broker before this one knew.
 const OLD: u64 = INSTANCE - 7;
 
-fn reclaim(w: &mut World, session: u64, side: Side, socket: SocketFacts) -> Message {
+pub(super) fn reclaim(w: &mut World, session: u64, side: Side, socket: SocketFacts) -> Message {
     let message = Message::ReclaimSocket { channel: OLD, side, region: RegionReference::with_ring(8192) };
     let with = vec![w.region(8192)];
     w.say_of(session, message, socket, with).expect("an answer")

@@ -1,6 +1,7 @@
 //! Connections whose addresses are translated between two network namespaces: who finds their offers, and who gets them.
 
 use super::handshake::{NUMBERS, crossed, numbered};
+use super::reclaim::reclaim;
 use super::*;
 
 /// Where the router between the two namespaces has the connections come from.
@@ -262,12 +263,6 @@ fn directory_says_whether_programs_run_in_several_namespaces() {
 
 #[test]
 fn translated_connection_is_reclaimed_by_its_numbers() {
-    const OLD: u64 = INSTANCE - 7;
-    let reclaim = |w: &mut World, session, side, socket| {
-        let message = Message::ReclaimSocket { channel: OLD, side, region: RegionReference::with_ring(8192) };
-        let with = vec![w.region(8192)];
-        w.say_of(session, message, socket, with).expect("an answer")
-    };
     let sides = [(Side::Connecting, inside()), (Side::Accepting, outside())];
     for order in [[0, 1], [1, 0]] {
         let (mut w, web, _) = apart();
