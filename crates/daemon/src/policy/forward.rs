@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 
 use serde::Deserialize;
 
-use super::network::of_one_host;
+use super::network::host_address;
 
 /// Entries of one file. The broker goes through all of them for each listener and each connection that is offered.
 const FORWARDS: usize = 256;
@@ -60,7 +60,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     if at.port() == 0 {
         return wrong("has port 0, at which nothing listens");
     }
-    of_one_host(at.ip()).map(|ip| SocketAddr::new(ip, at.port())).or_else(wrong)
+    host_address(at.ip()).map(|ip| SocketAddr::new(ip, at.port())).or_else(wrong)
 }
 
 /// Checks what only all of them together can have wrong.

@@ -100,11 +100,11 @@ fn place(text: &str) -> Result<NamespacePlace, String> {
 fn address(text: &str) -> Result<IpAddr, String> {
     let wrong = |why: &str| Err(format!("address {text:?} {why}"));
     let Ok(ip) = text.parse::<IpAddr>() else { return wrong("is no IP address") };
-    of_one_host(ip).or_else(wrong)
+    host_address(ip).or_else(wrong)
 }
 
 /// The canonical form of an address that one host has and that other network namespaces can reach; otherwise what it is instead.
-pub(super) fn of_one_host(ip: IpAddr) -> Result<IpAddr, &'static str> {
+pub(super) fn host_address(ip: IpAddr) -> Result<IpAddr, &'static str> {
     let ip = ip.to_canonical();
     let is_broadcast = matches!(ip, IpAddr::V4(four) if four.is_broadcast());
     if ip.is_unspecified() || ip.is_multicast() || is_broadcast {

@@ -40,8 +40,11 @@ impl<F: Descriptor> Core<F> {
                 if !are_added {
                     wanted.retain(|entry| publication.forwarded.contains(entry));
                 }
+                if wanted == publication.forwarded {
+                    continue;
+                }
                 let now = publication.with_forwarded(wanted);
-                if now.forwarded != publication.forwarded && self.may_list(&now, publication.entries()).is_ok() {
+                if self.may_list(&now, publication.entries()).is_ok() {
                     self.set_forwarded(*key, now);
                 }
             }
