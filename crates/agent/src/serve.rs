@@ -376,11 +376,11 @@ impl Serving {
     fn pass_out_socket(&mut self, session: u32, request: u32, message: &Message, bytes: &[u8], fds: Vec<OwnedFd>) {
         let mut fds = fds.into_iter();
         let Some(socket) = fds.next() else { return };
-        let facts = match self.inspector.inspect(Unhurried(socket)) {
+        let facts = match self.inspector.inspect(Unhurried(socket), message.shows_connection()) {
             Ok(facts) => without_group(facts),
             Err(why) => return self.refuse(session, request, Refusal::BadSocket, &why),
         };
-        if facts.state == SocketState::Established && facts.identity.numbers.is_none() {
+        if message.shows_connection() && facts.state == SocketState::Established && facts.identity.numbers.is_none() {
             static TOLD: std::sync::Once = std::sync::Once::new();
             TOLD.call_once(|| {
                 tracing::warn!(
@@ -519,7 +519,7 @@ mod tests {
     fn socket_of_a_group_is_in_another_state_for_the_broker() {
         let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
-        let facts = Inspector::new().inspect(Unhurried(socket.into())).unwrap();
+        let facts = Inspector::new().inspect(Unhurried(socket.into()), false).unwrap();
         assert_eq!(facts.state, SocketState::Grouped);
         assert_eq!(without_group(facts), SocketFacts { state: SocketState::Other, ..facts });
     }

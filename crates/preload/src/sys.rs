@@ -40,6 +40,13 @@ pub(crate) fn read_option<T: Copy>(fd: c_int, level: c_int, name: c_int, value: 
     unsafe { real::getsockopt(fd, level, name, std::ptr::from_mut(value).cast(), &raw mut len) == 0 }
 }
 
+/// Sets a socket option that is made of plain numbers, past the library's own `setsockopt`. `false`, and `errno`, if the kernel refuses.
+pub(crate) fn set_option<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) -> bool {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads as many bytes as the value has.
+    unsafe { real::setsockopt(fd, level, name, std::ptr::from_ref(value).cast(), len) == 0 }
+}
+
 /// The kernel's events of a descriptor now, of those asked for and those that are always reported.
 pub(crate) fn poll_now(fd: c_int, events: u32) -> u32 {
     if fd < 0 {

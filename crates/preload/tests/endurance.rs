@@ -12,7 +12,14 @@ use std::{
 };
 
 use rustix::process::Signal;
-use support::{c, eventually, free_port, guard::Guard, random::Random, switch::Switch, world::World};
+use support::{
+    c, eventually, free_port,
+    guard::Guard,
+    random::Random,
+    skipped,
+    switch::Switch,
+    world::{WITHOUT_NET_ADMIN, World, has_net_admin, launched},
+};
 
 fn load() -> &'static Path {
     static LOAD: OnceLock<std::path::PathBuf> = OnceLock::new();
@@ -202,6 +209,59 @@ fn connections_outlive_killed_broker() {
         },
         false,
     );
+}
+
+/// The broker dies while it has a connection in repair mode, at each of the four times that it does so for a ring. `killed` says who dies with
+/// it, and `launcher` what starts the programs, which must not notice.
+fn broker_dies_reading_numbers(killed: &str, launcher: &[&str], restarts: bool) {
+    if !has_net_admin() {
+        return skipped("the broker reads no sequence numbers without CAP_NET_ADMIN");
+    }
+    let library = c::library("die-reading", &["die_reading.c"], &[]);
+    for reading in 1..=4 {
+        let folder = tempfile::tempdir().unwrap();
+        let order = folder.path().join("order");
+        std::fs::write(&order, format!("{reading} {killed}")).unwrap();
+        let names = [format!("LD_PRELOAD={}", library.display()), format!("DIE_READING={}", order.display())];
+        let [preload, order_is] = names.map(|name| &*name.leak());
+        let world = World::with_broker_started_by(vec!["env", preload, order_is].leak());
+        let start = |words: &[String]| {
+            let mut command = launched(launcher, load());
+            world.preload(&mut command);
+            Guard::spawn(command.args(words).stdin(Stdio::null()))
+        };
+        let port = free_port();
+        let mut server = start(&words(&[&"serve", &port]));
+        server.await_listener(port, &String::new);
+        let mut client = start(&words(&[&"echo", &port, &3000, &reading]));
+        eventually("the broker has died", || {
+            assert_eq!(client.ended(), None, "reading {reading}: the client ended before");
+            !order.exists()
+        });
+        if restarts {
+            // The programs meet the connection as it is without a broker first.
+            std::thread::sleep(Duration::from_millis(100));
+            world.kill_broker();
+            world.restart_broker();
+        }
+        let end = client.wait_for(Duration::from_secs(100)).map(|status| status.code());
+        assert_eq!(end, Some(FINE), "reading {reading}");
+    }
+}
+
+#[test]
+fn broker_killed_in_repair_mode_is_helped_by_its_successor() {
+    broker_dies_reading_numbers("all", WITHOUT_NET_ADMIN, true);
+}
+
+#[test]
+fn program_with_the_capability_leaves_repair_mode_itself() {
+    broker_dies_reading_numbers("all", &[], false);
+}
+
+#[test]
+fn reader_of_killed_broker_leaves_repair_mode() {
+    broker_dies_reading_numbers("broker", WITHOUT_NET_ADMIN, false);
 }
 
 /// Descriptors, resident kilobytes and mappings of a process.

@@ -1,10 +1,11 @@
 //! UNIX sockets that refuse descriptors, and socket options that rustix has no function for.
 #![expect(unsafe_code, reason = "system calls on an integer that lives through the call")]
 
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::io;
+use std::mem::MaybeUninit;
 
 /// Whether a UNIX socket takes descriptors from its peer (Linux 6.16). With 0, a peer that sends one gets `EPERM`.
 const SO_PASSRIGHTS: libc::c_int = 83;
@@ -32,30 +33,45 @@ pub(crate) fn guarded_pair(kind: SocketType, flags: SocketFlags) -> io::Result<(
 /// # Errors
 /// `ENOPROTOOPT` before Linux 6.16.
 fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
-    let no: libc::c_int = 0;
-    let len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel reads `len` bytes of `no`, which is that long and outlives the call.
-    let done = unsafe {
-        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const no).cast(), len)
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_option(socket.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, 0)
 }
 
 /// Whether a UNIX socket refuses descriptors.
 pub(crate) fn refuses_descriptors(socket: impl AsFd) -> bool {
-    let mut takes: libc::c_int = 1;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `takes`, which is that long, and both outlive the call.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PASSRIGHTS,
-            (&raw mut takes).cast(),
-            &raw mut len,
-        )
-    };
-    done == 0 && takes == 0
+    option::<libc::c_int>(socket.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS).is_ok_and(|takes| takes == 0)
+}
+
+/// Reads a socket option that is a plain structure of integers; what an older kernel does not know stays 0.
+///
+/// # Errors
+/// The kernel's.
+pub fn option<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    // It is a small structure.
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, which is the size of `value`.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut len) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: zeroed and partly overwritten by the kernel; callers ask for structures of integers, for which any bytes do.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// Sets a socket option that is an `int`.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn set_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of `value`, which is that long and outlives the call.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Bytes, with the kernel's bookkeeping, that have been sent on a UNIX socket and that its peer has not read.

@@ -61,8 +61,8 @@ pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::R
     let mut judged = Judged { len, truncated, came, socket: None, sorts: Vec::new(), kept: Vec::new() };
     let mut fds = fds.into_iter();
     let close = |fds: std::vec::IntoIter<OwnedFd>| fds.for_each(|fd| drop(Unhurried(fd)));
-    let brings_socket = match wire::decode(&bytes[..len.min(bytes.len())]) {
-        Ok((_, message)) if !truncated => message.brings_socket(),
+    let (brings_socket, is_quiet) = match wire::decode(&bytes[..len.min(bytes.len())]) {
+        Ok((_, message)) if !truncated => (message.brings_socket(), message.shows_connection()),
         // A message that cannot be decoded brings no descriptors.
         _ => {
             close(fds);
@@ -70,7 +70,7 @@ pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::R
         }
     };
     if brings_socket {
-        judged.socket = fds.next().map(|socket| inspector.inspect(Unhurried(socket)));
+        judged.socket = fds.next().map(|socket| inspector.inspect(Unhurried(socket), is_quiet));
     }
     for fd in fds {
         let sort = sort(fd.as_fd());
@@ -115,7 +115,21 @@ fn has_any(socket: impl AsFd, flags: PollFlags) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use partywall_protocol::wire::{AddressList, Message};
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn numbers_of_published_connection_are_not_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connection = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut bytes = Vec::new();
+        wire::encode(1, &Message::Publish { addresses: AddressList::default() }, &mut bytes);
+        let received = packet::ReceivedPacket { len: bytes.len(), truncated: false, fds: vec![connection.into()] };
+        let facts = judge(&mut Inspector::new(), &bytes, received).socket.unwrap().unwrap();
+        // They are known with `CAP_NET_ADMIN` if the message is another one.
+        assert_eq!(facts.identity.numbers, None);
+    }
 
     #[test]
     fn only_memory_is_passed_on_to_event_loop() {

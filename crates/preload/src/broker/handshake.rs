@@ -1,8 +1,10 @@
 //! The steps by which a connection gets its rings (protocol T4), each one request to the broker.
 
+use super::given_back::is_given_back;
 use super::packet::Descriptors;
 use super::session::{BrokerFailure, Turn, Urgency, done};
 use super::{reason, state};
+use crate::log::log;
 use crate::sys;
 use partywall_protocol::wire::{BellWay, BorrowedMessage, Located, RegionReference};
 use partywall_shm::layout::Geometry;
@@ -10,6 +12,7 @@ use partywall_shm::status::Reason;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The state of a connection that was shown to the broker with the memory of a region.
 #[derive(Debug)]
@@ -30,6 +33,44 @@ pub(crate) struct PlaceOfRegion {
     /// The region that fills it. Its ring may be smaller than that of the region that was shown.
     pub(crate) shape: Geometry,
     pub(crate) window: OwnedFd,
+}
+
+/// How long a step is repeated while a broker that was killed has left the connection in repair mode, where every call on it fails: the kernel lets
+/// only a process with `CAP_NET_ADMIN` end that, such as the next broker.
+const UNTIL_GIVEN_BACK: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Shows a connection, the first of these descriptors, with a request. Returns the turn with what `read` makes of the answer.
+///
+/// While the connection is in the repair mode of a broker that did not end the step, the step is repeated (protocol T3.5). The
+/// program's own calls on the connection wait as long, since no thread of it may be in the kernel with it now (T3.3).
+fn show<T>(
+    request: &BorrowedMessage<'_>,
+    with: &[BorrowedFd<'_>],
+    mut read: impl FnMut(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
+) -> Result<(Turn, T), Reason> {
+    let end = sys::now() + UNTIL_GIVEN_BACK;
+    loop {
+        let shown = Turn::take(Urgency::Brief).and_then(|turn| {
+            turn.tell_owed();
+            let answer = turn.ask(request, with, &mut read)?;
+            Ok((turn, answer))
+        });
+        let is_free = match (&shown, with) {
+            (Err(BrokerFailure::Absent | BrokerFailure::Busy), [socket, ..]) => {
+                is_given_back(*socket, sys::now() + PAUSE)
+            }
+            _ => true,
+        };
+        let is_over = sys::now() >= end;
+        if is_over && !is_free {
+            log!("a broker has left a connection in repair mode, and no other one has come");
+        }
+        if is_over || is_free {
+            return shown.map_err(reason);
+        }
+    }
 }
 
 /// Offers a ring for a connected socket, with the memory of our region. `number` gets the number of the offer while no signal handler can run: a thread
@@ -61,18 +102,14 @@ fn show_with(
     (shown, memory): (Geometry, BorrowedFd<'_>),
     number: &AtomicU64,
 ) -> Result<BegunHandshake, Reason> {
-    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    turn.tell_owed();
-    let handshake = turn
-        .ask(request, &[sys::borrow(fd), memory], |answer, found| match answer {
-            BorrowedMessage::Bell { offer, way, region } => {
-                let place = region.check().ok()?;
-                number.store(offer, Ordering::Relaxed);
-                Some(read_bell(way, place, shown, found))
-            }
-            _ => None,
-        })
-        .map_err(reason)?;
+    let (turn, handshake) = show(request, &[sys::borrow(fd), memory], |answer, found| match answer {
+        BorrowedMessage::Bell { offer, way, region } => {
+            let place = region.check().ok()?;
+            number.store(offer, Ordering::Relaxed);
+            Some(read_bell(way, place, shown, found))
+        }
+        _ => None,
+    })?;
     handshake.inspect_err(|_| {
         let _ = turn.ask(&BorrowedMessage::Cancel { offer: number.swap(0, Ordering::Relaxed) }, &[], done);
     })
@@ -131,14 +168,10 @@ pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
 }
 
 fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
-    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
-    turn.tell_owed();
-    let (place, program, region) = turn
-        .ask(request, &[sys::borrow(fd)], |answer, [memory, ..]| match answer {
-            BorrowedMessage::PeerIs { region, program, .. } => Some((region.check(), program, memory.take())),
-            _ => None,
-        })
-        .map_err(reason)?;
+    let (turn, (place, program, region)) = show(request, &[sys::borrow(fd)], |answer, [memory, ..]| match answer {
+        BorrowedMessage::PeerIs { region, program, .. } => Some((region.check(), program, memory.take())),
+        _ => None,
+    })?;
     drop(turn);
     // A region for which this process had no descriptor is lost.
     let region = region.ok_or(Reason::Resources)?;

@@ -12,6 +12,7 @@
 mod addresses;
 pub(crate) mod claim;
 pub(crate) mod datagram;
+mod given_back;
 mod handshake;
 mod listed;
 mod listeners;

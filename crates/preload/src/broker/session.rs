@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "blocks signals while it holds the lock")]
 
 use super::claim::ConnClaim;
+use super::given_back::is_given_back;
 use super::memory;
 use super::packet::{Answer, Descriptors, LONGEST_REQUEST};
 use super::state::{self, NAMESPACES, State};
@@ -361,7 +362,10 @@ impl Turn {
         match self.ask_here_until(deadline, &request, &[claim.socket, claim.region], done) {
             // Refused, it is not listed, and all is well otherwise.
             Ok(_) | Err(BrokerFailure::Refused(_)) => true,
-            Err(_) => false,
+            Err(_) => {
+                is_given_back(claim.socket, deadline);
+                false
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use super::shown;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
 use crate::log::log;
-use crate::{arena, broker, process, real, sys, table};
+use crate::{arena, broker, process, sys, table};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
 use partywall_shm::state::{RxState, TxState};
@@ -358,17 +358,7 @@ impl Pages<'_> {
 /// The kernel forgets what it has and tells the peer that the connection was reset, when the socket is closed.
 pub(super) fn reset_on_close(fd: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    #[expect(unsafe_code, reason = "a socket option with a structure")]
-    // SAFETY: a structure of the size told.
-    unsafe {
-        real::setsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_LINGER,
-            (&raw const linger).cast(),
-            size_of::<libc::linger>() as libc::socklen_t,
-        );
-    }
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
 }
 
 /// The program ends, and with it all its connections.

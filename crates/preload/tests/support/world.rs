@@ -1,6 +1,7 @@
 //! A broker of this test, and programs that are loaded with the library.
 
 use std::{
+    ffi::OsStr,
     fs::File,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
@@ -46,6 +47,25 @@ fn partywalld() -> &'static Path {
     PATH.get_or_init(|| build("partywall-daemon", &["--bin", "partywalld"], "partywalld"))
 }
 
+/// Starts root's programs as an ordinary user's: without the right to read sequence numbers.
+pub(crate) const WITHOUT_NET_ADMIN: &[&str] = &["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"];
+
+/// Whether this process has that right.
+pub(crate) fn has_net_admin() -> bool {
+    const NET_ADMIN: u32 = 12;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    u64::from_str_radix(effective.trim(), 16).unwrap() & 1 << NET_ADMIN != 0
+}
+
+/// A command that has `launcher` start a program; an empty one starts it as it is.
+pub(crate) fn launched(launcher: &[&str], program: &Path) -> Command {
+    let words: Vec<_> = launcher.iter().map(OsStr::new).chain([program.as_os_str()]).collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]);
+    command
+}
+
 /// Separates the rules that every test has from its own.
 const FURTHER: &str = "# further\n";
 
@@ -65,7 +85,7 @@ impl World {
 
     /// A world whose broker may not read sequence numbers, as that of an ordinary user.
     pub(crate) fn without_sequence_numbers() -> Self {
-        Self::with_broker_started_by(&["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"])
+        Self::with_broker_started_by(WITHOUT_NET_ADMIN)
     }
 
     /// A world whose broker this command starts.
@@ -82,14 +102,7 @@ impl World {
     }
 
     fn start(launcher: &[&str], folder: &Path) -> Guard {
-        let mut command = match launcher {
-            [] => Command::new(partywalld()),
-            [program, arguments @ ..] => {
-                let mut command = Command::new(program);
-                command.args(arguments).arg(partywalld());
-                command
-            }
-        };
+        let mut command = launched(launcher, partywalld());
         let socket = folder.join("broker.sock");
         command.arg("--socket").arg(&socket).arg("--policy").arg(folder.join("policy.toml"));
         let log = File::options().append(true).create(true).open(folder.join("broker.log")).unwrap();

@@ -55,4 +55,16 @@ impl Message {
                 | Self::ReclaimSocket { .. }
         )
     }
+
+    /// Whether that socket is a connection that its client shows while no thread of it is in the kernel with it (protocol T3.3).
+    pub fn shows_connection(&self) -> bool {
+        matches!(
+            self,
+            Self::Offer { .. }
+                | Self::Take { .. }
+                | Self::Confirm { .. }
+                | Self::Finish { .. }
+                | Self::ReclaimSocket { .. }
+        )
+    }
 }

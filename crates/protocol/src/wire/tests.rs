@@ -407,6 +407,7 @@ fn descriptors_by_message() {
     let bell = |way| [region, in_window].map(|region| Message::Bell { offer: 1, way, region }.fd_count());
     assert_eq!([BellWay::Link, BellWay::Relays, BellWay::Interrupts].map(bell), [[1, 2], [1, 2], [3, 4]]);
     assert!(confirm.brings_socket() && finish.brings_socket());
+    assert!(confirm.shows_connection() && take.shows_connection() && !publish.shows_connection());
     assert!(offer.brings_socket() && take.brings_socket() && publish.brings_socket());
     assert!(!connect(Directions::BOTH).brings_socket() && !Message::DirectoryIs { base: 0, size: 0 }.brings_socket());
 }

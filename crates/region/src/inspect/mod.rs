@@ -8,10 +8,10 @@
 mod datagram;
 mod numbers;
 pub mod receivers;
+mod repair;
 
 use std::collections::HashMap;
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -19,6 +19,8 @@ use partywall_protocol::directory::Transport;
 use partywall_protocol::socket::{Identity, SocketFacts, SocketState};
 use partywall_protocol::wire::Origin;
 use rustix::net::{AddressFamily, SocketType, sockopt};
+
+pub use crate::sockopt::option;
 
 /// `SIOCGSKNS`: the network namespace of a socket, as a descriptor.
 const GET_SOCKET_NETNS: libc::Ioctl = 0x894C;
@@ -71,15 +73,16 @@ impl Inspector {
         Self { own, trusted: HashMap::new() }
     }
 
-    /// Reads a socket and closes it.
+    /// Reads a socket and closes it. `is_quiet`: no thread of its program is in the kernel with it (protocol T3.3). Otherwise the sequence
+    /// numbers of a connection are not read, since calls on it would fail meanwhile.
     ///
     /// # Errors
     /// What the descriptor is instead of a TCP or UDP socket, for the one who showed it.
-    pub fn inspect(&mut self, socket: Unhurried) -> Result<SocketFacts, String> {
-        self.read(socket.0.as_fd())
+    pub fn inspect(&mut self, socket: Unhurried, is_quiet: bool) -> Result<SocketFacts, String> {
+        self.read(socket.0.as_fd(), is_quiet)
     }
 
-    fn read(&mut self, socket: BorrowedFd<'_>) -> Result<SocketFacts, String> {
+    fn read(&mut self, socket: BorrowedFd<'_>, is_quiet: bool) -> Result<SocketFacts, String> {
         let no = |what: &str| Err(format!("the descriptor is {what}, not a TCP or UDP socket"));
         let family = match sockopt::socket_domain(socket) {
             Ok(family) => family,
@@ -95,10 +98,10 @@ impl Inspector {
         if !inet || !stream || !tcp {
             return no("a socket of another sort");
         }
-        self.ask(socket, family).map_err(|e| format!("the kernel does not say what the socket is: {e}"))
+        self.ask(socket, family, is_quiet).map_err(|e| format!("the kernel does not say what the socket is: {e}"))
     }
 
-    fn ask(&mut self, socket: BorrowedFd<'_>, family: AddressFamily) -> io::Result<SocketFacts> {
+    fn ask(&mut self, socket: BorrowedFd<'_>, family: AddressFamily, is_quiet: bool) -> io::Result<SocketFacts> {
         let info = info(socket)?;
         let netns: u64 = option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
         let local = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
@@ -118,7 +121,7 @@ impl Inspector {
                 CLOSE_WAIT => SocketState::HalfClosed,
                 _ => SocketState::Other,
             },
-            identity: if info.state == ESTABLISHED { identity(socket, local) } else { Identity::default() },
+            identity: if info.state == ESTABLISHED { identity(socket, local, is_quiet) } else { Identity::default() },
             only_v6: family == AddressFamily::INET6 && sockopt::ipv6_v6only(socket)?,
             cookie: sockopt::socket_cookie(socket)?,
             netns,
@@ -151,10 +154,11 @@ impl Inspector {
 }
 
 /// The values that identify the other end of an established connection, besides its addresses.
-fn identity(socket: BorrowedFd<'_>, local: SocketAddr) -> Identity {
+fn identity(socket: BorrowedFd<'_>, local: SocketAddr, is_quiet: bool) -> Identity {
     // If the kernel does not say, the broker must fear it.
     let device = option::<libc::c_int>(socket, libc::SOL_SOCKET, BOUND_TO).unwrap_or(1);
-    Identity { bound_to_device: device != 0, tracked: is_tracked(socket, local), numbers: numbers::read(socket) }
+    let numbers = is_quiet.then(|| numbers::read(socket)).flatten();
+    Identity { bound_to_device: device != 0, tracked: is_tracked(socket, local), numbers }
 }
 
 /// Whether the kernel's connection tracking knows the connection: only then may it translate addresses.
@@ -181,23 +185,6 @@ pub(crate) struct TcpInfo {
     pub(crate) bytes_received: u64,
     between: [u64; 8],
     bytes_sent: u64,
-}
-
-/// Reads a socket option that is a plain structure of integers; what an older kernel does not know stays 0.
-///
-/// # Errors
-/// The kernel's.
-pub fn option<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
-    let mut value = MaybeUninit::<T>::zeroed();
-    // It is a small structure.
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, which is the size of `value`.
-    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut len) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: zeroed and partly overwritten by the kernel; callers ask for structures of integers, for which any bytes do.
-    Ok(unsafe { value.assume_init() })
 }
 
 /// A request that answers with a new descriptor.

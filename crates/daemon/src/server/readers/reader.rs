@@ -40,6 +40,8 @@ fn run_as(kept: Vec<OwnedFd>, may_be_urgent: bool) {
         let mut this = ReaderProcess { broker, timer, epoll, sessions, inspector, incoming, urgency };
         this.urgency.look();
         let _ = this.serve();
+        // The kernel closes its sockets when the process ends, which waits for the peer of none.
+        std::mem::forget(this);
     }
 }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use partywall_region::packet;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 
 use super::{process, reader};
@@ -27,6 +28,8 @@ pub(super) enum Job {
 
 /// Not a job: the end of a child.
 const KILL: u8 = 0;
+/// The time that all children have to end by themselves when the broker is gone: what takes microseconds, on a machine however busy.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The broker's side.
 #[derive(Debug)]
@@ -136,10 +139,21 @@ struct Children {
 impl Children {
     fn run(mut self) {
         while self.turn().is_some() {}
+        self.await_ends();
         for (_, pidfd) in self.running.values() {
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
         // Not waited for: one may hang in what it was killed for.
+    }
+
+    /// The broker is gone, and its children end by themselves. One that was killed while it read a connection would leave that in repair mode
+    /// (protocol T3.5).
+    fn await_ends(&self) {
+        let end = Instant::now() + FAREWELL;
+        for (_, pidfd) in self.running.values() {
+            let left = end.saturating_duration_since(Instant::now());
+            let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
+        }
     }
 
     /// `None` when the broker is gone.
