@@ -103,9 +103,12 @@ typedef struct pw_peer {
     int64_t uid;         /* Number of its user, on the host or in its container: 0 can be the root of a container. For a peer on another host of
                           * the cluster: the gateway's user. -1 on the connecting side, and for a peer in a virtual machine. */
     int64_t pid;         /* Number of its process when it connected, on the host or in its virtual machine. -1 on the connecting side. */
+    int64_t certain_uid; /* `uid`, if it is that user of the host without doubt: 0 is the root of the host. A server that grants rights to users
+                          * must use this. -1 where it is in doubt: for a peer in a container, in a virtual machine or on another host, and on the
+                          * connecting side. */
 } pw_peer;
 
-#define PW_PEER_INIT { (uint32_t)sizeof(pw_peer), 0, NULL, NULL, 0, -1, -1 }
+#define PW_PEER_INIT { (uint32_t)sizeof(pw_peer), 0, NULL, NULL, 0, -1, -1, -1 }
 
 /* ---- Texts ---- */
 

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "writes a structure that C passes")]
 
 use crate::failure::CallFailure;
-use partywall::PeerInfo;
+use partywall::{PeerInfo, User};
 use std::ffi::{CString, c_char};
 
 /// `pw_peer` of the header.
@@ -23,6 +23,8 @@ pub struct RawPeer {
     pub uid: i64,
     /// Its process, or -1.
     pub pid: i64,
+    /// Its user on the host, if that is known without doubt, or -1.
+    pub certain_uid: i64,
 }
 
 /// Bytes of the first version's structure.
@@ -46,6 +48,8 @@ impl KeptPeer {
 
     /// Copies the facts about the peer to the caller's structure.
     ///
+    /// A program that knows an earlier version of the structure gets as many of the fields as that has.
+    ///
     /// # Safety
     /// The pointer is null, or points to as many bytes as its first field says.
     pub unsafe fn describe(&self, to: *mut RawPeer) -> Result<(), CallFailure> {
@@ -66,9 +70,12 @@ impl KeptPeer {
             epoch: self.info.epoch,
             uid: number(self.info.uid()),
             pid: number(self.info.pid),
+            certain_uid: number(self.info.certain_user().and_then(User::uid)),
         };
-        // SAFETY: the caller's promise: `size` bytes are there, and this structure has no more than `FIRST`.
-        unsafe { to.write(raw) };
+        let known = size_of::<RawPeer>().min(size as usize);
+        // SAFETY: the caller's promise: `size` bytes are there, of which this writes no more, nor more than `raw` has. `raw` is memory of this
+        // function, so the two do not overlap.
+        unsafe { (&raw const raw).cast::<u8>().copy_to_nonoverlapping(to.cast::<u8>(), known) };
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 #include <partywall.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,21 @@ static int is_readable(int fd, int timeout_ms) {
     return poll(&one, 1, timeout_ms) == 1;
 }
 
+/* A program that was compiled with an earlier header has a shorter structure, and one with a later header a longer one. */
+static void peers_of_other_versions_of_the_header(pw_stream *stream) {
+    struct {
+        pw_peer known;
+        uint64_t later;
+    } peer = {PW_PEER_INIT, 7};
+    peer.known.size = offsetof(pw_peer, certain_uid);
+    peer.known.certain_uid = 7;
+    CHECK(pw_stream_peer(stream, &peer.known) == PW_OK);
+    CHECK(peer.known.pid == (int64_t)getpid() && peer.known.certain_uid == 7);
+    peer.known.size = sizeof peer;
+    CHECK(pw_stream_peer(stream, &peer.known) == PW_OK);
+    CHECK(peer.known.size == sizeof peer && peer.known.certain_uid == (int64_t)getuid() && peer.later == 7);
+}
+
 static void streams(void) {
     pw_domain *web, *shop;
     pw_listener *listener;
@@ -63,9 +79,10 @@ static void streams(void) {
     CHECK(pw_accept(listener, GUARD, &there) == PW_OK);
     CHECK(pw_stream_peer(there, &peer) == PW_OK);
     CHECK(strcmp(peer.domain, "shop") == 0 && strcmp(peer.service, "echo") == 0);
-    CHECK(peer.uid == (int64_t)getuid() && peer.pid == (int64_t)getpid());
+    CHECK(peer.uid == (int64_t)getuid() && peer.pid == (int64_t)getpid() && peer.certain_uid == peer.uid);
     CHECK(pw_stream_peer(here, &peer) == PW_OK);
-    CHECK(strcmp(peer.domain, "web") == 0 && peer.uid == -1 && peer.pid == -1);
+    CHECK(strcmp(peer.domain, "web") == 0 && peer.uid == -1 && peer.pid == -1 && peer.certain_uid == -1);
+    peers_of_other_versions_of_the_header(there);
     CHECK(pw_stream_channel(here, &number) == PW_OK && pw_stream_channel(there, &other) == PW_OK);
     CHECK(number == other && number != 0);
     CHECK(pw_write(here, "question", 8, GUARD) == 8);
