@@ -43,20 +43,11 @@ impl Message {
 
     /// Whether the first of its descriptors is a socket of the program's, to be looked at and closed at once (protocol T3.2).
     pub fn brings_socket(&self) -> bool {
-        matches!(
-            self,
-            Self::Publish { .. }
-                | Self::Offer { .. }
-                | Self::Take { .. }
-                | Self::Confirm { .. }
-                | Self::Finish { .. }
-                | Self::OfferDatagrams { .. }
-                | Self::TakeDatagrams { .. }
-                | Self::ReclaimSocket { .. }
-        )
+        self.shows_connection()
+            || matches!(self, Self::Publish { .. } | Self::OfferDatagrams { .. } | Self::TakeDatagrams { .. })
     }
 
-    /// Whether that socket is a connection that its client shows while no thread of it is in the kernel with it (protocol T3.3).
+    /// Whether that socket is a connection, which its client shows while no thread of it is in the kernel with it (protocol T3.3).
     pub fn shows_connection(&self) -> bool {
         matches!(
             self,
