@@ -103,9 +103,9 @@ typedef struct pw_peer {
     int64_t uid;         /* Number of its user, on the host or in its container: 0 can be the root of a container. For a peer on another host of
                           * the cluster: the gateway's user. -1 on the connecting side, and for a peer in a virtual machine. */
     int64_t pid;         /* Number of its process when it connected, on the host or in its virtual machine. -1 on the connecting side. */
-    int64_t certain_uid; /* `uid`, if it is that user of the host without doubt: 0 is the root of the host. A server that grants rights to users
-                          * must use this. -1 where it is in doubt: for a peer in a container, in a virtual machine or on another host, and on the
-                          * connecting side. */
+    int64_t certain_uid; /* Number of its user on the host, if the broker is certain of it: 0 is the host's root. A server that grants rights to
+                          * users must use this. -1 for a peer in a container, in a virtual machine or on another host, on the connecting side,
+                          * and for a stream of pw_pair: such a peer has no rights of a user. */
 } pw_peer;
 
 #define PW_PEER_INIT { (uint32_t)sizeof(pw_peer), 0, NULL, NULL, 0, -1, -1, -1 }

@@ -19,11 +19,11 @@ pub struct RawPeer {
     pub service: *const c_char,
     /// Its domain's epoch.
     pub epoch: u64,
-    /// Its user on the host, or -1.
+    /// Its user on the host or in its container, or -1.
     pub uid: i64,
     /// Its process, or -1.
     pub pid: i64,
-    /// Its user on the host, if that is known without doubt, or -1.
+    /// Its user on the host if the broker is certain of it, or -1.
     pub certain_uid: i64,
 }
 
@@ -73,8 +73,8 @@ impl KeptPeer {
             certain_uid: number(self.info.certain_user().and_then(User::uid)),
         };
         let known = size_of::<RawPeer>().min(size as usize);
-        // SAFETY: the caller's promise: `size` bytes are there, of which this writes no more, nor more than `raw` has. `raw` is memory of this
-        // function, so the two do not overlap.
+        // SAFETY: `known` is at most `size`, and the caller promises that `size` bytes are there. It is at most the size of `raw`, which is memory of
+        // this function, so the two do not overlap.
         unsafe { (&raw const raw).cast::<u8>().copy_to_nonoverlapping(to.cast::<u8>(), known) };
         Ok(())
     }

@@ -211,8 +211,8 @@ fn connections_outlive_killed_broker() {
     );
 }
 
-/// The broker dies while it has a connection in repair mode, at each of the four times that it does so for a ring. `killed` says who dies with
-/// it, and `launcher` what starts the programs, which must not notice.
+/// Kills the broker at each of the four times that a handshake has a connection in repair mode. `killed` is `all` (the broker and its processes) or
+/// `broker`. `launcher` starts the programs. With `restarts`, a new broker starts 100 ms later. The programs must not notice.
 fn broker_dies_reading_numbers(killed: &str, launcher: &[&str], restarts: bool) {
     if !has_net_admin() {
         return skipped("the broker reads no sequence numbers without CAP_NET_ADMIN");
@@ -221,7 +221,7 @@ fn broker_dies_reading_numbers(killed: &str, launcher: &[&str], restarts: bool) 
     for reading in 1..=4 {
         let folder = tempfile::tempdir().unwrap();
         let order = folder.path().join("order");
-        std::fs::write(&order, format!("{reading} {killed}")).unwrap();
+        std::fs::write(&order, format!("{reading} {} {killed}", reading % 3)).unwrap();
         let names = [format!("LD_PRELOAD={}", library.display()), format!("DIE_READING={}", order.display())];
         let [preload, order_is] = names.map(|name| &*name.leak());
         let world = World::with_broker_started_by(vec!["env", preload, order_is].leak());
@@ -233,10 +233,19 @@ fn broker_dies_reading_numbers(killed: &str, launcher: &[&str], restarts: bool) 
         let port = free_port();
         let mut server = start(&words(&[&"serve", &port]));
         server.await_listener(port, &String::new);
-        let mut client = start(&words(&[&"echo", &port, &3000, &reading]));
+        let client = || start(&words(&[&"echo", &port, &3000, &reading]));
+        let mut last = client();
         eventually("the broker has died", || {
-            assert_eq!(client.ended(), None, "reading {reading}: the client ended before");
-            !order.exists()
+            let ended = last.ended();
+            if !order.exists() {
+                return true;
+            }
+            // On a busy machine a client may end before the handshake is through.
+            if let Some(status) = ended {
+                assert_eq!(status.code(), FINE, "reading {reading}: the client ended before");
+                last = client();
+            }
+            false
         });
         if restarts {
             // The programs meet the connection as it is without a broker first.
@@ -244,23 +253,23 @@ fn broker_dies_reading_numbers(killed: &str, launcher: &[&str], restarts: bool) 
             world.kill_broker();
             world.restart_broker();
         }
-        let end = client.wait_for(Duration::from_secs(100)).map(|status| status.code());
+        let end = last.wait_for(Duration::from_secs(100)).map(|status| status.code());
         assert_eq!(end, Some(FINE), "reading {reading}");
     }
 }
 
 #[test]
-fn broker_killed_in_repair_mode_is_helped_by_its_successor() {
+fn next_broker_ends_repair_mode_of_a_killed_one() {
     broker_dies_reading_numbers("all", WITHOUT_NET_ADMIN, true);
 }
 
 #[test]
-fn program_with_the_capability_leaves_repair_mode_itself() {
+fn program_with_the_capability_ends_repair_mode_itself() {
     broker_dies_reading_numbers("all", &[], false);
 }
 
 #[test]
-fn reader_of_killed_broker_leaves_repair_mode() {
+fn reader_of_a_killed_broker_ends_repair_mode() {
     broker_dies_reading_numbers("broker", WITHOUT_NET_ADMIN, false);
 }
 

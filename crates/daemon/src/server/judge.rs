@@ -61,7 +61,7 @@ pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::R
     let mut judged = Judged { len, truncated, came, socket: None, sorts: Vec::new(), kept: Vec::new() };
     let mut fds = fds.into_iter();
     let close = |fds: std::vec::IntoIter<OwnedFd>| fds.for_each(|fd| drop(Unhurried(fd)));
-    let (brings_socket, is_quiet) = match wire::decode(&bytes[..len.min(bytes.len())]) {
+    let (brings_socket, with_numbers) = match wire::decode(&bytes[..len.min(bytes.len())]) {
         Ok((_, message)) if !truncated => (message.brings_socket(), message.shows_connection()),
         // A message that cannot be decoded brings no descriptors.
         _ => {
@@ -70,7 +70,7 @@ pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::R
         }
     };
     if brings_socket {
-        judged.socket = fds.next().map(|socket| inspector.inspect(Unhurried(socket), is_quiet));
+        judged.socket = fds.next().map(|socket| inspector.inspect(Unhurried(socket), with_numbers));
     }
     for fd in fds {
         let sort = sort(fd.as_fd());

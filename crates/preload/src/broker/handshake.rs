@@ -1,7 +1,7 @@
 //! The steps by which a connection gets its rings (protocol T4), each one request to the broker.
 
-use super::given_back::is_given_back;
 use super::packet::Descriptors;
+use super::repair_mode::{abort, end_repair_mode, is_in_repair_mode};
 use super::session::{BrokerFailure, Turn, Urgency, done};
 use super::{reason, state};
 use crate::log::log;
@@ -35,39 +35,39 @@ pub(crate) struct PlaceOfRegion {
     pub(crate) window: OwnedFd,
 }
 
-/// How long a step is repeated while a broker that was killed has left the connection in repair mode, where every call on it fails: the kernel lets
-/// only a process with `CAP_NET_ADMIN` end that, such as the next broker.
-const UNTIL_GIVEN_BACK: Duration = Duration::from_secs(10);
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(10);
+/// How long a step is repeated while a killed broker has left the connection in repair mode.
+const REPAIR_LIMIT: Duration = Duration::from_secs(5);
+/// From one attempt to the next.
+const REPEAT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Shows a connection, the first of these descriptors, with a request. Returns the turn with what `read` makes of the answer.
 ///
-/// While the connection is in the repair mode of a broker that did not end the step, the step is repeated (protocol T3.5). The
-/// program's own calls on the connection wait as long, since no thread of it may be in the kernel with it now (T3.3).
+/// If the step leaves the connection in repair mode, it is repeated (protocol T3.6): the next broker ends the mode. Calls of the program on this
+/// connection wait meanwhile, because no thread may be inside a system call on a socket that is being read (T3.3).
 fn show<T>(
     request: &BorrowedMessage<'_>,
     with: &[BorrowedFd<'_>],
     mut read: impl FnMut(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
 ) -> Result<(Turn, T), Reason> {
-    let end = sys::now() + UNTIL_GIVEN_BACK;
+    // By the program itself, which has its reasons.
+    let is_excepted = with.first().is_none_or(|socket| is_in_repair_mode(*socket));
+    let end = sys::now() + REPAIR_LIMIT;
     loop {
         let shown = Turn::take(Urgency::Brief).and_then(|turn| {
             turn.tell_owed();
             let answer = turn.ask(request, with, &mut read)?;
             Ok((turn, answer))
         });
-        let is_free = match (&shown, with) {
-            (Err(BrokerFailure::Absent | BrokerFailure::Busy), [socket, ..]) => {
-                is_given_back(*socket, sys::now() + PAUSE)
-            }
-            _ => true,
-        };
-        let is_over = sys::now() >= end;
-        if is_over && !is_free {
-            log!("a broker has left a connection in repair mode, and no other one has come");
+        let is_out = |socket: &BorrowedFd<'_>| end_repair_mode(*socket, sys::now() + REPEAT_INTERVAL);
+        if shown.is_ok() || is_excepted || with.first().is_none_or(is_out) {
+            return shown.map_err(reason);
         }
-        if is_over || is_free {
+        if sys::now() >= end {
+            log!(
+                "aborted a connection: the broker was killed while it read the connection, and no broker with \
+                 CAP_NET_ADMIN has come in {REPAIR_LIMIT:?}"
+            );
+            with.iter().take(1).for_each(|socket| abort(*socket));
             return shown.map_err(reason);
         }
     }

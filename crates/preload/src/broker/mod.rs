@@ -6,13 +6,13 @@
 //! - `settings` is what the environment says; `state` what this process knows, in memory that a child of `fork` finds empty;
 //! - `session` speaks to the broker, in packets that are written and read without allocating (`packet`), and `opening` opens the session,
 //!   a step at a time, so that no call waits for a broker that is busy;
-//! - `handshake` brings a TCP connection up to rings, and `datagram` a flow of datagrams;
+//! - `handshake` brings a TCP connection up to rings, and `datagram` a flow of datagrams; `repair_mode` mends a connection that a killed broker
+//!   was reading;
 //! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
 
 mod addresses;
 pub(crate) mod claim;
 pub(crate) mod datagram;
-mod given_back;
 mod handshake;
 mod listed;
 mod listeners;
@@ -20,6 +20,7 @@ mod memory;
 mod netns;
 mod opening;
 mod packet;
+mod repair_mode;
 mod session;
 mod settings;
 mod state;
@@ -46,6 +47,7 @@ pub(crate) use handshake::{
     BegunHandshake, PlaceOfRegion, cancel, cancel_untaken, closed, confirm, finish, offer, take,
 };
 use opening::{NO_SLOT, PublicationStep};
+pub(crate) use repair_mode::is_in_repair_mode;
 use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.

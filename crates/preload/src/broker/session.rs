@@ -10,9 +10,9 @@
 #![expect(unsafe_code, reason = "blocks signals while it holds the lock")]
 
 use super::claim::ConnClaim;
-use super::given_back::is_given_back;
 use super::memory;
 use super::packet::{Answer, Descriptors, LONGEST_REQUEST};
+use super::repair_mode::end_repair_mode;
 use super::state::{self, NAMESPACES, State};
 use crate::log::log;
 use crate::{hidden, process, sys};
@@ -363,7 +363,8 @@ impl Turn {
             // Refused, it is not listed, and all is well otherwise.
             Ok(_) | Err(BrokerFailure::Refused(_)) => true,
             Err(_) => {
-                is_given_back(claim.socket, deadline);
+                // The step is not repeated here (protocol T3.8).
+                end_repair_mode(claim.socket, deadline);
                 false
             }
         }

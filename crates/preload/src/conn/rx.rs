@@ -5,6 +5,7 @@ use super::direction::{DirectionState, WORDS, optional};
 use super::shown;
 use super::waiters::deadline as deadline_of;
 use super::{Conn, Interest, Pages, REPLACED, flags};
+use crate::broker;
 use crate::local::LocalState;
 use crate::lock::Lock;
 use crate::{real, sys};
@@ -360,6 +361,10 @@ impl ReceiveTurn<'_> {
         let answer = kernel_receive(fd, &mut list, libc::MSG_PEEK);
         if answer == Err(Errno::AGAIN) && !(ended && self.conn.death().look_for_reset()) {
             return Ok(if is_shut { SegmentLook::End } else { SegmentLook::Nothing });
+        }
+        if answer != Err(Errno::AGAIN) && broker::is_in_repair_mode(sys::borrow(fd)) {
+            // A broker reads the socket, or was killed while it did (protocol T3.8). What the kernel says of a queue means nothing then.
+            return Ok(SegmentLook::Nothing);
         }
         // Anything that the kernel has, an end or bytes, came after the peer's earlier changes in memory: look there once more.
         let more = self.rx.half.refresh(&peer.control.tx).map_err(|e| self.conn.corrupt(e))?;

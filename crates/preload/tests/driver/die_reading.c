@@ -1,8 +1,9 @@
 /*
- * Preloaded into a broker: one of its processes dies, or outlives the broker, while a connection is in TCP's repair mode (protocol T3.4).
+ * Preloaded into a broker: kills it while one of its processes has a connection in TCP's repair mode (protocol T3.5).
  *
- * DIE_READING names a file. While that exists, and after as many connections as its first line says were put into repair mode, the file is
- * removed. Its second line says who is killed: "all", or "broker" alone.
+ * DIE_READING names a file with a number N, a number of a queue and a word. When a process with this library has chosen that queue for the N-th
+ * time, or has entered repair mode for the N-th time if the queue is 0, it removes the file. If the word is "all", it kills its
+ * process group. If the word is "broker", it kills the broker alone, and goes on after 100 ms.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,27 +27,31 @@ static pid_t broker(void) {
     return parent;
 }
 
-static void die(void) {
-    static int readings;
+static void die(int queue) {
+    static int times[3];
     const char *path = getenv("DIE_READING");
-    int at;
+    int at, wanted;
     char who[16];
     FILE *order = path ? fopen(path, "r") : NULL;
     if (!order) return;
-    int found = fscanf(order, "%d %15s", &at, who);
+    int found = fscanf(order, "%d %d %15s", &at, &wanted, who);
     fclose(order);
-    if (found != 2 || ++readings != at) return;
+    if (found != 3 || wanted != queue || ++times[queue] != at) return;
     unlink(path);
     if (!strcmp(who, "all")) kill(0, SIGKILL);
     kill(broker(), SIGKILL);
-    /* Time for whoever would kill this process in turn. */
-    usleep(500000);
+    /* Time for any process that would kill this one in turn. */
+    usleep(100000);
 }
 
 int setsockopt(int fd, int level, int name, const void *value, socklen_t len) {
     static int (*next)(int, int, int, const void *, socklen_t);
     if (!next) next = (int (*)(int, int, int, const void *, socklen_t))dlsym(RTLD_NEXT, "setsockopt");
     int result = next(fd, level, name, value, len);
-    if (result == 0 && level == IPPROTO_TCP && name == TCP_REPAIR && *(const int *)value == TCP_REPAIR_ON) die();
+    if (result == 0 && level == IPPROTO_TCP) {
+        int given = *(const int *)value;
+        if (name == TCP_REPAIR && given == TCP_REPAIR_ON) die(0);
+        if (name == TCP_REPAIR_QUEUE && given > 0 && given < 3) die(given);
+    }
     return result;
 }

@@ -47,7 +47,8 @@ impl Message {
             || matches!(self, Self::Publish { .. } | Self::OfferDatagrams { .. } | Self::TakeDatagrams { .. })
     }
 
-    /// Whether that socket is a connection, which its client shows while no thread of it is in the kernel with it (protocol T3.3).
+    /// Whether this message shows a connection, of which the sequence numbers are read: no thread of the client may be inside a system call on it
+    /// meanwhile (protocol T3.3).
     pub fn shows_connection(&self) -> bool {
         matches!(
             self,

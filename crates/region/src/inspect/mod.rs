@@ -73,16 +73,16 @@ impl Inspector {
         Self { own, trusted: HashMap::new() }
     }
 
-    /// Reads a socket and closes it. `is_quiet`: no thread of its program is in the kernel with it (protocol T3.3). Otherwise the sequence
-    /// numbers of a connection are not read, since calls on it would fail meanwhile.
+    /// Reads a socket and closes it. `with_numbers`: the sequence numbers of a connection are to be read, too. No thread of its program may be inside
+    /// a system call on it then (protocol T3.3).
     ///
     /// # Errors
     /// What the descriptor is instead of a TCP or UDP socket, for the one who showed it.
-    pub fn inspect(&mut self, socket: Unhurried, is_quiet: bool) -> Result<SocketFacts, String> {
-        self.read(socket.0.as_fd(), is_quiet)
+    pub fn inspect(&mut self, socket: Unhurried, with_numbers: bool) -> Result<SocketFacts, String> {
+        self.read(socket.0.as_fd(), with_numbers)
     }
 
-    fn read(&mut self, socket: BorrowedFd<'_>, is_quiet: bool) -> Result<SocketFacts, String> {
+    fn read(&mut self, socket: BorrowedFd<'_>, with_numbers: bool) -> Result<SocketFacts, String> {
         let no = |what: &str| Err(format!("the descriptor is {what}, not a TCP or UDP socket"));
         let family = match sockopt::socket_domain(socket) {
             Ok(family) => family,
@@ -98,10 +98,10 @@ impl Inspector {
         if !inet || !stream || !tcp {
             return no("a socket of another sort");
         }
-        self.ask(socket, family, is_quiet).map_err(|e| format!("the kernel does not say what the socket is: {e}"))
+        self.ask(socket, family, with_numbers).map_err(|e| format!("the kernel does not say what the socket is: {e}"))
     }
 
-    fn ask(&mut self, socket: BorrowedFd<'_>, family: AddressFamily, is_quiet: bool) -> io::Result<SocketFacts> {
+    fn ask(&mut self, socket: BorrowedFd<'_>, family: AddressFamily, with_numbers: bool) -> io::Result<SocketFacts> {
         let info = info(socket)?;
         let netns: u64 = option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
         let local = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
@@ -121,7 +121,11 @@ impl Inspector {
                 CLOSE_WAIT => SocketState::HalfClosed,
                 _ => SocketState::Other,
             },
-            identity: if info.state == ESTABLISHED { identity(socket, local, is_quiet) } else { Identity::default() },
+            identity: if info.state == ESTABLISHED {
+                identity(socket, local, with_numbers)
+            } else {
+                Identity::default()
+            },
             only_v6: family == AddressFamily::INET6 && sockopt::ipv6_v6only(socket)?,
             cookie: sockopt::socket_cookie(socket)?,
             netns,
@@ -154,10 +158,10 @@ impl Inspector {
 }
 
 /// The values that identify the other end of an established connection, besides its addresses.
-fn identity(socket: BorrowedFd<'_>, local: SocketAddr, is_quiet: bool) -> Identity {
+fn identity(socket: BorrowedFd<'_>, local: SocketAddr, with_numbers: bool) -> Identity {
     // If the kernel does not say, the broker must fear it.
     let device = option::<libc::c_int>(socket, libc::SOL_SOCKET, BOUND_TO).unwrap_or(1);
-    let numbers = is_quiet.then(|| numbers::read(socket)).flatten();
+    let numbers = with_numbers.then(|| numbers::read(socket)).flatten();
     Identity { bound_to_device: device != 0, tracked: is_tracked(socket, local), numbers }
 }
 

@@ -5,7 +5,8 @@
 //!
 //! In repair mode the program's own calls fail ([`super::repair`]). So clients show a socket only while no thread of theirs is in
 //! the kernel with it (T3.3), and here only system calls that do not wait are made between entering and leaving the mode. Signals are
-//! blocked during that time: only SIGKILL ends the process in between, and then the client ends the mode (T3.5).
+//! blocked during that time. Only SIGKILL ends the process in between. The connection then stays in repair mode until a process with
+//! `CAP_NET_ADMIN` ends it: the client or the next broker (T3.6).
 #![expect(unsafe_code, reason = "a request and a signal mask that no safe function makes")]
 
 use std::io;
@@ -22,7 +23,7 @@ const LOOKS: u32 = 16;
 
 /// The numbers of an established connection; `None` without the right to read them, or while they move.
 pub(super) fn read(socket: BorrowedFd<'_>) -> Option<Numbers> {
-    let _quiet = SignalsBlocked::begin();
+    let _blocked = SignalsBlocked::begin();
     let mode = RepairMode::enter(socket).ok()?;
     (0..LOOKS).find_map(|_| look(socket, &mode).ok().flatten())
 }

@@ -1,13 +1,19 @@
 //! TCP's repair mode, in which the kernel reports a connection's sequence numbers (`TCP_REPAIR` in tcp(7)).
 //!
-//! Entering and leaving it takes `CAP_NET_ADMIN` in the socket's user namespace. While a connection is in it, its `recv` fails with `EPERM`, its
-//! `send` with `EINVAL`, and its last `close` sends no end. If a process is killed that has put a connection there, the connection stays
-//! there, for all processes that have it.
+//! Entering and leaving it needs `CAP_NET_ADMIN` in the user namespace that owns the socket's network namespace. While a connection is in the mode,
+//! its `recv` fails with `EPERM`; its `send` fails with `EINVAL`, or returns success without sending if a queue is chosen; its last `close`
+//! sends no FIN. If a process is killed after it has put a connection into repair mode, the connection stays there, for all processes that
+//! have it.
+//!
+//! The mode gives rights to the program that has the socket, without a capability: it may choose a queue, and while the kernel forces the
+//! address to be reusable it may bind the socket to an address that another one listens at. So the second ends at once ([`RepairMode::enter`]),
+//! and a program that has made its connection a listener meanwhile loses it (protocol T3.10).
 
 use rustix::fd::BorrowedFd;
-use rustix::net::sockopt;
+use rustix::net::{Shutdown, sockopt};
 use std::io;
 
+use super::{LISTEN, info};
 use crate::sockopt::{option, set_option};
 
 /// `TCP_REPAIR` and its values. The last one leaves without sending a probe.
@@ -28,7 +34,7 @@ pub(crate) enum TcpQueue {
     Sending = 2,
 }
 
-/// A connection in repair mode, which ends with this value.
+/// Keeps a connection in repair mode until it is dropped.
 #[derive(Debug)]
 pub(crate) struct RepairMode<'a> {
     socket: BorrowedFd<'a>,
@@ -36,14 +42,15 @@ pub(crate) struct RepairMode<'a> {
 }
 
 impl<'a> RepairMode<'a> {
-    /// Enters it.
+    /// Enters repair mode.
     ///
     /// # Errors
     /// The kernel's: without the capability, `EPERM`.
     pub(crate) fn enter(socket: BorrowedFd<'a>) -> io::Result<Self> {
-        // Repair mode forgets it, and a server whose connections have lost it cannot listen again while they last.
         let reuse = sockopt::socket_reuseaddr(socket)?;
         set(socket, REPAIR, ON)?;
+        // The mode has forced it.
+        let _ = sockopt::set_socket_reuseaddr(socket, reuse);
         Ok(Self { socket, reuse })
     }
 
@@ -53,17 +60,32 @@ impl<'a> RepairMode<'a> {
     /// The kernel's.
     pub(crate) fn sequence_number(&self, queue: TcpQueue) -> io::Result<u32> {
         set(self.socket, REPAIR_QUEUE, queue as libc::c_int)?;
-        option(self.socket, libc::IPPROTO_TCP, QUEUE_SEQ)
+        let number = option(self.socket, libc::IPPROTO_TCP, QUEUE_SEQ);
+        // As long as a queue is chosen, the program's `send` would put bytes there.
+        set(self.socket, REPAIR_QUEUE, TcpQueue::Neither as libc::c_int)?;
+        number
+    }
+
+    fn leave(&self) -> io::Result<()> {
+        // Each step is to be taken even if one before fails.
+        let _ = set(self.socket, REPAIR_QUEUE, TcpQueue::Neither as libc::c_int);
+        // An older kernel does not know `OFF`, and leaves with a probe.
+        let left = set(self.socket, REPAIR, OFF).or_else(|_| set(self.socket, REPAIR, OFF_WITH_PROBE));
+        // To leave clears it, and a server whose connections lack it cannot listen again while they last.
+        let _ = sockopt::set_socket_reuseaddr(self.socket, self.reuse);
+        left
     }
 }
 
 impl Drop for RepairMode<'_> {
     fn drop(&mut self) {
-        // Each step must be taken even if one before fails. The kernel has allowed the way in, and checks the same on the way out.
-        let _ = set(self.socket, REPAIR_QUEUE, TcpQueue::Neither as libc::c_int);
-        // A kernel that does not know how to leave quietly leaves with a probe.
-        let _ = set(self.socket, REPAIR, OFF).or_else(|_| set(self.socket, REPAIR, OFF_WITH_PROBE));
-        let _ = sockopt::set_socket_reuseaddr(self.socket, self.reuse);
+        let left = self.leave();
+        let is_listening = info(self.socket).is_ok_and(|info| info.state == LISTEN);
+        if left.is_err() || is_listening {
+            // The kernel lets nobody end the mode of a listener.
+            let _ = rustix::net::shutdown(self.socket, Shutdown::Both);
+            let _ = self.leave();
+        }
     }
 }
 
@@ -88,6 +110,26 @@ mod tests {
             };
             drop(mode);
             assert_eq!(sockopt::socket_reuseaddr(&socket).unwrap(), reuse);
+        }
+    }
+
+    /// As the program with the socket could do while a broker reads it.
+    #[test]
+    fn connection_in_repair_mode_takes_no_address_of_a_listener() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        for at in [address, "127.0.0.1:0".parse().unwrap()] {
+            let socket = TcpStream::connect(address).unwrap();
+            let Ok(mode) = RepairMode::enter(socket.as_fd()) else {
+                return eprintln!("skipped: repair mode takes CAP_NET_ADMIN");
+            };
+            rustix::net::connect_unspec(&socket).unwrap();
+            let bound = rustix::net::bind(&socket, &at);
+            assert_eq!(bound.is_ok(), at != address, "{bound:?}");
+            rustix::net::listen(&socket, 1).unwrap();
+            drop(mode);
+            assert_ne!(info(socket.as_fd()).unwrap().state, LISTEN);
+            assert_eq!(option::<libc::c_int>(socket.as_fd(), libc::IPPROTO_TCP, REPAIR).unwrap(), 0);
         }
     }
 }

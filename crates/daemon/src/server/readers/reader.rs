@@ -40,7 +40,7 @@ fn run_as(kept: Vec<OwnedFd>, may_be_urgent: bool) {
         let mut this = ReaderProcess { broker, timer, epoll, sessions, inspector, incoming, urgency };
         this.urgency.look();
         let _ = this.serve();
-        // The kernel closes its sockets when the process ends, which waits for the peer of none.
+        // Not dropped: to close a socket that lingers would wait for its peer. At the end of the process the kernel closes all without waiting.
         std::mem::forget(this);
     }
 }

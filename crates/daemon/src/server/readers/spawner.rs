@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use partywall_region::packet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 
-use super::{process, reader};
+use super::{DEADLINE, process, reader};
 use crate::credentials::Account;
 
 /// The job of a child.
@@ -28,8 +28,6 @@ pub(super) enum Job {
 
 /// Not a job: the end of a child.
 const KILL: u8 = 0;
-/// The time that all children have to end by themselves when the broker is gone: what takes microseconds, on a machine however busy.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The broker's side.
 #[derive(Debug)]
@@ -124,7 +122,7 @@ impl AsFd for Spawner {
 
 impl Drop for Spawner {
     fn drop(&mut self) {
-        // The spawner ends when it has lost its peer, and its children with it.
+        // The spawner ends when it has lost its peer and its children have ended, or have had the time for it.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         while matches!(waitpid(Some(self.pid), WaitOptions::empty()), Err(rustix::io::Errno::INTR)) {}
     }
@@ -143,13 +141,13 @@ impl Children {
         for (_, pidfd) in self.running.values() {
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
-        // Not waited for: one may hang in what it was killed for.
+        // The killed ones are not waited for: one may hang in what it was killed for.
     }
 
-    /// The broker is gone, and its children end by themselves. One that was killed while it read a connection would leave that in repair mode
-    /// (protocol T3.5).
+    /// Waits for the children to end by themselves, for as long as a reader may take for a packet. A reader that is killed while it reads a connection
+    /// leaves the connection in repair mode (protocol T3.5).
     fn await_ends(&self) {
-        let end = Instant::now() + FAREWELL;
+        let end = Instant::now() + DEADLINE;
         for (_, pidfd) in self.running.values() {
             let left = end.saturating_duration_since(Instant::now());
             let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
