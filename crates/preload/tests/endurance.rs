@@ -211,7 +211,7 @@ fn connections_outlive_killed_broker() {
     );
 }
 
-/// Kills the broker at each of the four times that a handshake has a connection in repair mode. `killed` is `all` (the broker and its processes) or
+/// Kills the broker while it has a connection in repair mode, at the first to fourth time that it enters the mode or chooses a queue. `killed` is `all` (the broker and its processes) or
 /// `broker`. `launcher` starts the programs. With `restarts`, a new broker starts 100 ms later. The programs must not notice.
 fn broker_dies_reading_numbers(killed: &str, launcher: &[&str], restarts: bool) {
     if !has_net_admin() {

@@ -1,7 +1,7 @@
 //! The steps by which a connection gets its rings (protocol T4), each one request to the broker.
 
 use super::packet::Descriptors;
-use super::repair_mode::{abort, end_repair_mode, is_in_repair_mode};
+use super::repair_mode::{abort, end_repair_mode, is_in_repair_by_program};
 use super::session::{BrokerFailure, Turn, Urgency, done};
 use super::{reason, state};
 use crate::log::log;
@@ -38,7 +38,7 @@ pub(crate) struct PlaceOfRegion {
 /// How long a step is repeated while a killed broker has left the connection in repair mode.
 const REPAIR_LIMIT: Duration = Duration::from_secs(5);
 /// From one attempt to the next.
-const REPEAT_INTERVAL: Duration = Duration::from_millis(10);
+const REPEAT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Shows a connection, the first of these descriptors, with a request. Returns the turn with what `read` makes of the answer.
 ///
@@ -49,15 +49,19 @@ fn show<T>(
     with: &[BorrowedFd<'_>],
     mut read: impl FnMut(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
 ) -> Result<(Turn, T), Reason> {
-    // By the program itself, which has its reasons.
-    let is_excepted = with.first().is_none_or(|socket| is_in_repair_mode(*socket));
+    let is_excepted = with.first().is_none_or(|socket| is_in_repair_by_program(*socket));
     let end = sys::now() + REPAIR_LIMIT;
+    let mut is_first = true;
     loop {
         let shown = Turn::take(Urgency::Brief).and_then(|turn| {
+            if !is_first {
+                turn.retry_now();
+            }
             turn.tell_owed();
             let answer = turn.ask(request, with, &mut read)?;
             Ok((turn, answer))
         });
+        is_first = false;
         let is_out = |socket: &BorrowedFd<'_>| end_repair_mode(*socket, sys::now() + REPEAT_INTERVAL);
         if shown.is_ok() || is_excepted || with.first().is_none_or(is_out) {
             return shown.map_err(reason);

@@ -25,6 +25,16 @@ pub(crate) fn is_in_repair_mode(socket: BorrowedFd<'_>) -> bool {
     is_known && on != 0
 }
 
+/// Whether the program itself has put its connection into the mode. The mode forces the address to be reusable, and readers take that back at
+/// once (protocol T3.10).
+pub(super) fn is_in_repair_by_program(socket: BorrowedFd<'_>) -> bool {
+    const FORCED: c_int = 2;
+    let mut reuse: c_int = 0;
+    is_in_repair_mode(socket)
+        && sys::read_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, &mut reuse)
+        && reuse == FORCED
+}
+
 /// Ends the mode if this process may. Otherwise waits until `until`, because the broker may be slow and not dead. Returns whether the
 /// connection is out of repair mode.
 pub(super) fn end_repair_mode(socket: BorrowedFd<'_>, until: Duration) -> bool {

@@ -197,7 +197,6 @@ impl Turn {
     }
 
     /// Lets the next attempt come at once.
-    #[cfg(test)]
     pub(super) fn retry_now(&self) {
         self.state.retry_at.store(0, Ordering::Relaxed);
     }

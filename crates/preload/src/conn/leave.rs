@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long closing a descriptor waits for another thread's step towards a ring: longer than the broker is waited for.
-const STEP: Duration = Duration::from_secs(2);
+const STEP: Duration = Duration::from_secs(8);
 
 impl Conn {
     /// The peer broke the protocol.

@@ -103,6 +103,9 @@ impl Inspector {
 
     fn ask(&mut self, socket: BorrowedFd<'_>, family: AddressFamily, with_numbers: bool) -> io::Result<SocketFacts> {
         let info = info(socket)?;
+        if with_numbers && info.state != ESTABLISHED {
+            repair::end(socket);
+        }
         let netns: u64 = option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
         let local = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
         let remote = match rustix::net::getpeername(socket) {

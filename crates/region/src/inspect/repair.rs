@@ -16,10 +16,9 @@ use std::io;
 use super::{LISTEN, info};
 use crate::sockopt::{option, set_option};
 
-/// `TCP_REPAIR` and its values. The last one leaves without sending a probe.
+/// `TCP_REPAIR`, and the values that enter the mode, and leave it without sending a probe.
 const REPAIR: libc::c_int = 19;
 const ON: libc::c_int = 1;
-const OFF_WITH_PROBE: libc::c_int = 0;
 const OFF: libc::c_int = -1;
 /// `TCP_REPAIR_QUEUE`, and `TCP_QUEUE_SEQ`, which is about the queue that the former has chosen.
 const REPAIR_QUEUE: libc::c_int = 20;
@@ -69,8 +68,7 @@ impl<'a> RepairMode<'a> {
     fn leave(&self) -> io::Result<()> {
         // Each step is to be taken even if one before fails.
         let _ = set(self.socket, REPAIR_QUEUE, TcpQueue::Neither as libc::c_int);
-        // An older kernel does not know `OFF`, and leaves with a probe.
-        let left = set(self.socket, REPAIR, OFF).or_else(|_| set(self.socket, REPAIR, OFF_WITH_PROBE));
+        let left = set(self.socket, REPAIR, OFF);
         // To leave clears it, and a server whose connections lack it cannot listen again while they last.
         let _ = sockopt::set_socket_reuseaddr(self.socket, self.reuse);
         left
@@ -86,6 +84,13 @@ impl Drop for RepairMode<'_> {
             let _ = rustix::net::shutdown(self.socket, Shutdown::Both);
             let _ = self.leave();
         }
+    }
+}
+
+/// Ends the mode on a socket that a killed process has left in it, if that is still so. A connection whose numbers are read needs no such call.
+pub(super) fn end(socket: BorrowedFd<'_>) {
+    if option::<libc::c_int>(socket, libc::IPPROTO_TCP, REPAIR).is_ok_and(|on| on != 0) {
+        drop(RepairMode::enter(socket));
     }
 }
 
@@ -131,5 +136,21 @@ mod tests {
             assert_ne!(info(socket.as_fd()).unwrap().state, LISTEN);
             assert_eq!(option::<libc::c_int>(socket.as_fd(), libc::IPPROTO_TCP, REPAIR).unwrap(), 0);
         }
+    }
+
+    #[test]
+    fn half_closed_connection_is_taken_out_of_repair_mode() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let Ok(mode) = RepairMode::enter(socket.as_fd()) else {
+            return eprintln!("skipped: repair mode takes CAP_NET_ADMIN");
+        };
+        // As a process that is killed leaves it. Then the other side closes.
+        std::mem::forget(mode);
+        drop(listener.accept().unwrap());
+        let facts = crate::inspect::Inspector::new()
+            .inspect(crate::inspect::Unhurried(socket.try_clone().unwrap().into()), true);
+        assert_eq!(facts.unwrap().state, partywall_protocol::socket::SocketState::HalfClosed);
+        assert_eq!(option::<libc::c_int>(socket.as_fd(), libc::IPPROTO_TCP, REPAIR).unwrap(), 0);
     }
 }
