@@ -5,8 +5,12 @@
 //!   length of the facts u16 (0: no socket), facts (protocol G6), packet (protocol C1)
 //!   or [`GONE`]
 //! ```
+//!
+//! And how a packet for such a program goes back: `number u64, packet`. The numbers are the order in which the event loop has sent packets to
+//! programs of machines.
 
 use partywall_protocol::socket::SocketFacts;
+use partywall_protocol::wire;
 
 /// The marker that is sent last when no process of the guest has the session any more. It is longer than any facts.
 pub(crate) const GONE: [u8; 2] = u16::MAX.to_le_bytes();
@@ -27,6 +31,20 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Option<SocketFacts>, &[u8])> {
     let (facts, packet) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
     let socket = if facts.is_empty() { None } else { Some(SocketFacts::decode(facts).ok()?) };
     Some((socket, packet))
+}
+
+/// The largest packet with its number.
+pub(super) const MAX_NUMBERED: usize = size_of::<u64>() + wire::MAX_PACKET;
+
+/// A packet for a program of a machine, with its place in the order.
+pub(crate) fn number(number: u64, packet: &[u8]) -> Vec<u8> {
+    [&number.to_le_bytes(), packet].concat()
+}
+
+/// The number and the packet. `None` if it makes no sense, which the event loop does not say.
+pub(super) fn numbered(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (number, packet) = bytes.split_first_chunk()?;
+    Some((u64::from_le_bytes(*number), packet))
 }
 
 #[cfg(test)]

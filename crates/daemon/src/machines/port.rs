@@ -4,6 +4,7 @@
 //! Malformed input ends its session, or the port.
 
 mod open;
+mod sent;
 
 use std::cell::Cell;
 use std::io;

@@ -177,6 +177,8 @@ pub struct Server {
     synced: usize,
     /// Where packets are built and received; one of each does, because nothing is queued.
     outgoing: Vec<u8>,
+    /// Counts the packets that were sent to programs of machines.
+    sent_to_machines: u64,
     incoming: Vec<u8>,
     running: bool,
     /// The thread that attends to virtual machines, once there are any.
@@ -238,6 +240,7 @@ impl Server {
             synced: 0,
             next_session: FIRST_SESSION,
             outgoing: Vec::with_capacity(wire::MAX_PACKET),
+            sent_to_machines: 0,
             incoming: vec![0; MAX_REPORT],
             running: true,
             attendant: None,

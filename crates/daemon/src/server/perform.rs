@@ -13,7 +13,7 @@ use super::descriptor::ClientDescriptor;
 use super::published::Published;
 use super::{ReadBy, Server, SessionSocket, now};
 use crate::core::{Action, CoreEvent, OfferDelivery, SessionId};
-use crate::machines::Task;
+use crate::machines::{Task, carried};
 
 /// Bytes, with the kernel's bookkeeping, that may lie unread in a session's socket when something is added that it has not asked for.
 const MOST_UNREAD: usize = 64 << 10;
@@ -162,6 +162,11 @@ impl Server {
         wire::encode(request, message, &mut self.outgoing);
         let nothing = || io::Error::other("one of them is none that can be passed on");
         let fds: Vec<BorrowedFd<'_>> = with.iter().map(|fd| fd.fd().ok_or_else(nothing)).collect::<io::Result<_>>()?;
+        if open.read == ReadBy::EventLoop {
+            // The thread at the machine's port passes packets on in this order.
+            self.sent_to_machines += 1;
+            self.outgoing = carried::number(self.sent_to_machines, &self.outgoing);
+        }
         packet::try_send(open.socket.as_fd(), &self.outgoing, &fds)?;
         Ok(())
     }

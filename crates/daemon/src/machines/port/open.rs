@@ -15,6 +15,7 @@ use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{PollFd, PollFlags};
 
+use super::sent::{SentPacket, SentPackets};
 use super::{Announced, Announcement, Attend, Part, PortOrders, Stop, wait};
 use crate::control::Errand;
 use crate::core::MachineNews;
@@ -25,8 +26,6 @@ use crate::machines::{Task, carried};
 pub(super) const MOST_SESSIONS: usize = 512;
 /// Links that one guest may have at a time.
 const MOST_LINKS: usize = 4096;
-/// Packets taken from one session before the others get their turn.
-const BURST: usize = 16;
 /// While this many bytes wait for the port, sessions have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
 /// While this many of a port's errands wait for the event loop, its guest is not heard (protocol P5). Some bring a descriptor.
@@ -52,6 +51,8 @@ pub(super) struct Open<'a> {
     relay: Relay,
     /// This end of the sessions of the guest's programs.
     sessions: BTreeMap<u32, OwnedFd>,
+    /// What was read from them.
+    sent: SentPackets,
     links: BTreeSet<u32>,
     /// Numbers that the guest has given to links which the broker is asked to make: by session and request.
     connecting: BTreeMap<(u32, u32), Vec<u32>>,
@@ -81,6 +82,7 @@ impl<'a> Open<'a> {
             at,
             relay,
             sessions,
+            sent: SentPackets::default(),
             links,
             connecting,
             next_link: 1,
@@ -102,8 +104,12 @@ impl<'a> Open<'a> {
                     fds.push(PollFd::new(notices, PollFlags::IN));
                     fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
                 }
-                let looks_soon = full || self.orders_left;
-                wait(&fds, looks_soon.then_some(SOON).or(self.release_patience())).unwrap_or_default()
+                let limit = match (full, self.sent.is_empty()) {
+                    (false, false) => Some(Duration::ZERO),
+                    _ if full || self.orders_left => Some(SOON),
+                    _ => self.release_patience(),
+                };
+                wait(&fds, limit).unwrap_or_default()
             };
             let sessions: Vec<u32> =
                 self.sessions.keys().copied().zip(ready.iter().skip(2)).filter_map(|(s, r)| r.then_some(s)).collect();
@@ -139,11 +145,8 @@ impl<'a> Open<'a> {
                     Notice::Alone => {}
                 }
             }
-            for session in sessions {
-                if self.is_full() {
-                    break;
-                }
-                self.read(session);
+            if !self.is_full() {
+                self.pass_on(&sessions);
             }
         }
     }
@@ -238,12 +241,14 @@ impl<'a> Open<'a> {
 
     fn forget_sessions(&mut self) {
         self.sessions.clear();
+        self.sent = SentPackets::default();
         self.links.clear();
         self.connecting.clear();
     }
 
     fn forget_session(&mut self, session: u32) {
         self.sessions.remove(&session);
+        self.sent.forget(session);
         let connecting: Vec<u32> =
             self.connecting.extract_if(.., |(of, _), _| *of == session).flat_map(|(_, links)| links).collect();
         self.drop_links(&connecting);
@@ -367,19 +372,16 @@ impl<'a> Open<'a> {
         packet::try_send(of.as_fd(), &carried::encode(socket, bytes), &fds)
     }
 
-    /// Takes what the broker says to a program.
-    fn read(&mut self, session: u32) {
-        let mut buf = [0; wire::MAX_PACKET];
-        for _ in 0..BURST {
-            let Some(socket) = self.sessions.get(&session) else { return };
-            match packet::try_recv(socket.as_fd(), &mut buf) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Ok(received) if received.len > 0 => {
-                    let bytes = &buf[..received.len];
-                    self.pass_out(session, bytes, received.fds);
-                }
-                _ => return self.close(session),
-            }
+    /// Takes what the broker says to programs, and passes it on in the order in which it was said.
+    fn pass_on(&mut self, ready: &[u32]) {
+        let complete = self.sent.read(ready, &self.sessions);
+        while !self.is_full()
+            && let Some(SentPacket { session, bytes, fds }) = self.sent.next(complete)
+        {
+            self.pass_out(session, &bytes, fds);
+        }
+        for session in self.sent.take_ended() {
+            self.close(session);
         }
     }
 
@@ -466,7 +468,7 @@ impl<'a> Open<'a> {
         let mut packet = Vec::new();
         wire::encode(0, &Message::Closed { channel }, &mut packet);
         if let Some(socket) = self.sessions.get(&session) {
-            let _ = packet::try_send(socket.as_fd(), &packet, &[]);
+            let _ = packet::try_send(socket.as_fd(), &carried::encode(None, &packet), &[]);
         }
     }
 

@@ -2,13 +2,14 @@
 
 use super::open::{MOST_ERRANDS, MOST_SESSIONS};
 use super::*;
+use crate::machines::carried;
 use partywall_protocol::agent::Say;
 use partywall_protocol::port::{Decoder, Frame, Item, greeting};
 use partywall_protocol::socket::ReceiverCookies;
 use partywall_protocol::wire::{self, Message};
 use partywall_region::{Link, LinkEvent, packet};
 use std::io::{Read as _, Write as _};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::time::Instant;
 
@@ -162,6 +163,11 @@ fn connect() -> Vec<u8> {
     packet
 }
 
+/// The event loop's packets, with their numbers.
+fn broker_says(session: &OwnedFd, number: u64, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    packet::try_send(session.as_fd(), &carried::number(number, bytes), fds).unwrap();
+}
+
 #[test]
 fn guest_numbers_its_links_and_broker_makes_them() {
     let served = Served::start();
@@ -179,7 +185,7 @@ fn guest_numbers_its_links_and_broker_makes_them() {
     let (forward, reverse) = (Link::pair().unwrap(), Link::pair().unwrap());
     let mut answer = Vec::new();
     wire::encode(1, &Message::Connected { channel: 9, domain: 1, epoch: 1, links: 2 }, &mut answer);
-    packet::try_send(broker.as_fd(), &answer, &[forward.0.as_fd(), reverse.0.as_fd()]).unwrap();
+    broker_says(&broker, 1, &answer, &[forward.0.as_fd(), reverse.0.as_fd()]);
     drop((forward.0, reverse.0));
     let told = Say::Packet { session: 5, window: None, links: vec![], socket: None, bytes: answer };
     assert_eq!(guest.next_said(), Some(told), "the agent has the program's ends");
@@ -190,6 +196,25 @@ fn guest_numbers_its_links_and_broker_makes_them() {
     drop(forward.1);
     assert_eq!(guest.next(), Some(Item::Frame(Frame::HungUp { link: 2 })), "nobody else has this end");
     drop(served);
+}
+
+#[test]
+fn guest_hears_packets_in_the_order_in_which_they_were_sent() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    let sockets = [5, 6].map(|session| {
+        guest.say(Say::Open { session, pid: 1 }.encode());
+        served.admitted()
+    });
+    // Each answer to 5 says that 6 has been sent something.
+    for number in (1..2000).step_by(2) {
+        broker_says(&sockets[1], number, b"region", &[]);
+        broker_says(&sockets[0], number + 1, b"answer", &[]);
+        for expected in [6, 5] {
+            let said = guest.next_said();
+            assert!(matches!(said, Some(Say::Packet { session, .. }) if session == expected), "{number}: {said:?}");
+        }
+    }
 }
 
 #[test]
@@ -205,7 +230,7 @@ fn links_end_as_moved_once_guest_is_to_release_its_windows() {
         let (forward, reverse) = (Link::pair().unwrap(), Link::pair().unwrap());
         let mut answer = Vec::new();
         wire::encode(1, &Message::Connected { channel: 9, domain: 1, epoch: 1, links: 2 }, &mut answer);
-        packet::try_send(broker.as_fd(), &answer, &[forward.0.as_fd(), reverse.0.as_fd()]).unwrap();
+        broker_says(&broker, 1, &answer, &[forward.0.as_fd(), reverse.0.as_fd()]);
         assert!(matches!(guest.next_said(), Some(Say::Packet { .. })), "the guest has its links");
         ends.extend([forward.1, reverse.1].map(|end| Link::crossing(end, HANG).unwrap()));
     }
