@@ -21,6 +21,10 @@ use std::time::{Duration, Instant};
 const BOOT: Duration = Duration::from_secs(120);
 /// How long a command may take unless its caller says otherwise.
 const COMMAND: Duration = Duration::from_secs(120);
+/// How long a command of a failed test may take to say what it has to say.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// Bytes of a command's output that are shown when its test has failed.
+const SHOWN: usize = 4096;
 
 /// The properties of a guest.
 #[derive(Debug, Clone)]
@@ -442,7 +446,7 @@ impl Running<'_> {
     pub fn wait(mut self, limit: Duration) -> Result<CommandOutput, LabError> {
         let deadline = Instant::now() + limit;
         while !self.take(deadline.saturating_duration_since(Instant::now()))? {}
-        Ok(self.so_far)
+        Ok(std::mem::take(&mut self.so_far))
     }
 
     /// Takes what it prints within `limit`: whether it has ended, or `None` if it said nothing.
@@ -471,6 +475,27 @@ impl Running<'_> {
             _ => {}
         }
         Ok(false)
+    }
+}
+
+/// A test that fails shows what the command has printed, which may be the cause.
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let deadline = Instant::now() + LAST_WORDS;
+        let has_ended = loop {
+            match self.take(deadline.saturating_duration_since(Instant::now())) {
+                Ok(false) if Instant::now() < deadline => {}
+                ended => break matches!(ended, Ok(true)),
+            }
+        };
+        let CommandOutput { status, stdout, stderr } = &self.so_far;
+        let state = if has_ended { format!("ended with {status}") } else { "has not said that it ended".to_owned() };
+        let said =
+            [stderr, stdout].map(|text| String::from_utf8_lossy(&text[..text.len().min(SHOWN)]).trim().to_owned());
+        eprintln!("guest {}: `{}` {state}: {}", self.guest.name(), self.what, said.join("\n"));
     }
 }
 

@@ -172,7 +172,7 @@ fn doctor_finds_everything_well(world: &World, a: &Guest) {
 /// A file from one guest to the other, whose sums are compared.
 fn a_file_goes(from: &Guest, to: &Guest, service: &str, file: &str) {
     let name = to.name();
-    let receiver = to.begin(&format!("exec partywall --domain {name} cat -l {service} < /dev/null > /tmp/got"));
+    let receiver = to.begin(&format!("exec partywall --domain {name} -v cat -l {service} < /dev/null > /tmp/got"));
     from.wait_service(service);
     from.sh(&format!("timeout 60 partywall --domain {} cat {name}:{service} < {file}", from.name()));
     let done = receiver.wait(HANG).unwrap();
@@ -207,7 +207,7 @@ fn guest_and_host(world: &World, a: &Guest) {
 
 /// Two programs of one guest: their memory and links do not leave it.
 fn within_a_guest(a: &Guest) {
-    let receiver = a.begin("exec partywall --domain one cat -l near < /dev/null > /tmp/near");
+    let receiver = a.begin("exec partywall --domain one -v cat -l near < /dev/null > /tmp/near");
     a.wait_service("near");
     a.sh("timeout 60 partywall --domain two cat one:near < /tmp/file");
     assert_eq!(receiver.wait(HANG).unwrap().status, 0);

@@ -81,6 +81,15 @@ fn build(package: &str, name: &str, target: Option<&str>) -> PathBuf {
     built
 }
 
+/// A test that fails shows what the broker has said.
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the broker: {}", self.log());
+        }
+    }
+}
+
 impl World {
     pub(crate) fn new(name: &str) -> Self {
         Self::with(name, ImageOptions::default())
