@@ -204,6 +204,22 @@ fn full_disk_is_reported_with_exact_count() {
 }
 
 #[test]
+fn input_cut_off_by_broken_output_is_not_reported_as_its_end() {
+    let world = World::new();
+    let data = world.file("data", 16 << 20);
+    let mut receiver = world.partywall("b", &["cat", "-l", "in"]);
+    let receiver = Guard::spawn(receiver.arg("-i").arg(&data));
+    // More input comes as long as its pipe is open.
+    let mut broken = world.partywall("a", &["cat", "b:in", "--wait", "60", "-o", "/dev/full"]);
+    let mut broken = Guard::spawn(broken.stdin(Stdio::piped()));
+    let _stdin = broken.0.stdin.take();
+    let broken = broken.output();
+    assert_eq!(broken.status.code(), Some(1));
+    let receiver = receiver.output();
+    assert_eq!(receiver.status.code(), Some(4), "not an orderly end: {}", said(&receiver));
+}
+
+#[test]
 fn unreadable_input_is_not_reported_as_its_end() {
     let world = World::new();
     let receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));

@@ -1,6 +1,7 @@
 //! One connection from its start to its end: both directions at once, and what the end was.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -56,9 +57,16 @@ pub(super) struct CatExchange {
     pub(super) meter: Meter,
     /// Ends the sending direction early.
     pub(super) stop: StopBell,
+    /// The receiving direction has failed.
+    receiving_broken: AtomicBool,
 }
 
 impl CatExchange {
+    /// Whether the receiving direction has failed, so that the sending direction ends before its time.
+    pub(super) fn is_receiving_broken(&self) -> bool {
+        self.receiving_broken.load(Ordering::Relaxed)
+    }
+
     /// How much longer nothing may pass; `None` without limit. Zero when it has been too long.
     pub(super) fn patience(&self) -> Option<Duration> {
         self.plan.idle.map(|limit| limit.saturating_sub(self.meter.idle()))
@@ -82,7 +90,8 @@ pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: CatPlan) -> 
     let (typed, printed) = (send && input.is_terminal(), receive && output.is_terminal());
     let mut progress = Progress::start(plan.progress, expected, typed, printed);
     let stop = StopBell::new().map_err(Ended::Local)?;
-    let shared = Arc::new(CatExchange { endpoints: Arc::clone(endpoints), plan, meter: Meter::start(), stop });
+    let (meter, receiving_broken) = (Meter::start(), AtomicBool::new(false));
+    let shared = Arc::new(CatExchange { endpoints: Arc::clone(endpoints), plan, meter, stop, receiving_broken });
     let result = both(stream, &shared, &mut progress);
     progress.finish(&shared.meter);
     if plan.report {
@@ -170,7 +179,15 @@ fn supervise(
             // Without half-close our direction stays open until the peer has ended its own. And nobody is made to type an
             // end of input to a peer that has said its last word.
             (EndedDirection::Receive, Ok(())) if shared.plan.half_close && !shared.endpoints.input.is_terminal() => {}
-            (EndedDirection::Receive, _) => shared.stop.ring(),
+            // A quiet connection ends in good order.
+            (EndedDirection::Receive, Err(Ended::Peer(failure))) if failure.code == Code::TimedOut => {
+                shared.stop.ring()
+            }
+            (EndedDirection::Receive, ended) => {
+                // The sending direction reads this once it hears the bell.
+                shared.receiving_broken.store(ended.is_err(), Ordering::Relaxed);
+                shared.stop.ring();
+            }
             (EndedDirection::Send, Err(Ended::Local(_))) => deadline = Some(Instant::now()),
         }
         if let Err(Ended::Local(_)) = &result {

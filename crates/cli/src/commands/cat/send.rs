@@ -17,9 +17,10 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Runs until the input ends, the peer closes, or another thread rings `stop`.
 pub(super) fn run(mut half: WriteHalf, shared: &CatExchange) -> Result<(), Ended> {
     let result = carry(&mut half, shared);
-    if let Err(Ended::Local(_)) = &result {
-        // The input broke in the middle. Without a good-bye the peer sees that this is not the end of it.
-        std::mem::forget(half);
+    let is_cut = shared.is_receiving_broken() && !shared.endpoints.input.is_at_end();
+    if is_cut || matches!(&result, Err(Ended::Local(_))) {
+        // The input broke in the middle, or is not read to its end. Without a good-bye the peer sees that more was to come.
+        half.abort();
     }
     result
 }
