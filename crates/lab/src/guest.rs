@@ -284,7 +284,14 @@ impl Guest {
             payload.push(0);
         }
         let (id, answers) = self.begin(FrameKind::Run, &payload)?;
-        Ok(Running { guest: self, id, answers, what: words.join(" "), so_far: CommandOutput::default() })
+        Ok(Running {
+            guest: self,
+            id,
+            answers,
+            what: words.join(" "),
+            so_far: CommandOutput::default(),
+            has_ended: false,
+        })
     }
 
     /// Copies bytes into a file of the guest, its folder made if need be.
@@ -405,6 +412,7 @@ pub struct Running<'a> {
     answers: Receiver<CommandFrame>,
     what: String,
     so_far: CommandOutput,
+    has_ended: bool,
 }
 
 impl Running<'_> {
@@ -445,7 +453,12 @@ impl Running<'_> {
     /// Waits for its end.
     pub fn wait(mut self, limit: Duration) -> Result<CommandOutput, LabError> {
         let deadline = Instant::now() + limit;
-        while !self.take(deadline.saturating_duration_since(Instant::now()))? {}
+        while !self.has_ended {
+            if let Err(error) = self.take(deadline.saturating_duration_since(Instant::now())) {
+                self.show();
+                return Err(error);
+            }
+        }
         Ok(std::mem::take(&mut self.so_far))
     }
 
@@ -470,32 +483,37 @@ impl Running<'_> {
             FrameKind::Stderr => self.so_far.stderr.extend_from_slice(&frame.payload),
             FrameKind::Exited => {
                 self.so_far.status = frame.payload.try_into().map_or(-1, i32::from_le_bytes);
-                return Ok(true);
+                self.has_ended = true;
             }
             _ => {}
         }
-        Ok(false)
+        Ok(self.has_ended)
+    }
+
+    /// Shows the end of what the command has printed, which may be why a test fails.
+    fn show(&self) {
+        let CommandOutput { status, stdout, stderr } = &self.so_far;
+        let state = if self.has_ended { format!("ended with {status}") } else { "has not ended".to_owned() };
+        let said = [stderr, stdout].map(|text| {
+            let end = &text[text.len().saturating_sub(SHOWN)..];
+            String::from_utf8_lossy(end).trim().to_owned()
+        });
+        eprintln!("guest {}: `{}` {state}: {}", self.guest.name(), self.what, said.join("\n"));
     }
 }
 
-/// A test that fails shows what the command has printed, which may be the cause.
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
         }
         let deadline = Instant::now() + LAST_WORDS;
-        let has_ended = loop {
-            match self.take(deadline.saturating_duration_since(Instant::now())) {
-                Ok(false) if Instant::now() < deadline => {}
-                ended => break matches!(ended, Ok(true)),
+        while !self.has_ended && self.take(deadline.saturating_duration_since(Instant::now())).is_ok() {
+            if Instant::now() >= deadline {
+                break;
             }
-        };
-        let CommandOutput { status, stdout, stderr } = &self.so_far;
-        let state = if has_ended { format!("ended with {status}") } else { "has not said that it ended".to_owned() };
-        let said =
-            [stderr, stdout].map(|text| String::from_utf8_lossy(&text[..text.len().min(SHOWN)]).trim().to_owned());
-        eprintln!("guest {}: `{}` {state}: {}", self.guest.name(), self.what, said.join("\n"));
+        }
+        self.show();
     }
 }
 

@@ -169,14 +169,18 @@ fn doctor_finds_everything_well(world: &World, a: &Guest) {
     }
 }
 
+fn ended_well(command: Running<'_>) {
+    let done = command.wait(HANG).unwrap();
+    assert_eq!(done.status, 0, "{}", String::from_utf8_lossy(&done.stderr));
+}
+
 /// A file from one guest to the other, whose sums are compared.
 fn a_file_goes(from: &Guest, to: &Guest, service: &str, file: &str) {
     let name = to.name();
     let receiver = to.begin(&format!("exec partywall --domain {name} -v cat -l {service} < /dev/null > /tmp/got"));
     from.wait_service(service);
     from.sh(&format!("timeout 60 partywall --domain {} cat {name}:{service} < {file}", from.name()));
-    let done = receiver.wait(HANG).unwrap();
-    assert_eq!(done.status, 0, "{}", String::from_utf8_lossy(&done.stderr));
+    ended_well(receiver);
     let sum = |guest: &Guest, file: &str| guest.sh(&format!("sha256sum < {file}"));
     assert_eq!(sum(to, "/tmp/got"), sum(from, file));
 }
@@ -201,7 +205,7 @@ fn guest_and_host(world: &World, a: &Guest) {
     let sent_back =
         world.command(&["--domain", "h", "cat", "--wait", "30s", "a:down"]).stdin(File::open(&got).unwrap()).status();
     assert!(sent_back.unwrap().success());
-    assert_eq!(receiver.wait(HANG).unwrap().status, 0);
+    ended_well(receiver);
     assert_eq!(a.sh("sha256sum < /tmp/back"), sent);
 }
 
@@ -210,7 +214,7 @@ fn within_a_guest(a: &Guest) {
     let receiver = a.begin("exec partywall --domain one -v cat -l near < /dev/null > /tmp/near");
     a.wait_service("near");
     a.sh("timeout 60 partywall --domain two cat one:near < /tmp/file");
-    assert_eq!(receiver.wait(HANG).unwrap().status, 0);
+    ended_well(receiver);
     assert_eq!(a.sh("sha256sum < /tmp/near"), a.sh("sha256sum < /tmp/file"));
 }
 
@@ -221,12 +225,12 @@ fn tables_are_shared(world: &World, shared_table: &std::path::Path, a: &Guest, b
     b.wait_service("tables");
     // From one guest to another, ...
     assert!(a.sh("timeout 60 shared_table read a b:tables").contains(&sum));
-    assert_eq!(server.wait(HANG).unwrap().status, 0);
+    ended_well(server);
     // ... within a guest, ...
     let server = a.begin("exec shared_table serve one tables");
     a.wait_service("tables");
     assert!(a.sh("timeout 60 shared_table read two one:tables").contains(&sum));
-    assert_eq!(server.wait(HANG).unwrap().status, 0);
+    ended_well(server);
     // ... from a guest to the host, and from the host to a guest.
     let on_host = |words: &[&str]| {
         let mut command = std::process::Command::new(shared_table);
@@ -243,7 +247,7 @@ fn tables_are_shared(world: &World, shared_table: &std::path::Path, a: &Guest, b
     let mut said = String::new();
     std::io::Read::read_to_string(&mut reader.0.stdout.take().unwrap(), &mut said).unwrap();
     assert!(said.contains(&sum), "{said}");
-    assert_eq!(server.wait(HANG).unwrap().status, 0);
+    ended_well(server);
 }
 
 /// Calls whose arguments and results lie in heaps. Each heap outgrows its first segment.

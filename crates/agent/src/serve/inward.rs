@@ -49,10 +49,11 @@ impl Serving {
         };
         match inward {
             Inward::Pass(with) => {
-                self.send(session, bytes, &with);
+                // First: this packet may be the answer which says that another program was sent the memory (protocol G5.7).
                 for (message, memory) in self.introductions.settled() {
                     self.send(message.session, &message.packet, &[memory]);
                 }
+                self.send(session, bytes, &with);
             }
             Inward::Done => {}
             Inward::Close => self.close(session),

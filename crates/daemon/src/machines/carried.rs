@@ -6,7 +6,7 @@
 //!   or [`GONE`]
 //! ```
 //!
-//! And how a packet for such a program goes back: `number u64, packet`. The numbers are the order in which the event loop has sent packets to
+//! A packet for such a program goes back as `number u64, packet`. The numbers rise in the order in which the event loop has sent packets to
 //! programs of machines.
 
 use partywall_protocol::socket::SocketFacts;
@@ -36,12 +36,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Option<SocketFacts>, &[u8])> {
 /// The largest packet with its number.
 pub(super) const MAX_NUMBERED: usize = size_of::<u64>() + wire::MAX_PACKET;
 
-/// A packet for a program of a machine, with its place in the order.
-pub(crate) fn number(number: u64, packet: &[u8]) -> Vec<u8> {
-    [&number.to_le_bytes(), packet].concat()
+/// Puts the number before a packet for a program of a machine.
+pub(crate) fn number(number: u64, packet: &mut Vec<u8>) {
+    packet.splice(..0, number.to_le_bytes());
 }
 
-/// The number and the packet. `None` if it makes no sense, which the event loop does not say.
+/// The number and the packet. `None` if it is too short, which the event loop never sends.
 pub(super) fn numbered(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (number, packet) = bytes.split_first_chunk()?;
     Some((u64::from_le_bytes(*number), packet))
@@ -58,6 +58,9 @@ mod tests {
         for socket in [None, Some(facts)] {
             assert_eq!(decode(&encode(socket.as_ref(), b"packet")), Some((socket, &b"packet"[..])));
         }
+        let mut packet = b"packet".to_vec();
+        number(7, &mut packet);
+        assert_eq!(numbered(&packet), Some((7, &b"packet"[..])));
         for bad in [&[][..], &[1], &[3, 0, 1, 1], &[1, 0, 9, 9]] {
             assert_eq!(decode(bad), None, "{bad:?}");
         }

@@ -165,7 +165,7 @@ impl Server {
         if open.read == ReadBy::EventLoop {
             // The thread at the machine's port passes packets on in this order.
             self.sent_to_machines += 1;
-            self.outgoing = carried::number(self.sent_to_machines, &self.outgoing);
+            carried::number(self.sent_to_machines, &mut self.outgoing);
         }
         packet::try_send(open.socket.as_fd(), &self.outgoing, &fds)?;
         Ok(())

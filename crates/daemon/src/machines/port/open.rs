@@ -15,7 +15,7 @@ use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{PollFd, PollFlags};
 
-use super::sent::{SentPacket, SentPackets};
+use super::sent::{SentPacket, SentPackets, Sessions};
 use super::{Announced, Announcement, Attend, Part, PortOrders, Stop, wait};
 use crate::control::Errand;
 use crate::core::MachineNews;
@@ -49,9 +49,8 @@ fn links_of(message: &Message) -> usize {
 pub(super) struct Open<'a> {
     at: &'a Attend,
     relay: Relay,
-    /// This end of the sessions of the guest's programs.
-    sessions: BTreeMap<u32, OwnedFd>,
-    /// What was read from them.
+    sessions: Sessions,
+    /// Packets that were read from them.
     sent: SentPackets,
     links: BTreeSet<u32>,
     /// Numbers that the guest has given to links which the broker is asked to make: by session and request.
@@ -369,14 +368,19 @@ impl<'a> Open<'a> {
         }
         let Some(of) = self.sessions.get(&session) else { return Ok(()) };
         let fds: Vec<BorrowedFd<'_>> = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins).collect();
-        packet::try_send(of.as_fd(), &carried::encode(socket, bytes), &fds)
+        match packet::try_send(of.as_fd(), &carried::encode(socket, bytes), &fds) {
+            // The broker has ended the session. The guest hears of that once it has the last packets.
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            sent => sent,
+        }
     }
 
     /// Takes what the broker says to programs, and passes it on in the order in which it was said.
     fn pass_on(&mut self, ready: &[u32]) {
-        let complete = self.sent.read(ready, &self.sessions);
-        while !self.is_full()
-            && let Some(SentPacket { session, bytes, fds }) = self.sent.next(complete)
+        let newest = self.sent.read(ready, &self.sessions);
+        while let Some(newest) = newest
+            && !self.is_full()
+            && let Some(SentPacket { session, bytes, fds }) = self.sent.next(newest, &self.sessions)
         {
             self.pass_out(session, &bytes, fds);
         }

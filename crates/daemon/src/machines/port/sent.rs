@@ -1,11 +1,14 @@
 //! Packets that the broker has sent to the programs of one machine, in the order in which it has sent them.
 //!
-//! Each session has a socket, and what lies in two sockets has no order. But an answer to one program may say that another has been sent
-//! something before it, as in protocol G5.7. So the event loop numbers what it sends. Once a packet has been read, all packets with
-//! lower numbers lie in the sockets:
+//! Each session has a socket, and what lies in two sockets has no order. But an answer to one program may say that another was sent something
+//! before (protocol G5.7). So the event loop numbers what it sends to programs of machines. When a packet has been read, all earlier packets
+//! for this machine lie in its sockets, or have been read. Of each session at most one packet is held here, its head, so the sockets still
+//! fill up if the machine takes nothing:
 //!
 //! ```text
-//!   ready sockets --read--> newest --> all sockets, up to newest --read--> lowest numbers first --> the port
+//!   ready sockets --> heads --> newest head --> heads of all other sessions
+//!                                                        |
+//!   the port <-- lowest head, up to the newest <---------+<-- next head of that session
 //! ```
 
 use std::collections::BTreeMap;
@@ -19,8 +22,8 @@ use rustix::event::{PollFd, PollFlags};
 use super::wait;
 use crate::machines::carried;
 
-/// Packets taken from one session before the others get their turn.
-const BURST: usize = 16;
+/// This end of the sessions of a machine's programs, by number.
+pub(super) type Sessions = BTreeMap<u32, OwnedFd>;
 
 /// A packet for a program.
 #[derive(Debug)]
@@ -30,75 +33,87 @@ pub(super) struct SentPacket {
     pub(super) fds: Vec<OwnedFd>,
 }
 
-/// Packets that were read from sessions and are not passed on yet.
+/// The heads of sessions: packets that were read and are not passed on yet.
 #[derive(Debug, Default)]
 pub(super) struct SentPackets {
-    by_number: BTreeMap<u64, SentPacket>,
-    /// Sessions that the broker has ended.
+    heads: BTreeMap<u64, SentPacket>,
+    /// The number of each session's head.
+    numbers: BTreeMap<u32, u64>,
+    /// Sessions that the broker has ended, and whose last packets have been passed on.
     ended: Vec<u32>,
 }
 
 impl SentPackets {
-    /// Whether something is to be passed on.
+    /// Whether no packet is held.
     pub(super) fn is_empty(&self) -> bool {
-        self.by_number.is_empty() && self.ended.is_empty()
+        self.heads.is_empty()
     }
 
-    /// Reads from sessions that are ready, and then from all sessions what was sent before the newest of that. Returns the number up to
-    /// which nothing is missing.
-    pub(super) fn read(&mut self, ready: &[u32], sessions: &BTreeMap<u32, OwnedFd>) -> u64 {
+    /// Reads the heads of sessions that are ready, and then those of all others. Returns the number up to which no packet is missing before a
+    /// head; `None` if there is no head.
+    pub(super) fn read(&mut self, ready: &[u32], sessions: &Sessions) -> Option<u64> {
         for session in ready {
             if let Some(socket) = sessions.get(session) {
-                self.read_session(*session, socket, None);
+                self.read_head(*session, socket);
             }
         }
-        let Some(newest) = self.by_number.last_key_value().map(|(number, _)| *number) else { return 0 };
+        let (newest, _) = self.heads.last_key_value()?;
+        let newest = *newest;
+        let others = sessions.iter().filter(|(session, _)| !self.numbers.contains_key(session)).collect::<Vec<_>>();
+        let polled = others.iter().map(|(_, socket)| PollFd::new(socket, PollFlags::IN)).collect::<Vec<_>>();
         // Without an answer of the kernel, each is read.
-        let all = sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)).collect::<Vec<_>>();
-        let ready = wait(&all, Some(Duration::ZERO)).unwrap_or_else(|_| vec![true; sessions.len()]);
-        for ((session, socket), _) in sessions.iter().zip(ready).filter(|(_, ready)| *ready) {
-            self.read_session(*session, socket, Some(newest));
+        let ready = wait(&polled, Some(Duration::ZERO)).unwrap_or_else(|_| vec![true; others.len()]);
+        for ((session, socket), _) in others.into_iter().zip(ready).filter(|(_, ready)| *ready) {
+            self.read_head(*session, socket);
         }
-        newest
+        Some(newest)
     }
 
-    /// Reads up to a number, or a burst.
-    fn read_session(&mut self, session: u32, socket: &OwnedFd, until: Option<u64>) {
+    /// Reads the next packet of a session that has no head.
+    fn read_head(&mut self, session: u32, socket: &OwnedFd) {
+        if self.numbers.contains_key(&session) || self.ended.contains(&session) {
+            return;
+        }
         let mut buf = [0; carried::MAX_NUMBERED];
-        let mut left = BURST;
-        while !self.ended.contains(&session) && (until.is_some() || left > 0) {
-            left = left.saturating_sub(1);
-            let received = match packet::try_recv(socket.as_fd(), &mut buf) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Ok(received) if received.len > 0 => received,
-                _ => return self.ended.push(session),
-            };
-            // This program has numbered it.
-            let Some((number, bytes)) = carried::numbered(&buf[..received.len]) else {
-                return self.ended.push(session);
-            };
-            self.by_number.insert(number, SentPacket { session, bytes: bytes.to_vec(), fds: received.fds });
-            if until.is_some_and(|until| number >= until) {
-                return;
-            }
+        let received = match packet::try_recv(socket.as_fd(), &mut buf) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+            Ok(received) if received.len > 0 => received,
+            _ => return self.ended.push(session),
+        };
+        // A program that gets a packet without its descriptors would take that for its peer's fault.
+        if received.truncated {
+            tracing::warn!("a session of a machine's program ends: this process has no descriptors left for it");
+            return self.ended.push(session);
         }
+        let Some((number, bytes)) = carried::numbered(&buf[..received.len]) else {
+            tracing::error!("what the event loop sends to a machine makes no sense");
+            return self.ended.push(session);
+        };
+        self.heads.insert(number, SentPacket { session, bytes: bytes.to_vec(), fds: received.fds });
+        self.numbers.insert(session, number);
     }
 
-    /// The next packet to be passed on, of those up to `newest`.
-    pub(super) fn next(&mut self, newest: u64) -> Option<SentPacket> {
-        let first = self.by_number.first_entry().filter(|first| *first.key() <= newest)?;
-        Some(first.remove())
+    /// Takes the next packet to be passed on, of those up to `newest`. The next packet of its session becomes a head.
+    pub(super) fn next(&mut self, newest: u64, sessions: &Sessions) -> Option<SentPacket> {
+        let packet = self.heads.first_entry().filter(|first| *first.key() <= newest)?.remove();
+        self.numbers.remove(&packet.session);
+        // Whatever has a number up to `newest` lies in the socket by now.
+        if let Some(socket) = sessions.get(&packet.session) {
+            self.read_head(packet.session, socket);
+        }
+        Some(packet)
     }
 
-    /// Sessions that have ended, and whose last packets have been passed on.
+    /// Takes the sessions that have ended.
     pub(super) fn take_ended(&mut self) -> Vec<u32> {
-        let Self { by_number, ended } = self;
-        ended.extract_if(.., |session| by_number.values().all(|packet| packet.session != *session)).collect()
+        std::mem::take(&mut self.ended)
     }
 
     /// The guest has ended a session. Its next session may have the same number.
     pub(super) fn forget(&mut self, session: u32) {
-        self.by_number.retain(|_, packet| packet.session != session);
+        if let Some(number) = self.numbers.remove(&session) {
+            self.heads.remove(&number);
+        }
         self.ended.retain(|ended| *ended != session);
     }
 }
@@ -108,57 +123,81 @@ mod tests {
     use super::*;
 
     fn send(to: &OwnedFd, number: u64) {
-        packet::try_send(to.as_fd(), &carried::number(number, &[number as u8]), &[]).unwrap();
+        let mut packet = vec![number as u8];
+        carried::number(number, &mut packet);
+        packet::try_send(to.as_fd(), &packet, &[]).unwrap();
     }
 
-    fn taken(packets: &mut SentPackets, newest: u64) -> Vec<(u32, u8)> {
-        std::iter::from_fn(|| packets.next(newest)).map(|packet| (packet.session, packet.bytes[0])).collect()
+    /// Sessions from 1 on, and the broker's ends of their sockets.
+    fn sessions<const N: usize>() -> (Sessions, [OwnedFd; N]) {
+        let pairs = (1..=N as u32).map(|session| {
+            let (ours, theirs) = packet::pair().unwrap();
+            ((session, ours), theirs)
+        });
+        let (ours, theirs): (Sessions, Vec<OwnedFd>) = pairs.unzip();
+        (ours, theirs.try_into().unwrap())
+    }
+
+    /// What is passed on after a look, `most` packets at most.
+    fn passed(packets: &mut SentPackets, ready: &[u32], sessions: &Sessions, most: usize) -> Vec<(u32, u8)> {
+        let Some(newest) = packets.read(ready, sessions) else { return Vec::new() };
+        let next = || packets.next(newest, sessions).map(|packet| (packet.session, packet.bytes[0]));
+        std::iter::from_fn(next).take(most).collect()
     }
 
     #[test]
     fn packets_of_several_sessions_keep_their_order() {
         let mut packets = SentPackets::default();
-        let (ours, theirs): (BTreeMap<u32, OwnedFd>, Vec<OwnedFd>) = (1..=3)
-            .map(|session| {
-                let (ours, theirs) = packet::pair().unwrap();
-                ((session, ours), theirs)
-            })
-            .unzip();
-        let [one, two, three] = <[OwnedFd; 3]>::try_from(theirs).unwrap();
-        // The answer for 1 follows what 2 and 3 are sent, of which nothing was known when the sockets were polled.
-        for number in 1..=2 * BURST as u64 {
+        let (ours, [one, two, three]) = sessions();
+        // The answer for 1 follows what 2 and 3 were sent, of which nothing was known when the sockets were polled.
+        for number in 1..=30 {
             send(&three, number);
         }
         send(&two, 40);
         send(&one, 41);
         send(&two, 42);
         drop(three);
-        let newest = packets.read(&[1], &ours);
-        assert_eq!(newest, 41);
-        let sent = taken(&mut packets, newest);
-        assert_eq!(sent.len(), 2 * BURST + 2);
-        assert!(sent.is_sorted_by_key(|(_, number)| *number), "{sent:?}");
-        assert_eq!(sent[2 * BURST..], [(2, 40), (1, 41)]);
-        let newest = packets.read(&[2, 3], &ours);
+        let first = passed(&mut packets, &[1], &ours, 20);
+        assert_eq!(first, (1..=20).map(|number| (3, number)).collect::<Vec<_>>());
+        assert_eq!(packets.heads.len(), 3, "one of each session");
+        // The port was full for a time.
+        send(&one, 50);
+        let rest = passed(&mut packets, &[1, 2, 3], &ours, 20);
+        assert_eq!(rest[..10], (21..=30).map(|number| (3, number)).collect::<Vec<_>>());
+        assert_eq!(rest[10..], [(2, 40), (1, 41)]);
         assert_eq!(packets.take_ended(), [3]);
-        assert_eq!(taken(&mut packets, newest), [(2, 42)]);
+        assert_eq!(passed(&mut packets, &[], &ours, 20), [(2, 42), (1, 50)]);
         assert!(packets.is_empty());
     }
 
     #[test]
     fn session_ends_after_its_last_packet() {
         let mut packets = SentPackets::default();
-        let (ours, theirs) = packet::pair().unwrap();
-        let sessions = BTreeMap::from([(5, ours)]);
+        let (ours, [theirs]) = sessions();
         send(&theirs, 7);
+        send(&theirs, 8);
         drop(theirs);
-        let newest = packets.read(&[5], &sessions);
-        assert_eq!((newest, packets.take_ended()), (7, vec![]));
-        assert_eq!(taken(&mut packets, newest), [(5, 7)]);
-        assert_eq!((packets.take_ended(), packets.is_empty()), (vec![5], true));
-        // One that the guest has ended meanwhile is not ended once more.
-        packets.read(&[5], &sessions);
-        packets.forget(5);
-        assert!(packets.is_empty());
+        assert_eq!(passed(&mut packets, &[1], &ours, 1), [(1, 7)]);
+        assert_eq!(packets.take_ended(), Vec::<u32>::new());
+        assert_eq!(passed(&mut packets, &[1], &ours, 1), [(1, 8)]);
+        assert_eq!(packets.take_ended(), [1]);
+    }
+
+    #[test]
+    fn session_that_the_guest_has_ended_leaves_nothing() {
+        let mut packets = SentPackets::default();
+        let (ours, [one, two]) = sessions();
+        send(&one, 1);
+        send(&two, 2);
+        packets.read(&[1, 2], &ours);
+        packets.forget(1);
+        // The next session with this number.
+        let (again, _broker) = packet::pair().unwrap();
+        let ours: Sessions = ours.into_iter().filter(|(session, _)| *session != 1).chain([(1, again)]).collect();
+        assert_eq!(passed(&mut packets, &[], &ours, 9), [(2, 2)]);
+        drop(two);
+        packets.read(&[2], &ours);
+        packets.forget(2);
+        assert_eq!(packets.take_ended(), Vec::<u32>::new());
     }
 }

@@ -165,7 +165,13 @@ fn connect() -> Vec<u8> {
 
 /// The event loop's packets, with their numbers.
 fn broker_says(session: &OwnedFd, number: u64, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-    packet::try_send(session.as_fd(), &carried::number(number, bytes), fds).unwrap();
+    try_to_say(session, number, bytes, fds).unwrap();
+}
+
+fn try_to_say(session: &OwnedFd, number: u64, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut packet = bytes.to_vec();
+    carried::number(number, &mut packet);
+    packet::try_send(session.as_fd(), &packet, fds)
 }
 
 #[test]
@@ -215,6 +221,60 @@ fn guest_hears_packets_in_the_order_in_which_they_were_sent() {
             assert!(matches!(said, Some(Say::Packet { session, .. }) if session == expected), "{number}: {said:?}");
         }
     }
+}
+
+#[test]
+fn sessions_fill_up_while_guest_reads_few_answers() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    let sockets = [5, 6].map(|session| {
+        guest.say(Say::Open { session, pid: 1 }.encode());
+        served.admitted()
+    });
+    let (mut number, bytes) = (0, [0; 2000]);
+    // The guest takes a packet now and then.
+    for _ in 0..100 {
+        for socket in &sockets {
+            while try_to_say(socket, number + 1, &bytes, &[]).is_ok() {
+                number += 1;
+                assert!(number < 5000, "the broker holds without end what the guest does not take");
+            }
+        }
+        assert!(matches!(guest.next_said(), Some(Say::Packet { .. })));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn connection_that_a_guest_cannot_be_given_is_turned_down_alone() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    guest.say(Say::Open { session: 5, pid: 1 }.encode());
+    let broker = served.admitted();
+    let mut incoming = Vec::new();
+    let region = wire::RegionReference { within: wire::Within::Window, ..wire::RegionReference::with_ring(4096) };
+    let (kind, directions) = (wire::Kind::Stream, wire::Directions::BOTH);
+    let (channel, user, name) = (9, wire::User::Host(0), "b".into());
+    let message = Message::Incoming {
+        channel,
+        domain: 1,
+        epoch: 1,
+        name,
+        user,
+        pid: 1,
+        at_home: false,
+        kind,
+        directions,
+        region,
+    };
+    wire::encode(0, &message, &mut incoming);
+    broker_says(&broker, 1, &incoming, &[]);
+    let mut buf = [0; wire::MAX_PACKET];
+    let received = packet::recv(broker.as_fd(), &mut buf).unwrap();
+    let (socket, bytes) = carried::decode(&buf[..received.len]).unwrap();
+    assert_eq!((socket, wire::decode(bytes).unwrap()), (None, (0, Message::Closed { channel: 9 })));
+    broker_says(&broker, 2, b"more", &[]);
+    assert!(matches!(guest.next_said(), Some(Say::Packet { session: 5, .. })), "the session lives");
 }
 
 #[test]
