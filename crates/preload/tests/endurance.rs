@@ -13,7 +13,9 @@ use std::{
 
 use rustix::process::Signal;
 use support::{
-    c, eventually, free_port,
+    c,
+    client::Client,
+    eventually, free_port,
     guard::Guard,
     random::Random,
     skipped,
@@ -80,6 +82,34 @@ fn connection_made_before_the_broker_moves_when_it_comes() {
 #[test]
 fn connection_of_forked_child_moves_when_broker_starts() {
     moves_when_a_broker_comes("fork", World::kill_broker, World::restart_broker);
+}
+
+/// A server that waits by `epoll`, and makes no call when the broker comes.
+fn sleeping_server_joins(before: impl Fn(&World), asleep: impl Fn(&World)) {
+    let world = World::new();
+    before(&world);
+    let (server, _) = server_that(&world, "await");
+    // It sleeps by now.
+    std::thread::sleep(Duration::from_millis(300));
+    asleep(&world);
+    let mut client = Client::join(&world.socket(), "looks").unwrap();
+    eventually("the server has joined", || client.knows(server.id()));
+}
+
+#[test]
+fn sleeping_server_joins_when_broker_comes() {
+    sleeping_server_joins(World::kill_broker, World::restart_broker);
+}
+
+#[test]
+fn sleeping_server_joins_when_broker_is_replaced() {
+    sleeping_server_joins(
+        |_| {},
+        |world| {
+            world.kill_broker();
+            world.restart_broker();
+        },
+    );
 }
 
 #[test]

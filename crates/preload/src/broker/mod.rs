@@ -52,6 +52,10 @@ use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
 const LOOK_EVERY_MS: u64 = 200;
+/// Milliseconds that a server sleeps at a time at most: while there is no broker, ...
+const ABSENCE_MS: u64 = 1000;
+/// ... and while there is one, which may be replaced.
+const IDLE_MS: u64 = 10_000;
 /// How often a session that is opening is looked at.
 const STEP_EVERY_MS: u64 = 10;
 
@@ -321,6 +325,14 @@ pub(crate) fn seek() {
 #[inline]
 pub(crate) fn longest_sleep() -> Option<Duration> {
     opening::is_under_way().then_some(Duration::from_millis(STEP_EVERY_MS))
+}
+
+/// How long a server may sleep until it is to [`tick`]: so its listeners are published once a broker has come, although the program makes no
+/// call. `None` for a process without listeners.
+#[inline]
+pub(crate) fn longest_idle() -> Option<Duration> {
+    let longest = if directory().is_some() { IDLE_MS } else { ABSENCE_MS };
+    listeners::all().next().map(|_| Duration::from_millis(longest))
 }
 
 #[inline]

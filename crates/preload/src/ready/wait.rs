@@ -104,15 +104,29 @@ impl Call {
                 return Ok(());
             }
             // The time of the call runs from here on, also if more than one wait is made of it.
-            let _ = self.patience.left();
+            let left = self.patience.left();
+            let idle = broker::longest_idle().filter(|idle| left.is_none_or(|left| *idle < left));
             set.fall_asleep();
             // A thread that adds a connection from here on sees that a thread sleeps, and wakes it if there is something to report.
             // Connections added before are seen here.
-            let asked = if set.has_own_sources() { None } else { Some(answer.ask(set, |_, _| plain())) };
+            let asked = if set.has_own_sources() {
+                None
+            } else {
+                Some(answer.ask(set, |events, max| match idle {
+                    None => plain(),
+                    Some(_) => self.kernel(events, max, idle, self.mask),
+                }))
+            };
             set.wake_up();
             match asked {
                 None => {}
                 Some(None) => return Err(WaitFailed),
+                Some(Some(KernelAnswer { nothing: true, .. })) if idle.is_some() => {
+                    let mut held = BlockedSignals::none();
+                    held.hold_if_handled();
+                    broker::tick();
+                    return self.fall_asleep(set, &held, answer);
+                }
                 Some(Some(KernelAnswer { nothing: true, .. })) => return Ok(()),
                 Some(Some(_)) => {
                     self.scan(set, answer);
@@ -164,8 +178,17 @@ impl Call {
             Awake::Vain => {}
         }
         held.hold_if_handled();
+        self.fall_asleep(set, &held, answer)
+    }
+
+    fn fall_asleep(
+        &mut self,
+        set: &'static Set,
+        held: &BlockedSignals,
+        answer: &mut ReadyList,
+    ) -> Result<(), WaitFailed> {
         set.fall_asleep();
-        let result = self.sleep(set, &held, answer);
+        let result = self.sleep(set, held, answer);
         set.wake_up();
         result
     }
@@ -190,8 +213,8 @@ impl Call {
             };
             let left = self.patience.left();
             let time = shorter(shorter(left, nap), shorter(super::inherit::slice(set), asleep.longest()));
-            let step = broker::longest_sleep();
-            let time = shorter(shorter(time, step), longest_sleep());
+            let (step, idle) = (broker::longest_sleep(), broker::longest_idle());
+            let time = shorter(shorter(time, shorter(step, idle)), longest_sleep());
             let since = sys::now();
             let mut error = Errno::INTR;
             let asked = answer.ask(set, |events, max| {
@@ -213,7 +236,7 @@ impl Call {
             }
             set.heat_interrupted();
             super::inherit::check(set);
-            if step.is_some() {
+            if step.is_some() || asked.nothing {
                 // A server that only waits has its listeners published again all the same.
                 broker::tick();
             }

@@ -65,6 +65,14 @@ impl Client {
         }
     }
 
+    /// Whether a process has joined, as one of the first domains.
+    pub(crate) fn knows(&mut self, process: u32) -> bool {
+        match self.ask(&Message::List { what: What::Domains, after: 0 }) {
+            Some((Message::Domains { page }, _)) => page.rows.iter().any(|row| row.pid == process),
+            _ => false,
+        }
+    }
+
     /// Every channel, of every kind.
     pub(crate) fn channels(&mut self) -> Vec<ChannelRow> {
         let (mut all, mut after) = (Vec::new(), 0);
