@@ -84,11 +84,11 @@ fn connection_of_forked_child_moves_when_broker_starts() {
     moves_when_a_broker_comes("fork", World::kill_broker, World::restart_broker);
 }
 
-/// A server that waits by `epoll`, and makes no call when the broker comes.
-fn sleeping_server_joins(before: impl Fn(&World), asleep: impl Fn(&World)) {
+/// A server that waits, and makes no call when the broker comes.
+fn sleeping_server_joins(waits: &str, before: impl Fn(&World), asleep: impl Fn(&World)) {
     let world = World::new();
     before(&world);
-    let (server, _) = server_that(&world, "await");
+    let (server, _) = server_that(&world, waits);
     // It sleeps by now.
     std::thread::sleep(Duration::from_millis(300));
     asleep(&world);
@@ -98,12 +98,15 @@ fn sleeping_server_joins(before: impl Fn(&World), asleep: impl Fn(&World)) {
 
 #[test]
 fn sleeping_server_joins_when_broker_comes() {
-    sleeping_server_joins(World::kill_broker, World::restart_broker);
+    for waits in ["await", "poll"] {
+        sleeping_server_joins(waits, World::kill_broker, World::restart_broker);
+    }
 }
 
 #[test]
 fn sleeping_server_joins_when_broker_is_replaced() {
     sleeping_server_joins(
+        "await",
         |_| {},
         |world| {
             world.kill_broker();

@@ -335,6 +335,12 @@ pub(crate) fn longest_idle() -> Option<Duration> {
     listeners::all().next().map(|_| Duration::from_millis(longest))
 }
 
+/// Whether this process has listeners that are published once a broker comes.
+#[inline]
+pub(crate) fn is_missed() -> bool {
+    directory().is_none() && listeners::all().next().is_some()
+}
+
 #[inline]
 fn look_if_due(open: impl FnOnce() -> bool) {
     static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -14,7 +14,7 @@ use crate::local::longest_sleep;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
 use crate::table::{self, DescriptorKind, Entry};
-use crate::{real, scratch, sys};
+use crate::{broker, real, scratch, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t};
 use partywall_shm::half::{Fenced, NAP, Rounds, SecondLook, SleepStep};
 use rustix::io::Errno;
@@ -42,6 +42,8 @@ pub(crate) fn concerns(fd: c_int) -> bool {
             super::watch_set(fd);
             false
         }
+        // A server that only waits has its listeners published all the same (protocol T14.9).
+        DescriptorKind::Listener => broker::is_missed(),
         _ => false,
     }
 }
@@ -125,8 +127,9 @@ impl Poll<'_> {
         if (self.ups > 0 || self.has_hot_datagrams()) && self.stay_awake(&mut held, patience) {
             return Ok(self.look() + self.ask()?);
         }
+        let mut is_again = false;
         loop {
-            if self.ups > 0 || self.datagrams().next().is_some() {
+            if self.ups > 0 || self.datagrams().next().is_some() || is_again {
                 held.hold_if_handled();
             }
             if !self.enter() {
@@ -141,7 +144,11 @@ impl Poll<'_> {
             self.leave();
             self.open_datagrams(sys::now().saturating_sub(since));
             match result {
-                Ok(0) if patience.left() != Some(Duration::ZERO) => self.classify(),
+                Ok(0) if patience.left() != Some(Duration::ZERO) => {
+                    is_again = true;
+                    broker::tick();
+                    self.classify();
+                }
                 result => return result,
             }
         }
@@ -316,7 +323,7 @@ impl Poll<'_> {
     /// # Safety
     /// `signals` is null, or valid for reads until the call ends.
     unsafe fn sleep(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
-        let mut time = patience.left();
+        let mut time = shorter(patience.left(), broker::longest_idle());
         let mut hidden = None;
         if self.ups > 0 {
             hidden = thread::hidden();
