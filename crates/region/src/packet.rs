@@ -71,6 +71,26 @@ pub fn try_recv_without_descriptors(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::R
     }
 }
 
+/// Looks at the first bytes of the next packet, which stays in the socket with its descriptors. Returns how many were filled in: 0 at the end of
+/// the connection, and for an empty packet.
+pub fn try_peek(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
+    let mut look = || {
+        let mut no_room = RecvAncillaryBuffer::new(&mut []);
+        let how = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        retry(|| match rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut no_room, how) {
+            // As in `recv_with`.
+            Err(Errno::CONNRESET) => rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut no_room, how),
+            other => other,
+        })
+        .map(|seen| seen.bytes)
+    };
+    match look()? {
+        // As in `has_descriptors`.
+        0 => look(),
+        seen => Ok(seen),
+    }
+}
+
 /// Whether descriptors come with the next packet, or on a stream with what comes next. They are not taken, so none has to be closed.
 pub(crate) fn has_descriptors(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<bool> {
     let first = peek(&fd, how)?;
@@ -187,6 +207,24 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peeked_packet_stays_with_its_descriptors_until_received() {
+        let (a, b) = pair().unwrap();
+        let mut first = [0; 2];
+        assert_eq!(try_peek(b.as_fd(), &mut first).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        send(b.as_fd(), b"unread", &[]).unwrap();
+        send(a.as_fd(), b"last", &[a.as_fd()]).unwrap();
+        drop(a);
+        for _ in 0..2 {
+            assert_eq!((try_peek(b.as_fd(), &mut first).unwrap(), &first), (2, b"la"));
+        }
+        let received = recv(b.as_fd(), &mut [0; 8]).unwrap();
+        assert_eq!((received.len, received.fds.len()), (4, 1));
+        // It was the descriptor of the other end.
+        drop(received);
+        assert_eq!(try_peek(b.as_fd(), &mut first).unwrap(), 0, "the end");
+    }
 
     #[test]
     fn closed_end_hangs_up_before_its_last_packet_is_read() {

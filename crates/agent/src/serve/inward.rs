@@ -179,10 +179,11 @@ impl Serving {
             near.push(here);
             far.push(there);
         }
-        self.send(session, packet.bytes, &near);
+        // The listener's message comes first, as the broker has sent it (protocol G5.8).
         if let Some((incoming, brought)) = self.introductions.connected(session, request, channel, far) {
             self.send(incoming.session, &incoming.packet, &brought);
         }
+        self.send(session, packet.bytes, &near);
         Inward::Done
     }
 

@@ -33,18 +33,15 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Option<SocketFacts>, &[u8])> {
     Some((socket, packet))
 }
 
+/// Bytes of the number.
+pub(super) const NUMBER: usize = size_of::<u64>();
+
 /// The largest packet with its number.
-pub(super) const MAX_NUMBERED: usize = size_of::<u64>() + wire::MAX_PACKET;
+pub(super) const MAX_NUMBERED: usize = NUMBER + wire::MAX_PACKET;
 
 /// Puts the number before a packet for a program of a machine.
 pub(crate) fn number(number: u64, packet: &mut Vec<u8>) {
     packet.splice(..0, number.to_le_bytes());
-}
-
-/// The number and the packet. `None` if it is too short, which the event loop never sends.
-pub(super) fn numbered(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let (number, packet) = bytes.split_first_chunk()?;
-    Some((u64::from_le_bytes(*number), packet))
 }
 
 #[cfg(test)]
@@ -58,9 +55,6 @@ mod tests {
         for socket in [None, Some(facts)] {
             assert_eq!(decode(&encode(socket.as_ref(), b"packet")), Some((socket, &b"packet"[..])));
         }
-        let mut packet = b"packet".to_vec();
-        number(7, &mut packet);
-        assert_eq!(numbered(&packet), Some((7, &b"packet"[..])));
         for bad in [&[][..], &[1], &[3, 0, 1, 1], &[1, 0, 9, 9]] {
             assert_eq!(decode(bad), None, "{bad:?}");
         }

@@ -45,12 +45,17 @@ fn links_of(message: &Message) -> usize {
     }
 }
 
+/// Whether a packet could not be sent because the broker has ended the session.
+fn has_ended(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
 /// A port whose other end is open.
 pub(super) struct Open<'a> {
     at: &'a Attend,
     relay: Relay,
     sessions: Sessions,
-    /// Packets that were read from them.
+    /// The order of what lies in their sockets.
     sent: SentPackets,
     links: BTreeSet<u32>,
     /// Numbers that the guest has given to links which the broker is asked to make: by session and request.
@@ -61,6 +66,8 @@ pub(super) struct Open<'a> {
     asked: BTreeSet<u32>,
     /// Orders wait until the guest takes something.
     orders_left: bool,
+    /// A connection was turned down.
+    has_turned_down: bool,
     /// The doorbell device that the guest has been told of, and whether it has said that it uses it.
     doorbell: Option<(Switchboard, bool)>,
     /// When the guest must have given up its windows, if it is to.
@@ -88,6 +95,7 @@ impl<'a> Open<'a> {
             windows: Vec::new(),
             asked: BTreeSet::new(),
             orders_left: false,
+            has_turned_down: false,
             doorbell: None,
             release_by: None,
         }
@@ -369,15 +377,15 @@ impl<'a> Open<'a> {
         let Some(of) = self.sessions.get(&session) else { return Ok(()) };
         let fds: Vec<BorrowedFd<'_>> = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins).collect();
         match packet::try_send(of.as_fd(), &carried::encode(socket, bytes), &fds) {
-            // The broker has ended the session. The guest hears of that once it has the last packets.
-            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            // The guest hears of that once it has the last packets.
+            Err(e) if has_ended(&e) => Ok(()),
             sent => sent,
         }
     }
 
     /// Takes what the broker says to programs, and passes it on in the order in which it was said.
     fn pass_on(&mut self, ready: &[u32]) {
-        let newest = self.sent.read(ready, &self.sessions);
+        let newest = self.sent.look(ready, &self.sessions);
         while let Some(newest) = newest
             && !self.is_full()
             && let Some(SentPacket { session, bytes, fds }) = self.sent.next(newest, &self.sessions)
@@ -467,12 +475,21 @@ impl<'a> Open<'a> {
     }
 
     /// A connection that this guest cannot be given.
-    fn turn_down(&self, session: u32, channel: u64) {
-        tracing::warn!(machine = self.at.name, channel, "a connection was turned down: too many links, or no window");
+    fn turn_down(&mut self, session: u32, channel: u64) {
+        // Guests could have it said without end.
+        if !std::mem::replace(&mut self.has_turned_down, true) {
+            tracing::warn!(
+                machine = self.at.name,
+                channel,
+                "a connection was turned down: too many links, or no window; further ones are not reported"
+            );
+        }
         let mut packet = Vec::new();
         wire::encode(0, &Message::Closed { channel }, &mut packet);
-        if let Some(socket) = self.sessions.get(&session) {
-            let _ = packet::try_send(socket.as_fd(), &carried::encode(None, &packet), &[]);
+        let Some(socket) = self.sessions.get(&session) else { return };
+        match packet::try_send(socket.as_fd(), &carried::encode(None, &packet), &[]) {
+            Err(e) if !has_ended(&e) => self.close(session),
+            _ => {}
         }
     }
 
