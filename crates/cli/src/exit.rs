@@ -14,7 +14,8 @@ Exit codes:
   1   a local failure: a file, a full disk, output of `cat` closed by its reader, or the peer closed early
   2   wrong usage: unknown flag, value out of range, malformed name
   3   refused: forbidden by policy, or no such domain, service, channel, machine or port of a machine
-  4   the peer died, or a virtual machine at one end is being migrated (bytes that the peer had committed were delivered)
+  4   the peer died or stopped before the end of its input, or a virtual machine at one end is being migrated (bytes that
+      the peer had committed were delivered)
   5   the peer broke the protocol
   6   timed out
   69  no broker answers; start one with `partywalld`

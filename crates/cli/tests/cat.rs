@@ -220,6 +220,25 @@ fn input_cut_off_by_broken_output_is_not_reported_as_its_end() {
 }
 
 #[test]
+fn input_cut_off_by_end_of_peer_is_not_reported_as_its_end() {
+    let world = World::new();
+    let data = world.file("data", 16 << 20);
+    // It has nothing to say, which ends a connection that does not half-close.
+    let mut receiver = world.partywall("b", &["cat", "-l", "in"]);
+    let receiver = Guard::spawn(receiver.stdin(Stdio::null()));
+    let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60", "--no-shutdown"]);
+    let sender = Guard::spawn(sender.arg("-i").arg(&data)).output();
+    let receiver = receiver.output();
+    if sender.status.code() == Some(0) {
+        assert_eq!((receiver.status.code(), receiver.stdout.len()), (Some(0), 16 << 20), "all of it went");
+    } else {
+        assert_eq!(sender.status.code(), Some(1), "{}", said(&sender));
+        assert!(said(&sender).contains("more input was waiting"), "{}", said(&sender));
+        assert_eq!(receiver.status.code(), Some(4), "not an orderly end: {}", said(&receiver));
+    }
+}
+
+#[test]
 fn unreadable_input_is_not_reported_as_its_end() {
     let world = World::new();
     let receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));

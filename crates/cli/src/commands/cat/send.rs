@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::exchange::{CatExchange, Ended};
 use super::room;
-use crate::exit::CommandFailure;
+use crate::exit::{Code, CommandFailure};
 use crate::human;
 
 /// How often a send that waits for space looks whether it is still wanted.
@@ -17,9 +17,13 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Runs until the input ends, the peer closes, or another thread rings `stop`.
 pub(super) fn run(mut half: WriteHalf, shared: &CatExchange) -> Result<(), Ended> {
     let result = carry(&mut half, shared);
-    let is_cut = shared.is_receiving_broken() && !shared.endpoints.input.is_at_end();
-    if is_cut || matches!(&result, Err(Ended::Local(_))) {
-        // The input broke in the middle, or is not read to its end. Without a good-bye the peer sees that more was to come.
+    let is_cut = match &result {
+        Ok(()) => shared.is_receiving_broken() && !shared.endpoints.input.is_at_end(),
+        Err(Ended::Peer(failure)) if failure.code == Code::TimedOut => has_more(shared),
+        Err(_) => true,
+    };
+    if is_cut {
+        // Without a good-bye the peer sees that this is not the end of the input.
         half.abort();
     }
     result
@@ -41,7 +45,7 @@ fn carry(half: &mut WriteHalf, shared: &CatExchange) -> Result<(), Ended> {
             return Ok(());
         }
         let carried = match wait(half, shared, !at_end)? {
-            SendEvent::Stop => return Ok(()),
+            SendEvent::Stop => return stopped(shared),
             SendEvent::HangUp => hung_up(half),
             SendEvent::Input => piece(half, shared)?,
         };
@@ -52,7 +56,7 @@ fn carry(half: &mut WriteHalf, shared: &CatExchange) -> Result<(), Ended> {
                 return Err(shared.idle_failure());
             }
             // Only a look around: whether we are still wanted is asked at the top.
-            Err(Error::TimedOut) if shared.stop.is_rung() => return Ok(()),
+            Err(Error::TimedOut) if shared.stop.is_rung() => return stopped(shared),
             Err(Error::TimedOut) => {}
             Err(error) => return Err(peer_failed(error, shared)),
         }
@@ -122,16 +126,29 @@ fn piece(half: &mut WriteHalf, shared: &CatExchange) -> Result<partywall::Result
 
 /// The peer reads no more. That is an orderly end if this side has nothing more to send.
 fn closed(shared: &CatExchange) -> Result<(), Ended> {
-    let input = shared.endpoints.input.fd();
-    let mut fds = [PollFd::new(&input, PollFlags::IN)];
-    let pending = !shared.endpoints.input.is_at_end()
-        && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
-        && rustix::io::read(input, &mut [0u8; 1]).is_ok_and(|n| n > 0);
-    if !pending {
+    all_sent(shared, "the peer stopped reading")
+}
+
+/// The receiving direction has ended, and this one with it. If it has failed, that is reported.
+fn stopped(shared: &CatExchange) -> Result<(), Ended> {
+    if shared.is_receiving_broken() { Ok(()) } else { all_sent(shared, "the peer ended the connection") }
+}
+
+fn all_sent(shared: &CatExchange, why: &str) -> Result<(), Ended> {
+    if !has_more(shared) {
         return Ok(());
     }
     let sent = human::bytes(shared.meter.sent.bytes());
-    Err(Ended::Peer(CommandFailure::general(format!("the peer stopped reading after {sent}; more input was waiting"))))
+    Err(Ended::Peer(CommandFailure::general(format!("{why} after {sent}; more input was waiting"))))
+}
+
+/// Whether there is more input at this moment. It takes a byte of it.
+fn has_more(shared: &CatExchange) -> bool {
+    let input = shared.endpoints.input.fd();
+    let mut fds = [PollFd::new(&input, PollFlags::IN)];
+    !shared.endpoints.input.is_at_end()
+        && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
+        && rustix::io::read(input, &mut [0u8; 1]).is_ok_and(|n| n > 0)
 }
 
 fn peer_failed(error: Error, shared: &CatExchange) -> Ended {
