@@ -98,21 +98,20 @@ fn sleeping_server_joins(waits: &str, before: impl Fn(&World), asleep: impl Fn(&
 
 #[test]
 fn sleeping_server_joins_when_broker_comes() {
-    for waits in ["await", "poll"] {
+    for waits in ["await", "await-in-turns", "poll", "poll-in-turns"] {
         sleeping_server_joins(waits, World::kill_broker, World::restart_broker);
     }
 }
 
 #[test]
 fn sleeping_server_joins_when_broker_is_replaced() {
-    sleeping_server_joins(
-        "await",
-        |_| {},
-        |world| {
-            world.kill_broker();
-            world.restart_broker();
-        },
-    );
+    let replace = |world: &World| {
+        world.kill_broker();
+        world.restart_broker();
+    };
+    for waits in ["await", "await-in-turns"] {
+        sleeping_server_joins(waits, |_| {}, replace);
+    }
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub(super) struct ListenerEntry {
 static TABLE: [ListenerEntry; LISTENERS] = [const { ListenerEntry::new() }; LISTENERS];
 /// Slots that were ever used.
 static USED: AtomicU32 = AtomicU32::new(0);
+/// Slots in use.
+static LIVE: AtomicU32 = AtomicU32::new(0);
 
 impl ListenerEntry {
     const fn new() -> Self {
@@ -61,7 +63,9 @@ impl ListenerEntry {
 
     /// Frees the slot.
     pub(super) fn clear(&self) {
-        self.fd.store(0, Ordering::Relaxed);
+        if self.fd.swap(0, Ordering::Relaxed) != 0 {
+            LIVE.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// The handle of this use of the slot at `at`.
@@ -74,6 +78,12 @@ impl ListenerEntry {
 pub(super) fn all() -> impl Iterator<Item = (usize, &'static ListenerEntry)> {
     let used = USED.load(Ordering::Relaxed) as usize;
     TABLE.iter().take(used).enumerate().filter(|(_, listener)| listener.fd().is_some())
+}
+
+/// Whether any slot is in use.
+#[inline]
+pub(super) fn is_any() -> bool {
+    LIVE.load(Ordering::Relaxed) != 0
 }
 
 /// The listener in a slot, whether it is in use or not.
@@ -90,6 +100,7 @@ pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static ListenerEnt
     listener.uses.fetch_add(1, Ordering::Relaxed);
     // EDGE listener-entry: releases what the entry says; acquired in `ListenerEntry::fd`.
     listener.fd.store(fd.cast_unsigned() + 1, Ordering::Release);
+    LIVE.fetch_add(1, Ordering::Relaxed);
     // It is a position among `LISTENERS`.
     USED.fetch_max(at as u32 + 1, Ordering::Relaxed);
     Some((at, listener))

@@ -53,9 +53,10 @@ use session::{BrokerFailure, Turn, Urgency, done};
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
 const LOOK_EVERY_MS: u64 = 200;
 /// Milliseconds that a server sleeps at a time at most: while there is no broker, ...
-const ABSENCE_MS: u64 = 1000;
-/// ... and while there is one, which may be replaced.
-const IDLE_MS: u64 = 10_000;
+const ABSENCE_MS: u64 = 2000;
+/// ... and while there is one, which may be replaced. No multiple of whole seconds, as periods of timers are, whose signals would then come
+/// between two sleeps.
+const IDLE_MS: u64 = 9_700;
 /// How often a session that is opening is looked at.
 const STEP_EVERY_MS: u64 = 10;
 
@@ -307,7 +308,7 @@ pub(crate) fn policy_generation() -> u32 {
 /// A cheap moment: now and then, looks whether the broker has gone or come, and publishes again what was published.
 #[inline]
 pub(crate) fn tick() {
-    look_if_due(|| listeners::all().next().is_some() || local::any_is_kept());
+    look_if_due(|| listeners::is_any() || local::any_is_kept());
 }
 
 /// A process that has not asked for a session is to [`seek`] one.
@@ -328,17 +329,20 @@ pub(crate) fn longest_sleep() -> Option<Duration> {
 }
 
 /// How long a server may sleep until it is to [`tick`]: so its listeners are published once a broker has come, although the program makes no
-/// call. `None` for a process without listeners.
+/// call. `None` for a process without listeners, and for one that the broker has denied: it asks again with its next call.
 #[inline]
 pub(crate) fn longest_idle() -> Option<Duration> {
-    let longest = if directory().is_some() { IDLE_MS } else { ABSENCE_MS };
-    listeners::all().next().map(|_| Duration::from_millis(longest))
+    match directory() {
+        _ if !listeners::is_any() => None,
+        Some(_) => Some(Duration::from_millis(IDLE_MS)),
+        None => (!opening::was_denied()).then_some(Duration::from_millis(ABSENCE_MS)),
+    }
 }
 
 /// Whether this process has listeners that are published once a broker comes.
 #[inline]
 pub(crate) fn is_missed() -> bool {
-    directory().is_none() && listeners::all().next().is_some()
+    directory().is_none() && longest_idle().is_some()
 }
 
 #[inline]

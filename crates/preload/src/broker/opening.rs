@@ -28,7 +28,7 @@ use partywall_protocol::directory::{Directory, OfferKey};
 use partywall_protocol::wire::{BorrowedMessage, Refusal, VERSION};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long an answer may take before the session is given up, where no call waits for it (protocol T14.7).
@@ -82,6 +82,15 @@ pub(super) enum PublicationStep {
     Deferred,
 }
 
+/// The broker has denied the last session.
+static DENIED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the last session did not open because the broker's policy denies it.
+#[inline]
+pub(super) fn was_denied() -> bool {
+    DENIED.load(Ordering::Relaxed)
+}
+
 impl Turn {
     /// Whether there is a session, and its end has not come. Opens one if `open` and it is time to, and takes the next steps of one that is
     /// opening.
@@ -113,7 +122,10 @@ impl Turn {
         }
         let begun = if has_session { Ok(()) } else { self.begin(false) };
         match begun.and_then(|()| self.go_on()) {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                DENIED.store(false, Ordering::Relaxed);
+                Ok(())
+            }
             Ok(false) => Err(BrokerFailure::Absent),
             Err(failure) => {
                 self.note_failure(failure);
@@ -134,7 +146,9 @@ impl Turn {
             });
         }
         log!("no session with a broker: {failure:?}");
-        if failure == BrokerFailure::Refused(Refusal::Denied) {
+        let is_denied = failure == BrokerFailure::Refused(Refusal::Denied);
+        DENIED.store(is_denied, Ordering::Relaxed);
+        if is_denied {
             log_remedy();
         }
     }

@@ -113,6 +113,9 @@ impl Poll<'_> {
     /// # Safety
     /// `signals` is null, or valid for reads until the call ends.
     unsafe fn run(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
+        if broker::is_missed() {
+            broker::tick();
+        }
         self.classify();
         let found = self.look() + self.ask()?;
         if found > 0 {
@@ -127,9 +130,9 @@ impl Poll<'_> {
         if (self.ups > 0 || self.has_hot_datagrams()) && self.stay_awake(&mut held, patience) {
             return Ok(self.look() + self.ask()?);
         }
-        let mut is_again = false;
         loop {
-            if self.ups > 0 || self.datagrams().next().is_some() || is_again {
+            let is_cut = broker::longest_idle().is_some();
+            if self.ups > 0 || self.datagrams().next().is_some() || is_cut {
                 held.hold_if_handled();
             }
             if !self.enter() {
@@ -145,7 +148,6 @@ impl Poll<'_> {
             self.open_datagrams(sys::now().saturating_sub(since));
             match result {
                 Ok(0) if patience.left() != Some(Duration::ZERO) => {
-                    is_again = true;
                     broker::tick();
                     self.classify();
                 }

@@ -92,6 +92,11 @@ fn wait_in(set: &'static Set, mut call: Call, plain: impl Fn() -> c_int) -> c_in
 
 impl Call {
     fn tell(&mut self, set: &'static Set, answer: &mut ReadyList, plain: impl Fn() -> c_int) -> Result<(), WaitFailed> {
+        let idle = if set.has_own_sources() { None } else { broker::longest_idle() };
+        if idle.is_some() {
+            // A server that calls often enough need not wake for this.
+            broker::tick();
+        }
         // While a session with the broker opens, sleeps are short, for its next step (protocol T14.6).
         if !set.has_own_sources() && broker::longest_sleep().is_none() {
             if self.patience.is_none() {
@@ -105,7 +110,13 @@ impl Call {
             }
             // The time of the call runs from here on, also if more than one wait is made of it.
             let left = self.patience.left();
-            let idle = broker::longest_idle().filter(|idle| left.is_none_or(|left| *idle < left));
+            let idle = idle.filter(|idle| left.is_none_or(|left| *idle < left));
+            // While there is a broker, the first sleep holds no signals back, which would cost each call two more: a signal that comes just when
+            // the sleep is over is like one that comes just before the call.
+            let mut held = BlockedSignals::none();
+            if idle.is_some() && broker::is_missed() {
+                held.hold_if_handled();
+            }
             set.fall_asleep();
             // A thread that adds a connection from here on sees that a thread sleeps, and wakes it if there is something to report.
             // Connections added before are seen here.
@@ -114,7 +125,7 @@ impl Call {
             } else {
                 Some(answer.ask(set, |events, max| match idle {
                     None => plain(),
-                    Some(_) => self.kernel(events, max, idle, self.mask),
+                    Some(_) => self.kernel(events, max, idle, held.mask(self.mask)),
                 }))
             };
             set.wake_up();
@@ -122,7 +133,6 @@ impl Call {
                 None => {}
                 Some(None) => return Err(WaitFailed),
                 Some(Some(KernelAnswer { nothing: true, .. })) if idle.is_some() => {
-                    let mut held = BlockedSignals::none();
                     held.hold_if_handled();
                     broker::tick();
                     return self.fall_asleep(set, &held, answer);
@@ -212,7 +222,9 @@ impl Call {
                 continue;
             };
             let left = self.patience.left();
-            let time = shorter(shorter(left, nap), shorter(super::inherit::slice(set), asleep.longest()));
+            // A set without rings is the kernel's alone, so children may use it.
+            let inherited = if set.has_own_sources() { super::inherit::slice(set) } else { None };
+            let time = shorter(shorter(left, nap), shorter(inherited, asleep.longest()));
             let (step, idle) = (broker::longest_sleep(), broker::longest_idle());
             let time = shorter(shorter(time, shorter(step, idle)), longest_sleep());
             let since = sys::now();
@@ -236,13 +248,19 @@ impl Call {
             }
             set.heat_interrupted();
             super::inherit::check(set);
-            if step.is_some() || asked.nothing {
+            let is_over = self.patience.left() == Some(Duration::ZERO);
+            if step.is_some() || asked.nothing && !is_over {
                 // A server that only waits has its listeners published again all the same.
                 broker::tick();
             }
             self.scan(set, answer);
-            if !answer.is_empty() || self.patience.left() == Some(Duration::ZERO) {
+            if !answer.is_empty() || is_over {
                 return Ok(());
+            }
+            if !set::of(self.fd).is_some_and(|now| ptr::eq(now, set)) {
+                // Another thread has closed it, and the number may stand for another set.
+                sys::set_errno(Errno::BADF);
+                return Err(WaitFailed);
             }
         }
     }
@@ -253,6 +271,9 @@ impl Call {
             let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
             // SAFETY: a part of the caller's array, and its mask, valid by the contract of its call.
             unsafe { real::epoll_pwait2(self.fd, events, max, time, mask) }
+        } else if mask.is_null() {
+            // SAFETY: as above. The call that programs make, which a filter of system calls may allow alone.
+            unsafe { real::epoll_wait(self.fd, events, max, patience::millis(time)) }
         } else {
             // SAFETY: as above.
             unsafe { real::epoll_pwait(self.fd, events, max, patience::millis(time), mask) }

@@ -3,6 +3,7 @@
  * load fork PORT                     the same in a child for each connection, which does not keep the listener
  * load await PORT                    as serve, and waits for connections by epoll
  * load poll PORT                     as serve, and waits for connections by poll
+ * load await-in-turns PORT           as await, for a short time again and again; so does poll-in-turns
  * load echo PORT ROUNDS SEED         questions of random sizes, and compares the answers
  * load pull PORT BYTES SEED          takes a stream, and compares it with what it has to be
  * load come PORT TIMES SEED          connects, one question and answer, closes; over and over
@@ -95,7 +96,7 @@ static void *serve_one(void *given) {
     return NULL;
 }
 
-static int serve(int port, int forks, int awaits, int polls) {
+static int serve(int port, int forks, int awaits, int polls, int timeout) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_ANY)};
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -112,8 +113,8 @@ static int serve(int port, int forks, int awaits, int polls) {
     if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event)) return ODD;
     for (;;) {
         struct pollfd asked = {.fd = fd, .events = POLLIN};
-        if (awaits && epoll_wait(set, &event, 1, -1) != 1) continue;
-        if (polls && poll(&asked, 1, -1) != 1) continue;
+        if (awaits && epoll_wait(set, &event, 1, timeout) != 1) continue;
+        if (polls && poll(&asked, 1, timeout) != 1) continue;
         int one = accept(fd, NULL, NULL);
         if (one < 0) continue;
         if (forks) {
@@ -178,10 +179,12 @@ static int pull(int fd, uint64_t bytes, uint64_t seed) {
 
 int main(int count, char **words) {
     signal(SIGPIPE, SIG_IGN);
-    if (count == 3 && !strcmp(words[1], "serve")) return serve(atoi(words[2]), 0, 0, 0);
-    if (count == 3 && !strcmp(words[1], "fork")) return serve(atoi(words[2]), 1, 0, 0);
-    if (count == 3 && !strcmp(words[1], "await")) return serve(atoi(words[2]), 0, 1, 0);
-    if (count == 3 && !strcmp(words[1], "poll")) return serve(atoi(words[2]), 0, 0, 1);
+    if (count == 3 && !strcmp(words[1], "serve")) return serve(atoi(words[2]), 0, 0, 0, -1);
+    if (count == 3 && !strcmp(words[1], "fork")) return serve(atoi(words[2]), 1, 0, 0, -1);
+    if (count == 3 && !strcmp(words[1], "await")) return serve(atoi(words[2]), 0, 1, 0, -1);
+    if (count == 3 && !strcmp(words[1], "poll")) return serve(atoi(words[2]), 0, 0, 1, -1);
+    if (count == 3 && !strcmp(words[1], "await-in-turns")) return serve(atoi(words[2]), 0, 1, 0, 300);
+    if (count == 3 && !strcmp(words[1], "poll-in-turns")) return serve(atoi(words[2]), 0, 0, 1, 300);
     if (count != 5) return ODD;
     int port = atoi(words[2]), r = 0;
     uint64_t n = strtoull(words[3], NULL, 0), seed = strtoull(words[4], NULL, 0);
