@@ -1,6 +1,6 @@
 //! Connections that programs of this machine ask for: until the broker has answered, their memory and links are kept here.
 //!
-//! Between two programs of this machine, the broker introduces them, and memory and links stay here. The connecting program's answer and the listener's message come in either order; whichever is first waits for the other.
+//! Between two programs of this machine, the broker introduces them, and memory and links stay here. The listener's message comes first (protocol G5.7), and waits for the connecting program's answer. They match in either order.
 
 use partywall_protocol::wire::Side;
 use std::collections::BTreeMap;

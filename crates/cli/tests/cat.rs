@@ -223,7 +223,7 @@ fn input_cut_off_by_broken_output_is_not_reported_as_its_end() {
 fn input_cut_off_by_end_of_peer_is_not_reported_as_its_end() {
     let world = World::new();
     let data = world.file("data", 16 << 20);
-    // It has nothing to say, which ends a connection that does not half-close.
+    // Its input is empty, so it ends its direction at once, and with that a sender that does not half-close.
     let mut receiver = world.partywall("b", &["cat", "-l", "in"]);
     let receiver = Guard::spawn(receiver.stdin(Stdio::null()));
     let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60", "--no-shutdown"]);

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const BOOT: Duration = Duration::from_secs(120);
 /// How long a command may take unless its caller says otherwise.
 const COMMAND: Duration = Duration::from_secs(120);
-/// How long a command of a failed test may take to say what it has to say.
+/// How long a failed test waits for more output of a running command.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Bytes of a command's output that are shown when its test has failed.
 const SHOWN: usize = 4096;

@@ -177,7 +177,7 @@ pub struct Server {
     synced: usize,
     /// Where packets are built and received; one of each does, because nothing is queued.
     outgoing: Vec<u8>,
-    /// Counts the packets that were sent to programs of machines.
+    /// The last number that was given to a packet for a program of a machine.
     sent_to_machines: u64,
     incoming: Vec<u8>,
     running: bool,

@@ -52,10 +52,10 @@ use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
 const LOOK_EVERY_MS: u64 = 200;
-/// Milliseconds that a server sleeps at a time at most: while there is no broker, ...
+/// The longest sleep of a server, in milliseconds, while there is no broker.
 const ABSENCE_MS: u64 = 2000;
-/// ... and while there is one, which may be replaced. No multiple of whole seconds, as periods of timers are, whose signals would then come
-/// between two sleeps.
+/// The longest sleep while there is a broker, which may be replaced. Not a whole number of seconds, so that the signal of a periodic timer rarely
+/// falls between two sleeps.
 const IDLE_MS: u64 = 9_700;
 /// How often a session that is opening is looked at.
 const STEP_EVERY_MS: u64 = 10;
@@ -329,7 +329,7 @@ pub(crate) fn longest_sleep() -> Option<Duration> {
 }
 
 /// How long a server may sleep until it is to [`tick`]: so its listeners are published once a broker has come, although the program makes no
-/// call. `None` for a process without listeners, and for one that the broker has denied: it asks again with its next call.
+/// call. `None` for a process without listeners, and for one that the broker has denied: it asks again when it next accepts or makes a connection.
 #[inline]
 pub(crate) fn longest_idle() -> Option<Duration> {
     match directory() {
@@ -339,10 +339,10 @@ pub(crate) fn longest_idle() -> Option<Duration> {
     }
 }
 
-/// Whether this process has listeners that are published once a broker comes.
+/// Whether this process has listeners that are published once a broker comes, or once its session with one has opened.
 #[inline]
-pub(crate) fn is_missed() -> bool {
-    directory().is_none() && longest_idle().is_some()
+pub(crate) fn awaits_broker() -> bool {
+    (directory().is_none() || opening::is_under_way()) && longest_idle().is_some()
 }
 
 #[inline]

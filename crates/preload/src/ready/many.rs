@@ -43,7 +43,7 @@ pub(crate) fn concerns(fd: c_int) -> bool {
             false
         }
         // A server that only waits has its listeners published all the same (protocol T14.9).
-        DescriptorKind::Listener => broker::is_missed(),
+        DescriptorKind::Listener => broker::awaits_broker(),
         _ => false,
     }
 }
@@ -113,7 +113,7 @@ impl Poll<'_> {
     /// # Safety
     /// `signals` is null, or valid for reads until the call ends.
     unsafe fn run(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
-        if broker::is_missed() {
+        if broker::awaits_broker() {
             broker::tick();
         }
         self.classify();
@@ -325,7 +325,7 @@ impl Poll<'_> {
     /// # Safety
     /// `signals` is null, or valid for reads until the call ends.
     unsafe fn sleep(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
-        let mut time = shorter(patience.left(), broker::longest_idle());
+        let mut time = shorter(patience.left(), shorter(broker::longest_idle(), broker::longest_sleep()));
         let mut hidden = None;
         if self.ups > 0 {
             hidden = thread::hidden();

@@ -94,7 +94,7 @@ impl Call {
     fn tell(&mut self, set: &'static Set, answer: &mut ReadyList, plain: impl Fn() -> c_int) -> Result<(), WaitFailed> {
         let idle = if set.has_own_sources() { None } else { broker::longest_idle() };
         if idle.is_some() {
-            // A server that calls often enough need not wake for this.
+            // Waits that are shorter than that are never cut, so each of them looks here.
             broker::tick();
         }
         // While a session with the broker opens, sleeps are short, for its next step (protocol T14.6).
@@ -111,10 +111,10 @@ impl Call {
             // The time of the call runs from here on, also if more than one wait is made of it.
             let left = self.patience.left();
             let idle = idle.filter(|idle| left.is_none_or(|left| *idle < left));
-            // While there is a broker, the first sleep holds no signals back, which would cost each call two more: a signal that comes just when
-            // the sleep is over is like one that comes just before the call.
+            // To hold signals back takes two system calls, so the first sleep under a broker does not: a signal that comes just when that sleep is
+            // over is like one that comes just before the call.
             let mut held = BlockedSignals::none();
-            if idle.is_some() && broker::is_missed() {
+            if idle.is_some() && broker::awaits_broker() {
                 held.hold_if_handled();
             }
             set.fall_asleep();
@@ -207,6 +207,11 @@ impl Call {
     fn sleep(&mut self, set: &'static Set, held: &BlockedSignals, answer: &mut ReadyList) -> Result<(), WaitFailed> {
         let mut rounds = Rounds::new();
         loop {
+            if !set::of(self.fd).is_some_and(|now| ptr::eq(now, set)) {
+                // Between two sleeps another thread has closed the set, and the number may stand for another one.
+                sys::set_errno(Errno::BADF);
+                return Err(WaitFailed);
+            }
             let mut nap = None;
             if set.arm_for_sleep() {
                 let look = Fenced::after(()).look(|| self.scan(set, answer).then_some(()));
@@ -257,11 +262,6 @@ impl Call {
             if !answer.is_empty() || is_over {
                 return Ok(());
             }
-            if !set::of(self.fd).is_some_and(|now| ptr::eq(now, set)) {
-                // Another thread has closed it, and the number may stand for another set.
-                sys::set_errno(Errno::BADF);
-                return Err(WaitFailed);
-            }
         }
     }
 
@@ -272,7 +272,7 @@ impl Call {
             // SAFETY: a part of the caller's array, and its mask, valid by the contract of its call.
             unsafe { real::epoll_pwait2(self.fd, events, max, time, mask) }
         } else if mask.is_null() {
-            // SAFETY: as above. The call that programs make, which a filter of system calls may allow alone.
+            // SAFETY: as above. The program's own call, in case a filter of system calls allows no other one.
             unsafe { real::epoll_wait(self.fd, events, max, patience::millis(time)) }
         } else {
             // SAFETY: as above.

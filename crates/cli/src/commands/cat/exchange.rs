@@ -179,7 +179,7 @@ fn supervise(
             // Without half-close our direction stays open until the peer has ended its own. And nobody is made to type an
             // end of input to a peer that has said its last word.
             (EndedDirection::Receive, Ok(())) if shared.plan.half_close && !shared.endpoints.input.is_terminal() => {}
-            // A quiet connection ends in good order.
+            // An idle timeout is no failure of this direction. The sending one aborts only if input waits.
             (EndedDirection::Receive, Err(Ended::Peer(failure))) if failure.code == Code::TimedOut => {
                 shared.stop.ring()
             }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use partywall::{Error, WriteHalf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::exchange::{CatExchange, Ended};
@@ -129,7 +130,7 @@ fn closed(shared: &CatExchange) -> Result<(), Ended> {
     all_sent(shared, "the peer stopped reading")
 }
 
-/// The receiving direction has ended, and this one with it. If it has failed, that is reported.
+/// The receiving direction has ended, and this one with it. That direction reports its own failure.
 fn stopped(shared: &CatExchange) -> Result<(), Ended> {
     if shared.is_receiving_broken() { Ok(()) } else { all_sent(shared, "the peer ended the connection") }
 }
@@ -142,13 +143,22 @@ fn all_sent(shared: &CatExchange, why: &str) -> Result<(), Ended> {
     Err(Ended::Peer(CommandFailure::general(format!("{why} after {sent}; more input was waiting"))))
 }
 
-/// Whether there is more input at this moment. It takes a byte of it.
+/// Whether more input waits at this moment. It stays there: the next visitor of a listener may get it.
 fn has_more(shared: &CatExchange) -> bool {
+    if shared.endpoints.input.is_at_end() {
+        return false;
+    }
     let input = shared.endpoints.input.fd();
-    let mut fds = [PollFd::new(&input, PollFlags::IN)];
-    !shared.endpoints.input.is_at_end()
-        && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
-        && rustix::io::read(input, &mut [0u8; 1]).is_ok_and(|n| n > 0)
+    if let (Ok(stat), Ok(at)) = (rustix::fs::fstat(input), rustix::fs::tell(input))
+        && FileType::from_raw_mode(stat.st_mode).is_file()
+    {
+        return u64::try_from(stat.st_size).is_ok_and(|size| at < size);
+    }
+    match rustix::io::ioctl_fionread(input) {
+        Ok(waiting) => waiting > 0,
+        // A device without end, such as /dev/zero.
+        Err(_) => poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|n| n > 0),
+    }
 }
 
 fn peer_failed(error: Error, shared: &CatExchange) -> Ended {

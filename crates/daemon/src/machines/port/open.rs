@@ -55,7 +55,7 @@ pub(super) struct Open<'a> {
     at: &'a Attend,
     relay: Relay,
     sessions: Sessions,
-    /// The order of what lies in their sockets.
+    /// The next packet of each session, in the order of the broker.
     sent: SentPackets,
     links: BTreeSet<u32>,
     /// Numbers that the guest has given to links which the broker is asked to make: by session and request.
@@ -377,7 +377,7 @@ impl<'a> Open<'a> {
         let Some(of) = self.sessions.get(&session) else { return Ok(()) };
         let fds: Vec<BorrowedFd<'_>> = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins).collect();
         match packet::try_send(of.as_fd(), &carried::encode(socket, bytes), &fds) {
-            // The guest hears of that once it has the last packets.
+            // The guest gets `Close` after the last packets of the session.
             Err(e) if has_ended(&e) => Ok(()),
             sent => sent,
         }
@@ -476,7 +476,7 @@ impl<'a> Open<'a> {
 
     /// A connection that this guest cannot be given.
     fn turn_down(&mut self, session: u32, channel: u64) {
-        // Guests could have it said without end.
+        // Once for each port: a guest could fill the log otherwise.
         if !std::mem::replace(&mut self.has_turned_down, true) {
             tracing::warn!(
                 machine = self.at.name,

@@ -220,7 +220,7 @@ fn guest_hears_packets_in_the_order_in_which_they_were_sent() {
 }
 
 #[test]
-fn last_words_reach_guest_that_still_speaks() {
+fn refused_session_delivers_last_packet_while_guest_sends() {
     let served = Served::start();
     let mut guest = served.greet();
     guest.say(Say::Open { session: 5, pid: 1 }.encode());
