@@ -239,6 +239,23 @@ fn input_cut_off_by_end_of_peer_is_not_reported_as_its_end() {
 }
 
 #[test]
+fn empty_input_is_not_reported_as_cut_off() {
+    let world = World::new();
+    for round in 0..10 {
+        let service = format!("in{round}");
+        let mut receiver = world.partywall("b", &["cat", "-l", &service]);
+        let receiver = Guard::spawn(receiver.stdin(Stdio::null()));
+        // It gives its reading half up at once.
+        let target = format!("b:{service}");
+        let mut sender = world.partywall("a", &["cat", &target, "--wait", "60", "--send-only"]);
+        let sender = Guard::spawn(sender.stdin(Stdio::null())).output();
+        assert_eq!(sender.status.code(), Some(0), "{}", said(&sender));
+        let receiver = receiver.output();
+        assert_eq!(receiver.status.code(), Some(0), "{}", said(&receiver));
+    }
+}
+
+#[test]
 fn unreadable_input_is_not_reported_as_its_end() {
     let world = World::new();
     let receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));

@@ -80,6 +80,12 @@ pub(super) fn all() -> impl Iterator<Item = (usize, &'static ListenerEntry)> {
     TABLE.iter().take(used).enumerate().filter(|(_, listener)| listener.fd().is_some())
 }
 
+/// In the child of a `fork`, which may have come between two changes of another thread.
+pub(super) fn recount() {
+    // It is a number of `LISTENERS` at most.
+    LIVE.store(all().count() as u32, Ordering::Relaxed);
+}
+
 /// Whether any slot is in use.
 #[inline]
 pub(super) fn is_any() -> bool {
@@ -98,9 +104,9 @@ pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static ListenerEnt
     listener.process.store(crate::process::kernel_pid(), Ordering::Relaxed);
     listener.sent.store(0, Ordering::Relaxed);
     listener.uses.fetch_add(1, Ordering::Relaxed);
+    LIVE.fetch_add(1, Ordering::Relaxed);
     // EDGE listener-entry: releases what the entry says; acquired in `ListenerEntry::fd`.
     listener.fd.store(fd.cast_unsigned() + 1, Ordering::Release);
-    LIVE.fetch_add(1, Ordering::Relaxed);
     // It is a position among `LISTENERS`.
     USED.fetch_max(at as u32 + 1, Ordering::Relaxed);
     Some((at, listener))

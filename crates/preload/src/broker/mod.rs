@@ -342,7 +342,7 @@ pub(crate) fn longest_idle() -> Option<Duration> {
 /// Whether this process has listeners that are published once a broker comes, or once its session with one has opened.
 #[inline]
 pub(crate) fn awaits_broker() -> bool {
-    (directory().is_none() || opening::is_under_way()) && longest_idle().is_some()
+    listeners::is_any() && (opening::is_under_way() || directory().is_none() && !opening::was_denied())
 }
 
 #[inline]
@@ -370,8 +370,11 @@ fn look(open: bool) {
     }
 }
 
-/// This is the child. The session is the parent's, and [`state`] is empty already; so there is nothing to do.
-pub(crate) fn after_fork() {}
+/// This is the child. The session is the parent's, and [`state`] is empty already.
+pub(crate) fn after_fork() {
+    opening::forget_denial();
+    listeners::recount();
+}
 
 /// Makes known, once for each namespace, where this process runs, so that a process that accepts its connections looks for offers.
 fn announce(fd: c_int) {

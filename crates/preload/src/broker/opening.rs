@@ -91,6 +91,11 @@ pub(super) fn was_denied() -> bool {
     DENIED.load(Ordering::Relaxed)
 }
 
+/// The broker has not been asked by this process, or is asked again.
+pub(super) fn forget_denial() {
+    DENIED.store(false, Ordering::Relaxed);
+}
+
 impl Turn {
     /// Whether there is a session, and its end has not come. Opens one if `open` and it is time to, and takes the next steps of one that is
     /// opening.
@@ -122,10 +127,7 @@ impl Turn {
         }
         let begun = if has_session { Ok(()) } else { self.begin(false) };
         match begun.and_then(|()| self.go_on()) {
-            Ok(true) => {
-                DENIED.store(false, Ordering::Relaxed);
-                Ok(())
-            }
+            Ok(true) => Ok(()),
             Ok(false) => Err(BrokerFailure::Absent),
             Err(failure) => {
                 self.note_failure(failure);
@@ -156,6 +158,7 @@ impl Turn {
     /// Connects and sends `Join`: as the configured domain, or, if there is none for this user or `as_own`, as a domain of this process.
     fn begin(&self, as_own: bool) -> Result<(), BrokerFailure> {
         let socket = connect()?;
+        forget_denial();
         let cookie = sockopt::socket_cookie(&socket).map_err(|_| BrokerFailure::Absent)?;
         let fd = hidden::keep(socket);
         self.state.process.store(process::kernel_pid(), Ordering::Relaxed);

@@ -99,6 +99,16 @@ pub(crate) unsafe fn poll(
     })
 }
 
+/// Lets signals in that wait for this mask, as a call that does not wait does: the error is then `EINTR`.
+///
+/// # Safety
+/// `signals` is valid for reads until the call ends.
+unsafe fn let_signals_in(signals: *const sigset_t) -> Result<(), Errno> {
+    let now = patience::timespec(Duration::ZERO);
+    // SAFETY: no descriptors; the mask by this function's contract.
+    if unsafe { real::ppoll(ptr::null_mut(), 0, &raw const now, signals) } < 0 { Err(sys::errno()) } else { Ok(()) }
+}
+
 struct Poll<'a> {
     fds: &'a mut [pollfd],
     places: &'a mut [PolledDescriptor],
@@ -122,6 +132,10 @@ impl Poll<'_> {
             return Ok(found);
         }
         if patience.is_none() {
+            if !signals.is_null() {
+                // SAFETY: the mask by this function's contract.
+                unsafe { let_signals_in(signals) }?;
+            }
             // No thread will sleep, so an end over the kernel's sockets must be asked for.
             return Ok(self.ask_for_ends());
         }
@@ -131,7 +145,10 @@ impl Poll<'_> {
             return Ok(self.look() + self.ask()?);
         }
         loop {
-            let is_cut = broker::longest_idle().is_some();
+            // A sleep that is cut is followed by another one, and no signal may come between them.
+            let cut = shorter(broker::longest_idle(), broker::longest_sleep());
+            let left = patience.left();
+            let is_cut = cut.is_some_and(|cut| left.is_none_or(|left| cut < left));
             if self.ups > 0 || self.datagrams().next().is_some() || is_cut {
                 held.hold_if_handled();
             }
@@ -143,7 +160,7 @@ impl Poll<'_> {
             }
             let since = sys::now();
             // SAFETY: the mask by this function's contract, or the one that `held` keeps.
-            let result = unsafe { self.sleep(patience, held.mask(signals)) };
+            let result = unsafe { self.sleep(shorter(left, cut), held.mask(signals)) };
             self.leave();
             self.open_datagrams(sys::now().saturating_sub(since));
             match result {
@@ -324,8 +341,7 @@ impl Poll<'_> {
 
     /// # Safety
     /// `signals` is null, or valid for reads until the call ends.
-    unsafe fn sleep(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
-        let mut time = shorter(patience.left(), shorter(broker::longest_idle(), broker::longest_sleep()));
+    unsafe fn sleep(&mut self, mut time: Option<Duration>, signals: *const sigset_t) -> Result<usize, Errno> {
         let mut hidden = None;
         if self.ups > 0 {
             hidden = thread::hidden();

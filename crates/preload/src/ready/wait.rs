@@ -92,10 +92,11 @@ fn wait_in(set: &'static Set, mut call: Call, plain: impl Fn() -> c_int) -> c_in
 
 impl Call {
     fn tell(&mut self, set: &'static Set, answer: &mut ReadyList, plain: impl Fn() -> c_int) -> Result<(), WaitFailed> {
-        let idle = if set.has_own_sources() { None } else { broker::longest_idle() };
+        let mut idle = if set.has_own_sources() { None } else { broker::longest_idle() };
         if idle.is_some() {
             // Waits that are shorter than that are never cut, so each of them looks here.
             broker::tick();
+            idle = broker::longest_idle();
         }
         // While a session with the broker opens, sleeps are short, for its next step (protocol T14.6).
         if !set.has_own_sources() && broker::longest_sleep().is_none() {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use partywall::{Error, WriteHalf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::exchange::{CatExchange, Ended};
@@ -149,14 +148,12 @@ fn has_more(shared: &CatExchange) -> bool {
         return false;
     }
     let input = shared.endpoints.input.fd();
-    if let (Ok(stat), Ok(at)) = (rustix::fs::fstat(input), rustix::fs::tell(input))
-        && FileType::from_raw_mode(stat.st_mode).is_file()
-    {
-        return u64::try_from(stat.st_size).is_ok_and(|size| at < size);
+    // A file or a device with a position. Sizes are not asked for: that of a file of the kernel's says nothing.
+    if let Ok(at) = rustix::fs::tell(input) {
+        return rustix::io::pread(input, &mut [0; 1], at).is_ok_and(|n| n > 0);
     }
     match rustix::io::ioctl_fionread(input) {
         Ok(waiting) => waiting > 0,
-        // A device without end, such as /dev/zero.
         Err(_) => poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|n| n > 0),
     }
 }
