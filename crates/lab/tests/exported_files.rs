@@ -13,7 +13,9 @@ const FILES: usize = 6;
 
 /// Starts a command of `partywall fs` in the foreground, and waits for the line that says it is ready.
 fn start<'a>(guest: &'a Guest, words: &str, ready: &str) -> Running<'a> {
-    let running = guest.begin(&format!(": > /tmp/{ready}.log; exec partywall fs {words} > /tmp/{ready}.log 2>&1"));
+    // An earlier command's line is in it until then.
+    guest.sh(&format!(": > /tmp/{ready}.log"));
+    let running = guest.begin(&format!("exec partywall fs {words} > /tmp/{ready}.log 2>&1"));
     let log = || guest.sh(&format!("cat /tmp/{ready}.log 2>/dev/null || true"));
     let deadline = Instant::now() + HANG;
     while !log().lines().any(|line| line.starts_with(ready)) {
