@@ -66,7 +66,7 @@ pub fn has_hung_up(fd: BorrowedFd<'_>) -> bool {
 pub fn try_recv_without_descriptors(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Option<ReceivedPacket>> {
     match retry(|| peek(fd, RecvFlags::DONTWAIT))? {
         // No bytes may be the end, and behind what looks like the end there may be a packet (see `has_descriptors`).
-        PeekedPacket { descriptors: true, .. } | PeekedPacket { bytes: false, .. } => Ok(None),
+        PeekedPacket { descriptors: true, .. } | PeekedPacket { len: 0, .. } => Ok(None),
         PeekedPacket { .. } => try_recv(fd, buf).map(Some),
     }
 }
@@ -74,16 +74,7 @@ pub fn try_recv_without_descriptors(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::R
 /// Looks at the first bytes of the next packet, which stays in the socket with its descriptors. Returns how many were filled in: 0 at the end of
 /// the connection, and for an empty packet.
 pub fn try_peek(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
-    let mut look = || {
-        let mut no_room = RecvAncillaryBuffer::new(&mut []);
-        let how = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        retry(|| match rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut no_room, how) {
-            // As in `recv_with`.
-            Err(Errno::CONNRESET) => rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut no_room, how),
-            other => other,
-        })
-        .map(|seen| seen.bytes)
-    };
+    let mut look = || retry_reset(|| peek_into(fd, RecvFlags::DONTWAIT, &mut *buf)).map(|seen| seen.len);
     match look()? {
         // As in `has_descriptors`.
         0 => look(),
@@ -94,7 +85,7 @@ pub fn try_peek(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
 /// Whether descriptors come with the next packet, or on a stream with what comes next. They are not taken, so none has to be closed.
 pub(crate) fn has_descriptors(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<bool> {
     let first = peek(&fd, how)?;
-    if first.descriptors || first.bytes {
+    if first.descriptors || first.len > 0 {
         return Ok(first.descriptors);
     }
     // The kernel looks for a packet first and for the end afterwards. A packet that was sent, and the sender's end shut down, between these
@@ -105,18 +96,21 @@ pub(crate) fn has_descriptors(fd: impl AsFd, how: RecvFlags) -> rustix::io::Resu
 /// The result of a look at the next packet.
 #[derive(Debug, Clone, Copy)]
 struct PeekedPacket {
-    /// There are any. Without bytes it is an empty packet, or the end.
-    bytes: bool,
+    /// How many bytes were seen. Without any it is an empty packet, or the end.
+    len: usize,
     /// There are any.
     descriptors: bool,
 }
 
 fn peek(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<PeekedPacket> {
-    let mut byte = [0; 1];
+    peek_into(fd, how, &mut [0; 1])
+}
+
+fn peek_into(fd: impl AsFd, how: RecvFlags, buf: &mut [u8]) -> rustix::io::Result<PeekedPacket> {
     let mut no_room = RecvAncillaryBuffer::new(&mut []);
-    let seen = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut byte)], &mut no_room, how | RecvFlags::PEEK)?;
+    let seen = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(buf)], &mut no_room, how | RecvFlags::PEEK)?;
     // Ancillary data that found no room: nothing but descriptors comes on a socket whose options are as they were made.
-    Ok(PeekedPacket { bytes: seen.bytes > 0, descriptors: seen.flags.contains(ReturnFlags::CTRUNC) })
+    Ok(PeekedPacket { len: seen.bytes, descriptors: seen.flags.contains(ReturnFlags::CTRUNC) })
 }
 
 /// Whether the socket of a connection whose other end is closed holds nothing whose closing could wait: it throws away up to `most` packets
@@ -127,7 +121,7 @@ pub fn is_harmless_to_close(fd: BorrowedFd<'_>, most: usize) -> bool {
     for _ in 0..=most {
         match retry(|| peek(fd, RecvFlags::DONTWAIT)) {
             Ok(PeekedPacket { descriptors: true, .. }) => return false,
-            Ok(PeekedPacket { bytes: true, .. }) => {
+            Ok(PeekedPacket { len: 1.., .. }) => {
                 // The rest of a packet goes with its first byte.
                 if retry(|| rustix::net::recv(fd, &mut [0; 1], RecvFlags::DONTWAIT)).is_err() {
                     return false;
@@ -139,7 +133,7 @@ pub fn is_harmless_to_close(fd: BorrowedFd<'_>, most: usize) -> bool {
                 return rustix::net::sockopt::set_socket_passcred(fd, true).is_ok()
                     && matches!(
                         retry(|| peek(fd, RecvFlags::DONTWAIT)),
-                        Ok(PeekedPacket { bytes: false, descriptors: false })
+                        Ok(PeekedPacket { len: 0, descriptors: false })
                     );
             }
             Err(_) => return false,
@@ -177,14 +171,7 @@ fn send_with(fd: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>], flags: Sen
 fn recv_with(fd: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> io::Result<ReceivedPacket> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = retry(|| {
-        match rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut control, flags) {
-            // The kernel reports this once, before the peer's own packets: the peer has gone without reading all of ours. Its packets are
-            // still there, and then the end.
-            Err(Errno::CONNRESET) => rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut control, flags),
-            other => other,
-        }
-    })?;
+    let got = retry_reset(|| rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut control, flags))?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -193,6 +180,19 @@ fn recv_with(fd: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> io::Result
     }
     let truncated = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
     Ok(ReceivedPacket { len: got.bytes, truncated, fds })
+}
+
+/// The kernel reports once, before the packets of the peer, that it has gone without reading all of ours. Its packets are still there, and then
+/// the end.
+pub(crate) fn retry_reset<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    let mut reset = false;
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) if !reset => reset = true,
+            other => return Ok(other?),
+        }
+    }
 }
 
 fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {

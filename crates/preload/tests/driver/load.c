@@ -96,7 +96,9 @@ static void *serve_one(void *given) {
     return NULL;
 }
 
-static int serve(int port, int forks, int awaits, int polls, int timeout) {
+/* WAITS for connections by: accept, fork (accept, and children), await (epoll) or poll */
+static int serve(int port, const char *waits, int timeout) {
+    int forks = !strcmp(waits, "fork"), awaits = !strcmp(waits, "await"), polls = !strcmp(waits, "poll");
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_ANY)};
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -179,12 +181,12 @@ static int pull(int fd, uint64_t bytes, uint64_t seed) {
 
 int main(int count, char **words) {
     signal(SIGPIPE, SIG_IGN);
-    if (count == 3 && !strcmp(words[1], "serve")) return serve(atoi(words[2]), 0, 0, 0, -1);
-    if (count == 3 && !strcmp(words[1], "fork")) return serve(atoi(words[2]), 1, 0, 0, -1);
-    if (count == 3 && !strcmp(words[1], "await")) return serve(atoi(words[2]), 0, 1, 0, -1);
-    if (count == 3 && !strcmp(words[1], "poll")) return serve(atoi(words[2]), 0, 0, 1, -1);
-    if (count == 3 && !strcmp(words[1], "await-in-turns")) return serve(atoi(words[2]), 0, 1, 0, 300);
-    if (count == 3 && !strcmp(words[1], "poll-in-turns")) return serve(atoi(words[2]), 0, 0, 1, 300);
+    if (count == 3 && !strcmp(words[1], "serve")) return serve(atoi(words[2]), "accept", -1);
+    if (count == 3 && !strcmp(words[1], "fork")) return serve(atoi(words[2]), "fork", -1);
+    if (count == 3 && !strcmp(words[1], "await")) return serve(atoi(words[2]), "await", -1);
+    if (count == 3 && !strcmp(words[1], "poll")) return serve(atoi(words[2]), "poll", -1);
+    if (count == 3 && !strcmp(words[1], "await-in-turns")) return serve(atoi(words[2]), "await", 300);
+    if (count == 3 && !strcmp(words[1], "poll-in-turns")) return serve(atoi(words[2]), "poll", 300);
     if (count != 5) return ODD;
     int port = atoi(words[2]), r = 0;
     uint64_t n = strtoull(words[3], NULL, 0), seed = strtoull(words[4], NULL, 0);

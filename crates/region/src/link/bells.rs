@@ -114,7 +114,7 @@ impl Bells {
         }
         // One byte longer than any packet, so that a longer one shows. No room for ancillary data: the kernel passes none.
         let mut packet = [0; 2];
-        let len = retry_reset(|| rustix::net::recv(&*self.socket, &mut packet, how).map(|(len, _)| len))?;
+        let len = packet::retry_reset(|| rustix::net::recv(&*self.socket, &mut packet, how).map(|(len, _)| len))?;
         Ok(Next::Event(match packet.get(..len).unwrap_or_default() {
             [] => LinkEvent::HungUp,
             data if data == BELL => LinkEvent::Bell,
@@ -125,7 +125,7 @@ impl Bells {
 
     /// Whether the next packet has descriptors. They are not taken, so none has to be closed.
     fn has_descriptors(&self, how: RecvFlags) -> io::Result<bool> {
-        retry_reset(|| packet::has_descriptors(&*self.socket, how))
+        packet::retry_reset(|| packet::has_descriptors(&*self.socket, how))
     }
 
     /// Whether something lies in the socket, which has been shut down, that closing it would close.
@@ -149,18 +149,6 @@ impl Drop for Bells {
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
         if self.is_poisoned() {
             std::mem::forget(Arc::clone(&self.socket));
-        }
-    }
-}
-
-/// A reset is reported once, before the packets that the peer had sent before it went.
-fn retry_reset<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
-    let mut reset = false;
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET) if !reset => reset = true,
-            other => return Ok(other?),
         }
     }
 }

@@ -123,6 +123,12 @@ impl Served {
         Taking(stop, Some(std::thread::spawn(take)))
     }
 
+    /// Opens a session, and returns the broker's end of it.
+    fn open(&self, guest: &mut Guest, session: u32) -> OwnedFd {
+        guest.say(Say::Open { session, pid: 1 }.encode());
+        self.admitted()
+    }
+
     /// The broker's end of the first session that was opened.
     pub(super) fn admitted(&self) -> OwnedFd {
         let opened = self.errands_until(|errand| matches!(errand, Errand::Admit(..)));
@@ -204,10 +210,7 @@ fn guest_numbers_its_links_and_broker_makes_them() {
 fn guest_hears_packets_in_the_order_in_which_they_were_sent() {
     let served = Served::start();
     let mut guest = served.greet();
-    let sockets = [5, 6].map(|session| {
-        guest.say(Say::Open { session, pid: 1 }.encode());
-        served.admitted()
-    });
+    let sockets = [5, 6].map(|session| served.open(&mut guest, session));
     // Each answer to 5 says that 6 has been sent something.
     for number in (1..2000).step_by(2) {
         broker_says(&sockets[1], number, b"region", &[]);
@@ -223,8 +226,7 @@ fn guest_hears_packets_in_the_order_in_which_they_were_sent() {
 fn refused_session_delivers_last_packet_while_guest_sends() {
     let served = Served::start();
     let mut guest = served.greet();
-    guest.say(Say::Open { session: 5, pid: 1 }.encode());
-    let broker = served.admitted();
+    let broker = served.open(&mut guest, 5);
     let speak = |guest: &mut Guest| {
         guest.say(
             Say::Packet { session: 5, window: None, links: vec![], socket: None, bytes: b"request".into() }.encode(),
@@ -246,8 +248,7 @@ fn refused_session_delivers_last_packet_while_guest_sends() {
 fn connection_that_a_guest_cannot_be_given_is_turned_down_alone() {
     let served = Served::start();
     let mut guest = served.greet();
-    guest.say(Say::Open { session: 5, pid: 1 }.encode());
-    let broker = served.admitted();
+    let broker = served.open(&mut guest, 5);
     let mut incoming = Vec::new();
     let region = wire::RegionReference { within: wire::Within::Window, ..wire::RegionReference::with_ring(4096) };
     let (kind, directions) = (wire::Kind::Stream, wire::Directions::BOTH);
@@ -279,8 +280,7 @@ fn connection_that_a_guest_cannot_be_given_is_turned_down_alone() {
 fn links_end_as_moved_once_guest_is_to_release_its_windows() {
     let served = Served::start();
     let mut guest = served.greet();
-    guest.say(Say::Open { session: 5, pid: 1 }.encode());
-    let broker = served.admitted();
+    let broker = served.open(&mut guest, 5);
     let mut ends = Vec::new();
     for links in [vec![2, 4], vec![6, 8]] {
         guest.say(Say::Packet { session: 5, window: None, links, socket: None, bytes: connect() }.encode());
@@ -315,20 +315,16 @@ fn links_end_as_moved_once_guest_is_to_release_its_windows() {
 fn request_number_that_is_used_again_frees_its_links() {
     let served = Served::start();
     let mut guest = served.greet();
-    let open = |guest: &mut Guest, session| {
-        guest.say(Say::Open { session, pid: 1 }.encode());
-        served.admitted()
-    };
-    let broker = open(&mut guest, 5);
+    let broker = served.open(&mut guest, 5);
     for links in [vec![2, 4], vec![6, 8]] {
         guest.say(Say::Packet { session: 5, window: None, links, socket: None, bytes: connect() }.encode());
         packet::recv(broker.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap();
     }
-    let other = open(&mut guest, 6);
+    let other = served.open(&mut guest, 6);
     guest.say(Say::Packet { session: 6, window: None, links: vec![2, 4], socket: None, bytes: connect() }.encode());
     assert_eq!(packet::recv(other.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap().fds.len(), 1);
     // Both links of one connection cannot be the same.
-    let _third = open(&mut guest, 7);
+    let _third = served.open(&mut guest, 7);
     guest.say(Say::Packet { session: 7, window: None, links: vec![10, 10], socket: None, bytes: connect() }.encode());
     assert_eq!(guest.next_said(), Some(Say::Close { session: 7, by_program: false }));
     drop(served);
