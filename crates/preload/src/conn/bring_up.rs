@@ -449,6 +449,7 @@ fn begin(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> Re
     conn.moves.judge_later();
     conn.kernel.said.store(0, Ordering::Relaxed);
     conn.moves.looks_for_answer.store(0, Ordering::Relaxed);
+    conn.moves.up_at.store(sys::coarse_millis(), Ordering::Relaxed);
     conn.set_stage(ConnStage::Attached);
     // A thread that waits for several descriptors learns of the link before the first byte can come by the ring.
     let all_are_notified = waiters().brought_up(conn);

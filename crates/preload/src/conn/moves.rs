@@ -55,6 +55,10 @@ pub(super) struct MoveCounters {
     next_guess_at: AtomicU64,
     /// How often the socket's rings were given up and the connection began again ([`super::renewal`]).
     pub(super) renewals: AtomicU32,
+    /// How many rings before the present ones, one after another, did not last.
+    pub(super) short_lived: AtomicU32,
+    /// When its present rings came up, in milliseconds of [`crate::sys::coarse_now`]. 0: it has had none.
+    pub(super) up_at: AtomicU64,
     /// 1 once its rings were found to be over.
     pub(super) rings_are_over: AtomicU32,
     /// When it is next looked at whether it may begin again, in milliseconds of [`crate::sys::coarse_now`].
@@ -73,7 +77,7 @@ pub(super) enum Guess {
 impl MoveCounters {
     /// For a new connection, under a given policy.
     pub(super) fn begin(&self, upgrade: Upgrade) {
-        let renewal = [&self.renewals, &self.rings_are_over];
+        let renewal = [&self.renewals, &self.short_lived, &self.rings_are_over];
         for word in [&self.refusals, &self.calls, &self.looks_for_answer, &self.guesses].into_iter().chain(renewal) {
             word.store(0, Ordering::Relaxed);
         }
@@ -81,6 +85,7 @@ impl MoveCounters {
         self.asked_at.store(0, Ordering::Relaxed);
         self.next_guess_at.store(0, Ordering::Relaxed);
         self.next_renewal_at.store(0, Ordering::Relaxed);
+        self.up_at.store(0, Ordering::Relaxed);
         self.note_policy();
         self.set_due(upgrade);
         // One before the present, so that an offer that is there already is found.

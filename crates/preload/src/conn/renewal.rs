@@ -7,7 +7,7 @@
 //! ```text
 //!   rings are over -- pause --> replaced in the table: a candidate with the kernel's counts --> offer, take, ... --> rings
 //!         ^                                                                                                           |
-//!         +--------------------------- MOST_RINGS rings at most, each pause twice as long ----------------------------+
+//!         +---------- MOST_RINGS rings at most; each pause after rings that did not last is twice as long ------------+
 //! ```
 //!
 //! The connection is *replaced*: the table of descriptors gets another block of the arena, as for a socket that the library meets for the
@@ -35,10 +35,15 @@ use rustix::event::epoll::EventFlags;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-/// How often one socket has rings, at most.
-const MOST_RINGS: u32 = 8;
-/// The pause between the first rings and the second, in milliseconds. Each later one is twice as long.
+/// How often one socket has rings, at most. Each keeps a block of the arena until the socket is closed.
+const MOST_RINGS: u32 = 32;
+/// The pause after the first rings, and after rings that have lasted, in milliseconds. After further rings that have not, each pause is
+/// twice as long.
 const FIRST_PAUSE_MS: u64 = 1000;
+/// How often the pause doubles, at most: to 64 seconds.
+const MOST_DOUBLINGS: u32 = 6;
+/// Rings that were up for this long have lasted, in milliseconds.
+const LASTING_MS: u64 = 2000;
 /// Between two looks whether the rings are over.
 const BETWEEN_LOOKS_MS: u64 = 20;
 /// A connection with one of these is never replaced.
@@ -90,7 +95,11 @@ fn take_step(conn: &'static Conn, fd: c_int) -> Option<&'static Conn> {
     if !is_time(now) || conn.has(PERMANENT) || rings_so_far(conn) >= MOST_RINGS {
         return None;
     }
-    let next = now + (FIRST_PAUSE_MS << (rings_so_far(conn) - 1).min(MOST_RINGS));
+    // The pause is no part of the rings' life.
+    if moves.rings_are_over.load(Ordering::Relaxed) == 0 && have_lasted(conn, now) {
+        moves.short_lived.store(0, Ordering::Relaxed);
+    }
+    let next = now + (FIRST_PAUSE_MS << moves.short_lived.load(Ordering::Relaxed).min(MOST_DOUBLINGS));
     {
         let held = HeldConn::try_hold(conn)?;
         // Another thread may have looked a moment ago.
@@ -111,6 +120,12 @@ fn take_step(conn: &'static Conn, fd: c_int) -> Option<&'static Conn> {
         }
     }
     replace(conn, fd, next)
+}
+
+/// Whether the connection's present rings have lasted by `now`.
+fn have_lasted(conn: &Conn, now: u64) -> bool {
+    let up_at = conn.moves.up_at.load(Ordering::Relaxed);
+    up_at != 0 && now.saturating_sub(up_at) >= LASTING_MS
 }
 
 /// How many times the socket has had rings. A child may write the block, and any value is taken.
@@ -230,6 +245,8 @@ fn replace_held(held: &HeldConn, block: &NewBlock, fd: c_int) -> Option<&'static
     let (local, peer) = old.identity.addresses();
     let new = candidate::begin_carrying(block, counts, fd, old.role(), local, peer)?;
     new.moves.renewals.store(rings_so_far(old), Ordering::Relaxed);
+    let short_lived = old.moves.short_lived.load(Ordering::Relaxed).saturating_add(1);
+    new.moves.short_lived.store(short_lived, Ordering::Relaxed);
     new.set_predecessor(old);
     old.discard_bells_of_ancestors();
     // Threads that meet the new one wait until it is complete.

@@ -4,6 +4,7 @@ use super::*;
 use crate::conn::{Cursor, REPLACED, UNBORN, accounts, candidate, may_be_inherited};
 use crate::{process, table};
 use libc::iovec;
+use std::ops::RangeInclusive;
 
 const MOST_LOOKS: usize = 8;
 
@@ -163,40 +164,73 @@ fn connection_handed_over_by_exec_has_rings_again() {
     }
 }
 
+/// The pause that a connection makes before it begins again once its rings are over: at least and at most so many milliseconds, since it
+/// begins between two looks at the clock. `None` if the connection stays on TCP.
+fn pause_before_renewal(p: &Pair) -> Option<RangeInclusive<u64>> {
+    part(p);
+    let (before, moves) = (p.conn_b().entry(), &p.conn_b().moves);
+    moves.rings_are_over.store(0, Ordering::Relaxed);
+    skip_pause(p.conn_b());
+    let begin = sys::coarse_millis();
+    assert_eq!(recv(p.b, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    let (ends, end) = (moves.next_renewal_at.load(Ordering::Relaxed), sys::coarse_millis());
+    assert_eq!(p.conn_b().entry(), before);
+    is_renewed_by_calls(p.b).then(|| ends.saturating_sub(end)..=ends.saturating_sub(begin))
+}
+
+/// Their rings have not lasted by now, however slow this machine is.
+fn rings_are_new(p: &Pair) {
+    p.conn_b().moves.up_at.store(sys::coarse_millis() + 60_000, Ordering::Relaxed);
+}
+
+fn renew_after_b(p: &Pair) {
+    assert!(is_renewed_by_calls(p.a));
+    p.bring_up();
+    exchange_by_ring(p);
+}
+
 #[test]
 fn connection_is_replaced_only_after_a_pause_that_doubles() {
     let p = Pair::up(4096);
-    let mut rings = 1;
-    loop {
-        part(&p);
-        let (before, moves) = (p.conn_b().entry(), &p.conn_b().moves);
-        moves.rings_are_over.store(0, Ordering::Relaxed);
-        skip_pause(p.conn_b());
-        let begin = sys::coarse_millis();
-        assert_eq!(recv(p.b, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
-        let pause = moves.next_renewal_at.load(Ordering::Relaxed).saturating_sub(begin);
-        assert_eq!(p.conn_b().entry(), before);
-        if !is_renewed_by_calls(p.b) {
-            break;
-        }
-        assert!(pause >= 1000 << (rings - 1), "{pause} ms after {rings} rings");
-        assert!(is_renewed_by_calls(p.a));
-        p.bring_up();
-        exchange_by_ring(&p);
-        rings += 1;
+    for rings in 1..32 {
+        rings_are_new(&p);
+        let pause = pause_before_renewal(&p).unwrap();
+        let expected = 1000 << (rings - 1).min(6);
+        assert!(pause.contains(&expected), "{pause:?} ms after {rings} rings");
+        renew_after_b(&p);
     }
-    assert_eq!(rings, 8);
+    assert_eq!(pause_before_renewal(&p), None, "it has had rings 32 times");
+}
+
+#[test]
+fn pause_after_rings_that_lasted_is_the_first() {
+    let p = Pair::up(4096);
+    for lasting in [false, false, true, false] {
+        assert_ne!(p.conn_b().moves.up_at.load(Ordering::Relaxed), 0);
+        let before = p.conn_b().moves.short_lived.load(Ordering::Relaxed);
+        if lasting {
+            p.conn_b().moves.up_at.fetch_sub(2000, Ordering::Relaxed);
+        } else {
+            rings_are_new(&p);
+        }
+        let expected = if lasting { 1000 } else { 1000 << before };
+        let pause = pause_before_renewal(&p).unwrap();
+        assert!(pause.contains(&expected), "{pause:?} ms, {lasting}, after {before} that did not last");
+        renew_after_b(&p);
+    }
+    assert_eq!(p.conn_b().moves.short_lived.load(Ordering::Relaxed), 2, "those that lasted, and the last");
 }
 
 #[test]
 fn any_count_of_renewals_in_shared_memory_is_taken() {
     let p = Pair::up(4096);
     part(&p);
-    for count in [u32::MAX, u32::MAX - 1, 8, 7] {
+    p.conn_b().moves.short_lived.store(u32::MAX, Ordering::Relaxed);
+    for count in [u32::MAX, u32::MAX - 1, 32, 31] {
         p.conn_b().moves.renewals.store(count, Ordering::Relaxed);
         assert!(!is_renewed_by_calls(p.b));
     }
-    p.conn_b().moves.renewals.store(6, Ordering::Relaxed);
+    p.conn_b().moves.renewals.store(30, Ordering::Relaxed);
     assert!(is_renewed_by_calls(p.b));
 }
 
