@@ -41,6 +41,8 @@ pub struct GuestOptions {
     interrupts: Option<u32>,
     /// Where the machine comes from that is migrated into this one.
     incoming: Option<String>,
+    /// The network that it arrives on, if it leaves another one.
+    arrives_on: Option<Network>,
 }
 
 impl GuestOptions {
@@ -60,13 +62,22 @@ impl GuestOptions {
             network: None,
             interrupts: None,
             incoming: None,
+            arrives_on: None,
         }
+    }
+
+    /// The network of the host that it arrives on, joined to the one that it leaves ([`Network::joined`]). To be called before
+    /// [`incoming`](Self::incoming).
+    pub fn arrives_on(mut self, network: &Network) -> Self {
+        self.arrives_on = Some(network.clone());
+        self
     }
 
     /// Does not boot, and waits at `uri` for a machine that is migrated into it: `leaves`, whose network card it has, and whose options
     /// it must have.
     pub fn incoming(mut self, uri: &str, leaves: &Guest) -> Result<Self, LabError> {
-        self.network = leaves.options.network.as_ref().map(NetworkPort::next_wire).transpose()?;
+        self.network =
+            leaves.options.network.as_ref().map(|place| place.next_wire(self.arrives_on.as_ref())).transpose()?;
         self.incoming = Some(uri.to_owned());
         Ok(self)
     }

@@ -4,6 +4,9 @@
 //!   guest a -- virtio-net -- tap --+-- bridge --+-- tap -- virtio-net -- guest b
 //! ```
 //!
+//! A network may be joined by a link of limited rate to that of another host, with another bridge in another namespace
+//! ([`Network::joined`]).
+//!
 //! Bridge and taps are in a separate network namespace, which a process of ours holds. They disappear with that process and the guests,
 //! even if no process is left to remove them. Without root, there are two guests whose QEMUs send each other frames.
 
@@ -17,8 +20,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-/// Guests of one network at most: the last part of their addresses, below the host's.
-const MOST: u8 = 253;
+/// Guests of one network at most: the last part of their addresses, below those of the hosts.
+const MOST: u8 = 252;
+/// The address of the host at the other end of a link, on its bridge.
+const FAR_HOST: u8 = 253;
 /// The host's address on the bridge.
 const HOST: u8 = 254;
 
@@ -28,6 +33,7 @@ enum NetworkWires {
     Namespace {
         holder: LabProcess,
         vhost: bool,
+        host: u8,
     },
     Folder(tempfile::TempDir),
 }
@@ -60,18 +66,41 @@ impl Network {
 
     /// With a bridge.
     pub fn bridge() -> Result<Self, LabError> {
+        Self::bridge_of(HOST)
+    }
+
+    fn bridge_of(host: u8) -> Result<Self, LabError> {
         let mut command = Command::new("unshare");
         command.args(["--net", "--", "sleep", "infinity"]);
         let holder = LabProcess::start(&command, "KILL", None)?;
         let vhost = File::options().read(true).write(true).open("/dev/vhost-net").is_ok();
-        let network =
-            Self(Arc::new(NetworkInner { wires: NetworkWires::Namespace { holder, vhost }, guests: AtomicU8::new(0) }));
+        let wires = NetworkWires::Namespace { holder, vhost, host };
+        let network = Self(Arc::new(NetworkInner { wires, guests: AtomicU8::new(0) }));
         network.wait_for_namespace()?;
         network.ip("link add bridge0 type bridge")?;
-        network.ip(&format!("address add {}/24 dev bridge0", address(HOST)))?;
+        network.ip(&format!("address add {}/24 dev bridge0", address(host)))?;
         network.ip("link set bridge0 up")?;
         network.ip("link set lo up")?;
         Ok(network)
+    }
+
+    /// The network of another host that is joined to this one by a link, which carries `megabits` a second each way. The addresses are those
+    /// of one network. Guests get their places on this one, and may be migrated to the other ([`GuestOptions::arrives_on`]).
+    ///
+    /// [`GuestOptions::arrives_on`]: crate::GuestOptions::arrives_on
+    pub fn joined(&self, megabits: u32) -> Result<Self, LabError> {
+        let far = Self::bridge_of(FAR_HOST)?;
+        let NetworkWires::Namespace { holder, .. } = &far.0.wires else {
+            return Err(LabError::tool("the link between the hosts", "only root can make it"));
+        };
+        self.ip(&format!("link add link0 type veth peer name link0 netns {}", holder.pid()))?;
+        for network in [self, &far] {
+            network.ip("link set link0 master bridge0 up")?;
+            // A packet of 64 KiB, as segmentation offload makes them, must fit into the bucket.
+            let shape = format!("qdisc add dev link0 root tbf rate {megabits}mbit burst 256kb latency 50ms");
+            tool::run_command("tc", network.command("tc").args(shape.split(' ')))?;
+        }
+        Ok(far)
     }
 
     /// A network whose wires are sockets between the QEMU processes.
@@ -89,7 +118,10 @@ impl Network {
 
     /// The host's own address on it, if it has one.
     pub fn host(&self) -> Option<Ipv4Addr> {
-        matches!(self.0.wires, NetworkWires::Namespace { .. }).then(|| address(HOST))
+        match self.0.wires {
+            NetworkWires::Namespace { host, .. } => Some(address(host)),
+            NetworkWires::Folder(_) => None,
+        }
     }
 
     /// A program of the host, to be run on this network.
@@ -147,9 +179,11 @@ impl NetworkPort {
         address(self.number)
     }
 
-    /// The same place with another wire, for a machine that arrives: it has the address and the card of the machine that leaves.
-    pub(crate) fn next_wire(&self) -> Result<Self, LabError> {
-        let next = Self { wire: self.wire.wrapping_add(1), ..self.clone() };
+    /// The same place with another wire, for a machine that arrives, on this network or the given one: it has the address and the card of
+    /// the machine that leaves.
+    pub(crate) fn next_wire(&self, on: Option<&Network>) -> Result<Self, LabError> {
+        let network = on.unwrap_or(&self.network).clone();
+        let next = Self { network, wire: self.wire.wrapping_add(1), number: self.number };
         next.make_tap()?;
         Ok(next)
     }

@@ -1,5 +1,6 @@
 //! Live migration: a guest sends a long stream to its neighbour, through memory, and answers its calls by a server that has several threads.
-//! It is migrated to another host, where both connections go on by TCP, and back, where they go on by memory.
+//! It is migrated to another host, which is joined to the first by a link, where both connections go on by TCP, and back, where they go on by
+//! memory.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -15,6 +16,10 @@ const LIBRARY: &str = "libpartywall_preload.so";
 /// The log lines of the library when a connection has its rings, and when it has unmapped them.
 const ON_RING: &str = "has a ring";
 const UNMAPPED: &str = "the rings are unmapped";
+/// What the link between the hosts carries, in megabits a second.
+const LINK: u32 = 1000;
+/// Where a host waits for a machine.
+const ARRIVAL: u16 = 4444;
 /// The exit code of our commands when a machine at one end of their channel is being migrated.
 const MOVED: i32 = 4;
 /// The services of the channels that [`IdleChannels`] opens to the migrating machine.
@@ -28,6 +33,7 @@ fn stream_survives_migration_there_and_back() {
         println!("skipped: a migration between two hosts, since only root can put three machines on a network");
         return;
     }
+    let far_network = network.joined(LINK).unwrap();
     let image = || {
         let image = ImageOptions::default().program(preload_library(), LIBRARY);
         ["redis-server", "redis-cli"]
@@ -66,13 +72,13 @@ fn stream_survives_migration_there_and_back() {
     new_connection_has_a_ring(&a, &b, "after a migration that failed");
 
     let idle = IdleChannels::open(&home, &a, &b);
-    let away = migrate(&home, a, &b, &far, options);
+    let away = migrate(&home, a, &b, (&far, &far_network), options);
     far.wait_ready(1);
     idle.moved(&away);
     assert_eq!(mobility(&far, "a"), "migratable");
     flows(&b);
 
-    let back = migrate(&far, away, &b, &home, options);
+    let back = migrate(&far, away, &b, (&home, &network), options);
     home.wait_ready(2);
     file_goes(&b, &back);
     old_connections_are_on_rings(&back, &b, 3);
@@ -258,11 +264,16 @@ fn flows(b: &Guest) {
     assert_ne!(said, "200", "the stream stands still: {}", b.sh("tail -n 40 /tmp/receive.log"));
 }
 
-/// Migrates a guest by the command of the host that it leaves, and attaches it where it arrives.
-fn migrate(from: &World, leaves: Guest, b: &Guest, to: &World, options: impl Fn() -> GuestOptions) -> Guest {
-    let uri = format!("unix:{}", to.path("incoming").display());
-    let _ = std::fs::remove_file(to.path("incoming"));
-    let arrives = to.expect(options(), &uri, &leaves);
+/// Migrates a guest by the command of the host that it leaves, over the link between the hosts, and attaches it where it arrives.
+fn migrate(
+    from: &World,
+    leaves: Guest,
+    b: &Guest,
+    (to, network): (&World, &Network),
+    options: impl Fn() -> GuestOptions,
+) -> Guest {
+    let uri = format!("tcp:{}:{ARRIVAL}", network.host().unwrap());
+    let arrives = to.expect(options().arrives_on(network), &uri, &leaves);
     let said = from.partywall(&["vm", "migrate", "a", "--to", &uri]);
     assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), explain(from, &leaves, b));
     println!("{}", said.text());

@@ -1,9 +1,9 @@
 //! Two hosts, a guest that is migrated between them, and its neighbour: streams that go on meanwhile, and what happens when.
 //!
 //! ```text
-//!   home: a broker, guest a, guest b        far: a broker, and guest a while it is away
-//!                    |          |                              |
-//!                    +----------+---------- one bridge --------+
+//!   home: a broker, guest a, guest b                              far: a broker, and guest a while it is away
+//!                    |          |                                                   |
+//!                    +----------+-- a bridge == a link of 1 Gbit/s == a bridge ----+
 //! ```
 
 mod stream;
@@ -36,6 +36,10 @@ const WINDOW: u64 = 16;
 const PORT: u16 = 7000;
 /// How long windows may take to be seen, also in emulated guests on a busy host.
 const READY: Duration = Duration::from_secs(180);
+/// What the link between the hosts carries, in megabits a second. Memory of a migrated guest crosses it, and its streams while it is away.
+const LINK: u32 = 1000;
+/// The port at which a host waits for the first guest that is migrated to it. The next one has the next port.
+const ARRIVAL: u16 = 4444;
 /// The library that `partywall run` loads.
 const LIBRARY: &str = "libpartywall_preload.so";
 
@@ -131,6 +135,8 @@ pub struct MigrationStage {
     home: Playground,
     far: Playground,
     network: Network,
+    far_network: Network,
+    arrival: u16,
     direction: HopDirection,
     epoch: Instant,
     rate: u64,
@@ -148,6 +154,7 @@ impl MigrationStage {
             let why = "only root can put three machines on a network";
             return Err(LabError::tool("the bridge between the hosts", why));
         }
+        let far_network = network.joined(LINK)?;
         let library = program::beside(LIBRARY)?;
         let broker = |name: &str| PlaygroundOptions::new(name).program(&library, LIBRARY).window_mib(WINDOW);
         let home = Playground::boot(broker(name), progress)?;
@@ -163,6 +170,8 @@ impl MigrationStage {
             home,
             far,
             network,
+            far_network,
+            arrival: ARRIVAL,
             direction: HopDirection::Away,
             epoch: Instant::now(),
             rate,
@@ -187,6 +196,11 @@ impl MigrationStage {
     /// The network between them.
     pub fn network(&self) -> &Network {
         &self.network
+    }
+
+    /// What the link between the hosts carries, in megabits a second.
+    pub fn link_megabits(&self) -> u32 {
+        LINK
     }
 
     /// The way of the next migration.
@@ -276,12 +290,15 @@ impl MigrationStage {
     /// # Errors
     /// A step fails. The guest may be lost then.
     pub fn hop(&mut self) -> Result<HopReport, LabError> {
-        let destination = if self.direction == HopDirection::Away { &self.far } else { &self.home };
-        let incoming = destination.folder().join("incoming");
-        // QEMU leaves the socket of the guest that came last.
-        let _ = std::fs::remove_file(&incoming);
-        let uri = format!("unix:{}", incoming.display());
-        let arrives = destination.expect(options(TRAVELLER), &uri, &self.traveller)?;
+        let (destination, network) = if self.direction == HopDirection::Away {
+            (&self.far, &self.far_network)
+        } else {
+            (&self.home, &self.network)
+        };
+        let host = network.host().ok_or_else(|| LabError::tool("the bridge between the hosts", "it has no address"))?;
+        let uri = format!("tcp:{host}:{}", self.arrival);
+        self.arrival += 1;
+        let arrives = destination.expect(options(TRAVELLER).arrives_on(network), &uri, &self.traveller)?;
         // Otherwise QEMU sends no events of the migration.
         let wanted = json!({ "capabilities": [{ "capability": "events", "state": true }] });
         self.traveller.monitor_command("migrate-set-capabilities", wanted)?;

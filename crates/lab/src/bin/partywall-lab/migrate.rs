@@ -32,8 +32,8 @@ Examples:
 /// throughput, what carried them, and how long they paused.
 ///
 /// Three streams at most go on at a time. The transfer runs under `partywall run` from the first migration to the last: its connection
-/// begins in memory, and is on TCP from the first migration on. After each return a new connection is opened, which is in memory until the
-/// next migration. The plain stream is the same without Partywall.
+/// begins in memory, is on TCP while the machine is away, and is in memory again after each return. A new connection is opened then, which
+/// does the same in the next round. The plain stream is the same without Partywall.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -89,10 +89,11 @@ fn play(args: &Args, show: &Show, stage: &mut MigrationStage) -> Result<Migratio
     let mut figures = MigrationFigures::new(stage, args.rate);
     let mobility = stage.mobility()?;
     show.say(&format!(
-        "   Debian's kernel {}, {}, {}; a is {}, its neighbour b is {}",
+        "   Debian's kernel {}, {}, {}; the hosts' bridges are joined by a link of {} Mbit/s; a is {}, its neighbour b is {}",
         stage.kernel(),
         stage.accel(),
         stage.network().kind(),
+        stage.link_megabits(),
         mobility[0],
         mobility[1]
     ));
@@ -113,7 +114,7 @@ fn play(args: &Args, show: &Show, stage: &mut MigrationStage) -> Result<Migratio
     for round in 1..=args.rounds {
         for direction in [HopDirection::Away, HopDirection::Back] {
             show.step(&format!("Round {round} of {}: {direction}", args.rounds));
-            show.command("", "partywall vm migrate a --to unix:incoming");
+            show.command("", "partywall vm migrate a --to tcp:HOST:PORT");
             show.busy("migrating");
             let hop = hop(stage, round)?;
             print_hop(show, stage, &hop);
