@@ -43,9 +43,10 @@ impl PortSpec {
         folder.join(format!("{}.port", self.name))
     }
 
-    /// Whether the port `there` is what is wanted here: with the same limits, or none are wanted here.
+    /// Whether the port `there` is what is wanted here: with the same limits, or none are wanted here. No owner agrees with any owner.
     pub fn agrees(&self, there: &Self) -> Result<(), VhostError> {
-        if self == there || *self == Self::new(&there.name) {
+        let wanted = Self { owner: self.owner.or(there.owner), ..self.clone() };
+        if wanted == *there || *self == Self::new(&there.name) {
             return Ok(());
         }
         let why = "there is a port of this name with other limits; remove it first, or leave the limits out";
@@ -262,5 +263,8 @@ mod tests {
         assert!(there.agrees(&there).is_ok() && PortSpec::new("a").agrees(&there).is_ok());
         assert!(PortSpec { rate: Some(2000), ..PortSpec::new("a") }.agrees(&there).is_err());
         assert!(there.agrees(&PortSpec::new("a")).is_err(), "limits that are wanted and not there");
+        let owned = PortSpec { owner: Some(7), ..there.clone() };
+        assert!(there.agrees(&owned).is_ok() && owned.agrees(&there).is_err());
+        assert!(PortSpec { owner: Some(8), ..there }.agrees(&owned).is_err());
     }
 }

@@ -46,4 +46,4 @@ mod user;
 pub use counters::PortCounters;
 pub use error::VhostError;
 pub use handle::RequestHandle;
-pub use user::user_number;
+pub use user::{check_access, machine_user, user_number};

@@ -1,4 +1,9 @@
-//! Users on a command line.
+//! Users: on a command line, and of a machine's QEMU.
+
+use crate::VhostError;
+use partywall_vm::qmp::Qmp;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// The number of a user, from a number or a name.
 pub fn user_number(text: &str) -> Result<u32, String> {
@@ -9,9 +14,51 @@ pub fn user_number(text: &str) -> Result<u32, String> {
     user.map(|user| user.uid.as_raw()).ok_or_else(|| format!("there is no user {text}"))
 }
 
+/// The user of a machine's QEMU, by its monitor. QEMU connects to sockets of back ends as this user.
+pub fn machine_user(monitor: &Path) -> Result<u32, VhostError> {
+    let user = Qmp::connect(monitor).and_then(|qmp| qmp.user());
+    let user = user.map_err(|e| VhostError::Refused(e.to_string()))?;
+    if user != 0 {
+        return Ok(user);
+    }
+    // A process of root may have made the socket for the QEMU of another user. Then the socket belongs to that user.
+    std::fs::metadata(monitor).map(|there| there.uid()).map_err(VhostError::file("look at", monitor))
+}
+
+/// Checks that the QEMU of `user` may connect to the socket of a back end. A QEMU that may not would wait for the back end in its main
+/// loop, and its machine would stand still. `remedy` is a part of the error.
+pub fn check_access(socket: &Path, user: u32, remedy: &str) -> Result<(), VhostError> {
+    let there = std::fs::metadata(socket).map_err(VhostError::file("look at", socket))?;
+    // Rights of groups, and the mask of an access control list, are not judged here.
+    if user == 0 || there.uid() == user || there.mode() & 0o077 != 0 {
+        return Ok(());
+    }
+    let (path, owner) = (socket.display(), there.uid());
+    let why = "the machine's QEMU runs as another user than the one that may connect";
+    Err(VhostError::Refused(format!("{why}: {path} belongs to user {owner}, and QEMU to user {user}; {remedy}")))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::user_number;
+    use super::{check_access, user_number};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn private_socket_of_another_user_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.port");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let set = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let own = path.metadata().unwrap().uid();
+        set(0o600);
+        assert!(check_access(&path, own, "").is_ok() && check_access(&path, 0, "").is_ok());
+        let refused = check_access(&path, own + 1, "use --owner").unwrap_err().to_string();
+        let expected = format!("belongs to user {own}, and QEMU to user {}; use --owner", own + 1);
+        assert!(refused.ends_with(&expected), "{refused}");
+        set(0o660);
+        assert!(check_access(&path, own + 1, "").is_ok());
+    }
 
     #[test]
     fn user_is_named_by_number_or_name() {

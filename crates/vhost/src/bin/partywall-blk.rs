@@ -3,14 +3,13 @@
 use clap::{Parser, Subcommand};
 use partywall::{Domain, Group};
 use partywall_terminal::{printable, table};
-use partywall_vhost::VhostError;
 use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
 use partywall_vhost::disk::engine::DiskEngine;
 use partywall_vhost::disk::exported::{DiskExport, DiskExportOptions, ImportOptions, ImportedDisk};
 use partywall_vhost::disk::{DiskOptions, FaultRule, MOST_QUEUES, attach, background};
+use partywall_vhost::{VhostError, check_access, machine_user};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -116,13 +115,16 @@ impl PluggedArgs {
         }
     }
 
-    /// Starts the back end of an exported disk, whose socket belongs to the user of the machine's QEMU.
-    fn start(&self, socket: &Path) -> Result<(), VhostError> {
+    /// Starts the back end of an exported disk, whose socket belongs to `user`.
+    fn start(&self, socket: &Path, user: u32) -> Result<(), VhostError> {
         let Some(target) = &self.from else { return Ok(()) };
         let program = std::env::current_exe().map_err(VhostError::file_error("find", "partywall-blk"))?;
-        let owner =
-            std::fs::metadata(&self.qmp).map_err(VhostError::file_error("look at", &self.qmp))?.uid().to_string();
-        let mut words = vec!["serve", "--from", target, "--owner", &owner];
+        let owner = user.to_string();
+        let mut words = vec!["serve", "--from", target];
+        // The rights of root need no owner.
+        if user != 0 {
+            words.extend(["--owner", &owner]);
+        }
         let broker = self.broker.as_ref().map(|broker| broker.to_string_lossy().into_owned());
         if let Some(broker) = &broker {
             words.extend(["--broker", broker]);
@@ -250,9 +252,11 @@ fn run(command: BlkCommand) -> Result<(), VhostError> {
         }
         BlkCommand::Attach { disk, queues } => {
             let socket = disk.socket()?;
-            disk.start(&socket)?;
+            let user = machine_user(&disk.qmp)?;
+            disk.start(&socket, user)?;
             let report = || report(&control::ask(&socket, &DiskControl::Show)?);
             report()?;
+            check_access(&socket, user, "start its back end again with --owner")?;
             let is_taken = || Ok(report()?.occupied);
             let plugged = attach::plug(&disk.qmp, &socket, queues, is_taken)?;
             say(format_args!(

@@ -5,7 +5,7 @@ use partywall_terminal::{printable, table};
 use partywall_vhost::control::{self, ControlRequest, FoundSwitch, PortReport, PortSpec, SwitchReport};
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
-use partywall_vhost::{VhostError, attach};
+use partywall_vhost::{VhostError, attach, check_access, machine_user};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
@@ -151,7 +151,7 @@ struct PortArgs {
     /// Bytes a second that the port may send, with K, M or G [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
     rate: Option<u64>,
-    /// The user whose QEMU may connect [default: the switch's own]
+    /// The user whose QEMU may connect [default: the user of the machine's QEMU for `attach`, otherwise the user of the switch]
     #[arg(long, value_name = "USER", value_parser = partywall_vhost::user_number)]
     owner: Option<u32>,
 }
@@ -243,20 +243,28 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
                 let there = report(&control::ask(&folder, &ControlRequest::Show)?)?;
                 Ok(there.ports.into_iter().find(|row| row.port.name == port.port))
             };
-            let spec = port.spec();
+            let mut spec = port.spec();
             let mut mac = port.mac.first().copied();
             let there = find()?;
             let is_new = there.is_none();
+            let user = machine_user(qmp)?;
             match there {
                 Some(row) => {
                     spec.agrees(&row.port)?;
                     mac = row.port.mac.first().copied();
                 }
-                None => drop(control::ask(&folder, &ControlRequest::Add { port: spec.clone() })?),
+                None => {
+                    // The rights of root need no owner.
+                    spec.owner = spec.owner.or((user != 0).then_some(user));
+                    control::ask(&folder, &ControlRequest::Add { port: spec.clone() })?;
+                }
             }
+            let socket = spec.socket(&folder);
             let is_taken = || Ok(find()?.is_some_and(|row| row.occupied));
-            let plugged =
-                attach::plug(qmp, (switch, &port.port), &spec.socket(&folder), mac, is_taken).inspect_err(|_| {
+            let remedy = "remove the port, and attach again without --owner";
+            let plugged = check_access(&socket, user, remedy)
+                .and_then(|()| attach::plug(qmp, (switch, &port.port), &socket, mac, is_taken))
+                .inspect_err(|_| {
                     if is_new {
                         let _ = control::ask(&folder, &ControlRequest::Remove { name: port.port.clone() });
                     }
