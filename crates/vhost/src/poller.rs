@@ -17,6 +17,8 @@ pub(crate) struct WatchSet(Arc<OwnedFd>);
 #[derive(Debug)]
 pub(crate) struct Watched<F: AsFd> {
     poller: WatchSet,
+    token: u64,
+    paused: bool,
     fd: F,
 }
 
@@ -29,7 +31,7 @@ impl WatchSet {
     /// Watches a descriptor for input, and for its peer's end.
     pub(crate) fn watch<F: AsFd>(&self, fd: F, token: u64) -> Result<Watched<F>, VhostError> {
         self.add(&fd, token)?;
-        Ok(Watched { poller: self.clone(), fd })
+        Ok(Watched { poller: self.clone(), token, paused: false, fd })
     }
 
     /// As [`Self::watch`], for a descriptor that its owner takes out again, or closes as its only holder.
@@ -68,6 +70,26 @@ impl WatchSet {
 impl<F: AsFd> Watched<F> {
     pub(crate) fn get(&self) -> &F {
         &self.fd
+    }
+
+    /// Leaves the set until [`Self::resume`]: its input waits, and wakes nobody.
+    pub(crate) fn pause(&mut self) {
+        if !self.paused {
+            self.poller.remove(&self.fd);
+            self.paused = true;
+        }
+    }
+
+    /// Returns to the set. If that fails, it is still paused.
+    pub(crate) fn resume(&mut self) {
+        if self.paused {
+            self.paused = self.poller.add(&self.fd, self.token).is_err();
+        }
+    }
+
+    /// Whether it is not in the set.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
     }
 }
 

@@ -71,6 +71,21 @@ impl TapDevice {
         rustix::io::read(self.fd.get(), into).ok().filter(|length| *length > LONG)
     }
 
+    /// Frames that come do not wake the loop until [`Self::resume`]. They wait in the device's queue.
+    pub(crate) fn pause(&mut self) {
+        self.fd.pause();
+    }
+
+    /// Frames that come wake the loop again.
+    pub(crate) fn resume(&mut self) {
+        self.fd.resume();
+    }
+
+    /// Whether frames that come do not wake the loop.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.fd.is_paused()
+    }
+
     /// Sends a frame with its header; `false` if the device has no room or refuses it.
     pub(crate) fn send(&self, frame: &[u8]) -> bool {
         loop {

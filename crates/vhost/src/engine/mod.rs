@@ -68,7 +68,15 @@ impl EngineOptions {
 #[derive(Debug)]
 enum PortEnd {
     Card(Box<Card>),
-    Uplink { device: TapDevice, waiting: Option<(usize, card::Parked)>, buffer: Box<[u8]> },
+    Uplink { device: TapDevice, waiting: Option<WaitingUplink>, buffer: Box<[u8]> },
+}
+
+/// An uplink from which nothing is read for a while.
+#[derive(Debug, Clone, Copy)]
+struct WaitingUplink {
+    /// The length of the frame in its buffer that was read, and not handed over.
+    frame: Option<usize>,
+    parked: card::Parked,
 }
 
 #[derive(Debug)]
@@ -290,11 +298,16 @@ impl Engine {
         let mut found = false;
         let mut awaited = Vec::new();
         for port in self.ports.values_mut() {
-            let PortEnd::Card(card) = &mut port.end else {
-                if let PortEnd::Uplink { waiting: Some((_, parked)), .. } = &port.end {
-                    awaited.extend(parked.on);
+            let card = match &mut port.end {
+                PortEnd::Card(card) => card,
+                PortEnd::Uplink { device, waiting, .. } => {
+                    // The frames in its queue would end each sleep at once.
+                    if let Some(waiting) = waiting {
+                        device.pause();
+                        awaited.extend(waiting.parked.on);
+                    }
+                    continue;
                 }
-                continue;
             };
             let parked = card.parked;
             let Some(session) = &mut card.session else { continue };
@@ -324,9 +337,12 @@ impl Engine {
     fn next_deadline(&self, now: u64) -> u64 {
         let ends = self.ports.values().flat_map(|port| match &port.end {
             PortEnd::Card(card) => card.parked.iter().flatten().map(|parked| parked.until).min(),
-            PortEnd::Uplink { waiting, .. } => waiting.map(|(_, parked)| parked.until),
+            PortEnd::Uplink { waiting, .. } => waiting.map(|waiting| waiting.parked.until),
         });
-        let paused = self.ports.values().any(|port| matches!(&port.end, PortEnd::Card(card) if card.is_paused()));
+        let paused = self.ports.values().any(|port| match &port.end {
+            PortEnd::Card(card) => card.is_paused(),
+            PortEnd::Uplink { device, waiting, .. } => waiting.is_none() && device.is_paused(),
+        });
         let longest = if paused { TICK } else { UNLIMITED };
         ends.min().map_or(longest, |end| end.saturating_sub(now).clamp(1, TICK))
     }

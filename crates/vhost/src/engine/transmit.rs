@@ -1,6 +1,6 @@
 //! The frames that a port sends: taken from its queue, checked, and handed over.
 
-use super::{Engine, EnginePort, PortEnd, SpentWork};
+use super::{Engine, EnginePort, PortEnd, SpentWork, WaitingUplink};
 use crate::VhostError;
 use crate::card::{CardFormat, PAIRS, Parked};
 use crate::chain::ChainBuffers;
@@ -244,16 +244,23 @@ impl Engine {
         let PortEnd::Uplink { device, waiting, buffer } = &mut port.end else { return false };
         let mut expired = None;
         let mut again = None;
-        if let Some((length, parked)) = *waiting {
+        if let Some(WaitingUplink { frame, parked }) = *waiting {
             if !self.may_go_on(parked, now) {
                 return false;
             }
             *waiting = None;
             expired = self.waited(parked, now);
-            again = Some(length);
+            again = frame;
         }
+        device.resume();
         let (mut frames, mut bytes) = (0, 0);
         while frames < TURN_FRAMES && bytes < TURN_BYTES {
+            let wait = port.rate.as_mut().map_or(0, |rate| rate.wait(now));
+            if wait > 0 {
+                let parked = Parked { since: now, until: now.saturating_add(wait), on: None };
+                *waiting = Some(WaitingUplink { frame: again.take(), parked });
+                break;
+            }
             let Some(length) = again.take().or_else(|| device.receive(buffer)) else { break };
             frames += 1;
             let (start, frame) = buffer[..length].split_at(LONG);
@@ -269,8 +276,12 @@ impl Engine {
             if let Handed::Full(to, queue, seen) = handed {
                 port.counters.held += 1;
                 let until = now + nanoseconds(self.options.hold);
-                *waiting = Some((length, Parked { since: now, until, on: Some((to, queue, seen)) }));
+                let parked = Parked { since: now, until, on: Some((to, queue, seen)) };
+                *waiting = Some(WaitingUplink { frame: Some(length), parked });
                 break;
+            }
+            if let Some(rate) = &mut port.rate {
+                rate.take(now, (frame.len() + SEGMENT * self.spent.segments) as u64);
             }
             bytes += frame.len().max(self.spent.bytes) + SEGMENT * self.spent.segments;
             port.counters.sent += 1;

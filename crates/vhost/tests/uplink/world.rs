@@ -1,0 +1,134 @@
+//! Network namespaces, and a switch in one of them.
+
+use crate::common::HANG;
+use partywall_vhost::driver::{DriverOptions, GuestDriver};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A process that ends with the test.
+pub(crate) struct Guarded(pub(crate) Child);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether this can be tested; otherwise it prints what is missing.
+pub(crate) fn is_possible() -> bool {
+    let found =
+        |name: &&&str| ["/bin", "/sbin", "/usr/bin", "/usr/sbin"].iter().any(|at| Path::new(at).join(name).exists());
+    let missing = ["unshare", "nsenter", "ip", "python3"].iter().find(|name| !found(name));
+    if rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists() && missing.is_none() {
+        return true;
+    }
+    println!("skipped: an uplink needs root, /dev/net/tun, unshare, nsenter, ip and python3 (missing: {missing:?})");
+    false
+}
+
+/// A network namespace, with a process that keeps it.
+pub(crate) struct Namespace(Guarded);
+
+impl Namespace {
+    pub(crate) fn new() -> Self {
+        let sleep = Command::new("unshare").args(["--net", "sleep", "infinity"]).stdin(Stdio::null()).spawn().unwrap();
+        let this = Self(Guarded(sleep));
+        let comm = format!("/proc/{}/comm", this.pid());
+        wait_until("the namespace is made", || std::fs::read_to_string(&comm).unwrap() == "sleep\n");
+        this
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.0.id()
+    }
+
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.pid())).arg(program);
+        command
+    }
+
+    /// Whether `ip` succeeds with these words, and what it prints.
+    pub(crate) fn try_ip(&self, words: &str) -> (bool, String) {
+        let done = self.command("ip").args(words.split(' ')).output().unwrap();
+        let text = [done.stdout, done.stderr].concat();
+        (done.status.success(), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    pub(crate) fn ip(&self, words: &str) -> String {
+        let (done, text) = self.try_ip(words);
+        assert!(done, "ip {words}: {text}");
+        text
+    }
+}
+
+/// A switch, its folder, and the namespace that it runs in.
+pub(crate) struct Host {
+    pub(crate) namespace: Namespace,
+    folder: tempfile::TempDir,
+    switch: Option<Guarded>,
+}
+
+impl Host {
+    pub(crate) fn new() -> Self {
+        let mut this = Self { namespace: Namespace::new(), folder: tempfile::tempdir().unwrap(), switch: None };
+        this.start();
+        this
+    }
+
+    pub(crate) fn start(&mut self) {
+        let log = std::fs::File::options().create(true).append(true).open(self.folder.path().join("log")).unwrap();
+        let mut command = self.command();
+        let switch = command.args(["run", "lan"]).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        self.switch = Some(Guarded(switch));
+        wait_until("the switch answers", || {
+            let pid = self.switch_pid();
+            assert!(Path::new(&format!("/proc/{pid}/exe")).exists(), "{}", self.log());
+            self.command().args(["show", "lan"]).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+        });
+    }
+
+    fn command(&self) -> Command {
+        let mut command = self.namespace.command(env!("CARGO_BIN_EXE_partywall-net"));
+        command.arg("--folder").arg(self.folder.path()).env_remove("RUST_LOG");
+        command
+    }
+
+    pub(crate) fn switch_pid(&self) -> u32 {
+        self.switch.as_ref().unwrap().0.id()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap()
+    }
+
+    pub(crate) fn ask(&self, words: &[&str]) -> String {
+        let done = self.command().args(words).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+
+    pub(crate) fn driver(&self, port: &str) -> GuestDriver {
+        let path = self.folder.path().join(format!("lan/{port}.port"));
+        GuestDriver::connect(&path, DriverOptions::default()).unwrap()
+    }
+}
+
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + HANG;
+    while !done() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The processor time of a process.
+pub(crate) fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // Behind the name, which is in parentheses, the state is the first word.
+    let words: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = words[11..13].iter().map(|word| word.parse::<u64>().unwrap()).sum();
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
