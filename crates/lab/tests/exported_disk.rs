@@ -1,5 +1,5 @@
 //! `partywall blk export` in a guest: another guest, which has nothing of Partywall inside, has the disk as an ordinary virtio disk. The
-//! exporter and the back end are killed under load.
+//! exporter, the back end and the broker are killed under load.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -23,16 +23,16 @@ fn target() -> String {
     format!("a.store:{}", service())
 }
 
-fn start_export(guest: &Guest) -> Running<'_> {
-    start_export_as(guest, "store", "/tmp/disk.raw")
+fn start_export<'a>(guest: &'a Guest, more: &str) -> Running<'a> {
+    start_export_as(guest, "store", "/dev/vda", more)
 }
 
-fn start_export_as<'a>(guest: &'a Guest, domain: &str, file: &str) -> Running<'a> {
-    let line = format!("partywall blk export {} {file} --domain {domain} > {file}.log 2>&1", service());
-    guest.sh(&format!(": > {file}.log"));
+fn start_export_as<'a>(guest: &'a Guest, domain: &str, path: &str, more: &str) -> Running<'a> {
+    let line = format!("partywall blk export {} {path} --domain {domain} {more} > /tmp/{domain}.log 2>&1", service());
+    guest.sh(&format!(": > /tmp/{domain}.log"));
     let running = guest.start(&["sh", "-c", &format!("exec {line}")]).unwrap();
     let deadline = Instant::now() + HANG;
-    let log = format!("cat {file}.log");
+    let log = format!("cat /tmp/{domain}.log");
     while !guest.sh(&log).contains("exporting") {
         assert!(Instant::now() < deadline, "{}", guest.sh(&log));
     }
@@ -88,52 +88,71 @@ fn report(world: &World, name: &str) -> u64 {
 fn disk_of_one_guest_is_used_by_another_through_kills() {
     let blk = program("partywall-vhost", "partywall-blk");
     let image = ImageOptions::default().program(blk, "partywall-blk").module("virtio_blk");
-    let world = World::with("exported-disk", image);
-    let [a, b] = world.boot_as([GuestOptions::new("a"), GuestOptions::new("b").shared_memory()]);
+    let mut world = World::with("exported-disk", image);
+    std::fs::File::create(world.path("disk.raw")).unwrap().set_len(16 * MIB).unwrap();
+    let drive = format!("file={},if=none,id=disk,format=raw", world.path("disk.raw").display());
+    let store = GuestOptions::new("a").arguments(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"]);
+    let [a, b] = world.boot_as([store, GuestOptions::new("b").shared_memory()]);
     let said = world.attach(&a);
     assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), world.log());
     world.wait_ready(1);
-    a.sh("truncate -s 12M /tmp/disk.raw");
-    let mut export = start_export(&a);
-    let mut back_end = start_back_end(&world);
+    let export = start_export(&a, "");
+    let back_end = start_back_end(&world);
     plug(&world, &b, "attach", world.path("disk.sock").to_str().unwrap());
     wait_for(&b, "vda");
-    assert_eq!(b.sh("cat /sys/block/vda/size").trim(), (12 * MIB / 512).to_string());
+    assert_eq!(b.sh("cat /sys/block/vda/size").trim(), (16 * MIB / 512).to_string());
 
-    // Each part is written and flushed, through a kill of the exporter and one of the back end. The guest keeps the sums alone: its files are in its
-    // memory, which has little room.
+    // Each part is written and flushed, through kills of the exporter, of the back end and of the broker. The exporter that comes back bypasses its
+    // page cache. The guest keeps the sums alone: its files are in its memory, which has little room.
     let load = "set -e
-        for n in 0 1 2 3 4 5; do
+        for n in 0 1 2 3 4 5 6 7; do
             dd if=/dev/urandom of=/tmp/part bs=64k count=32 2>/dev/null
             dd if=/tmp/part of=/dev/vda bs=64k seek=$((n*32)) conv=fsync 2>/dev/null
             sha256sum < /tmp/part >> /tmp/sums
             echo $n > /tmp/progress
         done";
-    let sums = "for n in 0 1 2 3 4 5; do dd if=DISK bs=64k skip=$((n*32)) count=32 2>/dev/null | sha256sum; done";
-    let (sums_b, sums_a) = (sums.replace("DISK", "/dev/vda"), sums.replace("DISK", "/tmp/disk.raw"));
+    let sums = "for n in 0 1 2 3 4 5 6 7; do dd if=DISK bs=64k skip=$((n*32)) count=32 2>/dev/null | sha256sum; done";
+    let (sums_b, sums_a) = (sums.replace("DISK", "/dev/vda"), sums.replace("if=DISK", "if=/dev/vda iflag=direct"));
     let running = b.start(&["sh", "-c", load]).unwrap();
-    for (n, exporter) in [(0, true), (2, false)] {
+    let reaches = |n: u32| {
         b.sh(&format!("while [ ! -s /tmp/progress ] || [ $(cat /tmp/progress) -lt {n} ]; do sleep 0.02; done"));
-        if exporter {
-            a.sh("killall -9 partywall-blk");
-            export.wait(HANG).unwrap();
-            export = start_export(&a);
-        } else {
-            drop(back_end);
-            back_end = start_back_end(&world);
-        }
+    };
+    reaches(0);
+    a.sh("killall -9 partywall-blk");
+    export.wait(HANG).unwrap();
+    let export = start_export(&a, "--direct");
+    reaches(2);
+    drop(back_end);
+    let back_end = start_back_end(&world);
+    reaches(4);
+    let deadline = Instant::now() + HANG;
+    while report(&world, "under_way") == 0 {
+        assert!(Instant::now() < deadline, "no request is in flight when the broker is killed");
     }
+    world.kill_broker();
+    world.start_broker();
     let end = running.wait(HANG).unwrap();
-    assert_eq!(end.status, 0, "the guest has seen an error of its disk: {}", a.sh("cat /tmp/disk.raw.log"));
-    b.sh("echo 3 > /proc/sys/vm/drop_caches");
+    assert_eq!(end.status, 0, "the guest has seen an error of its disk: {}", a.sh("cat /tmp/store.log"));
+    for guest in [&a, &b] {
+        guest.sh("sync; echo 3 > /proc/sys/vm/drop_caches");
+    }
     let written = b.sh("cat /tmp/sums");
-    assert_eq!(written.lines().count(), 6);
+    assert_eq!(written.lines().count(), 8);
+    let bytes = || ["read_bytes", "written_bytes", "copied_bytes"].map(|name| report(&world, name));
+    let before = bytes();
+    b.sh("dd if=/tmp/part of=/dev/vda bs=64k seek=224 oflag=direct conv=fsync 2>/dev/null");
     assert_eq!(b.sh(&sums_b), written);
+    let after = bytes();
+    let [read, wrote, copied]: [u64; 3] = std::array::from_fn(|n| after[n] - before[n]);
+    assert!(
+        read >= 16 * MIB && wrote == 2 * MIB && copied == read + wrote,
+        "{read} read, {wrote} written, {copied} copied"
+    );
+    // What b has read is not in the page cache of a.
+    let cached: u64 = a.sh("sed -n 's/^Buffers: *\\([0-9]*\\).*/\\1/p' /proc/meminfo").trim().parse().unwrap();
+    assert!(cached < 1024, "{cached} KiB");
     assert_eq!(a.sh(&sums_a), written);
     assert_eq!(b.sh("dmesg | grep -ciE 'i/o error' || true").trim(), "0");
-    // What the second back end has read and written was copied once.
-    assert_eq!(report(&world, "copied_bytes"), report(&world, "read_bytes") + report(&world, "written_bytes"));
-    assert!(report(&world, "read_bytes") >= 12 * MIB);
     // The same with a back end in the background.
     plug(&world, &b, "detach", world.path("disk.sock").to_str().unwrap());
     drop(back_end);
@@ -163,7 +182,7 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
     let add = |disk: &str, device: &str| {
         let file = format!("/tmp/{disk}.raw");
         a.sh(&format!("truncate -s 8M {file}"));
-        let export = start_export_as(&a, disk, &file);
+        let export = start_export_as(&a, disk, &file, "");
         // A request that gets no memory within this time fails.
         let back_end = start_back_end_of(&world, &format!("a.{disk}:{}", service()), &format!("{disk}.sock"), "10");
         plug(&world, &b, "attach", world.path(&format!("{disk}.sock")).to_str().unwrap());
@@ -192,7 +211,7 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
         assert_eq!(a.sh("cat /tmp/sum"), b.sh("sha256sum < /tmp/part"));
     }
     b.sh("rm -f /tmp/done.*; while [ $(ls /tmp | grep -c ^done) -lt 8 ]; do sleep 0.05; done; : > /tmp/stop");
-    assert_eq!(running.wait(HANG).unwrap().status, 0, "{}", a.sh("cat /tmp/first.raw.log"));
+    assert_eq!(running.wait(HANG).unwrap().status, 0, "{}", a.sh("cat /tmp/first.log"));
     assert_eq!(b.sh("dmesg | grep -ciE 'i/o error' || true").trim(), "0");
     drop(disks);
 }
