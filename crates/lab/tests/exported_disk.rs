@@ -79,7 +79,11 @@ fn wait_for(guest: &Guest, device: &str) {
 }
 
 fn report(world: &World, name: &str) -> u64 {
-    let shown = world.command(&["blk", "show", "--json", "--socket"]).arg(world.path("disk.sock")).output().unwrap();
+    report_of(world, "disk.sock", name)
+}
+
+fn report_of(world: &World, socket: &str, name: &str) -> u64 {
+    let shown = world.command(&["blk", "show", "--json", "--socket"]).arg(world.path(socket)).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
     report[name].as_u64().or(report["counters"][name].as_u64()).unwrap()
 }
@@ -168,7 +172,7 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
     drop((export, background));
 }
 
-/// The disks of one guest share its windows. The first disk is under load before the others come.
+/// The disks of one guest share its windows. The first disk is under load before the others come, and while requests of another one fail.
 #[test]
 fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
     let blk = program("partywall-vhost", "partywall-blk");
@@ -189,6 +193,8 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
         wait_for(&b, device);
         (export, back_end)
     };
+    // The file of the third disk lies in a file system that has less room.
+    a.sh("mkdir /tmp/small; mount -t tmpfs -o size=6M small /tmp/small; ln -s /tmp/small/third.raw /tmp");
     disks.push(add("first", "vda"));
     // Long requests, more than the back end has connections for.
     let load = "all=; for n in 0 1 2 3 4 5 6 7; do
@@ -210,8 +216,27 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
         a.sh(&format!("dd if=/tmp/{disk}.raw bs=1M count=4 2>/dev/null | sha256sum > /tmp/sum"));
         assert_eq!(a.sh("cat /tmp/sum"), b.sh("sha256sum < /tmp/part"));
     }
+    full_disk_and_lost_sectors_fail_single_requests(&world, [&a, &b]);
     b.sh("rm -f /tmp/done.*; while [ $(ls /tmp | grep -c ^done) -lt 8 ]; do sleep 0.05; done; : > /tmp/stop");
     assert_eq!(running.wait(HANG).unwrap().status, 0, "{}", a.sh("cat /tmp/first.log"));
-    assert_eq!(b.sh("dmesg | grep -ciE 'i/o error' || true").trim(), "0");
+    assert_eq!(b.sh("dmesg | grep -iE 'i/o error' | grep -cv 'dev vdc' || true").trim(), "0");
     drop(disks);
+}
+
+/// The file below `vdc` has 8 MiB, and room for 6 MiB. Then it loses what is behind its first 2 MiB. Requests fail only where there is no room, and
+/// where nothing is.
+fn full_disk_and_lost_sectors_fail_single_requests(world: &World, [a, b]: [&Guest; 2]) {
+    let fails = |line: &str| {
+        let failed = b.run(&["sh", "-c", &format!("dd {line} 2>&1")]).unwrap();
+        assert!(failed.status != 0 && failed.text().contains("Input/output error"), "{line}: {}", failed.text());
+    };
+    let is_as_written = "dd if=/dev/vdc bs=1M count=2 iflag=direct 2>/dev/null | cmp - /tmp/first";
+    b.sh("dd if=/dev/urandom of=/tmp/first bs=1M count=2 2>/dev/null");
+    fails("if=/tmp/part of=/dev/vdc bs=1M seek=4 oflag=direct");
+    b.sh("dd if=/tmp/first of=/dev/vdc bs=1M oflag=direct conv=fsync 2>/dev/null");
+    b.sh(is_as_written);
+    a.sh("truncate -s 2M /tmp/third.raw");
+    fails("if=/dev/vdc of=/dev/null bs=1M skip=3 count=1 iflag=direct");
+    b.sh(is_as_written);
+    assert!(report_of(world, "third.sock", "failed") >= 2);
 }
