@@ -1,5 +1,5 @@
 //! A write of one guest that goes through a second guest to the disks of a third. The back ends copy it once: what lies in a group is passed on
-//! where it is. The second guest has a linear device or a RAID 1 over the disks of the third.
+//! where it is. The second guest has a linear device, a RAID 0 or a RAID 1 over the disks of the third.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -15,6 +15,8 @@ use std::time::Instant;
 use world::{HANG, Inside, Process, World, program};
 
 const MIB: u64 = 1 << 20;
+/// A chunk of RAID 0, and the length of a request.
+const CHUNK: usize = 64 << 10;
 const MDADM: &str = "/sbin/mdadm";
 const POLICY: &str = "[[group]]\nname = \"pool\"\nmachines = [\"b\", \"c\"]\n\
     domains = [\"outer\", \"inner0\", \"inner1\"]\nroom = \"16M\"\n";
@@ -68,6 +70,16 @@ fn written(world: &World, domain: &str) -> [u64; 3] {
 
 fn difference(now: [u64; 3], before: [u64; 3]) -> [u64; 3] {
     std::array::from_fn(|n| now[n] - before[n])
+}
+
+/// A chunk of the device at which data is written, and for each disk behind it the chunk at which it then has which part of the data.
+fn places(level: &str, data: &[u8]) -> (u64, Vec<(&'static str, u64, Vec<u8>)>) {
+    let every_second = |first| data.chunks(CHUNK).skip(first).step_by(2).collect::<Vec<_>>().concat();
+    match level {
+        "linear" => (0, vec![("d0", 0, data.to_vec())]),
+        "0" => (128, vec![("d0", 64, every_second(0)), ("d1", 64, every_second(1))]),
+        _ => (32, vec![("d0", 32, data.to_vec()), ("d1", 32, data.to_vec())]),
+    }
 }
 
 /// The first back end is killed, and then one of the others. Their successors go on, and no machine sees an error.
@@ -133,7 +145,8 @@ fn write_through_three_machines_is_copied_once() {
         return;
     }
     let blk = program("partywall-vhost", "partywall-blk");
-    let image = ["virtio_blk", "md_mod", "linear", "raid1"].iter().fold(ImageOptions::default(), |i, m| i.module(m));
+    let image =
+        ["virtio_blk", "md_mod", "linear", "raid0", "raid1"].iter().fold(ImageOptions::default(), |i, m| i.module(m));
     let image = image.program(blk, "partywall-blk").program(MDADM, "mdadm");
     let mut world = World::with("passed-disk", image);
     world.kill_broker();
@@ -162,17 +175,16 @@ fn write_through_three_machines_is_copied_once() {
     let mut random = vec![0; MIB as usize];
     std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut random).unwrap();
     a.put(&random, "/tmp/part", 0o644).unwrap();
-    for (level, disks) in [("linear", 1), ("1", 2)] {
-        let assume = if level == "1" { "--assume-clean" } else { "" };
+    for (level, more, times) in [("linear", "", 1), ("0", "--chunk=64", 1), ("1", "--assume-clean", 2)] {
         b.sh(&format!(
-            "mkdir -p /run/mdadm; mdadm --build /dev/md0 --level={level} --raid-devices=2 {assume} /dev/vda /dev/vdb > /tmp/mdadm.log 2>&1 || {{ cat /tmp/mdadm.log; exit 1; }}"
+            "mkdir -p /run/mdadm; mdadm --build /dev/md0 --level={level} --raid-devices=2 {more} /dev/vda /dev/vdb > /tmp/mdadm.log 2>&1 || {{ cat /tmp/mdadm.log; exit 1; }}"
         ));
         export(&b, "md", "/dev/md0");
         let outer = serve(&world, "outer", "b.disks-md:md", &[]);
         plug(&world, &a, "outer", "vda");
         let all = || ["outer", "inner0", "inner1"].map(|domain| written(&world, domain));
         let before = all();
-        let seek = if level == "1" { 32 } else { 0 };
+        let (seek, places) = places(level, &random);
         a.sh(&format!("dd if=/tmp/part of=/dev/vda bs=64k seek={seek} oflag=direct conv=fsync 2>/dev/null"));
         let after = all();
         let [first, second, third] = std::array::from_fn(|n| difference(after[n], before[n]));
@@ -183,12 +195,12 @@ fn write_through_three_machines_is_copied_once() {
             "the first back end copies each byte once, {}",
             b.sh("cat /tmp/md.log; dmesg | tail")
         );
-        let passed = disks * MIB;
+        let passed = times * MIB;
         assert_eq!([0, 1, 2].map(|n| second[n] + third[n]), [passed, 0, passed], "the others copy none");
-        for disk in ["d0", "d1"].iter().take(disks as usize) {
-            let mut bytes = vec![0; random.len()];
-            std::fs::File::open(world.path(disk)).unwrap().read_exact_at(&mut bytes, seek * (64 << 10)).unwrap();
-            assert!(bytes == random, "level {level}, {disk}");
+        for (disk, at, expected) in places {
+            let mut bytes = vec![0; expected.len()];
+            std::fs::File::open(world.path(disk)).unwrap().read_exact_at(&mut bytes, at * CHUNK as u64).unwrap();
+            assert!(bytes == expected, "level {level}, {disk}");
         }
         let outer = if level == "linear" { data_by_copy_is_written(&world, &a, &random, outer) } else { outer };
         let outer =
