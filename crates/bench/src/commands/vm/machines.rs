@@ -8,7 +8,9 @@
 //! ```
 
 use std::{
+    fmt::Write as _,
     io::{Read, Write},
+    net::Ipv4Addr,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     thread,
@@ -34,6 +36,8 @@ use crate::{
 
 /// The names of the machines, the active side's first.
 const NAMES: [&str; 2] = ["a", "b"];
+/// Their addresses. The broker's list names them, so that datagrams between the machines go by rings.
+const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)];
 /// The name of the bench inside the machines.
 pub(in crate::commands) const PROGRAM: &str = "partywall-bench";
 /// Where a program in a machine finds its broker: the agent's socket.
@@ -86,11 +90,12 @@ impl MeasuredMachines {
     ) -> Result<Self> {
         let network = Network::new().map_err(fault)?;
         let bench = std::env::current_exe().during("finding this program")?;
-        let mut options = PlaygroundOptions::new("bench-vm").window_mib(window >> 20).program(bench, PROGRAM);
+        let mut options =
+            PlaygroundOptions::new("bench-vm").window_mib(window >> 20).policy(&policy()).program(bench, PROGRAM);
         for (path, name) in programs {
             options = options.program(path, &name);
         }
-        for module in ["vfio_pci", "vfio_iommu_type1"].iter().chain(modules) {
+        for module in ["vfio_pci", "vfio_iommu_type1", "udp_diag"].iter().chain(modules) {
             options = options.module(module);
         }
         for name in NAMES {
@@ -101,6 +106,14 @@ impl MeasuredMachines {
             options = options.guest(guest.network(&network).map_err(fault)?);
         }
         let playground = Playground::boot(options, say).map_err(fault)?;
+        for (guest, address) in playground.guests().iter().zip(ADDRESSES) {
+            if guest.address() != Some(address) {
+                let name = guest.name();
+                return Err(BenchError::Transport(format!(
+                    "machine {name} has another address than the broker's list"
+                )));
+            }
+        }
         for port in [BEAT, BYTES] {
             relay(NAMES.map(|name| socket(scratch, name, port)))?;
         }
@@ -155,19 +168,7 @@ impl MeasuredMachines {
         if self.pinned == Some(placement) {
             return Ok(());
         }
-        for (guest, cpu) in self.guests().into_iter().zip([placement.active, placement.passive]) {
-            let mut set = CpuSet::new();
-            set.set(cpu);
-            let threads = format!("/proc/{}/task", guest.pid());
-            for thread in std::fs::read_dir(&threads).during(format!("reading {threads}"))?.flatten() {
-                let id = thread.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
-                match sched_setaffinity(id, &set) {
-                    // The thread has ended meanwhile.
-                    Err(rustix::io::Errno::SRCH) => {}
-                    other => other.during(format!("putting machine {} on processor {cpu}", guest.name()))?,
-                }
-            }
-        }
+        place(self.guests(), placement)?;
         self.pinned = Some(placement);
         Ok(())
     }
@@ -210,6 +211,36 @@ impl MeasuredMachines {
         }
         done
     }
+}
+
+/// The broker's policy: every domain may connect to every other, and the list of networks names the machines' addresses. Datagrams of
+/// machines that the list does not name stay on the kernel.
+fn policy() -> String {
+    let user = rustix::process::geteuid().as_raw();
+    let mut policy = format!("administrators = [{user}]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n");
+    for (name, address) in NAMES.into_iter().zip(ADDRESSES) {
+        // Writing to a string does not fail.
+        let _ = write!(policy, "[[network]]\nmachine = \"{name}\"\naddresses = [\"{address}\"]\n");
+    }
+    policy
+}
+
+/// Puts each machine, with all threads of its QEMU, on a processor.
+pub(super) fn place(guests: [&Guest; 2], placement: Placement) -> Result<()> {
+    for (guest, cpu) in guests.into_iter().zip([placement.active, placement.passive]) {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        let threads = format!("/proc/{}/task", guest.pid());
+        for thread in std::fs::read_dir(&threads).during(format!("reading {threads}"))?.flatten() {
+            let id = thread.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
+            match sched_setaffinity(id, &set) {
+                // The thread has ended meanwhile.
+                Err(rustix::io::Errno::SRCH) => {}
+                other => other.during(format!("putting machine {} on processor {cpu}", guest.name()))?,
+            }
+        }
+    }
+    Ok(())
 }
 
 /// One side of a measurement.
