@@ -22,16 +22,7 @@ pub(crate) fn open(
         .rsplit_once(':')
         .filter(|(d, s)| !d.is_empty() && !s.is_empty())
         .ok_or_else(|| Error::Invalid(format!("`{target}` is not DOMAIN:SERVICE, as in `web:echo`")))?;
-    match open_with(domain, None, (name, service), kind, directions, options, None) {
-        // The peer is on another machine, and so the region must be in the window between them.
-        Err(Error::Refused { code: Refusal::Elsewhere, .. }) => {
-            let ring = memory::window_ring(options.ring_bounds(domain.max_ring())?);
-            let size = memory::region_size(Side::Connecting, directions, ring.0);
-            let place = domain.room(0, name, size)?;
-            open_with(domain, None, (name, service), kind, directions, options, Some(place))
-        }
-        other => other,
-    }
+    open_with(domain, None, (name, service), kind, directions, options)
 }
 
 /// Connects to a service of this host for a domain of another host, which is `client` (protocol H5).
@@ -42,10 +33,30 @@ pub(crate) fn open_for(
     directions: Directions,
     options: &Options,
 ) -> Result<Halves> {
-    open_with(domain, Some(client), target, Kind::Stream, directions, options, None)
+    open_with(domain, Some(client), target, Kind::Stream, directions, options)
 }
 
 fn open_with(
+    domain: &Domain,
+    client: Option<(&str, &str)>,
+    target: (&str, &str),
+    kind: Kind,
+    directions: Directions,
+    options: &Options,
+) -> Result<Halves> {
+    match open_at(domain, client, target, kind, directions, options, None) {
+        // The peer is on another machine, and so the region must be in the window between them.
+        Err(Error::Refused { code: Refusal::Elsewhere, .. }) => {
+            let ring = memory::window_ring(options.ring_bounds(domain.max_ring())?);
+            let size = memory::region_size(Side::Connecting, directions, ring.0);
+            let place = domain.room(0, target.0, size)?;
+            open_at(domain, client, target, kind, directions, options, Some(place))
+        }
+        other => other,
+    }
+}
+
+fn open_at(
     domain: &Domain,
     client: Option<(&str, &str)>,
     (name, service): (&str, &str),

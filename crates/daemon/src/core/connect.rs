@@ -144,20 +144,30 @@ impl<F: Descriptor> Core<F> {
         let (located, geometry) = shape.check()?;
         let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
         let target = self.meant(peer, target);
-        if self.connect_elsewhere((id, request), (&target, &service), shape, &with)? {
+        if self.connect_elsewhere((id, request), (&target, &service), (shape, located, geometry), &with)? {
             return Ok(());
         }
         // The policy comes first: a client that may not connect must not learn whether the target exists.
         let Some(ruling) = self.may_connect(id, &target, &service)? else { return Ok(()) };
-        let Some(region) = with.first() else { return Ok(()) };
         let Some(plan) = self.plan_connect(id, (target, service), shape, located, ruling)? else { return Ok(()) };
+        self.carry_out((id, request), plan, (shape, located, geometry), with)
+    }
+
+    /// Checks the memory of a connection whose request was checked, makes the links, and offers it to the listener.
+    pub(super) fn carry_out(
+        &mut self,
+        (id, request): (SessionId, u32),
+        plan: ConnectPlan,
+        (shape, located, geometry): (Shape, Located, Geometry),
+        mut with: Vec<F>,
+    ) -> Result<(), Refuse> {
+        let Some(region) = with.first() else { return Ok(()) };
         let is_here = plan.here == plan.there;
         let mut kept = None;
         if is_here && plan.here == Origin::Host {
             check_region(region, geometry)?;
             kept = Some(region.clone());
         }
-        let mut with = with.clone();
         let links = make_links(shape.directions.count(), is_here, &mut with)?;
         if !is_here && let Located::Window { base } = located {
             let holder = Holder::Process { domain: plan.from, pid: plan.peer.pid };
@@ -210,23 +220,16 @@ impl<F: Descriptor> Core<F> {
         }
         self.may_wait(to_id, key, bound.session)?;
         let (here, there) = (peer.origin(), to.founder.origin());
-        if here != there {
-            self.may_leave(peer)?;
-            if shape.kind == Kind::Broadcast {
-                // One ring for all, and a window is seen by two.
-                let reason = format!(
-                    "{target}:{service} is a broadcast on another machine; all its subscribers read one ring, which is memory of \
-                     that machine: have it bind messages, which cross, for the programs here"
-                );
-                return refuse(Refusal::Machine, reason);
-            }
-            if located == Located::OwnMemory {
-                let reason = format!("{target} is on another machine: the region must be in a window (protocol G4)");
-                return refuse(Refusal::Elsewhere, reason);
-            }
-        } else if located != Located::OwnMemory {
-            return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
+        if here != there && shape.kind == Kind::Broadcast {
+            self.may_leave(peer, &from.name)?;
+            // One ring for all, and a window is seen by two.
+            let reason = format!(
+                "{target}:{service} is a broadcast on another machine; all its subscribers read one ring, which is memory of that \
+                 machine: have it bind messages, which cross, for the programs here"
+            );
+            return refuse(Refusal::Machine, reason);
         }
+        self.may_be_between(peer, &from.name, (&target, there), located)?;
         let listener = bound.session;
         let (shown, at_home, from) = (from.name.to_string(), peer.sees_what_its_user_has(), from_id);
         let to = to_id;
@@ -245,6 +248,30 @@ impl<F: Descriptor> Core<F> {
             there,
             ruling,
         }))
+    }
+
+    /// Whether the connecting side may have a channel to where its target is, and its region is in a window exactly if it must be.
+    pub(super) fn may_be_between(
+        &self,
+        peer: Credentials,
+        from: &Name,
+        (target, there): (&Name, Origin),
+        located: Located,
+    ) -> Result<(), Refuse> {
+        let is_here = peer.origin() == there;
+        if !is_here {
+            self.may_leave(peer, from)?;
+        }
+        match located {
+            Located::OwnMemory if !is_here => refuse(
+                Refusal::Elsewhere,
+                format!("{target} is on another machine: the region must be in a window (protocol G4)"),
+            ),
+            Located::Window { .. } if is_here => {
+                refuse(Refusal::BadRegion, "a place in a window is for channels to other machines")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether a listener's domain can hold one more end, and its socket one more connection.

@@ -464,12 +464,17 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Whether a session may have channels to another machine. On the host all of a window's users can read it, and some write
-    /// it, so that is for administrators.
-    pub(super) fn may_leave(&self, peer: Credentials) -> Result<(), Refuse> {
-        if peer.origin() != Origin::Host || self.policy.is_administrator(peer) {
+    /// it, so that is for administrators, and for the gateway if the policy says so.
+    pub(super) fn may_leave(&self, peer: Credentials, domain: &Name) -> Result<(), Refuse> {
+        let is_free = peer.origin() != Origin::Host || self.policy.is_administrator(peer);
+        if is_free || self.policy.is_gateway_of_machines(peer, domain) {
             return Ok(());
         }
-        refuse(Refusal::Denied, "on the host, channels to virtual machines are for administrators of the broker")
+        let reason = match self.policy.is_gateway(peer, domain) {
+            true => "the gateway reaches virtual machines only if [cluster] of the policy has `machines = true`",
+            false => "on the host, channels to virtual machines are for administrators of the broker",
+        };
+        refuse(Refusal::Denied, reason)
     }
 
     /// Whether the window can have a directory now.

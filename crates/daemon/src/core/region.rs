@@ -16,11 +16,6 @@ pub(super) fn located_further(region: RegionReference) -> Result<(Located, Geome
     region.check_further().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
-/// Proves that there can be such a region in separate memory, or refuses it.
-pub(super) fn own_memory(region: RegionReference) -> Result<Geometry, Refuse> {
-    region.check_own_memory().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
-}
-
 /// Proves that the memory can become a region of this shape, or refuses it.
 pub(super) fn check_reserved<F: Descriptor>(memory: &F, geometry: Geometry) -> Result<(), Refuse> {
     memory.check_reserved(geometry).or_else(|e| refuse(Refusal::BadRegion, e))

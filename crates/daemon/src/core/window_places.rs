@@ -241,16 +241,16 @@ impl<F: Descriptor> Core<F> {
         size: u64,
         named: &str,
     ) -> Result<(), Refuse> {
-        let target = refuse::name(named)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
-        self.may_leave(peer)?;
+        self.may_leave(peer, &domain.name)?;
         let here = peer.origin();
         let PlaceWish { there, holder, grows } = match channel {
             0 => PlaceWish {
-                there: self.origin_to_reach(&domain.name, peer, target)?,
+                there: self.origin_to_reach(&domain.name, peer, refuse::name(named)?)?,
                 holder: Holder::Process { domain: domain_id, pid: peer.pid },
                 grows: false,
             },
+            // The channel says where its other side is. Its name may be that of a domain of another host.
             number => self.wish_of_channel(number, domain_id, peer)?,
         };
         if here == there {
@@ -296,11 +296,16 @@ impl<F: Descriptor> Core<F> {
         let target = self.meant(peer, target);
         let found = self.domain_named(&target).and_then(|d| self.domains.get(&d)).filter(|to| {
             self.policy.is_administrator(peer)
+                || self.policy.is_gateway_of_machines(peer, from)
                 || self.policy.may_reach(from, &to.name)
                 || self.policy.may_reach(&to.name, from)
         });
         match found {
             Some(found) => Ok(found.founder.origin()),
+            // The gateway, which is on the host, takes the connection.
+            None if self.leads_elsewhere(peer, &target) && self.policy.may_reach_elsewhere(from, &target) => {
+                Ok(Origin::Host)
+            }
             None => refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now")),
         }
     }
@@ -342,9 +347,9 @@ impl<F: Descriptor> Core<F> {
         there: Origin,
         shape: Geometry,
     ) -> Result<(), Refuse> {
-        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        let Some((domain, record, peer)) = self.member(id) else { return Ok(()) };
         // First: a refusal of the window names machines.
-        self.may_leave(peer)?;
+        self.may_leave(peer, &record.name)?;
         let holder = Holder::Process { domain, pid: peer.pid };
         let window = self.machines.ready_window((peer.origin(), there))?;
         if window.places.values().filter(|place| place.holder == holder).count() >= MOST_RESERVED {
@@ -385,7 +390,7 @@ impl<F: Descriptor> Core<F> {
     ) -> Result<SocketPlace<F>, Refuse> {
         let Some((_, domain, peer)) = self.member(id) else { return refuse(Refusal::Protocol, "join first") };
         domain.afford(wish.shape.region_size())?;
-        self.may_leave(peer)?;
+        self.may_leave(peer, &domain.name)?;
         let here = peer.origin();
         let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
         let window = self.machines.ready_window((here, there))?;

@@ -20,6 +20,9 @@ pub struct ClusterTable {
     /// The users who may be the gateway, beside administrators.
     #[serde(default)]
     users: Vec<HostUser>,
+    /// Whether virtual machines have a part in the cluster. The gateway then has the memory that the host shares with them.
+    #[serde(default)]
+    pub(crate) machines: bool,
 }
 
 fn name<'de, D: serde::Deserializer<'de>>(text: D) -> Result<Name, D::Error> {
@@ -42,6 +45,19 @@ impl Policy {
             let is_user = || peer.home == Home::Broker && cluster.users.iter().any(|user| user.is(peer.user));
             cluster.gateway == *domain && (self.is_administrator(peer) || is_user())
         })
+    }
+
+    /// Whether this process is the gateway, and may have channels to virtual machines.
+    pub(crate) fn is_gateway_of_machines(&self, peer: Credentials, domain: &Name) -> bool {
+        self.cluster.as_ref().is_some_and(|cluster| cluster.machines) && self.is_gateway(peer, domain)
+    }
+
+    /// Whether some rule lets `from` connect to something of `to` on another host.
+    pub(crate) fn may_reach_elsewhere(&self, from: &Name, to: &Name) -> bool {
+        self.cluster_rule(|rule| {
+            rule.from_host.is_none() && rule.to_host.is_some() && rule.from.matches(from) && rule.to.matches(to)
+        })
+        .allow()
     }
 
     /// Whether domain `from` of this host, run by `peer`, may connect to `service` of domain `to` on another host, and why. `host` is that host;
@@ -156,5 +172,23 @@ to = 'mail'
             assert_eq!(policy.is_gateway(peer, domain), expected, "{peer:?} {domain}");
         }
         assert!(!Policy::for_user(44).is_gateway(user(44), &gateway), "there is no cluster");
+    }
+
+    #[test]
+    fn gateway_has_channels_to_machines_only_if_the_file_says_so() {
+        let [gateway, web] = ["gateway", "web-1"].map(named);
+        let policy = Policy::parse(FILE).unwrap();
+        assert!(!policy.is_gateway_of_machines(user(44), &gateway));
+        let policy = Policy::parse(&FILE.replace("users = [44]", "users = [44]\nmachines = true")).unwrap();
+        assert!(policy.is_gateway_of_machines(user(44), &gateway));
+        assert!(!policy.is_gateway_of_machines(user(44), &web) && !policy.is_gateway_of_machines(user(33), &gateway));
+    }
+
+    #[test]
+    fn domain_reaches_elsewhere_by_rules_for_other_hosts_alone() {
+        let policy = Policy::parse(FILE).unwrap();
+        let [web, db, mail] = ["web-1", "db", "mail"].map(named);
+        assert!(policy.may_reach_elsewhere(&web, &db));
+        assert!(!policy.may_reach_elsewhere(&web, &mail) && !policy.may_reach_elsewhere(&mail, &db));
     }
 }

@@ -60,6 +60,7 @@
 //! host = "alpha"                       # its name there
 //! gateway = "gateway"                  # the domain of `partywall-gateway`
 //! users = ["partywall-gateway"]        # who may be it, beside administrators
+//! machines = false                     # true: programs in virtual machines take part; the gateway gets the memory shared with them
 //!
 //! [[connect]]                          # a rule without `from_host` and `to_host` is for domains of this host
 //! from = "web-*"

@@ -1,12 +1,11 @@
 //! Connections of domains of other hosts to services of this host (protocol H5).
 
-use partywall_protocol::wire::{EventKind, Kind, Name, Origin, Refusal, Side};
+use partywall_protocol::wire::{EventKind, Kind, Name, Refusal, Side};
 
 use crate::core::channel::{Channel, EndState};
-use crate::core::connect::{ConnectMemory, ConnectPlan, Shape, make_links};
+use crate::core::connect::{ConnectPlan, Shape};
 use crate::core::id::SessionId;
 use crate::core::refuse::{self, Denial, Refuse, refuse};
-use crate::core::region::check_region;
 use crate::core::{Core, Descriptor};
 
 impl<F: Descriptor> Core<F> {
@@ -59,25 +58,12 @@ impl<F: Descriptor> Core<F> {
         if shape.kind != Kind::Stream {
             return refuse(Refusal::KindMismatch, "only streams go to other hosts");
         }
-        let machine = |id| self.domains.get(&id).is_some_and(|d| d.founder.origin() != Origin::Host);
-        if self.domain_named(&target).is_some_and(machine) {
-            return refuse(
-                Refusal::Machine,
-                format!("{target} is in a virtual machine, which other hosts do not reach"),
-            );
-        }
         if self.is_gateways_name(&target) {
             return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
         }
-        let Some(region) = with.first() else { return Ok(()) };
         let Some(mut plan) = self.plan_connect(id, (target, service), shape, located, ruling)? else { return Ok(()) };
         self.has_share_of_backlog(&host, &plan)?;
         (plan.shown, plan.at_home, plan.host) = (format!("{from}@{host}"), false, Some(host));
-        check_region(region, geometry)?;
-        let kept = Some(region.clone());
-        let mut with = with.clone();
-        let links = make_links(shape.directions.count(), true, &mut with)?;
-        self.apply_connect((id, request), plan, shape, ConnectMemory { kept, links, with });
-        Ok(())
+        self.carry_out((id, request), plan, (shape, located, geometry), with)
     }
 }

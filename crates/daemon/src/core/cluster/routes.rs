@@ -1,14 +1,14 @@
 //! Connections of this host's programs to domains that are not on this host (protocol H4).
 
-use partywall_protocol::wire::{EventKind, Kind, Message, Name, Origin, Refusal, Side};
+use partywall_protocol::wire::{EventKind, Kind, Located, Message, Name, Origin, Refusal, Side};
+use partywall_shm::layout::Geometry;
 
-use crate::core::connect::{ConnectMemory, ConnectPlan, Shape, make_links};
+use crate::core::connect::{ConnectPlan, Shape};
 use crate::core::id::{ChannelId, DomainId, ServiceKey, SessionId};
 use crate::core::refuse::{self, Denial, Refuse, refuse};
-use crate::core::region::{check_region, own_memory};
 use crate::core::{Core, Descriptor};
 use crate::credentials::Credentials;
-use crate::policy::Ruling;
+use crate::policy::{ClusterTable, Ruling};
 
 /// The service by which the gateway takes connections to other hosts (protocol H4).
 const SERVICE: &str = "cluster";
@@ -38,12 +38,11 @@ impl<F: Descriptor> Core<F> {
         &mut self,
         (id, request): (SessionId, u32),
         (target, service): (&Name, &Name),
-        shape: Shape,
+        (shape, located, geometry): (Shape, Located, Geometry),
         with: &[F],
     ) -> Result<bool, Refuse> {
-        let Some(cluster) = self.policy.cluster() else { return Ok(false) };
         let Some((from_id, from, peer)) = self.member(id) else { return Ok(false) };
-        if self.domain_named(target).is_some() || cluster.gateway == *target || peer.origin() != Origin::Host {
+        if !self.leads_elsewhere(peer, target) {
             return Ok(false);
         }
         let Some((to_id, key, listener)) = self.gateways_service() else { return Ok(false) };
@@ -58,15 +57,10 @@ impl<F: Descriptor> Core<F> {
                 format!("{target} is not on this host, and only streams go to other hosts, not {}", shape.kind);
             return refuse(Refusal::KindMismatch, reason);
         }
-        let geometry = own_memory(shape.region)?;
+        self.may_be_between(peer, &from.name, (target, Origin::Host), located)?;
         from.afford(shape.region.ring_size)?;
         self.may_wait(to_id, key, listener)?;
-        let Some(region) = with.first() else { return Ok(true) };
-        check_region(region, geometry)?;
         let from = from.name.clone();
-        let mut with = with.to_vec();
-        let links = make_links(shape.directions.count(), true, &mut with)?;
-        let memory = ConnectMemory { kept: Some(region.clone()), links, with };
         let (shown, at_home) = (from.to_string(), peer.sees_what_its_user_has());
         let (target, service) = (target.clone(), service.clone());
         let plan = ConnectPlan {
@@ -80,7 +74,7 @@ impl<F: Descriptor> Core<F> {
             service: service.clone(),
             key,
             listener,
-            here: Origin::Host,
+            here: peer.origin(),
             there: Origin::Host,
             ruling,
         };
@@ -97,9 +91,22 @@ impl<F: Descriptor> Core<F> {
             links: Vec::new(),
             ruling: None,
         };
-        self.cluster.routes.insert(self.next_channel, route);
-        self.apply_connect((id, request), plan, shape, memory);
-        Ok(true)
+        let channel = self.next_channel;
+        self.cluster.routes.insert(channel, route);
+        let done = self.carry_out((id, request), plan, (shape, located, geometry), with.to_vec());
+        if done.is_err() {
+            self.forget_route(channel);
+        }
+        done.map(|()| true)
+    }
+
+    /// Whether a client's connection to a domain may be one to another host: the domain is not here, there is a gateway, and it may have
+    /// channels to where the client is.
+    pub(in crate::core) fn leads_elsewhere(&self, peer: Credentials, target: &Name) -> bool {
+        let takes_part = |cluster: &ClusterTable| peer.origin() == Origin::Host || cluster.machines;
+        self.policy.cluster().is_some_and(|cluster| takes_part(cluster) && cluster.gateway != *target)
+            && self.domain_named(target).is_none()
+            && self.gateways_service().is_some()
     }
 
     /// The service by which the gateway takes connections, and its session.

@@ -35,7 +35,13 @@ struct Hosts {
 
 impl Hosts {
     fn new() -> Self {
-        let mut w = World::with_policy(&(POLICY.replace("'*'\nusers = '*'", "'*'\nusers = ['*']") + RULES));
+        Self::with("", RULES)
+    }
+
+    /// With further settings of the cluster, and these rules.
+    fn with(cluster: &str, rules: &str) -> Self {
+        let policy = POLICY.replace("'*'\nusers = '*'", "'*'\nusers = ['*']");
+        let mut w = World::with_policy(&(policy.replace("users = [44]", &format!("users = [44]\n{cluster}")) + rules));
         let gateway = w.join_as(44, "gateway", 9);
         w.bind(gateway, "cluster", 4);
         let feed = w.join_as(44, "gateway", 9);
@@ -430,4 +436,119 @@ fn host_that_fills_its_share_of_a_backlog_leaves_the_rest() {
     assert_eq!(w.say(mail, Message::Closed { channel: channels[0] }, vec![]), None);
     let with = vec![w.region(8192)];
     assert!(matches!(w.say(gateway, asked("beta", "in"), with), Some(Message::Connected { .. })));
+}
+
+/// What the domains of machine `a` may do: connect to `db` on beta, and be connected to from there.
+const MACHINE_RULES: &str = "
+[[connect]]
+from = 'a'
+to = 'db'
+to_host = 'beta'
+[[connect]]
+from = 'web'
+from_host = 'beta'
+to = 'a'
+";
+
+/// A host with machines whose gateway may or may not have channels to them, and a program in `a`.
+fn with_guest(takes_part: bool) -> (Hosts, u64) {
+    let mut h = Hosts::with(&format!("machines = {takes_part}"), MACHINE_RULES);
+    machines::attach(&mut h.w);
+    let guest = h.w.open(machines::A, 7);
+    assert_eq!(h.w.say(guest, join("a"), vec![]), None, "the name waits");
+    h.claimed("a", "");
+    assert!(matches!(h.answer(guest), Some(Message::Joined { .. })));
+    (h, guest)
+}
+
+fn to_db(region: RegionReference) -> Message {
+    let Message::Connect { target, service, kind, directions, .. } = connect("db", "sql", 8192) else { panic!() };
+    Message::Connect { target, service, kind, directions, region }
+}
+
+fn for_web_of_beta(region: RegionReference) -> Message {
+    Message::ConnectFor {
+        client: "web@beta".into(),
+        target: "a".into(),
+        service: "files".into(),
+        kind: Kind::Stream,
+        directions: Directions::BOTH,
+        region,
+    }
+}
+
+#[test]
+fn guest_reaches_other_host_by_regions_in_windows() {
+    let (mut h, guest) = with_guest(true);
+    let own = RegionReference::with_ring(8192);
+    let with = vec![h.w.region(8192)];
+    assert_eq!(h.w.refused(guest, to_db(own), with), Refusal::Elsewhere);
+    let base = machines::place(&mut h.w, guest, 0, "db");
+    let in_window = machines::in_window;
+    let with = vec![h.w.region(8192)];
+    assert_eq!(h.w.refused(guest, to_db(in_window(base + 4096, 8192)), with), Refusal::BadRegion, "not its place");
+    let with = vec![h.w.region(8192)];
+    assert_eq!(h.w.say(guest, to_db(in_window(base, 8192)), with), None, "the gateway has not answered");
+    let Some(Sent { session, message: Message::Incoming { channel, name, .. }, with, .. }) = h.w.sent.pop() else {
+        panic!()
+    };
+    assert_eq!((session, name.as_str(), with.len()), (h.gateway, "a", 3));
+    assert_eq!(h.route_to(channel, "beta"), Message::Done {});
+
+    let with = vec![h.w.region(8192)];
+    let accepted = |region| Message::Accepted { channel, start: 0, region };
+    let back = machines::place(&mut h.w, h.gateway, channel, "a");
+    assert_eq!(h.w.say(h.gateway, accepted(in_window(back, 8192)), with), Some(Message::Done {}));
+    assert!(matches!(h.answer(guest), Some(Message::Connected { links: 2, .. })));
+}
+
+#[test]
+fn gateway_reaches_guest_for_other_host_by_region_in_window() {
+    let (mut h, guest) = with_guest(true);
+    h.w.bind(guest, "files", 8);
+    let with = vec![h.w.region(8192)];
+    let own = RegionReference::with_ring(8192);
+    assert_eq!(h.w.refused(h.gateway, for_web_of_beta(own), with), Refusal::Elsewhere);
+    let base = machines::place(&mut h.w, h.gateway, 0, "a");
+    let with = vec![h.w.region(8192)];
+    let answer = h.w.say(h.gateway, for_web_of_beta(machines::in_window(base, 8192)), with);
+    assert!(matches!(answer, Some(Message::Connected { links: 2, .. })), "{answer:?}");
+    let Some(Sent { session, message: Message::Incoming { channel, name, at_home, .. }, .. }) = h.w.sent.pop() else {
+        panic!()
+    };
+    assert_eq!((session, name.as_str(), at_home), (guest, "web@beta", false));
+    let back = machines::place(&mut h.w, guest, channel, &name);
+    let accepted = Message::Accepted { channel, start: 0, region: machines::in_window(back, 8192) };
+    let with = vec![h.w.other()];
+    assert_eq!(h.w.say(guest, accepted, with), Some(Message::Done {}));
+}
+
+#[test]
+fn gateway_without_right_has_no_memory_of_machines() {
+    let (mut h, guest) = with_guest(false);
+    h.w.bind(guest, "files", 8);
+    let own = RegionReference::with_ring(8192);
+    let with = vec![h.w.region(8192)];
+    assert_eq!(h.w.refused(guest, to_db(own), with), Refusal::Denied, "as without a gateway");
+    assert_eq!(h.w.refused(guest, machines::room(0, "db", 12288), vec![]), Refusal::NoSuchDomain);
+    let with = vec![h.w.region(8192)];
+    let Some(Message::Refused { code, reason }) = h.w.say(h.gateway, for_web_of_beta(own), with) else { panic!() };
+    assert!(code == Refusal::Denied && reason.contains("`machines = true`"), "{reason}");
+    assert_eq!(h.w.refused(h.gateway, machines::room(0, "a", 12288), vec![]), Refusal::Denied);
+    // Other domains of the gateway's user have no such right, with it.
+    let (mut h, _) = with_guest(true);
+    let other = h.w.join_as(44, "gateway-2", 9);
+    assert_eq!(h.w.refused(other, machines::room(0, "a", 12288), vec![]), Refusal::Denied);
+}
+
+#[test]
+fn guest_that_no_rule_lets_elsewhere_gets_no_place_for_it() {
+    let (mut h, guest) = with_guest(true);
+    assert_eq!(h.w.refused(guest, machines::room(0, "mail", 12288), vec![]), Refusal::NoSuchDomain);
+    h.w.end(h.gateway);
+    assert_eq!(
+        h.w.refused(guest, machines::room(0, "db", 12288), vec![]),
+        Refusal::NoSuchDomain,
+        "there is no gateway"
+    );
 }

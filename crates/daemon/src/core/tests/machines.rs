@@ -12,6 +12,12 @@ const SIZE: u64 = 4 << 20;
 /// Two machines that see the windows between them and to the host, in the world of user 1000.
 pub(super) fn attached() -> World {
     let mut w = World::new();
+    attach(&mut w);
+    w
+}
+
+/// Attaches them.
+pub(super) fn attach(w: &mut World) {
     for (machine, name) in [(A, "a"), (B, "b")] {
         let name = Name::new(name).unwrap();
         w.core.machine_news(MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
@@ -25,7 +31,6 @@ pub(super) fn attached() -> World {
             w.core.machine_news(MachineNews::Seen { machine, owner, peer });
         }
     }
-    w
 }
 
 pub(super) fn room(channel: u64, peer: &str, size: u64) -> Message {
