@@ -1,6 +1,6 @@
 //! `partywall net`: two stock guests with nothing of Partywall inside talk over a switch, and to the host over its uplink; the switch
 //! is killed under load, and ports come and go. A guest keeps a file system on a disk of `partywall blk`, which is killed under load
-//! and grows. One set of guests for all of it.
+//! and grows. The host stops the QEMU of that guest for a while. One set of guests for all of it.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -121,6 +121,15 @@ impl Net {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
+    /// For each port, the frames that found no buffer of its machine.
+    fn frames_without_buffer(&self) -> Vec<(String, u64)> {
+        let report: serde_json::Value = serde_json::from_slice(&self.ask(&["show", "lan", "--json"]).stdout).unwrap();
+        let one = |row: &serde_json::Value| {
+            (row["port"]["name"].as_str().unwrap().to_owned(), row["counters"]["no_buffers"].as_u64().unwrap())
+        };
+        report["ports"].as_array().unwrap().iter().map(one).collect()
+    }
+
     fn options(&self, name: &str, mac: u8) -> GuestOptions {
         let socket = self.folder.path().join(format!("lan/{name}.port"));
         GuestOptions::new(name).shared_memory().network(&self.network).unwrap().arguments([
@@ -175,13 +184,13 @@ fn stock_guests_talk_over_a_switch_that_may_die() {
         net.start(&[]);
     });
     wait_ping(&net, &b, "10.99.0.1");
-    disk_outlives_its_back_ends(&mut disk, &a);
+    disk_outlives_its_back_ends(&mut disk, &net, [&a, &b]);
     ports_come_and_go(&net, &a, &b);
     print!("{}", String::from_utf8_lossy(&net.ask(&["show", "lan"]).stdout));
 }
 
-/// A file system under load, whose back end is killed three times.
-fn disk_outlives_its_back_ends(disk: &mut Disk, guest: &Guest) {
+/// A file system under load, whose back end is killed three times. Then the host stops the machine's QEMU for a while.
+fn disk_outlives_its_back_ends(disk: &mut Disk, net: &Net, [guest, neighbour]: [&Guest; 2]) {
     assert_eq!(guest.shell("cat /sys/block/vda/serial").unwrap().trim(), "lab-disk");
     guest.shell("mkdir -p /mnt && mount -t ext4 /dev/vda /mnt").unwrap();
     let load = "\
@@ -198,7 +207,7 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, guest: &Guest) {
         report[name].as_u64().or(report["counters"][name].as_u64()).unwrap()
     };
     let mut recovered = 0;
-    for n in [1, 3, 5] {
+    for n in [1, 3, 5, 6] {
         let line = format!("while [ ! -s /tmp/progress ] || [ $(cat /tmp/progress) -lt {n} ]; do sleep 0.02; done");
         guest.shell(&line).unwrap();
         recovered += number(disk, "recovered");
@@ -206,7 +215,11 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, guest: &Guest) {
         while number(disk, "under_way") == 0 {
             assert!(Instant::now() < deadline);
         }
-        disk.start();
+        if n == 6 {
+            stopped_machine_loses_its_own_frames_only(net, guest, neighbour);
+        } else {
+            disk.start();
+        }
     }
     assert_eq!(running.wait(HANG).unwrap().status, 0, "the guest has seen an error of its disk");
     guest.shell("echo 3 > /proc/sys/vm/drop_caches").unwrap();
@@ -244,6 +257,46 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, guest: &Guest) {
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
+/// The host stops a QEMU: its machine takes no frames, and its neighbour reaches the host as before.
+fn stopped_machine_loses_its_own_frames_only(net: &Net, stopped: &Guest, neighbour: &Guest) {
+    give_host_an_address(net, neighbour);
+    let file = net.folder.path().join("got");
+    let got = std::fs::File::create(&file).unwrap();
+    let mut receiver = net.network.command("busybox");
+    // The receiver's own input is open: at its end, the sender would end as well.
+    receiver.args(["nc", "-l", "-p", &FILE.to_string()]).stdin(Stdio::piped()).stdout(got);
+    let mut receiver = SwitchProcess(receiver.spawn().unwrap());
+    let before = net.frames_without_buffer();
+    let pid = stopped.pid();
+    let signal = |signal| {
+        rustix::process::kill_process(rustix::process::Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+    };
+    signal(rustix::process::Signal::STOP);
+    let deadline = Instant::now() + HANG;
+    let state = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    while !state().contains("State:\tT") {
+        assert!(Instant::now() < deadline, "{}", state());
+    }
+    // Each has 41 frames. Together they are more than the card has buffers, and the file goes while there are none.
+    let flood = "ping -q -c 40 -i 0.05 -s 60000 -W 1 10.99.0.1; [ $? = 1 ]";
+    let flood = neighbour.start(&["sh", "-c", flood]).unwrap();
+    while net.frames_without_buffer() == before {
+        assert!(Instant::now() < deadline, "the card has buffers: {before:?}");
+    }
+    let sent = format!("until nc 10.99.0.254 {FILE} < /tmp/got; do sleep 0.1; done");
+    assert_eq!(neighbour.start(&["sh", "-c", &sent]).unwrap().wait(HANG).unwrap().status, 0);
+    let said = flood.wait(HANG).unwrap();
+    assert!(said.status == 0 && said.text().contains("100% packet loss"), "{}", said.text());
+    assert!(receiver.0.wait().unwrap().success());
+    let sum = Command::new("sha256sum").stdin(std::fs::File::open(&file).unwrap()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&sum.stdout).trim(), neighbour.shell("sha256sum < /tmp/got").unwrap());
+    let lost: Vec<_> = net.frames_without_buffer().into_iter().filter(|frames| !before.contains(frames)).collect();
+    assert!(lost.len() == 1 && lost[0].0 == "a", "{before:?} {lost:?}");
+    println!("{} frames of the stopped machine are lost", lost[0].1);
+    signal(rustix::process::Signal::CONT);
+    wait_ping(net, neighbour, "10.99.0.1");
+}
+
 fn wait_ping(net: &Net, from: &Guest, to: &str) {
     let deadline = Instant::now() + HANG;
     while from.run(&["ping", "-c", "1", "-W", "1", to]).unwrap().status != 0 {
@@ -266,11 +319,16 @@ fn file_arrives(from: &Guest, to: &Guest, address: &str, meanwhile: impl FnOnce(
     assert_eq!(to.shell("sha256sum < /tmp/got").unwrap(), from.shell("sha256sum < /tmp/file").unwrap());
 }
 
-fn host_is_on_the_same_network(net: &Net, a: &Guest) {
+/// The uplink's device ends with its switch, and has no address then.
+fn give_host_an_address(net: &Net, neighbour: &Guest) {
     for line in ["address add 10.99.0.254/24 dev up0", "link set up0 up"] {
         assert!(net.network.command("ip").args(line.split(' ')).status().unwrap().success());
     }
-    wait_ping(net, a, "10.99.0.254");
+    wait_ping(net, neighbour, "10.99.0.254");
+}
+
+fn host_is_on_the_same_network(net: &Net, a: &Guest) {
+    give_host_an_address(net, a);
     // Large frames in both directions: the kernel's segments become the guest's, and the other way round.
     let mut server =
         SwitchProcess(net.network.command("iperf3").args(["-s", "-1"]).stdout(Stdio::null()).spawn().unwrap());
