@@ -107,7 +107,7 @@ pub struct PortReport {
     pub port: PortSpec,
     /// Its socket, or its device.
     pub path: PathBuf,
-    /// A driver uses it.
+    /// A driver uses it, or its device exists.
     pub connected: bool,
     /// A front end is connected, also if no driver uses it yet: a second one is sent away.
     pub occupied: bool,

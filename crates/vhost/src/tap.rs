@@ -1,18 +1,27 @@
 #![expect(unsafe_code, reason = "a tap device is configured by ioctls that take pointers")]
 //! An uplink: a tap device of the host's kernel. The kernel makes sums and segments for what lies behind it.
+//!
+//! A device that the switch makes is persistent: it outlives the process with its addresses and its bridge, and the next process of the
+//! switch takes it up again. It goes when its port is removed.
+
+mod record;
 
 use crate::VhostError;
 use crate::offload::{Accepts, LONG};
 use crate::poller::{WatchSet, Watched};
+use record::TapRecord;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::os::fd::{AsRawFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 
 /// Of `linux/if_tun.h`.
 const IFF_TAP: libc::c_short = 0x0002;
 const IFF_NO_PI: libc::c_short = 0x1000;
 const IFF_VNET_HDR: libc::c_short = 0x4000;
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUN_F_CSUM: libc::c_ulong = 1;
@@ -21,15 +30,27 @@ const TUN_F_TSO6: libc::c_ulong = 4;
 const TUN_F_USO4: libc::c_ulong = 0x20;
 const TUN_F_USO6: libc::c_ulong = 0x40;
 
-/// A tap device. It is made if there is none of that name, and then ends with the switch.
+/// A tap device.
 #[derive(Debug)]
 pub(crate) struct TapDevice {
     fd: Watched<OwnedFd>,
     accepts: Accepts,
+    /// It was removed under the switch, by `ip link delete` or with its network namespace.
+    gone: bool,
+    made: Option<MadeDevice>,
+}
+
+/// A device that the switch has made, now or in an earlier process.
+#[derive(Debug)]
+struct MadeDevice {
+    name: String,
+    index: u32,
+    record: TapRecord,
 }
 
 impl TapDevice {
-    pub(crate) fn open(name: &str, poller: &WatchSet, token: u64) -> Result<Self, VhostError> {
+    /// Opens a device, which is made if there is none of that name. The record of a device that is made is in `folder`.
+    pub(crate) fn open(name: &str, folder: &Path, poller: &WatchSet, token: u64) -> Result<Self, VhostError> {
         let bytes = name.as_bytes();
         // SAFETY: `ifreq` is a plain structure of integers and bytes, for which zeroes are a value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -40,6 +61,12 @@ impl TapDevice {
             *to = libc::c_char::from_ne_bytes([*from]);
         }
         request.ifr_ifru.ifru_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR;
+        let record = TapRecord::new(folder, name);
+        let before = index_of(name);
+        if before.is_none() && record.exists() {
+            let why = "it was deleted, renamed or moved to another network namespace; a new one is made";
+            tracing::warn!(port = name, "the device of this port is not there: {why}");
+        }
         let path = "/dev/net/tun";
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| VhostError::file("open", path)(e.into()))?;
@@ -58,7 +85,42 @@ impl TapDevice {
             return Err(VhostError::file("use the tap device", name)(std::io::Error::last_os_error()));
         }
         let accepts = Accepts { csum: true, tso4: true, tso6: true, uso4: uso, uso6: uso };
-        Ok(Self { fd: poller.watch(fd, token)?, accepts })
+        let fd = poller.watch(fd, token)?;
+        let mut made = None;
+        if let Some(index) = index_of(name)
+            && (before.is_none() || record.is_of(index))
+        {
+            // The record comes first, so that each persistent device that the switch has made has one.
+            record.write(index)?;
+            set_persistent(fd.get(), true).map_err(|e| {
+                record.remove();
+                VhostError::file("keep the tap device", name)(e)
+            })?;
+            made = Some(MadeDevice { name: name.to_owned(), index, record });
+        }
+        Ok(Self { fd, accepts, gone: false, made })
+    }
+
+    /// Removes the device with its port, if the switch has made it.
+    pub(crate) fn remove(self) {
+        if let Some(MadeDevice { record, .. }) = self.made {
+            // The device goes with its last descriptor, which is this one.
+            let _ = set_persistent(self.fd.get(), false);
+            record.remove();
+        }
+    }
+
+    /// The process ends, and its port does not: the device stays. The next process could not find a device that is not in this network
+    /// namespace under this name, so such a device goes.
+    pub(crate) fn release(self) {
+        if self.made.as_ref().is_some_and(|made| index_of(&made.name) != Some(made.index)) {
+            self.remove();
+        }
+    }
+
+    /// Whether the kernel still has the device.
+    pub(crate) fn exists(&self) -> bool {
+        !self.gone
     }
 
     /// The offloads of frames that it takes.
@@ -67,8 +129,17 @@ impl TapDevice {
     }
 
     /// Takes a frame with its header; `None` if there is none.
-    pub(crate) fn receive(&self, into: &mut [u8]) -> Option<usize> {
-        rustix::io::read(self.fd.get(), into).ok().filter(|length| *length > LONG)
+    pub(crate) fn receive(&mut self, into: &mut [u8]) -> Option<usize> {
+        match rustix::io::read(self.fd.get(), into) {
+            // Its descriptor has an error to report from now on, which would end each sleep.
+            Err(Errno::BADFD) if !self.gone => {
+                self.gone = true;
+                self.fd.pause();
+                tracing::warn!("the tap device of a port is gone; remove the port and add it again");
+                None
+            }
+            read => read.ok().filter(|length| *length > LONG),
+        }
     }
 
     /// Frames that come do not wake the loop until [`Self::resume`]. They wait in the device's queue.
@@ -78,12 +149,14 @@ impl TapDevice {
 
     /// Frames that come wake the loop again.
     pub(crate) fn resume(&mut self) {
-        self.fd.resume();
+        if !self.gone {
+            self.fd.resume();
+        }
     }
 
-    /// Whether frames that come do not wake the loop.
+    /// Whether frames that come do not wake the loop, and shall.
     pub(crate) fn is_paused(&self) -> bool {
-        self.fd.is_paused()
+        self.fd.is_paused() && !self.gone
     }
 
     /// Sends a frame with its header; `false` if the device has no room or refuses it.
@@ -95,4 +168,17 @@ impl TapDevice {
             }
         }
     }
+}
+
+/// The index of a device of this network namespace.
+fn index_of(name: &str) -> Option<u32> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    netdevice::name_to_index(&socket, name).ok()
+}
+
+/// Whether the device outlives its descriptors.
+fn set_persistent(fd: &impl AsFd, persistent: bool) -> std::io::Result<()> {
+    // SAFETY: the borrowed descriptor is open during the call, which takes a number and no pointer.
+    let done = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), TUNSETPERSIST, libc::c_ulong::from(persistent)) };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

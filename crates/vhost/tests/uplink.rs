@@ -7,9 +7,11 @@ mod common;
 #[path = "uplink/world.rs"]
 mod world;
 
+use common::datagram::ones_complement;
 use common::{HANG, introduce};
+use partywall_vhost::driver::GuestDriver;
 use std::time::{Duration, Instant};
-use world::{Host, is_possible, processor_time};
+use world::{Host, Namespace, is_possible, processor_time, wait_until};
 
 /// Sends datagrams of 1,400 bytes to the driver's address.
 const DATAGRAMS: &str = "
@@ -51,4 +53,157 @@ fn rate_of_uplink_holds_frames_back_without_loss_or_spinning() {
     let (took, spent) = (start.elapsed(), processor_time(host.switch_pid()) - spent);
     assert!(took >= Duration::from_millis(900), "{took:?}");
     assert!(spent < took / 4, "the switch has not slept: {spent:?} of {took:?}");
+}
+
+/// Station 1, the driver, asks station 2 for an echo of this number, and gets it.
+fn ping(driver: &mut GuestDriver, number: u16) {
+    let mut icmp = [&[8, 0, 0, 0, 0x77, 0x77][..], &number.to_be_bytes(), &[number as u8; 1000]].concat();
+    let sum = ones_complement(&icmp).to_be_bytes();
+    icmp[2..4].copy_from_slice(&sum);
+    let length = (20 + icmp.len() as u16).to_be_bytes();
+    let mut ip = [&[0x45, 0][..], &length, &[0, 1, 0x40, 0, 64, 1, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]].concat();
+    let sum = ones_complement(&ip).to_be_bytes();
+    ip[10..12].copy_from_slice(&sum);
+    let ethernet = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+    let sent = [&ethernet[..], &ip, &icmp].concat();
+    let deadline = Instant::now() + HANG;
+    loop {
+        // The kernel may not forward yet.
+        assert!(driver.send(&sent).unwrap());
+        while let Some(frame) = driver.wait(Duration::from_millis(200)).unwrap() {
+            let Some((head, body)) = frame[12..].split_at_checked(42) else { continue };
+            // An answer to this one, from station 2.
+            if head[6..14] == [2, 0, 0, 0, 0, 2, 8, 0] && head[34] == 0 && head[38..42] == icmp[4..8] {
+                assert!(body == &icmp[8..], "an echo with other bytes");
+                return;
+            }
+        }
+        assert!(Instant::now() < deadline, "there is no echo");
+    }
+}
+
+/// A namespace with station 2 behind a bridge of the host, on which `up0` is.
+fn container(host: &Host) -> Namespace {
+    let container = Namespace::new();
+    for line in [
+        "link add br0 type bridge",
+        "link set br0 up",
+        "link set up0 master br0",
+        "link set up0 up",
+        "address add 192.0.2.7/24 dev up0",
+        &format!("link add v0 type veth peer name c0 netns {}", container.pid()),
+        "link set v0 master br0",
+        "link set v0 up",
+    ] {
+        host.namespace.ip(line);
+    }
+    for line in [
+        "link set c0 address 02:00:00:00:00:02",
+        "address add 10.0.0.2/24 dev c0",
+        "link set c0 up",
+        "neighbour replace 10.0.0.1 lladdr 02:00:00:00:00:01 dev c0",
+    ] {
+        container.ip(line);
+    }
+    container
+}
+
+#[test]
+fn uplink_of_a_killed_switch_keeps_bridge_and_address() {
+    if !is_possible() {
+        return;
+    }
+    let mut host = Host::new();
+    host.ask(&["add", "lan", "a"]);
+    host.ask(&["add", "lan", "up0", "--tap"]);
+    let _container = container(&host);
+    let shown = |host: &Host| {
+        let text =
+            host.namespace.ip("-oneline address show dev up0") + &host.namespace.ip("-oneline link show dev up0");
+        assert!(text.contains("192.0.2.7/24") && text.contains("master br0"), "{text}");
+    };
+    let mut driver = host.driver("a");
+    ping(&mut driver, 1);
+    for (number, ends) in [(2, Host::kill as fn(&mut Host)), (3, Host::stop), (4, Host::kill)] {
+        ends(&mut host);
+        shown(&host);
+        host.start();
+        shown(&host);
+        let mut driver = host.driver("a");
+        ping(&mut driver, number);
+    }
+    host.ask(&["remove", "lan", "up0"]);
+    assert!(!host.namespace.try_ip("link show dev up0").0, "the device goes with its port");
+    // Its next process has no such port either.
+    host.kill();
+    host.start();
+    assert!(!host.namespace.try_ip("link show dev up0").0);
+    assert!(!host.log().contains("WARN"), "{}", host.log());
+}
+
+#[test]
+fn device_of_the_operator_outlives_its_port() {
+    if !is_possible() {
+        return;
+    }
+    let mut host = Host::new();
+    host.namespace.ip("tuntap add dev own0 mode tap");
+    host.ask(&["add", "lan", "own0", "--tap"]);
+    host.kill();
+    host.start();
+    host.ask(&["remove", "lan", "own0"]);
+    host.namespace.ip("link show dev own0");
+}
+
+#[test]
+fn moved_uplink_ends_with_the_switch_or_is_reported() {
+    if !is_possible() {
+        return;
+    }
+    let mut host = Host::new();
+    host.ask(&["add", "lan", "up0", "--tap"]);
+    let other = Namespace::new();
+    let pid = other.pid();
+    host.namespace.ip(&format!("link set up0 netns {pid}"));
+    host.stop();
+    assert!(!other.try_ip("link show dev up0").0, "no next process could find it");
+    host.start();
+    host.namespace.ip(&format!("link set up0 netns {pid}"));
+    host.kill();
+    host.start();
+    assert!(host.log().contains("moved to another network namespace"), "{}", host.log());
+    other.ip("link delete up0");
+    host.namespace.ip("link show dev up0");
+}
+
+#[test]
+fn deleted_device_is_reported_and_does_not_keep_switch_awake() {
+    if !is_possible() {
+        return;
+    }
+    let host = Host::new();
+    host.ask(&["add", "lan", "up0", "--tap"]);
+    host.namespace.ip("link delete up0");
+    wait_until("the switch notices it", || !host.port("up0").connected);
+    assert!(host.ask(&["show", "lan"]).contains("no device"));
+    let spent = processor_time(host.switch_pid());
+    std::thread::sleep(Duration::from_secs(1));
+    let spent = processor_time(host.switch_pid()) - spent;
+    assert!(spent < Duration::from_millis(300), "the switch has not slept: {spent:?} of a second");
+    host.ask(&["remove", "lan", "up0"]);
+    host.ask(&["add", "lan", "up0", "--tap"]);
+    assert!(host.port("up0").connected);
+}
+
+#[test]
+fn switch_that_does_not_start_leaves_no_device() {
+    if !is_possible() {
+        return;
+    }
+    let host = Host::new();
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = host.namespace.command(env!("CARGO_BIN_EXE_partywall-net"));
+    command.arg("--folder").arg(folder.path()).args(["run", "wan", "--tap", "up0", "--tap", "lo"]);
+    let failed = command.output().unwrap();
+    assert!(!failed.status.success() && !host.namespace.try_ip("link show dev up0").0);
 }

@@ -309,7 +309,12 @@ fn serve(options: EngineOptions, specs: Vec<PortSpec>) -> Result<(), VhostError>
     let running = std::thread::spawn(move || engine.run());
     let named = |spec: &&PortSpec| !saved.iter().any(|s| s.name == spec.name);
     for port in saved.iter().chain(specs.iter().filter(named)) {
-        handle.ask(ControlRequest::Add { port: port.clone() })?;
+        handle.ask(ControlRequest::Add { port: port.clone() }).inspect_err(|_| {
+            // The devices of new ports would stay without a switch that knows them.
+            for new in specs.iter().filter(named) {
+                let _ = handle.ask(ControlRequest::Remove { name: new.name.clone() });
+            }
+        })?;
     }
     control::save(&folder, &handle)?;
     let listener = control::listen(&folder)?;
@@ -361,7 +366,8 @@ fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
     for row in report(value)?.ports {
         let c = row.counters;
         let state = match (row.port.tap, row.connected, row.occupied) {
-            (true, ..) => "uplink",
+            (true, true, _) => "uplink",
+            (true, false, _) => "no device",
             (false, true, _) => "up",
             (false, false, true) => "no driver",
             (false, false, false) => "no machine",

@@ -213,6 +213,11 @@ impl Engine {
             }
             events.clear();
         }
+        for port in std::mem::take(&mut self.ports).into_values() {
+            if let PortEnd::Uplink { device, .. } = port.end {
+                device.release();
+            }
+        }
         Ok(())
     }
 
@@ -352,7 +357,9 @@ impl Engine {
             ControlRequest::Add { port } => self.add(port).map(|path| serde_json::json!(path)),
             ControlRequest::Remove { name } => {
                 let number = self.find(&name).ok_or_else(|| VhostError::Refused(format!("there is no port {name}")))?;
-                self.ports.remove(&number);
+                if let Some(EnginePort { end: PortEnd::Uplink { device, .. }, .. }) = self.ports.remove(&number) {
+                    device.remove();
+                }
                 self.turns.retain(|turn| *turn != number);
                 self.switch.remove(number);
                 info!(port = %name, "the port was removed");
@@ -390,7 +397,7 @@ impl Engine {
         }
         let number = PortNumber(self.last_number + 1);
         let (path, end) = if spec.tap {
-            let device = TapDevice::open(&spec.name, &self.poller, card::token(number, TAP))?;
+            let device = TapDevice::open(&spec.name, &self.options.folder, &self.poller, card::token(number, TAP))?;
             let buffer = vec![0; LONG + LONGEST].into_boxed_slice();
             (PathBuf::from(&spec.name), PortEnd::Uplink { device, waiting: None, buffer })
         } else {
@@ -413,7 +420,7 @@ impl Engine {
 fn report(port: &EnginePort) -> PortReport {
     let connected = match &port.end {
         PortEnd::Card(card) => card.session.as_ref().is_some_and(|s| s.rings().iter().any(|ring| ring.runs())),
-        PortEnd::Uplink { .. } => true,
+        PortEnd::Uplink { device, .. } => device.exists(),
     };
     let occupied = match &port.end {
         PortEnd::Card(card) => card.session.is_some(),

@@ -50,7 +50,7 @@ pub(crate) fn cut_header(v6: bool, tags: usize, size: u16) -> [u8; 12] {
 }
 
 /// The sum of the Internet, over bytes of which the last may be half of a word.
-fn ones_complement(bytes: &[u8]) -> u16 {
+pub(crate) fn ones_complement(bytes: &[u8]) -> u16 {
     let mut sum = 0_u16;
     for word in bytes.chunks(2) {
         let word = u16::from(word[0]) << 8 | u16::from(word.get(1).copied().unwrap_or(0));

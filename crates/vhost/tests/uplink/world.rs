@@ -1,6 +1,7 @@
 //! Network namespaces, and a switch in one of them.
 
 use crate::common::HANG;
+use partywall_vhost::control::{PortReport, SwitchReport};
 use partywall_vhost::driver::{DriverOptions, GuestDriver};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -96,6 +97,19 @@ impl Host {
         command
     }
 
+    /// With SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        self.switch = None;
+    }
+
+    /// With SIGTERM.
+    pub(crate) fn stop(&mut self) {
+        let mut switch = self.switch.take().unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&switch.0), rustix::process::Signal::TERM)
+            .unwrap();
+        assert!(switch.0.wait().unwrap().success());
+    }
+
     pub(crate) fn switch_pid(&self) -> u32 {
         self.switch.as_ref().unwrap().0.id()
     }
@@ -108,6 +122,11 @@ impl Host {
         let done = self.command().args(words).output().unwrap();
         assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
         String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+
+    pub(crate) fn port(&self, name: &str) -> PortReport {
+        let report: SwitchReport = serde_json::from_str(&self.ask(&["show", "lan", "--json"])).unwrap();
+        report.ports.into_iter().find(|row| row.port.name == name).unwrap()
     }
 
     pub(crate) fn driver(&self, port: &str) -> GuestDriver {
