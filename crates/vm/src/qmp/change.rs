@@ -90,9 +90,9 @@ impl NewDevice {
             DeviceKind::Nvdimm { memory } => {
                 json!({ "driver": "nvdimm", "id": name, "memdev": memory, "unarmed": true })
             }
-            // A device that is not master of its memory keeps the machine from being saved or migrated.
+            // A device that is not master of its memory keeps the machine from being saved or migrated. QEMU 10 takes the word alone.
             DeviceKind::IvshmemPlain { memory } => {
-                json!({ "driver": "ivshmem-plain", "id": name, "memdev": memory, "master": true })
+                json!({ "driver": "ivshmem-plain", "id": name, "memdev": memory, "master": "on" })
             }
             DeviceKind::IvshmemDoorbell { chardev, vectors } => json!({
                 "driver": "ivshmem-doorbell", "id": name, "chardev": chardev, "vectors": vectors, "master": "on",
@@ -211,7 +211,7 @@ mod tests {
             (DeviceKind::Nvdimm { memory: memory() }, json!({ "driver": "nvdimm", "memdev": "m", "unarmed": true })),
             (
                 DeviceKind::IvshmemPlain { memory: memory() },
-                json!({ "driver": "ivshmem-plain", "memdev": "m", "master": true }),
+                json!({ "driver": "ivshmem-plain", "memdev": "m", "master": "on" }),
             ),
             (
                 DeviceKind::IvshmemDoorbell { chardev: "c".into(), vectors: 32 },

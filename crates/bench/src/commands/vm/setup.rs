@@ -142,7 +142,7 @@ pub(super) fn ivshmem(guests: [&Guest; 2], room: u64) -> Result<Figures> {
         let backend =
             json!({ "qom-type": "memory-backend-file", "id": MEMORY, "mem-path": path, "size": size, "share": true });
         monitor.execute("object-add", backend).map_err(failed)?;
-        let device = json!({ "driver": "ivshmem-plain", "id": DEVICE, "memdev": MEMORY, "master": true, "bus": port });
+        let device = json!({ "driver": "ivshmem-plain", "id": DEVICE, "memdev": MEMORY, "master": "on", "bus": port });
         monitor.execute("device_add", device).map_err(failed)?;
         monitors.push(monitor);
     }
