@@ -270,7 +270,8 @@ fn machines_are_measured_or_missing_tools_named() {
         let measured = !cell["runs"].as_array().unwrap().is_empty();
         let mechanism = cell["mechanism"].as_str().unwrap();
         let may_be_missing = ["vsock", "ice", "nfs", "sshfs", "9p", "virtiofs"].contains(&mechanism)
-            || (mechanism.starts_with("partywall-fs") && !is_built("partywall-fs"));
+            || (mechanism.starts_with("partywall-fs") && !is_built("partywall-fs"))
+            || lacks_stock_machine_tool(cell);
         assert!(measured || (may_be_missing && cell["problem"]["unavailable"].is_string()), "{cell}");
     }
     let measured = |name: &str| cells.iter().any(|cell| cell["mechanism"] == name);
@@ -281,10 +282,33 @@ fn machines_are_measured_or_missing_tools_named() {
     {
         assert!(measured(mechanism), "{mechanism} is not among what was measured");
     }
+    stock_machines_are_measured(cells, "cards", &["tcp-virtio", "partywall-net"], "cpu_seconds_per_gigabyte");
     for picture in ["vm-stream.svg", "vm-setup.svg", "vm-fs.svg"] {
         assert!(fs::read_to_string(folder.path().join(picture)).unwrap().starts_with("<svg"), "{picture}");
     }
     nothing_is_left(pid, scratch.path());
+}
+
+/// Whether a part with stock machines lacks its program of ours or one of Debian's.
+fn lacks_stock_machine_tool(cell: &serde_json::Value) -> bool {
+    match cell["settings"]["part"].as_str() {
+        Some("cards") => {
+            let program = cell["settings"]["program"].as_str().unwrap();
+            !is_built("partywall-net") || (program == "iperf3" && !Path::new("/usr/bin/iperf3").exists())
+        }
+        _ => false,
+    }
+}
+
+/// A part with stock machines has cells of each way, and processor time where they were measured.
+fn stock_machines_are_measured(cells: &[serde_json::Value], part: &str, mechanisms: &[&str], time: &str) {
+    let of_part: Vec<_> = cells.iter().filter(|cell| cell["settings"]["part"] == part).collect();
+    for mechanism in mechanisms {
+        assert!(of_part.iter().any(|cell| cell["mechanism"] == *mechanism), "{mechanism} is not among the {part}");
+    }
+    for run in of_part.iter().flat_map(|cell| cell["runs"].as_array().unwrap()) {
+        assert!(run[time].is_number() && run[format!("outside_{time}")].is_number(), "{part}: {run}");
+    }
 }
 
 /// Neither temporary files, nor folders of exported files, nor processes that use either.

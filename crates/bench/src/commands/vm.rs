@@ -4,7 +4,9 @@
 //! one run mean anything.
 
 mod calls;
+mod cards;
 mod files;
+mod host_cpu;
 pub(super) mod machines;
 mod postgresql;
 pub(super) mod program;
@@ -28,7 +30,7 @@ use crate::{
     error::{BenchError, Result},
     mechanism::{Mechanism, Tuning, WaitMode},
     report::{
-        cell::{Cell, Key},
+        cell::{Cell, Key, Problem},
         metric::Metric,
         plot::{Axis, Chart, Picture, Series},
         table::{self, Layout},
@@ -173,10 +175,35 @@ fn setup_plan(mechanism: Mechanism, room: u64) -> BenchPlan {
 pub(crate) fn run(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let interrupt = bench.interrupt.again()?;
     let parts = if parts.is_empty() { VmPart::value_variants() } else { parts };
-    let result = interruptible(&interrupt, || measure(bench, parts))?;
+    let result = interruptible(&interrupt, || measure_parts(bench, parts))?;
     // After Ctrl-C, the result is an interruption and not a failed measurement.
     interrupt.check()?;
     result
+}
+
+/// The parts with Partywall in the machines, and after these the parts with stock machines.
+fn measure_parts(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
+    let (stock, attached): (Vec<VmPart>, Vec<VmPart>) =
+        parts.iter().partition(|part| matches!(part, VmPart::Cards));
+    let mut all = if attached.is_empty() { CommandResults::default() } else { measure(bench, &attached)? };
+    let mut add = |results: CommandResults| {
+        all.cells.extend(results.cells);
+        all.verdicts.extend(results.verdicts);
+    };
+    if stock.contains(&VmPart::Cards) && cards::are_wanted(&bench.common) {
+        add(cards::run(bench)?);
+    }
+    Ok(all)
+}
+
+/// Reports a part that this machine cannot measure. Its cells have the reason.
+fn unavailable(bench: &Bench, part: &str, plans: Vec<BenchPlan>, why: &str) -> Result<CommandResults> {
+    eprintln!("partywall-bench: part {part}: not measured: {why}");
+    bench.say(&format!("\n## Part {part}: not measured: {why}"))?;
+    let problem = Some(Problem::Unavailable(why.to_owned()));
+    let plans = plans.into_iter().filter(|plan| bench.common.wants(plan.key.mechanism));
+    let cells: Vec<Cell> = plans.map(|plan| Cell { problem: problem.clone(), ..Cell::new(plan.key) }).collect();
+    Ok(cells.into())
 }
 
 /// Plans of a part, if the part was asked for.

@@ -71,11 +71,31 @@ pub(crate) fn time_of(pid: u32) -> Option<Duration> {
     };
     let exact: Option<u64> = threads.flatten().map(ran).sum();
     let exact = exact.filter(|ran| *ran > 0).map(Duration::from_nanos);
-    exact.or_else(|| ticks(pid).map(|ticks| Duration::from_millis(10 * (ticks.user + ticks.kernel))))
+    exact.or_else(|| whole_time_of(pid))
+}
+
+/// Processor time of a process so far, that of its ended threads included, to the tick.
+pub(crate) fn whole_time_of(pid: u32) -> Option<Duration> {
+    ticks(pid).map(Ticks::time)
+}
+
+/// Processor time of one thread of a process so far, to the tick.
+pub(crate) fn time_of_thread(pid: u32, thread: u32) -> Option<Duration> {
+    read_ticks(&format!("/proc/{pid}/task/{thread}/stat")).map(Ticks::time)
+}
+
+impl Ticks {
+    fn time(self) -> Duration {
+        Duration::from_millis(10 * (self.user + self.kernel))
+    }
 }
 
 fn ticks(pid: u32) -> Option<Ticks> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    read_ticks(&format!("/proc/{pid}/stat"))
+}
+
+fn read_ticks(path: &str) -> Option<Ticks> {
+    let stat = fs::read_to_string(path).ok()?;
     // The name in brackets may contain anything, so fields are counted after it; utime and stime are 14 and 15.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     Some(Ticks { user: fields.next()?.parse().ok()?, kernel: fields.next()?.parse().ok()? })
@@ -114,5 +134,8 @@ mod tests {
         assert!(rest.since().own >= 0.0);
         assert!(time_of(std::process::id()).is_some());
         assert!(time_of(u32::MAX).is_none());
+        let own = std::process::id();
+        assert!(time_of_thread(own, own) <= whole_time_of(own));
+        assert!(time_of_thread(own, u32::MAX).is_none());
     }
 }

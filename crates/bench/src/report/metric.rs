@@ -68,8 +68,10 @@ pub(crate) enum Metric {
     CpuNsPerOperation,
     /// Processor time of the process in the middle, of one processor.
     MiddleCpuPercent,
-    /// Seconds of processor time of the process in the middle for a gigabyte.
+    /// Seconds of processor time for a gigabyte: of the process in the middle, or of the host for two virtual machines and their network.
     CpuSecondsPerGigabyte,
+    /// The part of it outside of the virtual processors.
+    OutsideCpuSecondsPerGigabyte,
     /// Seconds of processor time of the process in the middle for a million frames.
     CpuSecondsPerMillion,
     /// Nanoseconds of processor time of the process in the middle during a second without work.
@@ -137,6 +139,7 @@ impl Metric {
             Self::CpuNsPerOperation => "cpu/operation",
             Self::MiddleCpuPercent => "cpu",
             Self::CpuSecondsPerGigabyte => "cpu s/GB",
+            Self::OutsideCpuSecondsPerGigabyte => "outside s/GB",
             Self::CpuSecondsPerMillion => "cpu s/M frames",
             Self::IdleNs => "cpu in a second",
             Self::WaitPercent => "server waits",
@@ -195,7 +198,9 @@ impl Metric {
             Self::PerSecond | Self::HostilePerSecond | Self::SwitchesPerSecond | Self::BlocksPerSecond => {
                 format!("{value:.0} /s")
             }
-            Self::CpuSecondsPerGigabyte | Self::CpuSecondsPerMillion => unit::digits(value),
+            Self::CpuSecondsPerGigabyte | Self::OutsideCpuSecondsPerGigabyte | Self::CpuSecondsPerMillion => {
+                unit::digits(value)
+            }
             Self::Channels | Self::Pairs => format!("{value:.0}"),
             Self::FdsPerChannel | Self::MappingsPerChannel | Self::BrokerFdsPerChannel => format!("{value:.1}"),
         }
