@@ -70,9 +70,10 @@ pub(crate) enum Command {
     /// Two virtual machines: streams, calls, file systems and unmodified programs, compared with TCP over virtio-net; the time to plug memory in.
     ///
     /// Calls are compared with raw sockets and Ice; file systems with NFS and sshfs, and with 9p and virtiofs in a third machine.
-    /// Boots the machines (QEMU; as root TCP goes over tap and bridge), and fetches Debian's full kernel for 9p once. The part `cards`
-    /// is about two other machines, which have nothing of Partywall inside: with cards of `partywall net` beside cards of tap and bridge.
-    /// With --quick --runs 1 about 11 minutes; --part measures parts alone.
+    /// Boots the machines (QEMU; as root TCP goes over tap and bridge), and fetches Debian's full kernel for 9p once. The parts `cards` and
+    /// `disks` are about other machines, which have nothing of Partywall inside: two with cards of `partywall net` beside cards of tap and
+    /// bridge, and one with disks of `partywall blk` and `qemu-storage-daemon` beside its QEMU's own, under fio. With --quick --runs 1 about
+    /// 12 minutes; --part measures parts alone.
     Vm {
         /// The options of all measurements.
         #[command(flatten)]
@@ -149,6 +150,8 @@ pub(crate) enum VmPart {
     Memory,
     /// Unmodified programs, by cards of `partywall net` and by tap and bridge.
     Cards,
+    /// Disks of `partywall blk`, `qemu-storage-daemon` and QEMU.
+    Disks,
 }
 
 /// How to measure.

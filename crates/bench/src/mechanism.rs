@@ -87,6 +87,12 @@ pub(crate) enum Mechanism {
     PartywallNet,
     /// DPDK's testpmd between two vhost-user ports.
     Testpmd,
+    /// A disk of a virtual machine by Partywall's back end.
+    PartywallBlk,
+    /// A disk of a virtual machine by QEMU's own back end outside of QEMU.
+    QemuStorageDaemon,
+    /// A disk of a virtual machine by its QEMU.
+    VirtioBlk,
 }
 
 impl Mechanism {
@@ -131,6 +137,9 @@ impl Mechanism {
             Self::Virtiofs => "virtiofs",
             Self::PartywallNet => "partywall-net",
             Self::Testpmd => "testpmd",
+            Self::PartywallBlk => "partywall-blk",
+            Self::QemuStorageDaemon => "qemu-storage-daemon",
+            Self::VirtioBlk => "virtio-blk",
         }
     }
 

@@ -283,6 +283,8 @@ fn machines_are_measured_or_missing_tools_named() {
         assert!(measured(mechanism), "{mechanism} is not among what was measured");
     }
     stock_machines_are_measured(cells, "cards", &["tcp-virtio", "partywall-net"], "cpu_seconds_per_gigabyte");
+    let disks = ["partywall-blk", "qemu-storage-daemon", "virtio-blk"];
+    stock_machines_are_measured(cells, "disks", &disks, "cpu_ns_per_operation");
     for picture in ["vm-stream.svg", "vm-setup.svg", "vm-fs.svg"] {
         assert!(fs::read_to_string(folder.path().join(picture)).unwrap().starts_with("<svg"), "{picture}");
     }
@@ -295,6 +297,13 @@ fn lacks_stock_machine_tool(cell: &serde_json::Value) -> bool {
         Some("cards") => {
             let program = cell["settings"]["program"].as_str().unwrap();
             !is_built("partywall-net") || (program == "iperf3" && !Path::new("/usr/bin/iperf3").exists())
+        }
+        Some("disks") => {
+            let is_there = |name: &str| Path::new("/usr/bin").join(name).exists();
+            let mechanism = cell["mechanism"].as_str().unwrap();
+            !is_there("fio")
+                || (mechanism == "partywall-blk" && !is_built("partywall-blk"))
+                || (mechanism == "qemu-storage-daemon" && !is_there("qemu-storage-daemon"))
         }
         _ => false,
     }

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The server of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DiskServer {
+pub(super) enum DiskServer {
     Partywall,
     Qemu { aio: &'static str },
 }
@@ -32,14 +32,16 @@ enum DiskServer {
 impl DiskServer {
     const ALL: [Self; 3] = [Self::Partywall, Self::Qemu { aio: "threads" }, Self::Qemu { aio: "io_uring" }];
 
-    fn name(self) -> String {
+    /// The name in tables.
+    pub(super) fn name(self) -> String {
         match self {
             Self::Partywall => "partywall blk".to_owned(),
             Self::Qemu { aio } => format!("qemu-storage-daemon, {aio}"),
         }
     }
 
-    fn start(self, image: &Path, socket: &Path) -> Result<GuardedChild> {
+    /// Starts it, and waits until it listens.
+    pub(super) fn start(self, image: &Path, socket: &Path) -> Result<GuardedChild> {
         let (image, at) = (image.display(), socket.display());
         let mut command = match self {
             Self::Partywall => {

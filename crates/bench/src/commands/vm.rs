@@ -5,6 +5,7 @@
 
 mod calls;
 mod cards;
+mod disks;
 mod files;
 mod host_cpu;
 pub(super) mod machines;
@@ -184,7 +185,7 @@ pub(crate) fn run(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults>
 /// The parts with Partywall in the machines, and after these the parts with stock machines.
 fn measure_parts(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let (stock, attached): (Vec<VmPart>, Vec<VmPart>) =
-        parts.iter().partition(|part| matches!(part, VmPart::Cards));
+        parts.iter().partition(|part| matches!(part, VmPart::Cards | VmPart::Disks));
     let mut all = if attached.is_empty() { CommandResults::default() } else { measure(bench, &attached)? };
     let mut add = |results: CommandResults| {
         all.cells.extend(results.cells);
@@ -192,6 +193,9 @@ fn measure_parts(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> 
     };
     if stock.contains(&VmPart::Cards) && cards::are_wanted(&bench.common) {
         add(cards::run(bench)?);
+    }
+    if stock.contains(&VmPart::Disks) && disks::are_wanted(&bench.common) {
+        add(disks::run(bench)?);
     }
     Ok(all)
 }

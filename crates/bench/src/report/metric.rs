@@ -64,8 +64,10 @@ pub(crate) enum Metric {
     LostPercent,
     /// Context switches of the whole machine.
     SwitchesPerSecond,
-    /// Processor time of the whole machine for each thing done.
+    /// Processor time for each thing done: of the whole machine, or of a virtual machine with the back end of its disk.
     CpuNsPerOperation,
+    /// The part of it outside of the virtual processors.
+    OutsideCpuNsPerOperation,
     /// Processor time of the process in the middle, of one processor.
     MiddleCpuPercent,
     /// Seconds of processor time for a gigabyte: of the process in the middle, or of the host for two virtual machines and their network.
@@ -137,6 +139,7 @@ impl Metric {
             Self::LostPercent => "lost",
             Self::SwitchesPerSecond => "switches",
             Self::CpuNsPerOperation => "cpu/operation",
+            Self::OutsideCpuNsPerOperation => "outside/operation",
             Self::MiddleCpuPercent => "cpu",
             Self::CpuSecondsPerGigabyte => "cpu s/GB",
             Self::OutsideCpuSecondsPerGigabyte => "outside s/GB",
@@ -180,6 +183,7 @@ impl Metric {
             | Self::MaxNs
             | Self::MeanNs
             | Self::CpuNsPerOperation
+            | Self::OutsideCpuNsPerOperation
             | Self::IdleNs => unit::nanoseconds(value),
             Self::BothCpuPercent
             | Self::SenderCpuPercent

@@ -151,6 +151,7 @@ pub(crate) fn prepare(
         | Mechanism::NineP
         | Mechanism::Virtiofs => Err(file_systems()),
         Mechanism::PartywallNet | Mechanism::Testpmd => Err(switches()),
+        Mechanism::PartywallBlk | Mechanism::QemuStorageDaemon | Mechanism::VirtioBlk => Err(disks()),
     }
 }
 
@@ -167,6 +168,11 @@ fn file_systems() -> BenchError {
 /// The error for switches.
 fn switches() -> BenchError {
     BenchError::Unavailable("it is a switch for virtual machines: `net`".into())
+}
+
+/// The error for disks.
+fn disks() -> BenchError {
+    BenchError::Unavailable("it is a disk of a virtual machine: `vm --part disks`".into())
 }
 
 /// The library is loaded into programs, and this is not how they are started.
@@ -236,6 +242,7 @@ pub(crate) fn open<J: LinkJob>(task: &MeasuringTask, wires: SideDescriptors, bea
         | Mechanism::NineP
         | Mechanism::Virtiofs => Err(file_systems()),
         Mechanism::PartywallNet | Mechanism::Testpmd => Err(switches()),
+        Mechanism::PartywallBlk | Mechanism::QemuStorageDaemon | Mechanism::VirtioBlk => Err(disks()),
         #[cfg(not(feature = "iceoryx2"))]
         Mechanism::Iceoryx2 | Mechanism::Iceoryx2ZeroCopy | Mechanism::Iceoryx2Call => {
             Err(BenchError::Unavailable("this build has no iceoryx2 in it (cargo feature `iceoryx2`)".into()))
