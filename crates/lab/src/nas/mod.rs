@@ -372,7 +372,8 @@ pub const NFS_SERVER: &[(&str, &str)] = &[
     ("/usr/sbin/exportfs", "nfs-kernel-server"),
 ];
 /// Programs of the machines with disks.
-const DISK_PROGRAMS: &[(&str, &str)] = &[("/sbin/mdadm", "mdadm"), ("/sbin/mke2fs", "e2fsprogs")];
+const DISK_PROGRAMS: &[(&str, &str)] =
+    &[("/sbin/mdadm", "mdadm"), ("/sbin/mke2fs", "e2fsprogs"), ("/sbin/e2fsck", "e2fsprogs")];
 const NBD: &[(&str, &str)] = &[("/bin/nbd-server", "nbd-server"), ("/sbin/nbd-client", "nbd-client")];
 
 /// Fails with the packages that are missing.
