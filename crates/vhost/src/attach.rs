@@ -13,16 +13,33 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a back end may take to notice that a front end has gone.
 const GOODBYE: Duration = Duration::from_millis(400);
 
+/// The settings of a card that a machine is started with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CardSettings {
+    /// Pairs of queues, at most [`PAIRS`](crate::PAIRS).
+    pub queues: u16,
+    /// The largest packet that the guest sends, in bytes; the guest's own choice without it.
+    pub mtu: Option<u16>,
+}
+
 /// Options for QEMU's command line.
-pub fn arguments(switch: &str, port: &str, socket: &Path) -> String {
+pub fn arguments(switch: &str, port: &str, socket: &Path, settings: CardSettings) -> String {
     let name = card(switch, port, socket).name;
+    // QEMU computes the number of interrupt vectors from the number of queues.
+    let (of_netdev, mut of_device) = match settings.queues {
+        0 | 1 => (String::new(), String::new()),
+        queues => (format!(",queues={queues}"), ",mq=on".to_owned()),
+    };
+    if let Some(mtu) = settings.mtu {
+        of_device.push_str(&format!(",host_mtu={mtu}"));
+    }
     format!(
         "\
 -object memory-backend-memfd,id=ram,size=1G,share=on
 -machine memory-backend=ram -m 1G
 -chardev socket,id={name},path={},reconnect=1
--netdev vhost-user,id={name},chardev={name}
--device virtio-net-pci,netdev={name},id={name},rx_queue_size={ENTRIES},tx_queue_size={ENTRIES}
+-netdev vhost-user,id={name},chardev={name}{of_netdev}
+-device virtio-net-pci,netdev={name},id={name},rx_queue_size={ENTRIES},tx_queue_size={ENTRIES}{of_device}
 
 # Each machine needs its own Ethernet address: ,mac=52:54:00:... behind the device.
 # Without KVM, QEMU 7.2 needs also ,vectors=0 there.",
@@ -31,7 +48,9 @@ pub fn arguments(switch: &str, port: &str, socket: &Path) -> String {
 }
 
 /// XML for libvirt.
-pub fn libvirt(socket: &Path) -> String {
+pub fn libvirt(socket: &Path, settings: CardSettings) -> String {
+    let queues = if settings.queues > 1 { format!(" queues='{}'", settings.queues) } else { String::new() };
+    let mtu = settings.mtu.map(|mtu| format!("\n      <mtu size='{mtu}'/>")).unwrap_or_default();
     format!(
         "\
 <domain type='kvm'>
@@ -46,7 +65,7 @@ pub fn libvirt(socket: &Path) -> String {
         <reconnect enabled='yes' timeout='1'/>
       </source>
       <model type='virtio'/>
-      <driver rx_queue_size='{ENTRIES}' tx_queue_size='{ENTRIES}'/>
+      <driver{queues} rx_queue_size='{ENTRIES}' tx_queue_size='{ENTRIES}'/>{mtu}
     </interface>
   </devices>
 </domain>",
@@ -155,7 +174,24 @@ mod tests {
         let of = |switch: &str| card(switch, "a", Path::new("/run/a.port")).name;
         assert_eq!(of("lan"), "partywall-net-lan-a");
         assert!(of("lan") != of("wan"));
-        let printed = arguments("lan", "a", Path::new("/run/lan/a.port"));
+        let printed = arguments("lan", "a", Path::new("/run/lan/a.port"), CardSettings { queues: 1, mtu: None });
         assert!(printed.contains("netdev=partywall-net-lan-a,id=partywall-net-lan-a,"), "{printed}");
+    }
+
+    #[test]
+    fn printed_card_has_its_queues_and_mtu() {
+        let socket = Path::new("/run/lan/a.port");
+        let plain = CardSettings { queues: 1, mtu: None };
+        for printed in [arguments("lan", "a", socket, plain), libvirt(socket, plain)] {
+            assert!(!["queues=", "mq=", "mtu"].iter().any(|word| printed.contains(word)), "{printed}");
+        }
+        let both = CardSettings { queues: 4, mtu: Some(9000) };
+        let printed = arguments("lan", "a", socket, both);
+        let line = |begin: &str| printed.lines().find(|line| line.starts_with(begin)).unwrap();
+        assert!(line("-netdev").ends_with(",chardev=partywall-net-lan-a,queues=4"), "{printed}");
+        assert!(line("-device").ends_with("tx_queue_size=1024,mq=on,host_mtu=9000"), "{printed}");
+        let printed = libvirt(socket, both);
+        assert!(printed.contains("<driver queues='4' rx_queue_size='1024'"), "{printed}");
+        assert!(printed.contains("\n      <mtu size='9000'/>\n    </interface>"), "{printed}");
     }
 }

@@ -11,7 +11,7 @@ use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUse
 use virtio_bindings::{virtio_config, virtio_net, virtio_ring};
 
 /// Pairs of queues that a card has at most.
-pub(crate) const PAIRS: usize = 4;
+pub const PAIRS: usize = 4;
 /// Tokens of a port are its number, shifted by this, and one of those below or a queue's number.
 pub(crate) const TOKEN_BITS: u32 = 8;
 pub(crate) const LISTENER: u64 = 0xff;

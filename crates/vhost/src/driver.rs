@@ -27,8 +27,6 @@ const USER: u64 = 0x7000_0000_0000;
 const RING_SPACE: u64 = 0x10000;
 /// Behind the queues are the buffers.
 const BUFFERS: u64 = 0x100_000;
-/// Both queues of one pair.
-const QUEUES: u64 = 2;
 /// The header in front of each frame.
 pub const HEADER: usize = 12;
 
@@ -45,11 +43,13 @@ pub struct DriverOptions {
     pub sealed: bool,
     /// It enables its queues before it sets features, as QEMU 7.2 does.
     pub enables_first: bool,
+    /// Pairs of queues.
+    pub pairs: usize,
 }
 
 impl Default for DriverOptions {
     fn default() -> Self {
-        Self { features: u64::MAX, size: 256, buffer: 2048, sealed: true, enables_first: true }
+        Self { features: u64::MAX, size: 256, buffer: 2048, sealed: true, enables_first: true, pairs: 1 }
     }
 }
 
@@ -89,6 +89,8 @@ pub struct GuestDriver {
     pub receive: DriverRing,
     /// The transmit queue.
     pub transmit: DriverRing,
+    /// The queues of further pairs: for each, the receive queue and the transmit queue.
+    pub further: Vec<[DriverRing; 2]>,
 }
 
 impl std::fmt::Debug for GuestDriver {
@@ -106,20 +108,30 @@ impl GuestDriver {
     pub fn connect(path: &Path, options: DriverOptions) -> Result<Self, VhostError> {
         let frontend = Frontend::connect(path, 8).map_err(failed)?;
         let space = u64::from(options.size) * u64::from(options.buffer);
-        let size = (BUFFERS + QUEUES * space).next_multiple_of(4096);
+        let queues = 2 * options.pairs.max(1);
+        if queues as u64 * RING_SPACE > BUFFERS {
+            return Err(failed("there is no room for so many queues"));
+        }
+        let size = (BUFFERS + queues as u64 * space).next_multiple_of(4096);
         let memory = DriverMemory::new(size, options.sealed)?;
         let features = frontend.get_features().map_err(failed)? & options.features;
         let ring = |index: usize| DriverRing::new(index, &options, features, space);
         let (receive, transmit) = (ring(0)?, ring(1)?);
+        let further = (2..queues).step_by(2).map(|index| Ok([ring(index)?, ring(index + 1)?]));
+        let further = further.collect::<Result<Vec<_>, VhostError>>()?;
         let called = receive.calls()?;
-        let mut driver = Self { called, frontend, memory, features, receive, transmit };
+        let mut driver = Self { called, frontend, memory, features, receive, transmit, further };
         driver.start(options.enables_first)?;
-        while driver.receive.offer_free(&driver.memory.map)? {}
-        driver.receive.ring_kick()?;
+        for receive in std::iter::once(&mut driver.receive).chain(driver.further.iter_mut().map(|[receive, _]| receive))
+        {
+            while receive.offer_free(&driver.memory.map)? {}
+            receive.ring_kick()?;
+        }
         Ok(driver)
     }
 
     fn start(&mut self, enables_first: bool) -> Result<(), VhostError> {
+        let queues = 2 + 2 * self.further.len();
         let frontend = &mut self.frontend;
         let wanted = VhostUserProtocolFeatures::REPLY_ACK | VhostUserProtocolFeatures::MQ;
         frontend.get_protocol_features().map_err(failed)?;
@@ -127,7 +139,7 @@ impl GuestDriver {
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         frontend.set_owner().map_err(failed)?;
         let enable = |frontend: &mut Frontend| -> Result<(), VhostError> {
-            (0..2).try_for_each(|index| frontend.set_vring_enable(index, true).map_err(failed))
+            (0..queues).try_for_each(|index| frontend.set_vring_enable(index, true).map_err(failed))
         };
         // rust-vmm's front end checks the order itself, by the features that it was last given.
         frontend.set_features(self.features).map_err(failed)?;
@@ -135,7 +147,7 @@ impl GuestDriver {
             enable(frontend)?;
         }
         self.frontend.set_mem_table(&[self.region()]).map_err(failed)?;
-        for ring in [&self.receive, &self.transmit] {
+        for ring in [&self.receive, &self.transmit].into_iter().chain(self.further.iter().flatten()) {
             self.frontend.set_vring_num(ring.index, ring.size).map_err(failed)?;
             self.frontend.set_vring_base(ring.index, 0).map_err(failed)?;
             self.frontend.set_vring_addr(ring.index, &ring.config()).map_err(failed)?;
@@ -196,26 +208,35 @@ impl GuestDriver {
 
     /// As [`Self::take`], into a buffer that is used again.
     pub fn take_into(&mut self, frame: &mut Vec<u8>) -> Result<bool, VhostError> {
-        frame.clear();
-        let Some((mut id, mut length)) = self.receive.done(&self.memory.map)? else { return Ok(false) };
-        let mut left = 1;
-        loop {
-            let start = frame.len();
-            let length_here = usize::try_from(length).map_err(failed)?.min(self.receive.buffer as usize);
-            frame.resize(start + length_here, 0);
-            self.memory.map.read_slice(&mut frame[start..], self.receive.place(id)).map_err(failed)?;
-            if start == 0 {
-                left = frame.get(10..12).map_or(1, |n| u16::from_le_bytes([n[0], n[1]])).max(1);
-            }
-            self.receive.free.push_back(id);
-            self.receive.offer_free(&self.memory.map)?;
-            left -= 1;
-            if left == 0 {
-                return Ok(true);
-            }
-            let more = self.receive.done(&self.memory.map)?;
-            (id, length) = more.ok_or_else(|| failed("buffers of one frame are not visible together"))?;
+        self.receive.take_into(&self.memory.map, frame)
+    }
+
+    /// Sends a frame without offloads on this pair of queues; `false` if the queue is full.
+    pub fn send_on(&mut self, pair: usize, frame: &[u8]) -> Result<bool, VhostError> {
+        let transmit = match pair.checked_sub(1) {
+            None => &mut self.transmit,
+            Some(further) => &mut self.further.get_mut(further).ok_or_else(|| failed("no such pair"))?[1],
+        };
+        transmit.collect(&self.memory.map)?;
+        let sent = transmit.put(&self.memory.map, &[&[0; HEADER], frame])?;
+        if sent {
+            transmit.ring_kick()?;
         }
+        Ok(sent)
+    }
+
+    /// The next frame that has come on this pair of queues, with its header.
+    pub fn take_on(&mut self, pair: usize) -> Result<Option<Vec<u8>>, VhostError> {
+        let receive = match pair.checked_sub(1) {
+            None => &mut self.receive,
+            Some(further) => &mut self.further.get_mut(further).ok_or_else(|| failed("no such pair"))?[0],
+        };
+        let mut frame = Vec::new();
+        let taken = receive.take_into(&self.memory.map, &mut frame)?;
+        if taken {
+            receive.ring_kick()?;
+        }
+        Ok(taken.then_some(frame))
     }
 
     /// Waits for a frame; `None` if none has come by the deadline.
@@ -409,6 +430,30 @@ impl DriverRing {
         self.describe(memory, id, self.place(id).0, self.buffer, virtio_ring::VRING_DESC_F_WRITE, 0)?;
         self.offer(memory, id)?;
         Ok(true)
+    }
+
+    /// The next frame that has come, with its header.
+    fn take_into(&mut self, memory: &GuestMemoryMmap, frame: &mut Vec<u8>) -> Result<bool, VhostError> {
+        frame.clear();
+        let Some((mut id, mut length)) = self.done(memory)? else { return Ok(false) };
+        let mut left = 1;
+        loop {
+            let start = frame.len();
+            let length_here = usize::try_from(length).map_err(failed)?.min(self.buffer as usize);
+            frame.resize(start + length_here, 0);
+            memory.read_slice(&mut frame[start..], self.place(id)).map_err(failed)?;
+            if start == 0 {
+                left = frame.get(10..12).map_or(1, |n| u16::from_le_bytes([n[0], n[1]])).max(1);
+            }
+            self.free.push_back(id);
+            self.offer_free(memory)?;
+            left -= 1;
+            if left == 0 {
+                return Ok(true);
+            }
+            let more = self.done(memory)?;
+            (id, length) = more.ok_or_else(|| failed("buffers of one frame are not visible together"))?;
+        }
     }
 
     fn put(&mut self, memory: &GuestMemoryMmap, parts: &[&[u8]]) -> Result<bool, VhostError> {

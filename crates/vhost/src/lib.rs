@@ -43,6 +43,7 @@ mod tap;
 mod transfer;
 mod user;
 
+pub use card::PAIRS;
 pub use counters::PortCounters;
 pub use error::VhostError;
 pub use handle::RequestHandle;

@@ -7,11 +7,13 @@ mod common;
 
 use common::datagram::{cut_header, datagram};
 use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
+use partywall_vhost::PAIRS;
 use partywall_vhost::control::{ControlRequest, PortSpec};
 use partywall_vhost::driver::load::{FrameGenerator, RoundTrips};
 use partywall_vhost::driver::{DriverOptions, GuestDriver, datagram_features, mergeable_features, plain_features};
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -313,6 +315,45 @@ fn load_generator_gets_each_frame_and_each_answer() {
             assert!(times.len() == 50 && times.iter().all(|time| *time > 0));
         }
     }
+}
+
+#[test]
+fn port_with_several_queue_pairs_carries_frames_on_each() {
+    let world = World::new();
+    let options = DriverOptions { pairs: PAIRS, ..DriverOptions::default() };
+    let (mut a, mut b) = (world.driver_with("a", options), world.driver_with("b", options));
+    for (pair, n) in [(0, 1), (PAIRS - 1, 2)] {
+        let (from, to) = if n == 1 { (&mut a, &mut b) } else { (&mut b, &mut a) };
+        assert!(from.send_on(pair, &frame(EVERYBODY, mac(n), 46)).unwrap());
+        let deadline = Instant::now() + HANG;
+        while (0..PAIRS).all(|pair| to.take_on(pair).unwrap().is_none()) {
+            assert!(Instant::now() < deadline, "a broadcast from the pair {pair} is lost");
+        }
+    }
+    // Flows differ in the addresses of IP; each pair sends all of them.
+    const FLOWS: u8 = 32;
+    let mut places: BTreeMap<u8, (usize, Vec<u8>)> = BTreeMap::new();
+    for (number, pair) in (0..PAIRS).cycle().take(6 * PAIRS).enumerate() {
+        for flow in 0..FLOWS {
+            let mut sent = frame(mac(2), mac(1), 200);
+            (sent[26], sent[40]) = (flow, number as u8);
+            while !a.send_on(pair, &sent).unwrap() {}
+            let deadline = Instant::now() + HANG;
+            let (at, got) = loop {
+                if let Some(got) = (0..PAIRS).find_map(|pair| Some((pair, b.take_on(pair).unwrap()?))) {
+                    break got;
+                }
+                assert!(Instant::now() < deadline, "frame {number} of the flow {flow} is lost");
+            };
+            assert!(got[12..] == sent, "frame {number} of the flow {flow} has changed");
+            let (place, numbers) = places.entry(flow).or_insert((at, Vec::new()));
+            assert_eq!(*place, at, "a flow keeps its queue");
+            numbers.push(number as u8);
+        }
+    }
+    let used: BTreeSet<usize> = places.values().map(|(place, _)| *place).collect();
+    assert_eq!(used, (0..PAIRS).collect());
+    assert!(places.values().all(|(_, numbers)| numbers.iter().copied().eq(0..6 * PAIRS as u8)));
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use clap::{Parser, Subcommand};
 use partywall_terminal::{printable, table};
+use partywall_vhost::attach::CardSettings;
 use partywall_vhost::control::{self, ControlRequest, FoundSwitch, PortReport, PortSpec, SwitchReport};
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
-use partywall_vhost::{VhostError, attach, check_access, machine_user};
+use partywall_vhost::{PAIRS, VhostError, attach, check_access, machine_user};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
@@ -13,6 +14,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+
+/// The smallest that IPv4 allows. Linux refuses a card with less.
+const SHORTEST_MTU: i64 = 68;
 
 const AFTER: &str = "\
 A switch connects network cards of virtual machines on this host, and tap devices. The machines need only a virtio network \
@@ -109,6 +113,12 @@ enum NetCommand {
         switch: String,
         /// The port
         port: String,
+        /// Pairs of queues of the card; a guest uses one for each of its processors
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=PAIRS as i64))]
+        queues: u16,
+        /// Largest packet that the guest sends, in bytes [default: the guest's own, usually 1500]
+        #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(SHORTEST_MTU..))]
+        mtu: Option<u16>,
         /// Print XML for `virsh edit`
         #[arg(long)]
         libvirt: bool,
@@ -232,10 +242,14 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
             }
             show_table(&addresses, &report(&control::ask(&folder, &ControlRequest::Show)?)?)
         }
-        NetCommand::Args { switch, port, libvirt } => {
+        NetCommand::Args { switch, port, queues, mtu, libvirt } => {
             control::check_name(port)?;
             let path = PortSpec::new(port).socket(&folder(switch)?);
-            say(if *libvirt { attach::libvirt(&path) } else { attach::arguments(switch, port, &path) })
+            let settings = CardSettings { queues: *queues, mtu: *mtu };
+            say(match libvirt {
+                true => attach::libvirt(&path, settings),
+                false => attach::arguments(switch, port, &path, settings),
+            })
         }
         NetCommand::Attach { switch, port, qmp } => {
             let folder = folder(switch)?;
@@ -388,4 +402,26 @@ fn show_table(addresses: &serde_json::Value, switch: &SwitchReport) -> Result<()
         shown.add_row([row["mac"].as_str().unwrap_or_default(), port, &idle]);
     }
     say(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_and_mtu_out_of_range_are_refused() {
+        let parse = |words: &str| Cli::try_parse_from(["net", "args", "lan", "a"].into_iter().chain(words.split(' ')));
+        for words in ["--queues 1", "--queues 4", "--mtu 68", "--mtu 65535 --queues 2"] {
+            assert!(parse(words).is_ok(), "{words}");
+        }
+        for (words, range) in [
+            ("--queues 0", "1..=4"),
+            ("--queues 5", "1..=4"),
+            ("--mtu 67", "68..=65535"),
+            ("--mtu 65536", "68..=65535"),
+        ] {
+            let refused = parse(words).unwrap_err().to_string();
+            assert!(refused.contains(&format!("is not in {range}")), "{refused}");
+        }
+    }
 }
