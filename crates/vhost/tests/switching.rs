@@ -357,6 +357,28 @@ fn port_with_several_queue_pairs_carries_frames_on_each() {
 }
 
 #[test]
+fn vlan_frame_is_forwarded_whole_from_card_to_card() {
+    let world = World::new();
+    let (mut a, mut b, mut c) = (world.driver("a"), world.driver("b"), world.driver("c"));
+    introduce(&mut b, 2);
+    next(&mut a);
+    next(&mut c);
+    // One tag, and two; with a full packet behind them.
+    for tags in [&[0x81, 0, 0x20, 7][..], &[0x88, 0xa8, 0, 5, 0x81, 0, 0xe0, 9]] {
+        let plain = frame(mac(2), mac(1), 1500);
+        let sent = [&plain[..12], tags, &plain[12..]].concat();
+        assert!(a.send(&sent).unwrap());
+        assert!(next(&mut b) == sent, "the tags {tags:?}");
+    }
+    let header = cut_header(false, 2, 1472);
+    let sent = datagram(false, 2, 1, &[7; 9000]);
+    assert!(a.send_with(&header, &sent).unwrap());
+    let got = b.wait(HANG).unwrap().unwrap();
+    assert!(got[..10] == header[..10] && got[12..] == sent, "a large frame with two tags");
+    assert!(c.take().unwrap().is_none(), "a tagged frame to a known station is not flooded");
+}
+
+#[test]
 fn idle_switch_is_not_woken() {
     let folder = tempfile::tempdir().unwrap();
     let (engine, handle) = Engine::new(EngineOptions::new(folder.path())).unwrap();
