@@ -72,13 +72,21 @@ fn difference(now: [u64; 3], before: [u64; 3]) -> [u64; 3] {
     std::array::from_fn(|n| now[n] - before[n])
 }
 
-/// A chunk of the device at which data is written, and for each disk behind it the chunk at which it then has which part of the data.
-fn places(level: &str, data: &[u8]) -> (u64, Vec<(&'static str, u64, Vec<u8>)>) {
-    let every_second = |first| data.chunks(CHUNK).skip(first).step_by(2).collect::<Vec<_>>().concat();
+/// The part of the written data that a disk behind the device then has, from this chunk on.
+struct DiskPart {
+    disk: &'static str,
+    at: u64,
+    data: Vec<u8>,
+}
+
+/// The chunk of the device at which data is written, and the parts of its disks.
+fn parts(level: &str, data: &[u8]) -> (u64, Vec<DiskPart>) {
+    let half = |first| data.chunks(CHUNK).skip(first).step_by(2).collect::<Vec<_>>().concat();
+    let part = |disk, at, data| DiskPart { disk, at, data };
     match level {
-        "linear" => (0, vec![("d0", 0, data.to_vec())]),
-        "0" => (128, vec![("d0", 64, every_second(0)), ("d1", 64, every_second(1))]),
-        _ => (32, vec![("d0", 32, data.to_vec()), ("d1", 32, data.to_vec())]),
+        "linear" => (0, vec![part("d0", 0, data.to_vec())]),
+        "0" => (128, vec![part("d0", 64, half(0)), part("d1", 64, half(1))]),
+        _ => (32, vec![part("d0", 32, data.to_vec()), part("d1", 32, data.to_vec())]),
     }
 }
 
@@ -184,7 +192,7 @@ fn write_through_three_machines_is_copied_once() {
         plug(&world, &a, "outer", "vda");
         let all = || ["outer", "inner0", "inner1"].map(|domain| written(&world, domain));
         let before = all();
-        let (seek, places) = places(level, &random);
+        let (seek, parts) = parts(level, &random);
         a.sh(&format!("dd if=/tmp/part of=/dev/vda bs=64k seek={seek} oflag=direct conv=fsync 2>/dev/null"));
         let after = all();
         let [first, second, third] = std::array::from_fn(|n| difference(after[n], before[n]));
@@ -197,10 +205,10 @@ fn write_through_three_machines_is_copied_once() {
         );
         let passed = times * MIB;
         assert_eq!([0, 1, 2].map(|n| second[n] + third[n]), [passed, 0, passed], "the others copy none");
-        for (disk, at, expected) in places {
-            let mut bytes = vec![0; expected.len()];
+        for DiskPart { disk, at, data } in parts {
+            let mut bytes = vec![0; data.len()];
             std::fs::File::open(world.path(disk)).unwrap().read_exact_at(&mut bytes, at * CHUNK as u64).unwrap();
-            assert!(bytes == expected, "level {level}, {disk}");
+            assert!(bytes == data, "level {level}, {disk}");
         }
         let outer = if level == "linear" { data_by_copy_is_written(&world, &a, &random, outer) } else { outer };
         let outer =
