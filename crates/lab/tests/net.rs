@@ -259,7 +259,8 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, net: &Net, [guest, neighbour]: [
 
 /// The host stops a QEMU: its machine takes no frames, and its neighbour reaches the host as before.
 fn stopped_machine_loses_its_own_frames_only(net: &Net, stopped: &Guest, neighbour: &Guest) {
-    give_host_an_address(net, neighbour);
+    // The switch was killed since the uplink got its address.
+    wait_ping(net, neighbour, "10.99.0.254");
     let file = net.folder.path().join("got");
     let got = std::fs::File::create(&file).unwrap();
     let mut receiver = net.network.command("busybox");
@@ -319,16 +320,11 @@ fn file_arrives(from: &Guest, to: &Guest, address: &str, meanwhile: impl FnOnce(
     assert_eq!(to.shell("sha256sum < /tmp/got").unwrap(), from.shell("sha256sum < /tmp/file").unwrap());
 }
 
-/// The uplink's device ends with its switch, and has no address then.
-fn give_host_an_address(net: &Net, neighbour: &Guest) {
+fn host_is_on_the_same_network(net: &Net, a: &Guest) {
     for line in ["address add 10.99.0.254/24 dev up0", "link set up0 up"] {
         assert!(net.network.command("ip").args(line.split(' ')).status().unwrap().success());
     }
-    wait_ping(net, neighbour, "10.99.0.254");
-}
-
-fn host_is_on_the_same_network(net: &Net, a: &Guest) {
-    give_host_an_address(net, a);
+    wait_ping(net, a, "10.99.0.254");
     // Large frames in both directions: the kernel's segments become the guest's, and the other way round.
     let mut server =
         SwitchProcess(net.network.command("iperf3").args(["-s", "-1"]).stdout(Stdio::null()).spawn().unwrap());
