@@ -248,6 +248,67 @@ fn front_end_that_breaks_the_protocol_loses_its_connection() {
     is_well(&disk);
 }
 
+/// Offers writes of one byte over and over, as many as there are places, to blocks of 4 KiB in order.
+fn offer_writes(driver: &mut DiskDriver, byte: u8) -> usize {
+    let mut count = 0;
+    while let Some(place) = driver.take_place(0) {
+        let at = driver.data(0, place);
+        driver.memory().write_slice(&[byte; 4096], at).unwrap();
+        driver.offer(0, place, OUT, 8 * count as u64, 4096, true).unwrap();
+        count += 1;
+    }
+    driver.rings[0].ring_always().unwrap();
+    count
+}
+
+#[test]
+fn features_changed_under_running_requests_end_the_connection() {
+    let disk = Disk::new(MIB, |options| options.faults.delay = Duration::from_millis(20));
+    for round in 1..=20_u8 {
+        let mut bad = connect(&disk);
+        let count = offer_writes(&mut bad, round);
+        let features = bad.features() & !(1 << virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH);
+        assert!(bad.frontend().unwrap().set_features(features).is_err());
+        disk.wait_counters(|counters| counters.broken == u64::from(round));
+        drop(bad);
+        drop(connect(&disk));
+        let image = std::fs::read(disk.image()).unwrap();
+        for block in image.chunks(4096).take(count) {
+            assert!(block[0] <= round && block.iter().all(|byte| *byte == block[0]), "a request is done by half");
+        }
+    }
+    is_well(&disk);
+}
+
+#[test]
+fn features_renegotiated_between_requests_lose_none() {
+    let disk = Disk::new(MIB, |options| options.faults.delay = Duration::from_millis(2));
+    let mut bad = connect(&disk);
+    let (all, flush) = (bad.features(), 1 << virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH);
+    for round in 1..=40_u8 {
+        let count = offer_writes(&mut bad, round);
+        let config = bad.rings[0].config();
+        let [kick, call] = bad.doorbells(0).unwrap();
+        let features = if round % 2 == 0 { all } else { all & !flush };
+        let frontend = bad.frontend().unwrap();
+        // The queue stops with requests under way, and starts with other features.
+        let base = frontend.get_vring_base(0).unwrap();
+        frontend.set_features(features).unwrap();
+        frontend.set_vring_addr(0, &config).unwrap();
+        frontend.set_vring_base(0, base as u16).unwrap();
+        frontend.set_vring_kick(0, &kick).unwrap();
+        frontend.set_vring_call(0, &call).unwrap();
+        bad.rings[0].ring_always().unwrap();
+        for _ in 0..count {
+            let reply = bad.wait(0, Duration::ZERO, HANG).unwrap().expect("a request is lost");
+            assert_eq!(reply.status, OK);
+        }
+        let image = std::fs::read(disk.image()).unwrap();
+        assert!(image[..4096 * count].iter().all(|byte| *byte == round), "a completed write of round {round} is lost");
+    }
+    assert_eq!(disk.counters().broken, 0);
+}
+
 #[test]
 fn descriptors_that_linger_do_not_hold_the_disk_up() {
     let disk = Disk::new(MIB, |_| {});

@@ -11,10 +11,15 @@ use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
 use partywall_vhost::control::PortSpec;
 use partywall_vhost::driver::{DriverOptions, GuestDriver};
 use random::Random;
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use vm_memory::{Bytes, GuestAddress};
 
 const NEXT: u32 = 1;
@@ -320,7 +325,7 @@ fn front_end_that_breaks_the_protocol_loses_its_connection() {
     for (size, offset) in [(1 << 30, 0), (4096, 1 << 30), (1 << 43, 0)] {
         let before = scene.broken();
         let mut bad = scene.bad();
-        let region = vhost::VhostUserMemoryRegionInfo { memory_size: size, mmap_offset: offset, ..bad.region() };
+        let region = VhostUserMemoryRegionInfo { memory_size: size, mmap_offset: offset, ..bad.region() };
         assert!(bad.frontend().set_mem_table(&[region]).is_err());
         scene.noticed(before, "memory behind the end of its file");
     }
@@ -329,6 +334,108 @@ fn front_end_that_breaks_the_protocol_loses_its_connection() {
     let before = scene.broken();
     assert!(GuestDriver::connect(&scene.path, options).is_err());
     scene.noticed(before, "memory that is not sealed");
+}
+
+/// Memory of a guest in addition to its first region, at 4 GiB.
+struct Further(std::fs::File);
+
+impl Further {
+    const AT: u64 = 1 << 32;
+
+    fn new() -> Self {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = std::fs::File::from(rustix::fs::memfd_create("further", flags).unwrap());
+        file.set_len(1 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        Self(file)
+    }
+
+    fn region(&self) -> VhostUserMemoryRegionInfo {
+        VhostUserMemoryRegionInfo {
+            guest_phys_addr: Self::AT,
+            memory_size: 1 << 20,
+            userspace_addr: 0x7f00_0000_0000,
+            mmap_offset: 0,
+            mmap_handle: self.0.as_raw_fd(),
+        }
+    }
+}
+
+fn allow_slots(driver: &mut GuestDriver) {
+    let wanted = VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
+    driver.frontend().set_protocol_features(wanted).unwrap();
+}
+
+#[test]
+fn memory_changed_under_running_queues_loses_no_frame() {
+    let mut scene = Scene::new();
+    let further = Further::new();
+    allow_slots(&mut scene.a);
+    allow_slots(&mut scene.b);
+    let (mut sent, mut got) = (0_u32, 0_u32);
+    let numbered = |n: u32| [&frame(mac(2), mac(1), 1900)[..], &n.to_le_bytes()].concat();
+    for round in 0..600 {
+        // Fewer than the receiver has buffers for.
+        while sent - got < 100 && scene.a.send(&numbered(sent)).unwrap() {
+            sent += 1;
+        }
+        let driver = if round % 2 == 0 { &mut scene.a } else { &mut scene.b };
+        let first = driver.region();
+        match round / 2 % 3 {
+            0 => drop(driver.frontend().set_mem_table(&[first]).unwrap()),
+            1 => drop(driver.frontend().add_mem_region(&further.region()).unwrap()),
+            _ => driver.frontend().remove_mem_region(&further.region()).unwrap(),
+        }
+        while let Some(frame) = scene.b.take().unwrap() {
+            assert!(frame[12..] == numbered(got), "the frame {got} is lost or has changed");
+            got += 1;
+        }
+        scene.b.ring_receive().unwrap();
+    }
+    while got < sent {
+        assert!(next(&mut scene.b) == numbered(got), "the frame {got} is lost or has changed");
+        got += 1;
+    }
+    let [a, b] = ["a", "b"].map(|name| scene.world.counters(name));
+    assert!(sent > 1000 && (a.broken, b.broken, b.no_buffers) == (0, 0, 0), "{sent} {a:?} {b:?}");
+}
+
+#[test]
+fn frame_in_removed_memory_ends_its_own_queue() {
+    let mut scene = Scene::new();
+    let further = Further::new();
+    let mut bad = scene.bad();
+    allow_slots(&mut bad);
+    bad.frontend().add_mem_region(&further.region()).unwrap();
+    let sent = [&[0; 12][..], &frame(mac(2), mac(9), 700)].concat();
+    further.0.write_all_at(&sent, 512).unwrap();
+    let memory = bad.memory().clone();
+    let send = |bad: &mut GuestDriver| {
+        bad.transmit.describe(&memory, 0, Further::AT + 512, sent.len() as u32, 0, 0).unwrap();
+        bad.transmit.offer(&memory, 0).unwrap();
+        bad.transmit.ring_always().unwrap();
+    };
+    send(&mut bad);
+    assert!(next(&mut scene.b) == sent[12..], "a frame in memory that was added");
+    bad.frontend().remove_mem_region(&further.region()).unwrap();
+    let before = scene.broken();
+    send(&mut bad);
+    scene.noticed(before, "a frame in memory that was removed");
+    // The same region is removed once.
+    assert!(bad.frontend().remove_mem_region(&further.region()).is_err());
+    // Buffers to receive into that are in no memory any longer.
+    let mut bad = scene.bad();
+    let before = scene.broken();
+    introduce(&mut bad, 9);
+    next(&mut scene.a);
+    next(&mut scene.b);
+    let only_rings = VhostUserMemoryRegionInfo { memory_size: 0x10_0000, ..bad.region() };
+    bad.frontend().set_mem_table(&[only_rings]).unwrap();
+    assert!(scene.a.send(&frame(mac(9), mac(1), 100)).unwrap());
+    scene.noticed(before, "buffers in memory that was removed");
+    assert!(bad.take().unwrap().is_none());
 }
 
 #[test]

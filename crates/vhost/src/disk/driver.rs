@@ -15,6 +15,7 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::epoll::Epoll;
+use vmm_sys_util::eventfd::EventFd;
 
 const NEXT: u32 = 1;
 const WRITE: u32 = 2;
@@ -181,6 +182,12 @@ impl DiskDriver {
     pub fn sectors(&mut self) -> Result<u64, VhostError> {
         let config = self.config()?;
         Ok(config.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+    }
+
+    /// Copies of a queue's doorbells: what the driver rings, and what it is called by.
+    pub fn doorbells(&self, queue: usize) -> Result<[EventFd; 2], VhostError> {
+        let ring = self.rings.get(queue).ok_or_else(|| failed("no such queue"))?;
+        Ok([ring.kick().try_clone().map_err(failed)?, ring.call().try_clone().map_err(failed)?])
     }
 
     /// The file of the memory for requests in flight, if the back end has given one.
