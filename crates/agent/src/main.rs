@@ -11,10 +11,12 @@
 //! again as they do on a host.
 
 mod doorbell;
+mod ghosts;
 mod handshake;
 mod introduce;
 mod listen;
 mod release;
+mod removal;
 mod serve;
 mod windows;
 

@@ -22,10 +22,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
+use crate::ghosts::{self, GhostHunt};
 use crate::handshake::LocalHandshakes;
 use crate::introduce::{Introductions, NearEnd, ParcelContent};
 use crate::listen::Listening;
-use crate::release::{self, ReleaseStep, Releasing};
+use crate::release::{ReleaseStep, Releasing};
+use crate::removal;
 use crate::windows::GuestWindows;
 
 /// Between two looks for windows that are not there yet.
@@ -87,6 +89,8 @@ pub(crate) struct Serving {
     releasing: Option<Releasing>,
     /// Devices were removed, so the kernel has to look for them if the host announces windows again.
     has_removed: bool,
+    /// Why ghosts are in the way has been told.
+    ghosts_told: bool,
 }
 
 impl Serving {
@@ -110,6 +114,7 @@ impl Serving {
             releasing: None,
             // An agent before it may have removed devices.
             has_removed: true,
+            ghosts_told: false,
         })
     }
 
@@ -129,10 +134,7 @@ impl Serving {
                     Notice::Closed(_) | Notice::Silent => {}
                 }
             }
-            for ((id, owner), memory) in self.windows.look() {
-                self.relay.window(id, memory);
-                self.say(&Say::Seen { id, owner });
-            }
+            self.look_for_windows();
             self.look_for_doorbell();
             self.go_on_releasing();
             self.handshakes.forget_old();
@@ -205,10 +207,33 @@ impl Serving {
         self.say(&Say::Released { held: LastReason(held.unwrap_or_default()) });
     }
 
+    /// Looks for windows that are not there yet. A ghost would stand for one of them, so ghosts are removed before.
+    fn look_for_windows(&mut self) {
+        if self.windows.all_seen() {
+            return;
+        }
+        match ghosts::remove(self.revoker.inode()) {
+            GhostHunt::None => {}
+            GhostHunt::Removed => tracing::info!("devices of the host that the machine left were removed"),
+            GhostHunt::Kept(why) => {
+                if std::mem::replace(&mut self.ghosts_told, true) {
+                    return;
+                }
+                tracing::warn!(why, "devices of the host that the machine left are in the way of its windows");
+                return;
+            }
+        }
+        self.ghosts_told = false;
+        for ((id, owner), memory) in self.windows.look() {
+            self.relay.window(id, memory);
+            self.say(&Say::Seen { id, owner });
+        }
+    }
+
     /// Has the kernel look for devices that were removed before.
     fn rescan(&mut self) {
         if std::mem::take(&mut self.has_removed)
-            && let Err(error) = release::rescan()
+            && let Err(error) = removal::rescan()
         {
             tracing::warn!(%error, "the kernel does not look for PCI devices, so windows that were removed may stay away");
         }

@@ -10,6 +10,7 @@ mod world;
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Network, Running};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{ChildStderr, Stdio};
+use std::time::{Duration, Instant};
 use world::{HANG, Inside, Process, World, preload_library};
 
 const LIBRARY: &str = "libpartywall_preload.so";
@@ -87,6 +88,37 @@ fn stream_survives_migration_there_and_back() {
     end_stream(&back, &b);
     end_calls(&b);
     println!("{}", time_line(&b.sh("cat /tmp/line")));
+    machine_migrated_without_detach_gets_windows(back, (&far, &far_network), options);
+}
+
+/// A tool migrates the machine without a word to its broker, so the guest brings devices that the destination does not have.
+fn machine_migrated_without_detach_gets_windows(
+    leaves: Guest,
+    (to, network): (&World, &Network),
+    options: impl Fn() -> GuestOptions,
+) {
+    let uri = format!("tcp:{}:{}", network.host().unwrap(), ARRIVAL + 1);
+    let arrives = to.expect(options().arrives_on(network), &uri, &leaves);
+    leaves.monitor_command("migrate", serde_json::json!({ "uri": uri })).unwrap();
+    let deadline = Instant::now() + HANG;
+    loop {
+        let state = leaves.monitor_command("query-migrate", serde_json::json!({})).unwrap();
+        match state["status"].as_str() {
+            Some("completed") => break,
+            Some("failed" | "cancelled") => panic!("{state}"),
+            _ => assert!(Instant::now() < deadline, "{state}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(leaves);
+    arrives.wait_arrival().unwrap();
+    // Of another size than those that the guest brings, so that none lies where one of those was.
+    let said = to.attach_migratable_with(&arrives, "32M");
+    assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), to.log());
+    to.wait_ready(1);
+    let log = arrives.sh("tail -n 12 /tmp/agent.log");
+    assert!(log.contains(&format!("is there size={}", 30 << 20)) && log.contains("were removed"), "{log}");
+    assert_eq!(arrives.sh("ls /dev/dax* | wc -l"), "2", "{log}");
 }
 
 /// Channels of the library to the migrating machine without traffic: one from its neighbour, one from the host.

@@ -205,9 +205,25 @@ impl World {
 
     /// Attaches a guest so that it can be migrated.
     pub(crate) fn attach_migratable(&self, guest: &Guest) -> CommandOutput {
+        self.attach_migratable_with(guest, "16M")
+    }
+
+    /// The same with windows of this size.
+    pub(crate) fn attach_migratable_with(&self, guest: &Guest, window: &str) -> CommandOutput {
         let (qmp, port) = (guest.monitor(), self.path(guest.name()));
         let (qmp, port) = (qmp.to_str().unwrap(), port.to_str().unwrap());
-        self.partywall(&["vm", "attach", guest.name(), "--qmp", qmp, "--port", port, "--window", "16M", "--migratable"])
+        self.partywall(&[
+            "vm",
+            "attach",
+            guest.name(),
+            "--qmp",
+            qmp,
+            "--port",
+            port,
+            "--window",
+            window,
+            "--migratable",
+        ])
     }
 
     /// The command line of the host.
