@@ -10,7 +10,7 @@ use std::path::Path;
 
 use partywall_region::pmem::dax;
 
-use crate::removal::{self, WindowDevice};
+use crate::removal::{self, RemovableDevice};
 
 /// Answers of a PCI slot without a device.
 const ABSENT: u16 = 0xffff;
@@ -31,7 +31,7 @@ pub(crate) enum GhostHunt {
 /// Removes all ghosts, unless a process maps one. `word` is the file of the word of revocation.
 pub(crate) fn remove(word: u64) -> GhostHunt {
     let device = |device: dax::DaxDevice| {
-        dax::virtio_device(&device.name).map(|folder| WindowDevice { name: device.name, folder })
+        dax::virtio_device(&device.name).map(|folder| RemovableDevice { name: device.name, folder })
     };
     let ghosts: Vec<_> = dax::devices().into_iter().filter_map(device).filter(|of| is_ghost(&of.folder)).collect();
     if ghosts.is_empty() {
@@ -44,7 +44,7 @@ pub(crate) fn remove(word: u64) -> GhostHunt {
         }
         Err(error) => return GhostHunt::Kept(error.to_string()),
     }
-    let removed = ghosts.iter().try_for_each(WindowDevice::remove);
+    let removed = ghosts.iter().try_for_each(RemovableDevice::remove);
     match removed.and_then(|()| removal::rescan().map_err(|error| error.to_string())) {
         Ok(()) => GhostHunt::Removed,
         Err(why) => GhostHunt::Kept(why),

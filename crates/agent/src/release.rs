@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use partywall_region::pmem::{WindowId, dax};
 
-use crate::removal::{self, WindowDevice};
+use crate::removal::{self, RemovableDevice};
 
 /// The time for programs to unmap. A program that makes no call does not unmap.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -69,19 +69,19 @@ impl Releasing {
     }
 
     /// The devices that show these windows.
-    fn devices(&self) -> Result<Vec<WindowDevice>, String> {
+    fn devices(&self) -> Result<Vec<RemovableDevice>, String> {
         let ours = dax::devices()
             .into_iter()
             .filter(|device| device.header.as_ref().is_some_and(|header| self.windows.contains(&header.id)));
         let found = ours.map(|device| match dax::virtio_device(&device.name) {
-            Some(folder) => Ok(WindowDevice { name: device.name, folder }),
+            Some(folder) => Ok(RemovableDevice { name: device.name, folder }),
             None => Err(format!("{} is not a virtio-pmem device, and the kernel cannot remove it", device.name)),
         });
         found.collect()
     }
 
-    fn remove(&self, devices: &[WindowDevice]) -> Result<(), String> {
-        devices.iter().try_for_each(WindowDevice::remove)?;
+    fn remove(&self, devices: &[RemovableDevice]) -> Result<(), String> {
+        devices.iter().try_for_each(RemovableDevice::remove)?;
         match self.devices()?.first() {
             Some(left) => Err(format!("the kernel keeps {}, though it was told to remove it", left.name)),
             None => Ok(()),

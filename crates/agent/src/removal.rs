@@ -17,14 +17,14 @@ const RESCAN: &str = "/sys/bus/pci/rescan";
 
 /// The device of a window.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct WindowDevice {
+pub(crate) struct RemovableDevice {
     /// As `dax0.0`.
     pub(crate) name: String,
     /// The folder of its PCI device in sysfs.
     pub(crate) folder: PathBuf,
 }
 
-impl WindowDevice {
+impl RemovableDevice {
     /// Has the kernel forget it.
     pub(crate) fn remove(&self) -> Result<(), String> {
         let file = self.folder.join("remove");
@@ -63,7 +63,7 @@ impl DeviceNode {
 ///
 /// # Errors
 /// The agent may not see the mappings of a process.
-pub(crate) fn holders(devices: &[WindowDevice], word: u64) -> io::Result<Vec<String>> {
+pub(crate) fn holders(devices: &[RemovableDevice], word: u64) -> io::Result<Vec<String>> {
     let nodes: Vec<DeviceNode> =
         devices.iter().map(|device| DeviceNode::of(&device.name)).collect::<io::Result<_>>()?;
     holders_in(Path::new("/proc"), &nodes, word)
