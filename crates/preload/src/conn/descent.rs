@@ -90,6 +90,9 @@ impl Descent {
             nap = (nap * 2).min(Duration::from_millis(5));
             conn.death().look();
         }
+        if !shared {
+            conn.announce_tcp_only();
+        }
         log!("fd {} is back on TCP: {}", conn.fd(), reason.words());
     }
 }
@@ -113,7 +116,7 @@ impl Pages<'_> {
     }
 
     /// Whether all bytes of this side go over TCP.
-    fn sends_by_tcp(&self) -> bool {
+    pub(super) fn sends_by_tcp(&self) -> bool {
         Way::after(self.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Tcp && !self.owes()
     }
 

@@ -27,6 +27,24 @@ impl Conn {
             try_to_part(self);
         }
     }
+
+    /// The connection's next program has no part in these rings (protocol T15.7). A peer on another machine cannot tell its end of the bell
+    /// from a lost link, and unmaps its rings when it finds this.
+    pub(super) fn announce_tcp_only(&self) {
+        // A thread in the middle of a call may not have sent the last byte.
+        let (Some(_held), Some(pages)) = (self.tx.try_hold(), self.pages()) else { return };
+        if pages.sends_by_tcp() {
+            pages.announce_tcp_only();
+        }
+    }
+}
+
+impl Pages<'_> {
+    /// This side sends by TCP alone, from its last switch on.
+    fn announce_tcp_only(&self) {
+        // EDGE tcp-only (protocol T15.7): releases the last switch and the last byte; acquired in `try_to_part`, in the peer.
+        self.own.rx_path.flags.fetch_or(path_flags::TCP_ONLY | path_flags::WANT_TCP, Ordering::AcqRel);
+    }
 }
 
 /// Whether a sleeper has to poll for the peer's word, because no ring announces it. A peer that makes no call does not give the word,
@@ -48,7 +66,7 @@ fn try_to_part(conn: &'static Conn) {
         return;
     }
     let Some(pages) = conn.pages().filter(|_| conn.is_up()) else { return };
-    let Pages { own, peer, local, .. } = pages;
+    let Pages { peer, local, .. } = pages;
     if tx.path.way() == Way::Ring {
         // A side that only reads goes back here.
         let _ = SendTurn { conn, pages, tx: &mut tx }.choose_way();
@@ -57,9 +75,8 @@ fn try_to_part(conn: &'static Conn) {
         return;
     }
     // `LINK_LOST` stays, so this direction does not go up any more. Releases the last switch.
-    // EDGE tcp-only (protocol T15.7): releases the last switch and the last byte; acquired below, in the peer.
-    own.rx_path.flags.fetch_or(path_flags::TCP_ONLY | path_flags::WANT_TCP, Ordering::AcqRel);
-    // EDGE tcp-only (protocol T15.7): acquires the peer's last switch and byte from the store above, in the peer.
+    pages.announce_tcp_only();
+    // EDGE tcp-only (protocol T15.7): acquires the peer's last switch and byte from the store in `Pages::announce_tcp_only`, in the peer.
     if load_acquire_u32(&peer.rx_path.flags) & path_flags::TCP_ONLY == 0 {
         return;
     }

@@ -145,9 +145,12 @@ fn bytes_spliced_while_connection_is_replaced_go_once() {
 
 #[test]
 fn connection_handed_over_by_exec_has_rings_again() {
-    for unread in [false, true] {
+    for (unread, far) in [(false, false), (true, false), (false, true), (true, true)] {
         let p = Pair::up(4096);
         exchange_by_ring(&p);
+        for conn in [p.conn_a(), p.conn_b()] {
+            conn.ring_path.set_flag(flags::FAR, far);
+        }
         if unread {
             send(p.b, b"unread", 0).unwrap();
         }
