@@ -22,6 +22,11 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// The pause after an offer that was refused for a reason that passes, in milliseconds: a machine that is being migrated, say. Each later one
+/// is twice as long.
+const FIRST_RETRY_MS: u64 = 1000;
+/// How often that pause doubles, at most: to 64 seconds.
+const MOST_DOUBLINGS: u32 = 6;
 /// Destinations that a socket remembers. Of more, those that it sends to least stay on the kernel.
 const DESTINATIONS: usize = 16;
 /// Looks for the answer to an offer on each call, so often; after that on every sixteenth.
@@ -58,6 +63,10 @@ struct Outbound {
     bytes: u64,
     /// The number of listeners when one was looked for and not found.
     asked: u64,
+    /// How often an offer was refused for a reason that passes, one after another.
+    refusals: u32,
+    /// When the next offer may be made whatever has changed, in milliseconds of [`sys::coarse_now`]. 0: only when something changes.
+    retry_at: u64,
     flow: Option<&'static FlowPlaces>,
     channel: u64,
     half: WritingHalf,
@@ -112,6 +121,8 @@ impl Outbound {
         calls: 0,
         bytes: 0,
         asked: 0,
+        refusals: 0,
+        retry_at: 0,
         flow: None,
         channel: 0,
         half: WritingHalf::new(0),
@@ -510,10 +521,11 @@ impl DatagramSocket {
                     return;
                 }
                 let generation = broker::listener_generation();
-                if generation == one.asked {
+                let is_time_again = one.retry_at != 0 && sys::coarse_millis() >= one.retry_at;
+                if generation == one.asked && !is_time_again {
                     return;
                 }
-                one.asked = generation;
+                (one.asked, one.retry_at) = (generation, 0);
                 if broker::knows_receiver(fd, one.to()) {
                     self.offer(fd, one);
                 }
@@ -536,6 +548,7 @@ impl DatagramSocket {
                 Ok(()) => {
                     one.flow = Some(flow);
                     one.stage = FlowStage::Offered;
+                    one.refusals = 0;
                     self.set(flags::RING_OUT, true);
                     one.looks = 0;
                     one.offered = sys::coarse_now();
@@ -543,6 +556,10 @@ impl DatagramSocket {
                 Err(reason) => {
                     log!("no ring for datagrams to {}: {}", one.to(), reason.words());
                     flow.free();
+                    if matches!(reason, Reason::NoWindow | Reason::Resources | Reason::BrokerAbsent) {
+                        one.retry_at = sys::coarse_millis() + (FIRST_RETRY_MS << one.refusals.min(MOST_DOUBLINGS));
+                        one.refusals += 1;
+                    }
                 }
             }
         }
