@@ -1,5 +1,6 @@
 //! Unmodified programs in virtual machines: redis in one guest, its clients in another, in the same one and on the host, all under
-//! `partywall run`; and what becomes of their connections when the broker, an agent or a machine ends.
+//! `partywall run`; connections that go to another program; and what becomes of connections when a program, the broker, an agent or a
+//! machine ends.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -9,9 +10,12 @@ mod world;
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
 use std::process::Stdio;
 use std::time::Instant;
-use world::{HANG, Inside, World, preload_library};
+use world::{HANG, Inside, World, preload_library, processes};
 
 const LIBRARY: &str = "libpartywall_preload.so";
+/// Debian's Python in a guest, and its library there.
+const PYTHON: &str = "python3";
+const PYTHON_LIBRARY: &str = "/tmp/python.zip";
 /// The log line of the library when a connection has its rings.
 const ON_RING: &str = "has a ring";
 /// And when the way to the peer's machine is gone.
@@ -28,6 +32,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
         .into_iter()
         .fold(ImageOptions::default(), |image, name| image.program(format!("/usr/bin/{name}"), name))
         .program(preload_library(), LIBRARY);
+    let image = image.program(std::fs::canonicalize("/usr/bin/python3").unwrap(), PYTHON).module("unix_diag");
     let mut world = World::with("sockets", image);
     let [a, b] = world.boot_as(["a", "b"].map(|name| GuestOptions::new(name).memory(512).network(&network).unwrap()));
     let said = doctor(&a);
@@ -59,9 +64,15 @@ fn unmodified_programs_in_guests_meet_by_memory() {
         client_of_forwarded_address_meets_guest(&world, &b);
     }
     both_sides_show_the_connection(&world, &a, &b);
+    for guest in [&a, &b] {
+        guest.put(&python_library(), PYTHON_LIBRARY, 0o644).unwrap();
+    }
+    connection_is_passed_to_another_program(&a, &b);
+    program_is_killed(&a, &b, KilledEnd::Receiver);
+    program_is_killed(&a, &b, KilledEnd::Sender);
     agent_is_killed(&a, &b);
     broker_is_killed(&mut world, &a, &b);
-    machine_is_killed(&a, b);
+    machine_is_killed(&world, &a, b);
 }
 
 /// The findings of `partywall doctor -- PROGRAM` in a guest, a line for each check.
@@ -246,8 +257,114 @@ fn broker_is_killed(world: &mut World, a: &Guest, b: &Guest) {
     file_survives_the_way_there_and_back(b, "10.77.0.1");
 }
 
-/// The server of the other machine lives, and serves others.
-fn machine_is_killed(a: &Guest, b: Guest) {
+/// The modules of Python that programs of sockets and processes load, as one file.
+fn python_library() -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("library.zip");
+    let collect = "import array, encodings.idna, os, socket, subprocess, sys, zipfile\n\
+                   root = os.path.dirname(os.__file__) + '/'\n\
+                   paths = {getattr(module, '__file__', None) or '' for module in list(sys.modules.values())}\n\
+                   with zipfile.ZipFile(sys.argv[1], 'w') as library:\n\
+                   \x20   for path in paths:\n\
+                   \x20       if path.startswith(root) and path.endswith('.py'): library.write(path, path[len(root):])\n";
+    let made =
+        std::process::Command::new("/usr/bin/python3").args(["-S", "-E", "-c", collect]).arg(&file).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    std::fs::read(file).unwrap()
+}
+
+/// A server in guest `a` passes the connection of a client in guest `b` to another program, which has rings for it.
+fn connection_is_passed_to_another_program(a: &Guest, b: &Guest) {
+    let programs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/programs");
+    for (guest, name) in [(a, "passing_server.py"), (b, "told_client.py")] {
+        guest.put(&std::fs::read(programs.join(name)).unwrap(), &format!("/tmp/{name}"), 0o644).unwrap();
+    }
+    let python = format!(
+        "PYTHONPATH={PYTHON_LIBRARY} PYTHONHOME=/nonexistent partywall run --quiet --move after=4,bytes=1K {PYTHON} -S"
+    );
+    a.sh(&format!(
+        "(PARTYWALL_PRELOAD_LOG=/tmp/passed.log {python} /tmp/passing_server.py 0.0.0.0 7002 'at once'; \
+         echo ended with $?) > /tmp/passed.out 2>&1 & \
+         n=0; while ! grep -q ':1B5A 00000000:0000 0A' /proc/net/tcp && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done"
+    ));
+    // It asks until there is a ring, and then some more.
+    let orders = format!(
+        "echo connect; n=0; \
+         while ! grep -q '{ON_RING}' /tmp/told.log && [ $n -lt 600 ]; do echo talk 20; usleep 100000; n=$((n+1)); done; \
+         echo talk 200; echo end"
+    );
+    let client = b.begin(&format!(
+        "touch /tmp/told.log; ({orders}) | PARTYWALL_PRELOAD_LOG=/tmp/told.log {python} /tmp/told_client.py 10.77.0.1 7002 2>&1; \
+         echo ended with $?"
+    ));
+    let said = client.wait(HANG).unwrap().text();
+    let waits = a.sh(
+        "n=0; while ! grep -q 'ended with' /tmp/passed.out && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done; cat /tmp/passed.out",
+    );
+    let logs = [a.sh("cat /tmp/passed.log"), b.sh("cat /tmp/told.log")];
+    assert!(said.contains("talk 200\nend\nended with 0") && waits.contains("ended with 0"), "{said}{waits}{logs:?}");
+    assert!(logs.iter().all(|log| log.contains(ON_RING)), "{logs:?}");
+    assert!(logs[0].contains("is held by no other process"), "the worker has received it: {logs:?}");
+}
+
+/// The end of a connection whose program is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum KilledEnd {
+    Sender,
+    Receiver,
+}
+
+/// A program is killed while bytes go to guest `a` by a ring. The program at the other end hears of it as with TCP, and has what was sent.
+fn program_is_killed(a: &Guest, b: &Guest, killed: KilledEnd) {
+    let run = "partywall run --quiet --move after=4,bytes=1K partywall tcp-cat";
+    a.sh(&format!(
+        "rm -f /tmp/numbers /tmp/receiver.*; ({run} -l 0.0.0.0:7003 --output /tmp/numbers; echo ended with $?) > /tmp/receiver.out 2>&1 & \
+         n=0; while ! grep -q ':7003' /tmp/receiver.out && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done"
+    ));
+    b.sh(&format!(
+        "rm -f /tmp/sender.*; (i=0; while echo $i; do i=$((i+1)); done 2>/dev/null | \
+         (PARTYWALL_PRELOAD_LOG=/tmp/sender.log {run} --input /proc/self/fd/0 10.77.0.1:7003; echo ended with $?) > /tmp/sender.out 2>&1) & \
+         n=0; while ! grep -q '{ON_RING}' /tmp/sender.log 2>/dev/null && [ $n -lt 900 ]; do usleep 100000; n=$((n+1)); done; usleep 500000"
+    ));
+    let logs = || format!("{}\n{}", a.sh("cat /tmp/receiver.out"), b.sh("cat /tmp/sender.out /tmp/sender.log"));
+    assert!(logs().contains(ON_RING), "{killed:?}: {}", logs());
+    let victim = if killed == KilledEnd::Receiver { a } else { b };
+    victim.sh(&format!("kill -9 ${}", processes("partywall", ":7003")));
+    for (guest, file) in [(a, "/tmp/receiver.out"), (b, "/tmp/sender.out")] {
+        let waits = guest.sh(&format!(
+            "n=0; while ! grep -q 'ended with' {file} && [ $n -lt 600 ]; do usleep 100000; n=$((n+1)); done; echo $n"
+        ));
+        assert_ne!(waits, "600", "{killed:?}: {file}: {}", logs());
+    }
+    let status = |guest: &Guest, file: &str| guest.sh(&format!("grep -o 'ended with [0-9]*' {file}"));
+    let [receiver, sender] = [status(a, "/tmp/receiver.out"), status(b, "/tmp/sender.out")];
+    match killed {
+        KilledEnd::Receiver => assert!(receiver.ends_with("137") && !sender.ends_with(" 0"), "{}", logs()),
+        KilledEnd::Sender => assert!(receiver.ends_with(" 0") && sender.ends_with("137"), "{}", logs()),
+    }
+    let prefix = a.sh("size=$(stat -c %s /tmp/numbers); [ $size -gt 1000 ] && seq 0 9999999 | head -c $size | cmp - /tmp/numbers && echo same");
+    assert!(prefix.contains("same"), "{killed:?}: what came is not the beginning of what was sent: {prefix}{}", logs());
+}
+
+/// A machine is killed while its programs have rings with a server in guest `a`, which goes on to serve others.
+fn machine_is_killed(world: &World, a: &Guest, b: Guest) {
+    b.sh(&format!(
+        "rm -f /tmp/client.log; (PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4,bytes=1K \
+         redis-benchmark -h 10.77.0.1 -n 100000000 -c 3 -t set -d 3000 -q > /dev/null 2>&1) & \
+         n=0; while [ $(cat /tmp/client.log 2>/dev/null | grep -c '{ON_RING}') -lt 3 ] && [ $n -lt 900 ]; do usleep 100000; n=$((n+1)); done"
+    ));
+    let channels = || world.partywall(&["list", "channels"]).text();
+    assert!(channels().contains("b.redis-benchmark"), "{}{}", channels(), b.sh("cat /tmp/client.log"));
     drop(b);
+    // As with TCP, the server's ends of these connections live until it gives them up. No byte goes by their rings any more.
+    let by_ring = || {
+        let said: serde_json::Value = serde_json::from_str(&a.sh("partywall top --once --json")).unwrap_or_default();
+        let all = said["connections"].as_array().cloned().unwrap_or_default();
+        all.iter().filter(|row| row["way"] == "ring" && row["peer"].to_string().contains("10.77.0.2:")).count()
+    };
+    let deadline = Instant::now() + HANG;
+    while by_ring() > 0 {
+        assert!(Instant::now() < deadline, "{}{}", a.sh("partywall top --once; cat /tmp/server.log"), world.log());
+    }
     file_survives_the_way_there_and_back(a, "127.0.0.1");
 }

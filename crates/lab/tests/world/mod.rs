@@ -270,6 +270,15 @@ fn program_path(name: &str) -> PathBuf {
     std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join(name)
 }
 
+/// A command in brackets for a guest's shell. It prints the numbers of the processes that run this program with this in their arguments.
+/// (Guests have no `pgrep`.)
+pub(crate) fn processes(program: &str, argument: &str) -> String {
+    format!(
+        "(for p in /proc/[0-9]*; do grep -qx '{program}' $p/comm 2>/dev/null && tr '\\0' ' ' < $p/cmdline 2>/dev/null \
+         | grep -q -e '{argument}' && echo ${{p#/proc/}}; done)"
+    )
+}
+
 /// The operations inside a guest.
 pub(crate) trait Inside {
     fn start_agent(&self);
