@@ -323,7 +323,10 @@ impl Route {
     pub fn refuse(mut self, code: Refusal, reason: &str) -> Result<()> {
         let message = Message::RefuseRoute { channel: self.channel, code, reason: reason.to_owned() };
         let answer = self.domain()?.request(&message, &[]).map(drop);
-        self.arrived = None;
+        // Dropped otherwise, it gives up its end of a channel whose client has gone.
+        if answer.is_ok() {
+            self.arrived = None;
+        }
         answer
     }
 

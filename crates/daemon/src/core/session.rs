@@ -96,6 +96,9 @@ impl<F: Descriptor> Core<F> {
         }
         // Offers in its socket go with it: the kernel drops the descriptors, and the connecting side sees that (C7).
         for channel in session.waiting {
+            if !by_program {
+                self.machines.abandon(channel);
+            }
             if let Some(state) = self.channels.get(&channel).map(|c| c.end(Side::Accepting).state) {
                 self.release(channel, Side::Accepting, state);
             }
@@ -111,7 +114,7 @@ impl<F: Descriptor> Core<F> {
         }
         self.leave_group(id);
         self.events.forget(id);
-        self.end_in_cluster(id);
+        self.end_in_cluster(id, by_program);
         if let Some(domain) = session.domain {
             let from = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
             self.note(EventKind::Left, session.peer, domain, Happened { from, ..Happened::default() });

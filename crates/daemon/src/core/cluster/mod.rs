@@ -76,10 +76,10 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// A session has ended: the gateway's, or one that waits.
-    pub(super) fn end_in_cluster(&mut self, id: SessionId) {
+    pub(super) fn end_in_cluster(&mut self, id: SessionId, by_program: bool) {
         self.end_names(id);
         self.end_claims(id);
-        self.end_routes(id);
+        self.end_routes(id, by_program);
     }
 
     /// Ends what has waited too long.
@@ -109,7 +109,11 @@ impl<F: Descriptor> Core<F> {
             Message::RefuseRoute { channel, code, reason } => self.refuse_route(id, request, channel, code, reason),
             Message::ConnectFor { client, target, service, kind, directions, region } => {
                 let shape = Shape { kind, directions, region };
-                self.connect_for((id, request), &client, (&target, &service), (shape, with))
+                let done = self.connect_for((id, request), &client, (&target, &service), (shape, with));
+                if done.is_err() {
+                    self.give_place_back(id, region);
+                }
+                done
             }
             other => super::dispatch::no_request(&other),
         }

@@ -246,17 +246,37 @@ impl<F: Descriptor> Core<F> {
         let late: Vec<_> =
             self.cluster.routes.iter().filter(|(_, route)| late(route)).map(|(channel, _)| *channel).collect();
         for channel in late {
-            self.refuse_route_to_client(channel, Refusal::OutOfResources, "the gateway does not answer".to_owned());
+            let Some(route) = self.cluster.routes.remove(&channel) else { continue };
+            let reason = "the gateway does not answer".to_owned();
+            let refused = Refuse { code: Refusal::OutOfResources, reason, denied: None };
+            self.refuse_later(route.session, route.request, "Connect", refused);
+            self.release_unanswered(channel);
+        }
+    }
+
+    /// The client does not wait for the gateway any more. Between machines the gateway keeps its end until it closes it: it may be about to
+    /// accept, and to write in the place in a window that it was given (protocol G4.4).
+    fn release_unanswered(&mut self, channel: ChannelId) {
+        match self.channels.get(&channel) {
+            Some(found) if found.is_between_machines() => {
+                let state = found.end(Side::Connecting).state;
+                self.release(channel, Side::Connecting, state);
+            }
+            _ => self.release_both(channel),
         }
     }
 
     /// A session has ended that may wait for the gateway.
-    pub(super) fn end_routes(&mut self, id: SessionId) {
+    pub(super) fn end_routes(&mut self, id: SessionId, by_program: bool) {
         let routes: Vec<_> =
             self.cluster.routes.iter().filter(|(_, route)| route.session == id).map(|(channel, _)| *channel).collect();
         for channel in routes {
             self.cluster.routes.remove(&channel);
-            self.release_both(channel);
+            if !by_program {
+                // The client may live (protocol G4.1).
+                self.machines.abandon(channel);
+            }
+            self.release_unanswered(channel);
         }
     }
 }

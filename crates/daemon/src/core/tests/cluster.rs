@@ -552,3 +552,51 @@ fn guest_that_no_rule_lets_elsewhere_gets_no_place_for_it() {
         "there is no gateway"
     );
 }
+
+/// A connection of a guest that the gateway is about to accept: its channel, and the gateway's place.
+fn about_to_be_accepted(h: &mut Hosts, guest: u64) -> (u64, u64) {
+    let base = machines::place(&mut h.w, guest, 0, "db");
+    let with = vec![h.w.region(8192)];
+    assert_eq!(h.w.say(guest, to_db(machines::in_window(base, 8192)), with), None);
+    let Some(Sent { message: Message::Incoming { channel, .. }, .. }) = h.w.sent.pop() else { panic!() };
+    assert_eq!(h.route_to(channel, "beta"), Message::Done {});
+    (channel, machines::place(&mut h.w, h.gateway, channel, "a"))
+}
+
+#[test]
+fn place_of_accepting_gateway_is_kept_until_it_closes() {
+    type End = fn(&mut Hosts, u64);
+    let ends: [End; 2] = [
+        |h, guest| h.w.end(guest),
+        |h, _| {
+            let actions = h.w.core.handle(77 + 8, CoreEvent::Tick);
+            h.w.perform(actions);
+        },
+    ];
+    for end in ends {
+        let (mut h, guest) = with_guest(true);
+        // Another domain in the machine, so that the gateway can ask for places there.
+        let other = h.w.open(machines::A, 8);
+        assert_eq!(h.w.say(other, join("a.other"), vec![]), None);
+        h.claimed("a.other", "");
+        assert!(matches!(h.answer(other), Some(Message::Joined { .. })));
+        let (channel, back) = about_to_be_accepted(&mut h, guest);
+        end(&mut h, guest);
+        h.w.sent.clear();
+        assert_ne!(machines::place(&mut h.w, h.gateway, 0, "a.other"), back, "the gateway may write there");
+        assert_eq!(h.w.say(h.gateway, Message::Closed { channel }, vec![]), None);
+        assert_eq!(machines::place(&mut h.w, h.gateway, 0, "a.other"), back, "free again");
+    }
+}
+
+#[test]
+fn refused_connections_for_other_hosts_keep_no_place() {
+    let (mut h, _guest) = with_guest(true);
+    let first = machines::place(&mut h.w, h.gateway, 0, "a");
+    for _ in 0..100 {
+        let with = vec![h.w.region(8192)];
+        let message = for_web_of_beta(machines::in_window(first, 8192));
+        assert_eq!(h.w.refused(h.gateway, message, with), Refusal::NoSuchService);
+        assert_eq!(machines::place(&mut h.w, h.gateway, 0, "a"), first);
+    }
+}
