@@ -22,6 +22,7 @@ const IFF_NO_PI: libc::c_short = 0x1000;
 const IFF_VNET_HDR: libc::c_short = 0x4000;
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
+const TUNSETOWNER: libc::c_ulong = 0x4004_54cc;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUN_F_CSUM: libc::c_ulong = 1;
@@ -90,6 +91,7 @@ impl TapDevice {
         if let Some(index) = index_of(name)
             && (before.is_none() || record.is_of(index))
         {
+            set_owner(fd.get()).map_err(VhostError::file("set the owner of the tap device", name))?;
             // The record comes first, so that each persistent device that the switch has made has one.
             record.write(index)?;
             set_persistent(fd.get(), true).map_err(|e| {
@@ -180,5 +182,13 @@ fn index_of(name: &str) -> Option<u32> {
 fn set_persistent(fd: &impl AsFd, persistent: bool) -> std::io::Result<()> {
     // SAFETY: the borrowed descriptor is open during the call, which takes a number and no pointer.
     let done = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), TUNSETPERSIST, libc::c_ulong::from(persistent)) };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Only this process's user and administrators of the network may attach to the device. A device without an owner is open to all users.
+fn set_owner(fd: &impl AsFd) -> std::io::Result<()> {
+    let user = libc::c_ulong::from(rustix::process::geteuid().as_raw());
+    // SAFETY: the borrowed descriptor is open during the call, which takes a number and no pointer.
+    let done = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), TUNSETOWNER, user) };
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

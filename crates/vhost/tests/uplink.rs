@@ -55,6 +55,20 @@ fn rate_of_uplink_holds_frames_back_without_loss_or_spinning() {
     assert!(spent < took / 4, "the switch has not slept: {spent:?} of {took:?}");
 }
 
+/// Another user tries to attach to the uplink. It succeeds only if the kernel refuses that.
+const STRANGER: &str = "
+import fcntl, os, struct
+tun = os.open('/dev/net/tun', os.O_RDWR)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    fcntl.ioctl(tun, 0x400454ca, struct.pack('16sH22x', b'up0', 0x5002))
+except PermissionError:
+    raise SystemExit(0)
+raise SystemExit('another user has the uplink')
+";
+
 /// Station 1, the driver, asks station 2 for an echo of this number, and gets it.
 fn ping(driver: &mut GuestDriver, number: u16) {
     let mut icmp = [&[8, 0, 0, 0, 0x77, 0x77][..], &number.to_be_bytes(), &[number as u8; 1000]].concat();
@@ -127,6 +141,7 @@ fn uplink_of_a_killed_switch_keeps_bridge_and_address() {
     for (number, ends) in [(2, Host::kill as fn(&mut Host)), (3, Host::stop), (4, Host::kill)] {
         ends(&mut host);
         shown(&host);
+        assert!(host.namespace.command("python3").args(["-c", STRANGER]).status().unwrap().success());
         host.start();
         shown(&host);
         let mut driver = host.driver("a");
