@@ -20,6 +20,8 @@ use std::path::Path;
 const IFF_TAP: libc::c_short = 0x0002;
 const IFF_NO_PI: libc::c_short = 0x1000;
 const IFF_VNET_HDR: libc::c_short = 0x4000;
+/// Refuse a device that exists.
+const IFF_TUN_EXCL: libc::c_short = 0x8000_u16 as libc::c_short;
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
 const TUNSETOWNER: libc::c_ulong = 0x4004_54cc;
@@ -61,9 +63,11 @@ impl TapDevice {
         for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
             *to = libc::c_char::from_ne_bytes([*from]);
         }
-        request.ifr_ifru.ifru_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR;
         let record = TapRecord::new(folder, name);
-        let before = index_of(name);
+        let find = || index_of(name).map_err(VhostError::file("look for the network device", name));
+        let before = find()?;
+        let exclusive = if before.is_none() { IFF_TUN_EXCL } else { 0 };
+        request.ifr_ifru.ifru_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | exclusive;
         if before.is_none() && record.exists() {
             let why = "it was deleted, renamed or moved to another network namespace; a new one is made";
             tracing::warn!(port = name, "the device of this port is not there: {why}");
@@ -88,7 +92,11 @@ impl TapDevice {
         let accepts = Accepts { csum: true, tso4: true, tso6: true, uso4: uso, uso6: uso };
         let fd = poller.watch(fd, token)?;
         let mut made = None;
-        if let Some(index) = index_of(name)
+        let index = find()?;
+        if before.is_some() && index != before {
+            return Err(VhostError::Refused(format!("the network device `{name}` was replaced while it was opened")));
+        }
+        if let Some(index) = index
             && (before.is_none() || record.is_of(index))
         {
             set_owner(fd.get()).map_err(VhostError::file("set the owner of the tap device", name))?;
@@ -115,7 +123,9 @@ impl TapDevice {
     /// The process ends, and its port does not: the device stays. The next process could not find a device that is not in this network
     /// namespace under this name, so such a device goes.
     pub(crate) fn release(self) {
-        if self.made.as_ref().is_some_and(|made| index_of(&made.name) != Some(made.index)) {
+        // After a failed search, the device stays.
+        let is_elsewhere = |made: &MadeDevice| index_of(&made.name).is_ok_and(|index| index != Some(made.index));
+        if self.made.as_ref().is_some_and(is_elsewhere) {
             self.remove();
         }
     }
@@ -172,10 +182,14 @@ impl TapDevice {
     }
 }
 
-/// The index of a device of this network namespace.
-fn index_of(name: &str) -> Option<u32> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
-    netdevice::name_to_index(&socket, name).ok()
+/// The index of a device of this network namespace; `None` if there is no device of this name.
+fn index_of(name: &str) -> std::io::Result<Option<u32>> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    match netdevice::name_to_index(&socket, name) {
+        Ok(index) => Ok(Some(index)),
+        Err(Errno::NODEV) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// Whether the device outlives its descriptors.
