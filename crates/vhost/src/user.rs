@@ -29,13 +29,30 @@ pub fn machine_user(monitor: &Path) -> Result<u32, VhostError> {
 /// loop, and its machine would stand still. `remedy` is a part of the error.
 pub fn check_access(socket: &Path, user: u32, remedy: &str) -> Result<(), VhostError> {
     let there = std::fs::metadata(socket).map_err(VhostError::file("look at", socket))?;
-    // Rights of groups, and the mask of an access control list, are not judged here.
-    if user == 0 || there.uid() == user || there.mode() & 0o077 != 0 {
+    if user == 0 {
         return Ok(());
     }
-    let (path, owner) = (socket.display(), there.uid());
-    let why = "the machine's QEMU runs as another user than the one that may connect";
-    Err(VhostError::Refused(format!("{why}: {path} belongs to user {owner}, and QEMU to user {user}; {remedy}")))
+    // Rights of groups, and the mask of an access control list, are not judged here.
+    if there.uid() != user && there.mode() & 0o077 == 0 {
+        let (path, owner) = (socket.display(), there.uid());
+        let why = "the machine's QEMU runs as another user than the one that may connect";
+        return Err(VhostError::Refused(format!(
+            "{why}: {path} belongs to user {owner}, and QEMU to user {user}; {remedy}"
+        )));
+    }
+    let path = std::fs::canonicalize(socket).map_err(VhostError::file("look at", socket))?;
+    for folder in path.ancestors().skip(1) {
+        let there = std::fs::metadata(folder).map_err(VhostError::file("look at", folder))?;
+        let needed = if there.uid() == user { 0o100 } else { 0o011 };
+        if there.mode() & needed == 0 {
+            let (socket, folder) = (socket.display(), folder.display());
+            let why = "the machine's QEMU cannot reach the socket";
+            return Err(VhostError::Refused(format!(
+                "{why}: {socket} is below the folder {folder}, which user {user} may not search; add x to the folder's mode, or move the socket"
+            )));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -45,11 +62,13 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn private_socket_of_another_user_is_refused() {
+    fn socket_or_folder_closed_to_the_user_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.port");
         let _listener = UnixListener::bind(&path).unwrap();
         let set = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let set_folder = |mode| std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(mode)).unwrap();
+        set_folder(0o711);
         let own = path.metadata().unwrap().uid();
         set(0o600);
         assert!(check_access(&path, own, "").is_ok() && check_access(&path, 0, "").is_ok());
@@ -58,6 +77,10 @@ mod tests {
         assert!(refused.ends_with(&expected), "{refused}");
         set(0o660);
         assert!(check_access(&path, own + 1, "").is_ok());
+        set_folder(0o700);
+        assert!(check_access(&path, own, "").is_ok() && check_access(&path, 0, "").is_ok());
+        let refused = check_access(&path, own + 1, "").unwrap_err().to_string();
+        assert!(refused.contains(&format!("which user {} may not search", own + 1)), "{refused}");
     }
 
     #[test]
