@@ -5,6 +5,7 @@ use partywall_region::packet;
 use rustix::fd::{AsFd as _, BorrowedFd};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -32,12 +33,21 @@ impl Qmp {
         &self.path
     }
 
-    /// The user that QEMU opens files as: now, if that can be seen, else when it made the socket, before it gave up rights (`-runas`).
+    /// The user that QEMU opens files as. If the socket's file belongs to root, QEMU may have given up rights since (`-runas`). Then it is
+    /// the user of the process that made the socket. A later process with that number does not count.
     pub fn user(&self) -> Result<u32, QmpError> {
-        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref());
-        let peer = peer.map_err(|e| self.lost("SO_PEERCRED", e.into()))?;
-        let status = std::fs::read_to_string(format!("/proc/{}/status", peer.pid.as_raw_nonzero()));
-        Ok(status.ok().and_then(|status| file_user(&status)).unwrap_or(peer.uid.as_raw()))
+        let file = std::fs::metadata(&self.path).map_err(|e| self.lost("the look at its file", e))?;
+        if file.uid() != 0 {
+            return Ok(file.uid());
+        }
+        let process = self.process()?;
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{process}/{name}")).ok();
+        // The start is read last, so that it is not of an earlier process than the user.
+        let now = read("status").and_then(|status| file_user(&status));
+        let system = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let started = read("stat").and_then(|stat| start_time(&stat, &system));
+        let made_it = started.is_some_and(|started| started <= file.ctime() + 1);
+        Ok(now.filter(|_| made_it).unwrap_or(file.uid()))
     }
 
     /// The process that made the monitor's socket. For a QEMU whose socket another program has made for it (libvirt), that is that program.
@@ -150,6 +160,14 @@ fn line(command: &str, arguments: &Value) -> String {
 /// The user for files in the line `Uid:` of `/proc/PID/status`, which has the real, the effective, the saved user, and the one for files.
 pub(super) fn file_user(status: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(3)?.parse().ok()
+}
+
+/// The second since 1970 in which a process started, by `/proc/PID/stat` and `/proc/stat`.
+pub(super) fn start_time(stat: &str, system: &str) -> Option<i64> {
+    let boot: i64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    // Behind the name, which is in parentheses and may hold any byte, comes the third field. The start is field 22.
+    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(22 - 3)?.parse().ok()?;
+    Some(boot + i64::try_from(ticks / rustix::param::clock_ticks_per_second()).ok()?)
 }
 
 /// Reads on until `line` is whole: after a timeout it holds what has come so far.

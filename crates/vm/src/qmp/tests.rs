@@ -1,4 +1,4 @@
-use super::client::file_user;
+use super::client::{file_user, start_time};
 use super::*;
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -35,6 +35,27 @@ fn file_user_is_the_fourth_uid() {
     assert_eq!(file_user("Name:\tUid:\n"), None);
     let (_dir, path) = monitor(&[HELLO, DONE]);
     assert_eq!(Qmp::connect(&path).unwrap().user().unwrap(), rustix::process::geteuid().as_raw());
+}
+
+#[test]
+fn start_of_process_is_boot_and_field_22() {
+    let ticks = 50 * rustix::param::clock_ticks_per_second();
+    let stat = format!("7 (a) 1 b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 {ticks} 20\n");
+    assert_eq!(start_time(&stat, "cpu 1 2\nbtime 1000\n"), Some(1050));
+    assert_eq!(start_time("7 (a) S 1\n", "btime 1000\n"), None);
+    let own = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let started = start_time(&own, &std::fs::read_to_string("/proc/stat").unwrap()).unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
+    assert!((now - 3600..=now + 1).contains(&started), "{started}, and it is {now}");
+}
+
+#[test]
+fn socket_of_another_user_names_the_user() {
+    let (_dir, path) = monitor(&[HELLO, DONE]);
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(64055), None).unwrap();
+        assert_eq!(Qmp::connect(&path).unwrap().user().unwrap(), 64055);
+    }
 }
 
 #[test]
