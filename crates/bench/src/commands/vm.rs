@@ -191,20 +191,29 @@ fn measure_parts(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> 
         all.cells.extend(results.cells);
         all.verdicts.extend(results.verdicts);
     };
+    let scale = bench.scale();
     if stock.contains(&VmPart::Cards) && cards::are_wanted(&bench.common) {
-        add(cards::run(bench)?);
+        let done = cards::run(bench);
+        add(done.or_else(|e| not_measured(bench, "cards", cards::plans(scale), e))?);
     }
     if stock.contains(&VmPart::Disks) && disks::are_wanted(&bench.common) {
-        add(disks::run(bench)?);
+        let done = disks::run(bench);
+        add(done.or_else(|e| not_measured(bench, "disks", disks::plans(scale), e))?);
     }
     Ok(all)
 }
 
-/// Reports a part that this machine cannot measure. Its cells have the reason.
-fn unavailable(bench: &Bench, part: &str, plans: Vec<BenchPlan>, why: &str) -> Result<CommandResults> {
-    eprintln!("partywall-bench: part {part}: not measured: {why}");
-    bench.say(&format!("\n## Part {part}: not measured: {why}"))?;
-    let problem = Some(Problem::Unavailable(why.to_owned()));
+/// Reports a part that ended with an error. Its cells have the reason, and the results of other parts stay.
+fn not_measured(bench: &Bench, part: &str, plans: Vec<BenchPlan>, error: BenchError) -> Result<CommandResults> {
+    bench.interrupt.check()?;
+    let problem = match error {
+        BenchError::Interrupted => return Err(error),
+        BenchError::Unavailable(why) => Problem::Unavailable(why),
+        e => Problem::Failed(e.to_string()),
+    };
+    eprintln!("partywall-bench: part {part}: {problem}");
+    bench.say(&format!("\n## Part {part}: {problem}"))?;
+    let problem = Some(problem);
     let plans = plans.into_iter().filter(|plan| bench.common.wants(plan.key.mechanism));
     let cells: Vec<Cell> = plans.map(|plan| Cell { problem: problem.clone(), ..Cell::new(plan.key) }).collect();
     Ok(cells.into())

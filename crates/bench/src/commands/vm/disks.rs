@@ -71,7 +71,7 @@ const CASES: [DiskCase; 6] = [
     case("1 MiB sequential write, depth 8", "write", "1m", 8, Metric::BytesPerSecond),
 ];
 
-fn plans(scale: Scale) -> Vec<BenchPlan> {
+pub(super) fn plans(scale: Scale) -> Vec<BenchPlan> {
     let some = if scale == Scale::Smoke { &CASES[..1] } else { &CASES };
     let plan = |case: &DiskCase, mechanism| BenchPlan {
         key: Key::new(NAME, mechanism).with("part", "disks").with("case", case.label),
@@ -221,11 +221,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let plans = plans(scale);
     let folder = bench.scratch().join("disks");
     std::fs::create_dir(&folder).during(format!("making {}", folder.display()))?;
-    let machine = match DiskMachine::boot(bench, &folder) {
-        Ok(machine) => machine,
-        Err(BenchError::Unavailable(why)) => return super::unavailable(bench, "disks", plans, &why),
-        Err(e) => return Err(e),
-    };
+    let machine = DiskMachine::boot(bench, &folder)?;
     bench.say(&machine.describe()?)?;
     let cells = bench.measure_by(plans, runs, |bench, plan| {
         let done = machine.measure(plan, scale, bench);
