@@ -195,7 +195,7 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, net: &Net, [guest, neighbour]: [
     guest.shell("mkdir -p /mnt && mount -t ext4 /dev/vda /mnt").unwrap();
     let load = "\
         : > /tmp/sums
-        for n in 1 2 3 4 5 6 7 8; do
+        for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do
             dd if=/dev/urandom of=/tmp/part bs=64k count=64 2>/dev/null
             dd if=/tmp/part of=/mnt/$n bs=64k conv=fsync 2>/dev/null || exit 1
             (cd /tmp && sha256sum < part) >> /tmp/sums
@@ -223,7 +223,7 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, net: &Net, [guest, neighbour]: [
     }
     assert_eq!(running.wait(HANG).unwrap().status, 0, "the guest has seen an error of its disk");
     guest.shell("echo 3 > /proc/sys/vm/drop_caches").unwrap();
-    let read = "for n in 1 2 3 4 5 6 7 8; do sha256sum < /mnt/$n; done";
+    let read = "for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do sha256sum < /mnt/$n; done";
     assert_eq!(guest.shell(read).unwrap(), guest.shell("cat /tmp/sums").unwrap());
     recovered += number(disk, "recovered");
     assert!(recovered > 0, "no request was in flight when a back end was killed");
