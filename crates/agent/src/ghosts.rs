@@ -7,6 +7,7 @@
 use std::fs;
 use std::io::Read as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use partywall_region::pmem::dax;
 
@@ -17,38 +18,88 @@ const ABSENT: u16 = 0xffff;
 /// The bits of the command register by which a driver lets its device use memory and answer.
 const IN_USE: u16 = 0x6;
 
-/// What has become of the ghosts of this machine.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum GhostHunt {
-    /// There is none.
-    None,
-    /// They were removed, and the kernel has looked for devices again.
-    Removed,
-    /// They are still there, and why.
-    Kept(String),
+/// Between two looks at ghosts that a process maps.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The time for programs to unmap them. After that the windows of other slots are looked for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The removal of ghosts while windows are looked for.
+#[derive(Debug, Default)]
+pub(crate) struct GhostHunt {
+    /// When a ghost was in the way first, and when it is looked for next.
+    kept: Option<(Instant, Instant)>,
+    /// Some may have been removed since the kernel has looked for devices.
+    has_removed: bool,
 }
 
-/// Removes all ghosts, unless a process maps one. `word` is the file of the word of revocation.
-pub(crate) fn remove(word: u64) -> GhostHunt {
+/// What to do about windows.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum HuntStep {
+    /// A ghost may stand for one.
+    Wait,
+    /// Ghosts were removed: the kernel must look for devices again.
+    Removed,
+    /// No ghost is there, or one that a process keeps.
+    Over,
+}
+
+impl GhostHunt {
+    /// All windows are there.
+    pub(crate) fn end(&mut self) {
+        self.kept = None;
+    }
+
+    /// Removes the ghosts that no process maps. `word` is the file of the word of revocation.
+    pub(crate) fn step(&mut self, word: u64) -> HuntStep {
+        let now = Instant::now();
+        match self.kept {
+            Some((since, _)) if now.duration_since(since) >= PATIENCE => return self.over(),
+            Some((_, next)) if now < next => return HuntStep::Wait,
+            _ => {}
+        }
+        let ghosts = ghosts();
+        if ghosts.is_empty() {
+            self.kept = None;
+            return self.over();
+        }
+        match self.remove(&ghosts, word) {
+            Ok(()) => {
+                self.kept = None;
+                tracing::info!("devices of the host that the machine has left were removed");
+                self.over()
+            }
+            Err(why) => {
+                if self.kept.is_none() {
+                    tracing::warn!(why, "devices of the host that the machine has left are in the way of its windows");
+                }
+                let since = self.kept.map_or(now, |(since, _)| since);
+                self.kept = Some((since, now + PAUSE));
+                HuntStep::Wait
+            }
+        }
+    }
+
+    fn over(&mut self) -> HuntStep {
+        if std::mem::take(&mut self.has_removed) { HuntStep::Removed } else { HuntStep::Over }
+    }
+
+    /// Removes as many as the kernel lets it. Fails if one is left.
+    fn remove(&mut self, ghosts: &[RemovableDevice], word: u64) -> Result<(), String> {
+        let held = removal::holders(ghosts, word).map_err(|error| error.to_string())?;
+        if !held.is_empty() {
+            return Err(format!("{} maps one", held.join(", ")));
+        }
+        self.has_removed = true;
+        // Each is tried.
+        ghosts.iter().map(RemovableDevice::remove).fold(Ok(()), Result::and)
+    }
+}
+
+fn ghosts() -> Vec<RemovableDevice> {
     let device = |device: dax::DaxDevice| {
         dax::virtio_device(&device.name).map(|folder| RemovableDevice { name: device.name, folder })
     };
-    let ghosts: Vec<_> = dax::devices().into_iter().filter_map(device).filter(|of| is_ghost(&of.folder)).collect();
-    if ghosts.is_empty() {
-        return GhostHunt::None;
-    }
-    match removal::holders(&ghosts, word) {
-        Ok(held) if held.is_empty() => {}
-        Ok(held) => {
-            return GhostHunt::Kept(format!("{} maps a window of the host that the machine left", held.join(", ")));
-        }
-        Err(error) => return GhostHunt::Kept(error.to_string()),
-    }
-    let removed = ghosts.iter().try_for_each(RemovableDevice::remove);
-    match removed.and_then(|()| removal::rescan().map_err(|error| error.to_string())) {
-        Ok(()) => GhostHunt::Removed,
-        Err(why) => GhostHunt::Kept(why),
-    }
+    dax::devices().into_iter().filter_map(device).filter(|of| is_ghost(&of.folder)).collect()
 }
 
 /// Whether the PCI device that the kernel's driver has set up is not there any more, or is another one.

@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
-use crate::ghosts::{self, GhostHunt};
+use crate::ghosts::{GhostHunt, HuntStep};
 use crate::handshake::LocalHandshakes;
 use crate::introduce::{Introductions, NearEnd, ParcelContent};
 use crate::listen::Listening;
@@ -89,8 +89,7 @@ pub(crate) struct Serving {
     releasing: Option<Releasing>,
     /// Devices were removed, so the kernel has to look for them if the host announces windows again.
     has_removed: bool,
-    /// Why ghosts are in the way has been told.
-    ghosts_told: bool,
+    hunt: GhostHunt,
 }
 
 impl Serving {
@@ -114,7 +113,7 @@ impl Serving {
             releasing: None,
             // An agent before it may have removed devices.
             has_removed: true,
-            ghosts_told: false,
+            hunt: GhostHunt::default(),
         })
     }
 
@@ -210,20 +209,16 @@ impl Serving {
     /// Looks for windows that are not there yet. A ghost would stand for one of them, so ghosts are removed before.
     fn look_for_windows(&mut self) {
         if self.windows.all_seen() {
-            return;
+            return self.hunt.end();
         }
-        match ghosts::remove(self.revoker.inode()) {
-            GhostHunt::None => {}
-            GhostHunt::Removed => tracing::info!("devices of the host that the machine left were removed"),
-            GhostHunt::Kept(why) => {
-                if std::mem::replace(&mut self.ghosts_told, true) {
-                    return;
-                }
-                tracing::warn!(why, "devices of the host that the machine left are in the way of its windows");
-                return;
+        match self.hunt.step(self.revoker.inode()) {
+            HuntStep::Wait => return,
+            HuntStep::Removed => {
+                self.has_removed = true;
+                self.rescan();
             }
+            HuntStep::Over => {}
         }
-        self.ghosts_told = false;
         for ((id, owner), memory) in self.windows.look() {
             self.relay.window(id, memory);
             self.say(&Say::Seen { id, owner });

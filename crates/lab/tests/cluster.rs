@@ -106,13 +106,21 @@ fn guest_reaches_host(home: &World, far: &World, guest: &Guest, bytes: &[u8]) {
     let mut command = far.command(&["--domain", "db", "cat", "-l", "queries"]);
     let got = File::create(far.path("got")).unwrap();
     let mut receiver = Process(command.stdout(got).spawn().unwrap());
+    eventually("the service is there", || far.partywall(&["list", "services"]).text().contains("queries"));
     eventually("the other host's domain is reached", || {
         let done = guest.run(&["sh", "-c", "exec partywall --domain a cat db:queries < /tmp/got"]).unwrap();
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert!(done.status == 0 || said.contains("no domain is called db"), "{said}{}{}", log_of(home), log_of(far));
+        // The directory of the cluster hears of the domain, and then of the service.
+        let is_early = said.contains("no domain is called db") || said.contains("has no service queries");
+        assert!(done.status == 0 || is_early, "{said}{}{}", log_of(home), log_of(far));
         done.status == 0
     });
-    assert!(receiver.0.wait().unwrap().success());
+    let mut status = None;
+    eventually("the receiver ends", || {
+        status = receiver.0.try_wait().unwrap();
+        status.is_some()
+    });
+    assert!(status.unwrap().success());
     assert_eq!(sum(&fs::read(far.path("got")).unwrap()), sum(bytes));
 }
 

@@ -15,7 +15,10 @@ use partywall_shm::path::Way;
 use partywall_shm::status::LineState;
 use partywall_shm::sync::{load_acquire, load_acquire_u32};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+/// How long another thread's call may go on that sends bytes at this moment.
+const CALL: Duration = Duration::from_millis(100);
 /// Looks of sleepers for the peer's word, with naps in between: minutes.
 const MOST_LOOKS: u32 = 1 << 14;
 
@@ -32,7 +35,7 @@ impl Conn {
     /// from a lost link, and unmaps its rings when it finds this.
     pub(super) fn announce_tcp_only(&self) {
         // A thread in the middle of a call may not have sent the last byte.
-        let (Some(_held), Some(pages)) = (self.tx.try_hold(), self.pages()) else { return };
+        let (Ok(_held), Some(pages)) = (self.tx.hold_within(CALL), self.pages()) else { return };
         if pages.sends_by_tcp() {
             pages.announce_tcp_only();
         }

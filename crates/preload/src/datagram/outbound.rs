@@ -114,6 +114,12 @@ impl SentSegments {
 }
 
 impl Outbound {
+    /// The next offer comes after a pause, which doubles.
+    fn put_off(&mut self) {
+        self.retry_at = sys::coarse_millis() + (FIRST_RETRY_MS << self.refusals.min(MOST_DOUBLINGS));
+        self.refusals = self.refusals.saturating_add(1);
+    }
+
     const NONE: Self = Self {
         ip: 0,
         port: 0,
@@ -525,9 +531,12 @@ impl DatagramSocket {
                 if generation == one.asked && !is_time_again {
                     return;
                 }
-                (one.asked, one.retry_at) = (generation, 0);
+                one.asked = generation;
                 if broker::knows_receiver(fd, one.to()) {
+                    one.retry_at = 0;
                     self.offer(fd, one);
+                } else if is_time_again {
+                    one.put_off();
                 }
             }
             FlowStage::Offered => {
@@ -557,8 +566,7 @@ impl DatagramSocket {
                     log!("no ring for datagrams to {}: {}", one.to(), reason.words());
                     flow.free();
                     if matches!(reason, Reason::NoWindow | Reason::Resources | Reason::BrokerAbsent) {
-                        one.retry_at = sys::coarse_millis() + (FIRST_RETRY_MS << one.refusals.min(MOST_DOUBLINGS));
-                        one.refusals += 1;
+                        one.put_off();
                     }
                 }
             }
