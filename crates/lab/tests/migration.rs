@@ -23,17 +23,6 @@ const LINK: u32 = 1000;
 const ARRIVAL: u16 = 4444;
 /// The exit code of our commands when a machine at one end of their channel is being migrated.
 const MOVED: i32 = 4;
-/// Datagrams go by rings between the machines, wherever they are neighbours.
-const NETWORKS: &str = "
-[[network]]
-machine = 'a'
-addresses = ['10.77.0.1']
-[[network]]
-machine = 'b'
-addresses = ['10.77.0.2']
-";
-/// The log line of the library when a flow of datagrams has a ring.
-const FLOW_ON_RING: &str = "go by a ring";
 /// The services of the channels that [`IdleChannels`] opens to the migrating machine.
 const FROM_NEIGHBOUR: &str = "kept";
 const FROM_HOST: &str = "hosted";
@@ -47,15 +36,12 @@ fn stream_survives_migration_there_and_back() {
     }
     let far_network = network.joined(LINK).unwrap();
     let image = || {
-        let image = ImageOptions::default().program(preload_library(), LIBRARY).module("udp_diag");
-        ["redis-server", "redis-cli", "sockperf"]
+        let image = ImageOptions::default().program(preload_library(), LIBRARY);
+        ["redis-server", "redis-cli"]
             .into_iter()
             .fold(image, |image, name| image.program(format!("/usr/bin/{name}"), name))
     };
     let (home, far) = (World::with("migration", image()), World::with("migration-far", image()));
-    for world in [&home, &far] {
-        world.set_policy(NETWORKS);
-    }
     let options = || GuestOptions::new("a").memory(512);
     let [a, b] = home
         .boot_as([options().network(&network).unwrap(), GuestOptions::new("b").memory(512).network(&network).unwrap()]);
@@ -71,7 +57,6 @@ fn stream_survives_migration_there_and_back() {
 
     begin_stream(&a, &b);
     begin_calls(&a, &b);
-    begin_datagrams(&a, &b);
     wait_for(&a, "/tmp/send.log", ON_RING);
     wait_for(&b, "/tmp/calls.log", ON_RING);
 
@@ -85,7 +70,6 @@ fn stream_survives_migration_there_and_back() {
     file_goes(&b, &a);
     wait_for(&a, "/tmp/send.log", UNMAPPED);
     old_connections_are_on_rings(&a, &b, 2);
-    datagrams_are_on_rings(&a, &b, 2);
     new_connection_has_a_ring(&a, &b, "after a migration that failed");
 
     let idle = IdleChannels::open(&home, &a, &b);
@@ -103,7 +87,6 @@ fn stream_survives_migration_there_and_back() {
     flows(&b);
     end_stream(&back, &b);
     end_calls(&b);
-    end_datagrams(&b);
     println!("{}", time_line(&b.sh("cat /tmp/line")));
     machine_migrated_without_detach_gets_windows(back, (&far, &far_network), options);
 }
@@ -271,38 +254,6 @@ fn end_calls(b: &Guest) {
     // Its own connection is the second.
     let counted = b.sh("redis-cli -h 10.77.0.1 info stats | grep total_connections_received");
     assert_eq!(counted.trim().split_once(':').unwrap().1, "2", "{}", b.sh("cat /tmp/calls.log"));
-}
-
-/// Starts a server in `a` that answers datagrams, and a client in `b` with one socket.
-fn begin_datagrams(a: &Guest, b: &Guest) {
-    let run = "partywall run --quiet --move after=4 sockperf";
-    a.sh(&format!(
-        "PARTYWALL_PRELOAD_LOG=/tmp/receiver.log {run} sr -i 0.0.0.0 -p 7010 > /tmp/sockperf.out 2>&1 & true"
-    ));
-    wait_for(a, "/tmp/sockperf.out", "to block on socket");
-    b.sh(&format!(
-        "PARTYWALL_PRELOAD_LOG=/tmp/datagrams.log {run} pp -i 10.77.0.1 -p 7010 -t 600 --mps 50 --data-integrity \
-         > /tmp/datagrams.out 2>&1 & true"
-    ));
-    datagrams_are_on_rings(a, b, 1);
-}
-
-/// The flow of the client has a ring for this time.
-fn datagrams_are_on_rings(a: &Guest, b: &Guest, times: u32) {
-    let said = b.sh(&format!(
-        "n=0; while [ $(grep -c '{FLOW_ON_RING}' /tmp/datagrams.log) -lt {times} ] && [ $n -lt 600 ]; do usleep 100000; n=$((n+1)); done; echo $n"
-    ));
-    let logs = || format!("{}\n{}", a.sh("cat /tmp/receiver.log"), b.sh("cat /tmp/datagrams.log /tmp/datagrams.out"));
-    assert_ne!(said, "600", "not for the {times}. time: {}", logs());
-}
-
-/// Datagrams may have been lost, as always. None has come twice, late or changed.
-fn end_datagrams(b: &Guest) {
-    b.sh(&format!("kill -INT ${}", processes("sockperf", "10.77.0.1")));
-    assert_ne!(wait_end(b, "sockperf", "10.77.0.1"), "300");
-    let said = b.sh("cat /tmp/datagrams.out");
-    let in_order = said.contains("# duplicated messages = 0; # out-of-order messages = 0");
-    assert!(in_order && !said.contains("integrity test failed"), "{said}{}", b.sh("cat /tmp/datagrams.log"));
 }
 
 /// Waits in a guest until no process of this program runs with this in its arguments. Returns "300" if one goes on.

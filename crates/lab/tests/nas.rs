@@ -122,7 +122,8 @@ fn full_stripes_are_copied_once_for_each_disk(nas: &Nas) {
     let after = nas.disk_bytes().unwrap();
     let [read, written, copied]: [u64; 3] = std::array::from_fn(|n| after[n] - before[n]);
     println!("{LEN} bytes in full stripes: {read} read, {written} written, {copied} copied");
-    assert_eq!(read + written, copied);
+    // The array writes its records at any time, also while the back ends are asked one after the other.
+    assert!((read + written).abs_diff(copied) <= 64 << 10, "{read} + {written} : {copied}");
     // `LEN` by the first back end, and 1.5 times as much by those of the three disks. The array's own records come on top. In partial stripes, the
     // parity would be written twice: 3 times `LEN` in all.
     assert!((LEN * 5 / 2..LEN * 11 / 4).contains(&written), "{written}");
