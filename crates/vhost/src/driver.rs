@@ -110,7 +110,7 @@ impl GuestDriver {
         let space = u64::from(options.size) * u64::from(options.buffer);
         let queues = 2 * options.pairs.max(1);
         if queues as u64 * RING_SPACE > BUFFERS {
-            return Err(failed("there is no room for so many queues"));
+            return Err(failed("the memory has no room for these queues"));
         }
         let size = (BUFFERS + queues as u64 * space).next_multiple_of(4096);
         let memory = DriverMemory::new(size, options.sealed)?;

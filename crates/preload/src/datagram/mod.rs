@@ -24,6 +24,7 @@ mod inbound;
 mod kernel_queue;
 mod options;
 mod outbound;
+mod retry;
 mod shared;
 #[cfg(test)]
 mod tests;

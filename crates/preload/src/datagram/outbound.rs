@@ -1,6 +1,7 @@
 //! The sending side of a socket: to where it sends, and by which ring (protocol U3, U5-U8, U10).
 
 use super::flow::{FlowPlaces, proof_for_sender};
+use super::retry::OfferRetry;
 use super::{DatagramCarrier, DatagramSocket, address, flags};
 use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING};
@@ -22,11 +23,6 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The pause after an offer that was refused for a reason that passes, in milliseconds: a machine that is being migrated, say. Each later one
-/// is twice as long.
-const FIRST_RETRY_MS: u64 = 1000;
-/// How often that pause doubles, at most: to 64 seconds.
-const MOST_DOUBLINGS: u32 = 6;
 /// Destinations that a socket remembers. Of more, those that it sends to least stay on the kernel.
 const DESTINATIONS: usize = 16;
 /// Looks for the answer to an offer on each call, so often; after that on every sixteenth.
@@ -63,10 +59,7 @@ struct Outbound {
     bytes: u64,
     /// The number of listeners when one was looked for and not found.
     asked: u64,
-    /// How often an offer was refused for a reason that passes, one after another.
-    refusals: u32,
-    /// When the next offer may be made whatever has changed, in milliseconds of [`sys::coarse_now`]. 0: only when something changes.
-    retry_at: u64,
+    retry: OfferRetry,
     flow: Option<&'static FlowPlaces>,
     channel: u64,
     half: WritingHalf,
@@ -114,12 +107,6 @@ impl SentSegments {
 }
 
 impl Outbound {
-    /// The next offer comes after a pause, which doubles.
-    fn put_off(&mut self) {
-        self.retry_at = sys::coarse_millis() + (FIRST_RETRY_MS << self.refusals.min(MOST_DOUBLINGS));
-        self.refusals = self.refusals.saturating_add(1);
-    }
-
     const NONE: Self = Self {
         ip: 0,
         port: 0,
@@ -127,8 +114,7 @@ impl Outbound {
         calls: 0,
         bytes: 0,
         asked: 0,
-        refusals: 0,
-        retry_at: 0,
+        retry: OfferRetry::NONE,
         flow: None,
         channel: 0,
         half: WritingHalf::new(0),
@@ -527,16 +513,16 @@ impl DatagramSocket {
                     return;
                 }
                 let generation = broker::listener_generation();
-                let is_time_again = one.retry_at != 0 && sys::coarse_millis() >= one.retry_at;
+                let is_time_again = one.retry.is_due(sys::coarse_millis());
                 if generation == one.asked && !is_time_again {
                     return;
                 }
                 one.asked = generation;
                 if broker::knows_receiver(fd, one.to()) {
-                    one.retry_at = 0;
+                    one.retry.begin();
                     self.offer(fd, one);
                 } else if is_time_again {
-                    one.put_off();
+                    one.retry.put_off(sys::coarse_millis());
                 }
             }
             FlowStage::Offered => {
@@ -557,7 +543,7 @@ impl DatagramSocket {
                 Ok(()) => {
                     one.flow = Some(flow);
                     one.stage = FlowStage::Offered;
-                    one.refusals = 0;
+                    one.retry = OfferRetry::NONE;
                     self.set(flags::RING_OUT, true);
                     one.looks = 0;
                     one.offered = sys::coarse_now();
@@ -566,7 +552,7 @@ impl DatagramSocket {
                     log!("no ring for datagrams to {}: {}", one.to(), reason.words());
                     flow.free();
                     if matches!(reason, Reason::NoWindow | Reason::Resources | Reason::BrokerAbsent) {
-                        one.put_off();
+                        one.retry.put_off(sys::coarse_millis());
                     }
                 }
             }

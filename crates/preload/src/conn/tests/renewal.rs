@@ -167,8 +167,8 @@ fn connection_handed_over_by_exec_has_rings_again() {
     }
 }
 
-/// The pause that a connection makes before it begins again once its rings are over: at least and at most so many milliseconds, since it
-/// begins between two looks at the clock. `None` if the connection stays on TCP.
+/// Bounds, in milliseconds, of the pause that a connection makes before it begins again, once its rings are over. The pause begins between two
+/// looks at the clock. `None` if the connection stays on TCP.
 fn pause_before_renewal(p: &Pair) -> Option<RangeInclusive<u64>> {
     part(p);
     let (before, moves) = (p.conn_b().entry(), &p.conn_b().moves);
