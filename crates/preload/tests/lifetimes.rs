@@ -10,6 +10,7 @@ use support::{
     client::Client,
     eventually, free_port,
     guard::Guard,
+    netns::Namespaces,
     skipped,
     stage::{Stage, python, script},
     switch::Switch,
@@ -52,10 +53,14 @@ fn talk_between(
 ) -> (Guard, Told) {
     let port = free_port();
     let p = port.to_string();
-    let mut server = server(&[&script(server_script), "127.0.0.1", &p]);
+    let mut server = server(&[&script(server_script), stage.address(), &p]);
     stage.await_listener(&mut server, port);
     let mut command = stage.command(1, &python());
-    command.args(client).args([&script(client_script), "127.0.0.1", &p]).stdin(Stdio::piped()).stderr(Stdio::inherit());
+    command
+        .args(client)
+        .args([&script(client_script), stage.address(), &p])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::inherit());
     let mut program = Guard::spawn(&mut command);
     let (to, from) = (program.0.stdin.take().unwrap(), program.0.stdout.take().unwrap());
     (server, Told { program, to, from: std::io::BufReader::new(from) })
@@ -121,17 +126,24 @@ fn new_broker_lists_existing_rings_until_they_end() {
 
 #[test]
 fn connection_has_rings_again_after_exec_of_its_server() {
-    has_rings_again_after_exec("told_client.py");
+    has_rings_again_after_exec("told_client.py", None);
 }
 
 #[test]
 fn connection_of_several_threads_has_rings_again_after_exec() {
-    has_rings_again_after_exec("duplex_client.py");
+    has_rings_again_after_exec("duplex_client.py", None);
 }
 
-fn has_rings_again_after_exec(client: &str) {
+/// The server has closed its listener, and nothing else in its namespace listens.
+#[test]
+fn connection_between_namespaces_has_rings_again_after_exec() {
+    let Some(spaces) = Namespaces::create() else { return };
+    has_rings_again_after_exec("told_client.py", Some(&spaces));
+}
+
+fn has_rings_again_after_exec(client: &str, spaces: Option<&Namespaces>) {
     let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
-    let stage = Stage { world: Some(&world), spaces: None, folder };
+    let stage = Stage { world: Some(&world), spaces, folder };
     let switch = Switch::new(&world);
     let (mut server, mut client) =
         talk_between(&stage, ["exec_server.py", client], |arguments| stage.server(&python(), arguments), &[]);

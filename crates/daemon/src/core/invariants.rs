@@ -13,7 +13,7 @@ use super::further::MOST_OWNED;
 use super::further_regions::{Addition, FurtherKey};
 use super::id::ChannelId;
 use super::service::MAX_WAITING;
-use super::socket::{Offer, Publication, Sockets};
+use super::socket::{NamespaceIndex, Offer, Publication, Sockets};
 use super::{Action, Core, CoreEvent, Descriptor, OfferDelivery, SessionId};
 
 /// The account of each end of a channel before an event, and the change that the event may make.
@@ -330,13 +330,16 @@ impl<F: Descriptor> Core<F> {
         for end in ends {
             assert!(end.socket.is_none_or(|s| end.state.is_live() && in_use.contains_key(&s)));
         }
-        let mut counted = HashMap::<_, BTreeMap<_, u32>>::new();
+        let (mut counted, mut residences) = (NamespaceIndex::default(), NamespaceIndex::default());
         for publication in publications.values() {
             for listener in &publication.listeners {
-                *counted.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
+                counted.add(listener.fingerprint, publication.netns);
+            }
+            for address in publication.residences() {
+                residences.add(address, publication.netns);
             }
         }
-        assert_eq!(counted, *listening);
+        assert_eq!((&counted, &residences), (listening, &self.sockets.resident));
     }
 
     fn check_channels(&self) {

@@ -26,6 +26,7 @@ mod facts;
 mod forwarded;
 mod guesses;
 mod handshake;
+mod namespace_index;
 mod offer;
 mod open;
 mod passed;
@@ -37,12 +38,13 @@ mod translated;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
 
-use partywall_protocol::directory::{Fingerprint, OfferKey};
+use partywall_protocol::directory::OfferKey;
 use partywall_protocol::passed::PassedSockets;
 use partywall_protocol::wire::{MachineId, Origin, Refusal, User};
 
 pub(super) use datagram::{FlowRecord, at};
 pub(super) use facts::{Ends, NumberedEnd};
+pub(super) use namespace_index::NamespaceIndex;
 pub(super) use offer::Offer;
 pub use partywall_protocol::socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 pub(super) use publish::Publication;
@@ -96,8 +98,10 @@ pub(super) struct Sockets<F> {
     pub(super) slots: BTreeSet<usize>,
     /// For channels that only one side has reclaimed since this broker started: the facts of its socket.
     pub(super) claimed: BTreeMap<ChannelId, SocketFacts>,
-    /// The network namespaces with a listener at an address, and the number of listeners, by fingerprint.
-    pub(super) listening: HashMap<Fingerprint, BTreeMap<NamespaceId, u32>>,
+    /// The network namespaces with a listener at an address.
+    pub(super) listening: NamespaceIndex,
+    /// The network namespaces with programs at an address that means the same everywhere.
+    pub(super) resident: NamespaceIndex,
     /// Statements about sockets of the host that were passed to other processes.
     pub(super) passed: PassedSockets<(User, Home)>,
     /// The number of offers and of directory entries of each machine.
@@ -124,7 +128,8 @@ impl<F> Sockets<F> {
             networks: Networks::default(),
             slots: BTreeSet::new(),
             claimed: BTreeMap::new(),
-            listening: HashMap::new(),
+            listening: NamespaceIndex::default(),
+            resident: NamespaceIndex::default(),
             passed: PassedSockets::default(),
             machine_counts: BTreeMap::new(),
             secret: [RandomState::new(), RandomState::new()],

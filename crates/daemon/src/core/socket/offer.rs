@@ -9,7 +9,8 @@ use partywall_shm::layout::Geometry;
 
 use super::facts::{Ends, NotPeers, NumberedEnd, not_peers};
 use super::handshake::{Handshake, SideRegion, bell, bell_way};
-use super::{NamespaceId, SocketFacts, SocketState};
+
+use super::{NamespaceId, NamespaceIndex, SocketFacts, SocketState, Sockets};
 use crate::core::domain::DomainRecord;
 use crate::core::ended_handshakes::HandshakeSide;
 use crate::core::id::{ChannelId, DomainId};
@@ -146,25 +147,37 @@ impl<F: Descriptor> Core<F> {
     /// The address at which the accepting side of a socket that is connected to `remote` may be, and the network namespaces, all on one
     /// machine or on the host.
     ///
-    /// It is the socket's own namespace, unless `remote` is forwarded to a listener elsewhere, or there is no listener here but one elsewhere,
-    /// and the broker can tell connections of two namespaces apart.
+    /// It is the socket's own namespace, unless `remote` is forwarded to a listener elsewhere, or there is no listener here but one elsewhere.
+    /// Without any listener, since that was closed or another program has taken the connection over, programs that run at the address show
+    /// where the other side is. All this holds only if the broker can tell connections of two namespaces apart.
     fn accepted_by(&self, remote: SocketAddr, socket: &SocketFacts) -> (SocketAddr, Vec<NamespaceId>) {
         let own = socket.namespace();
-        let may_be_elsewhere = socket.identity.numbers.is_some() && !is_scoped(remote.ip());
-        let elsewhere = |at| Some((at, self.listened_elsewhere(at, socket)?)).filter(|_| may_be_elsewhere);
-        let here = Fingerprint::listener(Transport::Tcp, remote, socket.netns);
-        let is_here = || self.sockets.listening.get(&here).is_some_and(|all| all.contains_key(&own));
-        let forwarded = self.forwarded(remote).and_then(elsewhere);
-        let accepted = forwarded.or_else(|| if is_here() { None } else { elsewhere(remote) });
-        accepted.unwrap_or_else(|| (remote, vec![own]))
+        let here = (remote, vec![own]);
+        if socket.identity.numbers.is_none() || is_scoped(remote.ip()) {
+            return here;
+        }
+        let Sockets { listening, resident, .. } = &self.sockets;
+        let listener = |at| Fingerprint::listener(Transport::Tcp, at, socket.netns);
+        let to_listener = |at| Some((at, self.elsewhere(listening, listener(at), own)?));
+        let to_program = |at: SocketAddr| {
+            let program = Fingerprint::address(at.ip(), socket.netns);
+            let is_here = resident.has(program, own);
+            Some((at, self.elsewhere(resident, program, own).filter(|_| !is_here)?))
+        };
+        let forwarded = self.forwarded(remote);
+        if let Some(accepted) = forwarded.and_then(to_listener) {
+            return accepted;
+        }
+        if listening.has(listener(remote), own) {
+            return here;
+        }
+        to_listener(remote).or_else(|| to_program(forwarded?)).or_else(|| to_program(remote)).unwrap_or(here)
     }
 
-    /// The network namespaces other than the socket's own with a listener at an address, on one machine or on the host: on the socket's own if
-    /// there are some. If several machines have such listeners, each offer is for the next of them.
-    fn listened_elsewhere(&self, at: SocketAddr, socket: &SocketFacts) -> Option<Vec<NamespaceId>> {
-        let own = socket.namespace();
-        let all = self.sockets.listening.get(&Fingerprint::listener(Transport::Tcp, at, socket.netns))?;
-        let others = || all.keys().copied().filter(|namespace| *namespace != own);
+    /// The network namespaces other than `own` that have something, on one machine or on the host: on that of `own` if there are some. If
+    /// several machines have it, each offer is for the next of them.
+    fn elsewhere(&self, index: &NamespaceIndex, of: Fingerprint, own: NamespaceId) -> Option<Vec<NamespaceId>> {
+        let others = || index.of(of).filter(|namespace| *namespace != own);
         let is_near = others().any(|namespace| namespace.origin == own.origin);
         let mut origins: Vec<Origin> = others().map(|namespace| namespace.origin).collect();
         origins.dedup();
@@ -323,7 +336,7 @@ impl<F: Descriptor> Core<F> {
         Some(offer)
     }
 
-    /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that. Places in windows stay with the two sides
+    /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that. NamespaceIndex in windows stay with the two sides
     /// of a connection until each gives them up.
     pub(in crate::core) fn drop_offer(&mut self, id: ChannelId) {
         let Some(offer) = self.remove_offer(id) else { return };

@@ -55,6 +55,11 @@ impl Publication {
         self.listed().count() + self.addresses.len()
     }
 
+    /// The addresses at which its program runs and that mean the same in every namespace.
+    pub(in crate::core) fn residences(&self) -> impl Iterator<Item = Fingerprint> {
+        self.addresses.iter().filter(|entry| entry.scope == EntryScope::All).map(|entry| entry.fingerprint)
+    }
+
     /// The entries of its listeners, at their addresses and at those that are forwarded to them.
     pub(super) fn listed(&self) -> impl Iterator<Item = &PublishedEntry> {
         self.listeners.iter().chain(&self.forwarded)
@@ -122,7 +127,10 @@ impl<F: Descriptor> Core<F> {
         let new = publication.entries();
         self.count_entries(&publication, |count| count + new);
         for listener in &publication.listeners {
-            *self.sockets.listening.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
+            self.sockets.listening.add(listener.fingerprint, publication.netns);
+        }
+        for address in publication.residences() {
+            self.sockets.resident.add(address, publication.netns);
         }
         self.namespace_gained(publication.netns);
         self.show(&publication, DirectoryChange::Address, DirectoryChange::Listener);
@@ -188,16 +196,10 @@ impl<F: Descriptor> Core<F> {
         let gone = publication.entries();
         self.count_entries(&publication, |count| count - gone);
         for listener in &publication.listeners {
-            let Some(of) = self.sockets.listening.get_mut(&listener.fingerprint) else { continue };
-            if let Some(count) = of.get_mut(&publication.netns) {
-                *count -= 1;
-                if *count == 0 {
-                    of.remove(&publication.netns);
-                }
-            }
-            if of.is_empty() {
-                self.sockets.listening.remove(&listener.fingerprint);
-            }
+            self.sockets.listening.remove(listener.fingerprint, publication.netns);
+        }
+        for address in publication.residences() {
+            self.sockets.resident.remove(address, publication.netns);
         }
         self.show(&publication, DirectoryChange::NoAddress, DirectoryChange::NoListener);
         self.namespace_lost(publication.netns);

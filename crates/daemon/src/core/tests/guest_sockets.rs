@@ -174,6 +174,16 @@ fn sockets_in_two_machines_meet_in_their_windows() {
 }
 
 #[test]
+fn sockets_meet_after_the_listener_was_closed() {
+    let mut w = attached(EVERYBODY);
+    let (web, db) = (w.join_as(A, "a.web", 7), w.join_as(B, "b.db", 7));
+    // A program that was executed with the connection publishes the addresses at which it runs.
+    publish(&mut w, db, server());
+    let id = offered(&mut w, web);
+    assert_eq!(placed(take(&mut w, db, server(), near())).0, id);
+}
+
+#[test]
 fn places_of_ended_handshake_stay_until_both_sides_give_up() {
     let mut w = attached(EVERYBODY);
     let (web, db) = meeting(&mut w);

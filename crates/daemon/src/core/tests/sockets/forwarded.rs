@@ -113,6 +113,15 @@ fn forward_leads_out_of_the_namespace_of_a_like_listener() {
 }
 
 #[test]
+fn forward_leads_to_programs_where_no_listener_is_left() {
+    let mut w = World::with_policy(FORWARD);
+    let (web, db) = (w.join("web", 1), w.join("db", 2));
+    published(&mut w, db, SocketFacts { netns: 2, ..server() }, &[]);
+    offered(&mut w, web, forwarded());
+    met(&mut w, (web, forwarded()), (db, accepted()));
+}
+
+#[test]
 fn offer_within_namespace_is_shown_by_its_own_ends_alone() {
     let mut w = World::with_policy(FORWARD);
     let (web, db) = (w.join("web", 1), w.join("db", 2));

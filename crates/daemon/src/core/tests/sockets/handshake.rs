@@ -277,6 +277,36 @@ fn offer_is_found_only_with_the_key_of_the_accepting_namespace() {
 }
 
 #[test]
+fn offer_without_listener_is_for_namespace_of_programs() {
+    let (mut w, web, db) = world();
+    let is_for = |w: &World, netns| {
+        let key = w.core.sockets.key_of(near(netns));
+        w.listed.contains_key(&('o', Fingerprint::connection(at(SERVER[0]), at(SERVER[1]), key)))
+    };
+    let offer_is_for = |w: &mut World, socket, netns| {
+        let id = offered(w, web, socket);
+        assert!(is_for(w, netns) && !is_for(w, 3 - netns), "namespace {netns}");
+        w.ask(web, Message::Cancel { offer: id });
+    };
+    // The listener is closed. The program that has the connection has published its addresses.
+    let c = numbered(client(), NUMBERS);
+    let elsewhere = published(&mut w, db, SocketFacts { netns: 2, ..server() }, &[]);
+    offer_is_for(&mut w, c, 2);
+    offer_is_for(&mut w, client(), 1);
+    // A listener decides, and a program in the namespace of the offer is before those elsewhere.
+    let listener = published(&mut w, db, listening(SERVER[0]), &[]);
+    offer_is_for(&mut w, c, 1);
+    w.ask(db, Message::Withdraw { key: listener });
+    offer_is_for(&mut w, c, 2);
+    let here = published(&mut w, db, server(), &[]);
+    offer_is_for(&mut w, c, 1);
+    w.ask(db, Message::Withdraw { key: here });
+    offer_is_for(&mut w, c, 2);
+    w.ask(db, Message::Withdraw { key: elsewhere });
+    offer_is_for(&mut w, c, 1);
+}
+
+#[test]
 fn loopback_does_not_reach_into_other_namespaces() {
     let (mut w, web, db) = world();
     let (mine, yours) = (socket("127.0.0.1:5000", "127.0.0.1:80"), socket("127.0.0.1:80", "127.0.0.1:5000"));
