@@ -1,6 +1,6 @@
-//! Live migration: a guest sends a long stream to its neighbour, through memory, and answers its calls by a server that has several threads.
-//! It is migrated to another host, which is joined to the first by a link, where both connections go on by TCP, and back, where they go on by
-//! memory.
+//! Live migration: a guest sends a long stream to its neighbour, through memory, answers its calls by a server that has several threads, and
+//! answers its datagrams. It is migrated to another host, which is joined to the first by a link, where all of them go on by the network, and
+//! back, where they go on by memory.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -11,7 +11,7 @@ use partywall_lab::{Guest, GuestOptions, ImageOptions, Network, Running};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{ChildStderr, Stdio};
 use std::time::{Duration, Instant};
-use world::{HANG, Inside, Process, World, preload_library, processes};
+use world::{HANG, Inside, Process, World, preload_library, processes, python};
 
 const LIBRARY: &str = "libpartywall_preload.so";
 /// The log lines of the library when a connection has its rings, and when it has unmapped them.
@@ -23,6 +23,18 @@ const LINK: u32 = 1000;
 const ARRIVAL: u16 = 4444;
 /// The exit code of our commands when a machine at one end of their channel is being migrated.
 const MOVED: i32 = 4;
+/// Datagrams go by rings between the machines where they are neighbours.
+const NETWORKS: &str = "
+[[network]]
+machine = 'a'
+addresses = ['10.77.0.1']
+[[network]]
+machine = 'b'
+addresses = ['10.77.0.2']
+";
+/// The log line of the library when a flow of datagrams has a ring.
+const FLOW_ON_RING: &str = "go by a ring";
+const DATAGRAM_PORT: u16 = 7010;
 /// The services of the channels that [`IdleChannels`] opens to the migrating machine.
 const FROM_NEIGHBOUR: &str = "kept";
 const FROM_HOST: &str = "hosted";
@@ -36,12 +48,15 @@ fn stream_survives_migration_there_and_back() {
     }
     let far_network = network.joined(LINK).unwrap();
     let image = || {
-        let image = ImageOptions::default().program(preload_library(), LIBRARY);
+        let image = python::with(ImageOptions::default()).program(preload_library(), LIBRARY).module("udp_diag");
         ["redis-server", "redis-cli"]
             .into_iter()
             .fold(image, |image, name| image.program(format!("/usr/bin/{name}"), name))
     };
     let (home, far) = (World::with("migration", image()), World::with("migration-far", image()));
+    for world in [&home, &far] {
+        world.set_policy(NETWORKS);
+    }
     let options = || GuestOptions::new("a").memory(512);
     let [a, b] = home
         .boot_as([options().network(&network).unwrap(), GuestOptions::new("b").memory(512).network(&network).unwrap()]);
@@ -57,6 +72,7 @@ fn stream_survives_migration_there_and_back() {
 
     begin_stream(&a, &b);
     begin_calls(&a, &b);
+    begin_datagrams(&a, &b);
     wait_for(&a, "/tmp/send.log", ON_RING);
     wait_for(&b, "/tmp/calls.log", ON_RING);
 
@@ -70,6 +86,7 @@ fn stream_survives_migration_there_and_back() {
     file_goes(&b, &a);
     wait_for(&a, "/tmp/send.log", UNMAPPED);
     old_connections_are_on_rings(&a, &b, 2);
+    datagrams_are_on_rings(&a, &b, 2);
     new_connection_has_a_ring(&a, &b, "after a migration that failed");
 
     let idle = IdleChannels::open(&home, &a, &b);
@@ -83,10 +100,12 @@ fn stream_survives_migration_there_and_back() {
     home.wait_ready(2);
     file_goes(&b, &back);
     old_connections_are_on_rings(&back, &b, 3);
+    datagrams_are_on_rings(&back, &b, 3);
     new_connection_has_a_ring(&back, &b, "after its return");
     flows(&b);
     end_stream(&back, &b);
     end_calls(&b);
+    end_datagrams(&b);
     println!("{}", time_line(&b.sh("cat /tmp/line")));
     machine_migrated_without_detach_gets_windows(back, (&far, &far_network), options);
 }
@@ -254,6 +273,45 @@ fn end_calls(b: &Guest) {
     // Its own connection is the second.
     let counted = b.sh("redis-cli -h 10.77.0.1 info stats | grep total_connections_received");
     assert_eq!(counted.trim().split_once(':').unwrap().1, "2", "{}", b.sh("cat /tmp/calls.log"));
+}
+
+/// Starts a server in `a` that sends datagrams back, and a client in `b`.
+fn begin_datagrams(a: &Guest, b: &Guest) {
+    let programs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    for (guest, name) in [(a, "datagram_echo.py"), (b, "datagram_asker.py")] {
+        python::bring(guest);
+        guest.put(&std::fs::read(programs.join(name)).unwrap(), &format!("/tmp/{name}"), 0o644).unwrap();
+    }
+    let python = python::command("partywall run --quiet --move after=4");
+    a.sh(&format!(
+        "PARTYWALL_PRELOAD_LOG=/tmp/echo.log {python} /tmp/datagram_echo.py {DATAGRAM_PORT} > /tmp/echo.out 2>&1 & true"
+    ));
+    wait_for(a, "/tmp/echo.out", "answers");
+    b.sh(&format!(
+        "PARTYWALL_PRELOAD_LOG=/tmp/asker.log {python} /tmp/datagram_asker.py 10.77.0.1 {DATAGRAM_PORT} /tmp/stop > /tmp/asker.out 2>&1 \
+         & true"
+    ));
+    datagrams_are_on_rings(a, b, 1);
+}
+
+/// The datagrams in both directions have rings for this time.
+fn datagrams_are_on_rings(a: &Guest, b: &Guest, times: u32) {
+    for (guest, log) in [(b, "/tmp/asker.log"), (a, "/tmp/echo.log")] {
+        let said = guest.sh(&format!(
+            "n=0; while [ $(grep '{FLOW_ON_RING}' {log} | grep -vc 'no longer') -lt {times} ] && [ $n -lt 900 ]; do usleep 100000; n=$((n+1)); done; \
+             echo $n"
+        ));
+        let logs = || [(a, "/tmp/echo.log"), (b, "/tmp/asker.log")].map(|(guest, log)| guest.sh(&format!("cat {log}")));
+        assert_ne!(said, "900", "{log}: not for the {times}. time: {}", logs().join("\n"));
+    }
+}
+
+/// Datagrams may have been lost, as always. None has come twice, late or changed.
+fn end_datagrams(b: &Guest) {
+    assert_ne!(wait_end(b, "python3", "datagram_asker"), "300");
+    let said = b.sh("cat /tmp/asker.out");
+    println!("datagrams: {said}");
+    assert!(said.ends_with(", late 0, changed 0"), "{said}\n{}", b.sh("cat /tmp/asker.log"));
 }
 
 /// Waits in a guest until no process of this program runs with this in its arguments. Returns "300" if one goes on.

@@ -10,12 +10,10 @@ mod world;
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
 use std::process::Stdio;
 use std::time::Instant;
-use world::{HANG, Inside, World, preload_library, processes};
+use world::{HANG, Inside, World, preload_library, processes, python};
 
 const LIBRARY: &str = "libpartywall_preload.so";
 /// Debian's Python in a guest, and its library there.
-const PYTHON: &str = "python3";
-const PYTHON_LIBRARY: &str = "/tmp/python.zip";
 /// The log line of the library when a connection has its rings.
 const ON_RING: &str = "has a ring";
 /// And when the way to the peer's machine is gone.
@@ -32,7 +30,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
         .into_iter()
         .fold(ImageOptions::default(), |image, name| image.program(format!("/usr/bin/{name}"), name))
         .program(preload_library(), LIBRARY);
-    let image = image.program(std::fs::canonicalize("/usr/bin/python3").unwrap(), PYTHON).module("unix_diag");
+    let image = python::with(image).module("unix_diag");
     let mut world = World::with("sockets", image);
     let [a, b] = world.boot_as(["a", "b"].map(|name| GuestOptions::new(name).memory(512).network(&network).unwrap()));
     let said = doctor(&a);
@@ -65,7 +63,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     }
     both_sides_show_the_connection(&world, &a, &b);
     for guest in [&a, &b] {
-        guest.put(&python_library(), PYTHON_LIBRARY, 0o644).unwrap();
+        python::bring(guest);
     }
     connection_is_passed_to_another_program(&a, &b);
     program_is_killed(&a, &b, KilledEnd::Receiver);
@@ -257,31 +255,13 @@ fn broker_is_killed(world: &mut World, a: &Guest, b: &Guest) {
     file_survives_the_way_there_and_back(b, "10.77.0.1");
 }
 
-/// The modules of Python that programs of sockets and processes load, as one file.
-fn python_library() -> Vec<u8> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("library.zip");
-    let collect = "import array, encodings.idna, os, socket, subprocess, sys, zipfile\n\
-                   root = os.path.dirname(os.__file__) + '/'\n\
-                   paths = {getattr(module, '__file__', None) or '' for module in list(sys.modules.values())}\n\
-                   with zipfile.ZipFile(sys.argv[1], 'w') as library:\n\
-                   \x20   for path in paths:\n\
-                   \x20       if path.startswith(root) and path.endswith('.py'): library.write(path, path[len(root):])\n";
-    let made =
-        std::process::Command::new("/usr/bin/python3").args(["-S", "-E", "-c", collect]).arg(&file).output().unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    std::fs::read(file).unwrap()
-}
-
 /// A server in guest `a` passes the connection of a client in guest `b` to another program, which has rings for it.
 fn connection_is_passed_to_another_program(a: &Guest, b: &Guest) {
     let programs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/programs");
     for (guest, name) in [(a, "passing_server.py"), (b, "told_client.py")] {
         guest.put(&std::fs::read(programs.join(name)).unwrap(), &format!("/tmp/{name}"), 0o644).unwrap();
     }
-    let python = format!(
-        "PYTHONPATH={PYTHON_LIBRARY} PYTHONHOME=/nonexistent partywall run --quiet --move after=4,bytes=1K {PYTHON} -S"
-    );
+    let python = python::command("partywall run --quiet --move after=4,bytes=1K");
     a.sh(&format!(
         "(PARTYWALL_PRELOAD_LOG=/tmp/passed.log {python} /tmp/passing_server.py 0.0.0.0 7002 'at once'; \
          echo ended with $?) > /tmp/passed.out 2>&1 & \

@@ -1,5 +1,7 @@
 //! A host with a broker, and guests with agents: the programs as users run them.
 
+pub(crate) mod python;
+
 use partywall_lab::{CommandOutput, Guest, GuestOptions, ImageOptions, Lab, Running};
 use partywall_region::relay::PORT;
 use std::path::{Path, PathBuf};
