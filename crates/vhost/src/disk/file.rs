@@ -2,6 +2,7 @@
 
 use super::DiskOptions;
 use super::counters::CopiedBytes;
+use super::discarder::DeviceDiscarder;
 use super::image::DiskImage;
 use super::request::{DiskGeometry, DiskOperation};
 use super::store::DiskStore;
@@ -20,6 +21,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 pub(crate) struct FileDisk {
     image: DiskImage,
     queue: TaskQueue,
+    /// For a block device. It is dropped after the queue, which waits for its discards.
+    discarder: Option<DeviceDiscarder>,
     copied: CopiedBytes,
 }
 
@@ -28,7 +31,15 @@ impl FileDisk {
     pub(crate) fn open(options: &DiskOptions) -> Result<Self, VhostError> {
         let image = DiskImage::open(options)?;
         let queue = TaskQueue::new(image.fd(), options.faults.delay)?;
-        Ok(Self { image, queue, copied: CopiedBytes::default() })
+        let discarder = match image.geometry(options.discard).discards && image.is_device() {
+            true => {
+                let device = image.fd().try_clone_to_owned();
+                let device = device.map_err(|source| VhostError::System { call: "keep the disk", source })?;
+                Some(DeviceDiscarder::start(device)?)
+            }
+            false => None,
+        };
+        Ok(Self { image, queue, discarder, copied: CopiedBytes::default() })
     }
 }
 
@@ -99,7 +110,12 @@ impl DiskStore for FileDisk {
         pieces: &[BufferPiece],
         skip: usize,
     ) -> bool {
-        self.queue.begin(id, task, memory, pieces, skip)
+        match (task, &self.discarder) {
+            (StoreTask::Discard { offset, length }, Some(discarder)) => {
+                discarder.begin(offset, length).is_some_and(|event| self.queue.begin_event(id, event))
+            }
+            (task, _) => self.queue.begin(id, task, memory, pieces, skip),
+        }
     }
 
     fn submit(&mut self) {

@@ -1,5 +1,6 @@
 //! The file or block device behind a disk.
 
+use super::discard::DiscardSupport;
 use super::request::{DiskGeometry, SECTOR};
 use crate::VhostError;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
@@ -7,6 +8,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tracing::info;
 
 /// How long a start waits for an earlier back end of the same disk to end.
 const HANDOVER: Duration = Duration::from_secs(30);
@@ -83,6 +85,7 @@ pub(crate) struct DiskImage {
     direct: bool,
     read_only: bool,
     device: bool,
+    support: DiscardSupport,
 }
 
 impl DiskImage {
@@ -95,7 +98,8 @@ impl DiskImage {
             flags |= OFlags::DIRECT;
         }
         // A FIFO would wait for its other end.
-        let kind = FileType::from_raw_mode(rustix::fs::stat(path).map_err(failed("look at", path))?.st_mode);
+        let status = rustix::fs::stat(path).map_err(failed("look at", path))?;
+        let kind = FileType::from_raw_mode(status.st_mode);
         let device = kind == FileType::BlockDevice;
         if !device && kind != FileType::RegularFile {
             return Err(VhostError::Refused(format!("{}: neither a regular file nor a block device", path.display())));
@@ -114,8 +118,17 @@ impl DiskImage {
             (false, false) => SECTOR as u32,
         };
         let (direct, read_only) = (options.direct, options.read_only);
-        let mut image = Self { file, path: path.clone(), capacity: 0, block, direct, read_only, device };
+        let support = DiscardSupport::NONE;
+        let mut image = Self { file, path: path.clone(), capacity: 0, block, direct, read_only, device, support };
         image.refresh()?;
+        image.support = match (read_only, device) {
+            (true, _) => DiscardSupport::NONE,
+            (false, true) => DiscardSupport::of_device(status.st_rdev),
+            (false, false) => DiscardSupport::of_file(&image.file, image.capacity),
+        };
+        if options.discard && !read_only && !image.support.discards {
+            info!("{}: no discards are offered, because its file system or device has none", path.display());
+        }
         Ok(image)
     }
 
@@ -128,7 +141,18 @@ impl DiskImage {
     }
 
     pub(crate) fn geometry(&self, discards: bool) -> DiskGeometry {
-        DiskGeometry { capacity: self.capacity, read_only: self.read_only, discards: discards && !self.read_only }
+        let discards = discards && self.support.discards;
+        DiskGeometry { capacity: self.capacity, read_only: self.read_only, discards }
+    }
+
+    /// Whether it makes holes, which is how an exporter gives sectors up.
+    pub(crate) fn makes_holes(&self) -> bool {
+        self.support.holes
+    }
+
+    /// Whether it is a block device.
+    pub(crate) fn is_device(&self) -> bool {
+        self.device
     }
 
     /// Looks at its size again. Returns whether it has another one.

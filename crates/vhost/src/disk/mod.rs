@@ -22,6 +22,8 @@ pub mod load;
 pub mod request;
 
 mod counters;
+mod discard;
+mod discarder;
 mod fault;
 mod file;
 mod image;

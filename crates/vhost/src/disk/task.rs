@@ -1,9 +1,8 @@
 //! The course of one request: one or more tasks for the store, then its answer.
 
 use super::request::{DiskOperation, DiskRequest, DiskStatus};
-use super::store_task::StoreTask;
+use super::store_task::{HOLE, StoreTask, ZERO_RANGE};
 use crate::chain::BufferPiece;
-use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use vm_memory::GuestAddress;
 
@@ -54,11 +53,12 @@ impl DiskTask {
             (TaskStep::Zeroes, _) => StoreTask::Zero { offset, length: left, durable: self.writethrough },
             (TaskStep::Main, DiskOperation::Read) => StoreTask::Read { offset },
             (TaskStep::Main, DiskOperation::Write) => StoreTask::Write { offset, durable: self.writethrough },
-            (TaskStep::Main, DiskOperation::Discard | DiskOperation::WriteZeroes { unmap: true }) => {
-                StoreTask::Allocate { offset, length: left, mode: mode(FallocateFlags::PUNCH_HOLE) }
+            (TaskStep::Main, DiskOperation::Discard) => StoreTask::Discard { offset, length: left },
+            (TaskStep::Main, DiskOperation::WriteZeroes { unmap: true }) => {
+                StoreTask::Allocate { offset, length: left, mode: HOLE }
             }
             (TaskStep::Main, DiskOperation::WriteZeroes { unmap: false }) => {
-                StoreTask::Allocate { offset, length: left, mode: mode(FallocateFlags::ZERO_RANGE) }
+                StoreTask::Allocate { offset, length: left, mode: ZERO_RANGE }
             }
         }
     }
@@ -100,10 +100,6 @@ impl DiskTask {
         self.step = TaskStep::Sync;
         AfterTask::Continue
     }
-}
-
-fn mode(flag: FallocateFlags) -> i32 {
-    i32::try_from((flag | FallocateFlags::KEEP_SIZE).bits()).unwrap_or(0)
 }
 
 #[cfg(test)]

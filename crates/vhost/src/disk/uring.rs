@@ -3,12 +3,13 @@
 //!
 //! A task owns what the kernel uses for it: the guest's memory and the list of its pieces. A queue that is dropped waits for its tasks.
 
-use super::store_task::{MOST_TASKS, StoreTask};
+use super::discarder::outcome;
+use super::store_task::{HOLE, MOST_TASKS, StoreTask};
 use crate::VhostError;
 use crate::chain::BufferPiece;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 
@@ -26,6 +27,8 @@ const FILE: types::Fixed = types::Fixed(0);
 struct HeldTask {
     memory: Option<Arc<GuestMemoryMmap>>,
     pieces: Vec<libc::iovec>,
+    /// The event of a discard, and its value.
+    event: Option<(Arc<OwnedFd>, Box<[u8; 8]>)>,
     busy: bool,
 }
 
@@ -72,7 +75,7 @@ impl TaskQueue {
     }
 
     /// Has input when a task has ended.
-    pub(crate) fn descriptor(&self) -> std::io::Result<std::os::fd::OwnedFd> {
+    pub(crate) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         // SAFETY: the descriptor of the ring is open for as long as `self.ring` is there, which outlives this function.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }.as_fd().try_clone_to_owned()
     }
@@ -104,7 +107,7 @@ impl TaskQueue {
                     left -= part;
                 }
             }
-            StoreTask::Allocate { .. } | StoreTask::Sync | StoreTask::Delay => {}
+            StoreTask::Allocate { .. } | StoreTask::Discard { .. } | StoreTask::Sync | StoreTask::Delay => {}
         }
         let (list, count) = (held.pieces.as_ptr(), u32::try_from(held.pieces.len()).unwrap_or(0));
         let single = held.pieces.first().filter(|_| count == 1).map(|piece| (piece.iov_base, piece.iov_len));
@@ -121,6 +124,9 @@ impl TaskQueue {
             (StoreTask::Write { offset, durable } | StoreTask::Zero { offset, durable, .. }, _) => {
                 opcode::Writev::new(FILE, list, count).offset(offset).rw_flags(flags(durable)).build()
             }
+            (StoreTask::Discard { offset, length }, _) => {
+                opcode::Fallocate::new(FILE, length).offset(offset).mode(HOLE).build()
+            }
             (StoreTask::Allocate { offset, length, mode }, _) => {
                 opcode::Fallocate::new(FILE, length).offset(offset).mode(mode).build()
             }
@@ -128,6 +134,17 @@ impl TaskQueue {
             (StoreTask::Delay, _) => opcode::Timeout::new(&raw const *self.delay).build(),
         };
         held.memory = Some(Arc::clone(memory));
+        held.busy = true;
+        self.busy += 1;
+        self.push(&entry.user_data(id as u64));
+        true
+    }
+
+    /// Begins a task that ends with its event, as a discard of a block device does. Returns `false` if the number is of another task.
+    pub(crate) fn begin_event(&mut self, id: usize, event: Arc<OwnedFd>) -> bool {
+        let Some(held) = self.held.get_mut(id).filter(|held| !held.busy) else { return false };
+        let (event, value) = held.event.insert((event, Box::default()));
+        let entry = opcode::Read::new(types::Fd(event.as_raw_fd()), value.as_mut_ptr(), 8).build();
         held.busy = true;
         self.busy += 1;
         self.push(&entry.user_data(id as u64));
@@ -170,6 +187,12 @@ impl TaskQueue {
         held.busy = false;
         self.busy -= 1;
         let result = entry.result();
+        let event = held.event.take();
+        if let Some((_, value)) = event
+            && result == 8
+        {
+            return Some((id, outcome(u64::from_ne_bytes(*value))));
+        }
         Some((id, u32::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))))
     }
 }

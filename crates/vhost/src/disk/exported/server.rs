@@ -170,11 +170,12 @@ impl ExportedDisk {
             Ok(session) => session,
             Err(e) => return Welcome::refusal(e),
         };
-        let geometry = self.image().geometry(self.discard);
+        let image = self.image();
+        let geometry = image.geometry(self.discard);
         Welcome {
             errno: 0,
             read_only: self.read_only,
-            discards: geometry.discards,
+            discards: geometry.discards && image.makes_holes(),
             session,
             capacity: geometry.capacity,
             block: u32::try_from(self.block).unwrap_or(512),

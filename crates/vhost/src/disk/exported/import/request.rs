@@ -7,7 +7,7 @@ use crate::chain::BufferPiece;
 use crate::disk::exported::changes::DiskChange;
 use crate::disk::exported::link::{ExportCalls, ExportFailure, LEAST_DATA};
 use crate::disk::exported::wire::ExportOperation;
-use crate::disk::store_task::StoreTask;
+use crate::disk::store_task::{HOLE, StoreTask};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -71,12 +71,9 @@ impl ImportCore {
                 })?;
                 Ok(u32::try_from(length).unwrap_or(u32::MAX))
             }
-            StoreTask::Allocate { offset, length, mode } => {
-                self.change((generation, calls), DiskChange::Allocate { offset, length, mode }, false, || {
-                    calls.request(ExportOperation::Allocate, (offset, length), false, mode).map(drop)
-                })?;
-                Ok(0)
-            }
+            StoreTask::Allocate { offset, length, mode } => self.allocate(generation, calls, (offset, length), mode),
+            // The exporter gives sectors up by holes.
+            StoreTask::Discard { offset, length } => self.allocate(generation, calls, (offset, length), HOLE),
             StoreTask::Sync => {
                 let failures = self.failures.load(Ordering::SeqCst);
                 self.changes.flush(calls, generation)?;
@@ -103,6 +100,19 @@ impl ImportCore {
             memory.read_slice(now, piece.address).is_ok()
                 || self.windows.as_ref().is_some_and(|windows| windows.copy(piece, now))
         })
+    }
+
+    fn allocate(
+        &self,
+        generation: u64,
+        calls: &ExportCalls,
+        (offset, length): (u64, u64),
+        mode: i32,
+    ) -> Result<u32, ExportFailure> {
+        self.change((generation, calls), DiskChange::Allocate { offset, length, mode }, false, || {
+            calls.request(ExportOperation::Allocate, (offset, length), false, mode).map(drop)
+        })?;
+        Ok(0)
     }
 
     /// Executes a change, and keeps it until a flush unless it is durable.
