@@ -1,6 +1,7 @@
 //! The directory of the cluster: a table in memory, which follows etcd, and this host's entries there, which live as long as its lease.
 //!
-//! Without etcd the table stays as it was, and the directory says that it is stale. Names of this host are entered when etcd is back.
+//! Without etcd the table stays as it was, and the directory says that it is stale. Names of this host are entered when etcd is back. If etcd has
+//! lost its data, names of other hosts stay known, and taken, until these hosts have had time to enter them again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ const CLAIM: Duration = Duration::from_secs(3);
 const KEEP_ALIVE: Duration = Duration::from_millis(700);
 /// The longest pause between two attempts to reach etcd.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// If etcd has lost its data, how long all hosts have to enter their names again.
+const RETURN: Duration = Duration::from_secs(10);
 /// Entries of one page of the first look.
 const PAGE: i64 = 500;
 /// The largest answer of etcd.
@@ -43,6 +46,14 @@ struct Freshness {
     since: Instant,
 }
 
+/// The data of etcd that the table was last read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct DataState {
+    identity: Vec<u8>,
+    /// The highest revision that this host has seen. It only grows, except in a copy that is older.
+    revision: i64,
+}
+
 /// The directory of the cluster.
 #[derive(Debug)]
 pub(crate) struct ClusterDirectory {
@@ -53,6 +64,9 @@ pub(crate) struct ClusterDirectory {
     table: RwLock<NameTable>,
     own: Mutex<OwnNames>,
     freshness: Mutex<Freshness>,
+    data: Mutex<Option<DataState>>,
+    /// When names that were lost with the data of etcd are forgotten.
+    forget_at: Mutex<Option<Instant>>,
     /// There is something to write.
     work: Notify,
     /// The lease of this session, to be given back at the end.
@@ -91,6 +105,8 @@ impl ClusterDirectory {
             table: RwLock::default(),
             own: Mutex::default(),
             freshness: Mutex::new(Freshness { is_fresh: false, since: Instant::now() }),
+            data: Mutex::default(),
+            forget_at: Mutex::default(),
             work: Notify::new(),
             lease: Mutex::default(),
         }
@@ -221,7 +237,8 @@ impl ClusterDirectory {
         let lease = answer(client.lease_grant(self.config.etcd.ttl.into(), None)).await?.id();
         let (keeper, kept) = answer(client.lease_keep_alive(lease)).await?;
         *guard(&self.lease) = Some(lease);
-        let revision = self.look(&mut kv.clone()).await?;
+        let identity = self.identity(&mut kv.clone(), lease).await?;
+        let revision = self.look(&mut kv.clone(), identity).await?;
         let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1).with_fragment();
         let mut watches = client.watch_client().max_decoding_message_size(MAX_ANSWER);
         let watch = answer(watches.watch(self.keys.prefix(), Some(options))).await?;
@@ -232,8 +249,23 @@ impl ClusterDirectory {
         Ok(session)
     }
 
+    /// The identity of the data of etcd, which is written if it has none.
+    async fn identity(&self, kv: &mut KvClient, lease: i64) -> Result<Vec<u8>> {
+        let key = self.keys.identity();
+        // Numbers of leases contain the time, so another etcd gives another one.
+        let identity = format!("{lease:x}");
+        let is_new = vec![Compare::create_revision(key.clone(), CompareOp::Equal, 0)];
+        let (put, get) = (TxnOp::put(key.clone(), identity.clone(), None), TxnOp::get(key, None));
+        let found = answer(kv.txn(Txn::new().when(is_new).and_then(vec![put]).or_else(vec![get]))).await?;
+        let value = found.op_responses().into_iter().find_map(|response| match response {
+            TxnOpResponse::Get(found) => found.kvs().first().map(|entry| entry.value().to_vec()),
+            _ => None,
+        });
+        Ok(value.unwrap_or_else(|| identity.into_bytes()))
+    }
+
     /// Reads the whole directory. Returns the revision that it was read at.
-    async fn look(&self, kv: &mut KvClient) -> Result<i64> {
+    async fn look(&self, kv: &mut KvClient, identity: Vec<u8>) -> Result<i64> {
         let mut table = NameTable::default();
         let mut from = self.keys.prefix().as_bytes().to_vec();
         let mut end = from.clone();
@@ -257,7 +289,17 @@ impl ClusterDirectory {
         if table.ignored() > 0 {
             tracing::warn!(ignored = table.ignored(), "the directory has more entries than a gateway keeps");
         }
-        self.change_table(|known| *known = table);
+        let data = DataState { identity, revision };
+        let last = guard(&self.data).replace(data.clone());
+        let is_lost = last.is_some_and(|last| last.identity != data.identity || last.revision > data.revision);
+        if is_lost {
+            tracing::warn!("etcd has lost data: names of other hosts stay known while these hosts enter them again");
+            *guard(&self.forget_at) = Some(Instant::now() + RETURN);
+        }
+        self.change_table(|known| {
+            let old = std::mem::replace(known, table);
+            known.replace(old, is_lost, self.host.as_str());
+        });
         Ok(revision)
     }
 
@@ -305,10 +347,13 @@ impl ClusterDirectory {
         let mut last = Instant::now();
         loop {
             let done = tokio::select! {
-                _ = turns.tick() => match last.elapsed() > patience {
-                    true => Err(GatewayError::Directory("the lease is not kept alive".to_owned())),
-                    false => answer(session.keeper.keep_alive()).await,
-                },
+                _ = turns.tick() => {
+                    self.forget_lost_names();
+                    match last.elapsed() > patience {
+                        true => Err(GatewayError::Directory("the lease is not kept alive".to_owned())),
+                        false => answer(session.keeper.keep_alive()).await,
+                    }
+                }
                 kept = session.kept.message() => match kept {
                     Ok(Some(kept)) if kept.ttl() > 0 => {
                         last = Instant::now();
@@ -333,8 +378,20 @@ impl ClusterDirectory {
         }
     }
 
+    /// Forgets names that were lost with the data of etcd, if the time for that has come.
+    fn forget_lost_names(&self) {
+        let mut forget_at = guard(&self.forget_at);
+        if forget_at.is_some_and(|at| Instant::now() >= at) {
+            *forget_at = None;
+            self.change_table(NameTable::forget_lost);
+        }
+    }
+
     /// Enters what has changed.
     fn take_in(&self, changes: &etcd_client::WatchResponse) {
+        if let (Some(data), Some(header)) = (&mut *guard(&self.data), changes.header()) {
+            data.revision = data.revision.max(header.revision());
+        }
         self.change_table(|table| {
             for event in changes.events() {
                 let Some(entry) = event.kv() else { continue };

@@ -106,6 +106,11 @@ pub struct Keys {
 }
 
 impl Keys {
+    /// The key whose value tells this directory's data from those of an earlier or a later etcd. The first gateway writes it.
+    pub fn identity(&self) -> String {
+        format!("{}identity", self.prefix)
+    }
+
     /// Keys that begin with `prefix`.
     pub fn new(prefix: &str) -> Self {
         Self { prefix: prefix.to_owned() }

@@ -60,6 +60,11 @@ impl PeerHost {
         self.connection.close_reason().is_none()
     }
 
+    /// Why the connection has ended, if it has.
+    pub(crate) fn end(&self) -> Option<String> {
+        self.connection.close_reason().map(|reason| reason.to_string())
+    }
+
     /// Opens a stream. Waits while the other host has as many of this one as it takes.
     pub(crate) async fn open(&self) -> Result<(SendStream, RecvStream), String> {
         self.connection.open_bi().await.map_err(|e| e.to_string())

@@ -95,7 +95,8 @@ impl Router {
         };
         let exchanged = tokio::time::timeout(ANSWER, exchange).await;
         let exchanged = exchanged.unwrap_or_else(|_| Err("its gateway does not answer in time".to_owned()));
-        let (answer, send, receive) = exchanged.map_err(unreachable)?;
+        // The stream knows only that the connection is lost.
+        let (answer, send, receive) = exchanged.map_err(|reason| unreachable(peer.end().unwrap_or(reason)))?;
         answer.map(|()| (count, send, receive))
     }
 }

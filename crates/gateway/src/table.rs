@@ -38,6 +38,14 @@ pub struct NameTable {
     names: HashSet<Arc<str>>,
     services: usize,
     ignored: u64,
+    lost: LostNames,
+}
+
+/// What was known when the directory lost its data, and its hosts have not written again: the host of each domain, and addresses.
+#[derive(Debug, Default)]
+struct LostNames {
+    domains: HashMap<Box<str>, Box<str>>,
+    addresses: HashMap<Box<str>, Box<str>>,
 }
 
 #[derive(Debug)]
@@ -77,6 +85,7 @@ impl NameTable {
 
     /// Forgets a domain.
     pub fn remove_domain(&mut self, name: &str) {
+        self.lost.domains.remove(name);
         if let Some(domain) = self.domains.remove(name) {
             self.services -= domain.services.len();
         }
@@ -89,12 +98,33 @@ impl NameTable {
             return;
         }
         let name = self.shared(name);
+        self.lost.addresses.remove(&*name);
         self.addresses.insert(name, entry.address.into_boxed_str());
     }
 
     /// Forgets a host. Its domains have separate entries.
     pub fn remove_host(&mut self, name: &str) {
+        self.lost.addresses.remove(name);
         self.addresses.remove(name);
+    }
+
+    /// Takes the place of `old`. If the directory has lost its data since then (`is_data_lost`), hosts other than `own` still have their names
+    /// here until they have written them again, or [`forget_lost`](Self::forget_lost) is called.
+    pub(crate) fn replace(&mut self, old: Self, is_data_lost: bool, own: &str) {
+        self.lost = old.lost;
+        if is_data_lost {
+            let domains = old.domains.into_iter().filter(|(_, of)| &*of.host != own);
+            self.lost.domains.extend(domains.map(|(name, of)| (name, Box::from(&*of.host))));
+            let addresses = old.addresses.into_iter().filter(|(host, _)| &**host != own);
+            self.lost.addresses.extend(addresses.map(|(host, address)| (Box::from(&*host), address)));
+        }
+        self.lost.domains.retain(|name, _| !self.domains.contains_key(name));
+        self.lost.addresses.retain(|host, _| !self.addresses.contains_key(&**host));
+    }
+
+    /// Forgets names that were lost with the directory's data, and that no host has written again.
+    pub(crate) fn forget_lost(&mut self) {
+        self.lost = LostNames::default();
     }
 
     fn shared(&mut self, name: &str) -> Arc<str> {
@@ -110,12 +140,13 @@ impl NameTable {
 
     /// The host that a domain is on.
     pub fn host_of(&self, domain: &str) -> Option<&str> {
-        self.domains.get(domain).map(|domain| &*domain.host)
+        let lost = || self.lost.domains.get(domain).map(|host| &**host);
+        self.domains.get(domain).map(|domain| &*domain.host).or_else(lost)
     }
 
     /// Where a host's gateway listens.
     pub fn address_of(&self, host: &str) -> Option<&str> {
-        self.addresses.get(host).map(|address| &**address)
+        self.addresses.get(host).or_else(|| self.lost.addresses.get(host)).map(|address| &**address)
     }
 
     /// All domains, in no order.
@@ -172,6 +203,38 @@ mod tests {
         }
         table.put_domain("d", entry("another", 0));
         assert_eq!((table.hosts(), table.domains(), table.ignored()), (MAX_HOSTS, 0, 2));
+    }
+
+    #[test]
+    fn names_lost_with_data_stay_until_written_again_or_forgotten() {
+        let address = || HostEntry { address: "a:1".into() };
+        let mut old = NameTable::default();
+        old.put_host("beta", address());
+        for (name, host) in [("gone", "beta"), ("moved", "beta"), ("same", "beta"), ("left", "beta"), ("own", "alpha")]
+        {
+            old.put_domain(name, entry(host, 1));
+        }
+        let mut table = NameTable::default();
+        table.put_domain("moved", entry("gamma", 0));
+        table.replace(old, true, "alpha");
+        let hosts = |table: &NameTable| {
+            ["gone", "moved", "same", "left", "own"].map(|name| table.host_of(name).map(str::to_owned))
+        };
+        let [beta, gamma] = ["beta", "gamma"].map(|host| Some(host.to_owned()));
+        assert_eq!(hosts(&table), [beta.clone(), gamma.clone(), beta.clone(), beta.clone(), None]);
+        assert_eq!((table.address_of("beta"), table.domains(), table.hosts()), (Some("a:1"), 1, 0));
+        // The next session finds the same data, in which one domain is back and one has ended.
+        let mut next = NameTable::default();
+        next.replace(table, false, "alpha");
+        next.put_domain("same", entry("beta", 1));
+        next.remove_domain("left");
+        assert_eq!(hosts(&next), [beta.clone(), None, beta.clone(), None, None]);
+        next.forget_lost();
+        assert_eq!((hosts(&next), next.address_of("beta")), ([None, None, beta, None, None], None));
+        // A name that is missing from the same data has ended.
+        let mut last = NameTable::default();
+        last.replace(next, false, "alpha");
+        assert_eq!(last.host_of("same"), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Two hosts with real brokers, gateways and a real etcd: what programs see.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod common;
 
 use std::io::{ErrorKind, Read, Write};

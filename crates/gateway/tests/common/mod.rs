@@ -1,6 +1,9 @@
 //! Hosts of a cluster on one machine: a broker each, a gateway each, and an etcd for all.
 
-use std::io::Read;
+pub(crate) mod traffic;
+pub(crate) mod wires;
+
+use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,6 +12,7 @@ use std::time::{Duration, Instant};
 use partywall::{Domain, Error, Refusal, Stream};
 use partywall_daemon::{Broker, Config};
 use tempfile::TempDir;
+use wires::{Node, Wires};
 
 /// How long anything may take before the test fails.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -76,13 +80,17 @@ pub(crate) struct Etcd {
     pub(crate) url: String,
     /// What the configuration of a gateway needs besides.
     more: String,
-    port: u16,
+    /// The command that has started it.
+    command: Vec<String>,
+    data: PathBuf,
+    /// Where this process can connect to it; `None` if it is in another network.
+    port: Option<u16>,
 }
 
 impl Etcd {
     /// `None`, with a note, if this machine has no etcd.
     pub(crate) fn start(folder: &Path) -> Option<Self> {
-        Self::start_as(folder, "http://127.0.0.1", &[], String::new())
+        Self::start_as(folder, "http://127.0.0.1", &[], String::new(), &[])
     }
 
     /// The same with TLS: the folder has the certificates of `localhost` and `client`.
@@ -92,29 +100,67 @@ impl Etcd {
         let options = ["--client-cert-auth", "--trusted-ca-file", &ca, "--cert-file", &certificate, "--key-file", &key];
         let [certificate, key] = ["client.pem", "client.key"].map(file);
         let more = format!("ca = '{ca}'\ncertificate = '{certificate}'\nkey = '{key}'\n");
-        Self::start_as(folder, "https://localhost", &options, more)
+        Self::start_as(folder, "https://localhost", &options, more, &[])
     }
 
-    fn start_as(folder: &Path, host: &str, options: &[&str], more: String) -> Option<Self> {
+    /// The same in its place of a network.
+    pub(crate) fn start_on(wires: &Wires, folder: &Path) -> Option<Self> {
+        let host = format!("http://{}", Node::Etcd.address());
+        Self::start_as(folder, &host, &[], String::new(), &wires.enter(Node::Etcd))
+    }
+
+    fn start_as(folder: &Path, host: &str, options: &[&str], more: String, enter: &[String]) -> Option<Self> {
         if Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
             eprintln!("LEFT OUT: there is no etcd here (Debian: apt-get install etcd-server)");
             return None;
         }
-        let (port, peers) = (free_tcp_port(), free_tcp_port());
+        let (port, peers, data) = (free_tcp_port(), free_tcp_port(), folder.join("etcd"));
         let (url, peers) = (format!("{host}:{port}"), format!("http://127.0.0.1:{peers}"));
-        let mut command = Command::new("etcd");
-        command
-            .arg("--data-dir")
-            .arg(folder.join("etcd"))
-            .args(["--listen-client-urls", &url.replace("localhost", "127.0.0.1"), "--advertise-client-urls", &url])
-            .args(options)
-            .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
-            .args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let etcd = Self { process: Process::start(&mut command), url, more, port };
-        eventually("etcd answers", || std::net::TcpStream::connect(("127.0.0.1", etcd.port)).is_ok());
+        let mut command = enter.to_vec();
+        command.extend(["etcd", "--data-dir", &data.display().to_string()].map(str::to_owned));
+        let (listen, alone) = (url.replace("localhost", "127.0.0.1"), format!("default={peers}"));
+        command.extend(["--listen-client-urls", &listen, "--advertise-client-urls", &url].map(str::to_owned));
+        command.extend(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers].map(str::to_owned));
+        command.extend(["--initial-cluster", &alone, "--unsafe-no-fsync"].map(str::to_owned));
+        command.extend(options.iter().map(|option| (*option).to_owned()));
+        let port = enter.is_empty().then_some(port);
+        let etcd = Self { process: Self::run(&command), url, more, command, data, port };
+        etcd.wait();
         Some(etcd)
+    }
+
+    fn run(command: &[String]) -> Process {
+        let mut process = Command::new(&command[0]);
+        Process::start(process.args(&command[1..]).stdout(Stdio::null()).stderr(Stdio::null()))
+    }
+
+    fn wait(&self) {
+        if let Some(port) = self.port {
+            eventually("etcd answers", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        }
+    }
+
+    /// Starts it after it was killed, with the data that it has.
+    pub(crate) fn start_again(&mut self) {
+        self.process = Self::run(&self.command);
+        self.wait();
+    }
+
+    /// How many leases the keys of the directory belong to, except those that no host owns.
+    pub(crate) fn leases(&self) -> usize {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let found = runtime.block_on(async {
+            let mut client = etcd_client::Client::connect([&self.url], None).await.unwrap();
+            let options = etcd_client::GetOptions::new().with_prefix();
+            client.get("/partywall/", Some(options)).await.unwrap()
+        });
+        let leases: std::collections::BTreeSet<i64> = found.kvs().iter().map(etcd_client::KeyValue::lease).collect();
+        leases.into_iter().filter(|lease| *lease != 0).count()
+    }
+
+    /// Loses its data, while it does not run.
+    pub(crate) fn lose_data(&self) {
+        std::fs::remove_dir_all(&self.data).unwrap();
     }
 
     /// Writes a key, as any other client of etcd could.
@@ -135,6 +181,8 @@ pub(crate) struct Host {
     pub(crate) gateway: Option<Process>,
     pub(crate) config: PathBuf,
     pub(crate) port: u16,
+    /// The words before the gateway's command.
+    pub(crate) enter: Vec<String>,
 }
 
 impl Host {
@@ -146,10 +194,22 @@ impl Host {
         Domain::builder().name(domain).broker(self.broker_path()).join()
     }
 
+    /// Changes the configuration of the gateway, which does not run.
+    pub(crate) fn configure(&self, from: &str, to: &str) {
+        let text = std::fs::read_to_string(&self.config).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&self.config, text.replace(from, to)).unwrap();
+    }
+
     /// Starts the gateway again, with further settings.
     pub(crate) fn reconfigure(&mut self, settings: &str) {
         let text = std::fs::read_to_string(&self.config).unwrap();
         std::fs::write(&self.config, format!("{settings}{text}")).unwrap();
+        self.restart_gateway();
+    }
+
+    /// Has the gateway end, and starts the next one.
+    pub(crate) fn restart_gateway(&mut self) {
         let gateway = self.gateway.as_mut().unwrap();
         gateway.signal("TERM");
         assert!(gateway.wait());
@@ -168,7 +228,7 @@ impl Host {
     }
 
     pub(crate) fn start_gateway(&mut self) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-gateway"));
+        let mut command = wires::command(&self.enter, env!("CARGO_BIN_EXE_partywall-gateway"));
         command.arg("--config").arg(&self.config).stdout(Stdio::null());
         if std::env::var_os("PARTYWALL_TEST_LOG").is_none() {
             command.stderr(Stdio::null());
@@ -228,7 +288,37 @@ impl Cluster {
         Self::start_in(tempfile::tempdir().unwrap(), etcd, hosts)
     }
 
+    /// The hosts `alpha` and `beta` of a network, in which etcd is a third.
+    pub(crate) fn start_on(wires: &Wires) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let etcd = Etcd::start_on(wires, folder.path())?;
+        let mut cluster = Self::prepare(folder, etcd, &[("alpha", OPEN), ("beta", OPEN)]);
+        for (host, node) in cluster.hosts.iter_mut().zip([Node::Alpha, Node::Beta]) {
+            host.enter = wires.enter(node);
+            host.configure("127.0.0.1", node.address());
+        }
+        cluster.start_gateways();
+        Some(cluster)
+    }
+
+    /// The hosts `alpha` and `beta`, whose leases are this long.
+    pub(crate) fn start_with_leases(seconds: u32) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let etcd = Etcd::start(folder.path())?;
+        let mut cluster = Self::prepare(folder, etcd, &[("alpha", OPEN), ("beta", OPEN)]);
+        cluster.hosts.iter().for_each(|host| host.configure("ttl = 3\n", &format!("ttl = {seconds}\n")));
+        cluster.start_gateways();
+        Some(cluster)
+    }
+
     fn start_in(folder: TempDir, etcd: Etcd, hosts: &[(&'static str, &str)]) -> Self {
+        let mut cluster = Self::prepare(folder, etcd, hosts);
+        cluster.start_gateways();
+        cluster
+    }
+
+    /// Hosts whose gateways do not run yet.
+    fn prepare(folder: TempDir, etcd: Etcd, hosts: &[(&'static str, &str)]) -> Self {
         let names: Vec<String> = hosts.iter().map(|(name, _)| (*name).to_owned()).collect();
         partywall_gateway::certificates::make(folder.path(), &names, 30).unwrap();
         let mut cluster = Self { hosts: Vec::new(), etcd, folder };
@@ -236,14 +326,18 @@ impl Cluster {
             let host = cluster.host(name, rules);
             cluster.hosts.push(host);
         }
-        for host in &mut cluster.hosts {
+        cluster
+    }
+
+    /// Starts the gateways, and waits until they know each other.
+    fn start_gateways(&mut self) {
+        for host in &mut self.hosts {
             host.start_gateway();
         }
-        let all = format!("\"hosts\":{}", cluster.hosts.len());
-        for host in &cluster.hosts {
+        let all = format!("\"hosts\":{}", self.hosts.len());
+        for host in &self.hosts {
             eventually("all hosts are known", || host.knows(&all) && host.knows("\"fresh\":true"));
         }
-        cluster
     }
 
     /// Prepares a host, whose gateway does not run yet.
@@ -269,7 +363,7 @@ impl Cluster {
             self.etcd.more,
         );
         std::fs::write(&config, text).unwrap();
-        Host { name, broker, broker_config, gateway: None, config, port }
+        Host { name, broker, broker_config, gateway: None, config, port, enter: Vec::new() }
     }
 
     /// The first two hosts.
@@ -306,4 +400,28 @@ fn connect_unless(domain: &Domain, target: &str, may_change: impl Fn(&Error) -> 
         }
     });
     connected.unwrap()
+}
+
+/// Serves the service `echo` of a domain.
+pub(crate) fn echo(host: &Host, name: &str) -> Domain {
+    let domain = host.join(name);
+    let mut listener = domain.bind("echo").unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            std::thread::spawn(move || {
+                let (read, write) = stream.halves().unwrap();
+                if std::io::copy(read, write).is_ok() {
+                    write.finish();
+                }
+            });
+        }
+    });
+    domain
+}
+
+pub(crate) fn assert_echoes(mut stream: Stream) {
+    stream.write_all(b"hello").unwrap();
+    let mut hello = [0; 5];
+    stream.read_exact(&mut hello).unwrap();
+    assert_eq!(&hello, b"hello");
 }
