@@ -4,6 +4,7 @@
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+mod shown;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod world;
 
@@ -61,11 +62,12 @@ fn unmodified_programs_in_guests_meet_by_memory() {
         client_behind_masquerade_meets_guest(&b);
         client_of_forwarded_address_meets_guest(&world, &b);
     }
-    both_sides_show_the_connection(&world, &a, &b);
+    shown::commands_show_connection_between_guests(&world, &a, &b);
     for guest in [&a, &b] {
         python::bring(guest);
     }
     connection_is_passed_to_another_program(&a, &b);
+    connection_goes_through_exec(&a, &b);
     program_is_killed(&a, &b, KilledEnd::Receiver);
     program_is_killed(&a, &b, KilledEnd::Sender);
     agent_is_killed(&a, &b);
@@ -202,34 +204,6 @@ fn while_busy(b: &Guest, during: impl FnOnce()) -> String {
     b.sh("cat /tmp/client.log")
 }
 
-fn both_sides_show_the_connection(world: &World, a: &Guest, b: &Guest) {
-    while_busy(b, || {
-        let shown = |guest: &Guest, program: &str| {
-            let said = guest.sh("partywall top --once --json");
-            let said: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
-            let all = said["connections"].as_array().cloned().unwrap_or_default();
-            all.iter().any(|row| row["way"] == "ring" && row.to_string().contains(program))
-        };
-        let deadline = Instant::now() + HANG;
-        while !(shown(a, "redis-server") && shown(b, "redis-benchmark")) {
-            assert!(
-                Instant::now() < deadline,
-                "{}\n{}",
-                a.sh("partywall top --once --json"),
-                b.sh("partywall top --once --json")
-            );
-        }
-        let deadline = Instant::now() + HANG;
-        loop {
-            let said = world.partywall(&["list", "channels"]).text();
-            if said.contains("b.redis-benchmark") && said.contains("a.redis-server") {
-                break;
-            }
-            assert!(Instant::now() < deadline, "{said}");
-        }
-    });
-}
-
 fn agent_is_killed(a: &Guest, b: &Guest) {
     let log = while_busy(b, || {
         b.sh("kill -9 $(cat /tmp/agent.pid); sleep 1");
@@ -257,34 +231,50 @@ fn broker_is_killed(world: &mut World, a: &Guest, b: &Guest) {
 
 /// A server in guest `a` passes the connection of a client in guest `b` to another program, which has rings for it.
 fn connection_is_passed_to_another_program(a: &Guest, b: &Guest) {
+    let logs = told_talk(a, b, ("passing_server.py", "'at once'"), &[(1, "talk 200")]);
+    assert!(logs[0].contains("is held by no other process"), "the worker has received it: {logs:?}");
+}
+
+/// A server in guest `a`, which has closed its listener, is replaced with the connection of a client in guest `b`, which has rings again.
+fn connection_goes_through_exec(a: &Guest, b: &Guest) {
+    told_talk(a, b, ("exec_server.py", "1000"), &[(1, "talk 1000"), (2, "talk 200")]);
+}
+
+/// A server of the library's own tests in guest `a`, and a client in guest `b` that talks until its connection has had rings so many times
+/// and then as each order says. Both programs must end well, and both ends have rings. Returns what the library has logged at each.
+fn told_talk(a: &Guest, b: &Guest, (server, how): (&str, &str), orders: &[(usize, &str)]) -> [String; 2] {
     let programs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/programs");
-    for (guest, name) in [(a, "passing_server.py"), (b, "told_client.py")] {
+    for (guest, name) in [(a, server), (b, "told_client.py")] {
         guest.put(&std::fs::read(programs.join(name)).unwrap(), &format!("/tmp/{name}"), 0o644).unwrap();
     }
     let python = python::command("partywall run --quiet --move after=4,bytes=1K");
     a.sh(&format!(
-        "(PARTYWALL_PRELOAD_LOG=/tmp/passed.log {python} /tmp/passing_server.py 0.0.0.0 7002 'at once'; \
+        "(PARTYWALL_PRELOAD_LOG=/tmp/passed.log {python} /tmp/{server} 0.0.0.0 7002 {how}; \
          echo ended with $?) > /tmp/passed.out 2>&1 & \
          n=0; while ! grep -q ':1B5A 00000000:0000 0A' /proc/net/tcp && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done"
     ));
-    // It asks until there is a ring, and then some more.
-    let orders = format!(
-        "echo connect; n=0; \
-         while ! grep -q '{ON_RING}' /tmp/told.log && [ $n -lt 600 ]; do echo talk 20; usleep 100000; n=$((n+1)); done; \
-         echo talk 200; echo end"
-    );
+    let times = orders.iter().map(|(rings, _)| *rings).max().unwrap();
+    let until = |(rings, order): &(usize, &str)| {
+        format!(
+            "n=0; while [ $(grep -c '{ON_RING}' /tmp/told.log) -lt {rings} ] && [ $n -lt 600 ]; do echo talk 20; usleep 100000; \
+             n=$((n+1)); done; echo {order}; "
+        )
+    };
+    let orders: String = orders.iter().map(until).collect();
     let client = b.begin(&format!(
-        "touch /tmp/told.log; ({orders}) | PARTYWALL_PRELOAD_LOG=/tmp/told.log {python} /tmp/told_client.py 10.77.0.1 7002 2>&1; \
-         echo ended with $?"
+        "rm -f /tmp/told.log; touch /tmp/told.log; (echo connect; {orders} echo end) \
+         | PARTYWALL_PRELOAD_LOG=/tmp/told.log {python} /tmp/told_client.py 10.77.0.1 7002 2>&1; echo ended with $?"
     ));
-    let said = client.wait(HANG).unwrap().text();
+    let said = client.wait(HANG);
+    let said = said.unwrap_or_else(|error| panic!("{error}\n{}", a.sh("cat /tmp/passed.out /tmp/passed.log"))).text();
     let waits = a.sh(
         "n=0; while ! grep -q 'ended with' /tmp/passed.out && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done; cat /tmp/passed.out",
     );
-    let logs = [a.sh("cat /tmp/passed.log"), b.sh("cat /tmp/told.log")];
+    let logs = [a.sh("cat /tmp/passed.log; rm /tmp/passed.log"), b.sh("cat /tmp/told.log")];
     assert!(said.contains("talk 200\nend\nended with 0") && waits.contains("ended with 0"), "{said}{waits}{logs:?}");
-    assert!(logs.iter().all(|log| log.contains(ON_RING)), "{logs:?}");
-    assert!(logs[0].contains("is held by no other process"), "the worker has received it: {logs:?}");
+    let rings = logs.each_ref().map(|log| log.matches(ON_RING).count());
+    assert!(rings.iter().all(|rings| *rings >= times), "{rings:?}: {logs:?}");
+    logs
 }
 
 /// The end of a connection whose program is killed.

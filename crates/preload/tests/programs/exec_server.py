@@ -1,5 +1,5 @@
-"""Echoes what one connection brings. After 5000 pieces it executes itself again, with the connection, and goes on.
-Usage: exec_server.py ADDRESS PORT"""
+"""Echoes what one connection brings. After so many pieces it executes itself again, with the connection, and goes on.
+Usage: exec_server.py ADDRESS PORT [PIECES]"""
 import os
 import socket
 import sys
@@ -21,6 +21,6 @@ if sys.argv[1] == "go-on":
 else:
     with socket.create_server((sys.argv[1], int(sys.argv[2]))) as listener:
         connection, _ = listener.accept()
-        if echo(connection, 5000):
+        if echo(connection, int((sys.argv[3:] or [5000])[0])):
             connection.set_inheritable(True)
-            os.execv(sys.executable, [sys.executable, sys.argv[0], "go-on", str(connection.fileno())])
+            os.execv(sys.executable, [sys.executable, "-S", sys.argv[0], "go-on", str(connection.fileno())])

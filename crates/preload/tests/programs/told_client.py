@@ -15,7 +15,9 @@ for line in sys.stdin:
                 connection.sendall(question)
                 answer = b""
                 while len(answer) < 64:
-                    answer += connection.recv(64 - len(answer))
+                    part = connection.recv(64 - len(answer))
+                    assert part, "the server has closed the connection"
+                    answer += part
                 assert answer == question
     print(line.strip(), flush=True)
     if words[0] == "end":
