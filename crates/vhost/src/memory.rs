@@ -32,6 +32,20 @@ struct TableRegion {
     region: Arc<GuestRegionMmap>,
 }
 
+impl TableRegion {
+    /// Whether it has these addresses and this size.
+    fn is_at(&self, other: &VhostUserMemoryRegion) -> bool {
+        (self.guest, self.user, self.size) == (other.guest_phys_addr, other.user_addr, other.memory_size)
+    }
+
+    /// Whether it is this part of this file.
+    fn is_of(&self, file: &SealedFile, offset: u64) -> bool {
+        let identity = |file: &File| fstat(file).ok().map(|status| (status.st_dev, status.st_ino));
+        let mapped = self.region.file_offset();
+        mapped.is_some_and(|own| own.start() == offset && identity(own.file()) == identity(&file.file))
+    }
+}
+
 /// The regions that a front end has offered.
 #[derive(Debug, Default)]
 pub struct MemoryTable {
@@ -56,20 +70,16 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Adds a region.
+    /// Adds a region. One that is there already changes nothing: before version 8.0, QEMU sends each change of a card's memory once for each
+    /// of its pairs of queues.
     pub(crate) fn add(&mut self, region: VhostUserMemoryRegion, file: ReceivedFd) -> Result<(), VhostError> {
         self.push(region, file)?;
         self.rebuild().inspect_err(|_| drop(self.regions.pop()))
     }
 
-    /// Removes a region; its addresses and size must be those of an earlier one.
+    /// Removes the region with these addresses and this size. One that is not there changes nothing, for the reason that [`Self::add`] states.
     pub fn remove(&mut self, region: VhostUserMemoryRegion) -> Result<(), VhostError> {
-        let (guest, user, size) = (region.guest_phys_addr, region.user_addr, region.memory_size);
-        let before = self.regions.len();
-        self.regions.retain(|r| (r.guest, r.user, r.size) != (guest, user, size));
-        if self.regions.len() == before {
-            return Err(VhostError::Protocol("it removes memory that it had not added".into()));
-        }
+        self.regions.retain(|r| !r.is_at(&region));
         self.rebuild()
     }
 
@@ -91,10 +101,16 @@ impl MemoryTable {
         let (guest, user, size, offset) =
             (region.guest_phys_addr, region.user_addr, region.memory_size, region.mmap_offset);
         let ends = [guest, user, offset].map(|start| start.checked_add(size));
-        if size == 0 || ends.contains(&None) || self.regions.len() >= MOST {
-            return Err(VhostError::Memory("a region is empty or too large, or there are too many".into()));
+        if size == 0 || ends.contains(&None) {
+            return Err(VhostError::Memory("a region is empty or too large".into()));
         }
         let file = check_file(file, offset, size)?;
+        if self.regions.iter().any(|r| r.is_at(&region) && r.is_of(&file, offset)) {
+            return Ok(());
+        }
+        if self.regions.len() >= MOST {
+            return Err(VhostError::Memory("there are too many regions".into()));
+        }
         if self.regions.iter().fold(size, |sum, region| sum.saturating_add(region.size)) > LARGEST {
             return Err(VhostError::Memory("its regions are more than 4 TiB together".into()));
         }

@@ -329,6 +329,18 @@ fn front_end_that_breaks_the_protocol_loses_its_connection() {
         assert!(bad.frontend().set_mem_table(&[region]).is_err());
         scene.noticed(before, "memory behind the end of its file");
     }
+    // Other memory at addresses that have some.
+    let (first, second) = (Further::new(), Further::new());
+    let moved =
+        |region: VhostUserMemoryRegionInfo| VhostUserMemoryRegionInfo { userspace_addr: 0x7e00_0000_0000, ..region };
+    for (what, other) in [("another file", second.region()), ("another address", moved(first.region()))] {
+        let before = scene.broken();
+        let mut bad = scene.bad();
+        allow_slots(&mut bad);
+        bad.frontend().add_mem_region(&first.region()).unwrap();
+        assert!(bad.frontend().add_mem_region(&other).is_err(), "{what}");
+        scene.noticed(before, what);
+    }
     // Memory whose file could become shorter under the switch.
     let options = DriverOptions { sealed: false, ..DriverOptions::default() };
     let before = scene.broken();
@@ -385,8 +397,11 @@ fn memory_changed_under_running_queues_loses_no_frame() {
         let first = driver.region();
         match round / 2 % 3 {
             0 => drop(driver.frontend().set_mem_table(&[first]).unwrap()),
-            1 => drop(driver.frontend().add_mem_region(&further.region()).unwrap()),
-            _ => driver.frontend().remove_mem_region(&further.region()).unwrap(),
+            // Before version 8.0, QEMU sends these once for each pair of a card's queues.
+            1 => (0..2).for_each(|_| {
+                driver.frontend().add_mem_region(&further.region()).unwrap();
+            }),
+            _ => (0..2).for_each(|_| driver.frontend().remove_mem_region(&further.region()).unwrap()),
         }
         while let Some(frame) = scene.b.take().unwrap() {
             assert!(frame[12..] == numbered(got), "the frame {got} is lost or has changed");
@@ -423,8 +438,9 @@ fn frame_in_removed_memory_ends_its_own_queue() {
     let before = scene.broken();
     send(&mut bad);
     scene.noticed(before, "a frame in memory that was removed");
-    // The same region is removed once.
-    assert!(bad.frontend().remove_mem_region(&further.region()).is_err());
+    // The same region again is no breach.
+    bad.frontend().remove_mem_region(&further.region()).unwrap();
+    drop(bad);
     // Buffers to receive into that are in no memory any longer.
     let mut bad = scene.bad();
     let before = scene.broken();
