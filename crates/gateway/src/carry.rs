@@ -5,11 +5,11 @@
 
 use partywall::asynchronous::{AsyncReadHalf, AsyncWriteHalf};
 use partywall::{ReadHalf, Stream, WriteHalf};
-use quinn::{ReadExactError, RecvStream, SendStream, WriteError};
+use quinn::{RecvStream, SendStream, WriteError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::counters::{GatewayCounters, StreamDirection};
-use crate::frame::{CLOSED_BY_READER, MAX_PIECE, READER_DIED, StreamPiece};
+use crate::frame::{CLOSED_BY_READER, MAX_PIECE, PiecePart, PieceReader, READER_DIED, StreamPiece};
 
 /// Carries a stream until both directions have ended.
 pub(crate) async fn carry(stream: Stream, mut send: SendStream, mut receive: RecvStream, counters: &GatewayCounters) {
@@ -84,30 +84,27 @@ async fn carry_in(mut receive: RecvStream, write: WriteHalf, counters: &GatewayC
             return drop(receive.stop(READER_DIED));
         }
     };
-    let mut buffer = vec![0; MAX_PIECE];
+    let mut pieces = PieceReader::default();
     loop {
-        let mut header = [0; 4];
         let came = tokio::select! {
-            came = receive.read_exact(&mut header) => came,
+            came = receive.read_chunk(usize::MAX, true) => came,
             error = write.peer_gone() => return drop(receive.stop(code(&error))),
         };
-        let piece = match came {
-            Ok(()) => StreamPiece::parse(header),
-            // Without an end it is none. The connection may have broken.
-            Err(ReadExactError::FinishedEarly(_) | ReadExactError::ReadError(_)) => StreamPiece::Died,
-        };
-        let length = match piece {
-            StreamPiece::Bytes(length) => length,
-            StreamPiece::Ended => return drop(write.shutdown().await),
-            StreamPiece::Died => return write.into_inner().abort(),
-        };
-        if receive.read_exact(&mut buffer[..length]).await.is_err() {
-            return write.into_inner().abort();
+        // Without an end it has died. The connection may have broken.
+        let Ok(Some(chunk)) = came else { return write.into_inner().abort() };
+        let mut came = &chunk.bytes[..];
+        while let Some(part) = pieces.next(&mut came) {
+            match part {
+                PiecePart::Bytes(bytes) => {
+                    if let Err(error) = write.write_all(bytes).await {
+                        return drop(receive.stop(code(&error)));
+                    }
+                    counters.carried(StreamDirection::In, bytes.len());
+                }
+                PiecePart::Ended => return drop(write.shutdown().await),
+                PiecePart::Died => return write.into_inner().abort(),
+            }
         }
-        if let Err(error) = write.write_all(&buffer[..length]).await {
-            return drop(receive.stop(code(&error)));
-        }
-        counters.carried(StreamDirection::In, length);
     }
 }
 

@@ -158,6 +158,53 @@ impl StreamPiece {
     }
 }
 
+/// A part of a stream, as it has come from another host.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum PiecePart<'a> {
+    /// Bytes of a piece.
+    Bytes(&'a [u8]),
+    /// The writer has ended the stream in order.
+    Ended,
+    /// The writer has died.
+    Died,
+}
+
+/// Takes pieces apart where they lie. Chunks of a stream begin and end anywhere, also within the header of a piece.
+#[derive(Debug, Default)]
+pub(crate) struct PieceReader {
+    header: [u8; 4],
+    /// The bytes of the header that have come.
+    known: usize,
+    /// The bytes of the present piece that have not come.
+    left: usize,
+}
+
+impl PieceReader {
+    /// Takes the next part from the front of `came`. `None` when the rest of a header or of a piece has yet to come.
+    pub(crate) fn next<'a>(&mut self, came: &mut &'a [u8]) -> Option<PiecePart<'a>> {
+        while !came.is_empty() {
+            if self.left > 0 {
+                let bytes = came.split_off(..self.left.min(came.len()))?;
+                self.left -= bytes.len();
+                return Some(PiecePart::Bytes(bytes));
+            }
+            let part = came.split_off(..came.len().min(self.header.len() - self.known))?;
+            self.header[self.known..self.known + part.len()].copy_from_slice(part);
+            self.known += part.len();
+            if self.known < self.header.len() {
+                return None;
+            }
+            self.known = 0;
+            match StreamPiece::parse(self.header) {
+                StreamPiece::Bytes(length) => self.left = length,
+                StreamPiece::Ended => return Some(PiecePart::Ended),
+                StreamPiece::Died => return Some(PiecePart::Died),
+            }
+        }
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +215,47 @@ mod tests {
         assert_eq!((refusal.code, refusal.reason.as_str()), (Refusal::Denied, "no[2Jmore"));
         assert_eq!(refusal_of(60_000, &"x".repeat(1000)).reason.len(), 300);
         assert_eq!(refusal_of(60_000, "").code, Refusal::OutOfResources);
+    }
+
+    /// The bytes of a stream and whether it has ended in order, in whatever chunks it comes.
+    fn taken_apart<'a>(chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, Option<bool>) {
+        let (mut reader, mut bytes) = (PieceReader::default(), Vec::new());
+        for mut chunk in chunks {
+            while let Some(part) = reader.next(&mut chunk) {
+                match part {
+                    PiecePart::Bytes(more) => bytes.extend(more),
+                    PiecePart::Ended => return (bytes, Some(true)),
+                    PiecePart::Died => return (bytes, Some(false)),
+                }
+            }
+        }
+        (bytes, None)
+    }
+
+    #[test]
+    fn pieces_are_same_in_chunks_of_any_size() {
+        let mut wire = Vec::new();
+        let pieces: [&[u8]; 4] = [b"a", b"hello", &[7; 300], b"bc"];
+        for piece in pieces {
+            wire.extend(StreamPiece::Bytes(piece.len()).header());
+            wire.extend(piece);
+        }
+        let bytes = pieces.concat();
+        for (end, expected) in
+            [(None, None), (Some(StreamPiece::Ended), Some(true)), (Some(StreamPiece::Died), Some(false))]
+        {
+            let mut wire = wire.clone();
+            wire.extend(end.iter().flat_map(StreamPiece::header));
+            for size in 1..=wire.len() {
+                assert_eq!(taken_apart(wire.chunks(size)), (bytes.clone(), expected), "chunks of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn piece_that_is_too_long_ends_stream_as_dead() {
+        let wire = u32::try_from(MAX_PIECE + 1).unwrap().to_le_bytes();
+        assert_eq!(taken_apart(wire.chunks(3)), (Vec::new(), Some(false)));
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod names;
 mod peers;
 mod routes;
 mod shares;
+mod socket;
 #[cfg(test)]
 mod testing;
 mod tls;

@@ -9,11 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use partywall::cluster::Name;
-use quinn::{Connection, Endpoint, Incoming, RecvStream, SendStream, TransportConfig, VarInt};
+use quinn::{
+    Connection, Endpoint, EndpointConfig, Incoming, MtuDiscoveryConfig, RecvStream, SendStream, TokioRuntime,
+    TransportConfig, VarInt,
+};
 
 use crate::GatewayError;
 use crate::config::GatewayConfig;
 use crate::handshakes::Handshakes;
+use crate::socket::{GatewaySocket, LARGEST_DATAGRAM};
 use crate::tls::{HostCredentials, peer_host};
 
 /// How long a host may take to answer when this one connects.
@@ -136,13 +140,24 @@ impl PeerHosts {
             .send_window(u64::from(config.stream_window) * 8)
             .max_idle_timeout(Some(silence))
             .keep_alive_interval(Some(SIGN_OF_LIFE));
+        // Datagrams begin small, and become as large as the path carries.
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(LARGEST_DATAGRAM);
+        transport.mtu_discovery_config(Some(discovery));
         let transport = Arc::new(transport);
         let HostCredentials { client, server, host } = credentials;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(server));
         server.transport_config(Arc::clone(&transport));
         let mut client = quinn::ClientConfig::new(Arc::new(client));
         client.transport_config(transport);
-        let mut endpoint = Endpoint::server(server, config.listen)
+        let mut received = EndpointConfig::default();
+        received
+            .max_udp_payload_size(LARGEST_DATAGRAM)
+            .map_err(|_| GatewayError::Directory("a datagram beyond its range".to_owned()))?;
+        let mut endpoint = GatewaySocket::bind(config.listen)
+            .and_then(|socket| {
+                Endpoint::new_with_abstract_socket(received, Some(server), Arc::new(socket), Arc::new(TokioRuntime))
+            })
             .map_err(|source| GatewayError::System { doing: "listen for other gateways", source })?;
         endpoint.set_default_client_config(client);
         Ok(Self {
@@ -320,5 +335,7 @@ async fn retire(peer: Arc<PeerHost>) {
     peer.connection.close(VarInt::from_u32(0), b"another connection is used");
 }
 
+#[cfg(test)]
+mod paths;
 #[cfg(test)]
 mod tests;
