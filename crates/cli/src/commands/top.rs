@@ -24,7 +24,7 @@ a row of kind udp. Datagrams that go through the kernel are not shown.
   WAY       present transport, ring or tcp; sent/received if they differ
   WHY       reason for not using the ring: its code, which docs/reasons.md explains, and a sentence
   SENT, RECEIVED    bytes so far on both transports
-  RING      share of these bytes that went through rings
+  RING      share of these bytes that went through rings; ? if the present ring cannot be counted, as between virtual machines
   SWITCHES  changes of the sending transport
   RUNG      doorbells sent because the other side slept
   SAVED     doorbells not sent because the other side was awake

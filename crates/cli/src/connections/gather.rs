@@ -72,6 +72,7 @@ impl<'a> Gatherer<'a> {
         let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
         let mut connections = rows(&sockets, &self.channels, reachability);
         self.rate(&mut connections, seconds);
+        notes.extend(uncounted(&connections));
         Look { connections, left_out: 0, notes }
     }
 
@@ -116,6 +117,16 @@ impl<'a> Gatherer<'a> {
             }
         }
         self.before = now;
+    }
+}
+
+/// The note on rings whose memory the broker does not hand out (protocol G5.4, C10).
+fn uncounted(rows: &[ConnectionRow]) -> Option<String> {
+    match rows.iter().filter(|row| row.ring_is_uncounted).count() {
+        0 => None,
+        count => Some(format!(
+            "bytes and doorbells of {count} ring(s) are not counted: an end is in a virtual machine, or the ring is not for us to see"
+        )),
     }
 }
 
@@ -200,6 +211,7 @@ fn socket_row(
     let channel = Some(identity.channel).filter(|channel| *channel != 0 && has_ring);
     let side = channel.and_then(|channel| channels.side(channel, identity.role == Role::Connecting));
     row.channel = channel;
+    row.ring_is_uncounted = channel.is_some() && side.is_none();
     let (sent, received) = (side.map_or(0, |side| side.written.bytes), side.map_or(0, |side| side.read.bytes));
     row.sent = Some(DirectionCount::of(seen.tx.tcp, seen.tx.ring_before.saturating_add(sent)));
     row.received = Some(DirectionCount::of(seen.rx.tcp, seen.rx.ring_before.saturating_add(received)));
@@ -278,6 +290,7 @@ fn channel_row(channel: &ChannelRow, channels: &Channels) -> ConnectionRow {
         way,
         sent: written(from),
         received: written(to),
+        ring_is_uncounted: from.is_none() && to.is_none(),
         switches: paths.into_iter().flatten().map(|paths| u64::from(paths.switches)).sum(),
         bells_rung: sum(|half| half.bells_rung),
         bells_saved: sum(|half| half.bells_saved),
@@ -392,6 +405,15 @@ mod tests {
         assert_eq!((row.kind.as_str(), row.peer.as_str()), ("socket", "named:53"));
         let row = channel_row(&flow("udp-53", Kind::Stream), &Channels::default());
         assert_eq!((row.kind.as_str(), row.peer.as_str()), ("stream", "named:udp-53"));
+    }
+
+    #[test]
+    fn rings_without_counters_are_noted_as_not_counted() {
+        let up = socket_row(&socket(LineState::Up, Reason::None), true, &Channels::default(), REACHABLE);
+        let tcp = socket_row(&socket(LineState::Tcp, Reason::RawCalls), true, &Channels::default(), REACHABLE);
+        assert!(up.ring_is_uncounted && !tcp.ring_is_uncounted);
+        assert!(uncounted(&[up.clone(), tcp.clone(), up]).unwrap().starts_with("bytes and doorbells of 2 ring(s)"));
+        assert_eq!(uncounted(&[tcp]), None);
     }
 
     #[test]

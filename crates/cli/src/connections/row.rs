@@ -32,6 +32,9 @@ pub(crate) struct ConnectionRow {
     pub(crate) sent: Option<DirectionCount>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) received: Option<DirectionCount>,
+    /// The memory of its present ring cannot be seen, so the counts leave out what that ring has carried.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) ring_is_uncounted: bool,
     pub(crate) switches: u64,
     pub(crate) bells_rung: u64,
     pub(crate) bells_saved: u64,
@@ -160,6 +163,7 @@ impl ConnectionRow {
             (ring.saturating_add(flow.ring), total.saturating_add(flow.total()))
         });
         let share = match total {
+            _ if self.ring_is_uncounted => "?".into(),
             0 => String::new(),
             // Rounded down: 100% says that nothing went by TCP.
             _ => format!("{}%", u128::from(ring) * 100 / u128::from(total)),
@@ -209,6 +213,7 @@ mod tests {
         };
         assert_eq!(row.cells()[8], "99%");
         assert_eq!(ConnectionRow::default().cells()[8], "");
+        assert_eq!(ConnectionRow { ring_is_uncounted: true, ..row }.cells()[8], "?");
         assert_eq!(
             ConnectionRow { sent: Some(DirectionCount::of(0, u64::MAX)), ..ConnectionRow::default() }.cells()[8],
             "100%"

@@ -62,8 +62,9 @@ impl WhyEnd<'_> {
         let mut line = |name: &str, value: &str| {
             let _ = write!(text, "\n  {name:<10} {value}");
         };
-        line("sends", &direction(sends, row.sent));
-        line("receives", &direction(receives, row.received));
+        let is_uncounted = row.ring_is_uncounted;
+        line("sends", &direction(sends, row.sent, is_uncounted));
+        line("receives", &direction(receives, row.received, is_uncounted));
         if let (Some(cause), Some(change)) = (row.reason, self.change) {
             line("reason", &format!("{}: {}", cause.code(), row.why));
             line("change", change);
@@ -82,9 +83,12 @@ impl WhyEnd<'_> {
     }
 }
 
-fn direction(way: &str, flow: Option<DirectionCount>) -> String {
+fn direction(way: &str, flow: Option<DirectionCount>, is_uncounted: bool) -> String {
     let way = if way == "ring" { "by the ring" } else { "by TCP" };
     match flow {
+        Some(flow) if is_uncounted => {
+            format!("{way}; so far {} by TCP, bytes by the present ring are not counted", human::bytes(flow.tcp))
+        }
         Some(flow) => {
             format!("{way}; so far {} by the ring, {} by TCP", human::bytes(flow.ring), human::bytes(flow.tcp))
         }
@@ -127,6 +131,9 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
+        let unseen = ConnectionRow { ring_is_uncounted: true, ..look.connections[0].clone() };
+        let text = WhyAnswer::of(&Look { connections: vec![unseen], ..Look::default() }).to_text();
+        assert!(text.contains("by the ring; so far 5 B by TCP, bytes by the present ring are not counted"), "{text}");
         let json = serde_json::to_value(WhyAnswer::of(&look)).unwrap();
         assert_eq!(json["connections"][0]["reason"], "too-short");
         assert_eq!(json["connections"][0]["change"], cause.remedy());
