@@ -2,7 +2,7 @@
 
 use crate::VhostError;
 use crate::switch::MacAddress;
-use partywall_vm::{Machine, VhostUserDevice, VhostUserKind, VhostUserOptions, VmError};
+use partywall_vm::{CardOptions, Machine, VhostUserDevice, VhostUserKind, VhostUserOptions, VmError};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a back end may take to notice that a front end has gone.
 const GOODBYE: Duration = Duration::from_millis(400);
 
-/// The settings of a card that a machine is started with.
+/// The settings of a card that a machine is started with, or gets while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CardSettings {
     /// Pairs of queues, at most [`PAIRS`](crate::PAIRS).
@@ -90,10 +90,11 @@ pub fn plug(
     (switch, port): (&str, &str),
     socket: &Path,
     mac: Option<MacAddress>,
+    CardSettings { queues, mtu }: CardSettings,
     is_taken: impl FnMut() -> Result<bool, VhostError>,
 ) -> Result<bool, VhostError> {
     let mac = mac.map_or_else(|| mac_of(socket, &machine_id()), |mac| mac.to_string());
-    let options = VhostUserOptions::Card { mac, entries: ENTRIES };
+    let options = VhostUserOptions::Card(CardOptions { mac, entries: ENTRIES, queues, mtu });
     plug_device(monitor, &card(switch, port, socket), &options, is_taken)
 }
 

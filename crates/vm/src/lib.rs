@@ -22,5 +22,6 @@ pub use bar::PluggedDevice;
 pub use error::VmError;
 pub use facts::{Facts, PlugKind, WindowObstacle};
 pub use machine::{Machine, MigrationProgress, Unplugged, WindowLayout};
+pub use qmp::CardOptions;
 pub use vhost_user::{VhostUserDevice, VhostUserKind, VhostUserOptions};
 pub use window::{PluggedWindow, WindowDevice, WindowRole};

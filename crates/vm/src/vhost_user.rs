@@ -7,7 +7,7 @@
 use crate::error::VmError;
 use crate::facts::WindowObstacle;
 use crate::machine::Machine;
-use crate::qmp::{DEVICE_FOLDERS, DeviceKind, NewDevice, QmpError};
+use crate::qmp::{CardOptions, DEVICE_FOLDERS, DeviceKind, NewDevice, QmpError};
 use crate::window;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -41,12 +41,7 @@ pub enum VhostUserKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VhostUserOptions {
     /// The settings of a network card.
-    Card {
-        /// Its Ethernet address.
-        mac: String,
-        /// Entries of each of its queues.
-        entries: u16,
-    },
+    Card(CardOptions),
     /// The settings of a disk.
     Disk {
         /// Its queues.
@@ -115,14 +110,12 @@ impl Machine {
         }
         self.qmp.add_chardev_at(name, &device.socket)?;
         let kind = match options {
-            VhostUserOptions::Card { mac, entries } => {
-                DeviceKind::Card { netdev: name.clone(), mac: mac.clone(), entries: *entries, no_vectors }
-            }
+            VhostUserOptions::Card(card) => DeviceKind::Card { netdev: name.clone(), card: card.clone(), no_vectors },
             VhostUserOptions::Disk { queues } => DeviceKind::Disk { chardev: name.clone(), queues: *queues },
         };
-        let added = match device.kind {
-            VhostUserKind::Card => self.qmp.add_netdev(name),
-            VhostUserKind::Disk => Ok(()),
+        let added = match options {
+            VhostUserOptions::Card(card) => self.qmp.add_netdev(name, card.queues),
+            VhostUserOptions::Disk { .. } => Ok(()),
         };
         let added = added.and_then(|()| self.qmp.add_device(&NewDevice { name: name.clone(), kind, port }));
         match added {
@@ -259,6 +252,8 @@ mod tests {
         chardevs: BTreeMap<String, String>,
         /// Kinds of memory, which is shared.
         memory: Vec<(&'static str, &'static str)>,
+        /// Netdevs that were added, with their options.
+        netdevs: Vec<Value>,
     }
 
     impl TestMachine {
@@ -268,6 +263,7 @@ mod tests {
                 cards: pairs(|(name, _)| ((*name).into(), (*name).into())),
                 chardevs: pairs(|(name, socket)| ((*name).into(), (*socket).into())),
                 memory: Vec::new(),
+                netdevs: Vec::new(),
             }
         }
 
@@ -304,6 +300,10 @@ mod tests {
                 ("device_del", _) => {
                     events = format!("{}\n", json!({ "event": "DEVICE_DELETED", "data": { "path": name } }));
                     self.cards.remove(name.rsplit('/').next().unwrap_or_default());
+                    json!({})
+                }
+                ("netdev_add", _) => {
+                    self.netdevs.push(arguments.clone());
                     json!({})
                 }
                 ("chardev-add", _) => {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     fn options() -> VhostUserOptions {
-        VhostUserOptions::Card { mac: "52:54:00:00:00:01".into(), entries: 256 }
+        VhostUserOptions::Card(CardOptions { mac: "52:54:00:00:00:01".into(), entries: 256, queues: 2, mtu: None })
     }
 
     fn soon() -> Instant {
@@ -378,6 +378,8 @@ mod tests {
             assert!(machine.unplug_vhost_user(&card("net-lan-b", "/run/lan/b.port"), soon()).unwrap());
         });
         assert_eq!(after.cards.keys().collect::<Vec<_>>(), ["net-a", "net-lan-a"]);
+        let netdev = json!({ "type": "vhost-user", "id": "net-lan-a", "chardev": "net-lan-a", "queues": 2 });
+        assert_eq!(after.netdevs, [netdev]);
         let of_b = "device_del /machine/peripheral/of-the-operator";
         let ended = [of_b, "netdev_del of-the-operator", "chardev-remove of-the-operator"];
         assert_eq!(changes, [&["chardev-add net-lan-a", "netdev_add net-lan-a"][..], &ended].concat());

@@ -69,6 +69,12 @@ enum VmCommand {
         /// Ethernet address of the card; its port may send only from this address [default: that of the port, or one made from its name]
         #[arg(long, value_name = "ADDRESS", requires = "net")]
         mac: Option<String>,
+        /// Pairs of queues of the card, 1 to 4; a guest uses one for each of its processors [default: 1]
+        #[arg(long, value_name = "N", requires = "net")]
+        queues: Option<u16>,
+        /// Largest packet that the guest sends by the card, in bytes [default: the guest's own, usually 1500]
+        #[arg(long, value_name = "BYTES", requires = "net")]
+        mtu: Option<u16>,
     },
     /// Detach a machine; its channels end
     Detach {
@@ -176,8 +182,11 @@ fn attached_in_words(name: &str, done: &MachineAttached) -> String {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     match &args.command {
-        VmCommand::Attach { name, qmp, device, mac, .. } if device.is_some() => {
-            device.attach(global, name, qmp.as_deref(), mac.as_deref())
+        VmCommand::Attach { name, qmp, device, mac, queues, mtu, .. } if device.is_some() => {
+            let [queues, mtu] = [queues, mtu].map(|number| number.map(|number| number.to_string()));
+            let options = [("--mac", mac.as_ref()), ("--queues", queues.as_ref()), ("--mtu", mtu.as_ref())];
+            let options = options.into_iter().filter_map(|(option, value)| Some([option, value?.as_str()]));
+            device.attach(global, name, qmp.as_deref(), options.flatten())
         }
         VmCommand::Detach { name, device, qmp, .. } if device.is_some() => device.detach(global, name, qmp.as_deref()),
         VmCommand::Attach { name, resume: true, .. } => {

@@ -113,12 +113,8 @@ enum NetCommand {
         switch: String,
         /// The port
         port: String,
-        /// Pairs of queues of the card; a guest uses one for each of its processors
-        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=PAIRS as i64))]
-        queues: u16,
-        /// Largest packet that the guest sends, in bytes [default: the guest's own, usually 1500]
-        #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(SHORTEST_MTU..))]
-        mtu: Option<u16>,
+        #[command(flatten)]
+        card: CardArgs,
         /// Print XML for `virsh edit`
         #[arg(long)]
         libvirt: bool,
@@ -129,6 +125,8 @@ enum NetCommand {
         switch: String,
         #[command(flatten)]
         port: PortArgs,
+        #[command(flatten)]
+        card: CardArgs,
         /// The machine's monitor: the PATH of -qmp unix:PATH,server=on,wait=off
         #[arg(long, value_name = "SOCKET")]
         qmp: PathBuf,
@@ -143,6 +141,22 @@ enum NetCommand {
         #[arg(long, value_name = "SOCKET")]
         qmp: PathBuf,
     },
+}
+
+#[derive(Debug, clap::Args)]
+struct CardArgs {
+    /// Pairs of queues of the card; a guest uses one for each of its processors
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=PAIRS as i64))]
+    queues: u16,
+    /// Largest packet that the guest sends, in bytes [default: the guest's own, usually 1500]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(SHORTEST_MTU..))]
+    mtu: Option<u16>,
+}
+
+impl CardArgs {
+    fn settings(&self) -> CardSettings {
+        CardSettings { queues: self.queues, mtu: self.mtu }
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -242,16 +256,16 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
             }
             show_table(&addresses, &report(&control::ask(&folder, &ControlRequest::Show)?)?)
         }
-        NetCommand::Args { switch, port, queues, mtu, libvirt } => {
+        NetCommand::Args { switch, port, card, libvirt } => {
             control::check_name(port)?;
             let path = PortSpec::new(port).socket(&folder(switch)?);
-            let settings = CardSettings { queues: *queues, mtu: *mtu };
+            let settings = card.settings();
             say(match libvirt {
                 true => attach::libvirt(&path, settings),
                 false => attach::arguments(switch, port, &path, settings),
             })
         }
-        NetCommand::Attach { switch, port, qmp } => {
+        NetCommand::Attach { switch, port, card, qmp } => {
             let folder = folder(switch)?;
             let find = || -> Result<Option<PortReport>, VhostError> {
                 let there = report(&control::ask(&folder, &ControlRequest::Show)?)?;
@@ -277,7 +291,7 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
             let is_taken = || Ok(find()?.is_some_and(|row| row.occupied));
             let remedy = "remove the port, and attach again without --owner";
             let plugged = check_access(&socket, user, remedy)
-                .and_then(|()| attach::plug(qmp, (switch, &port.port), &socket, mac, is_taken))
+                .and_then(|()| attach::plug(qmp, (switch, &port.port), &socket, mac, card.settings(), is_taken))
                 .inspect_err(|_| {
                     if is_new {
                         let _ = control::ask(&folder, &ControlRequest::Remove { name: port.port.clone() });
@@ -410,18 +424,20 @@ mod tests {
 
     #[test]
     fn queues_and_mtu_out_of_range_are_refused() {
-        let parse = |words: &str| Cli::try_parse_from(["net", "args", "lan", "a"].into_iter().chain(words.split(' ')));
-        for words in ["--queues 1", "--queues 4", "--mtu 68", "--mtu 65535 --queues 2"] {
-            assert!(parse(words).is_ok(), "{words}");
-        }
-        for (words, range) in [
-            ("--queues 0", "1..=4"),
-            ("--queues 5", "1..=4"),
-            ("--mtu 67", "68..=65535"),
-            ("--mtu 65536", "68..=65535"),
-        ] {
-            let refused = parse(words).unwrap_err().to_string();
-            assert!(refused.contains(&format!("is not in {range}")), "{refused}");
+        for command in ["net args lan a", "net attach lan a --qmp q"] {
+            let parse = |words: &str| Cli::try_parse_from(command.split(' ').chain(words.split(' ')));
+            for words in ["--queues 1", "--queues 4", "--mtu 68", "--mtu 65535 --queues 2"] {
+                assert!(parse(words).is_ok(), "{command} {words}");
+            }
+            for (words, range) in [
+                ("--queues 0", "1..=4"),
+                ("--queues 5", "1..=4"),
+                ("--mtu 67", "68..=65535"),
+                ("--mtu 65536", "68..=65535"),
+            ] {
+                let refused = parse(words).unwrap_err().to_string();
+                assert!(refused.contains(&format!("is not in {range}")), "{refused}");
+            }
         }
     }
 }

@@ -35,9 +35,22 @@ pub(crate) enum DeviceKind {
     /// A doorbell device on a chardev.
     IvshmemDoorbell { chardev: String, vectors: u16 },
     /// A network card on a netdev.
-    Card { netdev: String, mac: String, entries: u16, no_vectors: bool },
+    Card { netdev: String, card: CardOptions, no_vectors: bool },
     /// A disk on a chardev whose other end is a vhost-user back end.
     Disk { chardev: String, queues: u16 },
+}
+
+/// The settings of a network card that is plugged in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CardOptions {
+    /// Its Ethernet address.
+    pub mac: String,
+    /// Entries of each of its queues.
+    pub entries: u16,
+    /// Its pairs of queues.
+    pub queues: u16,
+    /// The largest packet that the guest sends, in bytes; the guest's own choice without it.
+    pub mtu: Option<u16>,
 }
 
 /// A device that is to be plugged in.
@@ -97,11 +110,18 @@ impl NewDevice {
             DeviceKind::IvshmemDoorbell { chardev, vectors } => json!({
                 "driver": "ivshmem-doorbell", "id": name, "chardev": chardev, "vectors": vectors, "master": "on",
             }),
-            DeviceKind::Card { netdev, mac, entries, no_vectors } => {
+            DeviceKind::Card { netdev, card: CardOptions { mac, entries, queues, mtu }, no_vectors } => {
                 let mut card = json!({
                     "driver": "virtio-net-pci", "id": name, "netdev": netdev, "mac": mac,
                     "rx_queue_size": entries, "tx_queue_size": entries,
                 });
+                // QEMU computes the number of interrupt vectors from the number of queues.
+                if *queues > 1 {
+                    card["mq"] = json!(true);
+                }
+                if let Some(mtu) = mtu {
+                    card["host_mtu"] = json!(mtu);
+                }
                 if *no_vectors {
                     card["vectors"] = json!(0);
                 }
@@ -186,8 +206,9 @@ impl Qmp {
     }
 
     /// Adds a vhost-user netdev on the chardev of the same name.
-    pub(crate) fn add_netdev(&mut self, name: &str) -> Result<(), QmpError> {
-        self.execute("netdev_add", json!({ "type": "vhost-user", "id": name, "chardev": name })).map(drop)
+    pub(crate) fn add_netdev(&mut self, name: &str, queues: u16) -> Result<(), QmpError> {
+        let netdev = json!({ "type": "vhost-user", "id": name, "chardev": name, "queues": queues });
+        self.execute("netdev_add", netdev).map(drop)
     }
 
     pub(crate) fn delete_netdev(&mut self, name: &str) -> Result<(), QmpError> {
@@ -229,6 +250,25 @@ mod tests {
             expected["bus"] = json!("port1");
             assert_eq!(NewDevice { port: Some("port1".into()), ..device }.add(), ("device_add", expected));
         }
+    }
+
+    #[test]
+    fn card_is_added_with_its_queues_and_mtu() {
+        let added = |queues, mtu, no_vectors| {
+            let card = CardOptions { mac: "52:54:00:00:00:01".into(), entries: 1024, queues, mtu };
+            let kind = DeviceKind::Card { netdev: "n".into(), card, no_vectors };
+            NewDevice { name: "d".into(), kind, port: None }.add().1
+        };
+        let mut expected = json!({
+            "driver": "virtio-net-pci", "id": "d", "netdev": "n", "mac": "52:54:00:00:00:01",
+            "rx_queue_size": 1024, "tx_queue_size": 1024,
+        });
+        assert_eq!(added(1, None, false), expected);
+        expected["vectors"] = json!(0);
+        assert_eq!(added(1, None, true), expected);
+        expected["mq"] = json!(true);
+        expected["host_mtu"] = json!(9000);
+        assert_eq!(added(4, Some(9000), true), expected);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod query;
 #[cfg(test)]
 mod tests;
 
+pub use change::CardOptions;
 pub(crate) use change::{DeviceKind, GivenFile, MemoryBackend, NewDevice, PluggedTogether};
 pub use client::Qmp;
 pub use error::QmpError;

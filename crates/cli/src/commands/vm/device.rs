@@ -30,18 +30,16 @@ impl DeviceArgs {
         self.net.is_some() || self.disk.is_some()
     }
 
-    /// Plugs it into the machine behind `monitor`, or else behind that of the attached machine.
-    pub(super) fn attach(
+    /// Plugs it into the machine behind `monitor`, or else behind that of the attached machine. `options` are those of a card.
+    pub(super) fn attach<'a>(
         &self,
         global: &Global,
         name: &str,
         monitor: Option<&Path>,
-        mac: Option<&str>,
+        options: impl Iterator<Item = &'a str>,
     ) -> Result<(), CommandFailure> {
         let mut command = self.command("attach", global, name, &find_monitor(global, name, monitor)?)?;
-        if let Some(mac) = mac {
-            command.args(["--mac", mac]);
-        }
+        command.args(options);
         execute(command)
     }
 
