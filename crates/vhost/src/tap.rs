@@ -9,7 +9,7 @@ mod record;
 use crate::VhostError;
 use crate::offload::{Accepts, LONG};
 use crate::poller::{WatchSet, Watched};
-use record::TapRecord;
+use record::{RecordedDevice, TapRecord};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
@@ -27,6 +27,8 @@ const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
 const TUNSETOWNER: libc::c_ulong = 0x4004_54cc;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+/// Of `asm-generic/socket.h`.
+const SO_NETNS_COOKIE: libc::c_int = 71;
 const TUN_F_CSUM: libc::c_ulong = 1;
 const TUN_F_TSO4: libc::c_ulong = 2;
 const TUN_F_TSO6: libc::c_ulong = 4;
@@ -63,14 +65,19 @@ impl TapDevice {
         for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
             *to = libc::c_char::from_ne_bytes([*from]);
         }
-        let record = TapRecord::new(folder, name);
+        let record = TapRecord::new(folder, name, namespace());
+        let recorded = record.find();
         let find = || index_of(name).map_err(VhostError::file("look for the network device", name));
         let before = find()?;
         let exclusive = if before.is_none() { IFF_TUN_EXCL } else { 0 };
         request.ifr_ifru.ifru_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | exclusive;
-        if before.is_none() && record.exists() {
+        if before.is_none() && matches!(recorded, RecordedDevice::Here(_)) {
             let why = "it was deleted, renamed or moved to another network namespace; a new one is made";
             tracing::warn!(port = name, "the device of this port is not there: {why}");
+        }
+        if recorded == RecordedDevice::Elsewhere {
+            let why = "another network namespace, or by an earlier version; the switch does not remove it";
+            tracing::warn!(port = name, "the device of this port was made in {why}");
         }
         let path = "/dev/net/tun";
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
@@ -97,7 +104,7 @@ impl TapDevice {
             return Err(VhostError::Refused(format!("the network device `{name}` was replaced while it was opened")));
         }
         if let Some(index) = index
-            && (before.is_none() || record.is_of(index))
+            && (before.is_none() || recorded == RecordedDevice::Here(index))
         {
             set_owner(fd.get()).map_err(VhostError::file("set the owner of the tap device", name))?;
             // The record comes first, so that each persistent device that the switch has made has one.
@@ -190,6 +197,19 @@ fn index_of(name: &str) -> std::io::Result<Option<u32>> {
         Err(Errno::NODEV) => Ok(None),
         Err(e) => Err(e.into()),
     }
+}
+
+/// The network namespace of this thread. The number of its file may be used again after it has ended. Its cookie, which Linux has since 5.14,
+/// is unique until the host boots.
+fn namespace() -> Option<String> {
+    let status = rustix::fs::stat("/proc/thread-self/ns/net").ok()?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    let mut cookie = 0_u64;
+    let mut size = size_of::<u64>() as libc::socklen_t;
+    let to = (&raw mut cookie).cast();
+    // SAFETY: the socket is open during the call, which writes at most `size` bytes to `cookie`, and to `size`. Both are alive.
+    unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, to, &raw mut size) };
+    Some(format!("{}:{}:{cookie}", status.st_dev, status.st_ino))
 }
 
 /// Whether the device outlives its descriptors.

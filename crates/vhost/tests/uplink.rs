@@ -222,3 +222,25 @@ fn switch_that_does_not_start_leaves_no_device() {
     let failed = command.output().unwrap();
     assert!(!failed.status.success() && !host.namespace.try_ip("link show dev up0").0);
 }
+
+#[test]
+fn device_of_another_namespace_is_not_taken_for_the_own() {
+    if !is_possible() {
+        return;
+    }
+    let mut host = Host::new();
+    host.ask(&["add", "lan", "up0", "--tap"]);
+    let index = |host: &Host| host.namespace.ip("-o link show up0").split(':').next().unwrap().to_owned();
+    let first = index(&host);
+    host.kill();
+    // The operator's device, in another namespace.
+    let earlier = std::mem::replace(&mut host.namespace, Namespace::new());
+    host.namespace.ip("tuntap add up0 mode tap");
+    assert_eq!(index(&host), first, "the devices differ only by their namespaces");
+    host.start();
+    assert!(host.log().contains("another network namespace"), "{}", host.log());
+    host.ask(&["remove", "lan", "up0"]);
+    host.namespace.ip("link show up0");
+    // The switch's own device stays as well.
+    earlier.ip("link show up0");
+}
