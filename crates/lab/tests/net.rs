@@ -4,6 +4,9 @@
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+#[path = "world/python.rs"]
+mod python;
+
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Network, beside};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -14,6 +17,7 @@ use std::time::{Duration, Instant};
 const HANG: Duration = Duration::from_secs(90);
 /// Ports on the guests' side of the network.
 const FILE: u16 = 4000;
+const DATAGRAMS: u16 = 4001;
 
 struct SwitchProcess(Child);
 
@@ -158,13 +162,14 @@ fn stock_guests_talk_over_a_switch_that_may_die() {
     net.start(&["--port", "a", "--port", "b", "--tap", "up0"]);
     let mut disk = Disk::new();
     let image = ImageOptions::default().program("/usr/bin/iperf3", "iperf3").module("virtio_blk").module("ext4");
-    let lab = Lab::new("net", &image).unwrap();
+    let lab = Lab::new("net", &python::with(image)).unwrap();
     let boot = |name: &str, mac: u8| {
         let options = net.options(name, mac);
         let options = if name == "a" { options.arguments(disk.arguments()) } else { options };
         let guest = lab.boot(options).unwrap();
         let line = format!("ip address add 10.99.0.{mac}/24 dev eth1 && ip link set eth1 up");
         guest.shell(&line).unwrap();
+        python::bring(&guest);
         guest
     };
     let [a, b] = std::thread::scope(|s| {
@@ -179,6 +184,7 @@ fn stock_guests_talk_over_a_switch_that_may_die() {
     file_arrives(&a, &b, "10.99.0.2", || {});
     host_is_on_the_same_network(&net, &a);
     throughput(&a, &b);
+    datagrams_return_unchanged(&a, &b);
     file_arrives(&a, &b, "10.99.0.2", || {
         net.switch = None;
         net.start(&[]);
@@ -320,6 +326,65 @@ fn file_arrives(from: &Guest, to: &Guest, address: &str, meanwhile: impl FnOnce(
     assert_eq!(to.shell("sha256sum < /tmp/got").unwrap(), from.shell("sha256sum < /tmp/file").unwrap());
 }
 
+/// Sends each datagram back, until an empty one comes.
+const ECHO: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], int(sys.argv[2])))
+while True:
+    data, sender = s.recvfrom(65536)
+    s.sendto(data, sender)
+    if not data:
+        break
+";
+
+/// Sends datagrams to the echo, from a few bytes to many fragments, each with a content that follows from its size, and compares what returns. A
+/// datagram that is lost is sent again, a few times in all.
+const ASK_ECHO: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(5)
+echo, again = (sys.argv[1], int(sys.argv[2])), 0
+for size in [1, 100, 1472, 1473, 4000, 9000, 16385, 32768, 50001, 61440, 0]:
+    sent = b''.join((size << 14 | n).to_bytes(4, 'little') for n in range(size // 4 + 1))[:size]
+    s.sendto(sent, echo)
+    while True:
+        try:
+            got, sender = s.recvfrom(65536)
+        except socket.timeout:
+            again += 1
+            assert again < 12, f'{size} bytes are lost'
+            s.sendto(sent, echo)
+            continue
+        assert sender == echo, f'{size} bytes are of {sender}'
+        if len(got) == size:
+            break
+    assert got == sent, f'{size} bytes have changed'
+print(f'datagrams return unchanged, {again} were sent again')
+";
+
+/// Datagrams of both directions. Those that are longer than the network's packets go in fragments.
+fn datagrams_return_unchanged(a: &Guest, b: &Guest) {
+    for (guest, program) in [(a, ASK_ECHO), (b, ECHO)] {
+        guest.put(program.as_bytes(), "/tmp/datagrams.py", 0o644).unwrap();
+    }
+    let line = format!("{} /tmp/datagrams.py 10.99.0.2 {DATAGRAMS} 2>&1", python::command(""));
+    let echo = b.start(&["sh", "-c", &line]).unwrap();
+    b.shell(&format!("while ! grep -q ':{DATAGRAMS:04X} ' /proc/net/udp; do sleep 0.05; done")).unwrap();
+    let fragments = |guest: &Guest| {
+        let line = "grep ^Ip: /proc/net/snmp | tail -n 1 | cut -d ' ' -f 16";
+        guest.shell(line).unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = [a, b].map(fragments);
+    let asked = a.start(&["sh", "-c", &line]).unwrap().wait(HANG).unwrap();
+    assert_eq!(asked.status, 0, "{}", asked.text());
+    println!("{}", asked.text().trim_end());
+    assert_eq!(echo.wait(HANG).unwrap().status, 0);
+    // Datagrams that came in fragments.
+    let after = [a, b].map(fragments);
+    assert!(after[0] >= before[0] + 7 && after[1] >= before[1] + 7, "{before:?} {after:?}");
+}
+
 fn host_is_on_the_same_network(net: &Net, a: &Guest) {
     for line in ["address add 10.99.0.254/24 dev up0", "link set up0 up"] {
         assert!(net.network.command("ip").args(line.split(' ')).status().unwrap().success());
@@ -357,8 +422,16 @@ fn throughput(a: &Guest, b: &Guest) {
     }
 }
 
+/// Has a card use that number of pairs of queues, as `ethtool -L` does.
+const SET_QUEUES: &str = "
+import array, fcntl, socket, struct, sys
+CHANNELS = array.array('I', [0x3d, 0, 0, 0, 0, 0, 0, 0, int(sys.argv[2])])
+request = struct.pack('16sQ16x', sys.argv[1].encode(), CHANNELS.buffer_info()[0])
+fcntl.ioctl(socket.socket(), 0x8946, request)
+";
+
 /// The card `eth2` on port `c` is taken out and plugged in again; a card that has no place is refused.
-fn cards_go_and_return(net: &Net, a: &Guest) {
+fn cards_go_and_return(net: &Net, a: &Guest, b: &Guest) {
     let waits = |is_there: &str| {
         a.shell(&format!(
             "n=0; while [ {is_there} -e /sys/class/net/eth2 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done"
@@ -370,10 +443,18 @@ fn cards_go_and_return(net: &Net, a: &Guest) {
     assert!(net.vm("detach", a, "c", &[]).unwrap().contains("unplugged"));
     waits("");
     assert!(net.vm("detach", a, "c", &[]).unwrap_err().contains("no card on port c"));
-    net.vm("attach", a, "c", &[]).unwrap();
+    net.vm("attach", a, "c", &["--queues", "2", "--mtu", "1400"]).unwrap();
     waits("!");
+    assert_eq!(a.shell("cat /sys/class/net/eth2/mtu").unwrap().trim(), "1400");
     a.shell("ip address add 10.98.0.1/24 dev eth2 && ip link set eth2 up").unwrap();
+    // The guest has one processor, and uses a second queue only if it is wanted.
+    a.put(SET_QUEUES.as_bytes(), "/tmp/queues.py", 0o644).unwrap();
+    let set = a.start(&["sh", "-c", &format!("{} /tmp/queues.py eth2 2 2>&1", python::command(""))]).unwrap();
+    let set = set.wait(HANG).unwrap();
+    assert_eq!(set.status, 0, "{}", set.text());
+    assert_eq!(a.shell("cd /sys/class/net/eth2/queues && echo rx-*").unwrap().trim(), "rx-0 rx-1");
     wait_ping(net, a, "10.98.0.2");
+    file_arrives(a, b, "10.98.0.2", || {});
     while a.monitor_command("device_add", serde_json::json!({ "driver": "pci-testdev" })).is_ok() {}
     let refused = net.vm("attach", a, "e", &[]).unwrap_err();
     assert!(refused.contains("no free place for a PCI device"), "{refused}");
@@ -395,7 +476,7 @@ fn ports_come_and_go(net: &Net, a: &Guest, b: &Guest) {
     }
     wait_ping(net, a, "10.98.0.2");
     file_arrives(a, b, "10.98.0.2", || {});
-    cards_go_and_return(net, a);
+    cards_go_and_return(net, a, b);
     let table = String::from_utf8_lossy(&net.ask(&["table", "lan"]).stdout).into_owned();
     assert!(table.contains("52:54:00:99:00:02") && table.contains("fixed"), "{table}");
 }
