@@ -26,7 +26,7 @@ use programs::MachineServers;
 use super::{CommandResults, RoundTripPace, hand_over_plan, round_trip_plan, stream_plan};
 use crate::{
     affinity::Placement,
-    args::{Scale, VmPart},
+    args::{Common, Scale, VmPart},
     bench::{Bench, BenchPlan},
     error::{BenchError, Result},
     mechanism::{Mechanism, Tuning, WaitMode},
@@ -175,15 +175,29 @@ fn setup_plan(mechanism: Mechanism, room: u64) -> BenchPlan {
 /// Boots, measures and shows. Without a choice of parts, all are measured.
 pub(crate) fn run(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
     let interrupt = bench.interrupt.again()?;
-    let parts = if parts.is_empty() { VmPart::value_variants() } else { parts };
+    check_choice(&bench.common, parts)?;
     let result = interruptible(&interrupt, || measure_parts(bench, parts))?;
     // After Ctrl-C, the result is an interruption and not a failed measurement.
     interrupt.check()?;
     result
 }
 
-/// The parts with Partywall in the machines, and after these the parts with stock machines.
-fn measure_parts(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> {
+/// Refuses a part with stock machines that was chosen, and of which `--only` leaves nothing.
+fn check_choice(common: &Common, chosen: &[VmPart]) -> Result<()> {
+    let disks = disks::DISKS.map(|(disk, _)| disk);
+    for (part, name, mechanisms) in [(VmPart::Cards, "cards", &cards::SIDES[..]), (VmPart::Disks, "disks", &disks)] {
+        if chosen.contains(&part) && !mechanisms.iter().any(|mechanism| common.wants(*mechanism)) {
+            let names: Vec<&str> = mechanisms.iter().map(|mechanism| mechanism.name()).collect();
+            let why = format!("--part {name} has none of the mechanisms of --only; name one of {}", names.join(", "));
+            return Err(BenchError::Usage(why));
+        }
+    }
+    Ok(())
+}
+
+/// The parts with Partywall in the machines, and after these the parts with stock machines. Without a choice of parts, all are measured.
+fn measure_parts(bench: &mut Bench, chosen: &[VmPart]) -> Result<CommandResults> {
+    let parts = if chosen.is_empty() { VmPart::value_variants() } else { chosen };
     let (stock, attached): (Vec<VmPart>, Vec<VmPart>) =
         parts.iter().partition(|part| matches!(part, VmPart::Cards | VmPart::Disks));
     let mut all = if attached.is_empty() { CommandResults::default() } else { measure(bench, &attached)? };
@@ -192,7 +206,7 @@ fn measure_parts(bench: &mut Bench, parts: &[VmPart]) -> Result<CommandResults> 
         all.verdicts.extend(results.verdicts);
     };
     let scale = bench.scale();
-    if stock.contains(&VmPart::Cards) && cards::are_wanted(&bench.common) {
+    if stock.contains(&VmPart::Cards) && cards::are_wanted(&bench.common, !chosen.is_empty()) {
         let done = cards::run(bench);
         add(done.or_else(|e| not_measured(bench, "cards", cards::plans(scale), e))?);
     }
@@ -524,7 +538,10 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::args::{Cli, Command};
 
     #[test]
     fn every_claim_finds_its_figures() {
@@ -546,6 +563,31 @@ mod tests {
             assert!(verdict.measured.is_some(), "{} has no figures", verdict.claim);
         }
         assert!(judge(&[], "").iter().all(|verdict| verdict.measured.is_none()));
+    }
+
+    #[test]
+    fn chosen_part_without_wanted_mechanism_is_refused() {
+        let choose = |line: &str| {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            let Command::Vm { part: parts, common } = cli.command else { panic!("{line}") };
+            (check_choice(&common, &parts), cards::are_wanted(&common, !parts.is_empty()))
+        };
+        for (line, are_cards_wanted) in [
+            ("b vm --part cards", true),
+            ("b vm --part cards --only tcp-virtio", true),
+            ("b vm --only tcp-virtio", false),
+            ("b vm --part disks --only virtio-blk", false),
+        ] {
+            let (done, wanted) = choose(line);
+            assert!(done.is_ok() && wanted == are_cards_wanted, "{line}: {done:?}");
+        }
+        for (line, missing) in [
+            ("b vm --part cards --only pipe", "tcp-virtio, partywall-net"),
+            ("b vm --part disks --only tcp", "virtio-blk"),
+        ] {
+            let Err(BenchError::Usage(why)) = choose(line).0 else { panic!("{line} is measured") };
+            assert!(why.contains(missing), "{why}");
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// The ordinary card, and the card on the switch.
-const SIDES: [Mechanism; 2] = [Mechanism::TcpVirtio, Mechanism::PartywallNet];
+pub(super) const SIDES: [Mechanism; 2] = [Mechanism::TcpVirtio, Mechanism::PartywallNet];
 /// The names of the machines and of their ports, with the last part of the cards' addresses.
 const NAMES: [(&str, u8); 2] = [("a", 1), ("b", 2)];
 /// MiB of a machine.
@@ -233,8 +233,9 @@ impl CardMachines {
 }
 
 /// Whether the options ask for the card on the switch. The ordinary card alone is measured by the other parts.
-pub(super) fn are_wanted(common: &Common) -> bool {
-    common.wants(Mechanism::PartywallNet)
+pub(super) fn are_wanted(common: &Common, is_chosen: bool) -> bool {
+    // TCP over tap and bridge is measured in other parts too, so it alone is measured here only if this part was chosen.
+    common.wants(Mechanism::PartywallNet) || is_chosen && SIDES.into_iter().any(|side| common.wants(side))
 }
 
 /// Boots, measures and shows.

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// All disks, in the order of tables, each with its place on the machine's bus.
-const DISKS: [(Mechanism, u32); 3] =
+pub(super) const DISKS: [(Mechanism, u32); 3] =
     [(Mechanism::PartywallBlk, 0x10), (Mechanism::QemuStorageDaemon, 0x11), (Mechanism::VirtioBlk, 0x12)];
 /// The program in the machine, and its package.
 const FIO: (&str, &str) = ("fio", "fio");
