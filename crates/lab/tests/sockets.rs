@@ -4,6 +4,7 @@
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+mod crowd;
 mod shown;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod world;
@@ -66,6 +67,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     for guest in [&a, &b] {
         python::bring(guest);
     }
+    crowd::sleeping_server_serves_hundreds_at_once(&world, &network, &a, &b);
     connection_is_passed_to_another_program(&a, &b);
     connection_goes_through_exec(&a, &b);
     program_is_killed(&a, &b, KilledEnd::Receiver);
