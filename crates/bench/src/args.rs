@@ -99,9 +99,14 @@ pub(crate) enum Command {
     /// Frames of 64 to 65,000 bytes from one port to another, round trips, and an idle switch; the drivers are this program's own.
     /// `testpmd` is in Debian's package `dpdk-dev`. About 3 minutes; with --quick --runs 1 twenty seconds.
     Net(Common),
+    /// The gateway between hosts: one stream and round trips through two gateways with TLS, compared with iperf3 and plain TCP over loopback.
+    ///
+    /// Two hosts on this machine, each with a broker and a gateway, and one etcd (Debian's packages `etcd-server` and `iperf3`).
+    /// About 2 minutes; with --quick --runs 1 ten seconds.
+    Gateway(Common),
     /// Every ratio that Partywall promises, with its target and whether it is met.
     Ratios(Common),
-    /// All of the above except `heap`, `fs`, `vm`, `blk` and `net`.
+    /// All of the above except `heap`, `fs`, `vm`, `blk`, `net` and `gateway`.
     All(Common),
     /// Two result files side by side, with a verdict that takes the range of the runs into account.
     Compare {

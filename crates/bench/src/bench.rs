@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     io::{IsTerminal, Write},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -182,10 +183,27 @@ impl Bench {
         if spins && active == passive {
             return Err(BenchError::Unavailable("it spins, and both sides share a processor".into()));
         }
-        let (broker, broker_pid) = match mechanism.is_partywall().then(|| self.broker()).transpose()? {
-            Some(broker) => (Some(broker.socket().to_owned()), broker.id()),
-            None => (None, None),
-        };
+        let broker = mechanism.is_partywall().then(|| self.broker()).transpose()?;
+        let broker_pid = broker.and_then(BrokerProcess::id);
+        let broker = broker.map(|broker| broker.socket().to_owned());
+        self.run_pairs(plan, [Some(active), Some(passive)], [broker.clone(), broker], broker_pid)
+    }
+
+    /// The same where the scheduler places both sides, each of which may have a broker.
+    pub(crate) fn run_unpinned(&mut self, plan: &BenchPlan, brokers: Option<&[PathBuf; 2]>) -> Result<Figures> {
+        let brokers = [0, 1].map(|side| brokers.map(|brokers| brokers[side].clone()));
+        self.run_pairs(plan, [None; 2], brokers, None)
+    }
+
+    /// One run: the processors of the two sides, and their brokers.
+    fn run_pairs(
+        &mut self,
+        plan: &BenchPlan,
+        cpus: [Option<usize>; 2],
+        brokers: [Option<PathBuf>; 2],
+        broker_pid: Option<u32>,
+    ) -> Result<Figures> {
+        let mechanism = plan.key.mechanism;
         if mechanism == Mechanism::TcpVeth {
             self.namespaces()?;
         }
@@ -195,25 +213,22 @@ impl Bench {
         let mut pairs = Vec::with_capacity(works.len());
         for (at, work) in works.into_iter().enumerate() {
             self.pairs += 1;
-            let task = |side: MeasuringSide, cpu: usize| MeasuringTask {
+            let task = |side: MeasuringSide| MeasuringTask {
                 side,
                 parent,
                 leads: at == 0,
-                cpu,
+                cpu: cpus[usize::from(side == MeasuringSide::Passive)],
                 mechanism,
                 tuning: plan.tuning.clone(),
                 work: work.clone(),
-                broker: broker.clone(),
+                broker: brokers[usize::from(side == MeasuringSide::Passive)].clone(),
                 broker_pid,
                 session: format!("bench-{parent}-{}", self.pairs),
                 scratch: self.scratch.path().to_owned(),
                 inside: None,
             };
             let [active_wires, passive_wires] = transport::prepare(mechanism, &plan.tuning, namespaces)?;
-            pairs.push([
-                (task(MeasuringSide::Active, active), active_wires),
-                (task(MeasuringSide::Passive, passive), passive_wires),
-            ]);
+            pairs.push([(task(MeasuringSide::Active), active_wires), (task(MeasuringSide::Passive), passive_wires)]);
         }
         // The first pair's active side keeps step with those of the others.
         if let Some(([(_, first), _], others)) = pairs.split_first_mut() {

@@ -38,11 +38,16 @@ pub(crate) struct BrokerProcess {
 impl BrokerProcess {
     /// Starts one that listens in `folder`, and waits until it does.
     pub(crate) fn start(folder: &Path, interrupt: &Interrupt) -> Result<Self> {
-        let program = find()?;
+        Self::start_with(folder, POLICY, interrupt)
+    }
+
+    /// The same with another policy.
+    pub(crate) fn start_with(folder: &Path, rules: &str, interrupt: &Interrupt) -> Result<Self> {
+        let program = find(PROGRAM)?;
         let socket = folder.join("broker.sock");
         let mut command = Command::new(&program);
         let policy = folder.join("policy.toml");
-        std::fs::write(&policy, POLICY).during("writing the broker's policy")?;
+        std::fs::write(&policy, rules).during("writing the broker's policy")?;
         command.arg("--socket").arg(&socket).arg("--policy").arg(&policy).stdin(Stdio::null()).stdout(Stdio::null());
         // Its usual log would bury the tables: two domains come and go with every measurement.
         command.env(partywall_protocol::environment::LOG_FILTER, "warn");
@@ -95,7 +100,7 @@ fn listens(socket: &Path) -> bool {
 }
 
 /// Beside this program, one folder up (where test programs are built), or on the path.
-fn find() -> Result<PathBuf> {
+pub(crate) fn find(name: &str) -> Result<PathBuf> {
     let beside = env::current_exe().ok().into_iter().flat_map(|exe| {
         let folder = exe.parent().map(Path::to_owned);
         let above = folder.as_deref().and_then(Path::parent).map(Path::to_owned);
@@ -103,9 +108,9 @@ fn find() -> Result<PathBuf> {
     });
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path: Vec<PathBuf> = env::split_paths(&path).collect();
-    beside.chain(on_path).map(|folder| folder.join(PROGRAM)).find(|program| program.is_file()).ok_or_else(|| {
+    beside.chain(on_path).map(|folder| folder.join(name)).find(|program| program.is_file()).ok_or_else(|| {
         BenchError::Unavailable(format!(
-            "no {PROGRAM} beside this program or on the path; build it (cargo build --release)"
+            "no {name} beside this program or on the path; build it (cargo build --release)"
         ))
     })
 }

@@ -18,6 +18,7 @@ mod error;
 mod files;
 mod flood;
 mod flow;
+mod hosts;
 mod inside;
 mod interrupt;
 mod measure;
@@ -75,6 +76,7 @@ fn run(command: &Command) -> Result<u8> {
         Command::Residency { common, machines: false, .. } => (common, commands::residency::run),
         Command::Residency { common, machines: true, .. } => (common, commands::residency::machines::run),
         Command::Net(common) => (common, commands::net::run),
+        Command::Gateway(common) => (common, commands::gateway::run),
         Command::Ratios(common) => (common, commands::ratios::run),
         Command::All(common) => (common, commands::all::run),
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),

@@ -43,6 +43,10 @@ pub(crate) enum Mechanism {
     PartywallMessage,
     /// Partywall's calls.
     PartywallCall,
+    /// Partywall's stream to another host, through the gateways of both.
+    PartywallGateway,
+    /// iperf3 over the loopback interface: one stream of TCP.
+    Iperf3,
     /// A window between two virtual machines: cached memory that one writes and the other reads.
     PmemWindow,
     /// QEMU's shared memory device, for machines that take no windows.
@@ -116,6 +120,8 @@ impl Mechanism {
             Self::PartywallZeroCopy => "partywall-zero-copy",
             Self::PartywallMessage => "partywall-message",
             Self::PartywallCall => "partywall-call",
+            Self::PartywallGateway => "partywall-gateway",
+            Self::Iperf3 => "iperf3",
             Self::PmemWindow => "pmem-window",
             Self::Ivshmem => "ivshmem",
             Self::Iceoryx2 => "iceoryx2",

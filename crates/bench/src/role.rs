@@ -28,10 +28,10 @@ pub(crate) fn run() -> Result<()> {
     }
     die_with(task.parent)?;
     let beat = Beat::from(fds.remove(0));
-    let placed = match task.work {
+    let placed = match (&task.work, task.cpu) {
         // The broker's processes, the client and the hostile threads share the machine as they would anywhere.
-        MeasuringWork::Ask { .. } => Ok(()),
-        _ => affinity::pin(task.cpu),
+        (MeasuringWork::Ask { .. }, _) | (_, None) => Ok(()),
+        (_, Some(cpu)) => affinity::pin(cpu),
     };
     let answer = placed
         .and_then(|()| match task.work {

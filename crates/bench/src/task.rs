@@ -173,8 +173,8 @@ pub(crate) struct MeasuringTask {
     pub(crate) parent: u32,
     /// Whether this pair is the first of several pairs of processes, which the others follow.
     pub(crate) leads: bool,
-    /// Where to run.
-    pub(crate) cpu: usize,
+    /// The processor to run on, if the scheduler does not choose.
+    pub(crate) cpu: Option<usize>,
     /// By which mechanism.
     pub(crate) mechanism: Mechanism,
     /// Set up how.

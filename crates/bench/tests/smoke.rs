@@ -214,6 +214,29 @@ fn peers_and_file_systems_are_measured_or_packages_named() {
     assert!(!mounts.contains(ours) && !mounts.contains("/partywall-bench-fs-"), "a mount stays behind: {mounts}");
 }
 
+/// Two hosts are measured where etcd is installed and the gateway is built. What is missing is named otherwise.
+#[test]
+fn two_hosts_are_measured_or_missing_program_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("gateway.json");
+    let output = bench().args(["gateway", "--smoke", "--json"]).arg(&json).output().unwrap();
+    if !output.status.success() {
+        let said = text(&output.stderr);
+        let is_named =
+            ["no etcd on this machine", "no partywall-gateway beside"].iter().any(|what| said.contains(what));
+        return assert!(is_named, "{said}");
+    }
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let cells = report["cells"].as_array().unwrap();
+    assert_eq!((cells.len(), report["verdicts"].as_array().unwrap().len()), (6, 4));
+    for cell in cells {
+        let measured = !cell["runs"].as_array().unwrap().is_empty();
+        let may_miss = cell["mechanism"] == "iperf3" && cell["problem"]["unavailable"].is_string();
+        assert!(measured || may_miss, "{cell}");
+    }
+    assert!(text(&output.stdout).contains("us beyond plain TCP"), "{}", text(&output.stdout));
+}
+
 /// The switch is measured where its program is built, and `testpmd` where it is installed; the package is named otherwise.
 #[test]
 fn switch_is_measured_and_testpmd_or_its_package_named() {

@@ -15,7 +15,7 @@ pub(crate) const IPERF3: App = App {
     cases: iperf3_cases,
     serve: iperf3_serve,
     client: iperf3_client,
-    figures: iperf3_figures,
+    figures: |case, report| iperf3_figures(&case.words, report),
 };
 
 fn iperf3_cases(scale: Scale) -> Vec<Case> {
@@ -40,11 +40,12 @@ fn iperf3_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
     line
 }
 
-fn iperf3_figures(case: &Case, report: &str) -> Result<Figures> {
+/// The figures of a report in JSON. `words` are the options of the kind of stream.
+pub(crate) fn iperf3_figures(words: &[String], report: &str) -> Result<Figures> {
     let report: serde_json::Value =
         serde_json::from_str(report).map_err(|e| BenchError::transport("reading iperf3's report", e))?;
     let end = &report["end"];
-    let is_udp = case.word(0) == "-u";
+    let is_udp = words.first().is_some_and(|word| word == "-u");
     let sum = if is_udp { &end["sum"] } else { &end["sum_received"] };
     let bits = sum["bits_per_second"].as_f64().ok_or_else(|| BenchError::Transport("iperf3 says no rate".into()))?;
     let lost = sum["lost_percent"].as_f64().unwrap_or(0.0);

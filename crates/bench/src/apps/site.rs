@@ -248,7 +248,7 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf> {
 /// A free port whose next port is free too (`flow` needs two). It lies below the ports that the kernel assigns itself, so that no
 /// connection of another program takes it between this look and the server's; and processes begin to look at
 /// different places, so that two benches at once do not choose the same.
-fn free_ports() -> Result<u16> {
+pub(crate) fn free_ports() -> Result<u16> {
     static LOOKED: AtomicU32 = AtomicU32::new(0);
     for _ in 0..ROOM {
         let nth = std::process::id().wrapping_mul(31).wrapping_add(LOOKED.fetch_add(2, Ordering::Relaxed));
@@ -265,7 +265,7 @@ fn free_ports() -> Result<u16> {
 }
 
 /// Whether a process in the network namespace of `process` listens on a port.
-fn listens(process: u32, port: u16) -> bool {
+pub(crate) fn listens(process: u32, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         let table = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
         table.lines().skip(1).any(|line| {

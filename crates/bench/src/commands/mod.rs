@@ -9,6 +9,7 @@ pub(crate) mod channels;
 pub(crate) mod compare;
 pub(crate) mod cpu;
 pub(crate) mod fs;
+pub(crate) mod gateway;
 pub(crate) mod heap;
 pub(crate) mod ipc;
 pub(crate) mod latency;

@@ -12,8 +12,10 @@ use super::{
     sum::WordSum,
 };
 use crate::{
+    apps::accounts::BusyStretch,
     control::Beat,
     error::{BenchError, Result},
+    mechanism::Mechanism,
     report::{metric::Metric, stats::RunSummary},
     task::{Figures, MeasuringSide, MeasuringTask, MeasuringWork},
     transport::{CopyLink, InPlace},
@@ -210,6 +212,7 @@ pub(super) fn run(mut stages: impl Stages, task: &MeasuringTask, beat: &Beat) ->
         while receive_stage(&mut stages, beat)?.is_some() {}
         return Ok(Figures::new());
     }
+    let mut more = Figures::new();
     let (seconds, bytes) = match task.work {
         MeasuringWork::Transfer { message, total, repeats, warm_up } => {
             let count = (total / message).max(1);
@@ -222,13 +225,21 @@ pub(super) fn run(mut stages: impl Stages, task: &MeasuringTask, beat: &Beat) ->
             (median, (count * message) as f64)
         }
         MeasuringWork::Stream { message, measured, warm_up } => {
-            let (seconds, count) = stretch(&mut stages, beat, measured, warm_up)?;
-            (seconds, (count * message) as f64)
+            let count = count_for(&mut stages, beat, measured, warm_up)?;
+            // Between hosts, other processes have a part in it.
+            let busy = (task.mechanism == Mechanism::PartywallGateway).then(BusyStretch::begin);
+            let seconds = send_stage(&mut stages, beat, count, |_| ())?.as_secs_f64();
+            let bytes = (count * message) as f64;
+            let spent = busy.and_then(|busy| busy.end(bytes).get(&Metric::CpuNsPerOperation).copied());
+            // Nanoseconds for a byte are seconds for a gigabyte.
+            more.extend(spent.map(|spent| (Metric::CpuSecondsPerGigabyte, spent)));
+            (seconds, bytes)
         }
         _ => return Err(BenchError::Transport("this is not a bulk measurement".into())),
     };
     stop(beat)?;
     let mut figures = Figures::from([(Metric::Seconds, seconds), (Metric::BytesPerSecond, bytes / seconds.max(1e-9))]);
+    figures.extend(more);
     figures.extend(stages.ring().map(|ring| (Metric::RingBytes, ring as f64)));
     Ok(figures)
 }
@@ -240,9 +251,14 @@ pub(super) fn stretch(
     measured: Duration,
     warm_up: Duration,
 ) -> Result<(f64, u64)> {
-    let rate = warm(stages, beat, warm_up)?;
-    let count = ((rate * measured.as_secs_f64()) as u64).max(3);
+    let count = count_for(stages, beat, measured, warm_up)?;
     Ok((send_stage(stages, beat, count, |_| ())?.as_secs_f64(), count))
+}
+
+/// Warms up, and gives the messages that a stretch of this length takes.
+fn count_for(stages: &mut impl Stages, beat: &Beat, measured: Duration, warm_up: Duration) -> Result<u64> {
+    let rate = warm(stages, beat, warm_up)?;
+    Ok(((rate * measured.as_secs_f64()) as u64).max(3))
 }
 
 /// Streams for at least `time`, in stages that double, and gives the messages per second of the last.

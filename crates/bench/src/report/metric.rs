@@ -70,7 +70,8 @@ pub(crate) enum Metric {
     OutsideCpuNsPerOperation,
     /// Processor time of the process in the middle, of one processor.
     MiddleCpuPercent,
-    /// Seconds of processor time for a gigabyte: of the process in the middle, or of the host for two virtual machines and their network.
+    /// Seconds of processor time for a gigabyte: of the process in the middle, of the host for two virtual machines and their network, or of the
+    /// whole machine for a stream through gateways.
     CpuSecondsPerGigabyte,
     /// The part of it outside of the virtual processors.
     OutsideCpuSecondsPerGigabyte,

@@ -169,6 +169,8 @@ pub(crate) fn colour(mechanism: Mechanism) -> RGBColor {
         Mechanism::Nfs => RGBColor(204, 121, 167),
         Mechanism::NineP => RGBColor(140, 86, 75),
         Mechanism::Virtiofs => RGBColor(0, 158, 115),
+        Mechanism::PartywallGateway => RGBColor(0, 90, 181),
+        Mechanism::Iperf3 => RGBColor(213, 94, 0),
         Mechanism::PartywallNet => RGBColor(0, 90, 181),
         Mechanism::Testpmd => RGBColor(213, 94, 0),
         Mechanism::PartywallBlk => RGBColor(0, 90, 181),

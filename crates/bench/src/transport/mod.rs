@@ -135,6 +135,7 @@ pub(crate) fn prepare(
         | Mechanism::PartywallZeroCopy
         | Mechanism::PartywallMessage
         | Mechanism::PartywallCall
+        | Mechanism::PartywallGateway
         | Mechanism::Iceoryx2
         | Mechanism::Iceoryx2ZeroCopy
         | Mechanism::Iceoryx2Call => Ok([Vec::new(), Vec::new()]),
@@ -150,6 +151,7 @@ pub(crate) fn prepare(
         | Mechanism::Nfs
         | Mechanism::NineP
         | Mechanism::Virtiofs => Err(file_systems()),
+        Mechanism::Iperf3 => Err(programs_only()),
         Mechanism::PartywallNet | Mechanism::Testpmd => Err(switches()),
         Mechanism::PartywallBlk | Mechanism::QemuStorageDaemon | Mechanism::VirtioBlk => Err(disks()),
     }
@@ -177,7 +179,9 @@ fn disks() -> BenchError {
 
 /// The library is loaded into programs, and this is not how they are started.
 fn programs_only() -> crate::error::BenchError {
-    crate::error::BenchError::Unavailable("it is measured with whole programs: `apps` and `residency`".into())
+    crate::error::BenchError::Unavailable(
+        "it is measured with whole programs: `apps`, `residency` and `gateway`".into(),
+    )
 }
 
 /// The error for mechanisms that exist only between virtual machines.
@@ -219,7 +223,9 @@ pub(crate) fn open<J: LinkJob>(task: &MeasuringTask, wires: SideDescriptors, bea
         Mechanism::OneLine => job.by_copy(pingpong::OneLine::open(wires)?),
         Mechanism::TwoLine => job.by_copy(pingpong::TwoLine::open(wires, task.side)?),
         Mechanism::Eventfd => job.by_copy(eventfd::Eventfds::open(wires)?),
-        Mechanism::Partywall | Mechanism::PartywallFixed => job.by_copy(partywall::CopyingStream::open(task, beat)?),
+        Mechanism::Partywall | Mechanism::PartywallFixed | Mechanism::PartywallGateway => {
+            job.by_copy(partywall::CopyingStream::open(task, beat)?)
+        }
         Mechanism::PartywallZeroCopy => job.in_place(partywall::InPlaceStream::open(task, beat)?),
         Mechanism::PartywallMessage => job.by_copy(partywall::Messages::open(task, beat)?),
         Mechanism::PartywallCall => job.by_copy(calls::CallLink::open(task, beat)?),
@@ -241,6 +247,7 @@ pub(crate) fn open<J: LinkJob>(task: &MeasuringTask, wires: SideDescriptors, bea
         | Mechanism::Nfs
         | Mechanism::NineP
         | Mechanism::Virtiofs => Err(file_systems()),
+        Mechanism::Iperf3 => Err(programs_only()),
         Mechanism::PartywallNet | Mechanism::Testpmd => Err(switches()),
         Mechanism::PartywallBlk | Mechanism::QemuStorageDaemon | Mechanism::VirtioBlk => Err(disks()),
         #[cfg(not(feature = "iceoryx2"))]

@@ -2,10 +2,12 @@
 
 use std::{
     io::{Read, Write},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use partywall::{Domain, Listener, MessageListener, MessageSocket, Options, ReadHalf, RingSize, Stream, WriteHalf};
+use partywall::{
+    Domain, Error, Listener, MessageListener, MessageSocket, Options, ReadHalf, Refusal, RingSize, Stream, WriteHalf,
+};
 
 use super::{CopyLink, InPlace, memory};
 use crate::{
@@ -20,6 +22,8 @@ use crate::{
 pub(super) const SERVICE: &str = "bench";
 /// The length of a spin: longer than any wait that the bench measures, but finite, because a spinning side sees neither attach nor death.
 const LONG: Duration = Duration::from_millis(50);
+/// How long the directory of a cluster may take to publish a service.
+const PUBLISHED: Duration = Duration::from_secs(10);
 /// The largest piece of a message produced in place, as a part of the ring, so that both sides work at once.
 const PIECES: usize = 4;
 
@@ -71,6 +75,21 @@ pub(crate) fn listen(beat: &Beat, domain: &Domain, options: &Options) -> Result<
     Ok(listener)
 }
 
+/// Connects. On another host, the service is found when the directory of the cluster has it.
+fn reach(domain: &Domain, target: &str, options: &Options) -> Result<Stream> {
+    let begin = Instant::now();
+    loop {
+        match domain.connect_with(target, options) {
+            Err(Error::Refused { code: Refusal::NoSuchDomain | Refusal::NoSuchService, .. })
+                if begin.elapsed() < PUBLISHED =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            connected => return connected.map_err(fault("connecting a stream")),
+        }
+    }
+}
+
 /// A connected stream, each side's end.
 fn connect(task: &MeasuringTask, beat: &Beat) -> Result<(Domain, Stream)> {
     let (domain, options) = (join(task)?, options(task));
@@ -78,7 +97,7 @@ fn connect(task: &MeasuringTask, beat: &Beat) -> Result<(Domain, Stream)> {
         MeasuringSide::Passive => listen(beat, &domain, &options)?.accept().map_err(fault("accepting a stream"))?.0,
         MeasuringSide::Active => {
             beat.hear()?;
-            domain.connect_with(&target(task), &options).map_err(fault("connecting a stream"))?
+            reach(&domain, &target(task), &options)?
         }
     };
     Ok((domain, stream))

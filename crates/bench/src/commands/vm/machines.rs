@@ -186,7 +186,7 @@ impl MeasuredMachines {
             side,
             parent: 0,
             leads: true,
-            cpu: 0,
+            cpu: Some(0),
             mechanism: plan.key.mechanism,
             tuning: plan.tuning.clone(),
             work: plan.work.clone(),
