@@ -105,12 +105,12 @@ fn error(of: partywall_lab::CommandOutput) -> String {
 
 fn obstacles_are_named(world: &World, a: &Guest) {
     let nowhere = world.path("nowhere");
-    let said = error(world.attach_by("a", &nowhere, &world.path("a")));
+    let said = error(world.attach_by("a", &nowhere, &world.port("a")));
     assert!(said.contains("nowhere"), "{said}");
     let said = error(world.partywall(&["vm", "detach", "a"]));
     assert!(said.contains("no machine is called a"), "{said}");
     // A window that is larger than what the machine was started with.
-    let (qmp, port) = (a.monitor(), world.path("a"));
+    let (qmp, port) = (a.monitor(), world.port("a"));
     let words = ["vm", "attach", "a", "--qmp", qmp.to_str().unwrap(), "--port", port.to_str().unwrap()];
     let said = error(world.partywall(&[&words[..], &["--window", "40G"]].concat()));
     assert!(said.contains("maxmem") || said.contains("room") || said.contains("allocate"), "{said}");

@@ -90,13 +90,13 @@ fn stream_survives_migration_there_and_back() {
     new_connection_has_a_ring(&a, &b, "after a migration that failed");
 
     let idle = IdleChannels::open(&home, &a, &b);
-    let away = migrate(&home, a, &b, (&far, &far_network), options);
+    let away = migrate(MigratedBy::LibvirtsSteps, &home, a, &b, (&far, &far_network), options);
     far.wait_ready(1);
     idle.moved(&away);
     assert_eq!(mobility(&far, "a"), "migratable");
     flows(&b);
 
-    let back = migrate(&far, away, &b, (&home, &network), options);
+    let back = migrate(MigratedBy::OurCommand, &far, away, &b, (&home, &network), options);
     home.wait_ready(2);
     file_goes(&b, &back);
     old_connections_are_on_rings(&back, &b, 3);
@@ -118,17 +118,7 @@ fn machine_migrated_without_detach_gets_windows(
 ) {
     let uri = format!("tcp:{}:{}", network.host().unwrap(), ARRIVAL + 1);
     let arrives = to.expect(options().arrives_on(network), &uri, &leaves);
-    leaves.monitor_command("migrate", serde_json::json!({ "uri": uri })).unwrap();
-    let deadline = Instant::now() + HANG;
-    loop {
-        let state = leaves.monitor_command("query-migrate", serde_json::json!({})).unwrap();
-        match state["status"].as_str() {
-            Some("completed") => break,
-            Some("failed" | "cancelled") => panic!("{state}"),
-            _ => assert!(Instant::now() < deadline, "{state}"),
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    have_qemu_migrate(&leaves, &uri);
     drop(leaves);
     arrives.wait_arrival().unwrap();
     // Of another size than those that the guest brings, so that none lies where one of those was.
@@ -361,8 +351,18 @@ fn flows(b: &Guest) {
     assert_ne!(said, "200", "the stream stands still: {}", b.sh("tail -n 40 /tmp/receive.log"));
 }
 
-/// Migrates a guest by the command of the host that it leaves, over the link between the hosts, and attaches it where it arrives.
+/// How a guest is migrated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MigratedBy {
+    /// `partywall vm migrate`, and `partywall vm attach` where it arrives.
+    OurCommand,
+    /// As libvirt does it, with our command before it, and our hook at both hosts.
+    LibvirtsSteps,
+}
+
+/// Migrates a guest over the link between the hosts, and attaches it where it arrives.
 fn migrate(
+    by: MigratedBy,
     from: &World,
     leaves: Guest,
     b: &Guest,
@@ -371,14 +371,70 @@ fn migrate(
 ) -> Guest {
     let uri = format!("tcp:{}:{ARRIVAL}", network.host().unwrap());
     let arrives = to.expect(options().arrives_on(network), &uri, &leaves);
-    let said = from.partywall(&["vm", "migrate", "a", "--to", &uri]);
+    if by == MigratedBy::OurCommand {
+        let said = from.partywall(&["vm", "migrate", "a", "--to", &uri]);
+        assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), explain(from, &leaves, b));
+        println!("{}", said.text());
+        drop(leaves);
+        arrives.wait_arrival().unwrap();
+        let said = to.attach_migratable(&arrives);
+        assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), to.log());
+        return arrives;
+    }
+    let said = from.partywall(&["vm", "detach", "a", "--for-migration"]);
     assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), explain(from, &leaves, b));
-    println!("{}", said.text());
+    have_qemu_migrate(&leaves, &uri);
+    call_hook(from, &leaves, "stopped end");
+    assert_eq!(mobility(from, "a"), "", "the hook has detached it");
     drop(leaves);
     arrives.wait_arrival().unwrap();
-    let said = to.attach_migratable(&arrives);
-    assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), to.log());
+    call_hook(to, &arrives, "started begin");
+    let deadline = Instant::now() + HANG;
+    while mobility(to, "a").is_empty() {
+        let why = std::fs::read_to_string(to.path("reported")).unwrap_or_default();
+        assert!(why.is_empty() && Instant::now() < deadline, "the hook has not attached it: {why}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     arrives
+}
+
+/// Has QEMU migrate a guest, as another tool would.
+fn have_qemu_migrate(leaves: &Guest, uri: &str) {
+    leaves.monitor_command("migrate", serde_json::json!({ "uri": uri })).unwrap();
+    let deadline = Instant::now() + HANG;
+    loop {
+        let state = leaves.monitor_command("query-migrate", serde_json::json!({})).unwrap();
+        match state["status"].as_str() {
+            Some("completed") => break,
+            Some("failed" | "cancelled") => panic!("{state}"),
+            _ => assert!(Instant::now() < deadline, "{state}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Calls the hook for libvirt, as libvirt does, with the guest's sockets in a folder of the test. What it reports is in the file `reported`.
+fn call_hook(world: &World, guest: &Guest, operation: &str) {
+    let programs = world.command(&[]).get_program().to_owned();
+    let folder = std::path::Path::new(&programs).parent().unwrap().to_owned();
+    let path =
+        format!("{}:{}:{}", world.path("").display(), folder.display(), std::env::var("PATH").unwrap_or_default());
+    let logger = world.path("logger");
+    std::fs::write(&logger, format!("#!/bin/sh\necho \"$@\" > {}\n", world.path("reported").display())).unwrap();
+    std::fs::set_permissions(&logger, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let monitor = world.port("a").with_file_name("monitor.sock");
+    let _ = std::fs::remove_file(&monitor);
+    std::os::unix::fs::symlink(guest.monitor(), monitor).unwrap();
+    let said = std::process::Command::new("sh")
+        .arg(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/libvirt-hook.sh"))
+        .args(["a"].into_iter().chain(operation.split(' ')).chain(["-"]))
+        .env("PATH", path)
+        .env("PARTYWALL_BROKER", world.path("broker.sock"))
+        .env("PARTYWALL_LIBVIRT_SOCKETS", world.path(""))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(said.status.success(), "{operation}: {}", String::from_utf8_lossy(&said.stderr));
 }
 
 fn new_connection_has_a_ring(a: &Guest, b: &Guest, when: &str) {

@@ -116,6 +116,13 @@ impl World {
         self.dir.path().join(name)
     }
 
+    /// The socket of a machine's serial port, where machines of libvirt have it.
+    pub(crate) fn port(&self, machine: &str) -> PathBuf {
+        let folder = self.path(&format!("domain-{machine}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder.join("partywall.port")
+    }
+
     /// Starts the broker, whose file names the machines that `start_broker_with` was told of.
     pub(crate) fn start_broker(&mut self) {
         self.start_broker_with("");
@@ -169,7 +176,7 @@ impl World {
 
     /// The entry of a machine in the broker's policy file.
     pub(crate) fn entry(&self, guest: &Guest) -> String {
-        let (monitor, port) = (guest.monitor(), self.path(guest.name()));
+        let (monitor, port) = (guest.monitor(), self.port(guest.name()));
         format!("[[machine]]\nname = {:?}\nmonitor = {monitor:?}\nport = {port:?}\nroom = {}\n", guest.name(), 16 << 20)
     }
 
@@ -186,7 +193,7 @@ impl World {
     /// Boots guests of any kind.
     pub(crate) fn boot_as<const N: usize>(&self, machines: [GuestOptions; N]) -> [Guest; N] {
         let boot = |options: GuestOptions| {
-            let port = self.path(options.name());
+            let port = self.port(options.name());
             self.lab.boot(options.serves_port(PORT, &port)).unwrap()
         };
         let guests = std::thread::scope(|s| machines.map(|one| s.spawn(move || boot(one))).map(|g| g.join().unwrap()));
@@ -199,7 +206,7 @@ impl World {
 
     /// A QEMU that waits at `uri` for `leaves` to be migrated into it. Its agent runs already.
     pub(crate) fn expect(&self, options: GuestOptions, uri: &str, leaves: &Guest) -> Guest {
-        let port = self.path(options.name());
+        let port = self.port(options.name());
         // A machine that has left from here has used the socket's name.
         let _ = std::fs::remove_file(&port);
         self.lab.boot(options.serves_port(PORT, &port).incoming(uri, leaves).unwrap()).unwrap()
@@ -212,7 +219,7 @@ impl World {
 
     /// The same with windows of this size.
     pub(crate) fn attach_migratable_with(&self, guest: &Guest, window: &str) -> CommandOutput {
-        let (qmp, port) = (guest.monitor(), self.path(guest.name()));
+        let (qmp, port) = (guest.monitor(), self.port(guest.name()));
         let (qmp, port) = (qmp.to_str().unwrap(), port.to_str().unwrap());
         self.partywall(&[
             "vm",
@@ -242,7 +249,7 @@ impl World {
 
     /// Attaches a guest; what is said of that.
     pub(crate) fn attach(&self, guest: &Guest) -> CommandOutput {
-        let (qmp, port) = (guest.monitor(), self.path(guest.name()));
+        let (qmp, port) = (guest.monitor(), self.port(guest.name()));
         self.attach_by(guest.name(), &qmp, &port)
     }
 
