@@ -79,7 +79,7 @@ async fn receive_header<T: for<'a> Deserialize<'a>>(stream: &mut RecvStream) -> 
     }
     let mut text = vec![0; length];
     stream.read_exact(&mut text).await.map_err(|e| e.to_string())?;
-    serde_json::from_slice(&text).map_err(|e| e.to_string())
+    serde_json::from_slice(&text).map_err(printable)
 }
 
 impl RouteRequest {
@@ -92,7 +92,7 @@ impl RouteRequest {
     pub(crate) async fn receive(stream: &mut RecvStream) -> Result<Self, String> {
         let RequestFrame { from, target, service, directions } = receive_header(stream).await?;
         for name in [&from, &target, &service] {
-            Name::new(name).map_err(|e| e.to_string())?;
+            Name::new(name).map_err(printable)?;
         }
         let directions = Directions::from_bits(directions).ok_or("a stream without a direction")?;
         Ok(Self { from, target, service, directions })
@@ -119,10 +119,15 @@ pub(crate) async fn receive_answer(stream: &mut RecvStream) -> Result<Result<(),
     Ok(Err(refusal_of(code, &reason)))
 }
 
-/// The refusal of another host. It goes to a terminal or a log of this host.
+/// Text with words of another host, for a terminal or a log of this host.
+pub(crate) fn printable(text: impl std::fmt::Display) -> String {
+    text.to_string().chars().filter(|c| !c.is_control()).take(300).collect()
+}
+
+/// The refusal of another host.
 fn refusal_of(code: u16, reason: &str) -> RemoteRefusal {
     let code = Refusal::from_number(code).unwrap_or(Refusal::OutOfResources);
-    RemoteRefusal { code, reason: reason.chars().filter(|c| !c.is_control()).take(300).collect() }
+    RemoteRefusal { code, reason: printable(reason) }
 }
 
 /// A piece of a stream.

@@ -16,6 +16,7 @@ use quinn::{
 
 use crate::GatewayError;
 use crate::config::GatewayConfig;
+use crate::frame::printable;
 use crate::handshakes::Handshakes;
 use crate::socket::{GatewaySocket, LARGEST_DATAGRAM};
 use crate::tls::{HostCredentials, peer_host};
@@ -66,12 +67,12 @@ impl PeerHost {
 
     /// Why the connection has ended, if it has.
     pub(crate) fn end(&self) -> Option<String> {
-        self.connection.close_reason().map(|reason| reason.to_string())
+        self.connection.close_reason().map(printable)
     }
 
     /// Opens a stream. Waits while the other host has as many of this one as it takes.
     pub(crate) async fn open(&self) -> Result<(SendStream, RecvStream), String> {
-        self.connection.open_bi().await.map_err(|e| e.to_string())
+        self.connection.open_bi().await.map_err(printable)
     }
 }
 
@@ -219,7 +220,7 @@ impl PeerHosts {
         let address = found.find(|address| !is_ipv4 || address.is_ipv4()).ok_or("it has no address that fits")?;
         // The certificate must be that of this host.
         let connecting = self.endpoint.connect(address, host.as_str()).map_err(|e| e.to_string())?;
-        connecting.await.map_err(|e| e.to_string())
+        connecting.await.map_err(printable)
     }
 
     /// Notes that a host cannot be reached now, and waits longer each time before the next attempt.
@@ -267,10 +268,10 @@ impl PeerHosts {
         let reason = loop {
             match peer.connection.accept_bi().await {
                 Ok((send, receive)) => (self.answer)(Arc::clone(&peer), send, receive),
-                Err(reason) => break reason,
+                Err(reason) => break printable(reason),
             }
         };
-        tracing::info!(host = %peer.host, %reason, "the connection has ended");
+        tracing::info!(host = %peer.host, reason, "the connection has ended");
     }
 
     /// Takes connections of other gateways, until the gateway ends.
@@ -299,7 +300,7 @@ impl PeerHosts {
     }
 
     async fn greet(self: &Arc<Self>, incoming: Incoming) -> Result<Name, String> {
-        let connection = incoming.await.map_err(|e| e.to_string())?;
+        let connection = incoming.await.map_err(printable)?;
         let refuse = |reason: String| {
             connection.close(VarInt::from_u32(1), reason.as_bytes());
             reason

@@ -6,7 +6,7 @@ use quinn::ConnectionError;
 
 use super::*;
 use crate::handshakes::HANDSHAKES_PER_ADDRESS;
-use crate::testing::{ShownCertificate, certificates, echoing, eventually, in_time, is_echoed, stranger};
+use crate::testing::{ShownCertificate, certificates, echoing, eventually, in_time, is_echoed, listening, stranger};
 
 async fn echo(stream: &mut (SendStream, RecvStream)) {
     assert!(in_time("bytes come back", is_echoed(stream)).await);
@@ -89,6 +89,24 @@ async fn host_has_four_connections_and_other_hosts_have_theirs() {
         !lock(&beta.counts).contains_key(&Name::new("alpha").unwrap())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn control_characters_of_close_reason_are_removed() {
+    let folder = certificates(&["alpha", "beta"]);
+    let alpha = echoing(folder.path(), "alpha");
+    let reason = format!("\u{1b}[2Jgone\n{}", "x".repeat(500));
+    let answer = move |peer: Arc<PeerHost>, _, _| peer.connection.close(VarInt::from_u32(0), reason.as_bytes());
+    let beta = listening(folder.path(), "beta", Box::new(answer));
+    tokio::spawn(Arc::clone(&beta).accept());
+    let peer = alpha.get(&Name::new("beta").unwrap(), &beta.local_address().to_string()).await.unwrap();
+    let mut stream = peer.open().await.unwrap();
+    assert!(!in_time("beta closes the connection", is_echoed(&mut stream)).await);
+    // What the client here gets, at whichever moment it notices.
+    for reason in [peer.end().unwrap(), peer.open().await.unwrap_err()] {
+        assert!(reason.contains("[2Jgonexxx") && !reason.contains(char::is_control), "{reason:?}");
+        assert_eq!(reason.chars().count(), 300);
+    }
 }
 
 /// The first byte of a packet of QUIC tells its kind.
