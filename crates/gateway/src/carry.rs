@@ -87,7 +87,8 @@ async fn carry_in(mut receive: RecvStream, write: WriteHalf, counters: &GatewayC
     let mut pieces = PieceReader::default();
     loop {
         let came = tokio::select! {
-            came = receive.read_chunk(usize::MAX, true) => came,
+            // Small frames may have become one chunk of a whole window. If all of it were taken, the other host could send as much again meanwhile.
+            came = receive.read_chunk(MAX_PIECE, true) => came,
             error = write.peer_gone() => return drop(receive.stop(code(&error))),
         };
         // Without an end it has died. The connection may have broken.
