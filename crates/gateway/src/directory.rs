@@ -1,14 +1,16 @@
 //! The directory of the cluster: a table in memory, which follows etcd, and this host's entries there, which live as long as its lease.
 //!
 //! Without etcd the table stays as it was, and the directory says that it is stale. Names of this host are entered when etcd is back. If etcd has
-//! lost its data, names of other hosts stay known, and taken, until these hosts have had time to enter them again.
+//! lost its data, names of other hosts stay known, and taken, until these hosts have had time to enter them again: as long as names come back, and
+//! some time beyond.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use etcd_client::{
-    Certificate, Client, Compare, CompareOp, ConnectOptions, EventType, GetOptions, Identity, KvClient,
-    LeaseKeepAliveStream, LeaseKeeper, PutOptions, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchStream,
+    Certificate, Client, Compare, CompareOp, ConnectOptions, EventType, GetOptions, Identity, KeyValue, KvClient,
+    LeaseKeepAliveStream, LeaseKeeper, PutOptions, TlsOptions, Txn, TxnOp, TxnOpResponse, TxnResponse, WatchOptions,
+    WatchStream,
 };
 use partywall::Refusal;
 use partywall::cluster::Name;
@@ -30,7 +32,7 @@ const CLAIM: Duration = Duration::from_secs(3);
 const KEEP_ALIVE: Duration = Duration::from_millis(700);
 /// The longest pause between two attempts to reach etcd.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// If etcd has lost its data, how long all hosts have to enter their names again.
+/// If etcd has lost its data, how long the hosts have to enter the next one of their names again.
 const RETURN: Duration = Duration::from_secs(10);
 /// Entries of one page of the first look.
 const PAGE: i64 = 500;
@@ -50,8 +52,36 @@ struct Freshness {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DataState {
     identity: Vec<u8>,
+    /// The number that etcd gives to its members together. A restored copy may have another one.
+    cluster: u64,
     /// The highest revision that this host has seen. It only grows, except in a copy that is older.
     revision: i64,
+}
+
+impl DataState {
+    /// Whether data that were known are missing from these. An older copy in which others have written since, up to a higher revision, is not
+    /// noticed.
+    fn lacks(&self, known: &Self) -> bool {
+        self.identity != known.identity || self.cluster != known.cluster || self.revision < known.revision
+    }
+}
+
+/// The time that hosts have to enter their names again after etcd has lost its data. It begins again with each name that comes back. Their
+/// number is limited, so this time ends.
+#[derive(Debug, Clone, Copy)]
+struct ReturnPeriod {
+    end: Instant,
+    /// How many names had come back when it began.
+    returned: usize,
+}
+
+/// What the directory should have for a name of this host.
+#[derive(Debug, PartialEq, Eq)]
+enum WantedEntry {
+    Entry(DomainEntry),
+    Nothing,
+    /// This other host had the name when etcd lost its data, and may enter it again.
+    OtherHosts(String),
 }
 
 /// The directory of the cluster.
@@ -65,8 +95,8 @@ pub(crate) struct ClusterDirectory {
     own: Mutex<OwnNames>,
     freshness: Mutex<Freshness>,
     data: Mutex<Option<DataState>>,
-    /// When names that were lost with the data of etcd are forgotten.
-    forget_at: Mutex<Option<Instant>>,
+    /// At its end, names that were lost with the data of etcd are forgotten.
+    return_period: Mutex<Option<ReturnPeriod>>,
     /// There is something to write.
     work: Notify,
     /// The lease of this session, to be given back at the end.
@@ -91,6 +121,14 @@ async fn answer<T>(call: impl Future<Output = std::result::Result<T, etcd_client
     }
 }
 
+/// The entry that a transaction has read.
+fn found_by(result: &TxnResponse) -> Option<KeyValue> {
+    result.op_responses().into_iter().find_map(|response| match response {
+        TxnOpResponse::Get(found) => found.kvs().first().cloned(),
+        _ => None,
+    })
+}
+
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -106,7 +144,7 @@ impl ClusterDirectory {
             own: Mutex::default(),
             freshness: Mutex::new(Freshness { is_fresh: false, since: Instant::now() }),
             data: Mutex::default(),
-            forget_at: Mutex::default(),
+            return_period: Mutex::default(),
             work: Notify::new(),
             lease: Mutex::default(),
         }
@@ -257,11 +295,7 @@ impl ClusterDirectory {
         let is_new = vec![Compare::create_revision(key.clone(), CompareOp::Equal, 0)];
         let (put, get) = (TxnOp::put(key.clone(), identity.clone(), None), TxnOp::get(key, None));
         let found = answer(kv.txn(Txn::new().when(is_new).and_then(vec![put]).or_else(vec![get]))).await?;
-        let value = found.op_responses().into_iter().find_map(|response| match response {
-            TxnOpResponse::Get(found) => found.kvs().first().map(|entry| entry.value().to_vec()),
-            _ => None,
-        });
-        Ok(value.unwrap_or_else(|| identity.into_bytes()))
+        Ok(found_by(&found).map_or_else(|| identity.into_bytes(), |entry| entry.value().to_vec()))
     }
 
     /// Reads the whole directory. Returns the revision that it was read at.
@@ -273,12 +307,13 @@ impl ClusterDirectory {
         if let Some(last) = end.last_mut() {
             *last += 1;
         }
-        let mut revision = 0;
+        let (mut revision, mut cluster) = (0, 0);
         loop {
             let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE).with_revision(revision);
             let page = answer(kv.get(from, Some(options))).await?;
-            revision =
-                page.header().map_or(revision, |header| if revision == 0 { header.revision() } else { revision });
+            if let Some(header) = page.header().filter(|_| revision == 0) {
+                (revision, cluster) = (header.revision(), header.cluster_id());
+            }
             for entry in page.kvs() {
                 self.enter(&mut table, entry.key(), Some(entry.value()));
             }
@@ -289,18 +324,28 @@ impl ClusterDirectory {
         if table.ignored() > 0 {
             tracing::warn!(ignored = table.ignored(), "the directory has more entries than a gateway keeps");
         }
-        let data = DataState { identity, revision };
-        let last = guard(&self.data).replace(data.clone());
-        let is_lost = last.is_some_and(|last| last.identity != data.identity || last.revision > data.revision);
+        let data = DataState { identity, cluster, revision };
+        let known = guard(&self.data).replace(data.clone());
+        let is_lost = known.is_some_and(|known| data.lacks(&known));
         if is_lost {
             tracing::warn!("etcd has lost data: names of other hosts stay known while these hosts enter them again");
-            *guard(&self.forget_at) = Some(Instant::now() + RETURN);
         }
-        self.change_table(|known| {
+        self.take_over(table, is_lost, Instant::now());
+        Ok(revision)
+    }
+
+    /// Replaces the table by what was read at time `now`.
+    fn take_over(&self, table: NameTable, is_lost: bool, now: Instant) {
+        let returned = self.change_table(|known| {
             let old = std::mem::replace(known, table);
             known.replace(old, is_lost, self.host.as_str());
+            known.returned()
         });
-        Ok(revision)
+        let mut period = guard(&self.return_period);
+        // While etcd was away, no host could enter a name.
+        if is_lost || period.is_some() {
+            *period = Some(ReturnPeriod { end: now + RETURN, returned });
+        }
     }
 
     /// Enters a key into a table; `value` is `None` if the key is gone. Wrong entries are as none.
@@ -348,7 +393,7 @@ impl ClusterDirectory {
         loop {
             let done = tokio::select! {
                 _ = turns.tick() => {
-                    self.forget_lost_names();
+                    self.forget_lost_names(Instant::now());
                     match last.elapsed() > patience {
                         true => Err(GatewayError::Directory("the lease is not kept alive".to_owned())),
                         false => answer(session.keeper.keep_alive()).await,
@@ -379,11 +424,29 @@ impl ClusterDirectory {
     }
 
     /// Forgets names that were lost with the data of etcd, if the time for that has come.
-    fn forget_lost_names(&self) {
-        let mut forget_at = guard(&self.forget_at);
-        if forget_at.is_some_and(|at| Instant::now() >= at) {
-            *forget_at = None;
+    fn forget_lost_names(&self, now: Instant) {
+        let mut period = guard(&self.return_period);
+        let Some(current) = *period else { return };
+        let returned = self.with_table(NameTable::returned);
+        if returned != current.returned {
+            *period = Some(ReturnPeriod { end: now + RETURN, returned });
+        } else if now >= current.end {
+            *period = None;
             self.change_table(NameTable::forget_lost);
+            // Names of this host may be free now.
+            self.with_own(OwnNames::mark_conflicts_dirty);
+        }
+    }
+
+    /// What the directory should have for a name of this host.
+    fn wanted(&self, name: &str) -> WantedEntry {
+        let wanted = guard(&self.own).wanted(name, self.host.as_str());
+        match wanted {
+            Some(entry) => match self.with_table(|table| table.lost_host_of(name).map(str::to_owned)) {
+                Some(host) => WantedEntry::OtherHosts(host),
+                None => WantedEntry::Entry(entry),
+            },
+            None => WantedEntry::Nothing,
         }
     }
 
@@ -413,20 +476,20 @@ impl ClusterDirectory {
 
     /// Brings entries of this host up to date.
     async fn write(&self, session: &mut Session) -> Result<()> {
-        for name in self.with_own(|own| own.take_dirty(ENTRIES_PER_TURN)) {
-            let wanted = guard(&self.own).wanted(&name, self.host.as_str());
-            let written = match wanted {
-                Some(entry) => match self.put(session, &name, &entry).await {
-                    Ok(holder) => {
-                        guard(&self.own).decided(&name, holder);
-                        Ok(())
-                    }
-                    Err(error) => Err(error),
-                },
-                None => self.delete(session, &name).await,
+        let mut names = self.with_own(|own| own.take_dirty(ENTRIES_PER_TURN)).into_iter();
+        while let Some(name) = names.next() {
+            let decided = |holder| guard(&self.own).decided(&name, holder);
+            let written = match self.wanted(&name) {
+                WantedEntry::Entry(entry) => self.put(session, &name, &entry).await.map(decided),
+                WantedEntry::OtherHosts(host) => {
+                    decided(Some(host));
+                    Ok(())
+                }
+                WantedEntry::Nothing => self.delete(session, &name).await,
             };
             if let Err(error) = written {
-                self.with_own(|own| own.mark_dirty(&name));
+                // The next session goes on with this name.
+                self.with_own(|own| std::iter::once(name).chain(names).for_each(|name| own.mark_dirty(&name)));
                 return Err(error);
             }
         }
@@ -447,11 +510,7 @@ impl ClusterDirectory {
             if result.succeeded() {
                 return Ok(None);
             }
-            let found = result.op_responses().into_iter().find_map(|response| match response {
-                TxnOpResponse::Get(found) => found.kvs().first().cloned(),
-                _ => None,
-            });
-            condition = match found {
+            condition = match found_by(&result) {
                 None => Compare::create_revision(key.clone(), CompareOp::Equal, 0),
                 Some(found) => match DomainEntry::decode(found.value()) {
                     Some(other) if other.host != self.host.as_str() => return Ok(Some(other.host)),
@@ -466,8 +525,19 @@ impl ClusterDirectory {
     /// Removes the entry of a domain that has gone, if it is this host's.
     async fn delete(&self, session: &mut Session, name: &str) -> Result<()> {
         let key = self.keys.domain(name);
-        let is_own = vec![Compare::lease(key.clone(), CompareOp::Equal, session.lease)];
-        answer(session.kv.txn(Txn::new().when(is_own).and_then(vec![TxnOp::delete(key, None)]))).await.map(drop)
+        let mut condition = Compare::lease(key.clone(), CompareOp::Equal, session.lease);
+        for _ in 0..5 {
+            let (delete, get) = (TxnOp::delete(key.clone(), None), TxnOp::get(key.clone(), None));
+            let txn = Txn::new().when(vec![condition]).and_then(vec![delete]).or_else(vec![get]);
+            let result = answer(session.kv.txn(txn)).await?;
+            // An entry of an earlier session belongs to a lease that may last for minutes.
+            let is_own = |found: &KeyValue| {
+                DomainEntry::decode(found.value()).is_some_and(|entry| entry.host == self.host.as_str())
+            };
+            let Some(own) = found_by(&result).filter(is_own) else { return Ok(()) };
+            condition = Compare::mod_revision(key.clone(), CompareOp::Equal, own.mod_revision());
+        }
+        Err(GatewayError::Directory(format!("the entry of {name} changes all the time")))
     }
 
     /// Takes this host out of the directory at once, instead of when its lease ends.
@@ -478,3 +548,6 @@ impl ClusterDirectory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

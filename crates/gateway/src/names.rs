@@ -140,6 +140,12 @@ impl OwnNames {
         self.dirty.extend(self.domains.keys().cloned());
     }
 
+    /// Entries of names that other hosts have are to be written again.
+    pub(crate) fn mark_conflicts_dirty(&mut self) {
+        let held = self.domains.iter().filter(|(_, domain)| domain.held_by.is_some());
+        self.dirty.extend(held.map(|(name, _)| name.clone()));
+    }
+
     pub(crate) fn has(&self, name: &str) -> bool {
         self.domains.contains_key(name)
     }

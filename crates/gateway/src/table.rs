@@ -39,6 +39,8 @@ pub struct NameTable {
     services: usize,
     ignored: u64,
     lost: LostNames,
+    /// How many entries that were lost have been written again.
+    returned: usize,
 }
 
 /// What was known when the directory lost its data, and its hosts have not written again: the host of each domain, and addresses.
@@ -46,6 +48,12 @@ pub struct NameTable {
 struct LostNames {
     domains: HashMap<Box<str>, Box<str>>,
     addresses: HashMap<Box<str>, Box<str>>,
+}
+
+impl LostNames {
+    fn len(&self) -> usize {
+        self.domains.len() + self.addresses.len()
+    }
 }
 
 #[derive(Debug)]
@@ -68,6 +76,7 @@ pub struct Row<'a> {
 impl NameTable {
     /// Enters a domain, or replaces what is known of it.
     pub fn put_domain(&mut self, name: &str, entry: DomainEntry) {
+        self.returned += usize::from(self.lost.domains.contains_key(name));
         self.remove_domain(name);
         let (count, is_known) = (entry.services.len(), self.names.contains(entry.host.as_str()));
         let is_full = self.domains.len() >= MAX_DOMAINS
@@ -98,7 +107,7 @@ impl NameTable {
             return;
         }
         let name = self.shared(name);
-        self.lost.addresses.remove(&*name);
+        self.returned += usize::from(self.lost.addresses.remove(&*name).is_some());
         self.addresses.insert(name, entry.address.into_boxed_str());
     }
 
@@ -111,15 +120,27 @@ impl NameTable {
     /// Takes the place of `old`. If the directory has lost its data since then (`is_data_lost`), hosts other than `own` still have their names
     /// here until they have written them again, or [`forget_lost`](Self::forget_lost) is called.
     pub(crate) fn replace(&mut self, old: Self, is_data_lost: bool, own: &str) {
-        self.lost = old.lost;
+        (self.lost, self.returned) = (old.lost, old.returned);
         if is_data_lost {
             let domains = old.domains.into_iter().filter(|(_, of)| &*of.host != own);
             self.lost.domains.extend(domains.map(|(name, of)| (name, Box::from(&*of.host))));
             let addresses = old.addresses.into_iter().filter(|(host, _)| &**host != own);
             self.lost.addresses.extend(addresses.map(|(host, address)| (Box::from(&*host), address)));
         }
+        let before = self.lost.len();
         self.lost.domains.retain(|name, _| !self.domains.contains_key(name));
         self.lost.addresses.retain(|host, _| !self.addresses.contains_key(&**host));
+        self.returned += before - self.lost.len();
+    }
+
+    /// How many entries that were lost with the directory's data have been written again so far. Each counts once for each loss.
+    pub(crate) fn returned(&self) -> usize {
+        self.returned
+    }
+
+    /// The host that had a domain when the directory lost its data, if no host has written the domain again.
+    pub(crate) fn lost_host_of(&self, domain: &str) -> Option<&str> {
+        self.lost.domains.get(domain).map(|host| &**host)
     }
 
     /// Forgets names that were lost with the directory's data, and that no host has written again.
@@ -140,8 +161,7 @@ impl NameTable {
 
     /// The host that a domain is on.
     pub fn host_of(&self, domain: &str) -> Option<&str> {
-        let lost = || self.lost.domains.get(domain).map(|host| &**host);
-        self.domains.get(domain).map(|domain| &*domain.host).or_else(lost)
+        self.domains.get(domain).map(|domain| &*domain.host).or_else(|| self.lost_host_of(domain))
     }
 
     /// Where a host's gateway listens.
@@ -223,11 +243,17 @@ mod tests {
         let [beta, gamma] = ["beta", "gamma"].map(|host| Some(host.to_owned()));
         assert_eq!(hosts(&table), [beta.clone(), gamma.clone(), beta.clone(), beta.clone(), None]);
         assert_eq!((table.address_of("beta"), table.domains(), table.hosts()), (Some("a:1"), 1, 0));
+        assert_eq!(
+            (table.returned(), table.lost_host_of("moved"), table.lost_host_of("same")),
+            (1, None, Some("beta"))
+        );
         // The next session finds the same data, in which one domain is back and one has ended.
         let mut next = NameTable::default();
         next.replace(table, false, "alpha");
         next.put_domain("same", entry("beta", 1));
+        next.put_domain("same", entry("beta", 2));
         next.remove_domain("left");
+        assert_eq!(next.returned(), 2, "an entry that has ended, or is written twice, does not return");
         assert_eq!(hosts(&next), [beta.clone(), None, beta.clone(), None, None]);
         next.forget_lost();
         assert_eq!((hosts(&next), next.address_of("beta")), ([None, None, beta, None, None], None));

@@ -34,15 +34,20 @@ pub(crate) fn certificates(hosts: &[&str]) -> tempfile::TempDir {
     folder
 }
 
-/// A gateway's connections, whose streams are answered by `answer`. It takes no connections until the test says so.
-pub(crate) fn listening(folder: &Path, host: &str, answer: Box<Answer>) -> Arc<PeerHosts> {
+/// The configuration of a host whose certificate is in a folder.
+pub(crate) fn config(folder: &Path, host: &str) -> GatewayConfig {
     let text = format!(
         "listen = '127.0.0.1:0'\naddress = 'x:1'\nca = 'ca.pem'\ncertificate = '{host}.pem'\nkey = '{host}.key'\n\
          [etcd]\nendpoints = ['http://x:1']\n"
     );
     let path = folder.join(format!("{host}.toml"));
     std::fs::write(&path, text).unwrap();
-    let config = GatewayConfig::read(&path).unwrap();
+    GatewayConfig::read(&path).unwrap()
+}
+
+/// A gateway's connections, whose streams are answered by `answer`. It takes no connections until the test says so.
+pub(crate) fn listening(folder: &Path, host: &str, answer: Box<Answer>) -> Arc<PeerHosts> {
+    let config = config(folder, host);
     let credentials = HostCredentials::read(&config).unwrap();
     Arc::new(PeerHosts::listen(&config, credentials, answer).unwrap())
 }

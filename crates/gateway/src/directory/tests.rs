@@ -1,0 +1,89 @@
+//! The directory after etcd has lost its data. There is no etcd here.
+
+use partywall::Kind;
+use partywall::cluster::NameRow;
+
+use super::*;
+use crate::testing::{certificates, config, name};
+
+/// The directory of alpha, which knows these names of beta.
+fn alpha_with(names_of_beta: &[&str]) -> ClusterDirectory {
+    let folder = certificates(&["alpha"]);
+    let alpha = ClusterDirectory::new(&config(folder.path(), "alpha"), name("alpha"));
+    alpha.change_table(|table| names_of_beta.iter().for_each(|name| table.put_domain(name, of_beta())));
+    alpha
+}
+
+fn of_beta() -> DomainEntry {
+    DomainEntry { host: "beta".to_owned(), services: [].into() }
+}
+
+fn host_of(alpha: &ClusterDirectory, name: &str) -> Option<String> {
+    alpha.with_table(|table| table.host_of(name).map(str::to_owned))
+}
+
+#[test]
+fn lost_names_stay_while_others_come_back() {
+    let names = ["a", "b", "c", "d"];
+    let alpha = alpha_with(&names);
+    let mut now = Instant::now();
+    alpha.take_over(NameTable::default(), true, now);
+    let almost = RETURN - Duration::from_secs(1);
+    for name in &names[..2] {
+        now += almost;
+        alpha.change_table(|table| table.put_domain(name, of_beta()));
+        alpha.forget_lost_names(now);
+        assert!(names.iter().all(|name| host_of(&alpha, name).is_some()), "{name} has come back");
+    }
+    // Then etcd is away for longer than that. One name is back when this host looks again.
+    now += 5 * RETURN;
+    let mut table = NameTable::default();
+    names[..3].iter().for_each(|name| table.put_domain(name, of_beta()));
+    alpha.take_over(table, false, now);
+    now += almost;
+    // An entry that is written twice gives no more time.
+    alpha.change_table(|table| table.put_domain("a", of_beta()));
+    alpha.forget_lost_names(now);
+    assert!(host_of(&alpha, "d").is_some());
+    alpha.forget_lost_names(now + almost);
+    assert_eq!((host_of(&alpha, "c"), host_of(&alpha, "d")), (Some("beta".to_owned()), None));
+}
+
+#[test]
+fn name_that_other_host_may_enter_again_is_not_written() {
+    let alpha = alpha_with(&["both"]);
+    alpha.with_own(|own| {
+        let present = |domain: &str| NameRow {
+            key: 1,
+            news: partywall::cluster::NameNews::Present,
+            kind: Kind::Stream,
+            domain: domain.into(),
+            service: String::new(),
+        };
+        for name in ["both", "own"] {
+            own.apply(&present(name));
+        }
+        own.decided("both", Some("beta".to_owned()));
+        own.take_dirty(9);
+    });
+    let now = Instant::now();
+    alpha.take_over(NameTable::default(), true, now);
+    let entry = WantedEntry::Entry(DomainEntry { host: "alpha".to_owned(), services: [].into() });
+    assert_eq!(alpha.wanted("both"), WantedEntry::OtherHosts("beta".to_owned()));
+    assert_eq!((alpha.wanted("own"), alpha.wanted("ended")), (entry, WantedEntry::Nothing));
+    // Beta does not come back, so the name is free, and this host asks for it again.
+    alpha.forget_lost_names(now + RETURN);
+    assert!(matches!(alpha.wanted("both"), WantedEntry::Entry(_)));
+    assert_eq!(alpha.with_own(|own| own.take_dirty(9)), ["both"]);
+}
+
+#[test]
+fn other_or_older_data_of_etcd_is_noticed() {
+    let known = DataState { identity: b"1".to_vec(), cluster: 7, revision: 50 };
+    let (same, later) = (known.clone(), DataState { revision: 51, ..known.clone() });
+    assert!(!same.lacks(&known) && !later.lacks(&known));
+    let older = DataState { revision: 49, ..known.clone() };
+    let cluster = DataState { cluster: 8, ..later.clone() };
+    let identity = DataState { identity: b"2".to_vec(), ..later };
+    assert!([older, cluster, identity].iter().all(|data| data.lacks(&known)));
+}
