@@ -4,9 +4,10 @@ pub(crate) mod traffic;
 pub(crate) mod wires;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use partywall::{Domain, Error, Refusal, Stream};
@@ -39,11 +40,16 @@ impl Process {
         self.0.wait().unwrap();
     }
 
+    /// How it has ended, if it has.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().unwrap()
+    }
+
     /// Waits until it has ended, and returns whether it has succeeded.
     pub(crate) fn wait(&mut self) -> bool {
         let mut status = None;
         eventually("a process ends", || {
-            status = self.0.try_wait().unwrap();
+            status = self.ended();
             status.is_some()
         });
         status.unwrap().success()
@@ -66,12 +72,21 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-pub(crate) fn free_tcp_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn free_udp_port() -> u16 {
-    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+/// A port that is free for TCP and UDP, and that this process gets once. It lies below the ports that the kernel gives to connections, so none of
+/// them takes it while a server is restarted. Processes begin at different places.
+pub(crate) fn free_port() -> u16 {
+    const FIRST: u16 = 10_000;
+    const ROOM: u16 = 20_000;
+    static LOOKED: AtomicU32 = AtomicU32::new(0);
+    let free = |port: &u16| {
+        let address = (Ipv4Addr::UNSPECIFIED, *port);
+        TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok()
+    };
+    let next = || {
+        let nth = std::process::id().wrapping_mul(547).wrapping_add(LOOKED.fetch_add(1, Ordering::Relaxed));
+        FIRST + u16::try_from(nth % u32::from(ROOM)).unwrap()
+    };
+    std::iter::repeat_with(next).take(ROOM.into()).find(free).expect("one of 20,000 ports is free")
 }
 
 /// An etcd with its own folder.
@@ -114,7 +129,7 @@ impl Etcd {
             eprintln!("LEFT OUT: there is no etcd here (Debian: apt-get install etcd-server)");
             return None;
         }
-        let (port, peers, data) = (free_tcp_port(), free_tcp_port(), folder.join("etcd"));
+        let (port, peers, data) = (free_port(), free_port(), folder.join("etcd"));
         let (url, peers) = (format!("{host}:{port}"), format!("http://127.0.0.1:{peers}"));
         let mut command = enter.to_vec();
         command.extend(["etcd", "--data-dir", &data.display().to_string()].map(str::to_owned));
@@ -124,7 +139,7 @@ impl Etcd {
         command.extend(["--initial-cluster", &alone, "--unsafe-no-fsync"].map(str::to_owned));
         command.extend(options.iter().map(|option| (*option).to_owned()));
         let port = enter.is_empty().then_some(port);
-        let etcd = Self { process: Self::run(&command), url, more, command, data, port };
+        let mut etcd = Self { process: Self::run(&command), url, more, command, data, port };
         etcd.wait();
         Some(etcd)
     }
@@ -134,10 +149,14 @@ impl Etcd {
         Process::start(process.args(&command[1..]).stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
-    fn wait(&self) {
-        if let Some(port) = self.port {
-            eventually("etcd answers", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
-        }
+    fn wait(&mut self) {
+        let Some(port) = self.port else { return };
+        eventually("etcd answers", || {
+            if let Some(status) = self.process.ended() {
+                panic!("etcd at port {port} has ended: {status}");
+            }
+            std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
     }
 
     /// Starts it after it was killed, with the data that it has.
@@ -248,6 +267,16 @@ impl Host {
         if matches!(read, Ok(Ok(_))) { text } else { String::new() }
     }
 
+    /// The list of the cluster, as soon as the gateway shows it.
+    pub(crate) fn shown(&self) -> String {
+        let mut text = String::new();
+        eventually(&format!("the gateway of {} shows its list", self.name), || {
+            text = self.list();
+            !text.is_empty()
+        });
+        text
+    }
+
     pub(crate) fn knows(&self, text: &str) -> bool {
         self.list().contains(text)
     }
@@ -354,7 +383,7 @@ impl Cluster {
         std::fs::write(&policy, text.replace("users = '*'", "users = ['*']")).unwrap();
         let broker_config = Config::new(folder.join(format!("{name}.sock"))).policy_file(&policy);
         let broker = Some(Broker::start(&broker_config).unwrap());
-        let (port, config) = (free_udp_port(), folder.join(format!("{name}.toml")));
+        let (port, config) = (free_port(), folder.join(format!("{name}.toml")));
         let text = format!(
             "broker = '{}'\nlisten = '127.0.0.1:{port}'\naddress = '127.0.0.1:{port}'\nca = 'ca.pem'\ncertificate = '{name}.pem'\n\
              key = '{name}.key'\n[etcd]\nendpoints = ['{}']\nttl = 3\n{}",
