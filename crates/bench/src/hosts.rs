@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -35,7 +35,7 @@ fn policy(host: &str) -> String {
 /// Two hosts that reach each other.
 #[derive(Debug)]
 pub(crate) struct TwoHosts {
-    // A broker that ends before its gateway does not report the gateway's end.
+    // Brokers end first, so that they do not log the ends of their gateways.
     brokers: [BrokerProcess; 2],
     gateways: [GuardedChild; 2],
     _etcd: GuardedChild,
@@ -75,13 +75,8 @@ impl TwoHosts {
     }
 }
 
-fn free_tcp_port() -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").during("looking for a free TCP port")?;
-    Ok(listener.local_addr().during("looking for a free TCP port")?.port())
-}
-
 /// A program that ends with the bench, however that ends.
-fn bound(program: &Path) -> Command {
+pub(crate) fn bound(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM"]).arg(program).stdin(Stdio::null()).stdout(Stdio::null());
     command
@@ -90,7 +85,7 @@ fn bound(program: &Path) -> Command {
 /// An etcd, and its URL.
 fn start_etcd(folder: &Path, interrupt: &Interrupt) -> Result<(GuardedChild, String)> {
     let program = site::find("etcd", "etcd-server")?;
-    let (port, peers) = (free_tcp_port()?, format!("http://127.0.0.1:{}", free_tcp_port()?));
+    let (port, peers) = (site::free_ports()?, format!("http://127.0.0.1:{}", site::free_ports()?));
     let url = format!("http://127.0.0.1:{port}");
     let mut command = bound(&program);
     command.arg("--data-dir").arg(folder.join("etcd")).args(["--unsafe-no-fsync", "--listen-client-urls", &url]);
@@ -117,9 +112,7 @@ fn start_gateway(
     broker: &BrokerProcess,
     etcd: &str,
 ) -> Result<GuardedChild> {
-    let socket = UdpSocket::bind("127.0.0.1:0").during("looking for a free UDP port")?;
-    let port = socket.local_addr().during("looking for a free UDP port")?.port();
-    drop(socket);
+    let port = site::free_ports()?;
     let config = folder.join(format!("{host}.toml"));
     let text = format!(
         "broker = '{}'\nlisten = '127.0.0.1:{port}'\naddress = '127.0.0.1:{port}'\nca = 'ca.pem'\ncertificate = '{host}.pem'\n\

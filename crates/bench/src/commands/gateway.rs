@@ -13,7 +13,7 @@ use crate::{
     args::Scale,
     bench::{Bench, BenchPlan},
     error::{BenchError, During, Result},
-    hosts::TwoHosts,
+    hosts::{TwoHosts, bound},
     interrupt::Interrupt,
     mechanism::{Mechanism, Tuning},
     process::GuardedChild,
@@ -88,9 +88,9 @@ fn iperf3(plan: &BenchPlan, folder: &Path, interrupt: &Interrupt) -> Result<Figu
     let folder = folder.join("iperf3");
     fs::create_dir_all(&folder).during("making a folder for iperf3")?;
     let port = site::free_ports()?;
-    let mut server = Command::new(&program);
-    server.args(["-s", "-1", "-p", &port.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
-    let mut server = GuardedChild::spawn(server.stderr(Stdio::null()))?;
+    let mut server = bound(&program);
+    server.args(["-s", "-1", "-p", &port.to_string()]).stderr(Stdio::null());
+    let mut server = GuardedChild::spawn(&mut server)?;
     let waited = std::time::Instant::now();
     while !site::listens(server.id(), port) {
         interrupt.check()?;
