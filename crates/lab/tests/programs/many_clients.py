@@ -4,7 +4,7 @@ import socket
 import sys
 
 host, port, count, stop = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-connections = [socket.create_connection((host, port), timeout=120) for _ in range(count)]
+connections = [socket.create_connection((host, port), timeout=300) for _ in range(count)]
 rounds = 0
 while rounds < 8 or not os.path.exists(stop):
     messages = [(b"%d of %d;" % (number, rounds)) * 30 for number in range(count)]

@@ -292,6 +292,8 @@ pub(crate) fn processes(program: &str, argument: &str) -> String {
 pub(crate) trait Inside {
     fn start_agent(&self);
     fn sh(&self, line: &str) -> String;
+    /// Waits until this command of the shell succeeds. `false` if it does not within [`HANG`].
+    fn wait_until(&self, condition: &str) -> bool;
     fn begin(&self, line: &str) -> Running<'_>;
     fn wait_service(&self, name: &str);
 }
@@ -305,6 +307,21 @@ impl Inside for Guest {
     fn sh(&self, line: &str) -> String {
         self.shell(line)
             .unwrap_or_else(|e| panic!("{e}\nagent: {}", self.shell("cat /tmp/agent.log").unwrap_or_default()))
+    }
+
+    fn wait_until(&self, condition: &str) -> bool {
+        let deadline = Instant::now() + HANG;
+        // A command of the lab costs the guest a descriptor, and has a limit.
+        let line = format!(
+            "n=0; while [ $n -lt 100 ]; do if {condition}; then echo yes; break; fi; usleep 100000; n=$((n+1)); done"
+        );
+        loop {
+            match self.sh(&line) {
+                said if said.trim() == "yes" => return true,
+                _ if Instant::now() > deadline => return false,
+                _ => {}
+            }
+        }
     }
 
     fn begin(&self, line: &str) -> Running<'_> {

@@ -20,8 +20,9 @@ for line in sys.stdin:
         connection, answers = socket.create_connection((sys.argv[1], int(sys.argv[2]))), queue.Queue()
         threading.Thread(target=receive, args=(connection, answers), daemon=True).start()
         connections.append((connection, answers))
-    elif words[0] == "talk":
-        for n in range(int(words[1])):
+    elif words[0] in ("talk", "mark"):
+        pieces = range(int(words[1])) if words[0] == "talk" else [0xFFFF]
+        for n in pieces:
             for connection, answers in connections:
                 question = n.to_bytes(2, "little") * 32
                 connection.sendall(question)

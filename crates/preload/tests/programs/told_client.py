@@ -1,5 +1,5 @@
 """Does with its connections to an echo what it is told on standard input, and says so when it is done: `connect`, `talk TIMES`, or with
-the first of them alone, `talk TIMES HOW_MANY`, and `end`. Usage: told_client.py ADDRESS PORT"""
+the first of them alone, `talk TIMES HOW_MANY`, `mark` (a piece of ones alone), and `end`. Usage: told_client.py ADDRESS PORT"""
 import socket
 import sys
 
@@ -8,8 +8,9 @@ for line in sys.stdin:
     words = line.split()
     if words[0] == "connect":
         connections.append(socket.create_connection((sys.argv[1], int(sys.argv[2]))))
-    elif words[0] == "talk":
-        for n in range(int(words[1])):
+    elif words[0] in ("talk", "mark"):
+        pieces = range(int(words[1])) if words[0] == "talk" else [0xFFFF]
+        for n in pieces:
             for connection in connections[: int(words[2]) if len(words) > 2 else None]:
                 question = n.to_bytes(2, "little") * 32
                 connection.sendall(question)

@@ -9,7 +9,6 @@ use partywall_shm::layout::Geometry;
 
 use super::facts::{Ends, NotPeers, NumberedEnd, not_peers};
 use super::handshake::{Handshake, SideRegion, bell, bell_way};
-
 use super::{NamespaceId, NamespaceIndex, SocketFacts, SocketState, Sockets};
 use crate::core::domain::DomainRecord;
 use crate::core::ended_handshakes::HandshakeSide;
@@ -336,7 +335,7 @@ impl<F: Descriptor> Core<F> {
         Some(offer)
     }
 
-    /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that. NamespaceIndex in windows stay with the two sides
+    /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that. Places in windows stay with the two sides
     /// of a connection until each gives them up.
     pub(in crate::core) fn drop_offer(&mut self, id: ChannelId) {
         let Some(offer) = self.remove_offer(id) else { return };

@@ -441,7 +441,9 @@ fn child_publishes_listener_that_its_parent_had_not_sent() {
             [0, 1].map(|at| turn.key(at).unwrap().load(Ordering::Relaxed) != 0)
         };
         let ends = Instant::now() + Duration::from_secs(100);
-        while keys() == [false, false] && Instant::now() < ends {}
+        while keys() == [false, false] && Instant::now() < ends {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // The parent's session has the request for the first one, and is there.
         let has_ancestors = Turn::take(Urgency::Long).unwrap().has_ancestors();
         let is_known = knows_listener(client.as_raw_fd(), further.local_addr().unwrap());
