@@ -43,6 +43,7 @@ pub(crate) struct TapDevice {
     /// It was removed under the switch, by `ip link delete` or with its network namespace.
     gone: bool,
     made: Option<MadeDevice>,
+    record: TapRecord,
 }
 
 /// A device that the switch has made, now or in an earlier process.
@@ -50,7 +51,6 @@ pub(crate) struct TapDevice {
 struct MadeDevice {
     name: String,
     index: u32,
-    record: TapRecord,
 }
 
 impl TapDevice {
@@ -75,9 +75,18 @@ impl TapDevice {
             let why = "it was deleted, renamed or moved to another network namespace; a new one is made";
             tracing::warn!(port = name, "the device of this port is not there: {why}");
         }
-        if recorded == RecordedDevice::Elsewhere {
-            let why = "another network namespace, or by an earlier version; the switch does not remove it";
-            tracing::warn!(port = name, "the device of this port was made in {why}");
+        let stays = "the switch does not remove it, and `ip link delete` does";
+        match recorded {
+            RecordedDevice::Elsewhere => {
+                tracing::warn!(port = name, "the device of this port was made in another network namespace: {stays}");
+            }
+            RecordedDevice::Unknown => {
+                tracing::warn!(
+                    port = name,
+                    "it is unknown in which network namespace the device of this port was made: {stays}"
+                );
+            }
+            RecordedDevice::Absent | RecordedDevice::Here(_) => {}
         }
         let path = "/dev/net/tun";
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
@@ -113,18 +122,18 @@ impl TapDevice {
                 record.remove();
                 VhostError::file("keep the tap device", name)(e)
             })?;
-            made = Some(MadeDevice { name: name.to_owned(), index, record });
+            made = Some(MadeDevice { name: name.to_owned(), index });
         }
-        Ok(Self { fd, accepts, gone: false, made })
+        Ok(Self { fd, accepts, gone: false, made, record })
     }
 
-    /// Removes the device with its port, if the switch has made it.
+    /// Removes the device with its port, if the switch has made it. A record of another device goes in any case.
     pub(crate) fn remove(self) {
-        if let Some(MadeDevice { record, .. }) = self.made {
+        if self.made.is_some() {
             // The device goes with its last descriptor, which is this one.
             let _ = set_persistent(self.fd.get(), false);
-            record.remove();
         }
+        self.record.remove();
     }
 
     /// The process ends, and its port does not: the device stays. The next process could not find a device that is not in this network

@@ -238,7 +238,12 @@ fn device_of_another_namespace_is_not_taken_for_the_own() {
     host.namespace.ip("tuntap add up0 mode tap");
     assert_eq!(index(&host), first, "the devices differ only by their namespaces");
     host.start();
-    assert!(host.log().contains("another network namespace"), "{}", host.log());
+    let warnings = |host: &Host| host.log().matches("another network namespace").count();
+    assert_eq!(warnings(&host), 1, "{}", host.log());
+    // The record goes with the port.
+    host.ask(&["remove", "lan", "up0"]);
+    host.ask(&["add", "lan", "up0", "--tap"]);
+    assert_eq!(warnings(&host), 1, "{}", host.log());
     host.ask(&["remove", "lan", "up0"]);
     host.namespace.ip("link show up0");
     // The switch's own device stays as well.

@@ -6,6 +6,9 @@
 use crate::VhostError;
 use std::path::{Path, PathBuf};
 
+/// What a record has in place of a network namespace that could not be looked at.
+const UNKNOWN: &str = "unknown";
+
 /// The record of one device.
 #[derive(Debug)]
 pub(crate) struct TapRecord {
@@ -19,8 +22,11 @@ pub(crate) struct TapRecord {
 pub(crate) enum RecordedDevice {
     /// There is no record since the host has booted.
     Absent,
-    /// A device of another network namespace, or of one that the record does not name.
+    /// A device of another network namespace.
     Elsewhere,
+    /// A device of a network namespace that cannot be compared with this one: an earlier version wrote the record, or a namespace could
+    /// not be looked at.
+    Unknown,
     /// The device with this index in this network namespace.
     Here(u32),
 }
@@ -36,19 +42,20 @@ impl TapRecord {
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {
-            [index, namespace, boot] if boot == boot_id() => match index.parse() {
-                Ok(index) if self.namespace.as_deref() == Some(namespace) => RecordedDevice::Here(index),
-                _ => RecordedDevice::Elsewhere,
+            [index, namespace, boot] if boot == boot_id() => match (index.parse(), self.namespace.as_deref()) {
+                (Ok(index), Some(own)) if own == namespace => RecordedDevice::Here(index),
+                (Ok(_), Some(_)) if namespace != UNKNOWN => RecordedDevice::Elsewhere,
+                _ => RecordedDevice::Unknown,
             },
             // Earlier versions wrote no namespace.
-            [_, boot] if boot == boot_id() => RecordedDevice::Elsewhere,
+            [_, boot] if boot == boot_id() => RecordedDevice::Unknown,
             _ => RecordedDevice::Absent,
         }
     }
 
     /// Notes that the switch has made the device with this index.
     pub(crate) fn write(&self, index: u32) -> Result<(), VhostError> {
-        let namespace = self.namespace.as_deref().unwrap_or("unknown");
+        let namespace = self.namespace.as_deref().unwrap_or(UNKNOWN);
         let text = format!("{index} {namespace} {}\n", boot_id());
         std::fs::write(&self.path, text).map_err(VhostError::file("write", &self.path))
     }
@@ -67,7 +74,7 @@ fn boot_id() -> String {
 #[cfg(not(miri))]
 mod tests {
     use super::*;
-    use RecordedDevice::{Absent, Elsewhere, Here};
+    use RecordedDevice::{Absent, Elsewhere, Here, Unknown};
 
     fn record(folder: &Path, name: &str, namespace: &str) -> TapRecord {
         TapRecord::new(folder, name, Some(namespace.to_owned()))
@@ -95,11 +102,11 @@ mod tests {
         record(folder.path(), "up0", "4:26:1").write(7).unwrap();
         let of = |namespace: Option<&str>| TapRecord::new(folder.path(), "up0", namespace.map(str::to_owned));
         assert_eq!(of(Some("4:26:1")).find(), Here(7));
-        assert_eq!([of(Some("4:26:2")).find(), of(None).find()], [Elsewhere, Elsewhere]);
+        assert_eq!([of(Some("4:26:2")).find(), of(None).find()], [Elsewhere, Unknown]);
         of(None).write(7).unwrap();
-        assert_eq!([of(None).find(), of(Some("4:26:1")).find()], [Elsewhere, Elsewhere]);
+        assert_eq!([of(None).find(), of(Some("4:26:1")).find()], [Unknown, Unknown]);
         // As an earlier version wrote it.
         std::fs::write(folder.path().join("up0.tap"), format!("7 {}\n", boot_id())).unwrap();
-        assert_eq!(of(Some("4:26:1")).find(), Elsewhere);
+        assert_eq!(of(Some("4:26:1")).find(), Unknown);
     }
 }
