@@ -43,7 +43,7 @@ pub(crate) fn model() -> DeviceModel {
     ];
     let features = bits.iter().fold(VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits(), |all, bit| all | 1 << bit);
     let protocol = Protocol::MQ | Protocol::REPLY_ACK | Protocol::MTU | Protocol::RARP | Protocol::CONFIGURE_MEM_SLOTS;
-    DeviceModel { features, protocol, rings: 2 * PAIRS, announced: PAIRS as u64 }
+    DeviceModel { features, accepted: features, protocol, rings: 2 * PAIRS, announced: PAIRS as u64 }
 }
 
 /// A transmit queue that waits.

@@ -32,6 +32,8 @@ const EVENT_IDX: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_ID
 pub struct DeviceModel {
     /// Bits of virtio.
     pub features: u64,
+    /// Bits of virtio that a front end may set: those that are offered, and those that an earlier back end of the device may have offered.
+    pub accepted: u64,
     /// Bits of vhost-user.
     pub protocol: VhostUserProtocolFeatures,
     /// How many queues it has.
@@ -270,7 +272,7 @@ impl FrontendSession {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), VhostError> {
-        if features & !self.model.features != 0 {
+        if features & !self.model.accepted != 0 {
             return Err(VhostError::Protocol("it sets features that were not offered".into()));
         }
         if features != self.features && self.rings.iter().any(VirtioRing::started) {

@@ -102,11 +102,15 @@ impl DiskDriver {
         Ok(driver)
     }
 
-    /// Connects to another back end, with the queues as they are.
+    /// Connects to another back end, with the queues as they are. As under QEMU, features that the guest has accepted stay.
     pub fn reconnect(&mut self, path: &Path) -> Result<(), VhostError> {
         self.frontend = None;
         let mut frontend = Frontend::connect(path, self.options.queues.into()).map_err(failed)?;
-        self.features = frontend.get_features().map_err(failed)? & self.options.features;
+        let offered = frontend.get_features().map_err(failed)?;
+        let new = self.rings.is_empty();
+        if new {
+            self.features = offered & self.options.features;
+        }
         frontend.set_features(self.features).map_err(failed)?;
         let offered = frontend.get_protocol_features().map_err(failed)?;
         let wanted = VhostUserProtocolFeatures::REPLY_ACK
@@ -131,7 +135,6 @@ impl DiskDriver {
         if let Some(kept) = &self.inflight {
             frontend.set_inflight_fd(&kept.told, kept.file.as_raw_fd()).map_err(failed)?;
         }
-        let new = self.rings.is_empty();
         for index in 0..usize::from(self.options.queues) {
             if new {
                 self.rings.push(DriverRing::at(index, entries, index as u64 * RING_SPACE, self.features)?);

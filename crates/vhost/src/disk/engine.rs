@@ -523,6 +523,9 @@ impl DiskEngine {
         ];
         bits.extend(optional.into_iter().filter_map(|(offered, bit)| offered.then_some(bit)));
         let features = bits.iter().fold(VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits(), |all, bit| all | 1 << bit);
+        // Whether discards are offered depends on the file or device, so an earlier back end may have offered them to the guest. QEMU
+        // then sets the bit in each later connection, and the guest's discards are answered as unsupported.
+        let discard = if geometry.read_only { 0 } else { 1 << virtio_blk::VIRTIO_BLK_F_DISCARD };
         let protocol = Protocol::MQ
             | Protocol::REPLY_ACK
             | Protocol::CONFIG
@@ -530,7 +533,7 @@ impl DiskEngine {
             | Protocol::BACKEND_REQ
             | Protocol::CONFIGURE_MEM_SLOTS;
         let rings = usize::from(self.options.queues);
-        DeviceModel { features, protocol, rings, announced: self.options.queues.into() }
+        DeviceModel { features, accepted: features | discard, protocol, rings, announced: self.options.queues.into() }
     }
 
     /// The configuration that a driver reads: `struct virtio_blk_config`.
@@ -546,7 +549,7 @@ impl DiskEngine {
         put(32, &[u8::from(!self.options.writethrough)]);
         put(34, &self.options.queues.to_le_bytes());
         // Discards: the largest range, how many ranges, and where they begin. Zeroes: the same, without the last.
-        put(36, &MOST_RANGE.to_le_bytes());
+        put(36, &self.store.longest_discard().to_le_bytes());
         put(40, &1_u32.to_le_bytes());
         put(44, &align.to_le_bytes());
         put(48, &MOST_RANGE.to_le_bytes());

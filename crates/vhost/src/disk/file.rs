@@ -2,9 +2,9 @@
 
 use super::DiskOptions;
 use super::counters::CopiedBytes;
-use super::discarder::DeviceDiscarder;
+use super::discarder::{DeviceDiscarder, LONGEST_DISCARD};
 use super::image::DiskImage;
-use super::request::{DiskGeometry, DiskOperation};
+use super::request::{DiskGeometry, DiskOperation, MOST_RANGE};
 use super::store::DiskStore;
 use super::store_task::StoreTask;
 use super::task::DiskTask;
@@ -41,6 +41,14 @@ impl FileDisk {
         };
         Ok(Self { image, queue, discarder, copied: CopiedBytes::default() })
     }
+
+    /// Begins a discard of a block device, if one waits and no other is under way.
+    fn begin_discard(&mut self) {
+        if let Some((id, event)) = self.discarder.as_mut().and_then(DeviceDiscarder::begin_next) {
+            let begun = self.queue.begin_event(id, event);
+            debug_assert!(begun, "a discard has the number of another task");
+        }
+    }
 }
 
 impl DiskStore for FileDisk {
@@ -50,6 +58,10 @@ impl DiskStore for FileDisk {
 
     fn block(&self) -> u32 {
         self.image.block()
+    }
+
+    fn longest_discard(&self) -> u32 {
+        if self.discarder.is_some() { LONGEST_DISCARD } else { MOST_RANGE }
     }
 
     fn refresh(&mut self) -> Result<bool, VhostError> {
@@ -110,28 +122,36 @@ impl DiskStore for FileDisk {
         pieces: &[BufferPiece],
         skip: usize,
     ) -> bool {
-        match (task, &self.discarder) {
+        match (task, &mut self.discarder) {
             (StoreTask::Discard { offset, length }, Some(discarder)) => {
-                discarder.begin(offset, length).is_some_and(|event| self.queue.begin_event(id, event))
+                // [`Self::submit`] begins it.
+                discarder.add(id, offset, length);
+                true
             }
             (task, _) => self.queue.begin(id, task, memory, pieces, skip),
         }
     }
 
     fn submit(&mut self) {
+        self.begin_discard();
         self.queue.submit();
     }
 
     fn busy(&self) -> usize {
-        self.queue.busy()
+        self.queue.busy() + self.discarder.as_ref().map_or(0, DeviceDiscarder::waiting)
     }
 
     fn wait(&mut self) {
+        self.begin_discard();
         self.queue.wait();
     }
 
     fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {
-        self.queue.ended()
+        let ended = self.queue.ended();
+        if let (Some((id, _)), Some(discarder)) = (&ended, &mut self.discarder) {
+            discarder.ended(*id);
+        }
+        ended
     }
 
     fn descriptor(&self) -> Result<OwnedFd, VhostError> {

@@ -1,7 +1,7 @@
 //! Where the bytes of a disk are.
 
 use super::counters::CopiedBytes;
-use super::request::DiskGeometry;
+use super::request::{DiskGeometry, MOST_RANGE};
 use super::store_task::StoreTask;
 use super::task::DiskTask;
 use crate::VhostError;
@@ -19,6 +19,11 @@ pub(crate) trait DiskStore: fmt::Debug + Send {
 
     /// Bytes of a block.
     fn block(&self) -> u32;
+
+    /// Sectors that a driver may discard by one request.
+    fn longest_discard(&self) -> u32 {
+        MOST_RANGE
+    }
 
     /// Looks at the size again. Returns whether it has changed.
     fn refresh(&mut self) -> Result<bool, VhostError>;

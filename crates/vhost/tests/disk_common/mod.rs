@@ -70,9 +70,12 @@ impl Disk {
         DiskDriver::connect(&self.socket(), options).unwrap()
     }
 
+    pub(crate) fn report(&self) -> DiskReport {
+        serde_json::from_value(self.handle.ask(DiskControl::Show).unwrap()).unwrap()
+    }
+
     pub(crate) fn counters(&self) -> DiskCounters {
-        let report: DiskReport = serde_json::from_value(self.handle.ask(DiskControl::Show).unwrap()).unwrap();
-        report.counters
+        self.report().counters
     }
 
     /// Waits until the counters are as wanted.
