@@ -27,6 +27,7 @@ busybox-static   busybox
 kmod             depmod
 qemu-system-x86  qemu-system-x86_64
 util-linux       setpriv
+mount            losetup
 ca-certificates  /etc/ssl/certs/ca-certificates.crt
 protobuf-compiler protoc
 libprotobuf-dev  /usr/include/google/protobuf/descriptor.proto

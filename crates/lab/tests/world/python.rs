@@ -3,7 +3,8 @@
 use partywall_lab::{Guest, ImageOptions};
 use std::process::Command;
 
-const PYTHON: &str = "/usr/bin/python3";
+/// Python of the host.
+pub(crate) const PYTHON: &str = "/usr/bin/python3";
 /// The modules, in a guest.
 const LIBRARY: &str = "/tmp/python.zip";
 
