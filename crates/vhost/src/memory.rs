@@ -77,7 +77,7 @@ impl MemoryTable {
         self.rebuild().inspect_err(|_| drop(self.regions.pop()))
     }
 
-    /// Removes the region with these addresses and this size. One that is not there changes nothing, for the reason that [`Self::add`] states.
+    /// Removes the region with these addresses and this size. One that is not there changes nothing, for the reason that `add` states.
     pub fn remove(&mut self, region: VhostUserMemoryRegion) -> Result<(), VhostError> {
         self.regions.retain(|r| !r.is_at(&region));
         self.rebuild()
