@@ -96,6 +96,8 @@ socat                     socat
 bindfs                    bindfs
 etcd-server               etcd
 libacl1-dev               /usr/include/sys/acl.h
+libvirt-clients           virt-xml-validate
+libxml2-utils             xmllint
 "
 # What brings the linker of `make portable`.
 readonly LINKER="

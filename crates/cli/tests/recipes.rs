@@ -53,19 +53,41 @@ fn systemd_accepts_units_and_rates_them_confined() {
 
 #[test]
 fn libvirt_accepts_printed_xml() {
-    let output = Guard::spawn(&mut partywall(&["vm", "args", "a", "--libvirt"])).output();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let (xml, rest) = text.split_once("\n\n").unwrap();
+    let machine = print_for_libvirt(&["vm", "args", "a"]);
+    let (xml, rest) = machine.split_once("\n\n").unwrap();
     assert!(rest.contains("partywall vm attach a --qmp /var/lib/libvirt/qemu/domain-a/monitor.sock"), "{rest}");
-    // The other elements that every machine has.
-    let name = "<name>a</name>";
-    let machine = "<memory unit='GiB'>1</memory><os><type arch='x86_64' machine='pc'>hvm</type></os>";
-    assert!(xml.contains(name), "{xml}");
+    let (_, without_name) = xml.split_once("<name>a</name>").unwrap_or_else(|| panic!("no name in {xml}"));
+    let domain = xml.split_once('>').unwrap().0;
+    accepts(&format!("{domain}>{without_name}"));
+}
+
+#[test]
+fn libvirt_accepts_printed_xml_of_cards_and_disks() {
+    for words in [
+        &["net", "args", "lan", "a"][..],
+        &["net", "args", "lan", "a", "--queues", "4", "--mtu", "9000"],
+        &["blk", "args", "--socket", "/run/a.sock"],
+        &["blk", "args", "--socket", "/run/a.sock", "--queues", "2"],
+    ] {
+        accepts(&print_for_libvirt(words));
+    }
+}
+
+fn print_for_libvirt(words: &[&str]) -> String {
+    let output = Guard::spawn(partywall(words).arg("--libvirt")).output();
+    assert!(output.status.success(), "{words:?}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The schema of libvirt has what is printed of a machine, with the other elements that every machine has.
+fn accepts(xml: &str) {
+    let (domain, rest) = xml.split_once('>').unwrap();
+    let others = "<name>a</name><memory unit='GiB'>1</memory><os><type arch='x86_64' machine='pc'>hvm</type></os>";
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.xml");
-    std::fs::write(&path, xml.replace(name, &format!("{name}{machine}"))).unwrap();
+    std::fs::write(&path, format!("{domain}>{others}{rest}")).unwrap();
     let Some(validated) = run("virt-xml-validate", &[path.to_str().unwrap(), "domain"]) else { return };
-    assert!(validated.status.success(), "{}{}", String::from_utf8_lossy(&validated.stdout), said(&validated));
+    assert!(validated.status.success(), "{xml}\n{}{}", String::from_utf8_lossy(&validated.stdout), said(&validated));
 }
 
 /// The options that `partywall vm args` prints before its blank line, and those below a comment that begins with `comment`.

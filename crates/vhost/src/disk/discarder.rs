@@ -1,7 +1,7 @@
-#![expect(unsafe_code, reason = "a block device is asked to discard sectors by an ioctl")]
 //! The thread that discards sectors of a block device. io_uring can do that only since Linux 6.12, and a discard may take long.
 //!
 //! One discard is under way at a time. The others wait in order, and need no descriptors.
+#![expect(unsafe_code, reason = "a block device is asked to discard sectors by an ioctl")]
 
 use crate::VhostError;
 use rustix::event::{EventfdFlags, eventfd};
