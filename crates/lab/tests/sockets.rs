@@ -182,8 +182,8 @@ fn client_of_forwarded_address_meets_guest(world: &World, b: &Guest) {
     }
 }
 
-/// Calls of a client to redis at this address, at most so many until its connection has a ring, and some more. Each must be answered. Returns
-/// the answers, and what the library has logged.
+/// A client calls redis at this address until its connection has a ring, at most `most` times, and twice more. Each call must be answered.
+/// Returns the answers, and what the library has logged.
 fn pings(b: &Guest, at: &str, most: u32) -> (String, String) {
     let calls = format!(
         "n=0; while ! grep -q '{ON_RING}' /tmp/client.log && [ $n -lt {most} ]; do echo ping; usleep 100000; n=$((n+1)); done; \
@@ -255,8 +255,8 @@ fn connection_goes_through_exec(a: &Guest, b: &Guest) {
     told_talk(a, b, ("exec_server.py", ""), &[(1, "mark"), (2, "talk 200")]);
 }
 
-/// A server of the library's own tests in guest `a`, and a client in guest `b` that talks until its connection has had rings so many times
-/// and then as each order says. Both programs must end well, and both ends have rings. Returns what the library has logged at each.
+/// Runs a server of the library's own tests in guest `a`, and its client in guest `b`. Before each order, the client talks until its
+/// connection has had rings as often as the order's number says. Both programs must end well. Returns what the library has logged at each.
 fn told_talk(a: &Guest, b: &Guest, (server, how): (&str, &str), orders: &[(usize, &str)]) -> [String; 2] {
     let programs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/programs");
     for (guest, name) in [(a, server), (b, "told_client.py")] {

@@ -10,11 +10,11 @@ use crate::testing::{certificates, config, name};
 fn alpha_with(names_of_beta: &[&str]) -> ClusterDirectory {
     let folder = certificates(&["alpha"]);
     let alpha = ClusterDirectory::new(&config(folder.path(), "alpha"), name("alpha"));
-    alpha.change_table(|table| names_of_beta.iter().for_each(|name| table.put_domain(name, of_beta())));
+    alpha.change_table(|table| names_of_beta.iter().for_each(|name| table.put_domain(name, entry_of_beta())));
     alpha
 }
 
-fn of_beta() -> DomainEntry {
+fn entry_of_beta() -> DomainEntry {
     DomainEntry { host: "beta".to_owned(), services: [].into() }
 }
 
@@ -31,18 +31,18 @@ fn lost_names_stay_while_others_come_back() {
     let almost = RETURN - Duration::from_secs(1);
     for name in &names[..2] {
         now += almost;
-        alpha.change_table(|table| table.put_domain(name, of_beta()));
+        alpha.change_table(|table| table.put_domain(name, entry_of_beta()));
         alpha.forget_lost_names(now);
         assert!(names.iter().all(|name| host_of(&alpha, name).is_some()), "{name} has come back");
     }
     // Then etcd is away for longer than that. One name is back when this host looks again.
     now += 5 * RETURN;
     let mut table = NameTable::default();
-    names[..3].iter().for_each(|name| table.put_domain(name, of_beta()));
+    names[..3].iter().for_each(|name| table.put_domain(name, entry_of_beta()));
     alpha.take_over(table, false, now);
     now += almost;
     // An entry that is written twice gives no more time.
-    alpha.change_table(|table| table.put_domain("a", of_beta()));
+    alpha.change_table(|table| table.put_domain("a", entry_of_beta()));
     alpha.forget_lost_names(now);
     assert!(host_of(&alpha, "d").is_some());
     alpha.forget_lost_names(now + almost);

@@ -46,7 +46,7 @@ impl Traffic {
         }
     }
 
-    /// Waits until so many bytes more have come.
+    /// Waits until this number of further bytes has come.
     pub(crate) fn wait_for(&self, more: u64) {
         let until = self.received.load(Ordering::Relaxed) + more;
         eventually("bytes come", || self.received.load(Ordering::Relaxed) >= until || self.receiver.is_finished());

@@ -22,7 +22,7 @@ impl DiscardSupport {
     pub(super) const NONE: Self = Self { discards: false, holes: false };
 
     /// Tries a hole beyond the end of a file, where there is nothing to lose.
-    pub(super) fn of_file(file: &OwnedFd, end: u64) -> Self {
+    pub(super) fn for_file(file: &OwnedFd, end: u64) -> Self {
         const STEP: u64 = 1 << 20;
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let tried = rustix::fs::fallocate(file, mode, end.next_multiple_of(STEP), STEP);
@@ -32,7 +32,7 @@ impl DiscardSupport {
     }
 
     /// Reads the limits of the block device with this number.
-    pub(super) fn of_device(number: u64) -> Self {
+    pub(super) fn for_device(number: u64) -> Self {
         Self::in_folder(Path::new(DEVICES), number)
     }
 
@@ -100,7 +100,7 @@ mod tests {
         rustix::fs::ftruncate(&file, 1000).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &[7; 1000], 0).unwrap();
         let file = OwnedFd::from(file);
-        DiscardSupport::of_file(&file, 1000);
+        DiscardSupport::for_file(&file, 1000);
         let file = std::fs::File::from(file);
         let mut found = vec![0; 1000];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();

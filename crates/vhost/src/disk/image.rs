@@ -123,8 +123,8 @@ impl DiskImage {
         image.refresh()?;
         image.support = match (read_only, device) {
             (true, _) => DiscardSupport::NONE,
-            (false, true) => DiscardSupport::of_device(status.st_rdev),
-            (false, false) => DiscardSupport::of_file(&image.file, image.capacity),
+            (false, true) => DiscardSupport::for_device(status.st_rdev),
+            (false, false) => DiscardSupport::for_file(&image.file, image.capacity),
         };
         if options.discard && !read_only && !image.support.discards {
             info!("{}: no discards are offered, because its file system or device has none", path.display());
