@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use partywall::cluster::Name;
+use quinn::congestion::CubicConfig;
 use quinn::{
     Connection, Endpoint, EndpointConfig, Incoming, MtuDiscoveryConfig, RecvStream, SendStream, TokioRuntime,
     TransportConfig, VarInt,
@@ -30,6 +31,10 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 /// The longest pause between two attempts to connect to a host.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes that a new connection has under way at most: a datagram that tries out the path, one of data, and the window that RFC 9002 (7.2) recommends. Within
+/// that window alone, each trial would hold back all data until it is answered or lost. It would also hold back the end of a connection that is
+/// refused, and the other host would never learn the reason: up to its version 0.11.19, `quinn-proto` sends nothing more after that.
+const FIRST_WINDOW: u64 = 2 * LARGEST_DATAGRAM as u64 + 14_720;
 /// Connections that another host may have, of which all but one are about to end.
 const CONNECTIONS_PER_HOST: usize = 4;
 
@@ -145,6 +150,9 @@ impl PeerHosts {
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(LARGEST_DATAGRAM);
         transport.mtu_discovery_config(Some(discovery));
+        let mut congestion = CubicConfig::default();
+        congestion.initial_window(FIRST_WINDOW);
+        transport.congestion_controller_factory(Arc::new(congestion));
         let transport = Arc::new(transport);
         let HostCredentials { client, server, host } = credentials;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(server));
