@@ -119,7 +119,9 @@ fn dashboard_queries_return_results_from_real_prometheus() {
         }
     }
     let throughput = query(at, "partywall_bytes_total{way=\"ring\"}").unwrap();
-    assert_eq!(throughput["data"]["result"][0]["value"][1], "5", "hello: {throughput}");
+    let bytes: u64 = throughput["data"]["result"][0]["value"][1].as_str().unwrap().parse().unwrap();
+    // The totals are those of the machine, on which other programs may run under Partywall too.
+    assert!(bytes >= 5, "hello: {throughput}");
 }
 
 #[test]
