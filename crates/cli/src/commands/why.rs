@@ -19,6 +19,7 @@ Examples:
   partywall why 127.0.0.1:6379                        connections from and to this address
   partywall why 127.0.0.1:6379 127.0.0.1:40112        both ends of one connection
   partywall why redis-server                          the connections of a program
+  partywall why a.redis-server                        those of a program in virtual machine a
   partywall why 4242                                  the connections of a process
   partywall why 4242:7                                descriptor 7 of that process
   partywall why --json :6379 | jq -r '.connections[].reason'";
@@ -27,7 +28,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// Program, process number, PID:FD, or address of one end as IP:PORT or :PORT
+    /// Program, domain, virtual machine, process number, PID:FD, or address of one end as IP:PORT or :PORT
     #[arg(value_name = "CONNECTION", value_parser = target::parse)]
     connection: WantedConnection,
 

@@ -14,7 +14,7 @@ pub(super) enum WantedConnection {
     Descriptor(u32, u32),
     /// The connections that have this address at one end.
     Address(Address),
-    /// The sockets of a program, or of a domain.
+    /// The sockets of a program, of a domain, or of a virtual machine.
     Program(String),
 }
 
@@ -66,8 +66,11 @@ impl WantedConnection {
             Self::Process(pid) => row.pid == Some(*pid),
             Self::Descriptor(pid, fd) => row.pid == Some(*pid) && row.fd == Some(*fd),
             Self::Program(name) => {
-                let peer = || row.peer.split_once(':').is_some_and(|(domain, _)| domain == name);
-                row.program == *name || row.program == shortened(name) || (row.local.is_none() && peer())
+                let of_channel = || {
+                    let (peer, _) = row.peer.split_once(':').unwrap_or((&row.peer, ""));
+                    [&row.program, peer].into_iter().any(|domain| names(name, domain))
+                };
+                row.program == *name || row.program == shortened(name) || (row.local.is_none() && of_channel())
             }
             Self::Address(address) => {
                 let (local, peer) = (row.local.as_deref().unwrap_or_default(), row.peer.as_str());
@@ -78,6 +81,15 @@ impl WantedConnection {
             }
         }
     }
+}
+
+/// Whether a name is that of a domain, of the program that has joined as it (`redis-server` of `redis-server-7`, which `partywall run` chooses; in a
+/// virtual machine, `a.redis-server` of `a.redis-server-7`), or of its virtual machine (`a`).
+fn names(name: &str, domain: &str) -> bool {
+    domain.strip_prefix(name).is_some_and(|rest| {
+        let is_number = |number: &str| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        rest.is_empty() || rest.starts_with('.') || rest.strip_prefix('-').is_some_and(is_number)
+    })
 }
 
 /// As the kernel keeps the name of a program: the first 15 bytes.
@@ -134,6 +146,24 @@ mod tests {
         }
         let channel = ConnectionRow { program: "web".into(), peer: "db:in".into(), ..ConnectionRow::default() };
         assert!(parse("db").unwrap().is_of(&channel, None) && parse("web").unwrap().is_of(&channel, None));
+        let between_machines = ConnectionRow {
+            program: "b.redis-cli-12".into(),
+            peer: "a.redis-server-7:6379".into(),
+            ..ConnectionRow::default()
+        };
+        for (text, expected) in [
+            ("a.redis-server", true),
+            ("a.redis-server-7", true),
+            ("b.redis-cli", true),
+            ("a", true),
+            ("b", true),
+            ("a.redis", false),
+            ("a.redis-server-", false),
+            ("redis-server", false),
+            ("6379-x", false),
+        ] {
+            assert_eq!(parse(text).unwrap().is_of(&between_machines, None), expected, "{text}");
+        }
     }
 
     #[test]
