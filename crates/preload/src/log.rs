@@ -1,6 +1,7 @@
 //! A log for people who look into a program that misbehaves: to the file that the environment names ([`environment::LOG`]), or nowhere.
 //!
-//! Never to the program's own output. One line is one write, so that processes may share the file.
+//! Never to the program's own output. One line is one write, so that processes may share the file. It begins with the numbers of the process and
+//! the thread, and with the seconds since 1970.
 
 use partywall_protocol::environment;
 use rustix::fd::BorrowedFd;
@@ -32,7 +33,9 @@ pub(crate) fn line(arguments: Arguments<'_>) {
         return;
     }
     let mut text = LogText { bytes: [0; 400], len: 0 };
-    let _ = write!(text, "{} {} ", crate::process::kernel_pid(), crate::sys::thread());
+    let at = crate::sys::wall_clock();
+    let (process, thread) = (crate::process::kernel_pid(), crate::sys::thread());
+    let _ = write!(text, "{process} {thread} {}.{:06} ", at.as_secs(), at.subsec_micros());
     let _ = text.write_fmt(arguments);
     text.bytes[text.len] = b'\n';
     let file: BorrowedFd<'_> = crate::sys::borrow(file);

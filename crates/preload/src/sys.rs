@@ -140,6 +140,11 @@ pub(crate) fn coarse_millis() -> u64 {
     millis(coarse_now())
 }
 
+/// The time since 1970.
+pub(crate) fn wall_clock() -> Duration {
+    clock(libc::CLOCK_REALTIME)
+}
+
 /// Milliseconds since 1970, some milliseconds late at most.
 pub(crate) fn wall_clock_millis() -> u64 {
     millis(clock(libc::CLOCK_REALTIME_COARSE))

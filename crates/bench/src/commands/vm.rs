@@ -12,6 +12,7 @@ pub(super) mod machines;
 mod postgresql;
 pub(super) mod program;
 pub(super) mod programs;
+mod rings;
 mod setup;
 
 use std::collections::BTreeMap;
@@ -365,7 +366,14 @@ fn show_programs(bench: &Bench, cells: &[Cell]) -> Result<()> {
     let layout = Layout {
         group: &[("program", "program"), ("case", "case")],
         row: &[],
-        metrics: &[Metric::PerSecond, Metric::BytesPerSecond, Metric::P50Ns, Metric::P99Ns, Metric::MachineCpuPercent],
+        metrics: &[
+            Metric::PerSecond,
+            Metric::BytesPerSecond,
+            Metric::P50Ns,
+            Metric::P99Ns,
+            Metric::MaxNs,
+            Metric::MachineCpuPercent,
+        ],
         baseline: Mechanism::TcpVirtio,
     };
     bench.say("\n## Unmodified programs: the client in one machine, the server in the other\n")?;

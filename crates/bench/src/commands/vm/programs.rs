@@ -10,6 +10,7 @@ use super::{
     machines::fault,
     postgresql,
     program::{await_listener, execute, with_library},
+    rings,
 };
 use crate::{
     affinity,
@@ -146,7 +147,8 @@ pub(super) fn plans(scale: Scale, udp: bool) -> Vec<BenchPlan> {
         })
     };
     let some = |it| cases(it, scale).into_iter().filter(move |case| is_udp(case) == udp);
-    ALL.iter().flat_map(|it| some(it).flat_map(move |case| of_case(&it.app, &case))).collect()
+    let of_apps = ALL.iter().flat_map(|it| some(it).flat_map(move |case| of_case(&it.app, &case)));
+    of_apps.chain((!udp).then(rings::plan)).collect()
 }
 
 /// The servers that run in the passive machine, each from its first measurement on.
@@ -178,6 +180,11 @@ impl<'a> MachineServers<'a> {
 
     /// One measurement.
     pub(super) fn run(&mut self, plan: &BenchPlan, scale: Scale, interrupt: &Interrupt) -> Result<Figures> {
+        if plan.key == rings::key() {
+            let port = self.server(&ALL[0], plan.key.mechanism, interrupt)?;
+            let at = self.address(plan.key.mechanism, port)?;
+            return rings::measure(self.active, &at, scale, interrupt);
+        }
         let (it, case) = self.found(plan)?;
         let port = self.server(it, plan.key.mechanism, interrupt)?;
         let at = self.address(plan.key.mechanism, port)?;
@@ -278,6 +285,7 @@ pub(super) fn judge(cells: &[Cell], network: &str) -> Vec<Verdict> {
             verdicts.push(Verdict::ratio(claim, bound, limit, metric, ours, theirs));
         }
     }
+    verdicts.push(rings::judge(cells));
     verdicts
 }
 
