@@ -25,7 +25,7 @@ use crate::{
 const OFFERED: &str = "offered fd ";
 /// What it logs when the connection has its rings, after the descriptor.
 const HAS_RING: &str = "has a ring";
-/// Calls of each client: the connection has carried enough after four of them, and the others give both sides occasions for the next step.
+/// Calls of each client: the connection has carried enough for a ring after some of them, and the others give both sides occasions for the next step.
 const CALLS: u32 = 2000;
 /// The file of the clients' library in their machine.
 const LOG: &str = "/tmp/bench-rings.log";
@@ -53,8 +53,11 @@ fn clients(scale: Scale) -> usize {
 /// Clients in a machine call the redis at an address of another machine.
 pub(super) fn measure(from: &Guest, to: &AppAddress, scale: Scale, interrupt: &Interrupt) -> Result<Figures> {
     let (clients, AppAddress { address, port, .. }) = (clients(scale), to);
-    let run = "partywall run --quiet --move after=4,bytes=1K redis-cli";
-    let client = format!("PARTYWALL_PRELOAD_LOG={LOG} {run} -h {address} -p {port} -r {CALLS} ping > /dev/null");
+    // It asks for the server's configuration first, by a connection that carries too little to be offered. Both sides move by the default rules, by
+    // which both count to the same number of calls.
+    let run = "partywall run --quiet redis-benchmark";
+    let calls = format!("-h {address} -p {port} -c 1 -n {CALLS} -t get -q");
+    let client = format!("PARTYWALL_PRELOAD_LOG={LOG} {run} {calls} > /dev/null");
     let line = format!("rm -f {LOG}; for n in $(seq {clients}); do {client} || exit 1; done; cat {LOG}");
     let log = execute(from, &["sh", "-c", &line].map(str::to_owned), interrupt)?;
     let mut times = setup_times(&log);
@@ -71,7 +74,7 @@ pub(super) fn measure(from: &Guest, to: &AppAddress, scale: Scale, interrupt: &I
     Ok(Figures::from([(Metric::P50Ns, at(0.5)), (Metric::MaxNs, at(1.0))]))
 }
 
-/// The nanoseconds from the first offer of each process to its ring, as the library has logged both. Each process has one connection.
+/// The nanoseconds from the first offer of each process to its ring, as the library has logged both. Each process offers one connection.
 fn setup_times(log: &str) -> Vec<f64> {
     let mut offered: HashMap<&str, f64> = HashMap::new();
     let mut times = Vec::new();
