@@ -1,5 +1,5 @@
 //! How long a connection between programs in two machines waits for its rings: from the offer of the connecting side's library until that side uses its
-//! ring. All the while the bytes go by TCP.
+//! ring. Its bytes go by TCP until then.
 
 use std::{collections::HashMap, time::Duration};
 
