@@ -115,14 +115,18 @@ impl LocalHandshakes {
     /// The broker has found that the program that asked has an end of a connection. Returns the region of the other side, if that is kept here.
     pub(crate) fn peer(&mut self, session: u32, request: u32) -> Option<OwnedFd> {
         match self.asked.remove(&(session, request))? {
+            // The number of a request that a program uses twice may stand for another program's handshake here.
             Step::Confirm(offer) => {
-                let handshake = self.open.get_mut(&offer)?;
+                let handshake = self.open.get_mut(&offer).filter(|of| of.sessions[0] == Some(session))?;
                 let region = handshake.taken.take()?;
                 // The accepting side is to finish.
                 bell::ring(handshake.near.as_fd(), RING);
                 Some(region)
             }
-            Step::Finish(offer) => self.open.remove(&offer).map(|handshake| handshake.offered),
+            Step::Finish(offer) => {
+                self.open.get(&offer).filter(|of| of.sessions[1] == Some(session))?;
+                self.open.remove(&offer).map(|handshake| handshake.offered)
+            }
             Step::Offer(_) | Step::Take(_) => None,
         }
     }
@@ -130,7 +134,7 @@ impl LocalHandshakes {
     /// A request was refused. If it was a step of an offer, the broker has given that up.
     pub(crate) fn refused(&mut self, session: u32, request: u32) {
         if let Some(Step::Confirm(offer) | Step::Finish(offer)) = self.asked.remove(&(session, request)) {
-            self.open.remove(&offer);
+            self.cancelled(session, offer);
         }
     }
 
@@ -246,6 +250,32 @@ mod tests {
             assert_eq!(hear(&near), Heard::Gone);
             assert!(all.open.is_empty() && all.asked.is_empty());
         }
+    }
+
+    #[test]
+    fn handshake_of_other_programs_is_neither_used_nor_ended() {
+        let mut all = LocalHandshakes::default();
+        all.ask((1, 10), &offer(), Some(memory()));
+        let _near = all.bell(1, 10, 7).unwrap().unwrap();
+        all.ask((2, 20), &take(), Some(memory()));
+        let _far = all.bell(2, 20, 7).unwrap().unwrap();
+        let steps = [Message::Confirm { offer: 7 }, Message::Finish { offer: 7 }];
+        // The broker has answered a request of the program for its own handshake, which has had the same number.
+        for step in &steps {
+            all.ask((3, 30), step, None);
+            assert!(all.peer(3, 30).is_none());
+            all.ask((3, 30), step, None);
+            all.refused(3, 30);
+        }
+        for (session, step) in [(2, &steps[0]), (1, &steps[1])] {
+            all.ask((session, 11), step, None);
+            assert!(all.peer(session, 11).is_none(), "the step of the other side");
+        }
+        for (session, step) in [(1, &steps[0]), (2, &steps[1])] {
+            all.ask((session, 12), step, None);
+            assert!(all.peer(session, 12).is_some());
+        }
+        assert!(all.open.is_empty() && all.asked.is_empty());
     }
 
     #[test]
