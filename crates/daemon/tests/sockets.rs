@@ -191,7 +191,7 @@ fn descriptor_other_than_connected_tcp_socket_is_refused() {
         udp.connect(listener.local_addr().unwrap()).unwrap();
         let (unix, _other) = link();
         let file = std::fs::File::open("/dev/null").unwrap();
-        let fresh = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        let fresh = tcp_socket();
         for bad in [udp.as_fd(), unix.as_fd(), file.as_fd(), fresh.as_fd(), listener.as_fd()] {
             assert_eq!(code(&offer(&mut web, bad).0), Refusal::BadSocket);
             assert_eq!(code(&take(&mut db, bad)), Refusal::BadSocket);
@@ -325,13 +325,23 @@ fn both_ends(from: SocketAddr, at: SocketAddr) -> (TcpStream, TcpStream) {
 
 fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
     let socket = bound(from);
-    rustix::net::connect(&socket, &to).unwrap();
+    // A process that is just being started has a copy of the earlier connection until its `exec`.
+    let deadline = Instant::now() + HANG;
+    while let Err(error) = rustix::net::connect(&socket, &to) {
+        assert!(error == Errno::ADDRNOTAVAIL && Instant::now() < deadline, "{to}: {error}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     socket.into()
+}
+
+/// A socket of TCP, which the broker's processes that begin at this moment do not keep.
+fn tcp_socket() -> OwnedFd {
+    rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
 }
 
 /// A socket with this address, whose port others may have as well if they say so too.
 fn bound(at: SocketAddr) -> OwnedFd {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let socket = tcp_socket();
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
     // The kernel may have given the port to a connection of another test, which ends in its own time.
     let deadline = Instant::now() + HANG;
@@ -362,7 +372,7 @@ fn offer_for_reset_port_does_not_match_next_owner() {
     match take(&mut server, &accepted) {
         Message::Refused { code, .. } => assert_eq!(code, Refusal::NoSuchOffer),
         _ => {
-            let fresh = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            let fresh = tcp_socket();
             let answer = evil.ask_with(&Message::Confirm { offer }, &[fresh.as_fd()]).message;
             assert_eq!(code(&answer), Refusal::BadSocket);
         }
@@ -397,7 +407,7 @@ fn publication_of_closed_socket_grants_nothing() {
 
 /// A listener at an address at which connections of another one are left.
 fn socket_that_reuses(at: SocketAddr) -> TcpListener {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let socket = tcp_socket();
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
     rustix::net::bind(&socket, &at).unwrap();
     rustix::net::listen(&socket, 8).unwrap();

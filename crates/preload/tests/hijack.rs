@@ -22,7 +22,7 @@ use partywall_region::{OwnRegion, RegionOptions};
 use partywall_shm::layout::RegionKind;
 use rustix::{
     io::Errno,
-    net::{AddressFamily, SocketType, sockopt},
+    net::{AddressFamily, SocketFlags, SocketType, sockopt},
 };
 use support::{client::Client, eventually, free_port, guard::Guard, skipped, stage::python, world::World};
 
@@ -39,9 +39,14 @@ fn server(world: &World, port: u16) -> Guard {
     server
 }
 
+/// A socket of TCP, which the programs that another test starts at this moment do not keep.
+fn socket() -> OwnedFd {
+    rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
+}
+
 /// A connection from this port, which may have been another's just now.
 fn connect_from(from: u16, to: u16) -> OwnedFd {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let socket = socket();
     sockopt::set_socket_reuseaddr(&socket, true).unwrap();
     let [from, to] = [from, to].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
     eventually("the port can be had", || match rustix::net::bind(&socket, &from) {
@@ -51,7 +56,14 @@ fn connect_from(from: u16, to: u16) -> OwnedFd {
             false
         }
     });
-    rustix::net::connect(&socket, &to).unwrap();
+    // A program that is just being started has a copy of the earlier connection until its `exec`.
+    eventually("the earlier connection has ended", || match rustix::net::connect(&socket, &to) {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error, Errno::ADDRNOTAVAIL);
+            false
+        }
+    });
     socket
 }
 
@@ -87,7 +99,7 @@ fn attack(world: &World, keeps: bool) {
     } else {
         sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
         drop(socket);
-        rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap()
+        self::socket()
     };
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
