@@ -506,13 +506,17 @@ impl Serving {
 
 /// The finder of UDP sockets of this machine; `None` if the kernel does not find them.
 fn find_receivers() -> Option<ReceiverFinder> {
-    let mut finder = ReceiverFinder::open().ok()?;
+    const STAY: &str = "datagrams to and from this machine stay on the kernel";
+    let opened = ReceiverFinder::open();
+    let mut finder = opened
+        .inspect_err(
+            |error| tracing::info!(%error, "{STAY}: the agent may not ask it about UDP sockets (docs/policy.md)"),
+        )
+        .ok()?;
     if finder.works() {
         return Some(finder);
     }
-    tracing::info!(
-        "datagrams to and from this machine stay on the kernel, which does not find UDP sockets (module udp_diag)"
-    );
+    tracing::info!("{STAY}, which does not find UDP sockets (module udp_diag)");
     None
 }
 
