@@ -296,11 +296,17 @@ fn new_session_behind_many_of_other_user_is_next() {
         clients.push(client);
     }
     let _honest = bench.connect();
-    bench.server.turn(Some(Duration::ZERO)).unwrap();
     let own = User::Host(rustix::process::geteuid().as_raw());
-    let core = &bench.server.core;
-    assert!(bench.server.sessions.keys().any(|session| core.user_of_session(*session) == Some(own)));
-    assert!(bench.server.next_session - FIRST_SESSION <= 2 * BURST as u64, "a turn begins few sessions of each user");
+    let is_served = |bench: &Bench| {
+        bench.server.sessions.keys().any(|session| bench.server.core.user_of_session(*session) == Some(own))
+    };
+    // A turn ends early if its time is over: it may not accept the connection yet, and the next one goes on with the user who is next.
+    while !is_served(&bench) {
+        let before = bench.server.next_session;
+        bench.server.turn(Some(Duration::ZERO)).unwrap();
+        assert!(bench.server.next_session - before <= 2 * BURST as u64, "a turn begins few sessions of each user");
+        assert!(bench.server.next_session - FIRST_SESSION <= 50, "it waits for the sessions of the other user");
+    }
 }
 
 /// A packet with which a client joins.
