@@ -122,6 +122,8 @@ fn dashboard_queries_return_results_from_real_prometheus() {
     let bytes: u64 = throughput["data"]["result"][0]["value"][1].as_str().unwrap().parse().unwrap();
     // The totals are those of the machine, on which other programs may run under Partywall too.
     assert!(bytes >= 5, "hello: {throughput}");
+    let channels: Value = serde_json::from_slice(&world.run("watcher", &["stat", "--json"]).stdout).unwrap();
+    assert_eq!(channels["channels"][0]["sides"][0]["written"]["bytes"], 5, "hello: {channels}");
 }
 
 #[test]
