@@ -137,6 +137,9 @@ pub(crate) fn commands_show_connection_between_guests(world: &World, a: &Guest, 
         let said = done.text();
         assert!(parts.iter().all(|part| said.contains(part)), "host: {words:?}: {parts:?} are not in\n{said}");
     }
+    // The broker's own list has nothing of other brokers.
+    let listed: Value = serde_json::from_slice(&world.partywall(&["list", "channels", "--json"]).stdout).unwrap();
+    assert_eq!(listed["channels"].as_array().unwrap().len(), 1, "{listed}");
     connection_moves_as_the_host_says(world, a, b);
     b.sh(&format!("kill -9 ${}", processes("redis-cli", "called")));
     client_without_library_has_its_reason(a, b);
