@@ -149,13 +149,40 @@ fn requests_wait_for_an_exporter_that_comes_back() {
 fn requests_fail_while_an_exporter_is_away_for_long() {
     let setting = Setting::new(MIB);
     let export = setting.export();
-    let disk = setting.import("user", Duration::from_millis(200)).unwrap();
+    // The calls' time-out is the grace as well.
+    let disk = setting.import("user", Duration::from_secs(5)).unwrap();
     let mut driver = disk.driver();
     drop(export);
     assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, IOERR);
     let _export = setting.export();
     assert_eq!(driver.run(OUT, 0, &noise(2, 4096), 0).unwrap().0, OK);
     assert!(driver.run(IN, 0, &[], 4096).unwrap() == (OK, noise(2, 4096)));
+}
+
+/// A session that begins late has one attempt.
+#[test]
+fn request_is_executed_if_a_session_begins_after_its_grace() {
+    const GRACE: Duration = Duration::from_secs(3);
+    let setting = Setting::new(MIB);
+    let exporter = Forgetful::start(&setting);
+    let disk = setting.import("user", GRACE).unwrap();
+    let mut driver = disk.driver();
+    assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
+    exporter.disk.lock().unwrap().greeting = GRACE + Duration::from_millis(500);
+    exporter.reconnect();
+    assert!(driver.run(IN, 0, &[], 4096).unwrap() == (OK, noise(1, 4096)));
+    drop((driver, disk));
+}
+
+#[test]
+fn request_fails_if_no_session_of_its_exporter_has_an_answer() {
+    let setting = Setting::new(MIB);
+    let exporter = Forgetful::start(&setting);
+    let disk = setting.import("user", Duration::from_millis(300)).unwrap();
+    let mut driver = disk.driver();
+    exporter.disk.lock().unwrap().is_mute = true;
+    assert_eq!(driver.run(IN, 0, &[], 4096).unwrap().0, IOERR);
+    drop((driver, disk));
 }
 
 #[test]
@@ -332,6 +359,10 @@ struct ForgetfulDisk {
     most_read: usize,
     /// Reads that were too long.
     refused_reads: u32,
+    /// How long it takes to begin a session.
+    greeting: Duration,
+    /// It refuses all requests, as if their session had ended.
+    is_mute: bool,
 }
 
 impl Forgetful {
@@ -340,8 +371,19 @@ impl Forgetful {
         let empty = vec![0; 4 << 20];
         let (stored, most_read) = (empty.clone(), usize::MAX);
         let (cached, flushes, session) = (empty, 0, 0);
-        let disk =
-            ForgetfulDisk { boot: 1, stored, cached, flushes, session, refusals: 0, most_read, refused_reads: 0 };
+        let (refusals, refused_reads, greeting, is_mute) = (0, 0, Duration::ZERO, false);
+        let disk = ForgetfulDisk {
+            boot: 1,
+            stored,
+            cached,
+            flushes,
+            session,
+            refusals,
+            most_read,
+            refused_reads,
+            greeting,
+            is_mute,
+        };
         let disk = Arc::new(Mutex::new(disk));
         let mut calls = CallServer::builder();
         for number in 1..=3_u32 {
@@ -350,6 +392,9 @@ impl Forgetful {
                 let mut disk = disk.lock().unwrap();
                 let args = call.args().to_vec();
                 let (data, at, length) = request_of(&args, disk.session)?;
+                if disk.is_mute {
+                    return Err(refusal(rustix::io::Errno::NOTCONN));
+                }
                 if number == 2 && disk.refusals > 0 {
                     disk.refusals -= 1;
                     return Err(refusal(rustix::io::Errno::NOMEM));
@@ -372,6 +417,8 @@ impl Forgetful {
         let calls = calls.bind(&domain, "data.calls").unwrap();
         let shared = Arc::clone(&disk);
         let sessions = PlayedSessions::begin(&domain, move || {
+            let greeting = shared.lock().unwrap().greeting;
+            std::thread::sleep(greeting);
             let mut disk = shared.lock().unwrap();
             disk.session += 1;
             Some(PlayedWelcome { session: disk.session, capacity: disk.cached.len() as u64, boot: disk.boot })

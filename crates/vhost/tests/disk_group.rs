@@ -186,7 +186,7 @@ fn buffers_are_kept_for_repeats_and_for_exporters_that_may_still_read(setting: &
     assert_eq!(group.free(), free);
     drop((driver, disk));
     // The call's time-out is the grace as well.
-    let disk = import(setting, group, Duration::from_secs(2));
+    let disk = import(setting, group, Duration::from_secs(5));
     let mut driver = disk.driver();
     assert_eq!(driver.run(OUT, 8, &noise(2, 4096), 0).unwrap().0, OK);
     exporter.state().is_silent = true;

@@ -125,11 +125,11 @@ impl ImportCore {
         *own = Some(OwnConnection { generation, calls, since: Instant::now() });
     }
 
-    /// Makes another session in place of the one with this number, unless another thread has done so.
-    pub(super) fn renew(&self, generation: u64, since: Instant) {
+    /// Makes another session in place of the one with this number, unless another thread has done so. Returns whether there is one.
+    pub(super) fn renew(&self, generation: u64, since: Instant) -> bool {
         let mut current = lock(&self.link);
         if current.generation != generation {
-            return;
+            return current.link.is_some();
         }
         let target = &self.options.target;
         if current.link.take().is_some() {
@@ -142,13 +142,14 @@ impl ImportCore {
         // The exporter has ended all requests of the sessions before (protocol E1.2).
         let Some(link) = self.link_again(current.boot, generation + 1) else {
             std::thread::sleep(PAUSE);
-            return;
+            return false;
         };
         info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
         current.generation += 1;
         self.most_read.store(MOST_DATA, Ordering::Relaxed);
         current.boot = link.welcome.boot;
         current.link = Some(link);
+        true
     }
 
     /// Another session. What the exporter may have lost since the last one is done again before any other request (protocol E3).
@@ -194,7 +195,9 @@ impl ImportCore {
             });
             match measured {
                 Ok(reply) => return reply.array(0).map(u64::from_le_bytes).ok(),
-                Err(ExportFailure::Ended) => self.renew(generation, since),
+                Err(ExportFailure::Ended) => {
+                    self.renew(generation, since);
+                }
                 Err(ExportFailure::Errno(_) | ExportFailure::NoMemory | ExportFailure::Unseen) => return None,
             }
             if self.is_over(since) {

@@ -126,12 +126,13 @@ impl ImportCore {
     }
 
     /// Executes a task, also if the exporter goes and comes back meanwhile. Fails when the grace is over (protocol E1.3). A session that gives no
-    /// answer ends before that, so that nothing of it is executed later.
+    /// answer ends before that, so that nothing of it is executed later. A session that begins when the grace is over has one attempt.
     fn execute(&self, own: &mut OwnCalls, job: &mut StoreJob) -> Result<u32, Unfinished> {
         if job.task == StoreTask::Delay {
             std::thread::sleep(self.delay);
             return Ok(0);
         }
+        let mut is_last = false;
         loop {
             let began = Instant::now();
             // The broker may learn of the machine's windows later than the machine, for example after its own restart.
@@ -164,10 +165,19 @@ impl ImportCore {
             let since = *job.waits_since.get_or_insert_with(Instant::now);
             let (pause, errno) = match unconnected {
                 Unconnected::Gone(generation) => {
-                    self.renew(generation, since);
+                    // Of an exporter that begins sessions and answers no request, the last one had its attempt by now.
+                    let was_over = self.is_over(since);
+                    if self.renew(generation, since) && !was_over {
+                        is_last = self.is_over(since);
+                        continue;
+                    }
                     (Duration::ZERO, Errno::IO)
                 }
                 Unconnected::NoMemory => (MEMORY_PAUSE, Errno::NOMEM),
+                Unconnected::Busy if is_last => {
+                    std::thread::sleep(CONNECTION_PAUSE);
+                    continue;
+                }
                 Unconnected::Busy => (CONNECTION_PAUSE, Errno::IO),
             };
             if !pause.is_zero() && !self.is_over(since) {
