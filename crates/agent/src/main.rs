@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use partywall_protocol::environment;
+use partywall_region::number_record;
 use partywall_region::relay::{PORT, PortSide, Relay, open_port};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -67,6 +68,11 @@ struct Arguments {
     /// Name of the serial port to the host
     #[arg(long, value_name = "NAME", default_value = PORT)]
     port: String,
+
+    /// Directory with the record of sequence numbers that `partywall numbers on` has made. Without one, they are read in TCP's repair mode,
+    /// which takes CAP_NET_ADMIN
+    #[arg(long, value_name = "DIR", default_value = number_record::DIRECTORY)]
+    number_record: PathBuf,
 
     /// Log level on stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
     #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info")]
@@ -114,7 +120,7 @@ fn run(arguments: &Arguments) -> std::io::Result<()> {
             Ok((relay, notices)) => {
                 told = false;
                 let listening = Listening::new(&arguments.socket, arguments.socket_mode);
-                let ServingEnd { why } = Serving::new(relay, listening)?.serve(&notices)?;
+                let ServingEnd { why } = Serving::new(relay, listening, &arguments.number_record)?.serve(&notices)?;
                 tracing::warn!(why, "the port was closed");
             }
             Err(error) if !told => {

@@ -5,6 +5,7 @@ mod inward;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -93,7 +94,7 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    pub(crate) fn new(relay: Relay, listening: Listening) -> io::Result<Self> {
+    pub(crate) fn new(relay: Relay, listening: Listening, number_record: &Path) -> io::Result<Self> {
         Ok(Self {
             relay,
             listening,
@@ -107,7 +108,7 @@ impl Serving {
             handshakes: LocalHandshakes::default(),
             passed: PassedSockets::default(),
             begun: Instant::now(),
-            inspector: Inspector::new(),
+            inspector: Inspector::new().with_record_at(Some(number_record.to_owned())),
             receivers: find_receivers(),
             revoker: Revoker::new().map_err(io::Error::other)?,
             releasing: None,
@@ -404,7 +405,7 @@ impl Serving {
             static TOLD: std::sync::Once = std::sync::Once::new();
             TOLD.call_once(|| {
                 tracing::warn!(
-                    "connections of unmodified programs to other machines stay on TCP: the agent may not read their sequence numbers; it takes CAP_NET_ADMIN"
+                    "connections of unmodified programs to other machines stay on TCP: the agent may not read their sequence numbers; it takes CAP_NET_ADMIN, or `partywall numbers on` before they begin"
                 );
             });
         }

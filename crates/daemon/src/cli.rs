@@ -12,6 +12,7 @@ use clap_complete::Shell;
 use partywall_daemon::Config;
 use partywall_daemon::policy::MetricsAddress;
 use partywall_protocol::environment;
+use partywall_region::number_record;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -91,6 +92,11 @@ pub(crate) struct DaemonArguments {
     /// address in the policy file, else none]
     #[arg(long, value_name = "ADDRESS", value_parser = str::parse::<MetricsAddress>)]
     metrics: Option<MetricsAddress>,
+
+    /// Directory with the record of sequence numbers that `partywall numbers on` has made. Without one, they are read in TCP's repair mode,
+    /// which takes CAP_NET_ADMIN
+    #[arg(long, value_name = "DIR", default_value = number_record::DIRECTORY)]
+    number_record: PathBuf,
 
     /// Log level on stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
     #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info", value_parser = parse_filter)]
@@ -183,7 +189,8 @@ impl DaemonArguments {
         };
         let mode = self.socket_mode.unwrap_or(if root { 0o666 } else { 0o600 });
         let silence = Duration::from_secs(self.machine_silence);
-        let mut config = Config::new(socket).socket_mode(mode).machine_silence(silence);
+        let mut config =
+            Config::new(socket).socket_mode(mode).machine_silence(silence).number_record(&self.number_record);
         config.metrics.clone_from(&self.metrics);
         Ok(match &self.policy {
             Some(path) => config.policy_file(path),

@@ -21,6 +21,8 @@ pub struct Config {
     pub machine_silence: Duration,
     /// Where metrics are served; without it, where the policy file says.
     pub metrics: Option<MetricsAddress>,
+    /// Where the kernel's record of sequence numbers is kept (protocol T3.11). If there is none, the broker reads numbers in repair mode.
+    pub number_record: Option<PathBuf>,
 }
 
 /// An emulated guest on a busy host takes its time.
@@ -36,6 +38,7 @@ impl Config {
             policy_file_is_optional: false,
             machine_silence: SILENCE,
             metrics: None,
+            number_record: None,
         }
     }
 
@@ -76,6 +79,13 @@ impl Config {
     #[must_use]
     pub fn metrics(mut self, address: MetricsAddress) -> Self {
         self.metrics = Some(address);
+        self
+    }
+
+    /// Reads sequence numbers from the record that is kept at this directory, if one is.
+    #[must_use]
+    pub fn number_record(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.number_record = Some(directory.into());
         self
     }
 

@@ -5,7 +5,8 @@
 //! and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
 //! links that the broker makes, and an in-process double with injectable faults for tests ([`double`]). Between virtual machines
 //! regions are parts of windows ([`window`]), which are files of the host ([`pmem`]) or the memory of a PCI device ([`bar`]), and links go
-//! over a serial port ([`relay`]). Heaps are made of segments ([`segment`]). The kernel's facts about a socket are read in [`inspect`].
+//! over a serial port ([`relay`]). Heaps are made of segments ([`segment`]). The kernel's facts about a socket are read in [`inspect`], with
+//! the numbers that it has recorded, where it does ([`number_record`]).
 
 pub mod bar;
 pub mod bell;
@@ -22,6 +23,7 @@ pub mod link;
 mod mapping;
 pub mod membarrier;
 pub mod memfd;
+pub mod number_record;
 pub mod packet;
 pub mod pmem;
 mod racing;

@@ -198,7 +198,7 @@ impl Server {
         let policy = config.policy()?;
         policy.log_warnings();
         // Before there is anything that its process should not have.
-        let readers = Readers::start()?;
+        let readers = Readers::start(config.number_record.clone())?;
         let entries = policy.machines().to_vec();
         let groups = policy.groups().to_vec();
         let networks = policy.networks().to_vec();

@@ -50,6 +50,9 @@ fn partywalld() -> &'static Path {
 /// Starts root's programs as an ordinary user's: without the right to read sequence numbers.
 pub(crate) const WITHOUT_NET_ADMIN: &[&str] = &["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"];
 
+/// Starts root's programs without any right that root has beyond others.
+const WITHOUT_CAPABILITIES: &[&str] = &["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
+
 /// Whether this process has that right.
 pub(crate) fn has_net_admin() -> bool {
     const NET_ADMIN: u32 = 12;
@@ -65,6 +68,9 @@ pub(crate) fn launched(launcher: &[&str], program: &Path) -> Command {
     command.args(&words[1..]);
     command
 }
+
+/// The folder in which a record of sequence numbers may be kept.
+const KEPT: &str = "kept";
 
 /// Separates the rules that every test has from its own.
 const FURTHER: &str = "# further\n";
@@ -88,6 +94,11 @@ impl World {
         Self::with_broker_started_by(WITHOUT_NET_ADMIN)
     }
 
+    /// A world whose broker has no capability, as one that is installed has.
+    pub(crate) fn without_capabilities() -> Self {
+        Self::with_broker_started_by(WITHOUT_CAPABILITIES)
+    }
+
     /// A world whose broker this command starts.
     pub(crate) fn with_broker_started_by(launcher: &'static [&'static str]) -> Self {
         let folder = tempfile::Builder::new().prefix("partywall-preload-test-").tempdir().unwrap();
@@ -97,6 +108,7 @@ impl World {
         let everyone = "[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n";
         let rules = format!("administrators = [{}]\n{everyone}", rustix::process::geteuid().as_raw());
         std::fs::write(folder.path().join("policy.toml"), rules).unwrap();
+        std::fs::create_dir(folder.path().join(KEPT)).unwrap();
         let broker = std::cell::RefCell::new(Self::start(launcher, folder.path()));
         Self { launcher, broker, folder }
     }
@@ -105,6 +117,8 @@ impl World {
         let mut command = launched(launcher, partywalld());
         let socket = folder.join("broker.sock");
         command.arg("--socket").arg(&socket).arg("--policy").arg(folder.join("policy.toml"));
+        // Never that of this machine.
+        command.arg("--number-record").arg(folder.join(KEPT).join("numbers"));
         let log = File::options().append(true).create(true).open(folder.join("broker.log")).unwrap();
         let mut broker = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log));
         eventually("the broker listens", || {
@@ -113,6 +127,11 @@ impl World {
             is_there && super::client::Client::try_connect(&socket).is_some()
         });
         broker
+    }
+
+    /// Where the broker looks for a record of sequence numbers. There is none at first.
+    pub(crate) fn number_record(&self) -> PathBuf {
+        self.path(KEPT).join("numbers")
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

@@ -14,12 +14,14 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
 
 use partywall_protocol::directory::Transport;
-use partywall_protocol::socket::{Identity, SocketFacts, SocketState};
+use partywall_protocol::socket::{Identity, Numbers, SocketFacts, SocketState};
 use partywall_protocol::wire::Origin;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
+use crate::number_record::NumberRecord;
 pub use crate::sockopt::option;
 
 /// `SIOCGSKNS`: the network namespace of a socket, as a descriptor.
@@ -58,6 +60,10 @@ pub struct Inspector {
     own: Option<(u64, u64)>,
     /// By cookie: whether our user namespace owns the network namespace. Neither ever changes.
     trusted: HashMap<u64, bool>,
+    /// Where the kernel's record of sequence numbers is kept, if there is one.
+    record_at: Option<PathBuf>,
+    /// That record, once it is there.
+    record: Option<NumberRecord>,
 }
 
 impl Default for Inspector {
@@ -70,7 +76,19 @@ impl Inspector {
     /// An inspector without remembered namespaces.
     pub fn new() -> Self {
         let own = rustix::fs::stat("/proc/self/ns/user").ok().map(|stat| (stat.st_dev, stat.st_ino));
-        Self { own, trusted: HashMap::new() }
+        Self { own, trusted: HashMap::new(), record_at: None, record: None }
+    }
+
+    /// Takes sequence numbers from the record that is kept at this directory, as soon as there is one. A record that cannot be opened is as good as
+    /// none.
+    #[must_use]
+    pub fn with_record_at(self, directory: Option<PathBuf>) -> Self {
+        Self { record_at: directory, ..self }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_record(self, record: Option<NumberRecord>) -> Self {
+        Self { record, ..self }
     }
 
     /// Reads a socket and closes it. `with_numbers`: the sequence numbers of a connection are to be read, too. No thread of its program may be inside
@@ -125,7 +143,7 @@ impl Inspector {
                 _ => SocketState::Other,
             },
             identity: if info.state == ESTABLISHED {
-                identity(socket, local, with_numbers)
+                self.identity(socket, local, with_numbers)
             } else {
                 Identity::default()
             },
@@ -138,6 +156,25 @@ impl Inspector {
             received: info.bytes_received,
             sent: info.bytes_sent,
         })
+    }
+
+    /// The values that identify the other end of a connection, besides its addresses. It has been seen ESTABLISHED.
+    fn identity(&mut self, socket: BorrowedFd<'_>, local: SocketAddr, with_numbers: bool) -> Identity {
+        // If the kernel does not say, the broker must fear it.
+        let device = option::<libc::c_int>(socket, libc::SOL_SOCKET, BOUND_TO).unwrap_or(1);
+        let numbers = with_numbers.then(|| self.numbers(socket)).flatten();
+        Identity { bound_to_device: device != 0, tracked: is_tracked(socket, local), numbers }
+    }
+
+    fn numbers(&mut self, socket: BorrowedFd<'_>) -> Option<Numbers> {
+        if self.record.is_none() {
+            self.record = self.record_at.as_deref().and_then(|at| NumberRecord::open(at).ok().flatten());
+        }
+        let Some(recorded) = self.record.as_ref().and_then(|record| record.numbers(socket)) else {
+            return numbers::read(socket);
+        };
+        repair::end(socket);
+        Some(recorded)
     }
 
     /// Whether the network namespace of a socket belongs to our user namespace. Only root may ask; without, none does.
@@ -158,14 +195,6 @@ impl Inspector {
         self.trusted.insert(netns, trusted);
         trusted
     }
-}
-
-/// The values that identify the other end of an established connection, besides its addresses.
-fn identity(socket: BorrowedFd<'_>, local: SocketAddr, with_numbers: bool) -> Identity {
-    // If the kernel does not say, the broker must fear it.
-    let device = option::<libc::c_int>(socket, libc::SOL_SOCKET, BOUND_TO).unwrap_or(1);
-    let numbers = with_numbers.then(|| numbers::read(socket)).flatten();
-    Identity { bound_to_device: device != 0, tracked: is_tracked(socket, local), numbers }
 }
 
 /// Whether the kernel's connection tracking knows the connection: only then may it translate addresses.

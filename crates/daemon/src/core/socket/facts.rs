@@ -20,17 +20,17 @@ pub(in crate::core) enum NotPeers {
     #[error("what the two sockets have carried says that they are not ends of one connection")]
     OtherBytes,
     #[error(
-        "the ends of the two sockets are not each other's, and the broker may not read their sequence numbers; give it CAP_NET_ADMIN"
+        "the ends of the two sockets are not each other's, and the broker may not read their sequence numbers; give it CAP_NET_ADMIN, or have the kernel record them (partywall numbers on)"
     )]
     OtherEnds,
     #[error(
-        "the sockets are in different network namespaces, and the broker may not read their sequence numbers; give it CAP_NET_ADMIN"
+        "the sockets are in different network namespaces, and the broker may not read their sequence numbers; give it CAP_NET_ADMIN, or have the kernel record them (partywall numbers on)"
     )]
     OtherNamespace,
     #[error("a socket is bound to a device, so another may have the same addresses")]
     Bound,
     #[error(
-        "the kernel tracks this connection and may translate its addresses, and the broker may not read its sequence numbers; give it CAP_NET_ADMIN"
+        "the kernel tracks this connection and may translate its addresses, and the broker may not read its sequence numbers; give it CAP_NET_ADMIN, or have the kernel record them (partywall numbers on)"
     )]
     Tracked,
 }

@@ -24,6 +24,7 @@ mod urgency;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use partywall_protocol::wire::User;
@@ -143,8 +144,8 @@ pub(super) struct Readers {
 
 impl Readers {
     /// Before the broker has anything of a stranger's.
-    pub(super) fn start() -> io::Result<Spawned> {
-        Ok(Spawned(Spawner::start()?))
+    pub(super) fn start(number_record: Option<PathBuf>) -> io::Result<Spawned> {
+        Ok(Spawned(Spawner::start(number_record)?))
     }
 
     fn number(&mut self) -> u32 {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use partywall_protocol::wire;
 use partywall_region::inspect::{Inspector, Unhurried};
@@ -21,22 +22,16 @@ use crate::server::judge::{Judged, has_ended, judge};
 /// The epoll data of the broker's socket; sessions have greater numbers.
 const BROKER: u64 = 0;
 
-pub(super) fn run(kept: Vec<OwnedFd>) {
-    run_as(kept, false);
-}
-
-/// A reader that may raise its priority.
-pub(super) fn run_urgently(kept: Vec<OwnedFd>) {
-    run_as(kept, true);
-}
-
-fn run_as(kept: Vec<OwnedFd>, may_be_urgent: bool) {
+/// Reads until the broker is gone. `may_be_urgent`: it may raise its priority. `number_record`: where the kernel's record of sequence numbers is
+/// kept, if there is one.
+pub(super) fn run(kept: Vec<OwnedFd>, may_be_urgent: bool, number_record: Option<PathBuf>) {
     if let Ok([broker, timer]) = <[OwnedFd; 2]>::try_from(kept)
         && let Ok(epoll) = epoll::create(epoll::CreateFlags::CLOEXEC)
     {
         let sessions = BTreeMap::new();
         let incoming = Box::new([0; wire::MAX_PACKET]);
-        let (inspector, urgency) = (Inspector::new(), ReaderUrgency::new(may_be_urgent));
+        let inspector = Inspector::new().with_record_at(number_record);
+        let urgency = ReaderUrgency::new(may_be_urgent);
         let mut this = ReaderProcess { broker, timer, epoll, sessions, inspector, incoming, urgency };
         this.urgency.look();
         let _ = this.serve();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use partywall_region::packet;
@@ -48,11 +49,12 @@ struct SpawnerOrder {
 }
 
 impl Spawner {
-    pub(super) fn start() -> io::Result<Self> {
+    /// `number_record`: where readers find the kernel's record of sequence numbers.
+    pub(super) fn start(number_record: Option<PathBuf>) -> io::Result<Self> {
         let (socket, theirs) = packet::pair()?;
         let pid = process::fork("partywall-spawn\0", &[theirs.as_fd()], |kept| {
             if let Ok([broker]) = <[OwnedFd; 1]>::try_from(kept) {
-                Children { broker, running: BTreeMap::new() }.run();
+                Children { broker, number_record, running: BTreeMap::new() }.run();
             }
         })?;
         Ok(Self { socket, pid, backlog: VecDeque::new() })
@@ -131,6 +133,7 @@ impl Drop for Spawner {
 /// The process's own side.
 struct Children {
     broker: OwnedFd,
+    number_record: Option<PathBuf>,
     running: BTreeMap<u32, (Pid, OwnedFd)>,
 }
 
@@ -189,10 +192,10 @@ impl Children {
                 }
             }
             (what, [broker, timer]) if what == Job::Read as u8 => {
-                self.fork(number, "partywall-read\0", &[broker.as_fd(), timer.as_fd()], reader::run);
+                self.fork_reader(number, &[broker.as_fd(), timer.as_fd()], false);
             }
             (what, [broker, timer]) if what == Job::ReadUrgently as u8 => {
-                self.fork(number, "partywall-read\0", &[broker.as_fd(), timer.as_fd()], reader::run_urgently);
+                self.fork_reader(number, &[broker.as_fd(), timer.as_fd()], true);
             }
             (what, [broker]) if what == Job::Dispose as u8 => {
                 self.fork(number, "partywall-drop\0", &[broker.as_fd()], dispose);
@@ -202,8 +205,15 @@ impl Children {
         Some(())
     }
 
+    fn fork_reader(&mut self, number: u32, keep: &[BorrowedFd<'_>], may_be_urgent: bool) {
+        let number_record = self.number_record.clone();
+        self.fork(number, "partywall-read\0", keep, move |kept| {
+            reader::run(kept, may_be_urgent, number_record);
+        });
+    }
+
     /// Should it fail, the child's end of its socket closes with the request, and the broker sees it as dead.
-    fn fork(&mut self, number: u32, name: &'static str, keep: &[BorrowedFd<'_>], body: fn(Vec<OwnedFd>)) {
+    fn fork(&mut self, number: u32, name: &'static str, keep: &[BorrowedFd<'_>], body: impl FnOnce(Vec<OwnedFd>)) {
         if let Ok(pid) = process::fork(name, keep, body) {
             match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(pidfd) => drop(self.running.insert(number, (pid, pidfd))),
