@@ -10,7 +10,7 @@ use partywall_protocol::wire::Name;
 
 use crate::commands::{
     agent, bench, blk, cat, completions, container, demo, doctor, enable, events, fs, group, ivshmem_server, list, man,
-    moves, net, ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, tree_call, vm, why,
+    moves, net, numbers, ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, tree_call, vm, why,
 };
 use crate::human;
 
@@ -89,6 +89,7 @@ pub(crate) enum Command {
     Enable(enable::EnableArgs),
     Disable(enable::DisableArgs),
     Container(container::Args),
+    Numbers(numbers::Args),
     Group(group::Args),
     Agent(agent::Args),
     Net(net::Args),

@@ -33,8 +33,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Between hosts: the only crate with TLS and the client of a directory.
     ("partywall-gateway", &["partywall", "partywall-terminal"]),
     ("partywall-preload", &["partywall-shm", "partywall-protocol", "partywall-region"]),
-    // About virtual machines it asks their monitors, and inside a machine it examines the devices.
-    ("partywall-cli", &["partywall-shm", "partywall-protocol", "partywall", "partywall-vm", "partywall-terminal"]),
+    // About virtual machines it asks their monitors, and inside a machine it examines the devices. It has the kernel record sequence numbers, which
+    // brokers and agents read.
+    (
+        "partywall-cli",
+        &["partywall-shm", "partywall-protocol", "partywall-region", "partywall", "partywall-vm", "partywall-terminal"],
+    ),
     // Between virtual machines it boots them, plugs memory into them and looks for it inside.
     (
         "partywall-bench",

@@ -17,6 +17,7 @@ pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod moves;
 pub(crate) mod net;
+pub(crate) mod numbers;
 pub(crate) mod ping;
 pub(crate) mod policy;
 pub(crate) mod run;
@@ -55,6 +56,7 @@ pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
         Command::Group(args) => group::run(&cli.global, args),
         Command::Agent(args) => agent::run(args),
         Command::Net(args) => net::run(args),
+        Command::Numbers(args) => numbers::run(args),
         Command::Blk(args) => blk::run(args),
         Command::Fs(args) => fs::run(&cli.global, args),
         Command::IvshmemServer(args) => ivshmem_server::run(args),

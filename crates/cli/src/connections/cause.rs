@@ -156,8 +156,8 @@ fn library_remedy(reason: Reason) -> &'static str {
              `partywall list`, names the rule; it is tried again when the policy is loaded again"
         }
         Reason::Ambiguous => {
-            "let the broker read sequence numbers: give it CAP_NET_ADMIN (`systemctl edit partywalld`: [Service] CapabilityBoundingSet=CAP_NET_ADMIN), and \
-             restart it"
+            "let the broker read sequence numbers: `partywall numbers on` and connect again; or give the broker CAP_NET_ADMIN (`systemctl edit \
+             partywalld`: [Service] CapabilityBoundingSet=CAP_NET_ADMIN), and restart it"
         }
         Reason::PeerOnTcp => "ask about the other end: `partywall why` with the connection's address has its reason",
         Reason::Resources => {

@@ -1,10 +1,13 @@
 //! Whether the broker can tell connections of two users apart where the kernel tracks connections.
 //!
 //! A kernel that tracks a connection (for a firewall, docker or kube-proxy) may translate its addresses. The broker then compares the sequence
-//! numbers of both ends, for which it needs `CAP_NET_ADMIN` (protocol T5). Without it, the connection has the reason `ambiguous`.
+//! numbers of both ends, for which it needs `CAP_NET_ADMIN` or the kernel's record of them (protocol T3, T5). Without either, the connection has the
+//! reason `ambiguous`.
 
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 
+use partywall_region::number_record::{self, NumberRecord};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
@@ -16,18 +19,37 @@ use crate::session;
 /// `None` if the broker's process cannot be found from here.
 pub(super) fn check(global: &Global) -> Option<Check> {
     let broker = ServingBroker::find(&session::broker_path(global))?;
-    Some(judge(is_tracked(), broker.pid, broker.has(Capability::NetAdmin)))
+    let is_recorded = matches!(NumberRecord::open(Path::new(number_record::DIRECTORY)), Ok(Some(_)));
+    let source = if is_recorded { NumberSource::Record } else { broker.has(Capability::NetAdmin).into() };
+    Some(judge(is_tracked(), broker.pid, source))
 }
 
-fn judge(is_tracked: std::io::Result<bool>, broker: u32, may_read: bool) -> Check {
+/// Where the broker has sequence numbers from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NumberSource {
+    Record,
+    RepairMode,
+    Nowhere,
+}
+
+impl From<bool> for NumberSource {
+    fn from(has_capability: bool) -> Self {
+        if has_capability { Self::RepairMode } else { Self::Nowhere }
+    }
+}
+
+fn judge(is_tracked: std::io::Result<bool>, broker: u32, source: NumberSource) -> Check {
     let means = "connections between programs of different users stay on TCP, with the reason `ambiguous`";
     let check = |found: String| Check::ok("broker", "connection tracking", means, found);
-    let capability = if may_read { "has CAP_NET_ADMIN" } else { "lacks CAP_NET_ADMIN" };
-    match (is_tracked, may_read) {
+    let tracks = |and: &str| check(format!("the kernel tracks connections, and {and}"));
+    match (is_tracked, source) {
         (Ok(false), _) => check("the kernel does not track connections in this network namespace".into()),
-        (Ok(true), true) => check(format!("the kernel tracks connections, and the broker (process {broker}) {capability}")),
-        (Ok(true), false) => check(format!("the kernel tracks connections, and the broker (process {broker}) {capability}"))
-            .warn("`systemctl edit partywalld`, with the lines [Service] and CapabilityBoundingSet=CAP_NET_ADMIN; then `systemctl restart partywalld`"),
+        (Ok(true), NumberSource::Record) => tracks("records their sequence numbers"),
+        (Ok(true), NumberSource::RepairMode) => tracks(&format!("the broker (process {broker}) has CAP_NET_ADMIN")),
+        (Ok(true), NumberSource::Nowhere) => tracks(&format!("the broker (process {broker}) lacks CAP_NET_ADMIN")).warn(
+            "`partywall numbers on`; or `systemctl edit partywalld`, with the lines [Service] and CapabilityBoundingSet=CAP_NET_ADMIN, and \
+             `systemctl restart partywalld`",
+        ),
         (Err(error), _) => check(format!("no connection over the loopback interface can be made: {error}"))
             .warn("`ip link set lo up`, if programs of this network namespace are to connect to each other"),
     }
@@ -53,12 +75,14 @@ mod tests {
 
     #[test]
     fn tracked_connections_without_capability_are_a_warning() {
-        let judged = |tracked, may_read| judge(Ok(tracked), 7, may_read);
-        for (tracked, may_read) in [(false, false), (false, true), (true, true)] {
-            assert_eq!(judged(tracked, may_read).status, FindingStatus::Ok, "{tracked} {may_read}");
+        use NumberSource::{Nowhere, Record, RepairMode};
+        let judged = |tracked, source| judge(Ok(tracked), 7, source);
+        for (tracked, source) in [(false, Nowhere), (false, RepairMode), (true, RepairMode), (true, Record)] {
+            assert_eq!(judged(tracked, source).status, FindingStatus::Ok, "{tracked} {source:?}");
         }
-        let warned = judged(true, false);
+        let warned = judged(true, Nowhere);
         assert_eq!(warned.status, FindingStatus::Warn);
-        assert!(warned.remedy.unwrap().contains("CapabilityBoundingSet=CAP_NET_ADMIN"));
+        let remedy = warned.remedy.unwrap();
+        assert!(remedy.contains("CapabilityBoundingSet=CAP_NET_ADMIN") && remedy.contains("partywall numbers on"));
     }
 }
