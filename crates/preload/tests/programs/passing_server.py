@@ -1,8 +1,8 @@
 """Passes one connection to a worker, another program, which echoes what comes. Usage: passing_server.py ADDRESS PORT HOW
 
-HOW is `at once`, `after use` (5000 pieces are echoed here before), `twice` (in two messages), `and keep` (a copy stays open here), `peeked` (the
-worker looks at the message before it takes it), `forked` (a child of the worker has it, too), or `on and on` (the worker passes it to another one,
-and keeps a copy)."""
+HOW is `at once`, `after use` (pieces are echoed here before, up to one of ones alone), `twice` (in two messages), `and keep` (a copy stays open
+here), `peeked` (the worker looks at the message before it takes it), `forked` (a child of the worker has it, too), or `on and on` (the worker
+passes it to another one, and keeps a copy)."""
 import array
 import os
 import socket
@@ -10,13 +10,15 @@ import subprocess
 import sys
 
 
-def echo(connection, pieces):
-    while pieces != 0:
-        piece = connection.recv(64, socket.MSG_WAITALL)
-        if not piece:
-            return
+MARK = b"\xff" * 64
+
+
+def echo(connection, last=None):
+    """Echoes pieces to the end, or up to the last one."""
+    while piece := connection.recv(64, socket.MSG_WAITALL):
         connection.sendall(piece)
-        pieces -= 1
+        if piece == last:
+            return
 
 
 def receive(carrier, flags=0):
@@ -51,14 +53,14 @@ if sys.argv[1] == "worker":
         other, further = start_worker("at once")
         send(further, connection)
         sys.exit(other.wait())
-    echo(connection, -1)
+    echo(connection)
 else:
     how = sys.argv[3]
     with socket.create_server((sys.argv[1], int(sys.argv[2]))) as listener:
         worker, ours = start_worker(how)
         connection, _ = listener.accept()
         if how == "after use":
-            echo(connection, 5000)
+            echo(connection, MARK)
         kept = socket.socket(fileno=os.dup(connection.fileno())) if how == "and keep" else None
         send(ours, connection)
         if how == "twice":
