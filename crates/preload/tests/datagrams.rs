@@ -279,10 +279,11 @@ fn datagrams_outlive_broker_and_rings_return_with_next() {
     let port = free_port();
     let mut server = Program::peer(Some(&world), "echo", port, 0);
     assert_eq!(server.line(), "ready");
-    let mut client = Program::peer(Some(&world), "ping", port, 60_000);
+    let arguments = ["endless", &*port.to_string(), "6000"];
+    let mut client = Program::start_with(Stdio::piped(), Some(&world), "datagram_peers", &arguments);
     eventually("it goes by a ring", || ring_bytes(&world) > 0);
     world.kill_broker();
-    assert_eq!(client.line(), "answered 60000");
+    assert_eq!(client.ask(), "answered 6000");
     world.restart_broker();
     // The server is found again when it next looks after its session.
     let mut most = 0;

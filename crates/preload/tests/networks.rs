@@ -4,7 +4,7 @@
 mod support;
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     path::Path,
     process::{ChildStdout, Stdio},
 };
@@ -51,6 +51,11 @@ impl Program {
 
     fn client(world: &World, spaces: &Namespaces, which: usize, port: u16, count: u32) -> Self {
         Self::start(world, spaces, which, "", &["ping", &port.to_string(), &count.to_string()])
+    }
+
+    /// A client that sends until it is given a line, and then this number of datagrams more.
+    fn endless_client(world: &World, spaces: &Namespaces, port: u16, count: u32) -> Self {
+        Self::start(world, spaces, CLIENT, "", &["endless", &port.to_string(), &count.to_string()])
     }
 
     fn line(&mut self) -> String {
@@ -152,12 +157,13 @@ fn namespaces_that_are_listed_later_get_rings() {
 
 /// Runs a client whose flows end in the middle, and which gets an answer to everything it sends. Returns what the ending has made.
 fn lives_through<T>(world: &World, spaces: &Namespaces, port: u16, end: impl FnOnce() -> T) -> T {
-    let mut client = Program::client(world, spaces, CLIENT, port, 60_000);
+    let mut client = Program::endless_client(world, spaces, port, 6000);
     eventually("it goes by rings", || flows(world, port).iter().all(|flows| *flows > 0));
     let ended = end();
     eventually("its flows have ended", || flows(world, port) == [0, 0]);
     assert_eq!(client.guard.ended(), None, "it still sends");
-    assert_eq!(client.line(), "answered 60000");
+    client.guard.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(client.line(), "answered 6000");
     assert_eq!(flows(world, port), [0, 0]);
     ended
 }

@@ -4,6 +4,7 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
   echo      answers each datagram to where it is from; says "ready"
   connected the same over a socket that is connected to the first that sends
   ping      sends COUNT datagrams, each after the answer to the last, and checks the answers; says how many, and ends with its input
+  endless   ping that goes on until a line comes on its input, and then sends COUNT datagrams more
   epoll     echo that waits in epoll; the socket blocks, and is read once each time
   edge      the same by edges: the socket does not block, and is read until there is nothing
   exclusive echo that waits in epoll with EPOLLEXCLUSIVE
@@ -51,7 +52,7 @@ def body(i):
     return struct.pack("<I", i) + bytes([i & 0xff]) * (i * 37 % 1400)
 
 
-if role not in ("ping", "lazy", "flood", "refused"):
+if role not in ("ping", "endless", "lazy", "flood", "refused"):
     if role in ("group", "steered"):
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     s.bind((os.environ.get("PEERS_BIND", at), port))
@@ -220,12 +221,19 @@ elif role == "select":
         select.select([s], [], [])
         data, source = s.recvfrom(65536)
         s.sendto(data, source)
-elif role == "ping":
+elif role in ("ping", "endless"):
     s.settimeout(100)
-    for i in range(count):
+
+    def ping(i):
         s.sendto(body(i), (at, port))
         data, source = s.recvfrom(65536)
         assert data == body(i) and source == (at, port), (i, data[:4], source)
+
+    while role == "endless" and not select.select([sys.stdin], [], [], 0)[0]:
+        for i in range(100):
+            ping(i)
+    for i in range(count):
+        ping(i)
     say(f"answered {count}")
     sys.stdin.read()
 elif role == "lazy":
