@@ -22,7 +22,7 @@ WAYS = [
 for how in WAYS:
     with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection:
         connection.sendall(how.encode().ljust(64))
-        for n in range(200):
+        for n in range(2000):
             question = n.to_bytes(2, "little") * 32
             connection.sendall(question)
             answer = b""

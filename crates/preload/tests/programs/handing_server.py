@@ -108,7 +108,7 @@ with socket.create_server((sys.argv[1], int(sys.argv[2]))) as listener:
         connection, _ = listener.accept()
         try:
             how = exactly(connection, 64).decode().strip()
-            for _ in range(200):
+            for _ in range(2000):
                 connection.sendall(exactly(connection, 64))
         except EOFError:
             connection.close()
