@@ -169,14 +169,37 @@ impl GuestBell {
         rustix::io::read(&self.events.heard, &mut [0; 8]).unwrap();
     }
 
-    /// Takes what has come by the socket. Returns how many bells that were, and nothing else was there.
-    fn bells(&self) -> usize {
-        let mut bells = 0;
-        while let Ok(received) = packet::try_recv(self.socket.as_fd(), &mut [0; 64]) {
-            assert_eq!((received.len, received.fds.len()), (1, 0), "a bell, and no descriptor");
-            bells += 1;
+    /// Whether an interrupt has rung since the last look.
+    fn has_heard(&self) -> bool {
+        rustix::io::read(&self.events.heard, &mut [0; 8]).is_ok()
+    }
+
+    /// Waits for the next bell by the socket; `false` if the other side hangs up instead.
+    fn takes_bell(&self) -> bool {
+        let long = Timespec::try_from(HANG).unwrap();
+        let ready = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&long)).unwrap();
+        assert_eq!(ready, 1, "no bell by the port, and no hang-up");
+        let received = packet::try_recv(self.socket.as_fd(), &mut [0; 64]).unwrap();
+        assert!(received.len <= 1 && received.fds.is_empty(), "a bell, and no descriptor");
+        received.len == 1
+    }
+
+    /// Rings by `ring` until `count` of its rings have come both by interrupt and by the port. Each ring must come by the port, which delivers
+    /// it after its interrupt.
+    fn take_both_ways(&self, count: usize, ring: impl Fn()) {
+        let deadline = Instant::now() + HANG;
+        let mut both = 0;
+        while both < count {
+            assert!(Instant::now() < deadline, "all rings go by the port alone");
+            ring();
+            assert!(self.takes_bell(), "hung up");
+            both += usize::from(self.has_heard());
         }
-        bells
+    }
+
+    /// The number of bells by the socket until the other side hangs up. The hang-up follows all bells on the same path.
+    fn bells_until_hang_up(&self) -> usize {
+        std::iter::from_fn(|| self.takes_bell().then_some(())).count()
     }
 }
 
@@ -203,28 +226,25 @@ fn bells_of_two_machines_ring_by_events_without_relays() {
     let (to_b, to_a) = Link::pair().unwrap();
     let here = a.bell(2, to_b, LinkUse::BellBetweenMachines);
     let there = b.bell(2, to_a, LinkUse::BellBetweenMachines);
-    // By the relays at first, and by the port as well.
-    let deadline = Instant::now() + HANG;
-    while a.device.0.lock().unwrap().ringers.is_empty() {
-        assert!(Instant::now() < deadline, "the event does not ring by the device");
-        here.ring();
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    here.ring();
-    there.hear();
-    std::thread::sleep(Duration::from_millis(30));
-    assert!(there.bells() >= 2, "the first bells come by the port, too");
-    let before = a.device.rings();
+    // By the port alone until the relay knows the event. Then the relay rings twice by the device and by the port.
+    there.take_both_ways(2, || here.ring());
+    assert_eq!(
+        (a.device.rings(), a.device.0.lock().unwrap().ringers.len()),
+        (2, 1),
+        "the event rings by the device now"
+    );
     for _ in 0..10 {
         here.ring();
         there.hear();
     }
-    assert_eq!((a.device.rings(), there.bells()), (before, 0), "no relay has rung, and nothing came by the port");
     there.ring();
     here.hear();
-    drop(there);
-    let mut fds = [PollFd::new(&here.socket, PollFlags::empty())];
-    assert_eq!(poll(&mut fds, Some(&Timespec::try_from(HANG).unwrap())).unwrap(), 1, "the other side hangs up");
+    drop(here);
+    assert_eq!(
+        (there.bells_until_hang_up(), a.device.rings()),
+        (0, 2),
+        "nothing came by the port, and no relay has rung"
+    );
 }
 
 #[test]
@@ -233,20 +253,12 @@ fn host_program_rings_by_interrupt_and_gets_no_event() {
     let (process, far) = Link::pair().unwrap();
     let there = b.bell(2, far, LinkUse::Bell);
     let host = Link::Socket(process.try_clone().unwrap());
-    let deadline = Instant::now() + HANG;
-    // The first go by the port as well, and so do those before the host knows the vector.
-    let mut rung = 0;
-    loop {
+    // By the port alone until the host knows the vector. Then twice both ways.
+    there.take_both_ways(2, || host.ring());
+    for _ in 0..10 {
         host.ring();
-        rung += 1;
-        std::thread::sleep(Duration::from_millis(20));
-        if there.bells() == 0 {
-            break;
-        }
-        assert!(Instant::now() < deadline && rung < 100, "all rings go by the port");
+        there.hear();
     }
-    there.hear();
-    assert!(rung > 2);
     there.ring();
     let mut bytes = [0; 8];
     let received = packet::recv(process.as_fd(), &mut bytes).unwrap();
@@ -256,18 +268,45 @@ fn host_program_rings_by_interrupt_and_gets_no_event() {
     host.ring();
     there.hear();
     assert_eq!(b.device.peers(), 0);
+    drop((process, host));
+    assert_eq!(there.bells_until_hang_up(), 0, "nothing came by the port as well");
 }
 
-/// Rings until `done`, for shortcuts take a moment, and takes all that comes of it.
+/// Waits until `relay` has read all packets that processes had sent it, and the other side, which has these notices, has handled the frames
+/// that they became.
+///
+/// Each message is sent after the turn of the loop that sent the one before has read its links. In a turn, messages come before packets. The
+/// turn that sends the first may have looked for packets before they were there. The turn of the second reads them, and the third
+/// follows them.
+fn settle(relay: &Relay, notices: &Notices) {
+    for message in [b"first", b"again", b"third"] {
+        relay.control(message).unwrap();
+        while notices.recv_timeout(HANG).unwrap() != Notice::Control(message.to_vec()) {}
+    }
+}
+
+/// Waits until all earlier rings have arrived, those by the ports as well, and takes them. Returns how
+/// many events they were.
+fn take_rings(machines: [&Machine; 2], links: [&Link; 2]) -> usize {
+    machines.iter().for_each(|machine| settle(&machine.guest.0, &machine.host.1));
+    machines.iter().for_each(|machine| settle(&machine.host.0, &machine.guest.1));
+    let mut events = 0;
+    for link in links {
+        while let Some(event) = link.try_next().unwrap() {
+            assert!(matches!(event, LinkEvent::Bell), "{event:?}");
+            events += 1;
+        }
+    }
+    events
+}
+
+/// Rings until `done`, for shortcuts take a moment.
 fn ring_until(from: &Link, to: &Link, done: impl Fn() -> bool) {
     let deadline = Instant::now() + HANG;
     while !done() {
         assert!(Instant::now() < deadline, "no shortcut");
         from.ring();
         assert!(matches!(next(to), LinkEvent::Bell));
-    }
-    while let Some(event) = to.try_next().unwrap() {
-        assert!(matches!(event, LinkEvent::Bell), "{event:?}");
     }
 }
 
@@ -278,7 +317,8 @@ fn machines_with_doorbells_ring_past_their_ports() {
     let (here, there) = (a.link(1, to_b), b.link(1, to_a));
     ring_until(&here, &there, || a.device.rings() > 5);
     ring_until(&there, &here, || b.device.rings() > 5);
-    // Not by the ports: there, nothing is heard any more.
+    // No longer by the ports: from now on, each ring is one of the device, and one event.
+    take_rings([&a, &b], [&here, &there]);
     let before = (a.device.rings(), b.device.rings());
     for _ in 0..10 {
         here.ring();
@@ -286,7 +326,8 @@ fn machines_with_doorbells_ring_past_their_ports() {
         there.ring();
         assert!(matches!(next(&here), LinkEvent::Bell));
     }
-    assert!(a.device.rings() > before.0 && b.device.rings() > before.1);
+    assert_eq!(take_rings([&a, &b], [&here, &there]), 0, "rings came by two ways");
+    assert_eq!((a.device.rings(), b.device.rings()), (before.0 + 10, before.1 + 10));
     assert_eq!((a.device.peers(), a.device.taken()), (1, 1));
     // Not even by the relays, where there are events for processes.
     for machine in [&a, &b] {
@@ -295,19 +336,24 @@ fn machines_with_doorbells_ring_past_their_ports() {
     let (to_b, to_a) = Link::pair().unwrap();
     let (from, to) = (a.link(3, to_b), b.link(3, to_a));
     ring_until(&from, &to, || a.device.0.lock().unwrap().ringers.len() == 1);
-    from.ring();
-    while !matches!(next(&to), LinkEvent::Bell) {}
-    // The process has been sent the event to ring at, and uses it from its next look on. Rings by the ports, and by the relay for earlier
-    // rings, may still be in transit.
-    for link in [&from, &to] {
-        while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), LinkEvent::TimedOut) {}
-    }
-    let before = a.device.rings();
+    // The process is sent the event to ring at. From its next look at the link on, its rings pass the relay by.
+    let deadline = Instant::now() + HANG;
+    let before = loop {
+        let before = a.device.rings();
+        from.ring();
+        assert!(matches!(next(&to), LinkEvent::Bell));
+        take_rings([&a, &b], [&from, &to]);
+        if a.device.rings() == before {
+            break before;
+        }
+        assert!(Instant::now() < deadline, "the process does not ring by its event");
+    };
     for _ in 0..10 {
         from.ring();
         assert!(matches!(next(&to), LinkEvent::Bell));
     }
-    assert_eq!(a.device.rings(), before);
+    take_rings([&a, &b], [&from, &to]);
+    assert_eq!(a.device.rings(), before, "the relay rings");
     drop(to);
     assert!(matches!(last(&from), LinkEvent::HungUp));
     drop(from);
@@ -341,11 +387,7 @@ fn links_past_ports_conform() {
         let before = (rings(&a.device), rings(&b.device));
         ring_until(&here, &there, || rings(&a.device) > before.0 + 2);
         ring_until(&there, &here, || rings(&b.device) > before.1 + 2);
-        // Some of these may still be in transit.
-        for link in [&here, &there] {
-            while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), LinkEvent::TimedOut) {
-            }
-        }
+        take_rings([&a, &b], [&here, &there]);
         (here, there)
     };
     conformance::all(&Backend { region: &region, link: &link, at_once: false });
