@@ -3,10 +3,13 @@
 
 mod common;
 
+use common::gate::gate;
 use common::process::{self, child};
 use common::*;
 use partywall::rpc::{CallClient, CallError, CallServer, CallServerBuilder, HeapOptions};
 use partywall::{Domain, Error};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
@@ -49,9 +52,12 @@ fn functions() -> CallServerBuilder {
             Ok(block.into())
         })
         .method("end", |_| std::process::abort())
-        .method("sleep", |call| {
-            std::thread::sleep(Duration::from_millis(u64::from_le_bytes(call.args().array(0)?)));
-            Ok(().into())
+        .method("stay", |call| {
+            // Tells its caller in another process that it has begun.
+            std::fs::write(OsStr::from_bytes(&call.args().to_vec()), []).unwrap();
+            loop {
+                std::thread::park();
+            }
         })
 }
 
@@ -391,10 +397,12 @@ fn death_of_the_server_says_whether_the_call_was_seen() {
     assert!(matches!(result, Err(CallError::Dead { seen: true })), "{result:?}");
     server.wait();
     let (mut server, client) = other_process(&world);
-    let busy = client.start("sleep", &60_000u64.to_le_bytes()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let begun = dir.path().join("begun");
+    let busy = client.start("stay", begun.as_os_str().as_bytes()).unwrap();
     let later = client.start("null", &[]).unwrap();
     // Taken once it has left the ring: the one before it is executed until then.
-    std::thread::sleep(Duration::from_millis(50));
+    eventually("the first call is executed", || begun.exists());
     server.kill();
     assert!(matches!(busy.wait(), Err(CallError::Dead { seen: true })));
     assert!(matches!(later.wait(), Err(CallError::Dead { seen: false })));
@@ -420,13 +428,22 @@ fn death_of_a_client_at_any_step_leaves_nothing() {
 fn server_that_stops_closes_and_finishes_calls_under_way() {
     let _guard = hang_guard();
     let world = World::new();
-    let server = functions().bind(&world.web, "calls").unwrap();
+    let (wait, has_begun, go) = gate();
+    let server = functions().method("wait", move |_| {
+        wait();
+        Ok(().into())
+    });
+    let server = server.bind(&world.web, "calls").unwrap();
     let client = CallClient::builder().connect(&world.shop, "web:calls").unwrap();
     let idle = CallClient::builder().connect(&world.shop, "web:calls").unwrap();
-    let busy = client.start("sleep", &50u64.to_le_bytes()).unwrap();
-    std::thread::sleep(Duration::from_millis(10));
-    server.stop();
+    let busy = client.start("wait", &[]).unwrap();
+    has_begun.recv_timeout(HANG).unwrap();
+    let stopping = std::thread::spawn(move || server.stop());
+    // The server is stopping once it has closed the connection without a call.
+    eventually("the server closes a connection", || idle.call("null", &[]).is_err());
+    drop(go);
     busy.wait().unwrap();
+    stopping.join().unwrap();
     for client in [client, idle] {
         assert!(matches!(client.call("null", &[]), Err(CallError::Closed { .. })));
     }
