@@ -338,10 +338,10 @@ fn json_log_has_an_object_on_each_line() {
 }
 
 /// Starts a separate journal below a private /run, and the broker as systemd would: with the journal as its stderr. Each wait ends after
-/// 20 seconds, and the script's last line says for what it waited.
+/// 90 seconds, and the script's last line says for what it waited.
 const JOURNAL: &str = r#"
 await() {
-    for _ in {1..1000}; do ! "$@" || return 0; sleep 0.02; done
+    for _ in {1..4500}; do ! "$@" || return 0; sleep 0.02; done
     echo "waited too long: $*"
     exit 99
 }
@@ -391,7 +391,7 @@ fn log_in_the_journal_has_a_field_for_each_value() {
         return;
     }
     let mut unshare = Command::new("timeout");
-    unshare.args(["--signal=KILL", "120", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    unshare.args(["--signal=KILL", "360", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     unshare.args(["bash", "-c", JOURNAL, "bash", PARTYWALLD]).env_remove("PARTYWALL_LOG").env_remove("NOTIFY_SOCKET");
     let (output, log) = run(unshare);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -527,10 +527,16 @@ fn event_loop_and_calm_readers_run_at_raised_priority() {
     }
     let spawner = children(daemon.child.id())[0];
     assert_eq!((nice(spawner), policy(spawner)), (0, ORDINARY), "works for all users");
-    let reads =
-        |process: &u32| std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap().starts_with("partywall-read");
-    let reader = children(spawner).into_iter().find(reads).unwrap();
-    assert_eq!((nice(reader), policy(reader)), (-20, ORDINARY), "its user asks for little");
+    // A child may end meanwhile: the spawner makes a reader by a process between.
+    let reads = |process: &u32| {
+        std::fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.starts_with("partywall-read"))
+    };
+    let mut reader = 0;
+    eventually("the reader of a user who asks for little runs at raised priority", || {
+        let found = children(spawner).into_iter().find(reads);
+        reader = found.unwrap_or_default();
+        found.is_some_and(|reader| (nice(reader), policy(reader)) == (-20, ORDINARY))
+    });
     eventually("the reader of a user who asks without pause runs at the ordinary priority", || {
         for _ in 0..200 {
             client.tell(&Message::Ping {}, &[]);
