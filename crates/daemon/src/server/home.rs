@@ -81,7 +81,9 @@ fn words(pid: &str) -> io::Result<(String, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::tests::forks_alone;
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
     use std::process::{Child, Command};
 
     /// A process that is ended with this value.
@@ -97,6 +99,7 @@ mod tests {
     /// Runs a command that waits for its input to end; gives its number.
     fn run(words: &[&str]) -> Running {
         let mut command = Command::new(words[0]);
+        let _alone = forks_alone();
         Running(command.args(&words[1..]).stdin(std::process::Stdio::piped()).spawn().unwrap())
     }
 
@@ -114,7 +117,13 @@ mod tests {
     fn program_of_a_process_is_its_executable_even_when_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join("copy");
-        fs::copy("/bin/cat", &copy).unwrap();
+        // By a separate process: a process that another test makes could inherit this one's writable descriptor of the copy, which then could
+        // not be executed.
+        let copied = {
+            let _alone = forks_alone();
+            Command::new("cp").args([Path::new("/bin/cat"), &copy]).status().unwrap()
+        };
+        assert!(copied.success());
         let child = run(&[copy.to_str().unwrap()]);
         let program = || process_program(&child.0.id().to_string());
         let start = std::time::Instant::now();

@@ -22,9 +22,14 @@ struct Bench {
 /// sockets.
 static ALONE: Mutex<()> = Mutex::new(());
 
+/// Held by a test of this crate while it starts another program: until that program is executed, its process has copies of all descriptors.
+pub(super) fn forks_alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Bench {
     fn new() -> Self {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = forks_alone();
         let dir = tempfile::tempdir().unwrap();
         let server = Server::open(&Config::new(dir.path().join("b.sock"))).unwrap();
         Self { server, _dir: dir, _alone: alone }
