@@ -3,28 +3,27 @@
 
 mod common;
 
+use common::gate::gate;
 use common::world::World;
 use common::*;
 use partywall::rpc::{CallClient, CallError, CallServer, HeapOptions};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
 #[test]
 fn thread_without_room_leaves_other_threads_their_limits() {
     let _guard = hang_guard();
     let world = World::new();
-    let (go, wait) = channel();
-    let wait = Mutex::new(wait);
+    let (wait, has_begun, go) = gate();
     let server = CallServer::builder().method("null", |_| Ok(().into())).method("wait", move |_| {
-        let _ = wait.lock().unwrap().recv();
+        wait();
         Ok(().into())
     });
     let server = server.bind(&world.web, "calls").unwrap();
     let client = CallClient::builder().connect(&world.shop, "web:calls").unwrap();
     // The server's thread is in this call, and takes nothing out of the ring.
     let slow = client.start("wait", &[]).unwrap();
+    has_begun.recv_timeout(HANG).unwrap();
     let is_stuck = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let stuck = scope.spawn(|| {

@@ -280,18 +280,21 @@ fn call_back_of_a_given_up_call_is_refused() {
 fn call_back_that_takes_too_long_is_given_up() {
     let _guard = hang_guard();
     let world = World::new();
-    let server = asking().method("impatient", |call| {
+    let (wait, _, go) = gate();
+    let server = asking().method("impatient", move |call| {
         let first = call.call_back_within(Duration::from_millis(5), "slow", &[7; 1000]);
-        assert!(matches!(first, Err(CallError::TimedOut)), "{first:?}");
         // It would be given the memory of the arguments, if that were free.
         call.heap().allocate(1000)?.fill(8);
         let second = call.call_back("slow", &[]);
+        // Only now does the first one end.
+        let _ = go.send(());
+        assert!(matches!(first, Err(CallError::TimedOut)), "{first:?}");
         assert!(matches!(second, Err(CallError::Refused(_))), "{second:?}");
         Ok(vec![5].into())
     });
     let _server = server.bind(&world.web, "calls").unwrap();
-    let client = echoing().method("slow", |call| {
-        std::thread::sleep(Duration::from_millis(200));
+    let client = echoing().method("slow", move |call| {
+        wait();
         assert_eq!(args(call), [7; 1000], "the arguments stay until the function has ended");
         Ok(vec![1; 1000].into())
     });

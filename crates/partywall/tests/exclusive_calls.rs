@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::gate::gate;
 use common::world::World;
 use common::*;
 use partywall::rpc::{CallClient, CallClientBuilder, CallError, CallServer, CallServerBuilder, HeapOptions};
@@ -16,10 +17,6 @@ fn functions() -> CallServerBuilder {
         .method("echo", |call| Ok(call.args().to_vec().into()))
         .method("fail", |_| Err(CallError::application(7, "as asked")))
         .method("ask", |call| Ok(call.call_back("answer", &call.args().to_vec())?.to_vec().into()))
-        .method("sleep", |_| {
-            std::thread::sleep(Duration::from_millis(50));
-            Ok(().into())
-        })
         .method("zeros", |call| {
             let mut block = call.heap().allocate(10_000)?;
             block.fill(0);
@@ -166,7 +163,12 @@ fn replies_dropped_by_the_holding_thread_are_released() {
 fn holding_thread_is_refused_calls_by_the_client_itself() {
     let _guard = hang_guard();
     let world = World::new();
-    let _server = functions().bind(&world.web, "calls").unwrap();
+    let (wait, _, go) = gate();
+    let server = functions().method("wait", move |_| {
+        wait();
+        Ok(().into())
+    });
+    let _server = server.bind(&world.web, "calls").unwrap();
     let client = connect(&world, &CallClient::builder());
     let mut before = client.start("echo", b"before").unwrap();
     let mut held = client.exclusive().unwrap();
@@ -176,7 +178,8 @@ fn holding_thread_is_refused_calls_by_the_client_itself() {
     assert!(is_refused(client.exclusive()));
     assert!(is_refused(before.wait_for(Duration::from_secs(60))));
     assert_eq!(held.call("echo", b"held").unwrap().to_vec(), b"held");
-    assert!(matches!(held.call_within(Duration::from_millis(1), "sleep", &[]), Err(CallError::TimedOut)));
+    assert!(matches!(held.call_within(Duration::from_millis(1), "wait", &[]), Err(CallError::TimedOut)));
+    drop(go);
     drop(held);
     assert_eq!(client.call("echo", b"after").unwrap().to_vec(), b"after");
 }

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::gate::gate;
 use common::process::{self, child};
 use common::world::World;
 use common::*;
@@ -51,12 +52,16 @@ partywall::service! {
         fn pick(letters: &[char], index: u64) -> char;
         fn fail(code: u32) -> bool;
         fn panic();
-        fn sleep(milliseconds: u64);
+        fn wait();
         fn end();
     }
 }
 
-struct Painter;
+#[derive(Default)]
+struct Painter {
+    /// What `wait` waits for, if it is to wait.
+    gate: Option<Box<dyn Fn() + Send + Sync>>,
+}
 
 impl Canvas for Painter {
     fn nothing(&self, _: &IncomingCall<'_>) -> Result<(), CallError> {
@@ -113,8 +118,8 @@ impl Canvas for Painter {
     fn panic(&self, _: &IncomingCall<'_>) -> Result<(), CallError> {
         panic!("a method of the test")
     }
-    fn sleep(&self, _: &IncomingCall<'_>, milliseconds: u64) -> Result<(), CallError> {
-        std::thread::sleep(Duration::from_millis(milliseconds));
+    fn wait(&self, _: &IncomingCall<'_>) -> Result<(), CallError> {
+        self.gate.iter().for_each(|gate| gate());
         Ok(())
     }
     fn end(&self, _: &IncomingCall<'_>) -> Result<(), CallError> {
@@ -127,13 +132,17 @@ fn child_main() {
     let Some((role, broker)) = process::role() else { return };
     assert_eq!(role, "server");
     let web = Domain::builder().name("web").broker(&broker).join().unwrap();
-    let _server = Painter.add_to(CallServer::builder()).bind(&web, "canvas").unwrap();
+    let _server = Painter::default().add_to(CallServer::builder()).bind(&web, "canvas").unwrap();
     std::thread::park();
 }
 
 fn painted() -> (World, CallServer, CanvasClient) {
+    painted_by(Painter::default())
+}
+
+fn painted_by(painter: Painter) -> (World, CallServer, CanvasClient) {
     let world = World::new();
-    let server = Painter.add_to(CallServer::builder()).bind(&world.web, "canvas").unwrap();
+    let server = painter.add_to(CallServer::builder()).bind(&world.web, "canvas").unwrap();
     let client = CanvasClient::new(CallClient::builder().connect(&world.shop, "web:canvas").unwrap());
     (world, server, client)
 }
@@ -202,13 +211,15 @@ fn heap_slice_of_the_server_stays_until_it_is_dropped() {
 #[test]
 fn errors_reach_the_client_as_they_are() {
     let _guard = hang_guard();
-    let (world, _server, client) = painted();
+    let (wait, _, go) = gate();
+    let (world, _server, client) = painted_by(Painter { gate: Some(Box::new(wait)) });
     assert!(matches!(client.fail(7), Err(CallError::Application { code: 7, message }) if message == "as was asked"));
     assert!(matches!(client.panic(), Err(CallError::Panicked)));
     assert!(matches!(client.pick(&['a'], 1), Err(CallError::BadPointer)), "an index behind the last element");
     assert!(matches!(client.pick(&['a'], u64::MAX), Err(CallError::BadPointer)));
     let hasty = client.within(Duration::from_millis(1));
-    assert!(matches!(hasty.sleep(50), Err(CallError::TimedOut)));
+    assert!(matches!(hasty.wait(), Err(CallError::TimedOut)));
+    drop(go);
     let other = CallServer::builder().bind(&world.web, "other").unwrap();
     let stranger = CanvasClient::new(CallClient::builder().connect(&world.shop, "web:other").unwrap());
     assert!(matches!(stranger.nothing(), Err(CallError::UnknownMethod)));
