@@ -315,8 +315,8 @@ class Calls(unittest.TestCase):
         with World(wait=lambda call: wait.wait(GUARD) and None) as world:
             before = signal.signal(signal.SIGALRM, ring)
             try:
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 with self.assertRaises(Alarm):
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)
                     world.client.call("wait")
             finally:
                 signal.signal(signal.SIGALRM, before)
@@ -343,7 +343,12 @@ class Calls(unittest.TestCase):
 SERVER = """
 import partywall, time
 domain = partywall.Domain("grave")
-server = domain.serve_calls("end", {"echo": lambda call: bytes(call.args), "sleep": lambda call: time.sleep(1000)})
+
+def sleep(call):
+    print("sleeps", flush=True)
+    time.sleep(1000)
+
+server = domain.serve_calls("end", {"echo": lambda call: bytes(call.args), "sleep": sleep})
 time.sleep(1000)
 """
 
@@ -381,7 +386,7 @@ time.sleep(0.02)
 
 class Processes(unittest.TestCase):
     def test_killed_server_is_dead_and_had_seen_the_call(self):
-        server = subprocess.Popen([sys.executable, "-c", SERVER])
+        server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
         try:
             with partywall.Domain("shop") as shop:
                 limit = time.monotonic() + GUARD
@@ -394,17 +399,21 @@ class Processes(unittest.TestCase):
                         time.sleep(0.005)
                 big = bytes(range(256)) * 1000
                 self.assertEqual(bytes(client.call("echo", big)), big)
+                asleep = client.start("sleep")
+                self.assertEqual(server.stdout.readline(), b"sleeps\n")
+                # The server executes one call of a client after the other.
                 with self.assertRaises(partywall.TimedOut):
                     client.call("sleep", timeout=0.05)
                 call = client.start("sleep")
                 server.kill()
-                with self.assertRaises(partywall.Dead) as dead:
-                    call.result()
-                self.assertIs(dead.exception.seen, False)
+                for ongoing, seen in [(call, False), (asleep, True)]:
+                    with self.assertRaises(partywall.Dead) as dead:
+                        ongoing.result()
+                    self.assertIs(dead.exception.seen, seen)
                 client.close()
         finally:
             server.kill()
-            server.wait()
+            server.communicate()
 
     def test_program_that_exits_without_closing_ends_quietly(self):
         for program in (LEFT_OPEN, LEFT_BUSY):
@@ -464,13 +473,19 @@ class CallsBack(unittest.TestCase):
             except partywall.CallError as error:
                 return f"{type(error).__name__} {error}".encode()
 
-        def wait(call):
-            with self.assertRaises(partywall.TimedOut):
-                call.call_back("sleep", timeout=0.01)
-            with self.assertRaises(partywall.CallRefused):
-                call.call_back("null")
+        over = threading.Event()
 
-        methods = {"fail": fail, "mistake": mistake, "null": lambda call: None, "sleep": lambda call: time.sleep(0.1)}
+        def wait(call):
+            try:
+                with self.assertRaises(partywall.TimedOut):
+                    call.call_back("wait", timeout=0.01)
+                with self.assertRaises(partywall.CallRefused):
+                    call.call_back("null")
+            finally:
+                over.set()
+
+        waits = lambda call: over.wait(GUARD) and None
+        methods = {"fail": fail, "mistake": mistake, "null": lambda call: None, "wait": waits}
         with World(ask=ask, wait=wait) as world, world.domain.connect_calls("web:math", methods) as client:
             self.assertIn(b"the account is empty", bytes(client.call("ask", b"fail")))
             self.assertIn(b"UnknownMethod", bytes(client.call("ask", b"nothing")))

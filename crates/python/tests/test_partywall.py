@@ -174,8 +174,8 @@ class Streams(unittest.TestCase):
 
         before = signal.signal(signal.SIGALRM, ring)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
             with self.assertRaises(Alarm):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 b.recv(1)
         finally:
             signal.signal(signal.SIGALRM, before)
