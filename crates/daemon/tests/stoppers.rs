@@ -270,7 +270,7 @@ fn socket_with_held_lock_delays_no_other_user() {
         // SAFETY: the kernel only reads the mapping, which outlives this thread; a fault in it is an error.
         let _ = unsafe { libc_send(&held, address) };
     });
-    std::thread::sleep(Duration::from_millis(200));
+    eventually("the kernel asks for the memory, with the lock held", || fuse.is_read());
     assert!(!sender.is_finished(), "no attack: the kernel did not wait for the file");
     attacker.send_bytes(&packet_of(&join()), &[]).unwrap();
     send_many(&attacker, &packet_of(&publish()), &[client.as_fd()]);

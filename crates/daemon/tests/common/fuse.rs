@@ -15,7 +15,7 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub(crate) enum Flush {
 
 /// The server of the kernel's requests: a thread of this process, or a child.
 enum Server {
-    Thread { over: Arc<AtomicBool>, thread: JoinHandle<()> },
+    Thread { over: Arc<AtomicBool>, reads: Arc<AtomicU32>, thread: JoinHandle<()> },
     Process(libc::pid_t),
 }
 
@@ -56,21 +56,21 @@ impl Server {
                 // SAFETY: only integers are passed.
                 unsafe {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                    serve(device, flush, &AtomicBool::new(false));
+                    serve(device, flush, &AtomicBool::new(false), &AtomicU32::new(0));
                     libc::_exit(0)
                 }
             }
             return (child > 0).then_some(Self::Process(child));
         }
-        let over = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&over);
-        Some(Self::Thread { over, thread: std::thread::spawn(move || serve(device, flush, &seen)) })
+        let (over, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicU32>::default());
+        let (seen, counted) = (Arc::clone(&over), Arc::clone(&reads));
+        Some(Self::Thread { over, reads, thread: std::thread::spawn(move || serve(device, flush, &seen, &counted)) })
     }
 
     /// Closes the device.
     fn end(self) {
         match self {
-            Self::Thread { over, thread } => {
+            Self::Thread { over, thread, .. } => {
                 over.store(true, Ordering::Relaxed);
                 let _ = thread.join();
             }
@@ -125,6 +125,11 @@ impl FuseFile {
     pub(crate) fn file(&self) -> &File {
         self.file.as_ref().unwrap()
     }
+
+    /// Whether the kernel has asked for pages of the file. The caller that needs them waits from then on. Only where a thread answers.
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(&self.server, Some(Server::Thread { reads, .. }) if reads.load(Ordering::Relaxed) > 0)
+    }
 }
 
 fn mount(from: &CStr, at: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CStr) -> Option<()> {
@@ -145,8 +150,8 @@ impl Drop for FuseFile {
     }
 }
 
-/// Answers what is needed to open the file, and flushes as `flush` says, until it is over; then closes the device.
-fn serve(mut device: File, flush: Flush, over: &AtomicBool) {
+/// Answers what is needed to open the file, and flushes as `flush` says, until it is over; then closes the device. Counts the unanswered reads.
+fn serve(mut device: File, flush: Flush, over: &AtomicBool, reads: &AtomicU32) {
     let mut request = vec![0; 1 << 20];
     while !over.load(Ordering::Relaxed) {
         let mut fds = [PollFd::new(&device, PollFlags::IN)];
@@ -180,7 +185,10 @@ fn serve(mut device: File, flush: Flush, over: &AtomicBool) {
                 }
             }
             OPEN => body.resize(16, 0),
-            READ => continue,
+            READ => {
+                reads.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
             FLUSH => match flush {
                 Flush::Never => continue,
                 Flush::After(delay) => std::thread::sleep(delay),
