@@ -7,9 +7,10 @@ mod world;
 
 use partywall_lab::Guest;
 use std::fs::{self, File};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use world::{HANG, Inside, Process, World, program};
 
@@ -33,8 +34,21 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// A port that is free for TCP and UDP, and that this process gets once. It lies below the ports that the kernel gives to connections, so none of
+/// them takes it before its server does. Processes begin at different places.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    const FIRST: u16 = 10_000;
+    const ROOM: u16 = 20_000;
+    static LOOKED: AtomicU32 = AtomicU32::new(0);
+    let free = |port: &u16| {
+        let address = (Ipv4Addr::UNSPECIFIED, *port);
+        TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok()
+    };
+    let next = || {
+        let nth = std::process::id().wrapping_mul(547).wrapping_add(LOOKED.fetch_add(1, Ordering::Relaxed));
+        FIRST + u16::try_from(nth % u32::from(ROOM)).unwrap()
+    };
+    std::iter::repeat_with(next).take(ROOM.into()).find(free).expect("one of 20,000 ports is free")
 }
 
 fn start(command: &mut Command) -> Process {
@@ -61,7 +75,7 @@ fn cluster(host: &str, machines: bool) -> String {
 
 /// The gateway of a host, which has its certificates in `folder`.
 fn start_gateway(world: &World, host: &str, folder: &Path, etcd: &str) -> Process {
-    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let config = folder.join(format!("{host}.toml"));
     let text = format!(
         "broker = '{}'\nlisten = '127.0.0.1:{port}'\naddress = '127.0.0.1:{port}'\nca = 'ca.pem'\ncertificate = '{host}.pem'\n\

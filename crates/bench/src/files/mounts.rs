@@ -3,13 +3,14 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use crate::{
+    apps::site::free_ports,
     error::{BenchError, During, Result},
     interrupt::Interrupt,
     mechanism::Mechanism,
@@ -93,7 +94,7 @@ impl Mounts {
         }
         let (exported, at) = (self.exported(), self.folder.path().join(way.name()));
         fs::create_dir(&at).during(format!("making {}", at.display()))?;
-        let port = free_port()?;
+        let port = free_ports()?;
         let (server, client) = match way {
             Mechanism::PartywallFs => {
                 let broker = self.broker.as_ref().map_err(|why| BenchError::Unavailable(why.clone()))?;
@@ -250,12 +251,6 @@ fn is_mounted(at: &Path) -> bool {
     // Paths of the bench have no character that the kernel escapes.
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts.lines().any(|line| line.split(' ').nth(1) == at.to_str())
-}
-
-/// A port that nothing listens on.
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).during("finding a free port")?;
-    Ok(listener.local_addr().during("finding a free port")?.port())
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     io::Write,
-    net::{Ipv4Addr, TcpListener},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -19,6 +18,7 @@ use super::{
 };
 use crate::{
     affinity::Placement,
+    apps::site::free_ports,
     error::{BenchError, During, Result},
     interrupt::Interrupt,
     mechanism::Mechanism,
@@ -102,7 +102,7 @@ impl RunningPeer {
         let source = SOURCES.iter().find(|source| source.mechanism == mechanism);
         let address = match source.map_or(AddressForm::Name, |source| source.address) {
             AddressForm::Path => around.scratch.join(format!("peer-{number}")).display().to_string(),
-            AddressForm::Port => free_port()?.to_string(),
+            AddressForm::Port => free_ports()?.to_string(),
             AddressForm::Name => format!("bench-{}-peer-{number}", std::process::id()),
         };
         let start = |role: &str, cpu: usize| {
@@ -172,12 +172,6 @@ impl PeerProgram {
             }
         }
     }
-}
-
-/// A port that nothing listens on.
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).during("finding a free port")?;
-    Ok(listener.local_addr().during("finding a free port")?.port())
 }
 
 #[cfg(test)]
