@@ -8,6 +8,7 @@
 mod python;
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Network, beside};
+use rustix::process::{Pid, Signal};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -218,13 +219,14 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, net: &Net, [guest, neighbour]: [
         let line = format!("while [ ! -s /tmp/progress ] || [ $(cat /tmp/progress) -lt {n} ]; do sleep 0.02; done");
         guest.shell(&line).unwrap();
         recovered += number(disk, "recovered");
-        let deadline = Instant::now() + HANG;
-        while number(disk, "under_way") == 0 {
-            assert!(Instant::now() < deadline);
-        }
         if n == 6 {
+            let deadline = Instant::now() + HANG;
+            while number(disk, "under_way") == 0 {
+                assert!(Instant::now() < deadline);
+            }
             stopped_machine_loses_its_own_frames_only(net, guest, neighbour);
         } else {
+            stop_with_requests_in_flight(disk.back_end.as_ref().unwrap().0.id(), guest);
             disk.start();
         }
     }
@@ -264,6 +266,46 @@ fn disk_outlives_its_back_ends(disk: &mut Disk, net: &Net, [guest, neighbour]: [
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
+/// Stops a back end when it has taken requests of the guest that it has not completed.
+fn stop_with_requests_in_flight(back_end: u32, guest: &Guest) {
+    let deadline = Instant::now() + HANG;
+    loop {
+        stop(back_end);
+        if requests_in_flight(guest) > 0 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the back end has no request in flight");
+        signal(back_end, Signal::CONT);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The requests that a back end of the guest's disk has taken and not completed, in the memory of the vhost-user specification that its QEMU keeps.
+fn requests_in_flight(guest: &Guest) -> usize {
+    const HEAD: usize = 16;
+    const ENTRY: usize = 16;
+    let mut open = std::fs::read_dir(format!("/proc/{}/fd", guest.pid())).unwrap().map(|entry| entry.unwrap().path());
+    let is_kept = |path: &PathBuf| {
+        std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:partywall-inflight"))
+    };
+    let bytes = std::fs::read(open.find(is_kept).expect("QEMU keeps the requests in flight")).unwrap();
+    bytes[HEAD..].chunks(ENTRY).filter(|entry| entry[0] == 1).count()
+}
+
+fn signal(process: u32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(process.cast_signed()).unwrap(), signal).unwrap();
+}
+
+/// Stops a process, and waits until it has stopped.
+fn stop(process: u32) {
+    signal(process, Signal::STOP);
+    let deadline = Instant::now() + HANG;
+    let state = || std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    while !state().contains("State:\tT") {
+        assert!(Instant::now() < deadline, "{}", state());
+    }
+}
+
 /// The host stops a QEMU: its machine takes no frames, and its neighbour reaches the host as before.
 fn stopped_machine_loses_its_own_frames_only(net: &Net, stopped: &Guest, neighbour: &Guest) {
     // The switch was killed since the uplink got its address.
@@ -275,16 +317,8 @@ fn stopped_machine_loses_its_own_frames_only(net: &Net, stopped: &Guest, neighbo
     receiver.args(["nc", "-l", "-p", &FILE.to_string()]).stdin(Stdio::piped()).stdout(got);
     let mut receiver = SwitchProcess(receiver.spawn().unwrap());
     let before = net.frames_without_buffer();
-    let pid = stopped.pid();
-    let signal = |signal| {
-        rustix::process::kill_process(rustix::process::Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
-    };
-    signal(rustix::process::Signal::STOP);
+    stop(stopped.pid());
     let deadline = Instant::now() + HANG;
-    let state = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    while !state().contains("State:\tT") {
-        assert!(Instant::now() < deadline, "{}", state());
-    }
     // Each has 41 frames. Together they are more than the card has buffers, and the file goes while there are none.
     let flood = "ping -q -c 40 -i 0.05 -s 60000 -W 1 10.99.0.1; [ $? = 1 ]";
     let flood = neighbour.start(&["sh", "-c", flood]).unwrap();
@@ -301,7 +335,7 @@ fn stopped_machine_loses_its_own_frames_only(net: &Net, stopped: &Guest, neighbo
     let lost: Vec<_> = net.frames_without_buffer().into_iter().filter(|frames| !before.contains(frames)).collect();
     assert!(lost.len() == 1 && lost[0].0 == "a", "{before:?} {lost:?}");
     println!("{} frames of the stopped machine are lost", lost[0].1);
-    signal(rustix::process::Signal::CONT);
+    signal(stopped.pid(), Signal::CONT);
     wait_ping(net, neighbour, "10.99.0.1");
 }
 
