@@ -98,7 +98,7 @@ fn programs_sleep_and_wake(server: &Guest, client: &Guest) -> [u64; 2] {
     client.sh("rm -f /tmp/client.log /tmp/calls; mkfifo /tmp/calls");
     let running = client.begin(
         "sleep 600 > /tmp/calls & held=$!
-         PARTYWALL_PRELOAD_LOG=/tmp/client.log timeout 120 \
+         PARTYWALL_PRELOAD_LOG=/tmp/client.log timeout 500 \
          partywall run --quiet --move after=4,bytes=1K redis-cli -h 10.77.0.1 < /tmp/calls > /tmp/answers
          kill $held",
     );
@@ -107,10 +107,12 @@ fn programs_sleep_and_wake(server: &Guest, client: &Guest) -> [u64; 2] {
     let logs = || (client.sh("cat /tmp/client.log /tmp/agent.log"), server.sh("cat /tmp/server.log /tmp/agent.log"));
     assert_ne!(said, "500", "the client has no ring: {:?}", logs());
     let before = [count(server), count(client)];
-    client.sh(&format!(
-        "n=0; while [ $n -lt {LINES} ]; do echo 'incr calls' > /tmp/calls; sleep 0.05; n=$((n + 1)); done"
+    // The server sleeps again only when it has answered.
+    let calls = client.begin(&format!(
+        "n=0; while [ $n -lt {LINES} ]; do echo 'incr calls' > /tmp/calls; n=$((n + 1)); \
+         until [ \"$(tail -n 1 /tmp/answers)\" = $n ]; do usleep 10000; done; sleep 0.05; done"
     ));
-    wait_until("calls are lost", || client.sh("tail -n 1 /tmp/answers").trim() == LINES.to_string());
+    assert_eq!(calls.wait(HANG).unwrap().status, 0, "{:?}", logs());
     let after = [count(server), count(client)];
     client.sh("echo 'del calls' > /tmp/calls; echo quit > /tmp/calls");
     assert_eq!(running.wait(HANG).unwrap().status, 0);
