@@ -33,7 +33,7 @@ impl Drop for BpfFileSystem<'_> {
 #[test]
 fn recorded_connections_between_namespaces_need_no_capability() {
     let Some(spaces) = Namespaces::create() else { return };
-    let record = match recorder::record(None) {
+    let record = match recorder::record() {
         Ok(record) => record,
         Err(e) => return skipped(&format!("the kernel does not record sequence numbers here: {e}")),
     };
@@ -59,7 +59,7 @@ fn recorded_connections_between_namespaces_need_no_capability() {
     eventually("the client talks before its kernel records", || spaces.serves(port));
     let place = world.number_record();
     let mounted = BpfFileSystem::mount(place.parent().unwrap()).unwrap();
-    recorder::keep(&recorder::record(None).unwrap(), &place).unwrap();
+    recorder::keep(&recorder::record().unwrap(), &place).unwrap();
     let recorded = client();
     eventually("the recorded connection is on a ring", || switch.channels_with(1 << 20) == 1);
     for mut client in [unrecorded, recorded] {

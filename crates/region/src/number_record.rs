@@ -23,8 +23,8 @@ pub const DIRECTORY: &str = "/sys/fs/bpf/partywall";
 const MAP: &str = "first-numbers";
 const LINK: &str = "first-numbers-link";
 
-/// A record, and what keeps it complete: the program is attached from when the map is made until nobody has the link, and this has it. So the record
-/// never has the numbers of an earlier connection of a socket.
+/// A record, and what keeps it complete: the program is attached from when the map is made until nobody has the link, or an administrator detaches
+/// it. So a record whose link is attached never has the numbers of an earlier connection of a socket.
 #[derive(Debug)]
 pub struct NumberRecord {
     map: OwnedFd,
@@ -35,22 +35,43 @@ impl NumberRecord {
     /// Opens the record that is kept at a directory. `None` if there is none.
     ///
     /// # Errors
-    /// Permissions, or what is there instead.
+    /// Permissions, what is there instead, or a directory that another user than root and this one may change.
     pub fn open(directory: &Path) -> io::Result<Option<Self>> {
-        let map = match bpf::pinned_socket_map(&directory.join(MAP)) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        let is = match rustix::fs::stat(directory) {
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
             other => other?,
         };
-        Ok(Some(Self { map, link: bpf::pinned_link(&directory.join(LINK))? }))
+        if ![0, rustix::process::geteuid().as_raw()].contains(&is.st_uid) || is.st_mode & 0o022 != 0 {
+            let why = format!("{} may be changed by other users", directory.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        let map = || match bpf::pinned_socket_map(&directory.join(MAP)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            other => other.map(Some),
+        };
+        let Some((_, before)) = map()? else { return Ok(None) };
+        let link = bpf::pinned_link(&directory.join(LINK))?;
+        // A record may have been made in place of another meanwhile. The map of a record is kept after its link, and removed before it.
+        match map()? {
+            Some((map, number)) if number == before => Ok(Some(Self { map, link })),
+            _ => Err(io::Error::new(io::ErrorKind::Interrupted, "the record was replaced at this moment")),
+        }
     }
 
-    /// The numbers that the latest connection of a socket began with; `None` if it was established before recording began. The kernel writes them
-    /// under the socket's lock, before anybody can see the socket ESTABLISHED. So a caller that has seen it so gets those of that connection, or of
-    /// a later one.
+    /// Whether the kernel still records.
+    pub fn is_attached(&self) -> bool {
+        bpf::is_attached(self.link.as_fd()).unwrap_or(false)
+    }
+
+    /// The numbers that the latest connection of a socket began with; `None` if it was established before recording began.
+    ///
+    /// The kernel writes them under the socket's lock, in the same hold of the lock in which the connection is established. `TCP_INFO` waits for that lock.
+    /// So a caller that has read the state ESTABLISHED there gets the numbers of that connection, or of a later one.
     pub fn numbers(&self, socket: BorrowedFd<'_>) -> Option<Numbers> {
         let value = bpf::look_up(self.map.as_fd(), socket).ok()?;
+        // After the look-up: until then, no connection has been established without the program.
         // Each half is a number.
-        Some(Numbers { sent_from: value as u32, received_from: (value >> 32) as u32 })
+        self.is_attached().then_some(Numbers { sent_from: value as u32, received_from: (value >> 32) as u32 })
     }
 }
 
@@ -61,7 +82,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     fn recording() -> Option<NumberRecord> {
-        match recorder::record(None) {
+        match recorder::record() {
             Ok(record) => Some(record),
             Err(e) => {
                 eprintln!(
@@ -203,6 +224,50 @@ mod tests {
             NumberRecord::open(&at).unwrap_err();
             recorder::forget(&at).unwrap();
         }
+    }
+
+    #[test]
+    fn no_process_can_write_the_record() {
+        let Some(record) = recording() else { return };
+        let [client, _server] = connection("127.0.0.1:0");
+        let before = record.numbers(client.as_fd());
+        let written = bpf::write(record.map.as_fd(), client.as_fd(), 7);
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(record.numbers(client.as_fd()), before);
+    }
+
+    #[test]
+    fn record_whose_program_was_detached_has_no_numbers() {
+        let Some(record) = recording() else { return };
+        let [client, _server] = connection("127.0.0.1:0");
+        assert!(record.numbers(client.as_fd()).is_some());
+        bpf::detach(record.link.as_fd()).unwrap();
+        assert_eq!(record.numbers(client.as_fd()), None);
+        let mut inspector = Inspector::new().with_record(Some(record));
+        let copy = Unhurried(client.try_clone().unwrap().into());
+        assert!(inspector.inspect(copy, true).unwrap().identity.numbers.is_some(), "in repair mode");
+    }
+
+    #[test]
+    fn connection_that_stays_in_repair_mode_has_no_numbers() {
+        let Some(record) = recording() else { return };
+        let [client, _server] = connection("127.0.0.1:0");
+        crate::sockopt::set_option(client.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, 1).unwrap();
+        without_capabilities(|| assert_eq!(inspected(&client, Some(record)), None));
+        crate::sockopt::set_option(client.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, -1).unwrap();
+    }
+
+    #[test]
+    fn record_that_others_may_change_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let Some(record) = recording() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let _mounted = BpfFileSystem::mount(folder.path());
+        let at = folder.path().join("kept");
+        recorder::keep(&record, &at).unwrap();
+        std::fs::set_permissions(&at, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(NumberRecord::open(&at).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        recorder::forget(&at).unwrap();
     }
 
     struct BpfFileSystem<'a>(&'a Path);

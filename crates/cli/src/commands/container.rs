@@ -24,7 +24,7 @@ Examples:
   partywall container setup --print                   show the specification
   partywall container remove                          take it back
 
-The broker's policy must admit the users in the containers, and the broker needs CAP_NET_ADMIN for connections between containers \
+The broker's policy must admit the users in the containers, and the broker needs CAP_NET_ADMIN or `partywall numbers on` for connections between containers \
 (docs/containers.md).";
 
 /// Make containers use Partywall by one flag: --device partywall.dev/host=all

@@ -186,7 +186,7 @@ fn remarks(unit: &ServiceUnit, obstacles: &[RingObstacle], domain: Option<&str>)
     }
     if value("PrivateUsers").is_some_and(|value| value == "yes" || value == "true") {
         all.push(
-            "PrivateUsers= makes it a container to the broker, which needs CAP_NET_ADMIN then (docs/containers.md)"
+            "PrivateUsers= makes it a container to the broker, which needs CAP_NET_ADMIN or `partywall numbers on` then (docs/containers.md)"
                 .to_owned(),
         );
     }

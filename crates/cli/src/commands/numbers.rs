@@ -13,7 +13,7 @@ const AFTER: &str = "\
 Two sockets are the ends of one connection if the sequence numbers that they began with match. Broker and agent read these numbers when a \
 connection is to move to shared memory. The kernel reports them in TCP's repair mode, to a process with CAP_NET_ADMIN, and for that moment the \
 connection stands still. After `on`, an eBPF program notes the numbers of each new connection at its socket. Then broker and agent need neither the \
-mode nor the capability. Connections from before `on` are read as before.
+mode nor, from Linux 5.19 on, the capability. Connections from before `on` are read as before.
 
 `on` lasts until `off` or the next boot. It needs root (CAP_BPF and CAP_NET_ADMIN), cgroups of version 2, and a file system of type bpf at \
 /sys/fs/bpf; systemd mounts both. Broker and agent find the record without a restart. After `off`, those that have used it go on with it until they end.
@@ -38,11 +38,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum NumbersAction {
     /// Record the numbers of connections that are established from now on
-    On {
-        /// Record those of this cgroup alone [default: all]
-        #[arg(long, value_name = "DIR")]
-        cgroup: Option<PathBuf>,
-    },
+    On,
     /// Stop recording
     Off,
 }
@@ -55,10 +51,12 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
             Some(_) => output::print(format_args!("on: the kernel records sequence numbers at {}", at.display())),
             None => output::print(format_args!("off: there is no record at {}", at.display())),
         },
-        Some(NumbersAction::On { cgroup }) => match record? {
-            Some(_) => output::print(format_args!("it is on already: the record at {} is kept", at.display())),
-            None => turn_on(at, cgroup.as_deref()),
-        },
+        Some(NumbersAction::On) => {
+            match record.map_err(|failure| failure.hint("`partywall numbers off` removes it"))? {
+                Some(_) => output::print(format_args!("it is on already: the record at {} is kept", at.display())),
+                None => turn_on(at),
+            }
+        }
         // Also what cannot be opened is removed.
         Some(NumbersAction::Off) => match forget(at) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -72,10 +70,16 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     }
 }
 
-fn turn_on(at: &Path, cgroup: Option<&Path>) -> Result<(), CommandFailure> {
-    let needs = "it takes root: CAP_BPF and CAP_NET_ADMIN";
-    let record =
-        recorder::record(cgroup).context("the kernel does not record sequence numbers").map_err(|e| e.hint(needs))?;
+fn turn_on(at: &Path) -> Result<(), CommandFailure> {
+    let record = recorder::record().or_else(|error| {
+        let is_forbidden = error.kind() == std::io::ErrorKind::PermissionDenied;
+        let failure = Err(error).context("the kernel does not record sequence numbers");
+        if is_forbidden {
+            failure.map_err(|failure| failure.hint("it takes root: CAP_BPF and CAP_NET_ADMIN"))
+        } else {
+            failure
+        }
+    })?;
     recorder::keep(&record, at).context(format_args!("cannot keep the record at {}", at.display()))?;
     output::print(format_args!("on: the kernel records the sequence numbers of new connections at {}", at.display()))
 }

@@ -87,11 +87,18 @@ impl Drop for RepairMode<'_> {
     }
 }
 
-/// Ends the mode on a socket that a killed process has left in it, if that is still so. A connection whose numbers are read needs no such call.
-pub(super) fn end(socket: BorrowedFd<'_>) {
-    if option::<libc::c_int>(socket, libc::IPPROTO_TCP, REPAIR).is_ok_and(|on| on != 0) {
-        drop(RepairMode::enter(socket));
+/// Ends the mode on a socket that a killed process has left in it, if that is still so. A connection whose numbers are read in the mode needs no such
+/// call. Returns whether the socket is out of the mode.
+pub(super) fn end(socket: BorrowedFd<'_>) -> bool {
+    if is_off(socket) {
+        return true;
     }
+    drop(RepairMode::enter(socket));
+    is_off(socket)
+}
+
+fn is_off(socket: BorrowedFd<'_>) -> bool {
+    option::<libc::c_int>(socket, libc::IPPROTO_TCP, REPAIR).is_ok_and(|on| on == 0)
 }
 
 fn set(socket: BorrowedFd<'_>, name: libc::c_int, value: libc::c_int) -> io::Result<()> {

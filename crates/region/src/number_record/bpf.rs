@@ -17,6 +17,7 @@ const PIN: libc::c_int = 6;
 const GET_PINNED: libc::c_int = 7;
 const GET_INFO: libc::c_int = 15;
 const TYPES_LOAD: libc::c_int = 18;
+const MAP_FREEZE: libc::c_int = 22;
 const LINK_CREATE: libc::c_int = 28;
 
 /// `BPF_MAP_TYPE_SK_STORAGE`, and the flag that such maps need.
@@ -113,6 +114,11 @@ struct ElementAttributes {
 }
 
 #[repr(C)]
+struct FreezeAttributes {
+    map: u32,
+}
+
+#[repr(C)]
 struct InfoAttributes {
     descriptor: u32,
     size: u32,
@@ -162,19 +168,26 @@ unsafe impl Attributes for PinAttributes {}
 // SAFETY: as above.
 unsafe impl Attributes for ElementAttributes {}
 // SAFETY: as above.
+unsafe impl Attributes for FreezeAttributes {}
+// SAFETY: as above.
 unsafe impl Attributes for InfoAttributes {}
 
-fn bpf<A: Attributes>(command: libc::c_int, attributes: &A) -> io::Result<RawFd> {
-    // SAFETY: the kernel reads as many bytes as the structure has, all of which are initialised, and uses the addresses in it as `Attributes`
-    // requires.
+fn bpf<A: Attributes>(command: libc::c_int, mut attributes: A) -> io::Result<RawFd> {
+    // SAFETY: the kernel reads as many bytes as the structure has, all of which are initialised, and may write to those (`GET_INFO` stores a
+    // length). It uses the addresses in it as `Attributes` requires.
     let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), libc::c_long::from(size_of::<A>() as i32))
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(&mut attributes),
+            libc::c_long::from(size_of::<A>() as i32),
+        )
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
 /// A command that answers with a descriptor.
-fn descriptor<A: Attributes>(command: libc::c_int, attributes: &A) -> io::Result<OwnedFd> {
+fn descriptor<A: Attributes>(command: libc::c_int, attributes: A) -> io::Result<OwnedFd> {
     // SAFETY: the kernel made it for this process just now.
     bpf(command, attributes).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -192,14 +205,15 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// Makes a map that has a value for each socket, as long as the socket lives.
+/// Makes a map that has a value for each socket, as long as the socket lives. Programs alone can write it from then on: no process, with whatever
+/// descriptor.
 ///
 /// # Errors
 /// The kernel's: without `CAP_BPF`, `EPERM`.
 pub(super) fn make_socket_map(name: [u8; 16]) -> io::Result<OwnedFd> {
     let types = types();
     let attributes = TypesAttributes { types: address(&types[..]), log: 0, size: len(&types), log_size: 0 };
-    let types = descriptor(TYPES_LOAD, &attributes)?;
+    let types = descriptor(TYPES_LOAD, attributes)?;
     let attributes = MapAttributes {
         kind: SOCKET_STORAGE,
         key_size: KEY_SIZE,
@@ -214,7 +228,9 @@ pub(super) fn make_socket_map(name: [u8; 16]) -> io::Result<OwnedFd> {
         key_type: 1,
         value_type: 2,
     };
-    descriptor(MAP_CREATE, &attributes)
+    let map = descriptor(MAP_CREATE, attributes)?;
+    bpf(MAP_FREEZE, FreezeAttributes { map: number(map.as_fd()) })?;
+    Ok(map)
 }
 
 /// Loads a program that runs at operations of sockets.
@@ -237,7 +253,7 @@ pub(super) fn load_program(name: [u8; 16], code: &[Instruction]) -> io::Result<O
         device: 0,
         attached_at: AT_SOCKET_OPERATIONS,
     };
-    descriptor(PROGRAM_LOAD, &attributes).map_err(|e| {
+    descriptor(PROGRAM_LOAD, attributes).map_err(|e| {
         let said = std::ffi::CStr::from_bytes_until_nul(&log).map(|said| said.to_string_lossy().into_owned());
         match said.as_deref().map(str::trim_end) {
             Ok("") | Err(_) => e,
@@ -253,7 +269,7 @@ pub(super) fn load_program(name: [u8; 16], code: &[Instruction]) -> io::Result<O
 /// The kernel's: without `CAP_NET_ADMIN`, `EPERM`.
 pub(super) fn attach(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let (program, target) = (number(program), number(cgroup));
-    descriptor(LINK_CREATE, &LinkAttributes { program, target, attached_at: AT_SOCKET_OPERATIONS, flags: 0 })
+    descriptor(LINK_CREATE, LinkAttributes { program, target, attached_at: AT_SOCKET_OPERATIONS, flags: 0 })
 }
 
 /// Gives a map or link a path in a file system of type `bpf`, which keeps it.
@@ -262,41 +278,50 @@ pub(super) fn attach(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>) -> io::Res
 /// The kernel's: in another file system, `EPERM`.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    bpf(PIN, &PinAttributes { path: address(&path.as_bytes_with_nul()[0]), descriptor: number(object), flags: 0 })
-        .map(drop)
+    bpf(PIN, PinAttributes { path: address(path.as_bytes_with_nul()), descriptor: number(object), flags: 0 }).map(drop)
 }
 
 fn pinned(path: &Path, flags: u32) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    descriptor(GET_PINNED, &PinAttributes { path: address(&path.as_bytes_with_nul()[0]), descriptor: 0, flags })
+    descriptor(GET_PINNED, PinAttributes { path: address(path.as_bytes_with_nul()), descriptor: 0, flags })
 }
 
-/// Opens the map at a path, for reading. Takes no capability.
+/// Opens the map at a path, for reading, and returns its number. Takes no capability.
 ///
 /// # Errors
 /// The kernel's; `InvalidData` for anything else than a map of [`make_socket_map`].
-pub(super) fn pinned_socket_map(path: &Path) -> io::Result<OwnedFd> {
+pub(super) fn pinned_socket_map(path: &Path) -> io::Result<(OwnedFd, u32)> {
     let map = pinned(path, READ_ONLY)?;
     let mut info = MapInfo::default();
     read_info(map.as_fd(), &mut info)?;
     match (info.kind, info.key_size, info.value_size) {
-        (SOCKET_STORAGE, KEY_SIZE, VALUE_SIZE) => Ok(map),
+        (SOCKET_STORAGE, KEY_SIZE, VALUE_SIZE) => Ok((map, info.number)),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no map of this version")),
     }
 }
 
-/// Opens the link at a path, which must be of [`attach`] and still attached. Takes no capability.
+/// Opens the link at a path, which must be of [`attach`]. Takes no capability.
 ///
 /// # Errors
 /// The kernel's; `InvalidData` for anything else.
 pub(super) fn pinned_link(path: &Path) -> io::Result<OwnedFd> {
     let link = pinned(path, 0)?;
-    let mut info = LinkInfo::default();
-    read_info(link.as_fd(), &mut info)?;
-    match (info.kind, info.attached_at, info.cgroup) {
-        (CGROUP_LINK, AT_SOCKET_OPERATIONS, 1..) => Ok(link),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no link of this version, or its cgroup is gone")),
+    match is_attached(link.as_fd())? {
+        true => Ok(link),
+        false => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "its program is not attached to the sockets of a cgroup"))
+        }
     }
+}
+
+/// Whether a link attaches a program to the operations of a cgroup's sockets, now. An administrator may detach it, and a cgroup may end.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn is_attached(link: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut info = LinkInfo::default();
+    read_info(link, &mut info)?;
+    Ok((info.kind, info.attached_at) == (CGROUP_LINK, AT_SOCKET_OPERATIONS) && info.cgroup != 0)
 }
 
 /// A structure that the kernel fills with facts about an object.
@@ -313,7 +338,7 @@ unsafe impl Info for LinkInfo {}
 fn read_info<I: Info>(of: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
     let attributes =
         InfoAttributes { descriptor: number(of), size: size_of::<I>() as u32, info: std::ptr::from_mut(info) as u64 };
-    bpf(GET_INFO, &attributes).map(drop)
+    bpf(GET_INFO, attributes).map(drop)
 }
 
 /// The value of a socket in a map of [`pinned_socket_map`] or [`make_socket_map`].
@@ -331,6 +356,35 @@ pub(super) fn look_up(map: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Result
         value: std::ptr::from_mut(&mut value) as u64,
         flags: 0,
     };
-    bpf(MAP_LOOKUP, &attributes)?;
+    bpf(MAP_LOOKUP, attributes)?;
     Ok(value)
+}
+
+#[cfg(test)]
+pub(super) use attack::{detach, write};
+
+/// What a process could do that has a descriptor.
+#[cfg(test)]
+mod attack {
+    use super::*;
+
+    const MAP_UPDATE: libc::c_int = 2;
+    const LINK_DETACH: libc::c_int = 34;
+
+    #[repr(C)]
+    struct DetachAttributes {
+        link: u32,
+    }
+    // SAFETY: it is one integer, which is no address.
+    unsafe impl Attributes for DetachAttributes {}
+
+    pub(in super::super) fn write(map: BorrowedFd<'_>, socket: BorrowedFd<'_>, value: u64) -> io::Result<()> {
+        let (key, value): (RawFd, u64) = (socket.as_raw_fd(), value);
+        let (key, value) = (address(&key), address(&value));
+        bpf(MAP_UPDATE, ElementAttributes { map: number(map), padding: 0, key, value, flags: 0 }).map(drop)
+    }
+
+    pub(in super::super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+        bpf(LINK_DETACH, DetachAttributes { link: number(link) }).map(drop)
+    }
 }

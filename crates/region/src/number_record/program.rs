@@ -44,8 +44,8 @@ const fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) ->
     [code, registers, offset[0], offset[1], immediate[0], immediate[1], immediate[2], immediate[3]]
 }
 
-/// The program that stores into the map with this descriptor. What it stores is one number, so that a reader never gets parts of two: the
-/// first byte that was sent in the low half, and the first that was received in the high half.
+/// The program that stores into the map with this descriptor. It stores one number: the first byte that was sent in the low half, and the first that
+/// was received in the high half.
 pub(super) fn recording_into(map: i32) -> [Instruction; 23] {
     [
         instruction(MOVE, 6, 1, 0, 0),

@@ -19,8 +19,12 @@ use crate::session;
 /// `None` if the broker's process cannot be found from here.
 pub(super) fn check(global: &Global) -> Option<Check> {
     let broker = ServingBroker::find(&session::broker_path(global))?;
-    let is_recorded = matches!(NumberRecord::open(Path::new(number_record::DIRECTORY)), Ok(Some(_)));
-    let source = if is_recorded { NumberSource::Record } else { broker.has(Capability::NetAdmin).into() };
+    let source = match NumberRecord::open(Path::new(number_record::DIRECTORY)) {
+        Ok(Some(_)) => NumberSource::Record,
+        _ if broker.has(Capability::NetAdmin) => NumberSource::RepairMode,
+        Ok(None) => NumberSource::Nowhere,
+        Err(_) => NumberSource::Unseen,
+    };
     Some(judge(is_tracked(), broker.pid, source))
 }
 
@@ -30,12 +34,8 @@ enum NumberSource {
     Record,
     RepairMode,
     Nowhere,
-}
-
-impl From<bool> for NumberSource {
-    fn from(has_capability: bool) -> Self {
-        if has_capability { Self::RepairMode } else { Self::Nowhere }
-    }
+    /// There may be a record. This user may not see it.
+    Unseen,
 }
 
 fn judge(is_tracked: std::io::Result<bool>, broker: u32, source: NumberSource) -> Check {
@@ -50,6 +50,10 @@ fn judge(is_tracked: std::io::Result<bool>, broker: u32, source: NumberSource) -
             "`partywall numbers on`; or `systemctl edit partywalld`, with the lines [Service] and CapabilityBoundingSet=CAP_NET_ADMIN, and \
              `systemctl restart partywalld`",
         ),
+        (Ok(true), NumberSource::Unseen) => tracks(&format!(
+            "the broker (process {broker}) lacks CAP_NET_ADMIN; only root sees whether the kernel records sequence numbers"
+        ))
+        .warn("`partywall numbers`, as root"),
         (Err(error), _) => check(format!("no connection over the loopback interface can be made: {error}"))
             .warn("`ip link set lo up`, if programs of this network namespace are to connect to each other"),
     }
