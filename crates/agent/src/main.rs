@@ -11,6 +11,7 @@
 //! again as they do on a host.
 
 mod doorbell;
+mod flows;
 mod ghosts;
 mod handshake;
 mod introduce;

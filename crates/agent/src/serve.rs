@@ -22,6 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
+use crate::flows::{FlowRequest, LocalFlows};
 use crate::ghosts::{GhostHunt, HuntStep};
 use crate::handshake::LocalHandshakes;
 use crate::introduce::{Introductions, NearEnd, ParcelContent};
@@ -76,6 +77,8 @@ pub(crate) struct Serving {
     doorbell: Option<Expected>,
     introductions: Introductions,
     handshakes: LocalHandshakes,
+    /// Flows of datagrams between programs of this machine.
+    flows: LocalFlows,
     /// What programs state of sockets that they have passed on, by user.
     passed: PassedSockets<u32>,
     /// When the agent began, by which it counts the seconds.
@@ -105,6 +108,7 @@ impl Serving {
             doorbell: None,
             introductions: Introductions::default(),
             handshakes: LocalHandshakes::default(),
+            flows: LocalFlows::default(),
             passed: PassedSockets::default(),
             begun: Instant::now(),
             inspector: Inspector::new(),
@@ -137,6 +141,7 @@ impl Serving {
             self.look_for_doorbell();
             self.go_on_releasing();
             self.handshakes.forget_old();
+            self.flows.forget_old();
             if accept {
                 self.accept();
             }
@@ -157,8 +162,8 @@ impl Serving {
         let looks = self.releasing.is_some()
             || !self.windows.all_seen()
             || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
-        let handshakes = self.handshakes.patience();
-        let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(handshakes) };
+        let offers = self.handshakes.patience().or(self.flows.patience());
+        let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(offers) };
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -187,6 +192,7 @@ impl Serving {
         self.sessions.clear();
         self.introductions = Introductions::default();
         self.handshakes = LocalHandshakes::default();
+        self.flows = LocalFlows::default();
         self.revoker.revoke();
         let windows = self.windows.take_ids();
         windows.iter().for_each(|id| self.relay.forget(*id));
@@ -245,6 +251,7 @@ impl Serving {
         }
         self.introductions = Introductions::default();
         self.handshakes = LocalHandshakes::default();
+        self.flows = LocalFlows::default();
         self.releasing = None;
     }
 
@@ -300,6 +307,10 @@ impl Serving {
         if self.sessions.remove(&session).is_some() {
             self.introductions.session_ended(session);
             self.handshakes.session_ended(session);
+            // First: the broker ends these flows with the session.
+            for (flow, tail) in self.flows.session_ended(session) {
+                self.say(&Say::FlowWritten { session, flow, tail });
+            }
             self.say(&Say::Close { session, by_program });
         }
     }
@@ -336,8 +347,21 @@ impl Serving {
             Ok((request, message)) if message.brings_socket() => {
                 return self.pass_out_socket(session, request, &message, bytes, fds);
             }
-            Ok((_, Message::Cancel { offer } | Message::Closed { channel: offer })) => {
+            Ok((_, Message::Cancel { offer })) => {
                 self.handshakes.cancelled(session, offer);
+                self.flows.cancelled(session, offer);
+            }
+            Ok((_, Message::Closed { channel })) => {
+                self.handshakes.cancelled(session, channel);
+                // First: the broker ends the flow by this message.
+                if let Some(tail) = self.flows.closed(session, channel) {
+                    self.say(&Say::FlowWritten { session, flow: channel, tail });
+                }
+            }
+            Ok((request, Message::FetchReceiver { flow }))
+                if self.flows.fetch((session, request), flow) == FlowRequest::Twice =>
+            {
+                return self.close(session);
             }
             // To the broker, all programs of this machine are of one user.
             Ok((_, Message::Passed { socket, carrier, side, rings })) => {
@@ -414,7 +438,19 @@ impl Serving {
             let Ok(near) = self.begin_links(1, &mut links) else { return self.close(session) };
             self.introductions.ask_elsewhere(session, request, near);
         }
-        self.handshakes.ask((session, request), message, fds.next());
+        let memory = fds.next();
+        if matches!(message, Message::OfferDatagrams { .. } | Message::TakeDatagrams { .. }) {
+            match self.flows.bring((session, request), message, &facts, memory) {
+                FlowRequest::Fine => {}
+                FlowRequest::Twice => return self.close(session),
+                FlowRequest::BadRegion => {
+                    let reason = "a region must be a memfd of the size that is said, wholly allocated and sealed (protocol M1, M2)";
+                    return self.refuse(session, request, Refusal::BadRegion, reason);
+                }
+            }
+        } else {
+            self.handshakes.ask((session, request), message, memory);
+        }
         self.pass_on(session, links, LinkUse::Bell, Some(facts), bytes);
     }
 
@@ -480,6 +516,8 @@ impl Serving {
                 self.sessions.remove(&session);
                 self.introductions.session_ended(session);
                 self.handshakes.session_ended(session);
+                // The broker has ended the flows already.
+                self.flows.session_ended(session);
             }
             Say::Packet { session, window, links, bytes, .. } => self.pass_in(session, window, &links, &bytes),
             Say::Release {} => self.release(),
@@ -489,7 +527,8 @@ impl Serving {
             | Say::Open { .. }
             | Say::Seen { .. }
             | Say::DoorbellSeen { .. }
-            | Say::ReceiversAre { .. } => {}
+            | Say::ReceiversAre { .. }
+            | Say::FlowWritten { .. } => {}
         }
     }
 
@@ -499,8 +538,14 @@ impl Serving {
         let at = coarse_now();
         let netns = self.receivers.as_ref().map_or(0, ReceiverFinder::netns);
         let found = self.receivers.as_mut().map(|finder| finder.find(questions)).unwrap_or_default();
-        let receivers = ReceiverCookies(found.into_iter().map(|found| found.map_or(0, |it| it.cookie)).collect());
-        self.say(&Say::ReceiversAre { number, netns, at, receivers });
+        let receivers: Vec<u64> = found.into_iter().map(|found| found.map_or(0, |it| it.cookie)).collect();
+        // First: the broker ends these flows by the answer.
+        for (question, found) in questions.iter().zip(&receivers) {
+            for (session, flow, tail) in self.flows.lost(question, *found) {
+                self.say(&Say::FlowWritten { session, flow, tail });
+            }
+        }
+        self.say(&Say::ReceiversAre { number, netns, at, receivers: ReceiverCookies(receivers) });
     }
 }
 
@@ -520,7 +565,7 @@ fn find_receivers() -> Option<ReceiverFinder> {
     None
 }
 
-/// A socket of a group has no flows in a machine (protocol U14): the broker does not learn which members the kernel would choose from.
+/// A socket of a group has no flows in a machine (protocol U14.3): the broker does not learn which members the kernel would choose from.
 fn without_group(facts: SocketFacts) -> SocketFacts {
     let state = if facts.state == SocketState::Grouped { SocketState::Other } else { facts.state };
     SocketFacts { state, ..facts }

@@ -1,5 +1,5 @@
 //! Datagrams of unmodified programs in virtual machines that the operator's list names: sockperf in one guest, its clients in another, and
-//! what becomes of their flows when the list, an agent or a machine is gone.
+//! what becomes of their flows when the list, an agent or a machine is gone. And datagrams within one guest, which no list names.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -9,13 +9,15 @@ mod world;
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
 use std::process::{Command, Stdio};
 use std::time::Instant;
-use world::{HANG, Inside, World, preload_library};
+use world::{HANG, Inside, World, preload_library, processes, python};
 
 const LIBRARY: &str = "libpartywall_preload.so";
 /// The addresses of the guests on their network.
 const SERVER: &str = "10.77.0.1";
 const CLIENT: &str = "10.77.0.2";
 const PORT: u16 = 7000;
+/// That of the server for datagrams of a client that is killed.
+const LAST_PORT: u16 = 7020;
 /// The log lines of the library when a flow has its ring, at the sender and at the receiver, and when a flow has ended.
 const SENDS: &str = "go by a ring";
 const RECEIVES: &str = "by a ring of";
@@ -55,10 +57,7 @@ fn figure(said: &str, name: &str) -> u64 {
 /// Asks the server for some seconds; whether datagrams of the client went by a ring. Each must be answered as it was sent.
 fn asks_by_ring(client: &Guest) -> bool {
     let before = sent_by_kernel(client);
-    let line = format!(
-        "rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4 \
-         sockperf pp -i {SERVER} -p {PORT} -t 5 --data-integrity 2>&1; true"
-    );
+    let line = format!("{} 2>&1; true", ask(SERVER, 5));
     let said = client.sh(&line);
     let sent = figure(&said, "SentMessages=");
     assert!(sent > 0 && !said.contains("integrity test failed"), "{said}");
@@ -66,6 +65,64 @@ fn asks_by_ring(client: &Guest) -> bool {
     let log = client.sh("cat /tmp/client.log 2> /dev/null; true");
     println!("{sent} sent, {by_kernel} of them by the kernel");
     log.contains(SENDS) && by_kernel < sent
+}
+
+/// A line by which a client asks the server at an address for some seconds.
+fn ask(server: &str, seconds: u32) -> String {
+    format!(
+        "rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4 \
+         sockperf pp -i {server} -p {PORT} -t {seconds} --data-integrity"
+    )
+}
+
+/// The server's own guest asks it at an address; whether there were rings in both directions. Each datagram must be answered as it was sent.
+/// On one emulated processor each of the two sleeps for too long to use them.
+fn asks_within_with_ring(guest: &Guest, server: &str) -> bool {
+    guest.sh("cp /tmp/server.log /tmp/server.before");
+    let said = guest.sh(&format!("{} 2>&1; true", ask(server, 5)));
+    assert!(figure(&said, "ReceivedMessages=") > 0 && !said.contains("integrity test failed"), "{said}");
+    let new = guest.sh("tail -n +$(($(wc -l < /tmp/server.before) + 1)) /tmp/server.log");
+    let log = log_of(guest);
+    log.contains(SENDS) && log.contains(RECEIVES) && new.contains(RECEIVES)
+}
+
+/// What becomes of the flows of a client that is killed, and of later clients, in the server's own guest.
+fn datagrams_within_a_guest_get_rings(world: &World, guest: &Guest, addresses: &[&str]) {
+    wait_for_flows(world, "earlier clients have ended", |flows| flows == 0);
+    let client = guest.begin(&format!("{} > /dev/null 2>&1; true", ask(addresses[0], 30)));
+    wait_for_flows(world, "a client in the server's guest has rings", |flows| flows > 0);
+    guest.sh(&format!("kill -9 ${}", processes("sockperf", "sockperf pp")));
+    drop(client.wait(HANG));
+    wait_for_flows(world, "the client was killed", |flows| flows == 0);
+    for server in addresses {
+        let has_ring = (0..10).any(|_| asks_within_with_ring(guest, server));
+        assert!(has_ring, "{server}\n{}\n{}\n{}", guest.sh("cat /tmp/server.log"), log_of(guest), world.log());
+        wait_for_flows(world, "the client has ended", |flows| flows == 0);
+    }
+}
+
+/// What a program has sent by a ring before it is killed is received by a program of its guest that looks later.
+fn last_datagrams_of_killed_sender_are_received(guest: &Guest) {
+    python::bring(guest);
+    guest.put(include_bytes!("programs/last_datagrams.py"), "/tmp/last_datagrams.py", 0o644).unwrap();
+    let run = python::command("partywall run --quiet --move after=4");
+    guest.sh(&format!("{run} /tmp/last_datagrams.py serve {LAST_PORT} > /tmp/last.out 2>&1 & true"));
+    assert!(guest.wait_until("grep -q serves /tmp/last.out"), "{}", guest.sh("cat /tmp/last.out"));
+    // While the broker is late, datagrams go by the kernel.
+    let mut is_by_ring = false;
+    for clients in 1..=10 {
+        let said = guest.sh(&format!("{run} /tmp/last_datagrams.py send {LAST_PORT} 2>&1; true"));
+        let is_read = guest.wait_until(&format!("test $(grep -c '^read' /tmp/last.out) -eq {clients}"));
+        let read = guest.sh("cat /tmp/last.out");
+        println!("{said}{read}");
+        assert!(is_read && read.trim_end().ends_with("read 1 2 3 4 5"), "{said}{read}");
+        is_by_ring = said.contains("0 by the kernel");
+        if is_by_ring {
+            break;
+        }
+    }
+    assert!(is_by_ring, "datagrams within a guest go by the kernel");
+    guest.sh(&format!("kill -9 ${}", processes("python3", "last_datagrams")));
 }
 
 /// A name for the network namespace that the host's address of a network is in.
@@ -158,6 +215,7 @@ fn datagrams_of_listed_machines_use_rings() {
     let network = Network::new().unwrap();
     let image =
         ImageOptions::default().program(program, "sockperf").program(preload_library(), LIBRARY).module("udp_diag");
+    let image = python::with(image);
     let mut world = World::with("datagrams", image);
     let [a, b] = world.boot_as(["a", "b"].map(|name| GuestOptions::new(name).memory(512).network(&network).unwrap()));
     let entries = world.entry(&a) + &world.entry(&b);
@@ -182,6 +240,8 @@ fn datagrams_of_listed_machines_use_rings() {
     } else {
         println!("skipped: a program of the host beside guests, since only root can put it on their network");
     }
+
+    datagrams_within_a_guest_get_rings(&world, &a, &["127.0.0.1", SERVER]);
 
     while_asking(&mut world, &b, |world| {
         let deadline = Instant::now() + HANG;
@@ -218,4 +278,8 @@ fn datagrams_of_listed_machines_use_rings() {
     wait_for_flows(&world, "the machine is gone", |flows| flows == 0);
     let said = a.sh(&format!("sockperf pp -i {SERVER} -p {PORT} -t 2 2>&1"));
     assert!(figure(&said, "ReceivedMessages=") > 0, "the server serves others: {said}");
+
+    world.set_policy(&entries);
+    datagrams_within_a_guest_get_rings(&world, &a, &["127.0.0.1"]);
+    last_datagrams_of_killed_sender_are_received(&a);
 }

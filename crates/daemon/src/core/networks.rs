@@ -1,14 +1,17 @@
-//! The network namespaces between which datagrams may go by rings, of the host and of virtual machines (protocol U13, U14).
+//! The network namespaces between which datagrams may go by rings, of the host and of virtual machines (protocol U13 to U15).
 //!
 //! Every process that may change the addresses of its namespace can give itself the address of another namespace. So addresses that
 //! sockets show count only within one namespace. Between namespaces the operator's list alone says whose an address is.
+//!
+//! Within the broker's own namespace, and within that of a machine's agent, no list is needed: the process that has examined the socket has
+//! tested its address there, and the kernel can be asked which socket receives.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use partywall_protocol::directory::Transport;
 use partywall_protocol::socket::{NamespaceId, SocketFacts, SocketState};
-use partywall_protocol::wire::Origin;
+use partywall_protocol::wire::{MachineId, Origin};
 
 /// The operator's list, with the namespaces by their numbers (`SO_NETNS_COOKIE`). It has the namespaces that exist and in which the broker
 /// can ask about sockets, itself or by the agents of virtual machines.
@@ -16,6 +19,8 @@ use partywall_protocol::wire::Origin;
 pub struct Networks {
     /// The broker's own namespace, in which the addresses of sockets were tested when the sockets were shown.
     own: Option<u64>,
+    /// The namespaces of the agents of machines, as far as they are known. Each agent has tested addresses in its own.
+    agents: BTreeMap<MachineId, u64>,
     /// The namespace of each listed address.
     owners: BTreeMap<IpAddr, NamespaceId>,
 }
@@ -23,7 +28,12 @@ pub struct Networks {
 impl Networks {
     /// A list. No address is in it twice.
     pub fn new(own: Option<u64>, owners: impl IntoIterator<Item = (IpAddr, NamespaceId)>) -> Self {
-        Self { own, owners: owners.into_iter().collect() }
+        Self { own, agents: BTreeMap::new(), owners: owners.into_iter().collect() }
+    }
+
+    /// The same, with the namespaces of these machines' agents.
+    pub fn with_agents(self, agents: impl IntoIterator<Item = (MachineId, u64)>) -> Self {
+        Self { agents: agents.into_iter().collect(), ..self }
     }
 
     /// Whether any address is listed for this namespace.
@@ -31,9 +41,13 @@ impl Networks {
         self.owners.values().any(|owner| *owner == namespace)
     }
 
-    /// Whether a namespace is the broker's own.
+    /// Whether a namespace is the broker's own, or that of a machine's agent.
     fn is_own(&self, namespace: NamespaceId) -> bool {
-        namespace.origin == Origin::Host && self.own == Some(namespace.cookie)
+        let own = match namespace.origin {
+            Origin::Host => self.own,
+            Origin::Machine(machine) => self.agents.get(&machine).copied(),
+        };
+        own == Some(namespace.cookie)
     }
 
     /// The machine, or the host, whose kernel has the namespace that this address is listed for.
@@ -46,8 +60,8 @@ impl Networks {
         self.owners.get(&ip.to_canonical()) == Some(&namespace)
     }
 
-    /// Whether a socket that was shown may have flows as far as its namespace is concerned (protocol U2.2, U2.3). In the broker's own namespace
-    /// the process that has examined the socket has tested the address.
+    /// Whether a socket that was shown may have flows as far as its namespace is concerned (protocol U2.2, U2.3, U15.1). In the broker's own
+    /// namespace, the process that has examined the socket has tested the address. In that of an agent, the agent has.
     pub(super) fn admits(&self, socket: &SocketFacts) -> bool {
         let ip = socket.local.ip().to_canonical();
         let has_address = || ip.is_unspecified() || ip.is_loopback() || self.has(socket.namespace(), ip);
@@ -75,7 +89,7 @@ impl Networks {
         Some(all.next().map(|(ip, _)| *ip).filter(|_| all.next().is_none()))
     }
 
-    /// Whether there may be a flow between sockets with these addresses in these namespaces. Within a machine there are no flows.
+    /// Whether there may be a flow between sockets with these addresses in these namespaces. Between two namespaces of one machine there is none.
     pub(super) fn allow(&self, [sender, receiver]: [(NamespaceId, IpAddr); 2]) -> bool {
         let is_listed = |(namespace, ip): (NamespaceId, IpAddr)| self.has(namespace, ip);
         if sender.0 != receiver.0 {
@@ -83,7 +97,7 @@ impl Networks {
             return !are_within_machine && is_listed(sender) && is_listed(receiver);
         }
         if sender.0.origin != Origin::Host {
-            return false;
+            return self.is_own(sender.0);
         }
         let is_own = self.own.is_none() || self.is_own(sender.0);
         let is_inner = |end: (NamespaceId, IpAddr)| end.1.to_canonical().is_loopback() && self.lists(end.0);
@@ -126,6 +140,24 @@ mod tests {
                 let is_admitted = socket.state == SocketState::Listening;
                 assert_eq!(is_admitted, well || transport == Transport::Tcp, "{netns} {local}");
             }
+        }
+    }
+
+    #[test]
+    fn socket_in_machine_is_admitted_in_namespace_of_its_agent() {
+        let [one, other] = [1, 2].map(|id| MachineId::new(id).unwrap());
+        let networks = networks().with_agents([(one, BLUE)]);
+        for (origin, netns, well) in [
+            (Origin::Machine(one), BLUE, true),
+            // A container in the machine, and machines of which the agent's namespace is another one or not known.
+            (Origin::Machine(one), 3, false),
+            (Origin::Machine(one), OWN, false),
+            (Origin::Machine(other), BLUE, false),
+        ] {
+            let local = "10.9.9.9:53".parse().unwrap();
+            let socket = SocketFacts { origin, netns, ..facts(Transport::Udp, local, None) };
+            let end = (socket.namespace(), local.ip());
+            assert_eq!((networks.admits(&socket), networks.allow([end; 2])), (well, well), "{origin:?} {netns}");
         }
     }
 

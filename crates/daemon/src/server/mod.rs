@@ -393,7 +393,7 @@ impl Server {
         self.machine_sockets.ask(&[], coarse_now());
     }
 
-    /// Asks the agents of machines that the list names for their network namespaces, as far as these are not known.
+    /// Asks the agents of machines for their network namespaces, as far as these are not known.
     fn ask_for_namespaces(&mut self) {
         let unknown = self.namespaces.unknown_machines();
         if !unknown.is_empty() {
@@ -409,6 +409,10 @@ impl Server {
             self.follow_networks();
         }
         for (flow, side) in lost {
+            // What the agent has said of the flow before lies in the sender's session (protocol U15.10).
+            for session in self.core.sessions_of_sender(flow) {
+                self.attend(session, EventFlags::IN);
+            }
             self.feed(CoreEvent::FlowLost { flow, side });
         }
         for FlowDate { flow, reader, at } in proved {

@@ -37,6 +37,11 @@ impl Server {
             if self.incoming.get(..len) == Some(&carried::GONE) {
                 return self.closed_by_program(session);
             }
+            let written = carried::decode_written(self.incoming.get(..len).unwrap_or_default());
+            if let Some((flow, tail)) = written {
+                self.feed(CoreEvent::FlowWritten { session, flow, tail });
+                continue;
+            }
             let Some((socket, bytes)) = carried::decode(self.incoming.get(..len).unwrap_or_default()) else {
                 tracing::error!("what a machine's port passes on makes no sense");
                 return self.lose(session);
@@ -66,15 +71,21 @@ impl Server {
         self.incoming = buffer;
     }
 
-    /// The port has given a session up: what its last packet says of the program.
+    /// The port has given a session up. What its last packets say of the program and of its rings counts. Its requests do not.
     fn end_of_machine_session(&mut self, session: SessionId) {
-        let Some(open) = self.sessions.get(&session) else { return };
+        if !self.sessions.contains_key(&session) {
+            return;
+        }
         let mut last = Vec::new();
-        while let Ok(received) = packet::try_recv(open.socket.as_fd(), &mut self.incoming) {
-            if received.len == 0 {
-                break;
+        while let Some(open) = self.sessions.get(&session)
+            && let Ok(received) = packet::try_recv(open.socket.as_fd(), &mut self.incoming)
+            && received.len > 0
+        {
+            let packet = self.incoming.get(..received.len).unwrap_or_default();
+            last = packet.iter().take(carried::GONE.len() + 1).copied().collect();
+            if let Some((flow, tail)) = carried::decode_written(packet) {
+                self.feed(CoreEvent::FlowWritten { session, flow, tail });
             }
-            last = self.incoming.get(..received.len.min(carried::GONE.len() + 1)).unwrap_or_default().to_vec();
         }
         if last == carried::GONE { self.closed_by_program(session) } else { self.lose(session) }
     }

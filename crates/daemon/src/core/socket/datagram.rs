@@ -4,7 +4,7 @@
 //! A connection is identified by its ends. A datagram is identified by the sender's statement of its destination, and by the kernel's
 //! report of its source at the receiver. Both must follow from the sockets' own addresses in one network namespace, or, between two namespaces,
 //! from the operator's list of their addresses ([`Networks`]). Between machines the regions lie in windows, which both sides learn from the
-//! answer `RoomIs` (protocol U14).
+//! answer `RoomIs` (protocol U14). Within a machine they are the agent's to pass on, and it says how far a sender has written (U15).
 //!
 //! ```text
 //!   sender                        broker                        receiver
@@ -34,6 +34,7 @@ use crate::core::networks::Networks;
 use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::region::{check_region, located};
+use crate::core::session::SessionRecord;
 use crate::core::{Action, Core, Descriptor, SessionId};
 
 /// An address of a message.
@@ -41,7 +42,7 @@ pub(in crate::core) fn at(high: u64, low: u64, port: u16) -> SocketAddr {
     SocketAddr::new(narrow(u128::from(high) << 64 | u128::from(low)), port)
 }
 
-/// Flows of one machine to others and from them, at most (protocol U14).
+/// Flows that have an end in one machine, at most (protocol U14.7).
 const FLOWS_OF_MACHINE: usize = 512;
 /// Stands for every address of the receiver in the directory's fingerprint of an offer: the receiver of a wildcard does not
 /// know to which of its addresses a datagram was sent.
@@ -58,12 +59,20 @@ pub(in crate::core) struct FlowRecord<F> {
     sender: (F, Located),
     /// The receiver's, until the sender has fetched it.
     receiver: Option<(F, RegionReference)>,
+    /// Within a machine, the byte up to which the sender had written when its agent last said so.
+    reported: u64,
 }
 
 impl<F> FlowRecord<F> {
     /// Where the sender and the receiver run.
     fn origins(&self) -> [Origin; 2] {
         self.sockets.map(|socket| socket.namespace.origin)
+    }
+
+    /// Whether both sockets are in one machine, where their regions are, too.
+    fn is_within_machine(&self) -> bool {
+        let [sender, receiver] = self.origins();
+        sender == receiver && sender != Origin::Host
     }
 }
 
@@ -85,8 +94,9 @@ impl<F: Descriptor> Core<F> {
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         let here = peer.origin();
         let there = self.sockets.networks.origin_of(to.ip()).unwrap_or(here);
-        if here == there && here != Origin::Host {
-            return refuse(Refusal::BadSocket, format!("datagrams to {to} stay on the kernel, within this machine"));
+        if here == there {
+            // Between machines, the places in windows limit the offers.
+            self.may_have_flow([here], true)?;
         }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
@@ -138,7 +148,7 @@ impl<F: Descriptor> Core<F> {
             Located::OwnMemory if here != there => {
                 refuse(Refusal::BadRegion, "the other side is on another machine: the region must be in a window")
             }
-            // In a machine, the memory does not leave it.
+            // In a machine, the memory does not leave it, and its agent has checked it (protocol U15.2).
             Located::OwnMemory if here != Origin::Host => Ok(region),
             Located::OwnMemory => check_region(&region, shape).map(|()| region),
         }
@@ -196,9 +206,7 @@ impl<F: Descriptor> Core<F> {
 
         let (here, there) = (peer.origin(), offer.peer.origin());
         let (sender_place, _) = located(offer.reference)?;
-        if here != there {
-            self.may_have_flow_between([here, there])?;
-        }
+        self.may_have_flow([here, there], false)?;
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
             return self.datagram_room((id, request), there, shape);
@@ -238,9 +246,10 @@ impl<F: Descriptor> Core<F> {
             offered: offer.socket,
             sender: (offer.region.clone(), sender_place),
             receiver: Some((region, reference)),
+            reported: 0,
         };
         let begins = match flow.origins() {
-            [one, other] if one == other => DirectoryChange::Flow(offer_id),
+            [Origin::Host, Origin::Host] => DirectoryChange::Flow(offer_id),
             _ => DirectoryChange::SeparateFlow(offer_id),
         };
         // The order matters: if the look finds that a socket has gone since it was shown, the flow ends before any program learns of it.
@@ -264,6 +273,29 @@ impl<F: Descriptor> Core<F> {
         let message = Message::Receiver { region };
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![memory] });
         Ok(())
+    }
+
+    /// The agent of a session's machine says up to which byte the session's program has written the ring of a flow within the machine, before
+    /// the flow ends because its sender is gone (protocol U15.6 to U15.8).
+    pub(in crate::core) fn flow_written(&mut self, id: SessionId, flow: u64, tail: u64) {
+        let Some((domain, _, peer)) = self.member(id) else { return };
+        let own = EndState::Held { domain, pid: peer.pid };
+        let is_own = self.channels.get(&flow).is_some_and(|channel| channel.end(Side::Connecting).state == own);
+        let flow = self.sockets.flows.get_mut(&flow).filter(|flow| is_own && flow.is_within_machine());
+        if let Some(flow) = flow {
+            flow.reported = tail;
+        }
+    }
+
+    /// The sessions by which an agent reports how far the sender of a flow within its machine has written.
+    pub(crate) fn sessions_of_sender(&self, flow: u64) -> Vec<SessionId> {
+        let is_within = self.sockets.flows.get(&flow).is_some_and(FlowRecord::is_within_machine);
+        let channel = self.channels.get(&flow).filter(|_| is_within);
+        let Some(EndState::Held { domain, pid }) = channel.map(|channel| channel.end(Side::Connecting).state) else {
+            return Vec::new();
+        };
+        let is_its = |session: &SessionRecord| (session.domain, session.peer.pid) == (Some(domain), pid);
+        self.sessions.iter().filter(|(_, session)| is_its(session)).map(|(id, _)| *id).collect()
     }
 
     /// The host's kernel has closed a socket.
@@ -338,6 +370,7 @@ impl<F: Descriptor> Core<F> {
         let Some(flow) = self.sockets.flows.remove(&id) else { return };
         self.sockets.slots.remove(&slot_of(id));
         let limit = match gone {
+            Side::Connecting if flow.is_within_machine() => flow.reported,
             // The bytes that it has written until now were its own.
             Side::Connecting => flow.sender.0.written(flow.sender.1),
             // The next owner of the receiver's address is to have what was not read.
@@ -391,13 +424,18 @@ impl<F: Descriptor> Core<F> {
         Ok(SocketAddr::new(ip, socket.local.port()))
     }
 
-    /// Whether two machines may have one flow more: the agent of each is asked about all of its flows, again and again.
-    fn may_have_flow_between(&self, between: [Origin; 2]) -> Result<(), Refuse> {
-        for origin in between.into_iter().filter(|origin| *origin != Origin::Host) {
-            let flows = self.sockets.flows.values().filter(|flow| flow.origins().contains(&origin));
-            if flows.count() >= FLOWS_OF_MACHINE {
+    /// Whether these machines may have one flow more: the agent of each is asked about all of its flows, again and again. `with_offers`: the
+    /// offers of their programs count as well.
+    fn may_have_flow<const N: usize>(&self, of: [Origin; N], with_offers: bool) -> Result<(), Refuse> {
+        for origin in of.into_iter().filter(|origin| *origin != Origin::Host) {
+            let flows = self.sockets.flows.values().filter(|flow| flow.origins().contains(&origin)).count();
+            let is_offer = |offer: &&Offer<F>| with_offers && offer.to().is_some() && offer.peer.origin() == origin;
+            let offers = self.sockets.offers.values().filter(is_offer).count();
+            if flows + offers >= FLOWS_OF_MACHINE {
                 let name = self.machines.called(origin);
-                let reason = format!("{name} has {FLOWS_OF_MACHINE} flows of datagrams, the most a machine can have");
+                let reason = format!(
+                    "{name} has {FLOWS_OF_MACHINE} flows of datagrams or offers of them, the most a machine can have"
+                );
                 return refuse(Refusal::OutOfResources, reason);
             }
         }

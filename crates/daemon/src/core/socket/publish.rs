@@ -46,8 +46,6 @@ pub(in crate::core) enum EntryScope {
     Own,
     /// All.
     All,
-    /// Those of other machines, and the host's: a receiver of datagrams in a machine, within which datagrams go by the kernel.
-    Others,
 }
 
 impl Publication {
@@ -231,10 +229,7 @@ fn describe(
             scope: listener_scope(ip, socket, networks),
         };
         let own = (!local.ip().is_unspecified()).then_some(local.ip());
-        let of_machine = transport == Transport::Udp && socket.origin != Origin::Host;
-        // In a machine, a receiver of datagrams is reached from elsewhere, at listed addresses, or not by a ring at all.
-        let may_be = |ip: &IpAddr| !of_machine || networks.has(socket.namespace(), *ip);
-        listeners = here.iter().copied().filter(takes).chain(own).filter(may_be).map(at).collect();
+        listeners = here.iter().copied().filter(takes).chain(own).map(at).collect();
     }
     let scope = |ip| if is_scoped(ip) { EntryScope::Own } else { EntryScope::All };
     let entry = |ip| PublishedEntry { fingerprint: Fingerprint::address(ip, netns), scope: scope(ip) };
@@ -263,8 +258,7 @@ fn listener_scope(ip: IpAddr, socket: &SocketFacts, networks: &Networks) -> Entr
     match socket.transport {
         Transport::Tcp if is_scoped(ip) => EntryScope::Own,
         Transport::Tcp => EntryScope::All,
-        Transport::Udp if !networks.has(socket.namespace(), ip) => EntryScope::Own,
-        Transport::Udp if socket.origin == Origin::Host => EntryScope::All,
-        Transport::Udp => EntryScope::Others,
+        Transport::Udp if networks.has(socket.namespace(), ip) => EntryScope::All,
+        Transport::Udp => EntryScope::Own,
     }
 }

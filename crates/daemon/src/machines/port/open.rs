@@ -294,6 +294,14 @@ impl<'a> Open<'a> {
                 let unused: Vec<u32> = links.into_iter().filter(|link| !self.links.contains(link)).collect();
                 self.drop_links(&unused);
             }
+            // Between the packets of the session, in the order in which the agent has sent them.
+            Say::FlowWritten { session, flow, tail } => {
+                let written = carried::encode_written(flow, tail);
+                match self.sessions.get(&session).map(|of| packet::try_send(of.as_fd(), &written, &[])) {
+                    Some(Err(e)) if !has_ended(&e) => self.close(session),
+                    _ => {}
+                }
+            }
             Say::Seen { id, owner } => {
                 let machine = self.at.machine;
                 if let Some(window) = self.windows.iter().find(|w| w.id == id && w.own == owner) {
