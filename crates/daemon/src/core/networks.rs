@@ -6,7 +6,7 @@
 //! Within the broker's own namespace, and within that of a machine's agent, no list is needed: the process that has examined the socket has
 //! tested its address there, and the kernel can be asked which socket receives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use partywall_protocol::directory::Transport;
@@ -34,6 +34,22 @@ impl Networks {
     /// The same, with the namespaces of these machines' agents.
     pub fn with_agents(self, agents: impl IntoIterator<Item = (MachineId, u64)>) -> Self {
         Self { agents: agents.into_iter().collect(), ..self }
+    }
+
+    /// The host and the machines for whose sockets `self` and `other` may say different things. An address of another one than these is, for
+    /// sockets of another one than these, the same in both.
+    pub(super) fn changed(&self, other: &Self) -> BTreeSet<Origin> {
+        let mut changed = BTreeSet::new();
+        if self.own != other.own {
+            changed.insert(Origin::Host);
+        }
+        for (one, two) in [(self, other), (other, self)] {
+            let agents = one.agents.iter().filter(|(machine, netns)| two.agents.get(machine) != Some(netns));
+            changed.extend(agents.map(|(machine, _)| Origin::Machine(*machine)));
+            let owners = one.owners.iter().filter(|(ip, owner)| two.owners.get(ip) != Some(owner));
+            changed.extend(owners.map(|(_, owner)| owner.origin));
+        }
+        changed
     }
 
     /// Whether any address is listed for this namespace.
@@ -165,5 +181,30 @@ mod tests {
     fn broker_that_cannot_ask_the_kernel_admits_no_socket() {
         let socket = SocketFacts { netns: OWN, ..facts(Transport::Udp, "127.0.0.1:53".parse().unwrap(), None) };
         assert!(networks().admits(&socket) && !Networks::default().admits(&socket));
+    }
+
+    #[test]
+    fn changed_list_names_origins_that_it_concerns() {
+        let [a, b] = [1, 2].map(|n| MachineId::new(n).unwrap());
+        let of = |origin, cookie| NamespaceId { origin, cookie };
+        let list = |own, owners: &[(&str, Origin)], agents: &[(MachineId, u64)]| {
+            let owners = owners.iter().map(|(ip, origin)| (ip.parse().unwrap(), of(*origin, 3)));
+            Networks::new(own, owners).with_agents(agents.iter().copied())
+        };
+        let (in_a, in_b) = (Origin::Machine(a), Origin::Machine(b));
+        let before = list(Some(OWN), &[("10.0.0.1", in_a), ("10.0.0.9", Origin::Host)], &[(a, 3), (b, 3)]);
+        assert_eq!(before.changed(&before), [].into());
+        for (own, owners, agents, expected) in [
+            // The agent of `b` has greeted, and answers from another namespace.
+            (Some(OWN), &[("10.0.0.1", in_a), ("10.0.0.9", Origin::Host)][..], &[(a, 3)][..], vec![in_b]),
+            (Some(OWN), &[("10.0.0.1", in_a), ("10.0.0.9", Origin::Host)], &[(a, 3), (b, 4)], vec![in_b]),
+            (Some(OWN), &[("10.0.0.9", Origin::Host)], &[(a, 3), (b, 3)], vec![in_a]),
+            (Some(OWN), &[("10.0.0.1", in_b), ("10.0.0.9", Origin::Host)], &[(a, 3), (b, 3)], vec![in_a, in_b]),
+            (None, &[("10.0.0.1", in_a), ("10.0.0.9", Origin::Host)], &[(a, 3), (b, 3)], vec![Origin::Host]),
+        ] {
+            let after = list(own, owners, agents);
+            let expected: BTreeSet<_> = expected.into_iter().collect();
+            assert_eq!((after.changed(&before), before.changed(&after)), (expected.clone(), expected));
+        }
     }
 }

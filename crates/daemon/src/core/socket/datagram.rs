@@ -19,11 +19,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use partywall_protocol::directory::{DirectoryChange, FLOWS, Fingerprint, Transport, slot_of};
-use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Directions, Located, MachineId, Message, Origin, Refusal, RegionReference, Side};
 use partywall_shm::address::narrow;
 use partywall_shm::layout::Geometry;
 
 use super::facts::Ends;
+use super::flow_slots;
 use super::offer::{Offer, OfferOf, region_of};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use super::{SocketFacts, SocketState};
@@ -42,8 +43,6 @@ pub(in crate::core) fn at(high: u64, low: u64, port: u16) -> SocketAddr {
     SocketAddr::new(narrow(u128::from(high) << 64 | u128::from(low)), port)
 }
 
-/// Flows that have an end in one machine, at most (protocol U14.7).
-const FLOWS_OF_MACHINE: usize = 512;
 /// Stands for every address of the receiver in the directory's fingerprint of an offer: the receiver of a wildcard does not
 /// know to which of its addresses a datagram was sent.
 const ANY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -67,6 +66,12 @@ impl<F> FlowRecord<F> {
     /// Where the sender and the receiver run.
     fn origins(&self) -> [Origin; 2] {
         self.sockets.map(|socket| socket.namespace.origin)
+    }
+
+    /// The machines that it counts for, once each.
+    pub(in crate::core) fn machines(&self) -> impl Iterator<Item = MachineId> + use<F> {
+        let [sender, receiver] = self.origins().map(Origin::machine);
+        sender.into_iter().chain(receiver.filter(|_| receiver != sender))
     }
 
     /// Whether both sockets are in one machine, where their regions are, too.
@@ -94,20 +99,20 @@ impl<F: Descriptor> Core<F> {
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         let here = peer.origin();
         let there = self.sockets.networks.origin_of(to.ip()).unwrap_or(here);
-        if here == there {
-            // Between machines, the places in windows limit the offers.
-            self.may_have_flow([here], true)?;
-        }
+        let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
+        let same = |offer: &Offer<F>| offer.socket.id() == socket.id() && offer.to() == Some(to);
+        let before = self.offers_of(ends, same).first().copied();
+        // The offer that this one replaces leaves its slot to it.
+        let freed = before.and_then(|before| self.sockets.offers.get(&before)?.peer.origin().machine());
+        self.may_have_flow(here, usize::from(freed.is_some() && freed == here.machine()))?;
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
             return self.datagram_room((id, request), there, shape);
         }
-        let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
-        self.skip_to_free_slot()?;
-        let same = |offer: &Offer<F>| offer.socket.id() == socket.id() && offer.to() == Some(to);
-        if let Some(before) = self.offers_of(ends, same).first().copied() {
+        if let Some(before) = before {
             self.drop_offer(before);
         }
+        self.skip_to_free_slot()?;
         let region = self.flow_region((here, there), (place, shape), region, holder, self.next_channel)?;
         let fingerprint = Fingerprint::offer(Transport::Udp, SocketAddr::new(ANY, to.port()), from, socket.netns);
         let offer = self.add_offer(Offer {
@@ -206,7 +211,10 @@ impl<F: Descriptor> Core<F> {
 
         let (here, there) = (peer.origin(), offer.peer.origin());
         let (sender_place, _) = located(offer.reference)?;
-        self.may_have_flow([here, there], false)?;
+        // For the sender's machine the offer counts already.
+        if here != there {
+            self.may_have_flow(here, 0)?;
+        }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
             return self.datagram_room((id, request), there, shape);
@@ -254,6 +262,7 @@ impl<F: Descriptor> Core<F> {
         };
         // The order matters: if the look finds that a socket has gone since it was shown, the flow ends before any program learns of it.
         self.show_flow(flow.origins(), &begins);
+        self.count_flow(&flow, |slots| slots + 1);
         self.sockets.flows.insert(offer_id, flow);
         self.actions.push(Action::Watch { flow: offer_id, sockets });
         let message = Message::DatagramsTaken { flow: offer_id, region: offer.reference };
@@ -332,9 +341,20 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Puts another list in force. Flows and offers that it does not allow end, and the directory follows it.
+    ///
+    /// Only what concerns the host or a machine for which the list has changed is judged again: an agent that greets again and again keeps the
+    /// event loop no longer than its own flows and sockets take.
     pub(in crate::core) fn set_networks(&mut self, networks: Networks) {
+        let changed = networks.changed(&self.sockets.networks);
         self.sockets.networks = networks;
+        let concerns = |networks: &Networks, origins: &[Origin], to: SocketAddr| {
+            let owner = networks.origin_of(to.ip());
+            origins.iter().chain(&owner).any(|origin| changed.contains(origin))
+        };
         let offers = self.sockets.offers.iter().filter_map(|(id, offer)| Some((*id, offer, offer.to()?)));
+        let networks = &self.sockets.networks;
+        let offers = offers
+            .filter(|(_, offer, to)| concerns(networks, &[offer.socket.namespace().origin, offer.accepted_on], *to));
         let leads_to = |offer: &Offer<F>, to: SocketAddr| {
             self.sockets.networks.origin_of(to.ip()).unwrap_or(offer.peer.origin()) == offer.accepted_on
         };
@@ -350,13 +370,16 @@ impl<F: Descriptor> Core<F> {
             self.sockets.networks.allow(flow.sockets.map(|socket| (socket.namespace, socket.to.ip())))
                 && self.has_source(&flow.offered, receiver.to, from)
         };
-        let flows = self.sockets.flows.iter().filter(|(_, flow)| !is_allowed(flow));
+        let networks = &self.sockets.networks;
+        let flows = self.sockets.flows.iter();
+        let flows = flows.filter(|(_, flow)| concerns(networks, &flow.origins(), flow.sockets[1].to));
+        let flows = flows.filter(|(_, flow)| !is_allowed(flow));
         let ended: Vec<_> = flows.map(|(id, _)| *id).collect();
         for flow in ended {
             // What the receiver has not read goes by the kernel.
             self.flow_lost(flow, Side::Accepting);
         }
-        self.list_datagrams_again();
+        self.list_datagrams_again(&changed);
     }
 
     /// Whether datagrams of this socket to `to` have, by the present list, the source that an offer said (protocol U13.4).
@@ -369,6 +392,7 @@ impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn end_flow(&mut self, id: ChannelId, gone: Side) {
         let Some(flow) = self.sockets.flows.remove(&id) else { return };
         self.sockets.slots.remove(&slot_of(id));
+        self.count_flow(&flow, |slots| slots - 1);
         let limit = match gone {
             Side::Connecting if flow.is_within_machine() => flow.reported,
             // The bytes that it has written until now were its own.
@@ -424,22 +448,35 @@ impl<F: Descriptor> Core<F> {
         Ok(SocketAddr::new(ip, socket.local.port()))
     }
 
-    /// Whether these machines may have one flow more: the agent of each is asked about all of its flows, again and again. `with_offers`: the
-    /// offers of their programs count as well.
-    fn may_have_flow<const N: usize>(&self, of: [Origin; N], with_offers: bool) -> Result<(), Refuse> {
-        for origin in of.into_iter().filter(|origin| *origin != Origin::Host) {
-            let flows = self.sockets.flows.values().filter(|flow| flow.origins().contains(&origin)).count();
-            let is_offer = |offer: &&Offer<F>| with_offers && offer.to().is_some() && offer.peer.origin() == origin;
-            let offers = self.sockets.offers.values().filter(is_offer).count();
-            if flows + offers >= FLOWS_OF_MACHINE {
-                let name = self.machines.called(origin);
-                let reason = format!(
-                    "{name} has {FLOWS_OF_MACHINE} flows of datagrams or offers of them, the most a machine can have"
-                );
-                return refuse(Refusal::OutOfResources, reason);
+    /// Whether programs of this machine may have another flow, or offer one (protocol U14.7). Its agent is asked about all of its flows, again
+    /// and again, and the host's programs need slots, too. `freed`: slots of the machine that become free if it may.
+    fn may_have_flow(&self, of: Origin, freed: usize) -> Result<(), Refuse> {
+        let Some(machine) = of.machine() else { return Ok(()) };
+        let counts = &self.sockets.machine_counts;
+        let own = counts.get(&machine).map_or(0, |counts| counts.flow_slots - freed);
+        let others = counts.iter().filter(|(other, _)| **other != machine).map(|(_, counts)| counts.flow_slots);
+        if flow_slots::may_have_another(own, others.chain([own]), self.machines.count()) {
+            return Ok(());
+        }
+        let name = self.machines.called(of);
+        let reason = match own {
+            flow_slots::OF_MACHINE.. => {
+                format!("{name} has {own} flows of datagrams and offers of them, the most a machine can have")
+            }
+            _ => format!(
+                "{name} has {own} flows of datagrams and offers of them, and the machines of this host together have the most they can"
+            ),
+        };
+        refuse(Refusal::OutOfResources, reason)
+    }
+
+    /// Counts a flow, which comes or goes, for the machines that have an end of it.
+    fn count_flow(&mut self, flow: &FlowRecord<F>, change: impl Fn(usize) -> usize) {
+        for machine in flow.machines() {
+            if let Some(counts) = self.sockets.counts_of(machine.into()) {
+                counts.flow_slots = change(counts.flow_slots);
             }
         }
-        Ok(())
     }
 
     /// Moves the number of the next channel to one whose slot in the directory no other flow has.

@@ -3,6 +3,7 @@
 //! The kernel reports where a socket listens. The client, which runs there, reports the addresses that a wildcard stands for. A false
 //! report only makes others ask the broker without result.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use partywall_protocol::directory::{DirectoryChange, Fingerprint, OfferKey, Transport, is_scoped};
@@ -138,9 +139,11 @@ impl<F: Descriptor> Core<F> {
         self.sockets.publications.insert(key, publication);
     }
 
-    /// After a change of the list of namespaces: UDP sockets that it newly admits listen, and those that it no longer admits do not.
-    pub(super) fn list_datagrams_again(&mut self) {
-        let keys: Vec<u64> = self.sockets.publications.keys().copied().collect();
+    /// After a change of the list of namespaces for these origins: UDP sockets that it newly admits listen, and those that it no longer admits
+    /// do not.
+    pub(super) fn list_datagrams_again(&mut self, changed: &BTreeSet<Origin>) {
+        let concerned = self.sockets.publications.iter().filter(|(_, of)| changed.contains(&of.netns.origin));
+        let keys: Vec<u64> = concerned.map(|(key, _)| *key).collect();
         for key in keys {
             let Some(before) = self.sockets.publications.get(&key) else { continue };
             let Some((addresses, socket)) = &before.shown else { continue };

@@ -308,14 +308,16 @@ fn machine_that_migrates_gets_no_flow() {
 fn flows_of_one_machine_are_limited() {
     const MOST: u16 = 512;
     let mut w = world(EVERYBODY);
-    let (web, db) = (w.join_as(A, "a.web", 7), w.join_as(B, "b.db", 7));
-    let (sender, from) = (|n: u16| format!("0.0.0.0:{}", 5000 + n), |n: u16| format!("10.0.0.1:{}", 5000 + n));
+    let (web, db, own) = (w.join_as(A, "a.web", 7), w.join_as(B, "b.db", 7), w.join("own", 7));
+    let sender = |n: u16| format!("0.0.0.0:{}", 5000 + n);
     for n in 0..MOST {
         offered(&mut w, web, &sender(n), "10.0.0.2:53");
-        taken(&mut w, db, "0.0.0.0:53", &from(n));
+        taken(&mut w, db, "0.0.0.0:53", &format!("10.0.0.1:{}", 5000 + n));
     }
-    offered(&mut w, web, &sender(MOST), "10.0.0.2:53");
-    assert_eq!(refused(take(&mut w, db, "0.0.0.0:53", &from(MOST), None)), Refusal::OutOfResources);
+    assert_eq!(refused(offer(&mut w, web, &sender(MOST), "10.0.0.2:53", None)), Refusal::OutOfResources);
+    // The host's offer is not limited, and the receiver's machine has as many as it may.
+    offered(&mut w, own, "10.0.0.9:5000", "10.0.0.2:53");
+    assert_eq!(refused(take(&mut w, db, "0.0.0.0:53", "10.0.0.9:5000", None)), Refusal::OutOfResources);
     assert_eq!(w.flows.len(), usize::from(MOST));
 }
 
@@ -480,6 +482,64 @@ fn flows_and_offers_within_one_machine_are_limited() {
         }
     }
     assert_eq!(refused(offer(&mut w, web, &sender(MOST), "127.0.0.1:53", None)), Refusal::OutOfResources);
+    // An offer in place of an earlier one needs no further slot.
+    for _ in 0..2 {
+        assert!(matches!(offer(&mut w, web, &sender(0), "127.0.0.1:53", None), Message::Offered { .. }));
+    }
+    assert_eq!(refused(offer(&mut w, web, &sender(200), "127.0.0.1:53", None)), Refusal::OutOfResources, "a flow's");
     let other = w.join_as(B, "b.web", 7);
     assert!(matches!(offer(&mut w, other, &sender(0), "127.0.0.1:53", None), Message::Offered { .. }));
+}
+
+#[test]
+fn flows_of_machines_leave_slots_to_the_host() {
+    const MOST: usize = partywall_protocol::directory::FLOWS / 2;
+    let policy = Policy::parse(EVERYBODY).unwrap();
+    let many = 1 << 15;
+    let mut w = World::sized(policy, 1, Capacity { sessions: 1000, regions: many, offers: many, entries: many });
+    let machines: Vec<_> = (1..=9).map(|n| MachineId::new(n).unwrap()).collect();
+    for machine in &machines {
+        let (machine, name) = (*machine, Name::new(&format!("m{machine}")).unwrap());
+        news(&mut w, MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
+    }
+    let agents = machines.iter().map(|machine| (*machine, NETNS));
+    w.feed(CoreEvent::Networks(Networks::new(Some(NETNS), []).with_agents(agents)));
+    // Offers are not taken here. A program has a quota of them, and a machine may have several programs.
+    let mut has = Vec::new();
+    for machine in &machines {
+        let mut count = 0;
+        'programs: for program in 0.. {
+            let session = w.join_as(*machine, &format!("m{machine}.p{program}"), 7 + program);
+            for port in 1..=100 {
+                let sender = format!("127.0.0.1:{}", 1000 * (program + 1) + port);
+                match offer_without_checks(&mut w, session, &sender) {
+                    Message::Offered { .. } => count += 1,
+                    other => {
+                        assert_eq!(refused(other), Refusal::OutOfResources);
+                        break 'programs;
+                    }
+                }
+            }
+        }
+        has.push(count);
+    }
+    w.core.check_invariants();
+    assert!(has.iter().all(|count| (32..=512).contains(count)) && has[..3] == [512; 3], "{has:?}");
+    assert!(has.iter().sum::<usize>() <= MOST, "{has:?}");
+    let own = w.join("own", 7);
+    assert!(matches!(offer_without_checks(&mut w, own, "127.0.0.1:5000"), Message::Offered { .. }));
+}
+
+/// An offer within a host or a machine, after which not all accounts are checked.
+fn offer_without_checks(w: &mut World, session: u64, sender: &str) -> Message {
+    let (to_high, to_low, to_port) = halves(at("127.0.0.1:53"));
+    let message = Message::OfferDatagrams { to_high, to_low, to_port, region: region(RING, None) };
+    let (session, descriptors) = (SessionId(session), vec![w.region(RING)]);
+    let socket = Some(Ok(socket(sender)));
+    let actions = w.core.handle(77, CoreEvent::Message { session, request: 1, message, descriptors, socket });
+    let answers = actions.into_iter().filter_map(|action| match action {
+        Action::Send { message, .. } => Some(message),
+        _ => None,
+    });
+    answers.last().expect("an answer")
 }
