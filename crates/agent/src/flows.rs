@@ -13,9 +13,12 @@
 //!
 //! A region goes to one session only, that of the other end. The broker names the receiver, by the number of the flow. The sender is the session that
 //! has brought the offer. So a program that uses the number of a request twice can at most confuse its own flows.
+//!
+//! **What is kept.** The broker does not say when a flow ends. It asks about both ends of each flow every 100 ms, so the agent forgets a flow
+//! that it is no longer asked about (protocol U15.11). An offer is refused while the table is full. It never takes the place of a flow.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -25,18 +28,23 @@ use partywall_region::memfd;
 
 /// Longer than the broker keeps an offer that is not taken (protocol U3.3).
 const PATIENCE: Duration = Duration::from_secs(35);
+/// The time after which a flow is forgotten about which the broker does not ask. The broker ends a flow that was not proved for 5 seconds
+/// (protocol U14.11), and asks about all others.
+const UNNAMED: Duration = Duration::from_secs(10);
 /// Between two looks for old ones.
 const LOOK: Duration = Duration::from_secs(5);
-/// Offers and flows at a time, as many as the broker lets a machine have (protocol U15.11). Beyond them the oldest offer is void.
-const MOST: usize = 512;
+/// Offers and flows, at most: twice as many as the broker lets a machine have (protocol U14.7), since the agent forgets them later.
+const MOST: usize = 1024;
+/// Requests that the broker has not answered, at most.
+const MOST_ASKED: usize = 512;
 
 /// A request of a program that the broker has not answered.
 #[derive(Debug)]
 enum FlowStep {
     /// To offer a ring in this region.
     Offer(OwnedFd, SenderSocket),
-    /// To take an offer, with this region.
-    Take(OwnedFd),
+    /// To take an offer with this source, with this region.
+    Take(OwnedFd, SocketAddr),
     /// For the receiver's region of this flow.
     Fetch(u64),
 }
@@ -45,8 +53,6 @@ enum FlowStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SenderSocket {
     cookie: u64,
-    /// Its own port.
-    port: u16,
     /// Where the flow leads.
     to: SocketAddr,
     /// Where a datagram to it is from, for the broker's question who receives that.
@@ -58,13 +64,20 @@ impl SenderSocket {
     fn new(socket: &SocketFacts, to: SocketAddr) -> Self {
         // A socket that is connected is reached from its peer alone.
         let from = canonical(socket.remote.unwrap_or(to));
-        Self { cookie: socket.cookie, port: socket.local.port(), to: canonical(to), from }
+        Self { cookie: socket.cookie, to: canonical(to), from }
     }
 
-    /// Whether a question is about its end of the flow, and the kernel has found another socket there.
-    fn is_lost(self, question: &ReceiverQuestion, found: u64) -> bool {
-        (canonical(question.from), question.to.port()) == (self.from, self.port) && found != self.cookie
+    /// The broker's questions about both ends of a flow with this source: who receives what is sent to the sender, and what it sends.
+    fn questions(self, source: SocketAddr) -> [Question; 2] {
+        [(self.from, source), (source, self.to)]
     }
+}
+
+/// Where a datagram is from, and where it is sent to. IPv4 addresses have one spelling.
+type Question = (SocketAddr, SocketAddr);
+
+fn question(of: &ReceiverQuestion) -> Question {
+    (canonical(of.from), canonical(of.to))
 }
 
 /// An address of which IPv4 has one spelling.
@@ -81,9 +94,11 @@ pub(crate) enum FlowRequest {
     BadRegion,
     /// The program has another such request with the same number.
     Twice,
+    /// There are as many offers, flows or requests as the agent keeps.
+    Full,
 }
 
-/// A flow, or an offer of one.
+/// An offer of a flow, or a flow.
 #[derive(Debug)]
 struct LocalFlow {
     offered: Instant,
@@ -92,22 +107,42 @@ struct LocalFlow {
     socket: SenderSocket,
     /// The sender's region. Its tail is read when the sender gives the flow up.
     ring: OwnedFd,
-    /// The session of the receiver, once it has taken the offer.
-    receiver: Option<u32>,
+    /// Once it is a flow.
+    taken: Option<TakenFlow>,
+}
+
+/// What a flow has beside its offer.
+#[derive(Debug)]
+struct TakenFlow {
+    /// The session of the receiver.
+    receiver: u32,
     /// The receiver's region, until the sender has it.
-    taken: Option<OwnedFd>,
+    region: Option<OwnedFd>,
+    /// The broker's questions about the sender's and the receiver's end, and when each was asked last.
+    questions: [(Question, Instant); 2],
+    /// The tail and the time when the kernel was first asked and did not find the sender's socket. Bytes beyond it are not that socket's.
+    lost: Option<(u64, Instant)>,
 }
 
 impl LocalFlow {
     /// Whether a session has an end of it.
     fn is_of(&self, session: u32) -> bool {
-        self.sender == session || self.receiver == Some(session)
+        self.sender == session || self.taken.as_ref().is_some_and(|taken| taken.receiver == session)
     }
 
-    /// Up to where the sender has written, if there is a receiver.
+    /// Up to where its socket has written, if there is a receiver.
     fn written(&self) -> Option<u64> {
-        self.receiver?;
-        memfd::written(self.ring.as_fd(), 0)
+        match self.taken.as_ref()?.lost {
+            Some((tail, _)) => Some(tail),
+            None => memfd::written(self.ring.as_fd(), 0),
+        }
+    }
+
+    /// Whether the broker has it no more.
+    fn is_old(&self, now: Instant) -> bool {
+        let Some(taken) = &self.taken else { return now >= self.offered + PATIENCE };
+        let is_lost = taken.lost.is_some_and(|(_, since)| now >= since + UNNAMED);
+        is_lost || taken.questions.iter().any(|(_, asked)| now >= *asked + UNNAMED)
     }
 }
 
@@ -143,12 +178,24 @@ impl LocalFlows {
         }
         let step = match *message {
             Message::OfferDatagrams { to_high, to_low, to_port, .. } => {
-                let to = Ipv6Addr::from_bits(u128::from(to_high) << 64 | u128::from(to_low));
-                FlowStep::Offer(memory, SenderSocket::new(socket, SocketAddr::new(IpAddr::V6(to), to_port)))
+                let socket = SenderSocket::new(socket, at(to_high, to_low, to_port));
+                if !self.has_room(by.0, socket) {
+                    return FlowRequest::Full;
+                }
+                FlowStep::Offer(memory, socket)
             }
-            _ => FlowStep::Take(memory),
+            Message::TakeDatagrams { from_high, from_low, from_port, .. } => {
+                FlowStep::Take(memory, at(from_high, from_low, from_port))
+            }
+            _ => return FlowRequest::Fine,
         };
         self.ask(by, step)
+    }
+
+    /// Whether another offer may be made. One of the same socket to the same address needs no further room: the new one replaces it.
+    fn has_room(&self, session: u32, socket: SenderSocket) -> bool {
+        let asked = self.asked.values().filter(|step| matches!(step, FlowStep::Offer(..))).count();
+        asked + self.open.len() < MOST || self.open.values().any(|flow| replaces(flow, session, socket))
     }
 
     /// A program asks for the region of its receiver.
@@ -160,6 +207,9 @@ impl LocalFlows {
         if self.asked.contains_key(&by) {
             return FlowRequest::Twice;
         }
+        if self.asked.len() >= MOST_ASKED {
+            return FlowRequest::Full;
+        }
         self.asked.insert(by, step);
         FlowRequest::Fine
     }
@@ -167,38 +217,35 @@ impl LocalFlows {
     /// The broker has numbered an offer.
     pub(crate) fn offered(&mut self, session: u32, request: u32, offer: u64) {
         let Some(FlowStep::Offer(ring, socket)) = self.asked.remove(&(session, request)) else { return };
-        self.forget_old();
         // As for the broker, the new offer replaces one of the same socket to the same address.
-        self.open.retain(|_, flow| flow.receiver.is_some() || (flow.sender, flow.socket) != (session, socket));
-        if self.open.len() >= MOST {
-            self.drop_oldest();
-        }
+        self.open.retain(|_, flow| !replaces(flow, session, socket));
         let offered = Instant::now();
-        self.open.insert(offer, LocalFlow { offered, sender: session, socket, ring, receiver: None, taken: None });
-    }
-
-    /// Drops the oldest offer, or, where there is none, the oldest flow. Their numbers count up.
-    fn drop_oldest(&mut self) {
-        let offer = self.open.iter().find(|(_, flow)| flow.receiver.is_none()).map(|(number, _)| *number);
-        match offer {
-            Some(offer) => drop(self.open.remove(&offer)),
-            None => drop(self.open.pop_first()),
-        }
+        self.open.insert(offer, LocalFlow { offered, sender: session, socket, ring, taken: None });
     }
 
     /// The broker has let a program take an offer. Returns the sender's region; `None` if it is not kept here.
-    pub(crate) fn taken(&mut self, session: u32, request: u32, flow: u64) -> Option<OwnedFd> {
-        let taken = self.asked.remove(&(session, request));
-        let flow = self.open.get_mut(&flow)?;
-        let Some(FlowStep::Take(region)) = taken else { return None };
-        (flow.receiver, flow.taken) = (Some(session), Some(region));
-        flow.ring.try_clone().ok()
+    pub(crate) fn taken(&mut self, session: u32, request: u32, number: u64) -> Option<OwnedFd> {
+        let Some(FlowStep::Take(region, source)) = self.asked.remove(&(session, request)) else { return None };
+        let flow = self.open.get_mut(&number)?;
+        let now = Instant::now();
+        let (socket, questions) = (flow.socket, flow.socket.questions(source));
+        let named = questions.map(|question| (question, now));
+        flow.taken = Some(TakenFlow { receiver: session, region: Some(region), questions: named, lost: None });
+        let ring = flow.ring.try_clone().ok();
+        // A flow between the same sockets has ended, or the receiver's socket is another one now. Questions would name both.
+        let is_same = |flow: &LocalFlow| {
+            let taken = flow.taken.as_ref();
+            flow.socket.cookie == socket.cookie
+                && taken.is_some_and(|taken| taken.questions.map(|(question, _)| question) == questions)
+        };
+        self.open.retain(|other, flow| *other == number || !is_same(flow));
+        ring
     }
 
     /// The broker lets the sender of a flow have the receiver's region. Returns it; `None` if it is not kept here.
     pub(crate) fn fetched(&mut self, session: u32, request: u32) -> Option<OwnedFd> {
         let Some(FlowStep::Fetch(flow)) = self.asked.remove(&(session, request)) else { return None };
-        self.open.get_mut(&flow).filter(|flow| flow.sender == session)?.taken.take()
+        self.open.get_mut(&flow).filter(|flow| flow.sender == session)?.taken.as_mut()?.region.take()
     }
 
     /// A request was refused, or the other end is on another machine. What the program has brought is of no use.
@@ -206,9 +253,9 @@ impl LocalFlows {
         self.asked.remove(&(session, request));
     }
 
-    /// A program takes its offer back. If that is a flow by now, the program has not used it.
+    /// A program takes its offer back. The broker keeps what is a flow by now, and so does the agent.
     pub(crate) fn cancelled(&mut self, session: u32, offer: u64) {
-        if self.open.get(&offer).is_some_and(|flow| flow.sender == session) {
+        if self.open.get(&offer).is_some_and(|flow| flow.sender == session && flow.taken.is_none()) {
             self.open.remove(&offer);
         }
     }
@@ -227,23 +274,83 @@ impl LocalFlows {
         ends.into_iter().filter_map(|flow| Some((flow, self.closed(session, flow)?))).collect()
     }
 
-    /// The kernel has found this socket where the broker has asked for one; 0: none. Returns the flows that were sent by another socket there,
-    /// with the sessions of their senders, and up to where these have written (protocol U15.7).
-    pub(crate) fn lost(&self, question: &ReceiverQuestion, found: u64) -> Vec<(u32, u64, u64)> {
-        let lost = self.open.iter().filter(|(_, flow)| flow.socket.is_lost(question, found));
-        lost.filter_map(|(number, flow)| Some((flow.sender, *number, flow.written()?))).collect()
+    /// Answers the broker's questions by asking the kernel. Returns the sockets that it finds, and the flows whose sender's socket it does not
+    /// find any more, each once, with the byte up to which that socket has written (protocol U15.7).
+    pub(crate) fn answer(
+        &mut self,
+        questions: &[ReceiverQuestion],
+        ask: impl FnOnce(&[ReceiverQuestion]) -> Vec<u64>,
+    ) -> (Vec<u64>, Vec<(u64, u64)>) {
+        // Before the kernel is asked (protocol U15.9): what was written by then was the socket's if the kernel still finds it, and if it does not, what is
+        // written later never was.
+        let before = self.named(questions);
+        let found = ask(questions);
+        let all: BTreeSet<(Question, u64)> = questions.iter().map(question).zip(found.iter().copied()).collect();
+        let now = Instant::now();
+        let mut lost = Vec::new();
+        for (number, tail) in before {
+            let Some(flow) = self.open.get_mut(&number) else { continue };
+            let Some(taken) = &mut flow.taken else { continue };
+            let (end, _) = taken.questions[0];
+            // Two questions about one end may have been answered differently.
+            let answers: Vec<u64> = all.range((end, 0)..=(end, u64::MAX)).map(|(_, cookie)| *cookie).collect();
+            if answers.is_empty() {
+                continue;
+            }
+            if answers == [flow.socket.cookie] {
+                // If it was lost before, the broker has not used that answer.
+                taken.lost = None;
+            } else if taken.lost.is_none() {
+                taken.lost = Some((tail, now));
+                lost.push((number, tail));
+            }
+        }
+        (found, lost)
     }
 
-    /// Forgets offers that the broker has forgotten.
+    /// Notes about which flows the broker asks. Returns those whose sender's end is one of them, with their tails.
+    fn named(&mut self, questions: &[ReceiverQuestion]) -> Vec<(u64, u64)> {
+        let questions: BTreeSet<Question> = questions.iter().map(question).collect();
+        let now = Instant::now();
+        let mut senders = Vec::new();
+        for (number, flow) in &mut self.open {
+            let Some(taken) = &mut flow.taken else { continue };
+            let named = taken.questions.each_mut().map(|(question, asked)| {
+                let is_named = questions.contains(question);
+                if is_named {
+                    *asked = now;
+                }
+                is_named
+            });
+            if named[0] {
+                // Of a region whose word cannot be read, nothing is written.
+                senders.push((*number, memfd::written(flow.ring.as_fd(), 0).unwrap_or(0)));
+            }
+        }
+        senders
+    }
+
+    /// Forgets what the broker has forgotten.
     pub(crate) fn forget_old(&mut self) {
         let now = Instant::now();
-        self.open.retain(|_, flow| flow.receiver.is_some() || now < flow.offered + PATIENCE);
+        self.open.retain(|_, flow| !flow.is_old(now));
     }
 
     /// When there may be something to forget.
     pub(crate) fn patience(&self) -> Option<Duration> {
-        self.open.values().any(|flow| flow.receiver.is_none()).then_some(LOOK)
+        (!self.open.is_empty()).then_some(LOOK)
     }
+}
+
+/// Whether an offer of this socket, by this session, replaces another one.
+fn replaces(flow: &LocalFlow, session: u32, socket: SenderSocket) -> bool {
+    flow.taken.is_none() && (flow.sender, flow.socket) == (session, socket)
+}
+
+/// An address of a message.
+fn at(high: u64, low: u64, port: u16) -> SocketAddr {
+    let ip = IpAddr::V6((u128::from(high) << 64 | u128::from(low)).into());
+    canonical(SocketAddr::new(ip, port))
 }
 
 /// Whether memory in this machine is a region as its program says. The host's broker cannot check it (protocol U15.2).
@@ -255,238 +362,4 @@ fn is_region(reference: RegionReference, memory: &OwnedFd) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use partywall_region::RegionOptions;
-    use partywall_region::berth::Berth;
-    use std::io::Write as _;
-    use std::os::fd::AsRawFd as _;
-
-    const RING: u64 = 8192;
-    const COOKIE: u64 = 77;
-    /// The sessions of a sender, a receiver, and a program that has nothing to do with them.
-    const SENDER: u32 = 1;
-    const RECEIVER: u32 = 2;
-    const OTHER: u32 = 3;
-
-    /// The region of a side, made as a program makes it.
-    fn region(ring: u64) -> OwnedFd {
-        // Its place in the address space stays, as in a program.
-        Box::leak(Box::new(Berth::new())).create(&RegionOptions::endpoint(ring)).unwrap()
-    }
-
-    /// A first page of which each byte is `byte`, the tail included.
-    fn page_of(byte: u8) -> OwnedFd {
-        let memory = rustix::fs::memfd_create("page", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let mut file = std::fs::File::from(memory);
-        file.write_all(&[byte; 4096]).unwrap();
-        file.into()
-    }
-
-    /// To 127.0.0.1:53.
-    fn offer() -> Message {
-        let (to_low, region) = (0xffff_7f00_0001, RegionReference::with_ring(RING));
-        Message::OfferDatagrams { to_high: 0, to_low, to_port: 53, region }
-    }
-
-    /// The socket of the sender, with port 5000.
-    fn socket(remote: Option<&str>) -> SocketFacts {
-        SocketFacts {
-            origin: partywall_protocol::wire::Origin::Host,
-            transport: partywall_protocol::directory::Transport::Udp,
-            local: "[::]:5000".parse().unwrap(),
-            remote: remote.map(|at| at.parse().unwrap()),
-            state: partywall_protocol::socket::SocketState::Listening,
-            only_v6: false,
-            cookie: COOKIE,
-            netns: 1,
-            trusted: false,
-            acknowledged: 0,
-            received: 0,
-            sent: 0,
-            identity: partywall_protocol::socket::Identity::default(),
-        }
-    }
-
-    /// A program brings a region of this size for an offer or a take.
-    fn bring(all: &mut LocalFlows, by: (u32, u32), message: &Message, memory: OwnedFd) -> FlowRequest {
-        all.bring(by, message, &socket(None), Some(memory))
-    }
-
-    /// An offer with this ring, which no program has made so.
-    fn offered(all: &mut LocalFlows, ring: OwnedFd, number: u64) {
-        offered_to(all, ring, number, "127.0.0.1:53".parse().unwrap());
-    }
-
-    fn offered_to(all: &mut LocalFlows, ring: OwnedFd, number: u64, to: SocketAddr) {
-        all.asked.insert((SENDER, 10), FlowStep::Offer(ring, SenderSocket::new(&socket(None), to)));
-        all.offered(SENDER, 10, number);
-    }
-
-    fn take() -> Message {
-        Message::TakeDatagrams { from_high: 0, from_low: 0, from_port: 7, region: RegionReference::with_ring(0) }
-    }
-
-    /// A flow with this number, whose sender has written up to a tail of these bytes.
-    /// Returns the descriptor of the receiver's region.
-    fn begun(all: &mut LocalFlows, flow: u64, byte: u8) -> i32 {
-        let (ring, taken) = (page_of(byte), region(0));
-        let number = taken.as_raw_fd();
-        offered(all, ring, flow);
-        assert_eq!(bring(all, (RECEIVER, 20), &take(), taken), FlowRequest::Fine);
-        assert!(all.taken(RECEIVER, 20, flow).is_some());
-        number
-    }
-
-    #[test]
-    fn regions_go_to_the_other_end_once() {
-        let mut all = LocalFlows::default();
-        assert_eq!(bring(&mut all, (SENDER, 10), &offer(), region(RING)), FlowRequest::Fine);
-        all.offered(SENDER, 10, 7);
-        assert!(all.taken(RECEIVER, 20, 7).is_none(), "it has asked for nothing");
-        let taken = region(0);
-        let number = taken.as_raw_fd();
-        assert_eq!(bring(&mut all, (RECEIVER, 20), &take(), taken), FlowRequest::Fine);
-        let ring = all.taken(RECEIVER, 20, 7).unwrap();
-        assert!(is_region(RegionReference::with_ring(RING), &ring), "the sender's");
-        assert!(all.taken(RECEIVER, 20, 7).is_none());
-        assert_eq!(all.fetch((SENDER, 11), 7), FlowRequest::Fine);
-        assert_eq!(all.fetched(SENDER, 11).unwrap().as_raw_fd(), number);
-        assert_eq!(all.fetch((SENDER, 12), 7), FlowRequest::Fine);
-        assert!(all.fetched(SENDER, 12).is_none(), "it has it");
-        assert!(all.asked.is_empty() && all.patience().is_none());
-    }
-
-    #[test]
-    fn receivers_region_goes_to_no_session_but_the_senders() {
-        let mut all = LocalFlows::default();
-        let number = begun(&mut all, 7, 1);
-        // The broker has answered a request of the program for another flow, which has had the same number.
-        for (session, request) in [(OTHER, 30), (RECEIVER, 31)] {
-            all.fetch((session, request), 7);
-            assert!(all.fetched(session, request).is_none(), "{session}");
-        }
-        all.fetch((SENDER, 11), 7);
-        assert_eq!(all.fetched(SENDER, 11).unwrap().as_raw_fd(), number);
-    }
-
-    #[test]
-    fn second_request_with_an_outstanding_number_is_refused() {
-        let mut all = LocalFlows::default();
-        let request = |all: &mut LocalFlows, by, which| match which {
-            0 => bring(all, by, &offer(), region(RING)),
-            1 => bring(all, by, &take(), region(0)),
-            _ => all.fetch(by, 7),
-        };
-        for first in 0..3 {
-            assert_eq!(request(&mut all, (SENDER, 10), first), FlowRequest::Fine);
-            for second in 0..3 {
-                assert_eq!(request(&mut all, (SENDER, 10), second), FlowRequest::Twice);
-                assert_eq!(request(&mut all, (OTHER, 10), second), FlowRequest::Fine, "another session");
-                all.refused(OTHER, 10);
-            }
-            all.refused(SENDER, 10);
-        }
-        assert!(all.asked.is_empty());
-    }
-
-    #[test]
-    fn memory_that_is_no_such_region_is_refused() {
-        let mut all = LocalFlows::default();
-        let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-        for memory in [null, page_of(0), region(2 * RING), region(0)] {
-            assert_eq!(bring(&mut all, (SENDER, 10), &offer(), memory), FlowRequest::BadRegion);
-        }
-        assert_eq!(bring(&mut all, (SENDER, 10), &take(), region(RING)), FlowRequest::BadRegion);
-        assert!(all.asked.is_empty());
-    }
-
-    #[test]
-    fn region_in_a_window_is_not_kept() {
-        let mut all = LocalFlows::default();
-        let Message::OfferDatagrams { region, .. } = offer() else { panic!() };
-        let far = RegionReference { within: partywall_protocol::wire::Within::Window, base: 4096, ..region };
-        let offer = Message::OfferDatagrams { to_high: 0, to_low: 0, to_port: 53, region: far };
-        assert_eq!(bring(&mut all, (SENDER, 10), &offer, page_of(0)), FlowRequest::Fine);
-        assert!(all.asked.is_empty());
-    }
-
-    #[test]
-    fn tail_is_reported_for_flows_that_a_session_sends_by() {
-        let mut all = LocalFlows::default();
-        for flow in [7, 8, 9] {
-            begun(&mut all, flow, flow as u8);
-        }
-        let tail = |byte| u64::from_ne_bytes([byte; 8]);
-        assert_eq!(all.closed(OTHER, 7), None);
-        assert_eq!(all.open.len(), 3, "another program's");
-        assert_eq!(all.closed(SENDER, 7), Some(tail(7)));
-        assert_eq!(all.closed(SENDER, 7), None, "closed already");
-        assert_eq!(all.closed(RECEIVER, 8), None, "what the receiver has not read is not its sender's");
-        assert_eq!(all.session_ended(OTHER), []);
-        assert_eq!(all.session_ended(SENDER), [(9, tail(9))]);
-        assert!(all.open.is_empty());
-        begun(&mut all, 10, 1);
-        assert_eq!(all.session_ended(RECEIVER), []);
-        assert!(all.open.is_empty());
-    }
-
-    #[test]
-    fn tail_is_reported_when_kernel_finds_another_sender() {
-        let mut all = LocalFlows::default();
-        begun(&mut all, 7, 1);
-        let tail = u64::from_ne_bytes([1; 8]);
-        let question = |from: &str, to: &str| ReceiverQuestion { from: from.parse().unwrap(), to: to.parse().unwrap() };
-        for (from, to, found, expected) in [
-            ("127.0.0.1:53", "127.0.0.1:5000", COOKIE, vec![]),
-            ("127.0.0.1:53", "127.0.0.1:5000", COOKIE + 1, vec![(SENDER, 7, tail)]),
-            ("[::ffff:127.0.0.1]:53", "[::ffff:127.0.0.1]:5000", 0, vec![(SENDER, 7, tail)]),
-            // About ends of other flows.
-            ("127.0.0.1:54", "127.0.0.1:5000", 0, vec![]),
-            ("127.0.0.1:53", "127.0.0.1:5001", 0, vec![]),
-            ("127.0.0.1:5000", "127.0.0.1:53", 0, vec![]),
-        ] {
-            assert_eq!(all.lost(&question(from, to), found), expected, "{from} {to} {found}");
-        }
-        assert_eq!(all.open.len(), 1, "the broker judges");
-        let connected = SenderSocket::new(&socket(Some("[::ffff:127.0.0.9]:53")), "127.0.0.1:53".parse().unwrap());
-        assert!(connected.is_lost(&question("127.0.0.9:53", "127.0.0.1:5000"), 0), "it is reached from its peer");
-        offered(&mut all, page_of(1), 8);
-        assert_eq!(all.lost(&question("127.0.0.1:53", "127.0.0.1:5000"), 0).len(), 1, "an offer has no receiver");
-    }
-
-    #[test]
-    fn offer_that_was_not_taken_has_no_tail_and_is_forgotten() {
-        let mut all = LocalFlows::default();
-        offered(&mut all, page_of(1), 7);
-        assert_eq!((all.patience(), all.closed(SENDER, 7)), (Some(LOOK), None));
-        offered(&mut all, page_of(1), 8);
-        all.cancelled(OTHER, 8);
-        assert_eq!(all.open.len(), 1, "another program's");
-        all.cancelled(SENDER, 8);
-        offered(&mut all, page_of(1), 9);
-        assert_eq!(all.open.keys().copied().collect::<Vec<_>>(), [9]);
-        all.open.values_mut().for_each(|flow| flow.offered -= PATIENCE);
-        begun(&mut all, 10, 1);
-        all.open.values_mut().for_each(|flow| flow.offered -= PATIENCE);
-        all.forget_old();
-        assert_eq!(all.open.keys().copied().collect::<Vec<_>>(), [10], "a flow stays");
-    }
-
-    #[test]
-    fn offers_are_replaced_and_bounded_and_flows_stay() {
-        let mut all = LocalFlows::default();
-        let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        let to = |number: u64| SocketAddr::new("127.0.0.1".parse().unwrap(), 1000 + number as u16);
-        begun(&mut all, 1, 1);
-        for number in [2, 3] {
-            offered(&mut all, null(), number);
-        }
-        assert_eq!(all.open.keys().copied().collect::<Vec<_>>(), [1, 3], "of one socket to one address");
-        for number in 4..MOST as u64 + 6 {
-            offered_to(&mut all, null(), number, to(number));
-        }
-        assert_eq!(all.open.len(), MOST);
-        assert_eq!(all.open.keys().take(2).copied().collect::<Vec<_>>(), [1, 7], "the flow, and the later offers");
-    }
-}
+mod tests;

@@ -309,7 +309,7 @@ impl Serving {
             self.handshakes.session_ended(session);
             // First: the broker ends these flows with the session.
             for (flow, tail) in self.flows.session_ended(session) {
-                self.say(&Say::FlowWritten { session, flow, tail });
+                self.say(&Say::FlowWritten { flow, tail });
             }
             self.say(&Say::Close { session, by_program });
         }
@@ -355,14 +355,14 @@ impl Serving {
                 self.handshakes.cancelled(session, channel);
                 // First: the broker ends the flow by this message.
                 if let Some(tail) = self.flows.closed(session, channel) {
-                    self.say(&Say::FlowWritten { session, flow: channel, tail });
+                    self.say(&Say::FlowWritten { flow: channel, tail });
                 }
             }
-            Ok((request, Message::FetchReceiver { flow }))
-                if self.flows.fetch((session, request), flow) == FlowRequest::Twice =>
-            {
-                return self.close(session);
-            }
+            Ok((request, Message::FetchReceiver { flow })) => match self.flows.fetch((session, request), flow) {
+                FlowRequest::Twice => return self.close(session),
+                FlowRequest::Full => return self.refuse_flow(session, request),
+                FlowRequest::Fine | FlowRequest::BadRegion => {}
+            },
             // To the broker, all programs of this machine are of one user.
             Ok((_, Message::Passed { socket, carrier, side, rings })) => {
                 return self.passed(session, PassedSocket { socket, carrier }, PassedState { side, rings });
@@ -443,6 +443,7 @@ impl Serving {
             match self.flows.bring((session, request), message, &facts, memory) {
                 FlowRequest::Fine => {}
                 FlowRequest::Twice => return self.close(session),
+                FlowRequest::Full => return self.refuse_flow(session, request),
                 FlowRequest::BadRegion => {
                     let reason = "a region must be a memfd of the size that is said, wholly allocated and sealed (protocol M1, M2)";
                     return self.refuse(session, request, Refusal::BadRegion, reason);
@@ -483,6 +484,14 @@ impl Serving {
         let mut out = Vec::new();
         wire::encode(request, &Message::Refused { code, reason: reason.to_owned() }, &mut out);
         self.send(session, &out, &[]);
+    }
+
+    /// The agent keeps as many flows within this machine as it may. Their programs' datagrams stay on the kernel.
+    fn refuse_flow(&mut self, session: u32, request: u32) {
+        const REASON: &str = "the agent keeps as many flows of datagrams within this machine as it can";
+        static TOLD: std::sync::Once = std::sync::Once::new();
+        TOLD.call_once(|| tracing::warn!("{REASON}; more datagrams between its programs stay on the kernel"));
+        self.refuse(session, request, Refusal::OutOfResources, REASON);
     }
 
     /// Sends to a program. A program that does not read its answers is disconnected (protocol C12).
@@ -537,13 +546,14 @@ impl Serving {
         // Before the kernel is asked: what it says holds from then on.
         let at = coarse_now();
         let netns = self.receivers.as_ref().map_or(0, ReceiverFinder::netns);
-        let found = self.receivers.as_mut().map(|finder| finder.find(questions)).unwrap_or_default();
-        let receivers: Vec<u64> = found.into_iter().map(|found| found.map_or(0, |it| it.cookie)).collect();
+        let ask = |questions: &[ReceiverQuestion]| {
+            let found = self.receivers.as_mut().map(|finder| finder.find(questions)).unwrap_or_default();
+            found.into_iter().map(|found| found.map_or(0, |it| it.cookie)).collect()
+        };
+        let (receivers, lost) = self.flows.answer(questions, ask);
         // First: the broker ends these flows by the answer.
-        for (question, found) in questions.iter().zip(&receivers) {
-            for (session, flow, tail) in self.flows.lost(question, *found) {
-                self.say(&Say::FlowWritten { session, flow, tail });
-            }
+        for (flow, tail) in lost {
+            self.say(&Say::FlowWritten { flow, tail });
         }
         self.say(&Say::ReceiversAre { number, netns, at, receivers: ReceiverCookies(receivers) });
     }

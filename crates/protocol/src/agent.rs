@@ -110,8 +110,6 @@ frames! {
         /// Agent: how far a program has written the ring of a flow within the guest, before the broker hears that the program has given the
         /// flow up, or that its session or its socket has gone (protocol U15.6, U15.7).
         13 FlowWritten {
-            /// The session of the sender.
-            session: u32,
             /// The flow.
             flow: u64,
             /// The byte up to which the ring was written.
@@ -263,7 +261,7 @@ mod tests {
                 at: 3,
                 receivers: ReceiverCookies(vec![u64::MAX; MOST_QUESTIONS]),
             },
-            Say::FlowWritten { session: 1, flow: u64::MAX, tail: 2 },
+            Say::FlowWritten { flow: u64::MAX, tail: 2 },
         ];
         for said in all {
             let bytes = said.encode();
@@ -338,10 +336,7 @@ mod tests {
                 Say::ReceiversAre { number: 1, netns: 2, at: 3, receivers: ReceiverCookies(vec![4]) },
                 [&[12, 1, 0, 0, 0, 2][..], &[0; 7], &[3], &[0; 7], &[1, 4], &[0; 7]].concat(),
             ),
-            (
-                Say::FlowWritten { session: 0x2000_0001, flow: 2, tail: 3 },
-                [&[13][..], &session, &[2], &[0; 7], &[3], &[0; 7]].concat(),
-            ),
+            (Say::FlowWritten { flow: 2, tail: 3 }, [&[13, 2][..], &[0; 7], &[3], &[0; 7]].concat()),
         ];
         for (said, bytes) in cases {
             assert_eq!(said.encode(), bytes, "{said:?}");

@@ -74,16 +74,6 @@ pub enum CoreEvent<F> {
         /// The side whose socket it was.
         side: Side,
     },
-    /// The agent of a session's machine says how far the session's program has written the ring of a flow within the machine. Of a flow that is
-    /// not that program's, it says nothing.
-    FlowWritten {
-        /// The session of the sender.
-        session: SessionId,
-        /// The flow that the ring belongs to.
-        flow: u64,
-        /// The byte up to which the ring was written.
-        tail: u64,
-    },
     /// The list of network namespaces is another than before: a policy was loaded, or a namespace has come or gone.
     Networks(Networks),
     /// About 50 ms have passed. Only needed while [`Core::wants_look_at_untaken`](super::Core::wants_look_at_untaken).

@@ -228,7 +228,6 @@ impl<F: Descriptor> Core<F> {
             CoreEvent::Closed { session, by_program } => self.end(session, by_program),
             CoreEvent::SocketGone { cookie } => self.socket_gone(cookie),
             CoreEvent::FlowLost { flow, side } => self.flow_lost(flow, side),
-            CoreEvent::FlowWritten { session, flow, tail } => self.flow_written(session, flow, tail),
             CoreEvent::Networks(networks) => self.set_networks(networks),
             CoreEvent::LookAtUntaken => self.look_at_untaken(),
             CoreEvent::Tick => {

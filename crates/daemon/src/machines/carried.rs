@@ -3,7 +3,6 @@
 //!
 //! ```text
 //!   length of the facts u16 (0: no socket), facts (protocol G6), packet (protocol C1)
-//!   or WRITTEN, flow u64, tail u64
 //!   or [`GONE`]
 //! ```
 //!
@@ -16,26 +15,11 @@ use partywall_protocol::wire;
 /// The marker that is sent last when no process of the guest has the session any more. It is longer than any facts.
 pub(crate) const GONE: [u8; 2] = u16::MAX.to_le_bytes();
 
-/// The mark of what the agent says of a flow that the program sends by. It is longer than any facts, too.
-const WRITTEN: [u8; 2] = (u16::MAX - 1).to_le_bytes();
-
-/// How far the program has written the ring of a flow, as it goes to the event loop.
-pub(super) fn encode_written(flow: u64, tail: u64) -> Vec<u8> {
-    [&WRITTEN[..], &flow.to_le_bytes(), &tail.to_le_bytes()].concat()
-}
-
-/// The flow and the tail, if it says that.
-pub(crate) fn decode_written(bytes: &[u8]) -> Option<(u64, u64)> {
-    let (flow, rest) = bytes.strip_prefix(&WRITTEN)?.split_first_chunk()?;
-    let tail = rest.try_into().ok()?;
-    Some((u64::from_le_bytes(*flow), u64::from_le_bytes(tail)))
-}
-
 /// Bytes before and between.
 const LENGTH: usize = size_of::<u16>();
 
 /// As it goes to the event loop.
-pub(super) fn encode(socket: Option<&SocketFacts>, packet: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(socket: Option<&SocketFacts>, packet: &[u8]) -> Vec<u8> {
     let facts = socket.map(SocketFacts::encode).unwrap_or_default();
     // They are some hundred bytes.
     [&(facts.len() as u16).to_le_bytes(), &facts[..], packet].concat()
@@ -50,7 +34,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Option<SocketFacts>, &[u8])> {
 }
 
 /// Bytes of the number.
-pub(super) const NUMBER: usize = size_of::<u64>();
+pub(crate) const NUMBER: usize = size_of::<u64>();
 
 /// The largest packet with its number.
 pub(super) const MAX_NUMBERED: usize = NUMBER + wire::MAX_PACKET;
@@ -73,15 +57,6 @@ mod tests {
         }
         for bad in [&[][..], &[1], &[3, 0, 1, 1], &[1, 0, 9, 9]] {
             assert_eq!(decode(bad), None, "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn report_about_a_ring_is_no_packet() {
-        let written = encode_written(u64::MAX, 7);
-        assert_eq!((decode_written(&written), decode(&written)), (Some((u64::MAX, 7)), None));
-        for other in [&GONE[..], &encode(None, b"0123456789abcdef"), &written[1..], &written[..17]] {
-            assert_eq!(decode_written(other), None, "{other:?}");
         }
     }
 }

@@ -37,11 +37,6 @@ impl Server {
             if self.incoming.get(..len) == Some(&carried::GONE) {
                 return self.closed_by_program(session);
             }
-            let written = carried::decode_written(self.incoming.get(..len).unwrap_or_default());
-            if let Some((flow, tail)) = written {
-                self.feed(CoreEvent::FlowWritten { session, flow, tail });
-                continue;
-            }
             let Some((socket, bytes)) = carried::decode(self.incoming.get(..len).unwrap_or_default()) else {
                 tracing::error!("what a machine's port passes on makes no sense");
                 return self.lose(session);
@@ -71,21 +66,15 @@ impl Server {
         self.incoming = buffer;
     }
 
-    /// The port has given a session up. What its last packets say of the program and of its rings counts. Its requests do not.
+    /// The port has given a session up: what its last packet says of the program.
     fn end_of_machine_session(&mut self, session: SessionId) {
-        if !self.sessions.contains_key(&session) {
-            return;
-        }
+        let Some(open) = self.sessions.get(&session) else { return };
         let mut last = Vec::new();
-        while let Some(open) = self.sessions.get(&session)
-            && let Ok(received) = packet::try_recv(open.socket.as_fd(), &mut self.incoming)
-            && received.len > 0
-        {
-            let packet = self.incoming.get(..received.len).unwrap_or_default();
-            last = packet.iter().take(carried::GONE.len() + 1).copied().collect();
-            if let Some((flow, tail)) = carried::decode_written(packet) {
-                self.feed(CoreEvent::FlowWritten { session, flow, tail });
+        while let Ok(received) = packet::try_recv(open.socket.as_fd(), &mut self.incoming) {
+            if received.len == 0 {
+                break;
             }
+            last = self.incoming.get(..received.len.min(carried::GONE.len() + 1)).unwrap_or_default().to_vec();
         }
         if last == carried::GONE { self.closed_by_program(session) } else { self.lose(session) }
     }

@@ -35,7 +35,6 @@ use crate::core::networks::Networks;
 use crate::core::pair_window::Holder;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::region::{check_region, located};
-use crate::core::session::SessionRecord;
 use crate::core::{Action, Core, Descriptor, SessionId};
 
 /// An address of a message.
@@ -284,27 +283,13 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// The agent of a session's machine says up to which byte the session's program has written the ring of a flow within the machine, before
-    /// the flow ends because its sender is gone (protocol U15.6 to U15.8).
-    pub(in crate::core) fn flow_written(&mut self, id: SessionId, flow: u64, tail: u64) {
-        let Some((domain, _, peer)) = self.member(id) else { return };
-        let own = EndState::Held { domain, pid: peer.pid };
-        let is_own = self.channels.get(&flow).is_some_and(|channel| channel.end(Side::Connecting).state == own);
-        let flow = self.sockets.flows.get_mut(&flow).filter(|flow| is_own && flow.is_within_machine());
-        if let Some(flow) = flow {
+    /// The agent of a machine says up to which byte the sender of a flow within the machine has written its ring, before the flow ends because
+    /// its sender is gone (protocol U15.6 to U15.8). Of other flows, this says nothing. By itself it has no consequence.
+    pub fn flow_written(&mut self, machine: MachineId, flow: u64, tail: u64) {
+        let within = [Origin::Machine(machine); 2];
+        if let Some(flow) = self.sockets.flows.get_mut(&flow).filter(|flow| flow.origins() == within) {
             flow.reported = tail;
         }
-    }
-
-    /// The sessions by which an agent reports how far the sender of a flow within its machine has written.
-    pub(crate) fn sessions_of_sender(&self, flow: u64) -> Vec<SessionId> {
-        let is_within = self.sockets.flows.get(&flow).is_some_and(FlowRecord::is_within_machine);
-        let channel = self.channels.get(&flow).filter(|_| is_within);
-        let Some(EndState::Held { domain, pid }) = channel.map(|channel| channel.end(Side::Connecting).state) else {
-            return Vec::new();
-        };
-        let is_its = |session: &SessionRecord| (session.domain, session.peer.pid) == (Some(domain), pid);
-        self.sessions.iter().filter(|(_, session)| is_its(session)).map(|(id, _)| *id).collect()
     }
 
     /// The host's kernel has closed a socket.

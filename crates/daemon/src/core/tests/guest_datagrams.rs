@@ -416,34 +416,28 @@ fn region_of_flow_within_a_machine_is_in_no_window() {
 #[test]
 fn flow_within_a_machine_ends_at_tail_that_agent_reports() {
     const TAIL: u64 = 4096;
-    let written = |w: &mut World, session, flow| {
-        w.feed(CoreEvent::FlowWritten { session: SessionId(session), flow, tail: TAIL });
-    };
+    let written = |w: &mut World, machine, flow| w.core.flow_written(machine, flow, TAIL);
     for (reported, by_sender, limit) in [(true, true, TAIL), (false, true, 0), (true, false, 0)] {
         let mut w = world(EVERYBODY);
         let (flow, web, db) = flow_within(&mut w);
         if reported {
-            written(&mut w, web, flow);
+            written(&mut w, A, flow);
         }
         w.say(if by_sender { web } else { db }, Message::Closed { channel: flow }, vec![]);
         assert_eq!(w.ended.get(&flow), Some(&limit), "{reported} {by_sender}");
         assert!(w.flows.is_empty() && w.shown_flows.is_empty() && w.watched.is_empty());
         assert_eq!(w.core.status().channels, 0, "both sides, as on a host");
     }
-    // A report is about the program's own flow, and of no flow that the broker can read itself.
+    // A report is about a flow within its own machine, and of no flow that the broker can read itself.
     let mut w = world(EVERYBODY);
-    let (flow, web, db) = flow_within(&mut w);
-    assert_eq!(w.core.sessions_of_sender(flow), [SessionId(web)]);
-    let others = [db, w.join_as(A, "a.other", 9), w.join_as(B, "b.web", 7), w.join("web", 7), 12345];
-    for other in others {
-        written(&mut w, other, flow);
-    }
+    let (flow, web, _) = flow_within(&mut w);
+    written(&mut w, B, flow);
+    written(&mut w, A, flow + 1);
     w.end(web);
     assert_eq!(w.ended.get(&flow), Some(&0));
     let mut w = world(EVERYBODY);
     let (flow, web, _) = self::flow(&mut w);
-    assert_eq!(w.core.sessions_of_sender(flow), [], "their agents report nothing");
-    written(&mut w, web, flow);
+    written(&mut w, A, flow);
     w.end(web);
     assert_eq!(w.ended.get(&flow), Some(&WRITTEN));
 }
