@@ -8,7 +8,7 @@ mod world;
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use world::{HANG, Inside, World, preload_library, processes, python};
 
 const LIBRARY: &str = "libpartywall_preload.so";
@@ -36,10 +36,8 @@ fn serve(guest: &Guest) {
     guest.sh(&format!(
         "PARTYWALL_PRELOAD_LOG=/tmp/server.log partywall run --quiet --move after=4 sockperf sr -i 0.0.0.0 -p {PORT} > /tmp/sockperf.log 2>&1 & true"
     ));
-    let deadline = Instant::now() + HANG;
-    while !guest.sh("cat /tmp/sockperf.log").contains("to block on socket") {
-        assert!(Instant::now() < deadline, "{}", guest.sh("cat /tmp/sockperf.log /tmp/server.log"));
-    }
+    let is_ready = guest.wait_until("grep -q 'to block on socket' /tmp/sockperf.log");
+    assert!(is_ready, "{}", guest.sh("cat /tmp/sockperf.log /tmp/server.log"));
 }
 
 /// Datagrams that a guest's kernel has sent.
@@ -89,10 +87,12 @@ fn asks_within_with_ring(guest: &Guest, server: &str) -> bool {
 /// What becomes of the flows of a client that is killed, and of later clients, in the server's own guest.
 fn datagrams_within_a_guest_get_rings(world: &World, guest: &Guest, addresses: &[&str]) {
     wait_for_flows(world, "earlier clients have ended", |flows| flows == 0);
-    let client = guest.begin(&format!("{} > /dev/null 2>&1; true", ask(addresses[0], 30)));
+    guest.sh("rm -f /tmp/stop");
+    // A client may end before it has rings. The next one has another chance.
+    let clients = guest.begin(&format!("while [ ! -e /tmp/stop ]; do {}; done > /dev/null 2>&1", ask(addresses[0], 6)));
     wait_for_flows(world, "a client in the server's guest has rings", |flows| flows > 0);
-    guest.sh(&format!("kill -9 ${}", processes("sockperf", "sockperf pp")));
-    drop(client.wait(HANG));
+    guest.sh(&format!("touch /tmp/stop; kill -9 ${}", processes("sockperf", "sockperf pp")));
+    drop(clients.wait(HANG));
     wait_for_flows(world, "the client was killed", |flows| flows == 0);
     for server in addresses {
         let has_ring = (0..10).any(|_| asks_within_with_ring(guest, server));
@@ -101,28 +101,43 @@ fn datagrams_within_a_guest_get_rings(world: &World, guest: &Guest, addresses: &
     }
 }
 
-/// What a program has sent by a ring before it is killed is received by a program of its guest that looks later.
-fn last_datagrams_of_killed_sender_are_received(guest: &Guest) {
+/// What a program has sent by a ring before it is killed, or before another program has its address, is received by a program of its guest that
+/// looks later. The first is reported by the agent when the program's session ends, and the second when the kernel finds the other socket.
+fn last_datagrams_of_gone_sender_are_received(world: &World, guest: &Guest) {
+    const PROGRAM: &str = "/tmp/last_datagrams.py";
     python::bring(guest);
-    guest.put(include_bytes!("programs/last_datagrams.py"), "/tmp/last_datagrams.py", 0o644).unwrap();
+    guest.put(include_bytes!("programs/last_datagrams.py"), PROGRAM, 0o644).unwrap();
     let run = python::command("partywall run --quiet --move after=4");
-    guest.sh(&format!("{run} /tmp/last_datagrams.py serve {LAST_PORT} > /tmp/last.out 2>&1 & true"));
+    guest.sh(&format!("{run} {PROGRAM} serve {LAST_PORT} /tmp/gone > /tmp/last.out 2>&1 & true"));
     assert!(guest.wait_until("grep -q serves /tmp/last.out"), "{}", guest.sh("cat /tmp/last.out"));
-    // While the broker is late, datagrams go by the kernel.
-    let mut is_by_ring = false;
-    for clients in 1..=10 {
-        let said = guest.sh(&format!("{run} /tmp/last_datagrams.py send {LAST_PORT} 2>&1; true"));
-        let is_read = guest.wait_until(&format!("test $(grep -c '^read' /tmp/last.out) -eq {clients}"));
-        let read = guest.sh("cat /tmp/last.out");
-        println!("{said}{read}");
-        assert!(is_read && read.trim_end().ends_with("read 1 2 3 4 5"), "{said}{read}");
-        is_by_ring = said.contains("0 by the kernel");
-        if is_by_ring {
-            break;
-        }
+    let kill = |argument: &str| format!("kill -9 ${}", processes("python3", &format!("last_datagrams.py {argument}")));
+    let mut clients = 0;
+    for end in ["KILL", "STOP"] {
+        // While the broker is late, datagrams go by the kernel.
+        let is_by_ring = (0..10).any(|_| {
+            clients += 1;
+            guest.sh(&format!("rm -f /tmp/gone; {run} {PROGRAM} send {LAST_PORT} {end} > /tmp/send.out 2>&1 & true"));
+            assert!(guest.wait_until("grep -q 'by the kernel' /tmp/send.out"), "{}", guest.sh("cat /tmp/send.out"));
+            let sent = guest.sh("cat /tmp/send.out");
+            let (port, by_kernel) = sent.trim().split_once(' ').unwrap();
+            if end == "STOP" {
+                guest.sh(&format!("{} {PROGRAM} take {port} > /tmp/take.out 2>&1 & true", python::command("")));
+                assert!(guest.wait_until("grep -q 'has it' /tmp/take.out"), "{}", guest.sh("cat /tmp/take.out"));
+            }
+            wait_for_flows(world, "the client is gone", |flows| flows == 0);
+            let is_read =
+                guest.wait_until(&format!("touch /tmp/gone; test $(grep -c '^read' /tmp/last.out) -eq {clients}"));
+            let read = guest.sh("cat /tmp/last.out");
+            println!("{end}: {sent}{read}");
+            assert!(is_read && read.trim_end().ends_with("read 1 2 3 4 5"), "{end}: {sent}{read}{}", world.log());
+            if end == "STOP" {
+                guest.sh(&format!("{}; {}", kill("take"), kill("send")));
+            }
+            by_kernel == "0 by the kernel"
+        });
+        assert!(is_by_ring, "datagrams within a guest go by the kernel");
     }
-    assert!(is_by_ring, "datagrams within a guest go by the kernel");
-    guest.sh(&format!("kill -9 ${}", processes("python3", "last_datagrams")));
+    guest.sh(&kill("serve"));
 }
 
 /// A name for the network namespace that the host's address of a network is in.
@@ -174,16 +189,17 @@ fn wait_for_flows(world: &World, what: &str, is_right: impl Fn(usize) -> bool) {
     let deadline = Instant::now() + HANG;
     while !is_right(flows(world)) {
         assert!(Instant::now() < deadline, "{what}: {}{}", world.partywall(&["list", "channels"]).text(), world.log());
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Has a guest's clients ask, one after the other, and `during` happen once datagrams go by rings. Each gets its answers, none twice.
-fn while_asking(world: &mut World, client: &Guest, during: impl FnOnce(&mut World)) {
+/// Has a guest's clients ask a server, one after the other, and `during` happen once datagrams go by rings. Each gets its answers, none twice.
+fn while_asking(world: &mut World, client: &Guest, server: &str, during: impl FnOnce(&mut World)) {
     wait_for_flows(world, "earlier clients have ended", |flows| flows == 0);
     client.sh("rm -f /tmp/stop /tmp/asked /tmp/client.log");
     let running = client.begin(&format!(
         "while [ ! -e /tmp/stop ]; do PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4 \
-         sockperf pp -i {SERVER} -p {PORT} -t 6 --data-integrity >> /tmp/asked 2>&1 || echo FAILED >> /tmp/asked; done"
+         sockperf pp -i {server} -p {PORT} -t 6 --data-integrity >> /tmp/asked 2>&1 || echo FAILED >> /tmp/asked; done"
     ));
     wait_for_line(client, "a client has a ring", SENDS);
     during(world);
@@ -195,12 +211,18 @@ fn while_asking(world: &mut World, client: &Guest, during: impl FnOnce(&mut Worl
     assert_eq!(received, said.matches("# dropped messages").count(), "{said}");
 }
 
+/// Ends a guest's agent while its clients have flows, and starts another one.
+fn end_and_start_agent(world: &World, guest: &Guest) {
+    guest.sh("kill -9 $(cat /tmp/agent.pid)");
+    wait_for_flows(world, "the agent is gone", |flows| flows == 0);
+    guest.start_agent();
+    world.wait_ready(2);
+    wait_for_flows(world, "there is an agent again", |flows| flows > 0);
+}
+
 /// Waits for a line in the log of a guest's clients.
 fn wait_for_line(client: &Guest, what: &str, line: &str) {
-    let deadline = Instant::now() + HANG;
-    while !log_of(client).contains(line) {
-        assert!(Instant::now() < deadline, "{what}: {}", log_of(client));
-    }
+    assert!(client.wait_until(&format!("grep -q '{line}' /tmp/client.log")), "{what}: {}", log_of(client));
 }
 
 /// What the library wrote in a guest's clients.
@@ -242,8 +264,9 @@ fn datagrams_of_listed_machines_use_rings() {
     }
 
     datagrams_within_a_guest_get_rings(&world, &a, &["127.0.0.1", SERVER]);
+    while_asking(&mut world, &a, "127.0.0.1", |world| end_and_start_agent(world, &a));
 
-    while_asking(&mut world, &b, |world| {
+    while_asking(&mut world, &b, SERVER, |world| {
         let deadline = Instant::now() + HANG;
         let mut is_heard = false;
         // A client may end before it hears of it, and none gets a ring while its machine is not listed.
@@ -256,11 +279,7 @@ fn datagrams_of_listed_machines_use_rings() {
             wait_for_flows(world, "the machine is listed again", |flows| flows > 0);
         }
 
-        b.sh("kill -9 $(cat /tmp/agent.pid)");
-        wait_for_flows(world, "the agent is gone", |flows| flows == 0);
-        b.start_agent();
-        world.wait_ready(2);
-        wait_for_flows(world, "there is an agent again", |flows| flows > 0);
+        end_and_start_agent(world, &b);
 
         world.kill_broker();
         world.start_broker_with(&(entries.clone() + &both));
@@ -281,5 +300,5 @@ fn datagrams_of_listed_machines_use_rings() {
 
     world.set_policy(&entries);
     datagrams_within_a_guest_get_rings(&world, &a, &["127.0.0.1"]);
-    last_datagrams_of_killed_sender_are_received(&a);
+    last_datagrams_of_gone_sender_are_received(&world, &a);
 }

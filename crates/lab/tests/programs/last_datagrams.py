@@ -1,8 +1,10 @@
-"""A server that answers datagrams, computes for some seconds when it is asked to work, and reads what has come meanwhile; and a client that asks
-it to once their datagrams go by rings, sends five more and is killed. Neither sleeps while it waits, so that its rings stay open. The server
-prints what it has read, and the client how many of its last datagrams went by the kernel.
-Usage: last_datagrams.py serve PORT | last_datagrams.py send PORT"""
+"""A server that answers datagrams, computes when it is asked to work until a file says that the client is gone, and reads what has come
+meanwhile; a client that asks it to once their datagrams go by rings, sends five more and is killed or stopped; and a program that takes the
+client's address. Neither of the first two sleeps while it waits, so that its rings stay open. The server prints what it has read, and the client
+its port and how many of its last datagrams went by the kernel.
+Usage: last_datagrams.py serve PORT GONE | last_datagrams.py send PORT KILL|STOP | last_datagrams.py take PORT"""
 import os
+import signal
 import socket
 import sys
 import time
@@ -24,8 +26,14 @@ def receive(own, seconds):
     return None
 
 
-def serve(server, port):
-    server.bind(("127.0.0.1", port))
+def expect(own, datagram):
+    came = receive(own, 60)
+    if came is None or came[0] != datagram:
+        sys.exit(f"{came} came, and not {datagram}")
+
+
+def serve(server, port, gone):
+    server.bind(("127.0.0.1", int(port)))
     print("serves", flush=True)
     while True:
         came = receive(server, 60)
@@ -36,34 +44,47 @@ def serve(server, port):
             server.sendto(datagram, client)
             continue
         server.sendto(b"working", client)
-        until = time.monotonic() + 3
-        while time.monotonic() < until:
+        while not os.path.exists(gone):
             pass
         read = []
-        while (came := receive(server, 1)) is not None:
-            read.append(came[0].decode())
+        try:
+            while True:
+                read.append(server.recv(2048).decode())
+        except BlockingIOError:
+            pass
         print("read", *read, flush=True)
 
 
-def send(client, port):
-    client.connect(("127.0.0.1", port))
+def send(client, port, end):
+    server = ("127.0.0.1", int(port))
+    # Another program may bind a part of this address.
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    client.bind(("0.0.0.0", 0))
     until = time.monotonic() + 30
     while time.monotonic() < until:
         before = by_kernel()
         for _ in range(20):
-            client.send(b"question")
-            assert receive(client, 10)[0] == b"question"
+            client.sendto(b"question", server)
+            expect(client, b"question")
         if by_kernel() == before:
             break
     before = by_kernel()
-    client.send(b"work")
-    assert receive(client, 10)[0] == b"working"
+    client.sendto(b"work", server)
+    expect(client, b"working")
     for number in range(1, 6):
-        client.send(str(number).encode())
-    print(by_kernel() - before, "by the kernel", flush=True)
-    os.kill(os.getpid(), 9)
+        client.sendto(str(number).encode(), server)
+    print(client.getsockname()[1], by_kernel() - before, "by the kernel", flush=True)
+    os.kill(os.getpid(), {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}[end])
+
+
+def take(thief, port):
+    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    thief.bind(("127.0.0.1", int(port)))
+    print("has it", flush=True)
+    while True:
+        time.sleep(60)
 
 
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
     own.setblocking(False)
-    {"serve": serve, "send": send}[sys.argv[1]](own, int(sys.argv[2]))
+    {"serve": serve, "send": send, "take": take}[sys.argv[1]](own, *sys.argv[2:])
