@@ -11,6 +11,7 @@
 //! again as they do on a host.
 
 mod doorbell;
+mod flows;
 mod ghosts;
 mod handshake;
 mod introduce;
@@ -27,6 +28,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use partywall_protocol::environment;
+use partywall_region::descriptors;
 use partywall_region::number_record;
 use partywall_region::relay::{PORT, PortSide, Relay, open_port};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -108,6 +110,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> std::io::Result<()> {
+    // A flow of datagrams within this machine takes two, and each program one.
+    if let Err(error) = descriptors::raise_limit() {
+        tracing::warn!(%error, "cannot raise the limit on open descriptors; more programs may be refused");
+    }
     // Before anything is there that a signal would leave behind.
     let signals = Signals::new([SIGTERM, SIGINT])?;
     // Before the socket is touched: it may be another's.

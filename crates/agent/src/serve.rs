@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
+use crate::flows::{FlowRequest, LocalFlows};
 use crate::ghosts::{GhostHunt, HuntStep};
 use crate::handshake::LocalHandshakes;
 use crate::introduce::{Introductions, NearEnd, ParcelContent};
@@ -77,6 +78,8 @@ pub(crate) struct Serving {
     doorbell: Option<Expected>,
     introductions: Introductions,
     handshakes: LocalHandshakes,
+    /// Flows of datagrams between programs of this machine.
+    flows: LocalFlows,
     /// What programs state of sockets that they have passed on, by user.
     passed: PassedSockets<u32>,
     /// When the agent began, by which it counts the seconds.
@@ -106,6 +109,7 @@ impl Serving {
             doorbell: None,
             introductions: Introductions::default(),
             handshakes: LocalHandshakes::default(),
+            flows: LocalFlows::default(),
             passed: PassedSockets::default(),
             begun: Instant::now(),
             inspector: Inspector::new().with_record_at(Some(number_record.to_owned())),
@@ -138,6 +142,7 @@ impl Serving {
             self.look_for_doorbell();
             self.go_on_releasing();
             self.handshakes.forget_old();
+            self.flows.forget_old();
             if accept {
                 self.accept();
             }
@@ -158,8 +163,8 @@ impl Serving {
         let looks = self.releasing.is_some()
             || !self.windows.all_seen()
             || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
-        let handshakes = self.handshakes.patience();
-        let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(handshakes) };
+        let offers = self.handshakes.patience().or(self.flows.patience());
+        let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(offers) };
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -188,6 +193,7 @@ impl Serving {
         self.sessions.clear();
         self.introductions = Introductions::default();
         self.handshakes = LocalHandshakes::default();
+        self.flows = LocalFlows::default();
         self.revoker.revoke();
         let windows = self.windows.take_ids();
         windows.iter().for_each(|id| self.relay.forget(*id));
@@ -246,6 +252,7 @@ impl Serving {
         }
         self.introductions = Introductions::default();
         self.handshakes = LocalHandshakes::default();
+        self.flows = LocalFlows::default();
         self.releasing = None;
     }
 
@@ -301,6 +308,10 @@ impl Serving {
         if self.sessions.remove(&session).is_some() {
             self.introductions.session_ended(session);
             self.handshakes.session_ended(session);
+            // First: the broker ends these flows with the session.
+            for (flow, tail) in self.flows.session_ended(session) {
+                self.say(&Say::FlowWritten { flow, tail });
+            }
             self.say(&Say::Close { session, by_program });
         }
     }
@@ -337,9 +348,22 @@ impl Serving {
             Ok((request, message)) if message.brings_socket() => {
                 return self.pass_out_socket(session, request, &message, bytes, fds);
             }
-            Ok((_, Message::Cancel { offer } | Message::Closed { channel: offer })) => {
+            Ok((_, Message::Cancel { offer })) => {
                 self.handshakes.cancelled(session, offer);
+                self.flows.cancelled(session, offer);
             }
+            Ok((_, Message::Closed { channel })) => {
+                self.handshakes.cancelled(session, channel);
+                // First: the broker ends the flow by this message.
+                if let Some(tail) = self.flows.closed(session, channel) {
+                    self.say(&Say::FlowWritten { flow: channel, tail });
+                }
+            }
+            Ok((request, Message::FetchReceiver { flow })) => match self.flows.fetch((session, request), flow) {
+                FlowRequest::Twice => return self.close(session),
+                FlowRequest::Full => return self.refuse_flow(session, request),
+                FlowRequest::Fine | FlowRequest::BadRegion => {}
+            },
             // To the broker, all programs of this machine are of one user.
             Ok((_, Message::Passed { socket, carrier, side, rings })) => {
                 return self.passed(session, PassedSocket { socket, carrier }, PassedState { side, rings });
@@ -415,7 +439,20 @@ impl Serving {
             let Ok(near) = self.begin_links(1, &mut links) else { return self.close(session) };
             self.introductions.ask_elsewhere(session, request, near);
         }
-        self.handshakes.ask((session, request), message, fds.next());
+        let memory = fds.next();
+        if matches!(message, Message::OfferDatagrams { .. } | Message::TakeDatagrams { .. }) {
+            match self.flows.bring((session, request), message, &facts, memory) {
+                FlowRequest::Fine => {}
+                FlowRequest::Twice => return self.close(session),
+                FlowRequest::Full => return self.refuse_flow(session, request),
+                FlowRequest::BadRegion => {
+                    let reason = "a region must be a memfd of the size that is said, wholly allocated and sealed (protocol M1, M2)";
+                    return self.refuse(session, request, Refusal::BadRegion, reason);
+                }
+            }
+        } else {
+            self.handshakes.ask((session, request), message, memory);
+        }
         self.pass_on(session, links, LinkUse::Bell, Some(facts), bytes);
     }
 
@@ -450,6 +487,14 @@ impl Serving {
         self.send(session, &out, &[]);
     }
 
+    /// The agent keeps as many flows within this machine as it may. Their programs' datagrams stay on the kernel.
+    fn refuse_flow(&mut self, session: u32, request: u32) {
+        const REASON: &str = "the agent keeps as many flows of datagrams within this machine as it can";
+        static TOLD: std::sync::Once = std::sync::Once::new();
+        TOLD.call_once(|| tracing::warn!("{REASON}; more datagrams between its programs stay on the kernel"));
+        self.refuse(session, request, Refusal::OutOfResources, REASON);
+    }
+
     /// Sends to a program. A program that does not read its answers is disconnected (protocol C12).
     fn send(&mut self, session: u32, bytes: &[u8], with: &[OwnedFd]) {
         let Some(of) = self.sessions.get(&session) else { return };
@@ -481,6 +526,8 @@ impl Serving {
                 self.sessions.remove(&session);
                 self.introductions.session_ended(session);
                 self.handshakes.session_ended(session);
+                // The broker has ended the flows already.
+                self.flows.session_ended(session);
             }
             Say::Packet { session, window, links, bytes, .. } => self.pass_in(session, window, &links, &bytes),
             Say::Release {} => self.release(),
@@ -490,7 +537,8 @@ impl Serving {
             | Say::Open { .. }
             | Say::Seen { .. }
             | Say::DoorbellSeen { .. }
-            | Say::ReceiversAre { .. } => {}
+            | Say::ReceiversAre { .. }
+            | Say::FlowWritten { .. } => {}
         }
     }
 
@@ -499,9 +547,16 @@ impl Serving {
         // Before the kernel is asked: what it says holds from then on.
         let at = coarse_now();
         let netns = self.receivers.as_ref().map_or(0, ReceiverFinder::netns);
-        let found = self.receivers.as_mut().map(|finder| finder.find(questions)).unwrap_or_default();
-        let receivers = ReceiverCookies(found.into_iter().map(|found| found.map_or(0, |it| it.cookie)).collect());
-        self.say(&Say::ReceiversAre { number, netns, at, receivers });
+        let ask = |questions: &[ReceiverQuestion]| {
+            let found = self.receivers.as_mut().map(|finder| finder.find(questions)).unwrap_or_default();
+            found.into_iter().map(|found| found.map_or(0, |it| it.cookie)).collect()
+        };
+        let (receivers, lost) = self.flows.answer(questions, ask);
+        // First: the broker ends these flows by the answer.
+        for (flow, tail) in lost {
+            self.say(&Say::FlowWritten { flow, tail });
+        }
+        self.say(&Say::ReceiversAre { number, netns, at, receivers: ReceiverCookies(receivers) });
     }
 }
 
@@ -521,7 +576,7 @@ fn find_receivers() -> Option<ReceiverFinder> {
     None
 }
 
-/// A socket of a group has no flows in a machine (protocol U14): the broker does not learn which members the kernel would choose from.
+/// A socket of a group has no flows in a machine (protocol U14.3): the broker does not learn which members the kernel would choose from.
 fn without_group(facts: SocketFacts) -> SocketFacts {
     let state = if facts.state == SocketState::Grouped { SocketState::Other } else { facts.state };
     SocketFacts { state, ..facts }

@@ -1,4 +1,4 @@
-//! Two agents, or an agent and a broker, at one socket.
+//! An agent without a host: its socket, which two agents, or an agent and a broker, may want, and its limits.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use std::io::Read as _;
@@ -81,4 +81,19 @@ fn second_agent_is_refused_and_socket_stays() {
     assert!(!socket.exists());
     let next = Agent::start(&socket);
     await_that("the next agent has the lock", || has_lock(&next, &lock));
+}
+
+#[test]
+fn limit_on_descriptors_is_raised() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, lock) = (dir.path().join("broker.sock"), dir.path().join("broker.sock.lock"));
+    let agent = format!("ulimit -S -n 100 && exec {} \"$@\"", env!("CARGO_BIN_EXE_partywall-agent"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &agent, "sh", "--port", "no.such.port", "--socket"]).arg(&socket);
+    let agent = Agent(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    await_that("the agent has the lock", || has_lock(&agent, &lock));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", agent.0.id())).unwrap();
+    let of = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let [soft, hard, _] = of.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{limits}") };
+    assert_eq!(soft, hard);
 }

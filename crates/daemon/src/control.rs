@@ -1,7 +1,8 @@
 //! The mailbox of a running server: what other threads ask of it (a stop, a new policy, an errand for virtual machines), and its status.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ struct ControlInner {
     reports: Mutex<Reports>,
     reported: Condvar,
     relay_latency: Arc<RelayLatency>,
+    ring_reports: RingReports,
 }
 
 /// The report that a thread waits for, where the server leaves it.
@@ -88,6 +90,44 @@ impl PortQuestions {
     }
 }
 
+/// How far programs of machines have written the rings of flows within their machines, as their agents say (protocol U15.6 to U15.10).
+///
+/// The thread of a machine's port puts a report here before it passes on what the agent says next. The server takes all reports before it
+/// handles anything. So a report counts before each message that can end its flow, however many packets wait elsewhere.
+#[derive(Debug, Default)]
+pub(crate) struct RingReports {
+    are_any: AtomicBool,
+    tails: Mutex<BTreeMap<MachineId, BTreeMap<u64, u64>>>,
+}
+
+/// Reports of one machine that wait, at most. An agent that sends more loses its oldest.
+const MOST_REPORTS: usize = 1024;
+
+impl RingReports {
+    pub(crate) fn put(&self, machine: MachineId, flow: u64, tail: u64) {
+        let mut tails = lock(&self.tails);
+        let of_machine = tails.entry(machine).or_default();
+        of_machine.insert(flow, tail);
+        if of_machine.len() > MOST_REPORTS {
+            // The numbers of flows rise.
+            of_machine.pop_first();
+        }
+        // Under the lock, so that a report which is taken is not announced later.
+        self.are_any.store(true, Ordering::Release);
+    }
+
+    /// All of them, with the machine, the flow and the byte up to which the ring was written.
+    pub(crate) fn take(&self) -> Vec<(MachineId, u64, u64)> {
+        if !self.are_any.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut tails = lock(&self.tails);
+        self.are_any.store(false, Ordering::Relaxed);
+        let all = std::mem::take(&mut *tails).into_iter();
+        all.flat_map(|(machine, tails)| tails.into_iter().map(move |(flow, tail)| (machine, flow, tail))).collect()
+    }
+}
+
 /// A request to the server from the thread that attends to virtual machines.
 #[derive(Debug)]
 pub(crate) enum Errand {
@@ -125,6 +165,7 @@ impl ServerControl {
             reports: Mutex::default(),
             reported: Condvar::new(),
             relay_latency: Arc::default(),
+            ring_reports: RingReports::default(),
         })))
     }
 
@@ -193,6 +234,11 @@ impl ServerControl {
         &self.0.relay_latency
     }
 
+    /// Where the threads of ports leave what agents say of rings.
+    pub(crate) fn ring_reports(&self) -> &RingReports {
+        &self.0.ring_reports
+    }
+
     pub(crate) fn take_wishes(&self) -> Wishes {
         // Emptied before the wishes are taken: a wish that comes later rings again.
         let _ = rustix::io::read(&self.0.bell, &mut [0u8; 8]);
@@ -218,4 +264,32 @@ impl AsFd for ServerControl {
 /// Each value is stored whole, so one that a panicking thread left behind is as good as any.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latest_report_of_each_ring_is_taken_once() {
+        let (a, b) = (MachineId::MIN, MachineId::new(2).unwrap());
+        let reports = RingReports::default();
+        assert_eq!(reports.take(), []);
+        for (machine, flow, tail) in [(b, 1, 10), (a, 2, 20), (a, 1, 30), (a, 2, 40)] {
+            reports.put(machine, flow, tail);
+        }
+        assert_eq!(reports.take(), [(a, 1, 30), (a, 2, 40), (b, 1, 10)]);
+        assert_eq!(reports.take(), []);
+    }
+
+    #[test]
+    fn agent_with_many_reports_loses_its_oldest() {
+        let (a, b) = (MachineId::MIN, MachineId::new(2).unwrap());
+        let reports = RingReports::default();
+        reports.put(b, 1, 1);
+        (0..=MOST_REPORTS as u64).for_each(|flow| reports.put(a, flow, flow));
+        let taken = reports.take();
+        assert_eq!((taken.len(), taken[0]), (MOST_REPORTS + 1, (a, 1, 1)));
+        assert!(taken.contains(&(b, 1, 1)), "another machine's stays");
+    }
 }

@@ -1,5 +1,5 @@
 //! Datagrams of unmodified programs in virtual machines that the operator's list names: sockperf in one guest, its clients in another, and
-//! what becomes of their flows when the list, an agent or a machine is gone.
+//! what becomes of their flows when the list, an agent or a machine is gone. And datagrams within one guest, which no list names.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -8,14 +8,16 @@ mod world;
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
 use std::process::{Command, Stdio};
-use std::time::Instant;
-use world::{HANG, Inside, World, preload_library};
+use std::time::{Duration, Instant};
+use world::{HANG, Inside, World, preload_library, processes, python};
 
 const LIBRARY: &str = "libpartywall_preload.so";
 /// The addresses of the guests on their network.
 const SERVER: &str = "10.77.0.1";
 const CLIENT: &str = "10.77.0.2";
 const PORT: u16 = 7000;
+/// That of the server for datagrams of a client that is killed.
+const LAST_PORT: u16 = 7020;
 /// The log lines of the library when a flow has its ring, at the sender and at the receiver, and when a flow has ended.
 const SENDS: &str = "go by a ring";
 const RECEIVES: &str = "by a ring of";
@@ -34,10 +36,8 @@ fn serve(guest: &Guest) {
     guest.sh(&format!(
         "PARTYWALL_PRELOAD_LOG=/tmp/server.log partywall run --quiet --move after=4 sockperf sr -i 0.0.0.0 -p {PORT} > /tmp/sockperf.log 2>&1 & true"
     ));
-    let deadline = Instant::now() + HANG;
-    while !guest.sh("cat /tmp/sockperf.log").contains("to block on socket") {
-        assert!(Instant::now() < deadline, "{}", guest.sh("cat /tmp/sockperf.log /tmp/server.log"));
-    }
+    let is_ready = guest.wait_until("grep -q 'to block on socket' /tmp/sockperf.log");
+    assert!(is_ready, "{}", guest.sh("cat /tmp/sockperf.log /tmp/server.log"));
 }
 
 /// Datagrams that a guest's kernel has sent.
@@ -55,10 +55,7 @@ fn figure(said: &str, name: &str) -> u64 {
 /// Asks the server for some seconds; whether datagrams of the client went by a ring. Each must be answered as it was sent.
 fn asks_by_ring(client: &Guest) -> bool {
     let before = sent_by_kernel(client);
-    let line = format!(
-        "rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4 \
-         sockperf pp -i {SERVER} -p {PORT} -t 5 --data-integrity 2>&1; true"
-    );
+    let line = format!("{} 2>&1; true", ask(SERVER, 5));
     let said = client.sh(&line);
     let sent = figure(&said, "SentMessages=");
     assert!(sent > 0 && !said.contains("integrity test failed"), "{said}");
@@ -66,6 +63,87 @@ fn asks_by_ring(client: &Guest) -> bool {
     let log = client.sh("cat /tmp/client.log 2> /dev/null; true");
     println!("{sent} sent, {by_kernel} of them by the kernel");
     log.contains(SENDS) && by_kernel < sent
+}
+
+/// A line by which a client asks the server at an address for some seconds.
+fn ask(server: &str, seconds: u32) -> String {
+    format!(
+        "rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4 \
+         sockperf pp -i {server} -p {PORT} -t {seconds} --data-integrity"
+    )
+}
+
+/// The server's own guest asks it at an address; whether there were rings in both directions. Each datagram must be answered as it was sent.
+/// On one emulated processor each of the two sleeps for too long to use them.
+fn asks_within_with_ring(guest: &Guest, server: &str) -> bool {
+    guest.sh("cp /tmp/server.log /tmp/server.before");
+    let said = guest.sh(&format!("{} 2>&1; true", ask(server, 5)));
+    assert!(figure(&said, "ReceivedMessages=") > 0 && !said.contains("integrity test failed"), "{said}");
+    let new = guest.sh("tail -n +$(($(wc -l < /tmp/server.before) + 1)) /tmp/server.log");
+    let log = log_of(guest);
+    log.contains(SENDS) && log.contains(RECEIVES) && new.contains(RECEIVES)
+}
+
+/// What becomes of the flows of a client that is killed, and of later clients, in the server's own guest.
+fn datagrams_within_a_guest_get_rings(world: &World, guest: &Guest, addresses: &[&str]) {
+    wait_for_flows(world, "earlier clients have ended", |flows| flows == 0);
+    // A client may end by itself before it has rings, or before it is killed. The next one has another chance.
+    let is_killed = (0..10).any(|_| {
+        guest.sh("rm -f /tmp/stop");
+        let ask = ask(addresses[0], 30);
+        let clients = guest.begin(&format!("while [ ! -e /tmp/stop ]; do {ask}; done > /dev/null 2>&1; true"));
+        wait_for_flows(world, "a client in the server's guest has rings", |flows| flows > 0);
+        let client = processes("sockperf", "sockperf pp");
+        let said = guest.sh(&format!("touch /tmp/stop; kill -9 ${client} 2> /dev/null && echo killed; true"));
+        drop(clients.wait(HANG));
+        wait_for_flows(world, "the client was killed", |flows| flows == 0);
+        said.contains("killed")
+    });
+    assert!(is_killed, "no client could be killed");
+    for server in addresses {
+        let has_ring = (0..10).any(|_| asks_within_with_ring(guest, server));
+        assert!(has_ring, "{server}\n{}\n{}\n{}", guest.sh("cat /tmp/server.log"), log_of(guest), world.log());
+        wait_for_flows(world, "the client has ended", |flows| flows == 0);
+    }
+}
+
+/// What a program has sent by a ring before it is killed, or before another program has its address, is received by a program of its guest that
+/// looks later. The first is reported by the agent when the program's session ends, and the second when the kernel finds the other socket.
+fn last_datagrams_of_gone_sender_are_received(world: &World, guest: &Guest) {
+    const PROGRAM: &str = "/tmp/last_datagrams.py";
+    python::bring(guest);
+    guest.put(include_bytes!("programs/last_datagrams.py"), PROGRAM, 0o644).unwrap();
+    let run = python::command("partywall run --quiet --move after=4");
+    guest.sh(&format!("{run} {PROGRAM} serve {LAST_PORT} /tmp/gone > /tmp/last.out 2>&1 & true"));
+    assert!(guest.wait_until("grep -q serves /tmp/last.out"), "{}", guest.sh("cat /tmp/last.out"));
+    let kill = |argument: &str| format!("kill -9 ${}", processes("python3", &format!("last_datagrams.py {argument}")));
+    let mut clients = 0;
+    for end in ["KILL", "STOP"] {
+        // While the broker is late, datagrams go by the kernel.
+        let is_by_ring = (0..10).any(|_| {
+            clients += 1;
+            guest.sh(&format!("rm -f /tmp/gone; {run} {PROGRAM} send {LAST_PORT} {end} > /tmp/send.out 2>&1 & true"));
+            assert!(guest.wait_until("grep -q 'by the kernel' /tmp/send.out"), "{}", guest.sh("cat /tmp/send.out"));
+            let sent = guest.sh("cat /tmp/send.out");
+            let (port, by_kernel) = sent.trim().split_once(' ').unwrap();
+            if end == "STOP" {
+                guest.sh(&format!("{} {PROGRAM} take {port} > /tmp/take.out 2>&1 & true", python::command("")));
+                assert!(guest.wait_until("grep -q 'has it' /tmp/take.out"), "{}", guest.sh("cat /tmp/take.out"));
+            }
+            wait_for_flows(world, "the client is gone", |flows| flows == 0);
+            let is_read =
+                guest.wait_until(&format!("touch /tmp/gone; test $(grep -c '^read' /tmp/last.out) -eq {clients}"));
+            let read = guest.sh("cat /tmp/last.out");
+            println!("{end}: {sent}{read}");
+            assert!(is_read && read.trim_end().ends_with("read 1 2 3 4 5"), "{end}: {sent}{read}{}", world.log());
+            if end == "STOP" {
+                guest.sh(&format!("{}; {}", kill("take"), kill("send")));
+            }
+            by_kernel == "0 by the kernel"
+        });
+        assert!(is_by_ring, "datagrams within a guest go by the kernel");
+    }
+    guest.sh(&kill("serve"));
 }
 
 /// A name for the network namespace that the host's address of a network is in.
@@ -117,16 +195,17 @@ fn wait_for_flows(world: &World, what: &str, is_right: impl Fn(usize) -> bool) {
     let deadline = Instant::now() + HANG;
     while !is_right(flows(world)) {
         assert!(Instant::now() < deadline, "{what}: {}{}", world.partywall(&["list", "channels"]).text(), world.log());
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Has a guest's clients ask, one after the other, and `during` happen once datagrams go by rings. Each gets its answers, none twice.
-fn while_asking(world: &mut World, client: &Guest, during: impl FnOnce(&mut World)) {
+/// Has a guest's clients ask a server, one after the other, and `during` happen once datagrams go by rings. Each gets its answers, none twice.
+fn while_asking(world: &mut World, client: &Guest, server: &str, during: impl FnOnce(&mut World)) {
     wait_for_flows(world, "earlier clients have ended", |flows| flows == 0);
     client.sh("rm -f /tmp/stop /tmp/asked /tmp/client.log");
     let running = client.begin(&format!(
         "while [ ! -e /tmp/stop ]; do PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4 \
-         sockperf pp -i {SERVER} -p {PORT} -t 6 --data-integrity >> /tmp/asked 2>&1 || echo FAILED >> /tmp/asked; done"
+         sockperf pp -i {server} -p {PORT} -t 6 --data-integrity >> /tmp/asked 2>&1 || echo FAILED >> /tmp/asked; done"
     ));
     wait_for_line(client, "a client has a ring", SENDS);
     during(world);
@@ -138,12 +217,18 @@ fn while_asking(world: &mut World, client: &Guest, during: impl FnOnce(&mut Worl
     assert_eq!(received, said.matches("# dropped messages").count(), "{said}");
 }
 
+/// Ends a guest's agent while its clients have flows, and starts another one.
+fn end_and_start_agent(world: &World, guest: &Guest) {
+    guest.sh("kill -9 $(cat /tmp/agent.pid)");
+    wait_for_flows(world, "the agent is gone", |flows| flows == 0);
+    guest.start_agent();
+    world.wait_ready(2);
+    wait_for_flows(world, "there is an agent again", |flows| flows > 0);
+}
+
 /// Waits for a line in the log of a guest's clients.
 fn wait_for_line(client: &Guest, what: &str, line: &str) {
-    let deadline = Instant::now() + HANG;
-    while !log_of(client).contains(line) {
-        assert!(Instant::now() < deadline, "{what}: {}", log_of(client));
-    }
+    assert!(client.wait_until(&format!("grep -q '{line}' /tmp/client.log")), "{what}: {}", log_of(client));
 }
 
 /// What the library wrote in a guest's clients.
@@ -158,6 +243,7 @@ fn datagrams_of_listed_machines_use_rings() {
     let network = Network::new().unwrap();
     let image =
         ImageOptions::default().program(program, "sockperf").program(preload_library(), LIBRARY).module("udp_diag");
+    let image = python::with(image);
     let mut world = World::with("datagrams", image);
     let [a, b] = world.boot_as(["a", "b"].map(|name| GuestOptions::new(name).memory(512).network(&network).unwrap()));
     let entries = world.entry(&a) + &world.entry(&b);
@@ -183,7 +269,10 @@ fn datagrams_of_listed_machines_use_rings() {
         println!("skipped: a program of the host beside guests, since only root can put it on their network");
     }
 
-    while_asking(&mut world, &b, |world| {
+    datagrams_within_a_guest_get_rings(&world, &a, &["127.0.0.1", SERVER]);
+    while_asking(&mut world, &a, "127.0.0.1", |world| end_and_start_agent(world, &a));
+
+    while_asking(&mut world, &b, SERVER, |world| {
         let deadline = Instant::now() + HANG;
         let mut is_heard = false;
         // A client may end before it hears of it, and none gets a ring while its machine is not listed.
@@ -196,11 +285,7 @@ fn datagrams_of_listed_machines_use_rings() {
             wait_for_flows(world, "the machine is listed again", |flows| flows > 0);
         }
 
-        b.sh("kill -9 $(cat /tmp/agent.pid)");
-        wait_for_flows(world, "the agent is gone", |flows| flows == 0);
-        b.start_agent();
-        world.wait_ready(2);
-        wait_for_flows(world, "there is an agent again", |flows| flows > 0);
+        end_and_start_agent(world, &b);
 
         world.kill_broker();
         world.start_broker_with(&(entries.clone() + &both));
@@ -218,4 +303,8 @@ fn datagrams_of_listed_machines_use_rings() {
     wait_for_flows(&world, "the machine is gone", |flows| flows == 0);
     let said = a.sh(&format!("sockperf pp -i {SERVER} -p {PORT} -t 2 2>&1"));
     assert!(figure(&said, "ReceivedMessages=") > 0, "the server serves others: {said}");
+
+    world.set_policy(&entries);
+    datagrams_within_a_guest_get_rings(&world, &a, &["127.0.0.1"]);
+    last_datagrams_of_gone_sender_are_received(&world, &a);
 }

@@ -107,6 +107,14 @@ frames! {
             /// The sockets, in the order of the questions.
             receivers: ReceiverCookies,
         }
+        /// Agent: how far a program has written the ring of a flow within the guest, before the broker hears that the program has given the
+        /// flow up, or that its session or its socket has gone (protocol U15.6, U15.7).
+        13 FlowWritten {
+            /// The flow.
+            flow: u64,
+            /// The byte up to which the ring was written.
+            tail: u64,
+        }
     }
 }
 
@@ -253,6 +261,7 @@ mod tests {
                 at: 3,
                 receivers: ReceiverCookies(vec![u64::MAX; MOST_QUESTIONS]),
             },
+            Say::FlowWritten { flow: u64::MAX, tail: 2 },
         ];
         for said in all {
             let bytes = said.encode();
@@ -271,6 +280,7 @@ mod tests {
             &[11],
             &[11, 0, 0, 0, 0, 1],
             &[13],
+            &[14],
             &[2, 0, 0, 0],
             &[2, 0, 0, 0, 0, 0, 0],
             &[3, 0, 0, 0, 0, 2],
@@ -287,7 +297,7 @@ mod tests {
     fn agent_messages_are_as_documented() {
         let id = WindowId([9; 16]);
         let (window, session) = ([9; 16], [1, 0, 0, 0x20]);
-        let cases: [(Say, Vec<u8>); 13] = [
+        let cases: [(Say, Vec<u8>); 14] = [
             (Say::Open { session: 0x2000_0001, pid: 0x0403 }, [&[1][..], &session, &[3, 4, 0, 0]].concat()),
             (Say::Close { by_program: true, session: 0x2000_0001 }, [&[2, 1][..], &session].concat()),
             (
@@ -326,6 +336,7 @@ mod tests {
                 Say::ReceiversAre { number: 1, netns: 2, at: 3, receivers: ReceiverCookies(vec![4]) },
                 [&[12, 1, 0, 0, 0, 2][..], &[0; 7], &[3], &[0; 7], &[1, 4], &[0; 7]].concat(),
             ),
+            (Say::FlowWritten { flow: 2, tail: 3 }, [&[13, 2][..], &[0; 7], &[3], &[0; 7]].concat()),
         ];
         for (said, bytes) in cases {
             assert_eq!(said.encode(), bytes, "{said:?}");

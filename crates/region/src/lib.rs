@@ -13,6 +13,7 @@ pub mod bell;
 pub mod berth;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod descriptors;
 pub mod directory;
 pub mod double;
 pub mod ending;

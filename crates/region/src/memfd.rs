@@ -2,13 +2,15 @@
 
 use crate::RegionError;
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{Geometry, HUGE_PAGE};
+use partywall_shm::layout::{Geometry, HUGE_PAGE, SocketPage};
+use partywall_shm::sync::Own;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::ffi::CStr;
 use std::io::Write as _;
+use std::mem::offset_of;
 
 /// The seals of every region, set before it is sent.
 pub const SEALS: SealFlags =
@@ -115,6 +117,16 @@ fn sealed_stat(fd: BorrowedFd<'_>, size: u64, huge: bool) -> Result<Stat, Region
     } else {
         Err(Corrupt::BadRegion.into())
     }
+}
+
+/// The byte up to which the owner of a region has written its ring, by the owner's own word. The region begins at byte `first` of the memory.
+/// `None` if the memory has no such word.
+pub fn written(memory: BorrowedFd<'_>, first: u64) -> Option<u64> {
+    let mut tail = [0; 8];
+    // The word lies in the first page of a region.
+    let word = offset_of!(SocketPage<Own>, control.tx.cursor) as u64;
+    let read = rustix::io::pread(memory, &mut tail, first.checked_add(word)?).ok()?;
+    (read == tail.len()).then(|| u64::from_le_bytes(tail))
 }
 
 /// Whether a file's memory is huge pages that were set aside (hugetlb). A memfd of ordinary pages may show a large block size too, where

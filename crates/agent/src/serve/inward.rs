@@ -83,8 +83,22 @@ impl Serving {
                 Some(memory) => return Inward::Pass(std::iter::once(memory).chain(ends).collect()),
                 None => return Inward::Done,
             },
-            Message::RoomIs { .. } => return self.pass_window(packet, request, true, "the window"),
+            Message::RoomIs { .. } => {
+                self.flows.refused(session, request);
+                return self.pass_window(packet, request, true, "the window");
+            }
+            Message::Offered { offer } => {
+                self.flows.offered(session, request, offer);
+                None
+            }
+            // Without the region, the program gives the flow up.
+            Message::DatagramsTaken { flow, region } if !region.is_in_window() => {
+                self.flows.taken(session, request, flow)
+            }
+            Message::Receiver { region } if !region.is_in_window() => self.flows.fetched(session, request),
             Message::DatagramsTaken { .. } | Message::Receiver { .. } => {
+                // The region is in a window, and what the program asked is answered.
+                self.flows.refused(session, request);
                 return self.pass_window(packet, request, false, "the window from the other machine");
             }
             Message::GroupWindowIs { own, .. } => return self.pass_window(packet, request, own, "the group's window"),
@@ -126,6 +140,7 @@ impl Serving {
             Message::Refused { .. } => {
                 self.introductions.refused(session, request);
                 self.handshakes.refused(session, request);
+                self.flows.refused(session, request);
                 None
             }
             _ => {

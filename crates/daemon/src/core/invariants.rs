@@ -13,7 +13,7 @@ use super::further::MOST_OWNED;
 use super::further_regions::{Addition, FurtherKey};
 use super::id::ChannelId;
 use super::service::MAX_WAITING;
-use super::socket::{NamespaceIndex, Offer, Publication, Sockets};
+use super::socket::{FlowRecord, NamespaceIndex, Offer, Publication, Sockets};
 use super::{Action, Core, CoreEvent, Descriptor, OfferDelivery, SessionId};
 
 /// The account of each end of a channel before an event, and the change that the event may make.
@@ -254,16 +254,22 @@ impl<F: Descriptor> Core<F> {
             assert_eq!(domain.offers as usize, offers.values().filter(|o| o.domain == *id).count());
         }
         assert_eq!(*entries, publications.values().map(Publication::entries).sum::<usize>());
-        let mut of_machines = BTreeMap::<_, (usize, usize)>::new();
-        for machine in offers.values().filter_map(|offer| offer.peer.origin().machine()) {
-            of_machines.entry(machine).or_default().0 += 1;
+        let mut of_machines = BTreeMap::<_, (usize, usize, usize)>::new();
+        for offer in offers.values() {
+            let Some(machine) = offer.peer.origin().machine() else { continue };
+            let counts = of_machines.entry(machine).or_default();
+            (counts.0, counts.2) = (counts.0 + 1, counts.2 + usize::from(offer.to().is_some()));
+        }
+        for machine in self.sockets.flows.values().flat_map(FlowRecord::machines) {
+            of_machines.entry(machine).or_default().2 += 1;
         }
         for publication in publications.values() {
             let Some(machine) = publication.netns.origin.machine() else { continue };
             of_machines.entry(machine).or_default().1 += publication.entries();
         }
-        let counts = self.sockets.machine_counts.iter().map(|(machine, of)| (*machine, (of.offers, of.entries)));
-        let some = |(_, counts): &(_, (usize, usize))| *counts != (0, 0);
+        let counts =
+            self.sockets.machine_counts.iter().map(|(machine, of)| (*machine, (of.offers, of.entries, of.flow_slots)));
+        let some = |(_, counts): &(_, (usize, usize, usize))| *counts != (0, 0, 0);
         assert!(counts.filter(some).eq(of_machines.into_iter().filter(some)), "what counts for machines");
         assert!(*entries <= self.capacity.entries && offers.len() <= self.capacity.offers);
         let published: usize = self.sessions.values().map(|s| s.publications.len()).sum();

@@ -254,6 +254,11 @@ impl<F> Machines<F> {
         origin.machine().and_then(|machine| self.name(machine))
     }
 
+    /// How many are attached.
+    pub(super) fn count(&self) -> usize {
+        self.known.len()
+    }
+
     pub(super) fn called(&self, origin: Origin) -> &str {
         match origin {
             Origin::Host => "the host",

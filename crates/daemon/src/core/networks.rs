@@ -1,14 +1,17 @@
-//! The network namespaces between which datagrams may go by rings, of the host and of virtual machines (protocol U13, U14).
+//! The network namespaces between which datagrams may go by rings, of the host and of virtual machines (protocol U13 to U15).
 //!
 //! Every process that may change the addresses of its namespace can give itself the address of another namespace. So addresses that
 //! sockets show count only within one namespace. Between namespaces the operator's list alone says whose an address is.
+//!
+//! Within the broker's own namespace, and within that of a machine's agent, no list is needed: the process that has examined the socket has
+//! tested its address there, and the kernel can be asked which socket receives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use partywall_protocol::directory::Transport;
 use partywall_protocol::socket::{NamespaceId, SocketFacts, SocketState};
-use partywall_protocol::wire::Origin;
+use partywall_protocol::wire::{MachineId, Origin};
 
 /// The operator's list, with the namespaces by their numbers (`SO_NETNS_COOKIE`). It has the namespaces that exist and in which the broker
 /// can ask about sockets, itself or by the agents of virtual machines.
@@ -16,6 +19,8 @@ use partywall_protocol::wire::Origin;
 pub struct Networks {
     /// The broker's own namespace, in which the addresses of sockets were tested when the sockets were shown.
     own: Option<u64>,
+    /// The namespaces of the agents of machines, as far as they are known. Each agent has tested addresses in its own.
+    agents: BTreeMap<MachineId, u64>,
     /// The namespace of each listed address.
     owners: BTreeMap<IpAddr, NamespaceId>,
 }
@@ -23,7 +28,28 @@ pub struct Networks {
 impl Networks {
     /// A list. No address is in it twice.
     pub fn new(own: Option<u64>, owners: impl IntoIterator<Item = (IpAddr, NamespaceId)>) -> Self {
-        Self { own, owners: owners.into_iter().collect() }
+        Self { own, agents: BTreeMap::new(), owners: owners.into_iter().collect() }
+    }
+
+    /// The same, with the namespaces of these machines' agents.
+    pub fn with_agents(self, agents: impl IntoIterator<Item = (MachineId, u64)>) -> Self {
+        Self { agents: agents.into_iter().collect(), ..self }
+    }
+
+    /// The host and the machines for whose sockets `self` and `other` may say different things. An address of another one than these is, for
+    /// sockets of another one than these, the same in both.
+    pub(super) fn changed(&self, other: &Self) -> BTreeSet<Origin> {
+        let mut changed = BTreeSet::new();
+        if self.own != other.own {
+            changed.insert(Origin::Host);
+        }
+        for (one, two) in [(self, other), (other, self)] {
+            let agents = one.agents.iter().filter(|(machine, netns)| two.agents.get(machine) != Some(netns));
+            changed.extend(agents.map(|(machine, _)| Origin::Machine(*machine)));
+            let owners = one.owners.iter().filter(|(ip, owner)| two.owners.get(ip) != Some(owner));
+            changed.extend(owners.map(|(_, owner)| owner.origin));
+        }
+        changed
     }
 
     /// Whether any address is listed for this namespace.
@@ -31,9 +57,13 @@ impl Networks {
         self.owners.values().any(|owner| *owner == namespace)
     }
 
-    /// Whether a namespace is the broker's own.
+    /// Whether a namespace is the broker's own, or that of a machine's agent.
     fn is_own(&self, namespace: NamespaceId) -> bool {
-        namespace.origin == Origin::Host && self.own == Some(namespace.cookie)
+        let own = match namespace.origin {
+            Origin::Host => self.own,
+            Origin::Machine(machine) => self.agents.get(&machine).copied(),
+        };
+        own == Some(namespace.cookie)
     }
 
     /// The machine, or the host, whose kernel has the namespace that this address is listed for.
@@ -46,8 +76,8 @@ impl Networks {
         self.owners.get(&ip.to_canonical()) == Some(&namespace)
     }
 
-    /// Whether a socket that was shown may have flows as far as its namespace is concerned (protocol U2.2, U2.3). In the broker's own namespace
-    /// the process that has examined the socket has tested the address.
+    /// Whether a socket that was shown may have flows as far as its namespace is concerned (protocol U2.2, U2.3, U15.1). In the broker's own
+    /// namespace, the process that has examined the socket has tested the address. In that of an agent, the agent has.
     pub(super) fn admits(&self, socket: &SocketFacts) -> bool {
         let ip = socket.local.ip().to_canonical();
         let has_address = || ip.is_unspecified() || ip.is_loopback() || self.has(socket.namespace(), ip);
@@ -75,7 +105,7 @@ impl Networks {
         Some(all.next().map(|(ip, _)| *ip).filter(|_| all.next().is_none()))
     }
 
-    /// Whether there may be a flow between sockets with these addresses in these namespaces. Within a machine there are no flows.
+    /// Whether there may be a flow between sockets with these addresses in these namespaces. Between two namespaces of one machine there is none.
     pub(super) fn allow(&self, [sender, receiver]: [(NamespaceId, IpAddr); 2]) -> bool {
         let is_listed = |(namespace, ip): (NamespaceId, IpAddr)| self.has(namespace, ip);
         if sender.0 != receiver.0 {
@@ -83,7 +113,7 @@ impl Networks {
             return !are_within_machine && is_listed(sender) && is_listed(receiver);
         }
         if sender.0.origin != Origin::Host {
-            return false;
+            return self.is_own(sender.0);
         }
         let is_own = self.own.is_none() || self.is_own(sender.0);
         let is_inner = |end: (NamespaceId, IpAddr)| end.1.to_canonical().is_loopback() && self.lists(end.0);
@@ -130,8 +160,51 @@ mod tests {
     }
 
     #[test]
+    fn socket_in_machine_is_admitted_in_namespace_of_its_agent() {
+        let [one, other] = [1, 2].map(|id| MachineId::new(id).unwrap());
+        let networks = networks().with_agents([(one, BLUE)]);
+        for (origin, netns, well) in [
+            (Origin::Machine(one), BLUE, true),
+            // A container in the machine, and machines of which the agent's namespace is another one or not known.
+            (Origin::Machine(one), 3, false),
+            (Origin::Machine(one), OWN, false),
+            (Origin::Machine(other), BLUE, false),
+        ] {
+            let local = "10.9.9.9:53".parse().unwrap();
+            let socket = SocketFacts { origin, netns, ..facts(Transport::Udp, local, None) };
+            let end = (socket.namespace(), local.ip());
+            assert_eq!((networks.admits(&socket), networks.allow([end; 2])), (well, well), "{origin:?} {netns}");
+        }
+    }
+
+    #[test]
     fn broker_that_cannot_ask_the_kernel_admits_no_socket() {
         let socket = SocketFacts { netns: OWN, ..facts(Transport::Udp, "127.0.0.1:53".parse().unwrap(), None) };
         assert!(networks().admits(&socket) && !Networks::default().admits(&socket));
+    }
+
+    #[test]
+    fn changed_list_names_origins_that_it_concerns() {
+        let [a, b] = [1, 2].map(|n| MachineId::new(n).unwrap());
+        let of = |origin, cookie| NamespaceId { origin, cookie };
+        let list = |own, owners: &[(&str, Origin)], agents: &[(MachineId, u64)]| {
+            let owners = owners.iter().map(|(ip, origin)| (ip.parse().unwrap(), of(*origin, 3)));
+            Networks::new(own, owners).with_agents(agents.iter().copied())
+        };
+        let (in_a, in_b) = (Origin::Machine(a), Origin::Machine(b));
+        let before = list(Some(OWN), &[("10.0.0.1", in_a), ("10.0.0.9", Origin::Host)], &[(a, 3), (b, 3)]);
+        assert_eq!(before.changed(&before), [].into());
+        for (own, owners, agents, expected) in [
+            // The agent of `b` has greeted, and answers from another namespace.
+            (Some(OWN), &[("10.0.0.1", in_a), ("10.0.0.9", Origin::Host)][..], &[(a, 3)][..], vec![in_b]),
+            (Some(OWN), &[("10.0.0.1", in_a), ("10.0.0.9", Origin::Host)], &[(a, 3), (b, 4)], vec![in_b]),
+            (Some(OWN), &[("10.0.0.9", Origin::Host)], &[(a, 3), (b, 3)], vec![in_a]),
+            (Some(OWN), &[("10.0.0.1", in_b), ("10.0.0.9", Origin::Host)], &[(a, 3), (b, 3)], vec![in_a, in_b]),
+            (None, &[("10.0.0.1", in_a), ("10.0.0.9", Origin::Host)], &[(a, 3), (b, 3)], vec![Origin::Host]),
+        ] {
+            let after = list(own, owners, agents);
+            let expected: BTreeSet<_> = expected.into_iter().collect();
+            assert_eq!((after.changed(&before), before.changed(&after)), (expected.clone(), expected));
+        }
     }
 }

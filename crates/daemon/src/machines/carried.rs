@@ -19,7 +19,7 @@ pub(crate) const GONE: [u8; 2] = u16::MAX.to_le_bytes();
 const LENGTH: usize = size_of::<u16>();
 
 /// As it goes to the event loop.
-pub(super) fn encode(socket: Option<&SocketFacts>, packet: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(socket: Option<&SocketFacts>, packet: &[u8]) -> Vec<u8> {
     let facts = socket.map(SocketFacts::encode).unwrap_or_default();
     // They are some hundred bytes.
     [&(facts.len() as u16).to_le_bytes(), &facts[..], packet].concat()
@@ -34,7 +34,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Option<SocketFacts>, &[u8])> {
 }
 
 /// Bytes of the number.
-pub(super) const NUMBER: usize = size_of::<u64>();
+pub(crate) const NUMBER: usize = size_of::<u64>();
 
 /// The largest packet with its number.
 pub(super) const MAX_NUMBERED: usize = NUMBER + wire::MAX_PACKET;

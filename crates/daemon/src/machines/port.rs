@@ -237,6 +237,11 @@ impl Attend {
         self.control.errand_of(&self.errands, errand);
     }
 
+    /// The agent says how far a program of the machine has written the ring of a flow within the machine.
+    fn written(&self, flow: u64, tail: u64) {
+        self.control.ring_reports().put(self.machine, flow, tail);
+    }
+
     /// Says that there is an agent that sees no window yet, or none. An agent that greets without end is said once.
     fn say_up(&self, up: bool) {
         if self.said.get() != Some(up) {

@@ -1,13 +1,11 @@
 //! Real descriptors for the core.
 
-use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use partywall_protocol::wire::Located;
 use partywall_region::{Link, bell, link, memfd, pmem};
-use partywall_shm::layout::{Geometry, SocketPage};
-use partywall_shm::sync::Own;
+use partywall_shm::layout::Geometry;
 
 use crate::core::Descriptor;
 
@@ -82,20 +80,15 @@ impl Descriptor for ClientDescriptor {
     }
 
     fn written(&self, located: Located) -> u64 {
-        let mut tail = [0; 8];
-        // The word lies in the first page of a region. An owner whose word cannot be read has written nothing.
-        let word = offset_of!(SocketPage<Own>, control.tx.cursor) as u64;
         let read = |region: BorrowedFd<'_>| {
             let first = match located {
                 Located::OwnMemory => 0,
                 // The core has given out the place, so it lies in the window.
                 Located::Window { base } => pmem::data_offset(region, base).ok()? + base,
             };
-            rustix::io::pread(region, &mut tail, first + word).ok()
+            memfd::written(region, first)
         };
-        match self.fd().and_then(read) {
-            Some(8) => u64::from_le_bytes(tail),
-            _ => 0,
-        }
+        // An owner whose word cannot be read has written nothing.
+        self.fd().and_then(read).unwrap_or(0)
     }
 }

@@ -2,7 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use partywall_region::descriptors;
+use rustix::process::{Resource, getrlimit};
 
 use crate::core::Capacity;
 
@@ -11,12 +12,8 @@ const RESERVE: u64 = 64;
 
 /// Raises the soft limit on descriptors to the hard one. Best effort: with the old limit the broker serves fewer clients.
 pub(super) fn raise() {
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-        if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::warn!(%error, "cannot raise the limit on open descriptors");
-        }
+    if let Err(error) = descriptors::raise_limit() {
+        tracing::warn!(%error, "cannot raise the limit on open descriptors");
     }
 }
 

@@ -198,8 +198,11 @@ impl MachineSockets {
             of.proved[at] = Some(asked_at);
             let [Some(sender), Some(receiver)] = of.proved else { continue };
             let (proved_at, readers) = (sender.min(receiver), of.sockets.map(|socket| socket.namespace.origin));
-            let date = |reader| Some(FlowDate { flow, reader, at: self.date_of(reader, proved_at)? });
-            answered.proved.extend(readers.into_iter().filter_map(date));
+            let date =
+                |reader: &Origin| Some(FlowDate { flow, reader: *reader, at: self.date_of(*reader, proved_at)? });
+            // A flow within a machine is in one directory.
+            let readers = if readers[0] == readers[1] { &readers[..1] } else { &readers[..] };
+            answered.proved.extend(readers.iter().filter_map(date));
         }
         Some(answered)
     }
@@ -277,6 +280,22 @@ mod tests {
         assert_eq!(first.proved, [], "the older proof, that of b, is of 1000");
         let date = |reader, at| FlowDate { flow: 1, reader: Origin::Machine(reader), at };
         assert_eq!(w.answer(B, b, 105, 1140).proved, [date(A, 70_000), date(B, 5)]);
+    }
+
+    #[test]
+    fn flow_within_a_machine_is_dated_when_both_ends_are_found() {
+        let mut w = World::new();
+        w.sockets.add(1, [socket(A), FlowSocket { cookie: COOKIE + 1, ..socket(A) }], 1000);
+        let mut answer = |now, cookies: [u64; 2]| {
+            w.sockets.ask(&[], now);
+            let [(number, 2)] = w.asked(A)[..] else { panic!("both ends at once") };
+            w.sockets.answered((A, NETNS), (number, now * 10), &cookies, now + 1).unwrap()
+        };
+        assert_eq!(answer(1000, [COOKIE, COOKIE + 1]).proved, [], "no date is from before the question");
+        let date = FlowDate { flow: 1, reader: Origin::Machine(A), at: 10_000 };
+        assert_eq!(answer(1100, [COOKIE, COOKIE + 1]).proved, [date], "in one directory");
+        assert_eq!(answer(1200, [COOKIE, COOKIE]).lost, [(1, Side::Accepting)]);
+        assert_eq!(answer(1300, [0, COOKIE + 1]).lost, [(1, Side::Connecting)]);
     }
 
     #[test]

@@ -393,7 +393,7 @@ impl Server {
         self.machine_sockets.ask(&[], coarse_now());
     }
 
-    /// Asks the agents of machines that the list names for their network namespaces, as far as these are not known.
+    /// Asks the agents of machines for their network namespaces, as far as these are not known.
     fn ask_for_namespaces(&mut self) {
         let unknown = self.namespaces.unknown_machines();
         if !unknown.is_empty() {
@@ -495,6 +495,7 @@ impl Server {
         if let Some(policy) = wishes.policy {
             policy.log_warnings();
             let networks = policy.networks().to_vec();
+            self.hear_of_rings();
             let actions = self.core.set_policy(Arc::new(policy));
             self.perform(actions);
             self.set_networks(&networks);
@@ -513,6 +514,7 @@ impl Server {
                         news,
                         MachineNews::Added { .. } | MachineNews::Removed { .. } | MachineNews::Up { .. }
                     );
+                    self.hear_of_rings();
                     let actions = self.core.machine_news(news.map(ClientDescriptor::from));
                     self.perform(actions);
                     if concerns_list {
@@ -553,8 +555,16 @@ impl Server {
 
     /// Gives an event to the core, and does what it says.
     fn feed(&mut self, event: CoreEvent<ClientDescriptor>) {
+        self.hear_of_rings();
         let actions = self.core.handle(now(), event);
         self.perform(actions);
+    }
+
+    /// Tells the core what agents have said of rings. To be called before anything that may end a flow (protocol U15.10).
+    fn hear_of_rings(&mut self) {
+        for (machine, flow, tail) in self.control.ring_reports().take() {
+            self.core.flow_written(machine, flow, tail);
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! programs' sockets do anyway.
 //!
 //! The list also names virtual machines. The namespace of a machine's agent is known when the agent has answered a question of the broker.
+//! It counts for machines that the list does not name, too: for flows within them (protocol U15).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -65,13 +66,16 @@ pub(super) struct ListedNamespaces {
     listed: Vec<ListedNamespace>,
     /// The machines that are attached, and the numbers of their agents' namespaces, as far as these are known.
     machines: BTreeMap<MachineId, (Name, Option<u64>)>,
+    /// One of these numbers has changed since the list was last found.
+    has_learned: bool,
     networks: Networks,
 }
 
 impl ListedNamespaces {
     /// An empty list.
     pub(super) fn new(own: Option<u64>) -> Self {
-        Self { own, listed: Vec::new(), machines: BTreeMap::new(), networks: Networks::new(own, []) }
+        let networks = Networks::new(own, []);
+        Self { own, listed: Vec::new(), machines: BTreeMap::new(), has_learned: false, networks }
     }
 
     /// The list as it was last found.
@@ -96,7 +100,8 @@ impl ListedNamespaces {
     ///
     /// Each socket for datagrams that a program shows leads here. As long as nothing has changed, a call costs one `stat` for each file.
     pub(super) fn follow(&mut self) -> Option<&Networks> {
-        if !self.look() {
+        let has_learned = std::mem::take(&mut self.has_learned);
+        if !self.look() && !has_learned {
             return None;
         }
         self.networks = self.found();
@@ -117,7 +122,8 @@ impl ListedNamespaces {
     fn found(&self) -> Networks {
         let owners = self.listed.iter().filter_map(|listed| Some((listed, listed.found?)));
         let owners = owners.flat_map(|(listed, found)| listed.entry.addresses.iter().map(move |ip| (*ip, found)));
-        Networks::new(self.own, owners)
+        let agents = self.machines.iter().filter_map(|(machine, (_, netns))| Some((*machine, (*netns)?)));
+        Networks::new(self.own, owners).with_agents(agents)
     }
 
     /// Makes sockets in a namespace of the list, if its file still stands for it.
@@ -132,8 +138,11 @@ impl ListedNamespaces {
     /// Takes in what concerns the namespaces of machines.
     pub(super) fn hear<F>(&mut self, news: &MachineNews<F>) {
         match news {
-            MachineNews::Added { machine, name, .. } => drop(self.machines.insert(*machine, (name.clone(), None))),
-            MachineNews::Removed { machine } => drop(self.machines.remove(machine)),
+            MachineNews::Added { machine, name, .. } => {
+                let before = self.machines.insert(*machine, (name.clone(), None));
+                self.has_learned |= before.is_some();
+            }
+            MachineNews::Removed { machine } => self.has_learned |= self.machines.remove(machine).is_some(),
             // An agent that has started again may run in another namespace.
             MachineNews::Up { machine, .. } => drop(self.learn(*machine, None)),
             _ => {}
@@ -143,17 +152,14 @@ impl ListedNamespaces {
     /// The agent of a machine has said which namespace it asks about. Returns whether that is news.
     pub(super) fn learn(&mut self, machine: MachineId, netns: Option<u64>) -> bool {
         let Some((_, known)) = self.machines.get_mut(&machine) else { return false };
-        std::mem::replace(known, netns) != netns
+        let is_news = std::mem::replace(known, netns) != netns;
+        self.has_learned |= is_news;
+        is_news
     }
 
-    /// The machines of the list whose agents' namespaces are not known.
+    /// The machines whose agents' namespaces are not known.
     pub(super) fn unknown_machines(&self) -> Vec<MachineId> {
-        let is_listed = |name: &Name| {
-            self.listed
-                .iter()
-                .any(|listed| matches!(&listed.entry.namespace, NamespacePlace::Machine(of) if of == name))
-        };
-        let unknown = self.machines.iter().filter(|(_, (name, netns))| netns.is_none() && is_listed(name));
+        let unknown = self.machines.iter().filter(|(_, (_, netns))| netns.is_none());
         unknown.map(|(machine, _)| *machine).collect()
     }
 }
@@ -320,6 +326,28 @@ mod tests {
         files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
         assert_eq!(namespaces.follow(), Some(&own));
         assert_eq!(namespaces.follow(), None, "one look has found both gone");
+    }
+
+    #[test]
+    fn namespace_of_an_agent_counts_without_the_list() {
+        let machine = MachineId::MIN;
+        let mut namespaces = ListedNamespaces::new(Some(7));
+        let name = Name::new("a").unwrap();
+        let (monitor, port) = (String::new(), String::new());
+        namespaces.hear::<()>(&MachineNews::Added { machine, name, monitor, port });
+        assert_eq!(namespaces.follow(), None);
+        assert_eq!(namespaces.unknown_machines(), [machine]);
+        let none = Networks::new(Some(7), []);
+        assert!(namespaces.learn(machine, Some(3)) && !namespaces.learn(machine, Some(3)));
+        assert_eq!(namespaces.follow(), Some(&none.clone().with_agents([(machine, 3)])));
+        assert_eq!(namespaces.follow(), None);
+        assert_eq!(namespaces.unknown_machines(), []);
+        namespaces.hear::<()>(&MachineNews::Up { machine, up: true });
+        assert_eq!(namespaces.follow(), Some(&none), "another agent");
+        namespaces.learn(machine, Some(3));
+        namespaces.follow();
+        namespaces.hear::<()>(&MachineNews::Removed { machine });
+        assert_eq!(namespaces.follow(), Some(&none));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The event loop turned by hand, against sockets that say anything at all.
 
+mod rings;
+
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -88,7 +88,11 @@ impl Inbound {
             0 => 0,
             n => match proof_for_receiver(self.channel) {
                 Proof::Good => n,
-                Proof::Ended { limit } => n.min(limit.saturating_sub(self.half.head())),
+                Proof::Ended { limit } => match limit.saturating_sub(self.half.head()) {
+                    left if left <= self.half.capacity() => n.min(left),
+                    // The sender's word about its tail was false when its socket was gone. It would let it write without end (protocol U11.16).
+                    _ => 0,
+                },
                 Proof::Stale | Proof::Unknown => 0,
             },
         }

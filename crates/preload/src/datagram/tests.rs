@@ -246,6 +246,27 @@ fn nothing_is_received_from_a_socket_that_is_gone() {
 }
 
 #[test]
+fn limit_beyond_the_ring_lets_nothing_be_received() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    // The last value is in order: a ring that is full.
+    for (written, is_lie) in [(u64::MAX, true), (8 + RING, true), (RING, false)] {
+        let mut lying = Lying::new();
+        lying.write(0);
+        assert_eq!(lying.receive(), Some(0));
+        // The sender says that it has written this, until the flow has ended with its socket.
+        let tail = |lying: &Lying, to| own_page(lying.flow).control.tx.cursor.tail.store(to, Ordering::Release);
+        let written = written.saturating_add(lying.tail);
+        tail(&lying, written);
+        lying.sender = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        lying.until(|lying| proof_for_receiver(lying.number) == Proof::Ended { limit: written });
+        tail(&lying, lying.tail);
+        lying.write(8);
+        assert_eq!(lying.receive(), (!is_lie).then_some(8), "{written}");
+    }
+}
+
+#[test]
 fn nothing_is_received_by_a_ring_that_no_broker_proves() {
     let Some(_alone) = alone!() else { return };
     let broker = start_broker();

@@ -4,7 +4,7 @@
 //! A connection is identified by its ends. A datagram is identified by the sender's statement of its destination, and by the kernel's
 //! report of its source at the receiver. Both must follow from the sockets' own addresses in one network namespace, or, between two namespaces,
 //! from the operator's list of their addresses ([`Networks`]). Between machines the regions lie in windows, which both sides learn from the
-//! answer `RoomIs` (protocol U14).
+//! answer `RoomIs` (protocol U14). Within a machine they are the agent's to pass on, and it says how far a sender has written (U15).
 //!
 //! ```text
 //!   sender                        broker                        receiver
@@ -19,11 +19,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use partywall_protocol::directory::{DirectoryChange, FLOWS, Fingerprint, Transport, slot_of};
-use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Directions, Located, MachineId, Message, Origin, Refusal, RegionReference, Side};
 use partywall_shm::address::narrow;
 use partywall_shm::layout::Geometry;
 
 use super::facts::Ends;
+use super::flow_slots;
 use super::offer::{Offer, OfferOf, region_of};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use super::{SocketFacts, SocketState};
@@ -41,8 +42,6 @@ pub(in crate::core) fn at(high: u64, low: u64, port: u16) -> SocketAddr {
     SocketAddr::new(narrow(u128::from(high) << 64 | u128::from(low)), port)
 }
 
-/// Flows of one machine to others and from them, at most (protocol U14).
-const FLOWS_OF_MACHINE: usize = 512;
 /// Stands for every address of the receiver in the directory's fingerprint of an offer: the receiver of a wildcard does not
 /// know to which of its addresses a datagram was sent.
 const ANY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -58,12 +57,26 @@ pub(in crate::core) struct FlowRecord<F> {
     sender: (F, Located),
     /// The receiver's, until the sender has fetched it.
     receiver: Option<(F, RegionReference)>,
+    /// Within a machine, the byte up to which the sender had written when its agent last said so.
+    reported: u64,
 }
 
 impl<F> FlowRecord<F> {
     /// Where the sender and the receiver run.
     fn origins(&self) -> [Origin; 2] {
         self.sockets.map(|socket| socket.namespace.origin)
+    }
+
+    /// The machines that it counts for, once each.
+    pub(in crate::core) fn machines(&self) -> impl Iterator<Item = MachineId> + use<F> {
+        let [sender, receiver] = self.origins().map(Origin::machine);
+        sender.into_iter().chain(receiver.filter(|_| receiver != sender))
+    }
+
+    /// Whether both sockets are in one machine, where their regions are, too.
+    fn is_within_machine(&self) -> bool {
+        let [sender, receiver] = self.origins();
+        sender == receiver && sender != Origin::Host
     }
 }
 
@@ -85,19 +98,20 @@ impl<F: Descriptor> Core<F> {
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         let here = peer.origin();
         let there = self.sockets.networks.origin_of(to.ip()).unwrap_or(here);
-        if here == there && here != Origin::Host {
-            return refuse(Refusal::BadSocket, format!("datagrams to {to} stay on the kernel, within this machine"));
-        }
+        let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
+        let same = |offer: &Offer<F>| offer.socket.id() == socket.id() && offer.to() == Some(to);
+        let before = self.offers_of(ends, same).first().copied();
+        // The offer that this one replaces leaves its slot to it.
+        let freed = before.and_then(|before| self.sockets.offers.get(&before)?.peer.origin().machine());
+        self.may_have_flow(here, usize::from(freed.is_some() && freed == here.machine()))?;
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
             return self.datagram_room((id, request), there, shape);
         }
-        let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
-        self.skip_to_free_slot()?;
-        let same = |offer: &Offer<F>| offer.socket.id() == socket.id() && offer.to() == Some(to);
-        if let Some(before) = self.offers_of(ends, same).first().copied() {
+        if let Some(before) = before {
             self.drop_offer(before);
         }
+        self.skip_to_free_slot()?;
         let region = self.flow_region((here, there), (place, shape), region, holder, self.next_channel)?;
         let fingerprint = Fingerprint::offer(Transport::Udp, SocketAddr::new(ANY, to.port()), from, socket.netns);
         let offer = self.add_offer(Offer {
@@ -138,7 +152,7 @@ impl<F: Descriptor> Core<F> {
             Located::OwnMemory if here != there => {
                 refuse(Refusal::BadRegion, "the other side is on another machine: the region must be in a window")
             }
-            // In a machine, the memory does not leave it.
+            // In a machine, the memory does not leave it, and its agent has checked it (protocol U15.2).
             Located::OwnMemory if here != Origin::Host => Ok(region),
             Located::OwnMemory => check_region(&region, shape).map(|()| region),
         }
@@ -196,8 +210,9 @@ impl<F: Descriptor> Core<F> {
 
         let (here, there) = (peer.origin(), offer.peer.origin());
         let (sender_place, _) = located(offer.reference)?;
+        // For the sender's machine the offer counts already.
         if here != there {
-            self.may_have_flow_between([here, there])?;
+            self.may_have_flow(here, 0)?;
         }
         let holder = Holder::Process { domain: domain_id, pid: peer.pid };
         if place == Located::OwnMemory && here != there {
@@ -238,13 +253,15 @@ impl<F: Descriptor> Core<F> {
             offered: offer.socket,
             sender: (offer.region.clone(), sender_place),
             receiver: Some((region, reference)),
+            reported: 0,
         };
         let begins = match flow.origins() {
-            [one, other] if one == other => DirectoryChange::Flow(offer_id),
+            [Origin::Host, Origin::Host] => DirectoryChange::Flow(offer_id),
             _ => DirectoryChange::SeparateFlow(offer_id),
         };
         // The order matters: if the look finds that a socket has gone since it was shown, the flow ends before any program learns of it.
         self.show_flow(flow.origins(), &begins);
+        self.count_flow(&flow, |slots| slots + 1);
         self.sockets.flows.insert(offer_id, flow);
         self.actions.push(Action::Watch { flow: offer_id, sockets });
         let message = Message::DatagramsTaken { flow: offer_id, region: offer.reference };
@@ -264,6 +281,15 @@ impl<F: Descriptor> Core<F> {
         let message = Message::Receiver { region };
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![memory] });
         Ok(())
+    }
+
+    /// The agent of a machine says up to which byte the sender of a flow within the machine has written its ring, before the flow ends because
+    /// its sender is gone (protocol U15.6 to U15.8). Of other flows, this says nothing. By itself it has no consequence.
+    pub fn flow_written(&mut self, machine: MachineId, flow: u64, tail: u64) {
+        let within = [Origin::Machine(machine); 2];
+        if let Some(flow) = self.sockets.flows.get_mut(&flow).filter(|flow| flow.origins() == within) {
+            flow.reported = tail;
+        }
     }
 
     /// The host's kernel has closed a socket.
@@ -300,9 +326,20 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Puts another list in force. Flows and offers that it does not allow end, and the directory follows it.
+    ///
+    /// Only what concerns the host or a machine for which the list has changed is judged again: an agent that greets again and again keeps the
+    /// event loop no longer than its own flows and sockets take.
     pub(in crate::core) fn set_networks(&mut self, networks: Networks) {
+        let changed = networks.changed(&self.sockets.networks);
         self.sockets.networks = networks;
+        let concerns = |networks: &Networks, origins: &[Origin], to: SocketAddr| {
+            let owner = networks.origin_of(to.ip());
+            origins.iter().chain(&owner).any(|origin| changed.contains(origin))
+        };
         let offers = self.sockets.offers.iter().filter_map(|(id, offer)| Some((*id, offer, offer.to()?)));
+        let networks = &self.sockets.networks;
+        let offers = offers
+            .filter(|(_, offer, to)| concerns(networks, &[offer.socket.namespace().origin, offer.accepted_on], *to));
         let leads_to = |offer: &Offer<F>, to: SocketAddr| {
             self.sockets.networks.origin_of(to.ip()).unwrap_or(offer.peer.origin()) == offer.accepted_on
         };
@@ -318,13 +355,16 @@ impl<F: Descriptor> Core<F> {
             self.sockets.networks.allow(flow.sockets.map(|socket| (socket.namespace, socket.to.ip())))
                 && self.has_source(&flow.offered, receiver.to, from)
         };
-        let flows = self.sockets.flows.iter().filter(|(_, flow)| !is_allowed(flow));
+        let networks = &self.sockets.networks;
+        let flows = self.sockets.flows.iter();
+        let flows = flows.filter(|(_, flow)| concerns(networks, &flow.origins(), flow.sockets[1].to));
+        let flows = flows.filter(|(_, flow)| !is_allowed(flow));
         let ended: Vec<_> = flows.map(|(id, _)| *id).collect();
         for flow in ended {
             // What the receiver has not read goes by the kernel.
             self.flow_lost(flow, Side::Accepting);
         }
-        self.list_datagrams_again();
+        self.list_datagrams_again(&changed);
     }
 
     /// Whether datagrams of this socket to `to` have, by the present list, the source that an offer said (protocol U13.4).
@@ -337,7 +377,9 @@ impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn end_flow(&mut self, id: ChannelId, gone: Side) {
         let Some(flow) = self.sockets.flows.remove(&id) else { return };
         self.sockets.slots.remove(&slot_of(id));
+        self.count_flow(&flow, |slots| slots - 1);
         let limit = match gone {
+            Side::Connecting if flow.is_within_machine() => flow.reported,
             // The bytes that it has written until now were its own.
             Side::Connecting => flow.sender.0.written(flow.sender.1),
             // The next owner of the receiver's address is to have what was not read.
@@ -391,17 +433,35 @@ impl<F: Descriptor> Core<F> {
         Ok(SocketAddr::new(ip, socket.local.port()))
     }
 
-    /// Whether two machines may have one flow more: the agent of each is asked about all of its flows, again and again.
-    fn may_have_flow_between(&self, between: [Origin; 2]) -> Result<(), Refuse> {
-        for origin in between.into_iter().filter(|origin| *origin != Origin::Host) {
-            let flows = self.sockets.flows.values().filter(|flow| flow.origins().contains(&origin));
-            if flows.count() >= FLOWS_OF_MACHINE {
-                let name = self.machines.called(origin);
-                let reason = format!("{name} has {FLOWS_OF_MACHINE} flows of datagrams, the most a machine can have");
-                return refuse(Refusal::OutOfResources, reason);
+    /// Whether programs of this machine may have another flow, or offer one (protocol U14.7). Its agent is asked about all of its flows, again
+    /// and again, and the host's programs need slots, too. `freed`: slots of the machine that become free if it may.
+    fn may_have_flow(&self, of: Origin, freed: usize) -> Result<(), Refuse> {
+        let Some(machine) = of.machine() else { return Ok(()) };
+        let counts = &self.sockets.machine_counts;
+        let own = counts.get(&machine).map_or(0, |counts| counts.flow_slots - freed);
+        let others = counts.iter().filter(|(other, _)| **other != machine).map(|(_, counts)| counts.flow_slots);
+        if flow_slots::may_have_another(own, others.chain([own]), self.machines.count()) {
+            return Ok(());
+        }
+        let name = self.machines.called(of);
+        let reason = match own {
+            flow_slots::OF_MACHINE.. => {
+                format!("{name} has {own} flows of datagrams and offers of them, the most a machine can have")
+            }
+            _ => format!(
+                "{name} has {own} flows of datagrams and offers of them, and the machines of this host together have the most they can"
+            ),
+        };
+        refuse(Refusal::OutOfResources, reason)
+    }
+
+    /// Counts a flow, which comes or goes, for the machines that have an end of it.
+    fn count_flow(&mut self, flow: &FlowRecord<F>, change: impl Fn(usize) -> usize) {
+        for machine in flow.machines() {
+            if let Some(counts) = self.sockets.counts_of(machine.into()) {
+                counts.flow_slots = change(counts.flow_slots);
             }
         }
-        Ok(())
     }
 
     /// Moves the number of the next channel to one whose slot in the directory no other flow has.

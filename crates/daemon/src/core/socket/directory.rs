@@ -31,7 +31,6 @@ impl Visible {
         let is_shown = |entry: &&PublishedEntry| match entry.scope {
             EntryScope::Own => self.is_own,
             EntryScope::All => true,
-            EntryScope::Others => !self.is_own,
         };
         let addresses = publication.addresses.iter().filter(|_| self.addresses).filter(is_shown);
         let listeners = publication.listed().filter(|_| self.listeners).filter(is_shown);

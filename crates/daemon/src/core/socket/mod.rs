@@ -23,6 +23,7 @@
 mod datagram;
 mod directory;
 mod facts;
+mod flow_slots;
 mod forwarded;
 mod guesses;
 mod handshake;
@@ -65,6 +66,8 @@ const SHARE_OF_MACHINE: usize = 4;
 pub(super) struct SharedCounts {
     pub(super) offers: usize,
     pub(super) entries: usize,
+    /// Flows with an end in the machine, and offers of flows by its programs.
+    pub(super) flow_slots: usize,
 }
 
 /// All that the core knows of sockets.
@@ -104,7 +107,7 @@ pub(super) struct Sockets<F> {
     pub(super) resident: NamespaceIndex,
     /// Statements about sockets of the host that were passed to other processes.
     pub(super) passed: PassedSockets<(User, Home)>,
-    /// The number of offers and of directory entries of each machine.
+    /// The number of offers, of directory entries and of slots of flows of each machine.
     pub(super) machine_counts: BTreeMap<MachineId, SharedCounts>,
     /// The secret from which the keys of network namespaces are derived.
     pub(super) secret: [RandomState; 2],

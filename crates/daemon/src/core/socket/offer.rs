@@ -232,6 +232,7 @@ impl<F: Descriptor> Core<F> {
         }
         if let Some(counts) = self.sockets.counts_of(offer.peer.origin()) {
             counts.offers += 1;
+            counts.flow_slots += usize::from(offer.to().is_some());
         }
         self.sockets.offered.entry(offer.ends).or_default().push(id);
         if let Some(end) = offer.translated_end() {
@@ -308,6 +309,7 @@ impl<F: Descriptor> Core<F> {
         }
         if let Some(counts) = self.sockets.counts_of(offer.peer.origin()) {
             counts.offers -= 1;
+            counts.flow_slots -= usize::from(offer.to().is_some());
         }
         if let Some(of) = self.sockets.offered.get_mut(&offer.ends) {
             of.retain(|other| *other != id);

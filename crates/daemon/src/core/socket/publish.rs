@@ -3,6 +3,7 @@
 //! The kernel reports where a socket listens. The client, which runs there, reports the addresses that a wildcard stands for. A false
 //! report only makes others ask the broker without result.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use partywall_protocol::directory::{DirectoryChange, Fingerprint, OfferKey, Transport, is_scoped};
@@ -46,8 +47,6 @@ pub(in crate::core) enum EntryScope {
     Own,
     /// All.
     All,
-    /// Those of other machines, and the host's: a receiver of datagrams in a machine, within which datagrams go by the kernel.
-    Others,
 }
 
 impl Publication {
@@ -140,9 +139,11 @@ impl<F: Descriptor> Core<F> {
         self.sockets.publications.insert(key, publication);
     }
 
-    /// After a change of the list of namespaces: UDP sockets that it newly admits listen, and those that it no longer admits do not.
-    pub(super) fn list_datagrams_again(&mut self) {
-        let keys: Vec<u64> = self.sockets.publications.keys().copied().collect();
+    /// After a change of the list of namespaces for these origins: UDP sockets that it newly admits listen, and those that it no longer admits
+    /// do not.
+    pub(super) fn list_datagrams_again(&mut self, changed: &BTreeSet<Origin>) {
+        let concerned = self.sockets.publications.iter().filter(|(_, of)| changed.contains(&of.netns.origin));
+        let keys: Vec<u64> = concerned.map(|(key, _)| *key).collect();
         for key in keys {
             let Some(before) = self.sockets.publications.get(&key) else { continue };
             let Some((addresses, socket)) = &before.shown else { continue };
@@ -231,10 +232,7 @@ fn describe(
             scope: listener_scope(ip, socket, networks),
         };
         let own = (!local.ip().is_unspecified()).then_some(local.ip());
-        let of_machine = transport == Transport::Udp && socket.origin != Origin::Host;
-        // In a machine, a receiver of datagrams is reached from elsewhere, at listed addresses, or not by a ring at all.
-        let may_be = |ip: &IpAddr| !of_machine || networks.has(socket.namespace(), *ip);
-        listeners = here.iter().copied().filter(takes).chain(own).filter(may_be).map(at).collect();
+        listeners = here.iter().copied().filter(takes).chain(own).map(at).collect();
     }
     let scope = |ip| if is_scoped(ip) { EntryScope::Own } else { EntryScope::All };
     let entry = |ip| PublishedEntry { fingerprint: Fingerprint::address(ip, netns), scope: scope(ip) };
@@ -263,8 +261,7 @@ fn listener_scope(ip: IpAddr, socket: &SocketFacts, networks: &Networks) -> Entr
     match socket.transport {
         Transport::Tcp if is_scoped(ip) => EntryScope::Own,
         Transport::Tcp => EntryScope::All,
-        Transport::Udp if !networks.has(socket.namespace(), ip) => EntryScope::Own,
-        Transport::Udp if socket.origin == Origin::Host => EntryScope::All,
-        Transport::Udp => EntryScope::Others,
+        Transport::Udp if networks.has(socket.namespace(), ip) => EntryScope::All,
+        Transport::Udp => EntryScope::Own,
     }
 }

@@ -172,6 +172,8 @@ pub(super) struct World {
     pub(super) flows: BTreeSet<u64>,
     /// The same, with the directories that say so: `None` for the host's.
     pub(super) shown_flows: BTreeSet<(u64, Option<MachineId>)>,
+    /// The flows of these that have separate proofs.
+    pub(super) separate_flows: BTreeSet<u64>,
     /// Flows that have ended, and their limits.
     pub(super) ended: BTreeMap<u64, u64>,
     /// Sockets that are watched.
@@ -220,6 +222,7 @@ impl World {
             terms: None,
             flows: BTreeSet::new(),
             shown_flows: BTreeSet::new(),
+            separate_flows: BTreeSet::new(),
             ended: BTreeMap::new(),
             watched: BTreeMap::new(),
             members: Vec::new(),
@@ -324,6 +327,9 @@ impl World {
             DirectoryChange::NoOffer(f) => ('o', f, false),
             DirectoryChange::Policy { terms, clauses } => return self.terms = Some((terms, clauses)),
             DirectoryChange::Flow(flow) | DirectoryChange::SeparateFlow(flow) => {
+                if matches!(change, DirectoryChange::SeparateFlow(_)) {
+                    self.separate_flows.insert(flow);
+                }
                 let slots: BTreeSet<_> = self.flows.iter().map(|flow| slot_of(*flow)).collect();
                 let is_again = self.shown_flows.iter().any(|(of, _)| *of == flow);
                 assert!(is_again || !slots.contains(&slot_of(flow)), "another flow has that slot");
@@ -334,6 +340,7 @@ impl World {
             DirectoryChange::FlowEnded { flow, limit } => {
                 assert!(self.shown_flows.remove(&(flow, machine)), "what ends has begun there");
                 self.flows.remove(&flow);
+                self.separate_flows.remove(&flow);
                 self.ended.insert(flow, limit);
                 return;
             }

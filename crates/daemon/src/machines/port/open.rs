@@ -294,6 +294,8 @@ impl<'a> Open<'a> {
                 let unused: Vec<u32> = links.into_iter().filter(|link| !self.links.contains(link)).collect();
                 self.drop_links(&unused);
             }
+            // Before anything that the agent says later: by that the broker may end the flow (protocol U15.10).
+            Say::FlowWritten { flow, tail } => self.at.written(flow, tail),
             Say::Seen { id, owner } => {
                 let machine = self.at.machine;
                 if let Some(window) = self.windows.iter().find(|w| w.id == id && w.own == owner) {

@@ -277,6 +277,23 @@ fn connection_that_a_guest_cannot_be_given_is_turned_down_alone() {
 }
 
 #[test]
+fn report_about_a_ring_counts_before_later_messages() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    let broker = served.open(&mut guest, 5);
+    let said =
+        |bytes: &[u8]| Say::Packet { session: 5, window: None, links: Vec::new(), socket: None, bytes: bytes.to_vec() };
+    // The broker does not read the session. Its socket has room for some packets only.
+    (0..2000).for_each(|_| guest.say(said(&[0; 1000]).encode()));
+    guest.say(Say::FlowWritten { flow: 9, tail: 640 }.encode());
+    assert_eq!(guest.next_said(), Some(Say::Close { session: 5, by_program: false }), "its socket is full");
+    // What the agent has said before this is passed on.
+    let other = served.open(&mut guest, 6);
+    assert_eq!(served.control.ring_reports().take(), [(MachineId::MIN, 9, 640)]);
+    drop((broker, other));
+}
+
+#[test]
 fn links_end_as_moved_once_guest_is_to_release_its_windows() {
     let served = Served::start();
     let mut guest = served.greet();
