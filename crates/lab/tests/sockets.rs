@@ -101,11 +101,6 @@ fn client(line: &str) -> String {
     )
 }
 
-/// Calls of a client until its connection has rings: how many that takes depends on how often its peer runs.
-fn calls() -> String {
-    (0..400).map(|n| format!("set key{n} {n}\\n")).collect()
-}
-
 fn file_survives_the_way_there_and_back(guest: &Guest, server: &str) {
     guest.sh(&client(&format!("redis-cli -h {server} -x set file < /tmp/file > /dev/null")));
     assert!(
@@ -113,9 +108,15 @@ fn file_survives_the_way_there_and_back(guest: &Guest, server: &str) {
             .sh(&format!("redis-cli -h {server} get file | head -c 2150400 | sha256sum | cmp - /tmp/sum && echo same"))
             .contains("same")
     );
-    // The answer is as long as the file: most of it comes when the connection has been on the ring for long.
-    guest.sh(&format!("printf '{}get file\\n' > /tmp/calls", calls()));
-    guest.sh(&client(&format!("redis-cli -h {server} < /tmp/calls > /tmp/answers")));
+    // Once the connection has rings, the answer, which is as long as the file, comes by them.
+    let calls = format!(
+        "n=0; while ! grep -q '{ON_RING}' /tmp/client.log && [ $n -lt 3000 ]; do echo set key$n $n; usleep 10000; n=$((n+1)); done; \
+         echo get file"
+    );
+    let run = "PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4,bytes=1K";
+    let line =
+        format!("rm -f /tmp/client.log; touch /tmp/client.log; ({calls}) | {run} redis-cli -h {server} > /tmp/answers");
+    assert_eq!(guest.begin(&line).wait(HANG).unwrap().status, 0);
     let same = guest.sh("tail -c 2150401 /tmp/answers | head -c 2150400 | sha256sum | cmp - /tmp/sum && echo same");
     let log = guest.sh("cat /tmp/client.log");
     assert!(same.contains("same") && log.contains(ON_RING), "{server}: {same}{log}");
@@ -202,21 +203,32 @@ fn three_rings() -> String {
     format!("[ $(cat /tmp/client.log 2>/dev/null | grep -c '{ON_RING}') -ge 3 ]")
 }
 
-/// Keeps some connections of guest `b` to redis in `a` busy until told to end, and `during` while they are on rings.
+/// Keeps some connections of guest `b` to redis in `a` busy until told to end, and `during` while they are on rings. One of them does not end before
+/// that. Returns what its library has logged.
 fn while_busy(b: &Guest, during: impl FnOnce()) -> String {
-    b.sh("rm -f /tmp/stop /tmp/busy.log /tmp/client.log");
-    let line = "while [ ! -e /tmp/stop ]; do PARTYWALL_PRELOAD_LOG=/tmp/client.log \
-                partywall run --quiet --move after=4,bytes=1K redis-benchmark -h 10.77.0.1 -n 2000 -c 3 -t set,get -d 3000 -q >> /tmp/busy.log 2>&1 \
-                || echo FAILED >> /tmp/busy.log; done";
-    let running = b.begin(line);
-    // Connections that have just come: their end is seconds away.
+    b.sh("rm -f /tmp/stop /tmp/busy.log /tmp/client.log /tmp/endless.*");
+    let run = "partywall run --quiet --move after=4,bytes=1K redis-benchmark -h 10.77.0.1 -d 3000 -q";
+    let running = b.begin(&format!(
+        "while [ ! -e /tmp/stop ]; do PARTYWALL_PRELOAD_LOG=/tmp/client.log {run} -n 2000 -c 3 -t set,get >> /tmp/busy.log 2>&1 \
+         || echo FAILED >> /tmp/busy.log; done"
+    ));
+    b.sh(&format!(
+        "(PARTYWALL_PRELOAD_LOG=/tmp/endless.log {run} -n 100000000 -c 1 -t set > /tmp/endless.out 2>&1; \
+         echo ended with $? >> /tmp/endless.out) & true"
+    ));
+    let endless = || b.sh("cat /tmp/endless.log; tail -c 1000 /tmp/endless.out");
     assert!(b.wait_until(&three_rings()), "{}", b.sh("cat /tmp/client.log /tmp/busy.log /tmp/agent.log"));
+    assert!(b.wait_until(&format!("grep -q '{ON_RING}' /tmp/endless.log 2>/dev/null")), "{}", endless());
     during();
+    b.wait_until(&format!("grep -q \"{LINK_LOST}\" /tmp/endless.log"));
     b.sh("touch /tmp/stop");
     drop(running.wait(HANG));
     let said = b.sh("cat /tmp/busy.log");
     assert!(!said.contains("FAILED") && !said.contains("rror"), "{said}");
-    b.sh("cat /tmp/client.log")
+    assert!(!endless().contains("ended with"), "{}", endless());
+    b.sh(&format!("kill ${}", processes("redis-benchmark", "100000000")));
+    assert!(b.wait_until("grep -q 'ended with' /tmp/endless.out"), "{}", endless());
+    b.sh("cat /tmp/endless.log")
 }
 
 fn agent_is_killed(a: &Guest, b: &Guest) {
