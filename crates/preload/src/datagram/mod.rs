@@ -25,6 +25,7 @@ mod kernel_queue;
 mod options;
 mod outbound;
 mod retry;
+mod segments;
 mod shared;
 #[cfg(test)]
 mod tests;

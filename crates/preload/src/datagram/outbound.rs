@@ -2,6 +2,7 @@
 
 use super::flow::{FlowPlaces, proof_for_sender};
 use super::retry::OfferRetry;
+use super::segments::SentSegments;
 use super::{DatagramCarrier, DatagramSocket, address, flags};
 use crate::buffers::CallerBuffers;
 use crate::conn::{Cursor, FENCING};
@@ -73,39 +74,6 @@ struct Outbound {
     segments: SentSegments,
 }
 
-/// The segments that the kernel has sent to a destination (protocol U12). Which it refuses depends on the route, and on the kernel for a segment that is longer
-/// than all bytes of the call.
-#[derive(Debug, Clone, Copy)]
-struct SentSegments {
-    /// The longest of which one was full.
-    full: u16,
-    /// The longest that was not full, and the most bytes that it had.
-    part: (u16, u16),
-}
-
-impl SentSegments {
-    const NONE: Self = Self { full: 0, part: (0, 0) };
-
-    /// Whether the kernel would send this many bytes in segments of this length; 0 stands for no segments.
-    fn have(self, segment: u16, len: usize) -> bool {
-        segment <= self.full || (len < segment.into() && segment <= self.part.0 && len <= self.part.1.into())
-    }
-
-    /// It has sent them.
-    fn note(&mut self, segment: u16, len: usize) {
-        match u16::try_from(len) {
-            Ok(len) if len < segment => {
-                if segment > self.part.0 {
-                    self.part = (segment, len);
-                } else if segment == self.part.0 {
-                    self.part.1 = self.part.1.max(len);
-                }
-            }
-            _ => self.full = self.full.max(segment),
-        }
-    }
-}
-
 impl Outbound {
     const NONE: Self = Self {
         ip: 0,
@@ -166,8 +134,12 @@ impl Outbound {
     /// Back to the kernel, and to counting.
     fn give_up(&mut self) {
         let channel = std::mem::take(&mut self.channel);
+        let is_attached = self.stage == FlowStage::Attached;
+        if is_attached {
+            // The flow may have ended because a machine was late, and its receiver is still there (protocol U14.17).
+            self.retry.put_off(sys::coarse_millis());
+        }
         if let Some(flow) = self.flow.take() {
-            let is_attached = self.stage == FlowStage::Attached;
             if let (true, Some((own, _))) = (is_attached, flow.pages()) {
                 self.half.finish(&own.control.tx);
             }
@@ -686,18 +658,12 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_the_kernel_has_not_sent_are_unknown() {
-        let mut sent = SentSegments::NONE;
-        assert!(sent.have(0, 65_507) && !sent.have(1, 0));
-        sent.note(1400, 100);
-        assert!(sent.have(1400, 100) && sent.have(1000, 99));
-        assert!(!sent.have(1400, 101) && !sent.have(1401, 100) && !sent.have(100, 100));
-        sent.note(1400, 1300);
-        sent.note(9000, 50);
-        assert!(sent.have(1400, 50) && !sent.have(1400, 51), "each at most with the other");
-        sent.note(1200, 1200);
-        sent.note(1000, 65_507);
-        assert!(sent.have(1200, 65_507) && sent.have(1, 65_507) && sent.have(9000, 50));
-        assert!(!sent.have(1201, 1201));
+    fn destination_of_ended_flow_is_offered_a_ring_again() {
+        let mut one = Outbound { stage: FlowStage::Attached, ..Outbound::NONE };
+        one.give_up();
+        assert!(!one.retry.is_due(sys::coarse_millis()) && one.retry.is_due(sys::coarse_millis() + 1000));
+        let mut one = Outbound { stage: FlowStage::Offered, ..Outbound::NONE };
+        one.give_up();
+        assert!(!one.retry.is_due(u64::MAX), "an offer that nobody took waits for a change of the directory");
     }
 }
