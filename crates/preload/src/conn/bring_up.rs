@@ -74,6 +74,7 @@ pub(super) fn offer(conn: &'static Conn, fd: c_int) {
     if !may_begin(conn, fd) {
         return;
     }
+    let _signals = BlockedSignals::during_step();
     let Some(_held) = conn.tx.try_hold() else { return };
     if !may_step(conn, fd, ConnStage::Candidate) {
         return;
@@ -239,6 +240,7 @@ pub(super) fn look_for_answer(conn: &'static Conn, fd: c_int) {
 
 #[cold]
 fn look_at_bell(conn: &'static Conn, fd: c_int) {
+    let _signals = BlockedSignals::during_step();
     let (Some(mut tx), Some(mut rx)) = (conn.tx.try_hold(), conn.rx.try_hold()) else { return };
     if !may_step(conn, fd, ConnStage::Offered) {
         return;
@@ -341,6 +343,7 @@ pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
             Guess::Never => return,
         }
     }
+    let _signals = BlockedSignals::during_step();
     let Some(_held) = conn.tx.try_hold() else { return };
     if !may_step(conn, fd, ConnStage::Candidate) {
         return;

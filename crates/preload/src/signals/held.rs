@@ -16,6 +16,14 @@ impl BlockedSignals {
         Self { mask: None }
     }
 
+    /// Held back during a step by which a connection gets its ring, if the program has any handler. One that jumped out would leave the connection in the
+    /// middle of the step, and on TCP for ever.
+    pub(crate) fn during_step() -> Self {
+        let mut signals = Self::none();
+        signals.hold_if_handled();
+        signals
+    }
+
     /// Holds all signals back (but those that the C library keeps for itself).
     pub(crate) fn hold(&mut self) {
         if self.mask.is_some() {
