@@ -50,6 +50,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     }
     assert!(!said.contains("warn"), "connections of the program would move, and doctor says\n{said}");
     let translates = translate(&network, &a, &b);
+    record_numbers(&a);
     serve(&a);
     for guest in [&a, &b] {
         guest.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=21 2>/dev/null; sha256sum < /tmp/file > /tmp/sum");
@@ -58,6 +59,8 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     file_survives_the_way_there_and_back(&b, "10.77.0.1");
     file_survives_the_way_there_and_back(&a, "127.0.0.1");
     host_meets_guest(&world, &network);
+    assert_eq!(agent_reads_record(&a), "yes", "the numbers of the connections so far");
+    assert_eq!(agent_reads_record(&b), "no");
     if translates {
         client_behind_masquerade_meets_guest(&b);
         client_of_forwarded_address_meets_guest(&world, &b);
@@ -83,6 +86,21 @@ fn doctor(guest: &Guest) -> String {
     let word = |check: &serde_json::Value, part: &str| check[part].as_str().unwrap_or_default().to_owned();
     let line = |check| format!("{} {}: {}\n", word(check, "status"), word(check, "name"), word(check, "found"));
     report["checks"].as_array().unwrap().iter().map(line).collect()
+}
+
+/// Has the kernel of one of two machines record sequence numbers (protocol T3.11). That of the other reports them in repair mode, and they match.
+fn record_numbers(guest: &Guest) {
+    let said = guest.sh(
+        "mount -t bpf -o mode=0700 bpf /sys/fs/bpf && mount -t cgroup2 cgroup2 /sys/fs/cgroup && partywall numbers on",
+    );
+    assert!(said.starts_with("on: "), "{said}");
+}
+
+/// Whether the agent of a machine has opened a record, which it does when it needs one.
+fn agent_reads_record(guest: &Guest) -> String {
+    let look = "for process in /proc/[0-9]*; do if [ \"$(cat $process/comm 2>/dev/null)\" = partywall-agent ]; then \
+                ls -l $process/fd | grep -q bpf-map && echo yes || echo no; fi; done";
+    guest.sh(look).trim().to_owned()
 }
 
 /// Starts redis in a guest.
