@@ -6,7 +6,8 @@
 //!                 |  a   |  b   |  c   |     |    first served       |
 //! ```
 //!
-//! So machines leave half of the slots to the host, and those with many leave some to each machine that has few.
+//! So machines leave half of the slots to the host, and those with many leave some to each machine that has few. A machine that is attached when the
+//! others have all of theirs waits until they have fewer.
 
 use partywall_protocol::directory::FLOWS;
 
@@ -14,14 +15,15 @@ use partywall_protocol::directory::FLOWS;
 pub(in crate::core) const OF_MACHINE: usize = 512;
 /// The slots of all machines together.
 const OF_MACHINES: usize = FLOWS / 2;
-/// The slots that each machine may have whatever the others have, unless there are so many machines that these are too many.
+/// The slots that are kept for each attached machine, unless there are so many machines that these are too many.
 const KEPT: usize = 32;
 
 /// Whether a machine with `own` slots may have another one. `all`: the slots of each machine that has some. `machines`: how many are attached.
 pub(super) fn may_have_another(own: usize, all: impl Iterator<Item = usize>, machines: usize) -> bool {
     let kept = KEPT.min(OF_MACHINES / machines.max(1));
-    let beyond: usize = all.map(|slots| slots.saturating_sub(kept)).sum();
-    own < kept || (own < OF_MACHINE && machines * kept + beyond < OF_MACHINES)
+    let (total, beyond) =
+        all.fold((0, 0), |(total, beyond), slots| (total + slots, beyond + slots.saturating_sub(kept)));
+    total < OF_MACHINES && (own < kept || (own < OF_MACHINE && machines * kept + beyond < OF_MACHINES))
 }
 
 #[cfg(test)]
@@ -53,6 +55,16 @@ mod tests {
             take_all(&mut slots, machines - 1..machines);
             assert!(slots.iter().sum::<usize>() <= FLOWS / 2, "{machines}");
             assert!(slots[machines - 1] >= KEPT.min(FLOWS / 2 / machines), "{machines}: {}", slots[machines - 1]);
+        }
+    }
+
+    #[test]
+    fn machines_attached_later_leave_slots_to_the_host() {
+        let mut slots = vec![0; 4];
+        for machines in [4, 8, 64, 2048] {
+            slots.resize(machines, 0);
+            take_all(&mut slots, 0..machines);
+            assert!(slots.iter().sum::<usize>() <= FLOWS / 2, "{machines}");
         }
     }
 
