@@ -37,12 +37,15 @@ impl NumberRecord {
     /// # Errors
     /// Permissions, what is there instead, or a directory that another user than root and this one may change.
     pub fn open(directory: &Path) -> io::Result<Option<Self>> {
-        let is = match rustix::fs::stat(directory) {
+        // Not what a link leads to: it may lead elsewhere when the record is opened.
+        let is = match rustix::fs::lstat(directory) {
             Err(rustix::io::Errno::NOENT) => return Ok(None),
             other => other?,
         };
-        if ![0, rustix::process::geteuid().as_raw()].contains(&is.st_uid) || is.st_mode & 0o022 != 0 {
-            let why = format!("{} may be changed by other users", directory.display());
+        let is_directory = rustix::fs::FileType::from_raw_mode(is.st_mode) == rustix::fs::FileType::Directory;
+        let is_owned = [0, rustix::process::geteuid().as_raw()].contains(&is.st_uid) && is.st_mode & 0o022 == 0;
+        if !is_directory || !is_owned {
+            let why = format!("{} is no directory, or may be changed by other users", directory.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         let map = || match bpf::pinned_socket_map(&directory.join(MAP)) {
@@ -267,6 +270,12 @@ mod tests {
         recorder::keep(&record, &at).unwrap();
         std::fs::set_permissions(&at, std::fs::Permissions::from_mode(0o777)).unwrap();
         assert_eq!(NumberRecord::open(&at).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        std::fs::set_permissions(&at, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let link = elsewhere.path().join("link");
+        std::os::unix::fs::symlink(&at, &link).unwrap();
+        assert!(NumberRecord::open(&at).unwrap().is_some());
+        assert_eq!(NumberRecord::open(&link).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         recorder::forget(&at).unwrap();
     }
 
