@@ -1,5 +1,5 @@
 // One request after the other over two kept connections: each waits for the answer to the one before, and each answer is checked. Says what
-// came back. With SECONDS it asks the same requests again and again for so long, over the same connections, and prints a line for each time.
+// came back, and then asks on until its standard input ends. With SECONDS it asks the same requests again and again for so long, over the same connections, and prints a line for each time.
 // Usage: http_kept_client.js ADDRESS PORT REQUESTS [SECONDS]
 const http = require('http');
 const crypto = require('crypto');
@@ -46,6 +46,9 @@ const askAll = async (requests) => {
     }
   } else {
     console.log(await askAll(requests));
+    let hasEnded = false;
+    process.stdin.on('end', () => { hasEnded = true; }).resume();
+    while (!hasEnded) await askAll(20);
   }
   agent.destroy();
 })();
