@@ -45,18 +45,23 @@ enum NumbersAction {
 
 pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     let at = &args.at;
-    let record = NumberRecord::open(at).context(format_args!("cannot open the record at {}", at.display()));
+    let record = NumberRecord::open(at).or_else(|error| {
+        let hint = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => "only root, or the user who has turned it on, can open it",
+            _ => "`partywall numbers off` removes it",
+        };
+        let failure = Err(error).context(format_args!("cannot open the record at {}", at.display()));
+        failure.map_err(|failure| failure.hint(hint))
+    });
     match &args.action {
         None => match record? {
             Some(_) => output::print(format_args!("on: the kernel records sequence numbers at {}", at.display())),
             None => output::print(format_args!("off: there is no record at {}", at.display())),
         },
-        Some(NumbersAction::On) => {
-            match record.map_err(|failure| failure.hint("`partywall numbers off` removes it"))? {
-                Some(_) => output::print(format_args!("it is on already: the record at {} is kept", at.display())),
-                None => turn_on(at),
-            }
-        }
+        Some(NumbersAction::On) => match record? {
+            Some(_) => output::print(format_args!("it is on already: the record at {} is kept", at.display())),
+            None => turn_on(at),
+        },
         // Also what cannot be opened is removed.
         Some(NumbersAction::Off) => match forget(at) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
