@@ -2,7 +2,7 @@
 //!
 //! A process that asks the kernel for the numbers of a connection later must put the connection into repair mode for that time ([`crate::inspect`]), and needs
 //! `CAP_NET_ADMIN`. An eBPF program can note them when the connection is established instead ([`recorder`]). It stores them at the socket, where only a process
-//! that has the socket's descriptor and the record finds them. Then no connection enters repair mode, and who reads needs no capability: only the
+//! that has the socket's descriptor and the record finds them. Then no connection enters repair mode, and the reader needs no capability: only the
 //! permission to open the record, which the administrator keeps in a file system of type `bpf`.
 //!
 //! Connections that were established before recording began are not in the record.

@@ -170,9 +170,9 @@ impl Inspector {
         if self.record.is_none() {
             self.record = self.record_at.as_deref().and_then(|at| NumberRecord::open(at).ok().flatten());
         }
-        // Right before the look-up, and by `TCP_INFO`, which waits for the socket's lock ([`NumberRecord::numbers`]).
-        let is_established = info(socket).is_ok_and(|info| info.state == ESTABLISHED);
-        let recorded = self.record.as_ref().filter(|_| is_established).and_then(|record| record.numbers(socket));
+        // The state right before the look-up, and by `TCP_INFO`, which waits for the socket's lock ([`NumberRecord::numbers`]).
+        let is_established = || info(socket).is_ok_and(|info| info.state == ESTABLISHED);
+        let recorded = self.record.as_ref().filter(|_| is_established()).and_then(|record| record.numbers(socket));
         let Some(recorded) = recorded else {
             self.record = self.record.take().filter(NumberRecord::is_attached);
             return numbers::read(socket);

@@ -15,7 +15,7 @@ use partywall_protocol::directory::FLOWS;
 pub(in crate::core) const OF_MACHINE: usize = 512;
 /// The slots of all machines together.
 const OF_MACHINES: usize = FLOWS / 2;
-/// The slots that are kept for each attached machine, unless there are so many machines that these are too many.
+/// The slots that are kept for each attached machine; fewer with more than 64 machines.
 const KEPT: usize = 32;
 
 /// Whether a machine with `own` slots may have another one. `all`: the slots of each machine that has some. `machines`: how many are attached.
