@@ -88,7 +88,7 @@ typedef struct pw_options {
     uint16_t backlog;       /* Listening: connections that may wait for an accept, at most 128. 0: 128. */
     uint8_t one_way;        /* Connecting: not 0 if only this side writes. */
     uint8_t huge_pages;     /* Not 0: takes the ring from huge pages, which the operator has reserved. */
-    uint32_t reserved;      /* 0 */
+    uint32_t sleeps_often;  /* Not 0: writes and reads have a fence (10 ns), and a sleep does not interrupt other processors (microseconds). */
 } pw_options;
 
 #define PW_OPTIONS_INIT { (uint32_t)sizeof(pw_options), -1, 0, 0, 0, 0, 0, 0, 0 }

@@ -26,8 +26,8 @@ pub struct RawOptions {
     pub one_way: u8,
     /// Not 0: the ring is taken from huge pages.
     pub huge_pages: u8,
-    /// Zero.
-    pub reserved: u32,
+    /// Not 0: each write and read has a fence, and a sleep interrupts no other processor.
+    pub sleeps_often: u32,
 }
 
 /// Bytes of the first version's structure. No program has a shorter one.
@@ -69,6 +69,7 @@ pub unsafe fn chosen(options: *const RawOptions) -> Result<Options, CallFailure>
     let mut options = default.ring(RingSize::Adaptive { initial, max });
     options.one_way = raw.one_way != 0;
     options.huge_pages = raw.huge_pages != 0;
+    options.sleeps_often = raw.sleeps_often != 0;
     if let Ok(micros) = u64::try_from(raw.spin_us) {
         options.spin = Duration::from_micros(micros);
     }

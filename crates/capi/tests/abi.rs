@@ -25,7 +25,17 @@ fn structures() -> [Structure; 3] {
     [
         structure!(
             "pw_options",
-            RawOptions { size, spin_us, ring_initial, ring_max, max_peer_ring, backlog, one_way, huge_pages, reserved }
+            RawOptions {
+                size,
+                spin_us,
+                ring_initial,
+                ring_max,
+                max_peer_ring,
+                backlog,
+                one_way,
+                huge_pages,
+                sleeps_often
+            }
         ),
         structure!("pw_rpc_method", RawRpcMethod { name, function, context, flags }),
         structure!("pw_peer", RawPeer { size, domain_id, domain, service, epoch, uid, pid, certain_uid }),

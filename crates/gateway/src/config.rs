@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -63,6 +64,9 @@ pub struct GatewayConfig {
     /// Bytes that another host may send on a stream before its reader has read them.
     #[serde(default = "default_window")]
     pub stream_window: u32,
+    /// Threads that carry streams; by default as many as half of the processors.
+    #[serde(default)]
+    pub threads: Option<NonZeroU16>,
     /// Where metrics are served, if they are.
     #[serde(default)]
     pub metrics: Option<MetricsConfig>,
@@ -153,6 +157,12 @@ impl GatewayConfig {
         Ok(config)
     }
 
+    /// The threads that carry streams.
+    pub(crate) fn threads(&self) -> usize {
+        let half = || std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
+        self.threads.map_or_else(half, |threads| usize::from(threads.get()))
+    }
+
     /// Reads a configuration file. Paths in it are relative to its folder.
     ///
     /// # Errors
@@ -196,6 +206,7 @@ mod tests {
         assert_eq!(full.domain, sample.domain);
         assert_eq!((full.streams_per_host, full.stream_window), (sample.streams_per_host, sample.stream_window));
         assert_eq!((&full.etcd.prefix, full.etcd.ttl), (&sample.etcd.prefix, sample.etcd.ttl));
+        assert_eq!((full.threads(), sample.threads.is_none()), (1, true));
         assert!(full.broker.is_some() && full.metrics.is_some() && full.peers.len() == 1);
         let etcd = &full.etcd;
         assert!(

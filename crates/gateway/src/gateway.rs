@@ -29,6 +29,7 @@ const BACKLOG: u16 = 128;
 /// [`GatewayError`]: a certificate that is wrong, a broker that does not take this process for its gateway, or an address that is in use.
 pub fn run(config: &GatewayConfig) -> Result<(), GatewayError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.threads())
         .enable_all()
         .build()
         .map_err(|source| GatewayError::System { doing: "start threads", source })?;
@@ -47,7 +48,8 @@ async fn serve(config: &GatewayConfig) -> Result<(), GatewayError> {
     let feed = follow(&domain).await?;
     let host = host_of(&feed, &credentials, config)?;
     tracing::info!(%host, "the gateway of this host");
-    let options = Options::default().backlog(BACKLOG);
+    // The gateway waits for the network, and sleeps between datagrams.
+    let options = Options::default().backlog(BACKLOG).sleeps_often(true);
     let listener = domain.bind_routes(&options)?;
     let counters = Arc::new(GatewayCounters::default());
     let shares = HostShares::new(host.clone(), config.streams_per_host);

@@ -12,6 +12,10 @@ use partywall_gateway::config::{GatewayConfig, SAMPLE_CONFIG};
 use partywall_gateway::{GatewayError, certificates};
 use partywall_terminal::{end, log_to_stderr};
 
+/// Keeps freed memory for a while. The allocator of glibc gives memory back to the kernel and takes it again with nearly each datagram.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     log_to_stderr("info");
     end("partywall-gateway", run(GatewayArguments::parse()))

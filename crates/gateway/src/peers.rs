@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use partywall::cluster::Name;
 use quinn::congestion::CubicConfig;
 use quinn::{
-    Connection, Endpoint, EndpointConfig, Incoming, MtuDiscoveryConfig, RecvStream, SendStream, TokioRuntime,
-    TransportConfig, VarInt,
+    AckFrequencyConfig, Connection, Endpoint, EndpointConfig, Incoming, MtuDiscoveryConfig, RecvStream, SendStream,
+    TokioRuntime, TransportConfig, VarInt,
 };
 
 use crate::GatewayError;
@@ -35,6 +35,10 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 /// that window alone, each trial would hold back all data until it is answered or lost. It would also hold back the end of a connection that is
 /// refused, and the other host would never learn the reason: up to its version 0.11.19, `quinn-proto` sends nothing more after that.
 const FIRST_WINDOW: u64 = 2 * LARGEST_DATAGRAM as u64 + 14_720;
+/// Datagrams that may come without an acknowledgement, and for how long. By default QUIC acknowledges every second datagram, which wakes both
+/// gateways, or after 25 ms (draft-ietf-quic-ack-frequency).
+const UNACKNOWLEDGED: u32 = 8;
+const LONGEST_ACK_DELAY: Duration = Duration::from_millis(2);
 /// Connections that another host may have, of which all but one are about to end.
 const CONNECTIONS_PER_HOST: usize = 4;
 
@@ -153,6 +157,9 @@ impl PeerHosts {
         let mut congestion = CubicConfig::default();
         congestion.initial_window(FIRST_WINDOW);
         transport.congestion_controller_factory(Arc::new(congestion));
+        let mut acks = AckFrequencyConfig::default();
+        acks.ack_eliciting_threshold(VarInt::from_u32(UNACKNOWLEDGED)).max_ack_delay(Some(LONGEST_ACK_DELAY));
+        transport.ack_frequency_config(Some(acks));
         let transport = Arc::new(transport);
         let HostCredentials { client, server, host } = credentials;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(server));

@@ -117,6 +117,7 @@ impl Publisher {
         let region = RegionOptions {
             flags: flags::BROADCAST | if slow == SlowReader::Newest { flags::OVERRUNS } else { 0 },
             huge_pages: options.huge_pages,
+            symmetric: options.sleeps_often,
             epoch: domain.epoch(),
             ..RegionOptions::endpoint(ring_size)
         };

@@ -31,7 +31,8 @@ pub(crate) fn endpoint(
     epoch: u64,
 ) -> Result<(OwnRegion, OwnedFd)> {
     let ring_size = if directions.contains(writes(side)) { ring } else { 0 };
-    let options = RegionOptions { huge_pages: options.huge_pages, epoch, ..RegionOptions::endpoint(ring_size) };
+    let (huge_pages, symmetric) = (options.huge_pages, options.sleeps_often);
+    let options = RegionOptions { huge_pages, symmetric, epoch, ..RegionOptions::endpoint(ring_size) };
     Ok(OwnRegion::create(&options)?)
 }
 
@@ -65,4 +66,20 @@ pub(crate) fn endpoint_at(
     let ring_size = if directions.contains(writes(side)) { ring } else { 0 };
     let options = RegionOptions { epoch, ..RegionOptions::endpoint(ring_size) };
     Ok(pmem::received(place.memory.as_fd())?.create(place.base, &options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partywall_region::membarrier;
+    use partywall_shm::layout::flags::ASYMMETRIC;
+
+    #[test]
+    fn region_of_side_that_sleeps_often_asks_for_fences() {
+        let flags = |options: &Options| {
+            endpoint(Side::Connecting, Directions::BOTH, options, PAGE, 1).unwrap().0.flags() & ASYMMETRIC
+        };
+        assert_eq!(flags(&Options::default()), membarrier::register());
+        assert_eq!(flags(&Options::default().sleeps_often(true)), 0);
+    }
 }

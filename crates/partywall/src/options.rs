@@ -56,6 +56,9 @@ impl RingSize {
 /// let (mut stream, _peer) = Stream::pair(&quiet)?;
 /// assert_eq!(stream.writer()?.ring_size(), 4096);
 ///
+/// // A server that sleeps after nearly each request.
+/// assert!(Options::default().sleeps_often(true).sleeps_often);
+///
 /// // A listener for logs.
 /// let logs = Options::default().one_way(true).huge_pages(true).backlog(16);
 /// assert!(logs.one_way && logs.huge_pages);
@@ -79,6 +82,11 @@ pub struct Options {
     /// The most bytes of new rings, together, that the peer may send before this side begins to read them. If the peer sends more, reading fails with
     /// [`Error::Corrupt`]. The ring in use and the first ring of the connection stay mapped in addition. The default is 64 MiB.
     pub max_peer_ring: u64,
+    /// The sides of the connection sleep often in relation to the messages that they send, as the gateway between hosts does. Each write and each read
+    /// then has a memory fence, of about 10 ns. Otherwise they have none, and a side that goes to sleep interrupts every other processor that runs a
+    /// program of Partywall, for some microseconds (`membarrier(2)`; protocol W4). `true` of either side counts for both. Between machines there is
+    /// always a fence. The default is `false`.
+    pub sleeps_often: bool,
 }
 
 impl Default for Options {
@@ -90,6 +98,7 @@ impl Default for Options {
             huge_pages: false,
             backlog: 128,
             max_peer_ring: 64 << 20,
+            sleeps_often: false,
         }
     }
 }
@@ -134,6 +143,13 @@ impl Options {
     #[must_use]
     pub fn max_peer_ring(mut self, bytes: u64) -> Self {
         self.max_peer_ring = bytes;
+        self
+    }
+
+    /// Sets [`Options::sleeps_often`].
+    #[must_use]
+    pub fn sleeps_often(mut self, yes: bool) -> Self {
+        self.sleeps_often = yes;
         self
     }
 

@@ -32,9 +32,10 @@ pub(crate) fn chosen(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Options> 
             "huge_pages" => options.huge_pages = value.extract()?,
             "backlog" => options.backlog = value.extract()?,
             "max_peer_ring" => options.max_peer_ring = value.extract()?,
+            "sleeps_often" => options.sleeps_often = value.extract()?,
             other => {
                 let text = format!(
-                    "`{other}` is no option; there are ring, spin, one_way, huge_pages, backlog and max_peer_ring"
+                    "`{other}` is no option; there are ring, spin, one_way, huge_pages, backlog, max_peer_ring and sleeps_often"
                 );
                 return Err(pyo3::exceptions::PyTypeError::new_err(text));
             }

@@ -18,6 +18,8 @@ pub struct RegionOptions {
     pub ring_size: u64,
     /// Take huge pages (which the operator must have reserved); the ring is then at least 2 MiB.
     pub huge_pages: bool,
+    /// Leave out `ASYMMETRIC` (protocol W4): both sides fence whenever they move a cursor, and a sleeper interrupts no other core.
+    pub symmetric: bool,
     /// Further header flags.
     pub flags: u32,
     /// The owner domain's epoch, for people to read.
@@ -27,7 +29,7 @@ pub struct RegionOptions {
 impl RegionOptions {
     /// An ordinary endpoint.
     pub const fn endpoint(ring_size: u64) -> Self {
-        Self { kind: RegionKind::Endpoint, ring_size, huge_pages: false, flags: 0, epoch: 0 }
+        Self { kind: RegionKind::Endpoint, ring_size, huge_pages: false, symmetric: false, flags: 0, epoch: 0 }
     }
 
     pub(crate) fn geometry(&self) -> Result<Geometry, RegionError> {
@@ -59,7 +61,8 @@ impl OwnRegion {
         let geometry = options.geometry()?;
         let fd = memfd::create(geometry)?;
         let map = Mapping::new(fd.as_fd(), geometry, true)?;
-        let flags = options.header_flags() | membarrier::register();
+        let fencing = if options.symmetric { 0 } else { membarrier::register() };
+        let flags = options.header_flags() | fencing;
         let this = Self::establish(map, options, flags);
         memfd::seal(fd.as_fd(), geometry.region_size())?;
         Ok((this, fd))

@@ -14,6 +14,7 @@ class _Options(TypedDict, total=False):
     huge_pages: bool
     backlog: int
     max_peer_ring: int
+    sleeps_often: bool
 
 class _CallOptions(_Options, total=False):
     heap: int | tuple[int, int]
