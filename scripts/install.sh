@@ -38,7 +38,9 @@ if [ "${1:-}" = uninstall ]; then
         rm -f "$into/share/bash-completion/completions/$program" "$into/share/zsh/site-functions/_$program"
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
     done
-    rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service" "$into/lib/systemd/system/partywall-gateway.service"
+    for unit in partywalld partywall-agent partywall-gateway partywall-numbers; do
+        rm -f "$into/lib/systemd/system/$unit.service"
+    done
     rm -f "$into/$LIBDIR"/libpartywall.so "$into/$LIBDIR"/libpartywall.so.0 "$into/$LIBDIR"/libpartywall.so.0.* "$into/$LIBDIR/libpartywall.a"
     rm -f "$into/include/partywall.h" "$into/include/partywall_rpc.h" "$into/include/partywall_rpc_back.h" "$into/$LIBDIR/pkgconfig/partywall.pc"
     for page in crates/capi/man/*.3; do
@@ -161,12 +163,10 @@ complete() {
 complete bash bash-completion/completions/partywall bash-completion/completions/partywalld bash-completion/completions/partywall-gateway
 complete zsh zsh/site-functions/_partywall zsh/site-functions/_partywalld zsh/site-functions/_partywall-gateway
 complete fish fish/vendor_completions.d/partywall.fish fish/vendor_completions.d/partywalld.fish fish/vendor_completions.d/partywall-gateway.fish
-sed "s|/usr/local|$PREFIX|" crates/daemon/partywalld.service > "$work/unit"
-install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
-sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"
-install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-agent.service"
-sed "s|/usr/local|$PREFIX|" crates/gateway/partywall-gateway.service > "$work/unit"
-install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-gateway.service"
+for unit in daemon/partywalld agent/partywall-agent gateway/partywall-gateway cli/partywall-numbers; do
+    sed "s|/usr/local|$PREFIX|" "crates/$unit.service" > "$work/unit"
+    install -D -m 644 "$work/unit" "$into/lib/systemd/system/${unit#*/}.service"
+done
 # A loader that has a cache of libraries finds this one after the next look.
 if [ -z "${DESTDIR:-}" ] && [ "$(id -u)" -eq 0 ]; then
     ! PATH=$PATH:/usr/sbin:/sbin command -v ldconfig > /dev/null || PATH=$PATH:/usr/sbin:/sbin ldconfig

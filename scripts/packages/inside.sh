@@ -382,6 +382,39 @@ tracked_connections_of_two_users_need_net_admin() {
     wait "$client" || fail "the client of the tracked connection: $(cat "$state/tracked.log")"
 }
 
+record_of_numbers_replaces_net_admin() {
+    if [ ! -e "$state/of-tracked" ]; then
+        echo "skipped: without connections that the kernel tracks, nothing needs the record"
+        ignored=$((ignored + 1))
+        return
+    fi
+    stop_broker
+    broker_may
+    start_broker
+    broker_is_confined
+    await "the server has joined the broker without rights" eval 'partywall list domains | grep -qw db'
+    # systemd mounts it on a host. In a container of nspawn nobody does, and /sys is a file system in memory that lacks the folder.
+    if ! mountpoint -q /sys/fs/bpf; then
+        [ -d /sys/fs/bpf ] || { mount -o remount,rw /sys && mkdir /sys/fs/bpf && mount -o remount,ro /sys; }
+        mount -t bpf bpf /sys/fs/bpf
+    fi
+    if [ -n "$systemd" ]; then
+        systemctl start partywall-numbers || fail "systemd cannot start the record: $(journalctl --no-pager --unit=partywall-numbers)"
+    else
+        partywall numbers on
+    fi
+    expect "on:" partywall numbers
+    mkdir -m 777 "$state/of-recorded"
+    env $(variables_of web.service) setpriv --reuid www-data --regid www-data --clear-groups \
+        python3 /mnt/here/client.py 7432 "$state/of-recorded" > "$state/recorded.log" 2>&1 &
+    local client=$!
+    await "the recorded connection moves to a ring" on_rings 7432 4
+    touch "$state/of-recorded/stop"
+    wait "$client" || fail "the client of the recorded connection: $(cat "$state/recorded.log")"
+    if [ -n "$systemd" ]; then systemctl stop partywall-numbers; else partywall numbers off; fi
+    expect "off:" partywall numbers
+}
+
 sysdump_has_no_payload_and_no_secrets() {
     export SECRET_OF_TEST=in-an-environment-4711
     python3 -c 'import time; time.sleep(600)' in-an-argument-4712 &
@@ -556,6 +589,7 @@ test_of list_of_programs_holds_while_services_run
 test_of upgrade_of_broker_and_library_leaves_connections_alone
 test_of metrics_graph_the_services
 test_of tracked_connections_of_two_users_need_net_admin
+test_of record_of_numbers_replaces_net_admin
 test_of sysdump_has_no_payload_and_no_secrets
 test_of containers_get_library_and_socket_from_the_specification
 test_of containers_use_partywall_by_one_flag

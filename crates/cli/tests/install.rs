@@ -87,6 +87,7 @@ fn installed_files_are_stripped_complete_and_removed_again() {
         "usr/include/partywall.h",
         "usr/lib/systemd/system/partywalld.service",
         "usr/lib/systemd/system/partywall-gateway.service",
+        "usr/lib/systemd/system/partywall-numbers.service",
         "usr/share/bash-completion/completions/partywalld",
         "usr/share/bash-completion/completions/partywall-gateway",
         "usr/share/man/man8/partywall-gateway.8",

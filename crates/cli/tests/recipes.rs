@@ -31,13 +31,13 @@ fn systemd_accepts_units_and_rates_them_confined() {
     }
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    for unit in ["daemon/partywalld.service", "agent/partywall-agent.service"] {
+    for unit in ["daemon/partywalld.service", "agent/partywall-agent.service", "cli/partywall-numbers.service"] {
         let text = std::fs::read_to_string(crates.join(unit)).unwrap();
         // Neither the programs nor the pages of the manual need be installed.
-        let line = |line: &str| match line {
-            line if line.starts_with("ExecStart=/usr/local/bin/partywall") => "ExecStart=/bin/true\n".to_owned(),
-            line if line.starts_with("Documentation=") => String::new(),
-            line => format!("{line}\n"),
+        let line = |line: &str| match line.split_once("=/usr/local/bin/partywall") {
+            Some((key, _)) => format!("{key}=/bin/true\n"),
+            None if line.starts_with("Documentation=") => String::new(),
+            None => format!("{line}\n"),
         };
         let name = Path::new(unit).file_name().unwrap().to_str().unwrap();
         let path = dir.path().join(name);

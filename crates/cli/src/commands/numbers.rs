@@ -15,7 +15,7 @@ connection is to move to shared memory. The kernel reports them in TCP's repair 
 connection stands still. After `on`, an eBPF program notes the numbers of each new connection at its socket. Then broker and agent need neither the \
 mode nor, from Linux 5.19 on, the capability. Connections from before `on` are read as before.
 
-`on` lasts until `off` or the next boot. It needs root (CAP_BPF and CAP_NET_ADMIN), cgroups of version 2, and a file system of type bpf at \
+`on` lasts until `off` or the next boot; the unit partywall-numbers.service repeats it at each boot. It needs root (CAP_BPF and CAP_NET_ADMIN), cgroups of version 2, and a file system of type bpf at \
 /sys/fs/bpf; systemd mounts both. Broker and agent find the record without a restart. After `off`, those that have used it go on with it until they end.
 
 Examples:
