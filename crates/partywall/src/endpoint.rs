@@ -55,13 +55,20 @@ pub(crate) struct Endpoint {
     info: PeerInfo,
     id: u64,
     carrier: Carrier,
-    /// Why the peer's region cannot be used, if so: both halves end with this error, whichever found it out.
-    ///
     /// A half holds the lock while it takes the region out of the mailbox and attaches it. The other half's link may hang up
     /// meanwhile. Without the lock that half would find neither mail nor region, and take the peer for dead.
-    wrong: Mutex<Option<Corrupt>>,
+    arrival: Mutex<RegionArrival>,
     /// Further regions that this side has made.
     regions_made: AtomicU32,
+}
+
+/// What has become of the peer's region before it is attached.
+#[derive(Debug, Default)]
+struct RegionArrival {
+    /// Why it cannot be used, if so: both halves end with this error, whichever found it out.
+    wrong: Option<Corrupt>,
+    /// It has come, and this process had no memory to map it.
+    unmapped: Option<Parcel>,
 }
 
 impl Endpoint {
@@ -83,7 +90,7 @@ impl Endpoint {
             info,
             id,
             carrier,
-            wrong: Mutex::default(),
+            arrival: Mutex::default(),
             regions_made: AtomicU32::new(0),
         }
     }
@@ -209,24 +216,38 @@ impl Endpoint {
     pub(crate) fn look_for_region(&self) -> Result<()> {
         match &self.carrier {
             Carrier::Broker(registration) if self.peer.get().is_none() && !self.is_windowed => {
-                let mut wrong = lock(&self.wrong);
-                if let Some(wrong) = *wrong {
+                let mut arrival = lock(&self.arrival);
+                if let Some(wrong) = arrival.wrong {
                     return Err(wrong.into());
                 }
                 if self.peer.get().is_some() {
                     return Ok(());
                 }
-                let taken = match parcel(registration.region()) {
-                    Ok(Some(parcel)) => self.attach(&parcel.memory, 0, parcel.start, parcel.geometry),
-                    other => other.map(drop),
+                let come = match arrival.unmapped.take() {
+                    Some(parcel) => Ok(Some(parcel)),
+                    None => parcel(registration.region()),
                 };
-                if let Err(Error::Corrupt(what)) = &taken {
-                    *wrong = Some(*what);
+                let (come, taken) = match come {
+                    Ok(Some(parcel)) => {
+                        let taken = self.attach(&parcel.memory, 0, parcel.start, parcel.geometry);
+                        (Some(parcel), taken)
+                    }
+                    other => (None, other.map(drop)),
+                };
+                match &taken {
+                    Ok(()) => {}
+                    Err(Error::Corrupt(what)) => arrival.wrong = Some(*what),
+                    Err(_) => arrival.unmapped = come,
                 }
                 taken
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether the peer's region has come and could not be mapped. No bell rings when it can be: the next call tries again.
+    pub(crate) fn has_unmapped_region(&self) -> bool {
+        self.peer.get().is_none() && lock(&self.arrival).unmapped.is_some()
     }
 
     /// The peer's next ring, if it has been passed on.

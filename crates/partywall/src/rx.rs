@@ -291,6 +291,10 @@ impl StreamRx {
         let mut turn = self.waiter.begin();
         loop {
             let n = self.look(asked)?;
+            if self.ring.is_none() && self.endpoint.has_unmapped_region() {
+                self.look_for_region()?;
+                continue;
+            }
             // A ring does not hold more: then what is there is all that can come. (Which ring it is may change while waiting.)
             let want = asked.clamp(1, self.half.capacity().max(1));
             if n >= want || (n > 0 && self.half.wish(want).is_none()) {

@@ -377,6 +377,9 @@ impl TxCore {
     fn wait_for(&mut self, need: Need) -> Result<()> {
         let mut turn = self.waiter.begin();
         loop {
+            if self.endpoint.has_unmapped_region() {
+                self.look_for_region()?;
+            }
             let Self { endpoint, half, waiter, watch, .. } = self;
             let own = &endpoint.own().page().tx;
             let peer = endpoint.peer();

@@ -14,14 +14,17 @@ use common::pool::PoolBroker;
 use common::process::{Process, alone, child, role};
 use common::*;
 use partywall::{Domain, Group, Handle, Lent, Listener, Stream};
+use partywall_daemon::Broker;
 use partywall_region::{PeerRegion, RegionError};
 use partywall_shm::layout::{Geometry, HUGE_PAGE, RegionKind};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The size of a writer's shared memory.
 const SHARED: usize = 64 << 20;
@@ -210,5 +213,32 @@ fn reader_of_unsealed_memory_dies_only_if_pages_are_missing() {
         fallocate(&memory, PUNCH, 0, SHARED as u64).unwrap();
         assert!(!survives(), "all pages are missing");
         assert_eq!(limit.killed(), 1);
+    });
+}
+
+/// The broker rings once, when it has passed the region on.
+#[test]
+fn region_that_finds_no_memory_is_attached_by_a_later_call() {
+    alone("region_that_finds_no_memory_is_attached_by_a_later_call", || {
+        let _guard = hang_guard();
+        let broker = Broker::embedded().unwrap();
+        let (web, db) = (join("web", broker.path()), join("db", broker.path()));
+        let mut listener = db.bind("sql").unwrap();
+        let mut client = web.connect("db:sql").unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        server.write_all(b"hello").unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5)));
+
+        let before = getrlimit(Resource::As);
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let bytes = pages.split_once(' ').unwrap().0.parse::<u64>().unwrap() * rustix::param::page_size() as u64;
+        setrlimit(Resource::As, Rlimit { current: Some(bytes), maximum: before.maximum }).unwrap();
+        let mut word = [0; 5];
+        let failures: [_; 2] = std::array::from_fn(|_| client.read(&mut word).unwrap_err());
+        setrlimit(Resource::As, before).unwrap();
+        assert!(failures.iter().all(|error| error.kind() == ErrorKind::OutOfMemory), "{failures:?}");
+
+        client.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"hello");
     });
 }
