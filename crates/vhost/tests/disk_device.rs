@@ -350,3 +350,55 @@ fn lost_sectors_of_a_device_fail_alone() {
         }
     }
 }
+
+/// The page cache takes writes for which the device has no room. The kernel reports their loss once.
+fn lose_writes(driver: &mut DiskDriver) {
+    assert_eq!((write(driver, 0), flush(driver)), (OK, OK));
+    for step in 1..64 {
+        assert_eq!(write(driver, step), OK);
+    }
+    for attempt in 0..3 {
+        assert_eq!(flush(driver), IOERR, "flush {attempt}");
+        assert_eq!(write(driver, 0), OK);
+    }
+    assert!(driver.run(IN, 0, &[], 65_536).unwrap() == (OK, noise(0, 65_536)));
+}
+
+#[test]
+fn flush_after_lost_writes_fails_until_restart() {
+    if !is_possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = MountedFile::with_little_room(folder.path());
+    let device = LoopDevice::on(&file.1);
+    lose_writes(&mut disk_on(&device.0).driver());
+    assert_eq!(flush(&mut disk_on(&device.0).driver()), OK);
+    // Without the page cache it is the write that fails, and nothing else.
+    let disk = Disk::on(tempfile::tempdir().unwrap(), |options| {
+        device.0.clone_into(&mut options.path);
+        options.direct = true;
+    });
+    let mut driver = disk.driver();
+    assert!((0..64).any(|step| write(&mut driver, step) == IOERR));
+    assert_eq!((write(&mut driver, 0), flush(&mut driver)), (OK, OK));
+}
+
+#[test]
+fn flush_after_writes_lost_by_exporter_fails_until_restart() {
+    if !is_possible() {
+        return;
+    }
+    let setting = Setting::new(MIB);
+    let folder = tempfile::tempdir().unwrap();
+    let file = MountedFile::with_little_room(folder.path());
+    let device = LoopDevice::on(&file.1);
+    let export = || setting.export_with(|options| device.0.clone_into(&mut options.path));
+    let first = export();
+    let imported = setting.import("user", HANG).unwrap();
+    let mut driver = imported.driver();
+    lose_writes(&mut driver);
+    drop(first);
+    let _second = export();
+    assert_eq!((write(&mut driver, 0), flush(&mut driver)), (OK, OK));
+}
