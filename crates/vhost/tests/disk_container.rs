@@ -17,9 +17,9 @@ use vm_memory::Bytes;
 /// What docs/blk.md names for a disk of a container.
 const POLICY: &str = "administrators = []\n\
     [[join]]\ndomain = \"container-*\"\nusers = [\"root\"]\n\
-    [[join]]\ndomain = \"disks-*\"\nusers = [\"root\"]\n\
-    [[connect]]\nfrom = \"disks-*\"\nto = \"container-store\"\nservice = \"data\"\n\
-    [[connect]]\nfrom = \"disks-*\"\nto = \"container-store\"\nservice = \"data.calls\"\n";
+    [[join]]\ndomain = \"partywallblk-*\"\nusers = [\"root\"]\n\
+    [[connect]]\nfrom = \"partywallblk-*\"\nto = \"container-store\"\nservice = \"data\"\n\
+    [[connect]]\nfrom = \"partywallblk-*\"\nto = \"container-store\"\nservice = \"data.calls\"\n";
 
 /// Makes the root of a container, where only a volume can be written, and executes the exporter in it.
 const CONTAINER: &str = r#"
@@ -123,7 +123,7 @@ fn stored(setting: &Setting, at: u64) -> Vec<u8> {
 }
 
 fn import(setting: &Setting, grace: Duration) -> Imported {
-    let imported = setting.import_with("disks-user", |options| {
+    let imported = setting.import_with("partywallblk-1", |options| {
         options.target = "container-store:data".into();
         options.grace = grace;
     });
