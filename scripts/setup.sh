@@ -80,6 +80,7 @@ zsh                       zsh
 fish                      fish
 valgrind                  valgrind
 iptables                  iptables
+dmsetup                   dmsetup
 clang                     clang
 capnproto                 capnp
 libcapnp-dev              /usr/include/capnp/ez-rpc.h

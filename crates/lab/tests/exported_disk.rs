@@ -8,11 +8,13 @@ mod world;
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Running};
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Instant;
 use world::{HANG, Inside, Process, World, program};
 
 const MIB: u64 = 1 << 20;
+const DMSETUP: &str = "/sbin/dmsetup";
 
 /// The service of the disk. The socket of a back end in the background has a name that is made of it.
 fn service() -> String {
@@ -176,17 +178,20 @@ fn disk_of_one_guest_is_used_by_another_through_kills() {
 #[test]
 fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
     let blk = program("partywall-vhost", "partywall-blk");
-    let image = ImageOptions::default().program(blk, "partywall-blk").module("virtio_blk");
+    let mut image = ImageOptions::default().program(blk, "partywall-blk").module("virtio_blk");
+    let has_dmsetup = Path::new(DMSETUP).exists();
+    if has_dmsetup {
+        image = image.program(DMSETUP, "dmsetup").module("loop").module("dm_mod");
+    }
     let world = World::with("exported-disks", image);
     let [a, b] = world.boot_as([GuestOptions::new("a"), GuestOptions::new("b").shared_memory()]);
     let said = world.attach(&a);
     assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), world.log());
     world.wait_ready(1);
     let mut disks = Vec::new();
-    let add = |disk: &str, device: &str| {
-        let file = format!("/tmp/{disk}.raw");
-        a.sh(&format!("truncate -s 8M {file}"));
-        let export = start_export_as(&a, disk, &file, "");
+    let add = |disk: &str, path: &str, device: &str| {
+        a.sh(&format!("truncate -s 8M /tmp/{disk}.raw"));
+        let export = start_export_as(&a, disk, path, "");
         // A request that gets no memory within this time fails.
         let back_end = start_back_end_of(&world, &format!("a.{disk}:{}", service()), &format!("{disk}.sock"), "10");
         plug(&world, &b, "attach", world.path(&format!("{disk}.sock")).to_str().unwrap());
@@ -195,7 +200,7 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
     };
     // The file of the third disk lies in a file system that has less room.
     a.sh("mkdir /tmp/small; mount -t tmpfs -o size=6M small /tmp/small; ln -s /tmp/small/third.raw /tmp");
-    disks.push(add("first", "vda"));
+    disks.push(add("first", "/tmp/first.raw", "vda"));
     // Long requests, more than the back end has connections for.
     let load = "all=; for n in 0 1 2 3 4 5 6 7; do
             (while [ ! -e /tmp/stop ]; do
@@ -209,7 +214,7 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
     let running = b.start(&["sh", "-c", load]).unwrap();
     b.sh("while [ $(ls /tmp | grep -c ^done) -lt 8 ]; do sleep 0.05; done");
     for (disk, device) in [("second", "vdb"), ("third", "vdc")] {
-        disks.push(add(disk, device));
+        disks.push(add(disk, &format!("/tmp/{disk}.raw"), device));
         b.sh("dd if=/dev/urandom of=/tmp/part bs=1M count=4 2>/dev/null");
         b.sh(&format!("dd if=/tmp/part of=/dev/{device} bs=2M oflag=direct conv=fsync 2>/dev/null"));
         b.sh(&format!("dd if=/dev/{device} bs=2M count=2 iflag=direct 2>/dev/null | cmp - /tmp/part"));
@@ -217,19 +222,24 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
         assert_eq!(a.sh("cat /tmp/sum"), b.sh("sha256sum < /tmp/part"));
     }
     full_disk_and_lost_sectors_fail_single_requests(&world, [&a, &b]);
+    if has_dmsetup {
+        make_failing_device(&a);
+        let (export, back_end) = add("fourth", "/dev/mapper/failing", "vdd");
+        let export = failing_device_fails_single_requests(&world, [&a, &b], export);
+        disks.push((export, back_end));
+    } else {
+        println!("skipped: a device that fails, since {DMSETUP} is missing (Debian: dmsetup)");
+    }
     b.sh("rm -f /tmp/done.*; while [ $(ls /tmp | grep -c ^done) -lt 8 ]; do sleep 0.05; done; : > /tmp/stop");
     assert_eq!(running.wait(HANG).unwrap().status, 0, "{}", a.sh("cat /tmp/first.log"));
-    assert_eq!(b.sh("dmesg | grep -iE 'i/o error' | grep -cv 'dev vdc' || true").trim(), "0");
+    assert_eq!(b.sh("dmesg | grep -iE 'i/o error' | grep -cv 'dev vd[cd]' || true").trim(), "0");
     drop(disks);
 }
 
 /// The file below `vdc` has 8 MiB, and room for 6 MiB. Then it loses what is behind its first 2 MiB. Requests fail only where there is no room, and
 /// where nothing is.
 fn full_disk_and_lost_sectors_fail_single_requests(world: &World, [a, b]: [&Guest; 2]) {
-    let fails = |line: &str| {
-        let failed = b.run(&["sh", "-c", &format!("dd {line} 2>&1")]).unwrap();
-        assert!(failed.status != 0 && failed.text().contains("Input/output error"), "{line}: {}", failed.text());
-    };
+    let fails = |line: &str| expect_error(b, line);
     let is_as_written = "dd if=/dev/vdc bs=1M count=2 iflag=direct 2>/dev/null | cmp - /tmp/first";
     b.sh("dd if=/dev/urandom of=/tmp/first bs=1M count=2 2>/dev/null");
     fails("if=/tmp/part of=/dev/vdc bs=1M seek=4 oflag=direct");
@@ -239,4 +249,53 @@ fn full_disk_and_lost_sectors_fail_single_requests(world: &World, [a, b]: [&Gues
     fails("if=/dev/vdc of=/dev/null bs=1M skip=3 count=1 iflag=direct");
     b.sh(is_as_written);
     assert!(report_of(world, "third.sock", "failed") >= 2);
+}
+
+/// A `dd` with these words ends with an I/O error.
+fn expect_error(guest: &Guest, line: &str) {
+    let failed = guest.run(&["sh", "-c", &format!("dd {line} 2>&1")]).unwrap();
+    assert!(failed.status != 0 && failed.text().contains("Input/output error"), "{line}: {}", failed.text());
+}
+
+/// The sectors 6144 to 10239 of the device fail. All others are those of a file.
+fn make_failing_device(guest: &Guest) {
+    guest.sh("set -e; truncate -s 8M /tmp/fourth.raw; losetup /dev/loop0 /tmp/fourth.raw
+        printf '0 6144 linear /dev/loop0 0\n6144 4096 error\n10240 6144 linear /dev/loop0 10240\n' > /tmp/table
+        dmsetup create failing --noudevrules --noudevsync < /tmp/table; dmsetup mknodes; [ -b /dev/mapper/failing ]");
+}
+
+/// The device below `vdd` fails in its middle. Requests fail only there. Through the page cache of the exporter, a write fails with its flush: the
+/// kernel then counts the lost bytes as written, so all further flushes fail as well, until the exporter starts again.
+fn failing_device_fails_single_requests<'a>(world: &World, [a, b]: [&'a Guest; 2], export: Running<'a>) -> Running<'a> {
+    let fails = |line: &str| expect_error(b, line);
+    let write_parts = "set -e; for at in 0 6; do dd if=/tmp/first of=/dev/vdd bs=1M seek=$at oflag=direct conv=fsync 2>/dev/null; done";
+    let are_as_written = || {
+        b.sh("set -e; for at in 0 6; do dd if=/dev/vdd bs=1M skip=$at count=2 iflag=direct 2>/dev/null | cmp - /tmp/first; done");
+        b.sh("set -e; for at in 6143 10240; do dd if=/dev/vdd of=/dev/null skip=$at count=1 iflag=direct 2>/dev/null; done");
+        for read in ["bs=512 skip=6144", "bs=512 skip=10239", "bs=64k skip=50", "bs=2M skip=1"] {
+            fails(&format!("if=/dev/vdd of=/tmp/read {read} count=1 iflag=direct"));
+            b.sh("[ ! -s /tmp/read ]");
+        }
+    };
+    b.sh(write_parts);
+    are_as_written();
+    fails("if=/tmp/part of=/dev/vdd bs=64k seek=60 count=1 oflag=direct conv=fsync");
+    fails("if=/tmp/first of=/dev/vdd bs=1M oflag=direct conv=fsync");
+    are_as_written();
+    export.signal(rustix::process::Signal::KILL).unwrap();
+    export.wait(HANG).unwrap();
+    let export = start_export_as(a, "fourth", "/dev/mapper/failing", "--direct");
+    for write in ["bs=64k seek=60", "bs=512 seek=6144", "bs=512 seek=10239", "bs=2M seek=1"] {
+        fails(&format!("if=/tmp/part of=/dev/vdd {write} count=1 oflag=direct"));
+    }
+    // No write is lost, so a flush succeeds.
+    b.sh(write_parts);
+    are_as_written();
+    for at in [0, 6] {
+        let sum = a.sh(&format!("dd if=/tmp/fourth.raw bs=1M skip={at} count=2 2>/dev/null | sha256sum"));
+        assert_eq!(sum, b.sh("sha256sum < /tmp/first"), "the sectors behind {at} MiB");
+    }
+    let failed = report_of(world, "fourth.sock", "failed");
+    assert!(failed >= 17, "{failed} requests have failed");
+    export
 }

@@ -1,4 +1,4 @@
-//! Disks on block devices, and on a file system that makes no holes: a guest is offered discards only where they are done.
+//! Disks on block devices and on small file systems: a guest is offered discards only where they are done, and gets an I/O error for what fails.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -6,8 +6,9 @@ mod disk_common;
 
 use disk_common::exported::Setting;
 use disk_common::random::noise;
-use disk_common::{DISCARD, Disk, FLUSH, HANG, IN, MIB, OK, OUT, UNSUPP, WRITE_ZEROES, range};
+use disk_common::{DISCARD, Disk, FLUSH, HANG, IN, IOERR, MIB, OK, OUT, UNSUPP, WRITE_ZEROES, offer_at, range};
 use partywall_vhost::disk::control::DiskReport;
+use partywall_vhost::disk::driver::DiskDriver;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -36,7 +37,11 @@ struct LoopDevice(PathBuf);
 
 impl LoopDevice {
     fn on(file: &Path) -> Self {
-        let done = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+        Self::with(file, "--direct-io=off")
+    }
+
+    fn with(file: &Path, option: &str) -> Self {
+        let done = Command::new("losetup").args(["--find", "--show", option]).arg(file).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         Self(String::from_utf8(done.stdout).unwrap().trim().into())
     }
@@ -48,16 +53,27 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A file on a file system without holes, which ends with the test.
-struct FileWithoutHoles(Child, PathBuf);
+/// A file on a file system that ends with the test.
+struct MountedFile(Child, PathBuf);
 
-impl FileWithoutHoles {
-    fn new(folder: &Path) -> Self {
+impl MountedFile {
+    /// A file of 4 MiB on a file system that makes no holes.
+    fn without_holes(folder: &Path) -> Self {
+        Self::new(folder, ["ramfs", "mode=700", "4M"])
+    }
+
+    /// A file of 8 MiB on a file system that has room for 2 MiB.
+    fn with_little_room(folder: &Path) -> Self {
+        Self::new(folder, ["tmpfs", "size=2M", "8M"])
+    }
+
+    fn new(folder: &Path, words: [&str; 3]) -> Self {
         let folder = folder.canonicalize().unwrap();
-        let script =
-            "mount -t ramfs none \"$0\" && cd \"$0\" && truncate -s 4M new && mv new image && exec sleep infinity";
+        let script = "mount -t \"$1\" -o \"$2\" none \"$0\" && cd \"$0\" && truncate -s \"$3\" new && mv new image && \
+            exec sleep infinity";
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", script]).arg(&folder).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(["--mount", "sh", "-c", script]).arg(&folder).args(words);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut this = Self(command.spawn().unwrap(), PathBuf::new());
         this.1 = format!("/proc/{}/root{}/image", this.0.id(), folder.display()).into();
         let deadline = Instant::now() + HANG;
@@ -69,7 +85,7 @@ impl FileWithoutHoles {
     }
 }
 
-impl Drop for FileWithoutHoles {
+impl Drop for MountedFile {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -170,7 +186,7 @@ fn guest_keeps_disk_whose_file_makes_no_holes_any_more() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let file = FileWithoutHoles::new(folder.path());
+    let file = MountedFile::without_holes(folder.path());
     expect_disk_without_discards_is_kept(&disk_on(&file.1));
 }
 
@@ -203,7 +219,7 @@ fn file_without_holes_offers_no_discards() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let file = FileWithoutHoles::new(folder.path());
+    let file = MountedFile::without_holes(folder.path());
     expect_no_discards(&disk_on(&file.1));
 }
 
@@ -213,7 +229,7 @@ fn block_device_without_discards_offers_none() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let file = FileWithoutHoles::new(folder.path());
+    let file = MountedFile::without_holes(folder.path());
     let device = LoopDevice::on(&file.1);
     expect_no_discards(&disk_on(&device.0));
 }
@@ -225,7 +241,7 @@ fn exported_device_without_discards_offers_none() {
     }
     let setting = Setting::new(MIB);
     let folder = tempfile::tempdir().unwrap();
-    let file = FileWithoutHoles::new(folder.path());
+    let file = MountedFile::without_holes(folder.path());
     let device = LoopDevice::on(&file.1);
     let with = |path: &Path| {
         let _export = setting.export_with(|options| path.clone_into(&mut options.path));
@@ -236,4 +252,153 @@ fn exported_device_without_discards_offers_none() {
     };
     assert_eq!(with(&device.0), (false, UNSUPP));
     assert_eq!(with(&setting.image()), (true, OK));
+}
+
+/// Sectors of one request of the tests below.
+const STEP: u64 = 128;
+
+fn write(driver: &mut DiskDriver, step: u64) -> u8 {
+    driver.run(OUT, step * STEP, &noise(step, 65_536), 0).unwrap().0
+}
+
+fn flush(driver: &mut DiskDriver) -> u8 {
+    driver.run(FLUSH, 0, &[], 0).unwrap().0
+}
+
+/// Writes until there is no room. What is written stays, and room that is given back can be used.
+fn fill_disk_with_little_room(driver: &mut DiskDriver) {
+    let full = (0..64).find(|step| write(driver, *step) != OK).expect("there is room for more than 2 MiB");
+    assert!(full >= 16, "there is room for {full} steps");
+    assert_eq!(write(driver, 100), IOERR);
+    assert_eq!(driver.run(WRITE_ZEROES, 0, &range(101 * STEP, STEP as u32, 0), 0).unwrap().0, IOERR);
+    assert_eq!(flush(driver), OK, "what was written is durable");
+    for step in 0..full {
+        assert!(driver.run(IN, step * STEP, &[], 65_536).unwrap() == (OK, noise(step, 65_536)), "step {step}");
+    }
+    assert_eq!(driver.run(DISCARD, 0, &range(0, 4 * STEP as u32, 0), 0).unwrap().0, OK);
+    assert_eq!(write(driver, 100), OK, "room was given back");
+    assert_eq!((write(driver, 8), flush(driver)), (OK, OK), "it has its room");
+    assert!(driver.run(IN, 100 * STEP, &[], 65_536).unwrap() == (OK, noise(100, 65_536)));
+}
+
+#[test]
+fn full_file_system_fails_only_requests_that_need_room() {
+    if !is_possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = MountedFile::with_little_room(folder.path());
+    let disk = disk_on(&file.1);
+    fill_disk_with_little_room(&mut disk.driver());
+    assert_eq!(disk.counters().failed, 3);
+}
+
+#[test]
+fn full_exporter_fails_only_requests_that_need_room() {
+    if !is_possible() {
+        return;
+    }
+    let setting = Setting::new(MIB);
+    let folder = tempfile::tempdir().unwrap();
+    let file = MountedFile::with_little_room(folder.path());
+    let _export = setting.export_with(|options| file.1.clone_into(&mut options.path));
+    let imported = setting.import("user", HANG).unwrap();
+    fill_disk_with_little_room(&mut imported.driver());
+    assert_eq!(imported.report().counters.failed, 3);
+}
+
+/// The device loses the second half of the sectors that are read here.
+#[test]
+fn lost_sectors_of_a_device_fail_alone() {
+    if !is_possible() {
+        return;
+    }
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    let content = noise(1, 4 << 20);
+    std::fs::write(&path, &content).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let device = LoopDevice::with(&path, "--direct-io=on");
+    // Only then does the kernel report reads behind the end of the file.
+    let unbuffered = Path::new("/sys/block").join(device.0.file_name().unwrap()).join("loop/dio");
+    if std::fs::read_to_string(unbuffered).unwrap().trim() != "1" {
+        println!("skipped: the file system of {} has no unbuffered access for a loop device", folder.path().display());
+        return;
+    }
+    file.set_len(2 * MIB).unwrap();
+    for direct in [false, true] {
+        let disk = Disk::on(tempfile::tempdir().unwrap(), |options| {
+            device.0.clone_into(&mut options.path);
+            options.direct = direct;
+        });
+        let mut driver = disk.driver();
+        for (sector, reads) in [(0, true), (4096, false), (3968, true), (4032, false), (6000, false), (2048, true)] {
+            let (status, read) = driver.run(IN, sector, &[], 65_536).unwrap();
+            assert_eq!(status, if reads { OK } else { IOERR }, "sector {sector}");
+            assert!(!reads || read == content[sector as usize * 512..][..65_536], "sector {sector}");
+        }
+        assert_eq!(flush(&mut driver), OK);
+        let counters = disk.counters();
+        assert_eq!((counters.reads, counters.failed), (3, 3));
+        if direct {
+            // A request that is done by a copy.
+            file.set_len(0).unwrap();
+            let place = driver.data(0, 1).0 + 1;
+            offer_at(&mut driver, IN, place, 2);
+            assert_eq!(driver.wait(0, Duration::ZERO, HANG).unwrap().expect("no answer").status, IOERR);
+            assert_eq!(disk.counters().failed, 4);
+        }
+    }
+}
+
+/// The page cache takes writes for which the device has no room. The kernel reports their loss once.
+fn lose_writes(driver: &mut DiskDriver) {
+    assert_eq!((write(driver, 0), flush(driver)), (OK, OK));
+    for step in 1..64 {
+        assert_eq!(write(driver, step), OK);
+    }
+    for attempt in 0..3 {
+        assert_eq!(flush(driver), IOERR, "flush {attempt}");
+        assert_eq!(write(driver, 0), OK);
+    }
+    assert!(driver.run(IN, 0, &[], 65_536).unwrap() == (OK, noise(0, 65_536)));
+}
+
+#[test]
+fn flush_after_lost_writes_fails_until_restart() {
+    if !is_possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = MountedFile::with_little_room(folder.path());
+    let device = LoopDevice::on(&file.1);
+    lose_writes(&mut disk_on(&device.0).driver());
+    assert_eq!(flush(&mut disk_on(&device.0).driver()), OK);
+    // Without the page cache it is the write that fails, and nothing else.
+    let disk = Disk::on(tempfile::tempdir().unwrap(), |options| {
+        device.0.clone_into(&mut options.path);
+        options.direct = true;
+    });
+    let mut driver = disk.driver();
+    assert!((0..64).any(|step| write(&mut driver, step) == IOERR));
+    assert_eq!((write(&mut driver, 0), flush(&mut driver)), (OK, OK));
+}
+
+#[test]
+fn flush_after_writes_lost_by_exporter_fails_until_restart() {
+    if !is_possible() {
+        return;
+    }
+    let setting = Setting::new(MIB);
+    let folder = tempfile::tempdir().unwrap();
+    let file = MountedFile::with_little_room(folder.path());
+    let device = LoopDevice::on(&file.1);
+    let export = || setting.export_with(|options| device.0.clone_into(&mut options.path));
+    let first = export();
+    let imported = setting.import("user", HANG).unwrap();
+    let mut driver = imported.driver();
+    lose_writes(&mut driver);
+    drop(first);
+    let _second = export();
+    assert_eq!((write(&mut driver, 0), flush(&mut driver)), (OK, OK));
 }

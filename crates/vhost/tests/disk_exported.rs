@@ -363,6 +363,10 @@ struct ForgetfulDisk {
     greeting: Duration,
     /// It refuses all requests, as if their session had ended.
     is_mute: bool,
+    /// Its flushes fail.
+    loses: bool,
+    /// Writes at this offset fail.
+    broken: Option<usize>,
 }
 
 impl Forgetful {
@@ -371,7 +375,7 @@ impl Forgetful {
         let empty = vec![0; 4 << 20];
         let (stored, most_read) = (empty.clone(), usize::MAX);
         let (cached, flushes, session) = (empty, 0, 0);
-        let (refusals, refused_reads, greeting, is_mute) = (0, 0, Duration::ZERO, false);
+        let (refusals, refused_reads, greeting, is_mute, loses) = (0, 0, Duration::ZERO, false, false);
         let disk = ForgetfulDisk {
             boot: 1,
             stored,
@@ -383,6 +387,8 @@ impl Forgetful {
             refused_reads,
             greeting,
             is_mute,
+            loses,
+            broken: None,
         };
         let disk = Arc::new(Mutex::new(disk));
         let mut calls = CallServer::builder();
@@ -395,6 +401,9 @@ impl Forgetful {
                 if disk.is_mute {
                     return Err(refusal(rustix::io::Errno::NOTCONN));
                 }
+                if number == 2 && disk.broken == Some(at) {
+                    return Err(refusal(rustix::io::Errno::IO));
+                }
                 if number == 2 && disk.refusals > 0 {
                     disk.refusals -= 1;
                     return Err(refusal(rustix::io::Errno::NOMEM));
@@ -406,6 +415,7 @@ impl Forgetful {
                     }
                     1 => return Ok(disk.cached[at..at + length].to_vec().into()),
                     2 => disk.cached[at..at + data.len()].copy_from_slice(data),
+                    _ if disk.loses => return Err(refusal(rustix::io::Errno::IO)),
                     _ => {
                         disk.flushes += 1;
                         disk.stored = disk.cached.clone();
@@ -463,6 +473,30 @@ fn changes_that_an_exporter_lost_are_repeated() {
     drop((driver, disk));
 }
 
+/// The exporter's machine has started again, and one of the writes that it has lost cannot be done any more.
+#[test]
+fn change_that_cannot_be_repeated_fails_later_flushes_alone() {
+    let setting = Setting::new(MIB);
+    let exporter = Forgetful::start(&setting);
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    for n in 0..3 {
+        assert_eq!(driver.run(OUT, 8 * n, &noise(n, 4096), 0).unwrap().0, OK);
+    }
+    exporter.disk.lock().unwrap().broken = Some(4096);
+    exporter.restart();
+    for n in [0, 2] {
+        assert!(driver.run(IN, 8 * n, &[], 4096).unwrap() == (OK, noise(n, 4096)), "the write {n} is not repeated");
+    }
+    assert_eq!(driver.run(OUT, 8, &noise(1, 4096), 0).unwrap().0, IOERR);
+    exporter.disk.lock().unwrap().broken = None;
+    for _ in 0..2 {
+        assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, IOERR, "an acknowledged write is lost");
+        assert_eq!(driver.run(OUT, 0, &noise(3, 4096), 0).unwrap().0, OK);
+    }
+    drop((driver, disk));
+}
+
 /// The broker has no such group.
 #[test]
 fn back_end_refused_in_a_group_serves_by_copies() {
@@ -514,6 +548,36 @@ fn connection_that_ends_for_lack_of_memory_is_flushed_first() {
     assert_eq!((disk_now.refusals, disk_now.flushes), (0, 1));
     assert!(disk_now.stored[..4096] == noise(1, 4096));
     drop(disk_now);
+    drop((driver, disk));
+}
+
+/// The back end keeps what no flush has made durable. The disk goes on in later sessions, until that is too much.
+#[test]
+fn exporter_whose_flushes_fail_is_used_until_too_much_is_kept() {
+    let setting = Setting::new(MIB);
+    let exporter = Forgetful::start(&setting);
+    exporter.disk.lock().unwrap().loses = true;
+    let disk = setting.import("user", LONG).unwrap();
+    let mut driver = disk.driver();
+    let mut kept = 0;
+    let mut write = |driver: &mut DiskDriver| {
+        // The heaps of one session have room for two of these writes, whichever connections take them.
+        if kept % 2 == 0 {
+            exporter.reconnect();
+        }
+        let (status, _) = driver.run(OUT, kept % 4 * 2048, &noise(kept, 1 << 20), 0).unwrap();
+        kept += u64::from(status == OK);
+        (status, kept)
+    };
+    let last = (0..200).map(|_| write(&mut driver)).find(|(status, _)| *status != OK);
+    let (status, kept) = last.expect("more than 200 MiB are kept");
+    assert!(status == IOERR && kept >= 32, "{kept} MiB are kept");
+    assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, IOERR);
+    let at = (kept - 1) % 4 * 2048;
+    assert!(driver.run(IN, at, &[], 1 << 20).unwrap() == (OK, noise(kept - 1, 1 << 20)));
+    exporter.disk.lock().unwrap().loses = false;
+    assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK);
+    assert_eq!(write(&mut driver).0, OK);
     drop((driver, disk));
 }
 

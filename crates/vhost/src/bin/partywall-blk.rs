@@ -207,7 +207,7 @@ struct JoinArgs {
     /// Socket of the broker [default: /run/partywall/broker.sock if it exists, else $XDG_RUNTIME_DIR/partywall/broker.sock]
     #[arg(long, value_name = "PATH", env = "PARTYWALL_BROKER", hide_env_values = true)]
     broker: Option<PathBuf>,
-    /// Name to join under [default: USER-PID]
+    /// Name to join under [default: partywallblk-PID]
     #[arg(long, value_name = "NAME", env = "PARTYWALL_DOMAIN", hide_env_values = true)]
     domain: Option<String>,
 }

@@ -248,7 +248,10 @@ impl DiskEngine {
             self.finish_tasks();
             let status = match self.store.by_copy(&task, memory) {
                 Ok(()) => DiskStatus::Done,
-                Err(_) => DiskStatus::Failed,
+                Err(_) => {
+                    self.counters.failed += 1;
+                    DiskStatus::Failed
+                }
             };
             task.done = task.request.length;
             return self.answer(task, status, memory);

@@ -3,6 +3,7 @@
 use super::DiskOptions;
 use super::counters::CopiedBytes;
 use super::discarder::{DeviceDiscarder, LONGEST_DISCARD};
+use super::flusher::DiskFlusher;
 use super::image::DiskImage;
 use super::request::{DiskGeometry, DiskOperation, MOST_RANGE};
 use super::store::DiskStore;
@@ -14,6 +15,7 @@ use crate::chain::BufferPiece;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use tracing::warn;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// The file, and the tasks for it that the kernel has.
@@ -23,6 +25,7 @@ pub(crate) struct FileDisk {
     queue: TaskQueue,
     /// For a block device. It is dropped after the queue, which waits for its discards.
     discarder: Option<DeviceDiscarder>,
+    flusher: DiskFlusher,
     copied: CopiedBytes,
 }
 
@@ -39,7 +42,17 @@ impl FileDisk {
             }
             false => None,
         };
-        Ok(Self { image, queue, discarder, copied: CopiedBytes::default() })
+        let flusher = DiskFlusher::new(!options.direct);
+        Ok(Self { image, queue, discarder, flusher, copied: CopiedBytes::default() })
+    }
+
+    /// Begins a discard of a block device and a flush, if they wait and no other is under way.
+    fn begin_waiting(&mut self) {
+        self.begin_discard();
+        if let Some(id) = self.flusher.begin_next() {
+            let begun = self.queue.begin_sync(id);
+            debug_assert!(begun, "a flush has the number of another task");
+        }
     }
 
     /// Begins a discard of a block device, if one waits and no other is under way.
@@ -122,9 +135,10 @@ impl DiskStore for FileDisk {
         pieces: &[BufferPiece],
         skip: usize,
     ) -> bool {
+        // [`Self::submit`] begins discards of a device, and flushes.
         match (task, &mut self.discarder) {
+            (StoreTask::Sync, _) => self.flusher.add(id),
             (StoreTask::Discard { offset, length }, Some(discarder)) => {
-                // [`Self::submit`] begins it.
                 discarder.add(id, offset, length);
                 true
             }
@@ -133,25 +147,36 @@ impl DiskStore for FileDisk {
     }
 
     fn submit(&mut self) {
-        self.begin_discard();
+        self.begin_waiting();
         self.queue.submit();
     }
 
     fn busy(&self) -> usize {
-        self.queue.busy() + self.discarder.as_ref().map_or(0, DeviceDiscarder::waiting)
+        self.queue.busy() + self.flusher.waiting() + self.discarder.as_ref().map_or(0, DeviceDiscarder::waiting)
     }
 
     fn wait(&mut self) {
-        self.begin_discard();
-        self.queue.wait();
+        if !self.flusher.has_ended() {
+            self.begin_waiting();
+            self.queue.wait();
+        }
     }
 
     fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {
-        let ended = self.queue.ended();
-        if let (Some((id, _)), Some(discarder)) = (&ended, &mut self.discarder) {
-            discarder.ended(*id);
+        if let Some(ended) = self.flusher.next_ended() {
+            return Some(ended);
         }
-        ended
+        let (id, result) = self.queue.ended()?;
+        if let Some(discarder) = &mut self.discarder {
+            discarder.ended(id);
+        }
+        if self.flusher.end(id, result) {
+            let path = self.image.path().display();
+            warn!(
+                "{path}: a flush has failed; the kernel may have given up data, so all further flushes fail until the disk's back end is started again"
+            );
+        }
+        Some((id, result))
     }
 
     fn descriptor(&self) -> Result<OwnedFd, VhostError> {

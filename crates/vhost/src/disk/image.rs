@@ -136,6 +136,10 @@ impl DiskImage {
         self.file.as_fd()
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn block(&self) -> u32 {
         self.block
     }

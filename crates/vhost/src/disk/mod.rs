@@ -26,6 +26,7 @@ mod discard;
 mod discarder;
 mod fault;
 mod file;
+mod flusher;
 mod image;
 mod store;
 mod store_task;

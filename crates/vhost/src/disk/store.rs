@@ -37,7 +37,8 @@ pub(crate) trait DiskStore: fmt::Debug + Send {
     /// Does a request that tasks cannot do, by a copy. No task may be under way.
     fn by_copy(&mut self, task: &DiskTask, memory: &GuestMemoryMmap) -> Result<(), Errno>;
 
-    /// Begins a task with the number `id`, which no other task has. Returns `false` if one of the pieces is not in the memory.
+    /// Begins a task with the number `id`, which no other task has. Returns `false` if one of the pieces is not in the memory, and for a flush of
+    /// a store that has lost data.
     ///
     /// The first `skip` bytes of the pieces are left out. A task may do fewer bytes than it is given.
     fn begin(

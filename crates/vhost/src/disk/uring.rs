@@ -130,7 +130,7 @@ impl TaskQueue {
             (StoreTask::Allocate { offset, length, mode }, _) => {
                 opcode::Fallocate::new(FILE, length).offset(offset).mode(mode).build()
             }
-            (StoreTask::Sync, _) => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
+            (StoreTask::Sync, _) => sync_entry(),
             (StoreTask::Delay, _) => opcode::Timeout::new(&raw const *self.delay).build(),
         };
         held.memory = Some(Arc::clone(memory));
@@ -148,6 +148,15 @@ impl TaskQueue {
         held.busy = true;
         self.busy += 1;
         self.push(&entry.user_data(id as u64));
+        true
+    }
+
+    /// Begins `fdatasync`. Returns `false` if the number is of another task.
+    pub(crate) fn begin_sync(&mut self, id: usize) -> bool {
+        let Some(held) = self.held.get_mut(id).filter(|held| !held.busy) else { return false };
+        held.busy = true;
+        self.busy += 1;
+        self.push(&sync_entry().user_data(id as u64));
         true
     }
 
@@ -204,6 +213,10 @@ impl Drop for TaskQueue {
             while self.ended().is_some() {}
         }
     }
+}
+
+fn sync_entry() -> squeue::Entry {
+    opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build()
 }
 
 /// The addresses of pieces in this process.

@@ -32,10 +32,17 @@ impl Setting {
     /// The broker has this policy.
     pub(crate) fn with_policy(policy: &str, size: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("policy.toml");
-        std::fs::write(&path, policy).unwrap();
-        let broker = Broker::start(&Config::new(folder.path().join("broker.sock")).policy_file(path)).unwrap();
+        std::fs::write(folder.path().join("policy.toml"), policy).unwrap();
+        // The broker has a socket for containers in this folder.
+        std::fs::create_dir(folder.path().join("containers")).unwrap();
+        let broker = start_broker(&folder);
         Self::of(broker, folder, size)
+    }
+
+    /// Ends the broker of a setting with a policy, and starts the next one at its place.
+    pub(crate) fn restart_broker(&mut self) {
+        drop(std::mem::replace(&mut self.broker, Broker::embedded().unwrap()));
+        self.broker = start_broker(&self.folder);
     }
 
     fn of(broker: Broker, folder: tempfile::TempDir, size: u64) -> Self {
@@ -87,6 +94,11 @@ impl Setting {
         let (engine, handle) = DiskEngine::import(DiskOptions::new("store:data"), from, &socket, None)?;
         Ok(Imported { handle, socket, engine: Some(std::thread::spawn(|| engine.run())) })
     }
+}
+
+fn start_broker(folder: &tempfile::TempDir) -> Broker {
+    let folder = folder.path();
+    Broker::start(&Config::new(folder.join("broker.sock")).policy_file(folder.join("policy.toml"))).unwrap()
 }
 
 /// A back end that ends with the test.

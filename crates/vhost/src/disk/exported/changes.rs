@@ -97,6 +97,8 @@ struct Changes {
     /// Own buffers of writes that failed, with the number of the session that has not answered them, if none has. A back end behind the exporter
     /// may have written a part of them, and repeat it (protocol E4.2).
     held: BTreeMap<u64, (Arc<GroupData>, Option<u64>)>,
+    /// A change that was answered is lost.
+    has_lost: bool,
 }
 
 impl Changes {
@@ -169,11 +171,6 @@ impl ChangeLog {
         changes.all.is_empty() && changes.held.is_empty()
     }
 
-    /// Whether a flush that fails would lose nothing that a machine relies on.
-    pub(super) fn has_no_changes(&self) -> bool {
-        self.changes().all.is_empty()
-    }
-
     /// Whether a flush is due before another change.
     pub(super) fn is_full(&self) -> bool {
         let changes = self.changes();
@@ -206,14 +203,29 @@ impl ChangeLog {
         }
     }
 
-    /// Repeats all changes by a connection to an exporter that may have lost them.
+    /// Whether a change is lost, so that no later flush may succeed (protocol E3.1).
+    pub(super) fn has_lost(&self) -> bool {
+        self.changes().has_lost
+    }
+
+    /// Repeats all changes by a connection to an exporter that may have lost them. A change that fails is lost, and all others are repeated.
     ///
     /// A change without an answer is repeated as well. The thread that waits for the answer then repeats it again, which changes nothing: a driver
-    /// does not write a sector twice at a time, or does not care for the order.
+    /// does not write a sector twice at a time, or does not care for the order. The thread also reports its failure.
     pub(super) fn repeat(&self, calls: &ExportCalls) -> Result<usize, ExportFailure> {
-        let all: Vec<DiskChange> = self.changes().all.values().map(|(change, _)| change.clone()).collect();
-        for change in &all {
-            change.repeat(calls)?;
+        let all: Vec<(u64, (DiskChange, bool))> =
+            self.changes().all.iter().map(|(number, change)| (*number, change.clone())).collect();
+        for (number, (change, answered)) in &all {
+            match change.repeat(calls) {
+                Err(ExportFailure::Errno(error)) if *answered => {
+                    tracing::warn!(%error, "a change that the exporter has lost cannot be repeated; all further flushes fail");
+                    let mut changes = self.changes();
+                    changes.remove(*number);
+                    changes.has_lost = true;
+                }
+                Err(ExportFailure::Errno(_)) => {}
+                repeated => repeated?,
+            }
         }
         Ok(all.len())
     }

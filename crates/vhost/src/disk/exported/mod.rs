@@ -8,6 +8,7 @@
 //! puts read data where the back end copies it from.
 
 mod changes;
+mod flush;
 mod import;
 mod link;
 mod passed;

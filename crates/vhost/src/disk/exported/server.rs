@@ -1,5 +1,6 @@
 //! The exporter of a disk: executes the requests of its user in a file or block device.
 
+use super::flush::FlushGate;
 use super::session::{UserSession, UserSessions};
 use super::wire::{
     ExportOperation, FIELDS, HELLO, LARGEST_DATA, LARGEST_RANGE, MOST_PARTS, PART, RequestFields, VERSION, Welcome,
@@ -54,6 +55,7 @@ pub struct DiskExportOptions {
 struct ExportedDisk {
     image: RwLock<DiskImage>,
     file: OwnedFd,
+    flushes: FlushGate,
     block: u64,
     read_only: bool,
     direct: bool,
@@ -102,6 +104,7 @@ impl DiskExport {
         };
         let disk = Arc::new(ExportedDisk {
             file: file.map_err(|source| VhostError::System { call: "keep the disk", source })?,
+            flushes: FlushGate::new(!options.direct),
             block: image.block().into(),
             read_only: options.read_only,
             direct: options.direct,
@@ -196,7 +199,7 @@ impl ExportedDisk {
             ExportOperation::Read => self.read(call, &fields),
             ExportOperation::Write => self.write(call, &fields).map_err(failed),
             ExportOperation::WriteFrom => self.write_from(call, data, &fields).map_err(failed),
-            ExportOperation::Sync => rustix::fs::fdatasync(&self.file).map(|()| ().into()).map_err(failed),
+            ExportOperation::Sync => self.sync().map(CallAnswer::from).map_err(failed),
             ExportOperation::Zero => self.zero(&fields).map_err(failed),
             ExportOperation::Allocate => self.allocate(&fields).map_err(failed),
             ExportOperation::Measure => {
@@ -296,9 +299,23 @@ impl ExportedDisk {
     /// Makes a change durable, if its user wants that.
     fn settle(&self, fields: &RequestFields) -> Result<CallAnswer, Errno> {
         if fields.durable {
-            rustix::fs::fdatasync(&self.file)?;
+            self.sync()?;
         }
         Ok(().into())
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.flushes.flush(|| {
+            let flushed = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file));
+            flushed.inspect_err(|error| {
+                let until = if self.direct {
+                    ""
+                } else {
+                    "; the kernel may have given up data, so all further flushes fail until the export is started again"
+                };
+                warn!(%error, "a flush of the disk has failed{until}");
+            })
+        })
     }
 
     fn zero(&self, fields: &RequestFields) -> Result<CallAnswer, Errno> {

@@ -168,7 +168,11 @@ impl ImportCore {
                 info!("{target}: its machine has started again; {repeated} changes are repeated");
             }
             match self.changes.flush(&calls, number) {
-                Err(ExportFailure::Errno(_)) if self.changes.has_no_changes() => {}
+                // The machine's own flushes fail as well. Other requests go on, since what is kept has a limit.
+                Err(ExportFailure::Errno(e)) => {
+                    warn!("{target}: the exporter does not make its disk durable: {e}");
+                    std::thread::sleep(PAUSE);
+                }
                 flushed => flushed.ok()?,
             }
         }

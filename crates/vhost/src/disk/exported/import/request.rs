@@ -77,6 +77,9 @@ impl ImportCore {
             StoreTask::Sync => {
                 let failures = self.failures.load(Ordering::SeqCst);
                 self.changes.flush(calls, generation)?;
+                if self.changes.has_lost() {
+                    return Err(ExportFailure::Errno(Errno::IO));
+                }
                 self.flushed_failures.fetch_max(failures, Ordering::SeqCst);
                 Ok(0)
             }
