@@ -367,6 +367,30 @@ fn requests_that_wait_for_the_broker_are_bounded() {
 }
 
 #[test]
+fn fetch_of_a_flow_needs_no_room_beside_other_requests() {
+    let mut all = LocalFlows::default();
+    for flow in [7, 8] {
+        begun_to(&mut all, flow, 1, to_port(flow));
+    }
+    for request in 0..MOST_ASKED as u32 {
+        assert_eq!(all.fetch((OTHER, request), 7), FlowRequest::Fine);
+    }
+    assert_eq!(all.fetch((SENDER, 11), 7), FlowRequest::Fine);
+    assert_eq!(all.fetch((SENDER, 11), 8), FlowRequest::Twice);
+    assert_eq!(all.fetch((SENDER, 12), 7), FlowRequest::Full, "one for each flow");
+    assert_eq!(all.fetch((SENDER, 13), 8), FlowRequest::Fine);
+    assert_eq!(all.fetch((RECEIVER, 14), 8), FlowRequest::Full, "for its sender alone");
+    all.refused(OTHER, 3);
+    assert_eq!(all.fetch((OTHER, 3), 9), FlowRequest::Fine, "these two took no room");
+    assert!(all.fetched(SENDER, 11).is_some());
+    assert_eq!(all.fetch((SENDER, 15), 7), FlowRequest::Fine, "the last one is answered");
+    // Without its flow, a request takes room as any other.
+    assert_eq!(all.closed(SENDER, 8), Some(tail(1)));
+    all.refused(OTHER, 3);
+    assert_eq!(all.fetch((OTHER, 3), 9), FlowRequest::Full);
+}
+
+#[test]
 fn offer_that_was_not_taken_has_no_tail_and_is_forgotten() {
     let mut all = LocalFlows::default();
     offered(&mut all, page_of(1), 7);
