@@ -191,13 +191,13 @@ fn to_port(number: u64) -> SocketAddr {
 }
 
 fn asked(from: &str, to: &str) -> ReceiverQuestion {
-    ReceiverQuestion { from: from.parse().unwrap(), to: to.parse().unwrap() }
+    ReceiverQuestion { from: from.parse().unwrap(), to: to.parse().unwrap(), in_group: false }
 }
 
 /// The broker's questions about both ends of a flow from 127.0.0.1:5000.
 fn about(to: SocketAddr) -> [ReceiverQuestion; 2] {
     let source = "127.0.0.1:5000".parse().unwrap();
-    [ReceiverQuestion { from: to, to: source }, ReceiverQuestion { from: source, to }]
+    [(to, source), (source, to)].map(|(from, to)| ReceiverQuestion { from, to, in_group: false })
 }
 
 /// The flows that are reported if the kernel answers each of these questions so.

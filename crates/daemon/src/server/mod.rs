@@ -406,7 +406,7 @@ impl Server {
     }
 
     /// Asks agents again that have greeted and have not said which network namespace they are in. A question to an agent that has just ended is
-    /// lost, and the next agent is not always news.
+    /// lost, and the next agent is not always news (protocol U14.18).
     fn ask_silent_agents(&mut self) {
         let silent = self.namespaces.silent_agents();
         if silent.is_empty() {
@@ -475,7 +475,7 @@ impl Server {
             }
         }
         let lost = self.watch.add(flow, sockets);
-        self.machine_sockets.add(flow, sockets, now);
+        let crowded = self.machine_sockets.add(flow, sockets, now);
         self.watch.await_notices(|notices| {
             if let Err(error) = epoll::add(&self.epoll, notices, EventData::new_u64(NOTICES), EventFlags::IN) {
                 tracing::warn!(%error, "the broker is not woken when sockets are closed; it finds out when it looks");
@@ -484,7 +484,7 @@ impl Server {
         if lost.is_none() && self.watch.is_first() {
             self.directory.apply(&DirectoryChange::Proved(now));
         }
-        lost
+        lost.or(crowded)
     }
 
     /// Lets offers grow old, and has closed what was disposed of, while there is any of either.
