@@ -35,7 +35,7 @@ const UNNAMED: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(5);
 /// Offers and flows, at most: twice as many as the broker lets a machine have (protocol U14.7), since the agent forgets them later.
 const MOST: usize = 1024;
-/// Requests that the broker has not answered, at most.
+/// Requests that the broker has not answered, at most. The first fetch of each flow that is kept does not count: flows are bounded.
 const MOST_ASKED: usize = 512;
 
 /// A request of a program that the broker has not answered.
@@ -118,6 +118,8 @@ struct TakenFlow {
     receiver: u32,
     /// The receiver's region, until the sender has it.
     region: Option<OwnedFd>,
+    /// The number of the request by which the sender fetches it, which may be answered by now.
+    fetch: Option<u32>,
     /// The broker's questions about the sender's and the receiver's end, and when each was asked last.
     questions: [(Question, Instant); 2],
     /// The tail and the time when the kernel was first asked and did not find the sender's socket. Bytes beyond it are not that socket's.
@@ -200,14 +202,35 @@ impl LocalFlows {
 
     /// A program asks for the region of its receiver.
     pub(crate) fn fetch(&mut self, by: (u32, u32), flow: u64) -> FlowRequest {
+        let (session, request) = by;
+        let kept = self.open.get_mut(&flow).filter(|kept| kept.sender == session).and_then(|kept| kept.taken.as_mut());
+        // One request of each flow has its room beside the others.
+        if let Some(taken) =
+            kept.filter(|taken| taken.fetch.is_none_or(|last| !self.asked.contains_key(&(session, last))))
+        {
+            if self.asked.contains_key(&by) {
+                return FlowRequest::Twice;
+            }
+            taken.fetch = Some(request);
+            self.asked.insert(by, FlowStep::Fetch(flow));
+            return FlowRequest::Fine;
+        }
         self.ask(by, FlowStep::Fetch(flow))
+    }
+
+    /// Whether a request takes part of the room that all programs share.
+    fn takes_room(&self, (session, request): (u32, u32), step: &FlowStep) -> bool {
+        let FlowStep::Fetch(flow) = step else { return true };
+        let kept = self.open.get(flow).filter(|kept| kept.sender == session).and_then(|kept| kept.taken.as_ref());
+        kept.is_none_or(|taken| taken.fetch != Some(request))
     }
 
     fn ask(&mut self, by: (u32, u32), step: FlowStep) -> FlowRequest {
         if self.asked.contains_key(&by) {
             return FlowRequest::Twice;
         }
-        if self.asked.len() >= MOST_ASKED {
+        let waiting = self.asked.iter().filter(|(by, step)| self.takes_room(**by, step)).count();
+        if waiting >= MOST_ASKED {
             return FlowRequest::Full;
         }
         self.asked.insert(by, step);
@@ -230,7 +253,8 @@ impl LocalFlows {
         let now = Instant::now();
         let (socket, questions) = (flow.socket, flow.socket.questions(source));
         let named = questions.map(|question| (question, now));
-        flow.taken = Some(TakenFlow { receiver: session, region: Some(region), questions: named, lost: None });
+        flow.taken =
+            Some(TakenFlow { receiver: session, region: Some(region), fetch: None, questions: named, lost: None });
         let ring = flow.ring.try_clone().ok();
         // A flow between the same sockets has ended, or the receiver's socket is another one now. Questions would name both.
         let is_same = |flow: &LocalFlow| {

@@ -16,6 +16,7 @@ mod ghosts;
 mod handshake;
 mod introduce;
 mod listen;
+mod receivers;
 mod release;
 mod removal;
 mod serve;

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use partywall_protocol::agent::{LastReason, Say};
 use partywall_protocol::passed::{PassedSocket, PassedSockets, PassedState};
-use partywall_protocol::socket::{ReceiverCookies, ReceiverQuestion, SocketFacts, SocketState};
+use partywall_protocol::socket::{ReceiverCookies, SocketFacts, SocketState};
 use partywall_protocol::wire::{self, Message, Refusal};
 use partywall_region::ending::has_ended;
-use partywall_region::inspect::receivers::{ReceiverFinder, coarse_now};
+use partywall_region::inspect::receivers::coarse_now;
 use partywall_region::inspect::{Inspector, Unhurried};
 use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_region::revocation::Revoker;
@@ -28,6 +28,7 @@ use crate::ghosts::{GhostHunt, HuntStep};
 use crate::handshake::LocalHandshakes;
 use crate::introduce::{Introductions, NearEnd, ParcelContent};
 use crate::listen::Listening;
+use crate::receivers::{MachineReceivers, PublishRequest};
 use crate::release::{ReleaseStep, Releasing};
 use crate::removal;
 use crate::windows::GuestWindows;
@@ -85,8 +86,8 @@ pub(crate) struct Serving {
     /// When the agent began, by which it counts the seconds.
     begun: Instant,
     inspector: Inspector,
-    /// Asks the kernel which sockets receive datagrams; `None` if it does not find sockets.
-    receivers: Option<ReceiverFinder>,
+    /// Which sockets receive datagrams.
+    receivers: MachineReceivers,
     /// The revocation word for the directories of this machine's programs.
     revoker: Revoker,
     /// The windows that are being given up, because the machine is to be migrated.
@@ -113,7 +114,7 @@ impl Serving {
             passed: PassedSockets::default(),
             begun: Instant::now(),
             inspector: Inspector::new().with_record_at(Some(number_record.to_owned())),
-            receivers: find_receivers(),
+            receivers: MachineReceivers::open(),
             revoker: Revoker::new().map_err(io::Error::other)?,
             releasing: None,
             // An agent before it may have removed devices.
@@ -138,6 +139,7 @@ impl Serving {
                     Notice::Closed(_) | Notice::Silent => {}
                 }
             }
+            self.answer_about_receivers();
             self.look_for_windows();
             self.look_for_doorbell();
             self.go_on_releasing();
@@ -165,6 +167,7 @@ impl Serving {
             || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
         let offers = self.handshakes.patience().or(self.flows.patience());
         let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(offers) };
+        let limit = limit.into_iter().chain(self.receivers.due_in()).min();
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -194,6 +197,7 @@ impl Serving {
         self.introductions = Introductions::default();
         self.handshakes = LocalHandshakes::default();
         self.flows = LocalFlows::default();
+        self.receivers.forget_all();
         self.revoker.revoke();
         let windows = self.windows.take_ids();
         windows.iter().for_each(|id| self.relay.forget(*id));
@@ -253,6 +257,7 @@ impl Serving {
         self.introductions = Introductions::default();
         self.handshakes = LocalHandshakes::default();
         self.flows = LocalFlows::default();
+        self.receivers.forget_all();
         self.releasing = None;
     }
 
@@ -308,6 +313,7 @@ impl Serving {
         if self.sessions.remove(&session).is_some() {
             self.introductions.session_ended(session);
             self.handshakes.session_ended(session);
+            self.receivers.session_ended(session);
             // First: the broker ends these flows with the session.
             for (flow, tail) in self.flows.session_ended(session) {
                 self.say(&Say::FlowWritten { flow, tail });
@@ -364,6 +370,8 @@ impl Serving {
                 FlowRequest::Full => return self.refuse_flow(session, request),
                 FlowRequest::Fine | FlowRequest::BadRegion => {}
             },
+            // First: what the agent answers from here on does not count the socket.
+            Ok((_, Message::Withdraw { key })) => self.receivers.withdrawn(session, key),
             // To the broker, all programs of this machine are of one user.
             Ok((_, Message::Passed { socket, carrier, side, rings })) => {
                 return self.passed(session, PassedSocket { socket, carrier }, PassedState { side, rings });
@@ -422,7 +430,7 @@ impl Serving {
         let mut fds = fds.into_iter();
         let Some(socket) = fds.next() else { return };
         let facts = match self.inspector.inspect(Unhurried(socket), message.shows_connection()) {
-            Ok(facts) => without_group(facts),
+            Ok(facts) => facts,
             Err(why) => return self.refuse(session, request, Refusal::BadSocket, &why),
         };
         if message.shows_connection() && facts.state == SocketState::Established && facts.identity.numbers.is_none() {
@@ -438,6 +446,16 @@ impl Serving {
             // The broker knows whether the other end is on another machine, where the bell is a link.
             let Ok(near) = self.begin_links(1, &mut links) else { return self.close(session) };
             self.introductions.ask_elsewhere(session, request, near);
+        }
+        if matches!(message, Message::Publish { .. }) {
+            match self.receivers.show((session, request), &facts) {
+                PublishRequest::Fine => {}
+                PublishRequest::Twice => return self.close(session),
+                PublishRequest::Full => {
+                    let reason = "too many sockets of SO_REUSEPORT groups wait for the broker's answer";
+                    return self.refuse(session, request, Refusal::OutOfResources, reason);
+                }
+            }
         }
         let memory = fds.next();
         if matches!(message, Message::OfferDatagrams { .. } | Message::TakeDatagrams { .. }) {
@@ -526,12 +544,13 @@ impl Serving {
                 self.sessions.remove(&session);
                 self.introductions.session_ended(session);
                 self.handshakes.session_ended(session);
+                self.receivers.session_ended(session);
                 // The broker has ended the flows already.
                 self.flows.session_ended(session);
             }
             Say::Packet { session, window, links, bytes, .. } => self.pass_in(session, window, &links, &bytes),
             Say::Release {} => self.release(),
-            Say::FindReceivers { number, questions } => self.answer_about_receivers(number, &questions),
+            Say::FindReceivers { number, questions } => self.receivers.ask(number, questions),
             // Not for a broker to say.
             Say::Released { .. }
             | Say::Open { .. }
@@ -542,44 +561,20 @@ impl Serving {
         }
     }
 
-    /// Answers the broker's question which sockets of this machine receive certain datagrams (protocol U14).
-    fn answer_about_receivers(&mut self, number: u32, questions: &[ReceiverQuestion]) {
-        // Before the kernel is asked: what it says holds from then on.
-        let at = coarse_now();
-        let netns = self.receivers.as_ref().map_or(0, ReceiverFinder::netns);
-        let ask = |questions: &[ReceiverQuestion]| {
-            let found = self.receivers.as_mut().map(|finder| finder.find(questions)).unwrap_or_default();
-            found.into_iter().map(|found| found.map_or(0, |it| it.cookie)).collect()
-        };
-        let (receivers, lost) = self.flows.answer(questions, ask);
-        // First: the broker ends these flows by the answer.
-        for (flow, tail) in lost {
-            self.say(&Say::FlowWritten { flow, tail });
+    /// Answers the broker's questions which sockets of this machine receive certain datagrams (protocol U14), as far as it is their turn.
+    fn answer_about_receivers(&mut self) {
+        while let Some((number, questions)) = self.receivers.next_question() {
+            // Before the kernel is asked: what it says holds from then on.
+            let at = coarse_now();
+            let netns = self.receivers.netns();
+            let (receivers, lost) = self.flows.answer(&questions, |questions| self.receivers.find(questions));
+            // First: the broker ends these flows by the answer.
+            for (flow, tail) in lost {
+                self.say(&Say::FlowWritten { flow, tail });
+            }
+            self.say(&Say::ReceiversAre { number, netns, at, receivers: ReceiverCookies(receivers) });
         }
-        self.say(&Say::ReceiversAre { number, netns, at, receivers: ReceiverCookies(receivers) });
     }
-}
-
-/// The finder of UDP sockets of this machine; `None` if the kernel does not find them.
-fn find_receivers() -> Option<ReceiverFinder> {
-    const STAY: &str = "datagrams to and from this machine stay on the kernel";
-    let opened = ReceiverFinder::open();
-    let mut finder = opened
-        .inspect_err(
-            |error| tracing::info!(%error, "{STAY}: the agent may not ask it about UDP sockets (docs/policy.md)"),
-        )
-        .ok()?;
-    if finder.works() {
-        return Some(finder);
-    }
-    tracing::info!("{STAY}, which does not find UDP sockets (module udp_diag)");
-    None
-}
-
-/// A socket of a group has no flows in a machine (protocol U14.3): the broker does not learn which members the kernel would choose from.
-fn without_group(facts: SocketFacts) -> SocketFacts {
-    let state = if facts.state == SocketState::Grouped { SocketState::Other } else { facts.state };
-    SocketFacts { state, ..facts }
 }
 
 /// Whether the message brings memory that the agent passes on when the broker tells it to.
@@ -588,19 +583,5 @@ fn brings_memory(message: &Message) -> bool {
         Message::Accepted { region, .. } | Message::AddRegion { region, .. } => !region.is_in_window(),
         Message::Grow { .. } => true,
         _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn socket_of_a_group_is_in_another_state_for_the_broker() {
-        let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
-        rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
-        let facts = Inspector::new().inspect(Unhurried(socket.into()), false).unwrap();
-        assert_eq!(facts.state, SocketState::Grouped);
-        assert_eq!(without_group(facts), SocketFacts { state: SocketState::Other, ..facts });
     }
 }

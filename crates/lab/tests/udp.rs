@@ -18,6 +18,8 @@ const CLIENT: &str = "10.77.0.2";
 const PORT: u16 = 7000;
 /// That of the server for datagrams of a client that is killed.
 const LAST_PORT: u16 = 7020;
+/// That of a server with a group of sockets.
+const GROUP_PORT: u16 = 7021;
 /// The log lines of the library when a flow has its ring, at the sender and at the receiver, and when a flow has ended.
 const SENDS: &str = "go by a ring";
 const RECEIVES: &str = "by a ring of";
@@ -111,7 +113,6 @@ fn datagrams_within_a_guest_get_rings(world: &World, guest: &Guest, addresses: &
 /// looks later. The first is reported by the agent when the program's session ends, and the second when the kernel finds the other socket.
 fn last_datagrams_of_gone_sender_are_received(world: &World, guest: &Guest) {
     const PROGRAM: &str = "/tmp/last_datagrams.py";
-    python::bring(guest);
     guest.put(include_bytes!("programs/last_datagrams.py"), PROGRAM, 0o644).unwrap();
     let run = python::command("partywall run --quiet --move after=4");
     guest.sh(&format!("{run} {PROGRAM} serve {LAST_PORT} /tmp/gone > /tmp/last.out 2>&1 & true"));
@@ -144,6 +145,44 @@ fn last_datagrams_of_gone_sender_are_received(world: &World, guest: &Guest) {
         assert!(is_by_ring, "datagrams within a guest go by the kernel");
     }
     guest.sh(&kill("serve"));
+}
+
+/// Each client's datagrams go by a ring to the member of a `SO_REUSEPORT` group that the kernel has chosen for it. When the server has a program choose
+/// the member, all of them go by the kernel.
+fn group_within_a_guest_gets_rings(world: &World, guest: &Guest) {
+    const PROGRAM: &str = "/tmp/group_datagrams.py";
+    guest.put(include_bytes!("programs/group_datagrams.py"), PROGRAM, 0o644).unwrap();
+    let run = python::command("PARTYWALL_PRELOAD_LOG=/tmp/group.log partywall run --quiet --move after=4");
+    let signal = |signal: &str, role: &str| {
+        guest.sh(&format!("kill -{signal} ${}", processes("python3", &format!("group_datagrams.py {role}"))));
+    };
+    let wait_for_server = |line: &str| {
+        assert!(guest.wait_until(&format!("grep -q {line} /tmp/group.out")), "{}", guest.sh("cat /tmp/group.out"));
+    };
+    guest.sh(&format!("{run} {PROGRAM} serve {GROUP_PORT} one two three > /tmp/group.out 2>&1 & true"));
+    wait_for_server("serves");
+    // While the broker is late, datagrams go by the kernel.
+    let is_by_ring = (0..10).any(|_| {
+        guest.sh(&format!("rm -f /tmp/ask.out; {run} {PROGRAM} ask {GROUP_PORT} > /tmp/ask.out 2>&1 & true"));
+        let is_said = guest.wait_until("grep -q ' ' /tmp/ask.out");
+        let said = guest.sh("cat /tmp/ask.out /tmp/group.out");
+        println!("group: {said}");
+        assert!(is_said && said.starts_with("by "), "{said}{}", world.log());
+        let is_by_ring = said.starts_with("by rings");
+        if !is_by_ring {
+            signal("KILL", "ask");
+            wait_for_flows(world, "the client is gone", |flows| flows == 0);
+        }
+        is_by_ring
+    });
+    assert!(is_by_ring, "{}", guest.sh("cat /tmp/group.log"));
+    signal("USR1", "serve");
+    wait_for_server("steers");
+    wait_for_flows(world, "a program chooses in the group", |flows| flows == 0);
+    let said = guest.sh("cat /tmp/ask.out");
+    assert!(said.starts_with("by rings") && said.lines().count() == 1, "the client asks on: {said}");
+    signal("KILL", "ask");
+    signal("KILL", "serve");
 }
 
 /// A name for the network namespace that the host's address of a network is in.
@@ -306,5 +345,7 @@ fn datagrams_of_listed_machines_use_rings() {
 
     world.set_policy(&entries);
     datagrams_within_a_guest_get_rings(&world, &a, &["127.0.0.1"]);
+    python::bring(&a);
     last_datagrams_of_gone_sender_are_received(&world, &a);
+    group_within_a_guest_gets_rings(&world, &a);
 }

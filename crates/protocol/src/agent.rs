@@ -233,7 +233,7 @@ mod tests {
 
     fn question() -> ReceiverQuestion {
         let at = |text: &str| text.parse().unwrap();
-        ReceiverQuestion { from: at("[2001:db8::1]:513"), to: at("[::ffff:10.0.0.1]:7") }
+        ReceiverQuestion { from: at("[2001:db8::1]:513"), to: at("[::ffff:10.0.0.1]:7"), in_group: true }
     }
 
     #[test]
@@ -328,7 +328,7 @@ mod tests {
                     &0x2001_0db8_0000_0000_0000_0000_0000_0001_u128.to_le_bytes(),
                     &[1, 2, 0],
                     &0xffff_0a00_0001_u128.to_le_bytes(),
-                    &[7, 0],
+                    &[7, 0, 1],
                 ]
                 .concat(),
             ),
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn more_questions_than_a_frame_has_are_refused() {
         let count = (MOST_QUESTIONS + 1) as u8;
-        let questions = [&[11, 1, 0, 0, 0, count][..], &vec![0; 38 * usize::from(count)]].concat();
+        let questions = [&[11, 1, 0, 0, 0, count][..], &vec![0; 39 * usize::from(count)]].concat();
         let receivers = [&[12][..], &[0; 20], &[count], &vec![0; 8 * usize::from(count)]].concat();
         for bad in [questions, receivers] {
             assert_eq!(Say::decode(&bad), Err(BadSay));

@@ -244,9 +244,11 @@ pub struct ReceiverQuestion {
     pub from: SocketAddr,
     /// Where it is sent to.
     pub to: SocketAddr,
+    /// The socket that is to receive is in a group (U2.5): its members are to be looked for, too (U11.12).
+    pub in_group: bool,
 }
 
-/// `count u8`, at most [`MOST_QUESTIONS`], and two addresses each.
+/// `count u8`, at most [`MOST_QUESTIONS`], and two addresses and a `bool` each.
 impl Put for Vec<ReceiverQuestion> {
     fn put(&self, out: &mut PacketWriter<'_>) {
         // It is at most 100.
@@ -254,6 +256,7 @@ impl Put for Vec<ReceiverQuestion> {
         for question in self.iter().take(MOST_QUESTIONS) {
             WireAddress(question.from).put(out);
             WireAddress(question.to).put(out);
+            question.in_group.put(out);
         }
     }
 }
@@ -263,7 +266,7 @@ impl<'a> Take<'a> for Vec<ReceiverQuestion> {
     fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let question = |reader: &mut PacketReader<'a>| {
             let (from, to) = (WireAddress::take(reader)?.0, WireAddress::take(reader)?.0);
-            Ok(ReceiverQuestion { from, to })
+            Ok(ReceiverQuestion { from, to, in_group: bool::take(reader)? })
         };
         (0..take_count(reader)?).map(|_| question(reader)).collect()
     }

@@ -191,13 +191,13 @@ fn to_port(number: u64) -> SocketAddr {
 }
 
 fn asked(from: &str, to: &str) -> ReceiverQuestion {
-    ReceiverQuestion { from: from.parse().unwrap(), to: to.parse().unwrap() }
+    ReceiverQuestion { from: from.parse().unwrap(), to: to.parse().unwrap(), in_group: false }
 }
 
 /// The broker's questions about both ends of a flow from 127.0.0.1:5000.
 fn about(to: SocketAddr) -> [ReceiverQuestion; 2] {
     let source = "127.0.0.1:5000".parse().unwrap();
-    [ReceiverQuestion { from: to, to: source }, ReceiverQuestion { from: source, to }]
+    [(to, source), (source, to)].map(|(from, to)| ReceiverQuestion { from, to, in_group: false })
 }
 
 /// The flows that are reported if the kernel answers each of these questions so.
@@ -364,6 +364,30 @@ fn requests_that_wait_for_the_broker_are_bounded() {
     assert_eq!(bring(&mut all, (OTHER, 1), &offer(), region(RING)), FlowRequest::Full);
     all.refused(SENDER, 3);
     assert_eq!(all.fetch((OTHER, 1), 7), FlowRequest::Fine);
+}
+
+#[test]
+fn fetch_of_a_flow_needs_no_room_beside_other_requests() {
+    let mut all = LocalFlows::default();
+    for flow in [7, 8] {
+        begun_to(&mut all, flow, 1, to_port(flow));
+    }
+    for request in 0..MOST_ASKED as u32 {
+        assert_eq!(all.fetch((OTHER, request), 7), FlowRequest::Fine);
+    }
+    assert_eq!(all.fetch((SENDER, 11), 7), FlowRequest::Fine);
+    assert_eq!(all.fetch((SENDER, 11), 8), FlowRequest::Twice);
+    assert_eq!(all.fetch((SENDER, 12), 7), FlowRequest::Full, "one for each flow");
+    assert_eq!(all.fetch((SENDER, 13), 8), FlowRequest::Fine);
+    assert_eq!(all.fetch((RECEIVER, 14), 8), FlowRequest::Full, "for its sender alone");
+    all.refused(OTHER, 3);
+    assert_eq!(all.fetch((OTHER, 3), 9), FlowRequest::Fine, "these two took no room");
+    assert!(all.fetched(SENDER, 11).is_some());
+    assert_eq!(all.fetch((SENDER, 15), 7), FlowRequest::Fine, "the last one is answered");
+    // Without its flow, a request takes room as any other.
+    assert_eq!(all.closed(SENDER, 8), Some(tail(1)));
+    all.refused(OTHER, 3);
+    assert_eq!(all.fetch((OTHER, 3), 9), FlowRequest::Full);
 }
 
 #[test]

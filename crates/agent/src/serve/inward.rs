@@ -137,7 +137,13 @@ impl Serving {
                 let near = self.handshakes.peer(session, request);
                 self.memory(packet.window.filter(|_| region.is_in_window()), false).or(near)
             }
+            Message::Published { key, .. } => {
+                self.receivers.published(session, request, key);
+                self.introductions.done(session, request);
+                None
+            }
             Message::Refused { .. } => {
+                self.receivers.refused(session, request);
                 self.introductions.refused(session, request);
                 self.handshakes.refused(session, request);
                 self.flows.refused(session, request);

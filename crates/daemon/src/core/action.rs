@@ -252,6 +252,6 @@ impl FlowSocket {
 
     /// The question whether it is still the one that receives.
     pub fn question(&self) -> ReceiverQuestion {
-        ReceiverQuestion { from: self.from, to: self.to }
+        ReceiverQuestion { from: self.from, to: self.to, in_group: self.is_chosen }
     }
 }

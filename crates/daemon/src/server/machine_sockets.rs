@@ -9,14 +9,19 @@
 //!
 //! Each flow has a separate date, so a machine that is late delays its own flows alone. A flow that no answer has proved for [`LATE`] ends.
 //!
+//! The agents also look for the members of `SO_REUSEPORT` groups. A machine has flows of a bounded number of groups, so that this takes its agent a
+//! bounded time.
+//!
 //! **Clocks.** The clocks of two kernels have nothing to do with one another. A proof that was asked for at some moment of this host is dated
 //! in a machine's directory by a date which that machine's agent had sent before that moment. So the date is at most too old.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
 
 use partywall_protocol::agent::Say;
 use partywall_protocol::socket::MOST_QUESTIONS;
 use partywall_protocol::wire::{MachineId, Origin, Side};
+use partywall_region::inspect::groups::GROUPS;
 
 use crate::control::PortQuestions;
 use crate::core::{FlowSocket, MachineNews};
@@ -101,11 +106,28 @@ impl MachineSockets {
         }
     }
 
-    /// A flow is watched from now on.
-    pub(super) fn add(&mut self, flow: u64, sockets: [FlowSocket; 2], now: u64) {
+    /// A flow is watched from now on. Returns the side whose machine has flows of too many groups, if there is one (protocol U11.15).
+    pub(super) fn add(&mut self, flow: u64, sockets: [FlowSocket; 2], now: u64) -> Option<Side> {
         if sockets.iter().any(|socket| socket.host_netns().is_none()) {
             self.flows.insert(flow, SeparateFlow { sockets, proved: [None; 2], begun: now });
         }
+        let is_crowded = |socket: &FlowSocket| {
+            let machine = socket.namespace.origin.machine();
+            machine.is_some_and(|machine| socket.is_chosen && self.groups(machine).len() > GROUPS)
+        };
+        let [sender, receiver] = &sockets;
+        match (is_crowded(receiver), is_crowded(sender)) {
+            (true, _) => Some(Side::Accepting),
+            (_, true) => Some(Side::Connecting),
+            _ => None,
+        }
+    }
+
+    /// The addresses of the groups of a machine that have flows.
+    fn groups(&self, machine: MachineId) -> BTreeSet<SocketAddr> {
+        let sockets = self.flows.values().flat_map(|flow| &flow.sockets);
+        let of_groups = sockets.filter(|of| of.is_chosen && of.namespace.origin == Origin::Machine(machine));
+        of_groups.map(|socket| socket.to).collect()
     }
 
     pub(super) fn remove(&mut self, flow: u64) {
@@ -136,7 +158,7 @@ impl MachineSockets {
     pub(super) fn ask(&mut self, unknown: &[MachineId], now: u64) {
         for (machine, asked) in &mut self.machines {
             let of_machine = |socket: &FlowSocket| socket.namespace.origin == Origin::Machine(*machine);
-            let ends: Vec<_> = (self.flows.iter())
+            let mut ends: Vec<_> = (self.flows.iter())
                 .flat_map(|(flow, of)| {
                     let sides = [Side::Connecting, Side::Accepting];
                     of.sockets.iter().zip(sides).map(|(socket, side)| (*flow, side, socket))
@@ -150,6 +172,8 @@ impl MachineSockets {
                 continue;
             }
             asked.open.clear();
+            // The agent looks for the members of a group once for each message that asks about the group.
+            ends.sort_by_key(|(.., socket)| socket.is_chosen.then_some(socket.to));
             let mut questions = Vec::new();
             let mut ends = &ends[..];
             loop {
@@ -375,10 +399,60 @@ mod tests {
     fn many_flows_are_asked_about_in_several_messages() {
         let mut w = World::new();
         let flows = MOST_QUESTIONS as u64 + 1;
-        (0..flows).for_each(|flow| w.sockets.add(flow, [socket(Origin::Host), socket(B)], 1000));
+        for flow in 0..flows {
+            w.sockets.add(flow, [socket(Origin::Host), socket(B)], 1000);
+        }
         w.sockets.ask(&[A], 1000);
         let ends: Vec<_> = w.asked(B).into_iter().map(|(_, ends)| ends).collect();
         assert_eq!(ends, [MOST_QUESTIONS, 1]);
         assert_eq!(w.asked(A).into_iter().map(|(_, ends)| ends).collect::<Vec<_>>(), [0], "for its namespace alone");
+    }
+    /// A socket of a group in a machine, with this port.
+    fn member(machine: MachineId, port: u16) -> FlowSocket {
+        let mut member = FlowSocket { is_chosen: true, ..socket(machine) };
+        member.to.set_port(port);
+        member
+    }
+
+    #[test]
+    fn groups_of_a_machine_that_have_flows_are_limited() {
+        let mut w = World::new();
+        let mut add = |flow, sockets| w.sockets.add(flow, sockets, 1000);
+        for group in 1..=GROUPS as u16 {
+            let flow = u64::from(group);
+            assert_eq!(add(flow, [socket(Origin::Host), member(A, group)]), None, "{group}");
+        }
+        let next = GROUPS as u16 + 1;
+        assert_eq!(add(100, [socket(Origin::Host), member(A, 1)]), None, "another flow of a group");
+        assert_eq!(add(101, [socket(A), socket(A)]), None, "of no group");
+        assert_eq!(add(102, [member(B, next), socket(A)]), None, "another machine's group");
+        assert_eq!(add(103, [socket(Origin::Host), member(A, next)]), Some(Side::Accepting));
+        w.sockets.remove(103);
+        assert_eq!(w.sockets.add(104, [member(A, next), socket(B)], 1000), Some(Side::Connecting));
+        w.sockets.remove(104);
+        w.sockets.remove(1);
+        w.sockets.remove(100);
+        assert_eq!(w.sockets.add(105, [member(A, next), socket(B)], 1000), None, "another one has ended");
+    }
+
+    #[test]
+    fn questions_about_one_group_are_asked_together() {
+        let mut w = World::new();
+        // Flows of four groups, in turn, each with its own client and socket.
+        for flow in 1..=4 * MOST_QUESTIONS as u16 {
+            let mut socket_of_flow = FlowSocket { cookie: flow.into(), ..member(B, 1 + flow % 4) };
+            socket_of_flow.from.set_port(flow);
+            w.sockets.add(flow.into(), [socket(Origin::Host), socket_of_flow], 1000);
+        }
+        w.sockets.ask(&[], 1000);
+        let (_, port) = w.ports.iter().find(|(of, _)| *of == B).unwrap();
+        for question in port.take() {
+            let Say::FindReceivers { number, questions } = question else { panic!("{question:?}") };
+            assert!(questions.iter().all(|one| one.in_group && one.to == questions[0].to), "{questions:?}");
+            let cookies: Vec<u64> = questions.iter().map(|one| one.from.port().into()).collect();
+            let answered = w.sockets.answered((B, NETNS), (number, 1), &cookies, 1001).unwrap();
+            assert_eq!(answered.lost, [], "an answer is about another end");
+        }
+        assert!(w.sockets.flows.values().all(|flow| flow.proved[1] == Some(1000)));
     }
 }

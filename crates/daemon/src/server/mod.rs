@@ -169,6 +169,8 @@ pub struct Server {
     /// When the core is to hear of the time, while it wants to.
     next_tick: Option<Instant>,
     next_look_at_untaken: Option<Instant>,
+    /// When agents are to be asked again that have not said which namespace they are in, while there are any.
+    next_question: Option<Instant>,
     sessions: HashMap<SessionId, SessionSocket>,
     /// Dropped after the sessions, whose sockets they close last.
     readers: Readers,
@@ -235,6 +237,7 @@ impl Server {
             namespaces,
             next_tick: None,
             next_look_at_untaken: None,
+            next_question: None,
             sessions: HashMap::new(),
             readers,
             synced: 0,
@@ -321,7 +324,7 @@ impl Server {
 
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let tick = [self.next_tick, self.next_look_at_untaken].into_iter().flatten().min();
+        let tick = [self.next_tick, self.next_look_at_untaken, self.next_question].into_iter().flatten().min();
         let tick = tick.map(|at| at.saturating_duration_since(Instant::now()));
         let arrivals = self.arrivals.has_any(|account| self.may_begin(*account)).then_some(Duration::ZERO);
         let shares = self.shares.renews_in(Instant::now());
@@ -353,6 +356,7 @@ impl Server {
         }
         self.admit_arrivals();
         self.look_at_flows();
+        self.ask_silent_agents();
         self.tell_time();
         Ok(())
     }
@@ -399,6 +403,22 @@ impl Server {
         if !unknown.is_empty() {
             self.machine_sockets.ask(&unknown, coarse_now());
         }
+    }
+
+    /// Asks agents again that have greeted and have not said which network namespace they are in. A question to an agent that has just ended is
+    /// lost, and the next agent is not always news (protocol U14.18).
+    fn ask_silent_agents(&mut self) {
+        let silent = self.namespaces.silent_agents();
+        if silent.is_empty() {
+            self.next_question = None;
+            return;
+        }
+        let now = Instant::now();
+        if self.next_question.is_some_and(|at| at <= now) {
+            self.next_question = None;
+            self.machine_sockets.ask(&silent, coarse_now());
+        }
+        self.next_question.get_or_insert(now + TICK);
     }
 
     /// The agent of a machine has answered a question about its sockets.
@@ -455,7 +475,7 @@ impl Server {
             }
         }
         let lost = self.watch.add(flow, sockets);
-        self.machine_sockets.add(flow, sockets, now);
+        let crowded = self.machine_sockets.add(flow, sockets, now);
         self.watch.await_notices(|notices| {
             if let Err(error) = epoll::add(&self.epoll, notices, EventData::new_u64(NOTICES), EventFlags::IN) {
                 tracing::warn!(%error, "the broker is not woken when sockets are closed; it finds out when it looks");
@@ -464,7 +484,7 @@ impl Server {
         if lost.is_none() && self.watch.is_first() {
             self.directory.apply(&DirectoryChange::Proved(now));
         }
-        lost
+        lost.or(crowded)
     }
 
     /// Lets offers grow old, and has closed what was disposed of, while there is any of either.

@@ -11,7 +11,7 @@
 //! The list also names virtual machines. The namespace of a machine's agent is known when the agent has answered a question of the broker.
 //! It counts for machines that the list does not name, too: for flows within them (protocol U15).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
@@ -66,6 +66,8 @@ pub(super) struct ListedNamespaces {
     listed: Vec<ListedNamespace>,
     /// The machines that are attached, and the numbers of their agents' namespaces, as far as these are known.
     machines: BTreeMap<MachineId, (Name, Option<u64>)>,
+    /// Those whose agents have greeted and have not answered.
+    silent: BTreeSet<MachineId>,
     /// One of these numbers has changed since the list was last found.
     has_learned: bool,
     networks: Networks,
@@ -75,7 +77,14 @@ impl ListedNamespaces {
     /// An empty list.
     pub(super) fn new(own: Option<u64>) -> Self {
         let networks = Networks::new(own, []);
-        Self { own, listed: Vec::new(), machines: BTreeMap::new(), has_learned: false, networks }
+        Self {
+            own,
+            listed: Vec::new(),
+            machines: BTreeMap::new(),
+            silent: BTreeSet::new(),
+            has_learned: false,
+            networks,
+        }
     }
 
     /// The list as it was last found.
@@ -142,15 +151,24 @@ impl ListedNamespaces {
                 let before = self.machines.insert(*machine, (name.clone(), None));
                 self.has_learned |= before.is_some();
             }
-            MachineNews::Removed { machine } => self.has_learned |= self.machines.remove(machine).is_some(),
+            MachineNews::Removed { machine } => {
+                self.silent.remove(machine);
+                self.has_learned |= self.machines.remove(machine).is_some();
+            }
             // An agent that has started again may run in another namespace.
-            MachineNews::Up { machine, .. } => drop(self.learn(*machine, None)),
+            MachineNews::Up { machine, up } => {
+                self.learn(*machine, None);
+                if *up {
+                    self.silent.insert(*machine);
+                }
+            }
             _ => {}
         }
     }
 
     /// The agent of a machine has said which namespace it asks about. Returns whether that is news.
     pub(super) fn learn(&mut self, machine: MachineId, netns: Option<u64>) -> bool {
+        self.silent.remove(&machine);
         let Some((_, known)) = self.machines.get_mut(&machine) else { return false };
         let is_news = std::mem::replace(known, netns) != netns;
         self.has_learned |= is_news;
@@ -161,6 +179,11 @@ impl ListedNamespaces {
     pub(super) fn unknown_machines(&self) -> Vec<MachineId> {
         let unknown = self.machines.iter().filter(|(_, (_, netns))| netns.is_none());
         unknown.map(|(machine, _)| *machine).collect()
+    }
+
+    /// The machines whose agents have greeted and have not answered. An agent that cannot ask its kernel has answered, too.
+    pub(super) fn silent_agents(&self) -> Vec<MachineId> {
+        self.silent.iter().copied().collect()
     }
 }
 
@@ -348,6 +371,27 @@ mod tests {
         namespaces.follow();
         namespaces.hear::<()>(&MachineNews::Removed { machine });
         assert_eq!(namespaces.follow(), Some(&none));
+    }
+
+    #[test]
+    fn agent_is_silent_from_its_greeting_to_its_answer() {
+        let machine = MachineId::MIN;
+        let mut namespaces = ListedNamespaces::new(Some(7));
+        let name = Name::new("a").unwrap();
+        let (monitor, port) = (String::new(), String::new());
+        namespaces.hear::<()>(&MachineNews::Added { machine, name, monitor, port });
+        assert_eq!(namespaces.silent_agents(), [], "there is no agent");
+        for netns in [Some(3), None] {
+            namespaces.hear::<()>(&MachineNews::Up { machine, up: true });
+            assert_eq!(namespaces.silent_agents(), [machine]);
+            namespaces.learn(machine, netns);
+            assert_eq!(namespaces.silent_agents(), [], "{netns:?}");
+        }
+        for news in [MachineNews::<()>::Up { machine, up: false }, MachineNews::Removed { machine }] {
+            namespaces.hear::<()>(&MachineNews::Up { machine, up: true });
+            namespaces.hear(&news);
+            assert_eq!(namespaces.silent_agents(), [], "{news:?}");
+        }
     }
 
     #[test]

@@ -11,22 +11,19 @@
 //! and lives on, or that shares its port. The look is what proves: the kernel looks for the socket that would receive a datagram with these
 //! ends, exactly as it does for a real one, and that must be the flow's.
 //!
-//! Of a `SO_REUSEPORT` group the kernel chooses a socket by a hash of both ends, and so it does for the look. But a member can make it choose by a
-//! program, for each datagram and for the whole group, and the kernel tells of no such program. So the flows of a group last only while each
-//! member that the looks find is published: the library withdraws a socket for which its program has asked for that.
+//! The flows of a `SO_REUSEPORT` group last only while each member that the looks find is published ([`partywall_region::inspect::groups`]).
 //!
 //! The kernel answers for the network namespace in which a question's socket was made. The broker has such sockets in its own namespace,
 //! and in each other one that has flows ([`super::namespaces`]). The kernel of a virtual machine is asked by its agent
 //! ([`super::machine_sockets`]): sockets of machines count as proved here.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasher as _, RandomState};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use partywall_protocol::socket::ReceiverQuestion;
 use partywall_protocol::wire::Side;
+use partywall_region::inspect::groups::{GroupLook, GroupMembers, SHARE};
 use partywall_region::inspect::receivers::{FoundReceiver, ReceiverFinder, coarse_now, destroy_notices, read_notices};
 
 use super::namespaces::EnteredNamespace;
@@ -34,12 +31,6 @@ use crate::core::FlowSocket;
 
 /// How often all flows are looked at, while there are any.
 const LOOK: Duration = Duration::from_millis(100);
-/// At most this fraction of the broker's time goes into looking: one part in ten.
-const SHARE: u32 = 10;
-/// Questions by which the members of a group are found in one look. Of two members, one stays unfound in one look of 2^64.
-const PROBES: u16 = 64;
-/// Groups that have flows, at most: their questions must not crowd out the looks at all other flows.
-const GROUPS: usize = 64;
 
 /// The sockets of flows, and how to ask the kernel about them.
 #[derive(Debug)]
@@ -55,8 +46,8 @@ pub(super) struct FlowWatch {
     flows: BTreeMap<u64, [FlowSocket; 2]>,
     /// How many ends of flows each socket has.
     cookies: HashMap<u64, u32>,
-    /// How often each socket of a group is published.
-    members: HashMap<u64, u32>,
+    /// The published sockets of groups.
+    members: GroupMembers,
     next: Option<Instant>,
     /// When the last look has been paid for, so that there may be another.
     rested: Instant,
@@ -92,7 +83,7 @@ impl FlowWatch {
             namespaces: HashMap::new(),
             flows: BTreeMap::new(),
             cookies: HashMap::new(),
-            members: HashMap::new(),
+            members: GroupMembers::default(),
             next: None,
             rested: Instant::now(),
         };
@@ -183,11 +174,7 @@ impl FlowWatch {
 
     /// A socket of a group was published, or is published no more.
     pub(super) fn count_member(&mut self, cookie: u64, is_published: bool) {
-        let count = self.members.entry(cookie).or_default();
-        *count = if is_published { *count + 1 } else { count.saturating_sub(1) };
-        if *count == 0 {
-            self.members.remove(&cookie);
-        }
+        self.members.count(cookie, is_published);
         // The kernel chooses others from here on, or its program is about to have it choose otherwise.
         let soon = self.rested.max(Instant::now());
         self.next = self.next.map(|at| at.min(soon));
@@ -235,22 +222,18 @@ impl FlowWatch {
             socket.host_netns().is_none() || receiver.is_some_and(|it| it.cookie == socket.cookie)
         };
         let mut proved: Vec<bool> = receivers.iter().zip(sockets).map(is_found).collect();
-        // A socket that is connected comes before the other members.
-        let is_chosen = |receiver: &Option<FoundReceiver>, socket: &FlowSocket| {
-            socket.is_chosen && receiver.is_some_and(|it| !it.is_connected)
-        };
-        // A server has one socket for many clients.
-        let mut groups = HashMap::new();
-        let asked = receivers.iter().zip(sockets).zip(&mut proved);
-        for ((_, socket), proved) in asked.filter(|((at, socket), proved)| **proved && is_chosen(at, socket)) {
-            *proved = match groups.get(&(socket.namespace, socket.to)) {
-                Some(known) => *known,
-                None => {
-                    let known = groups.len() < GROUPS && self.knows_all(socket);
-                    groups.insert((socket.namespace, socket.to), known);
-                    known
+        let Self { finder, others, members, .. } = self;
+        let mut groups = GroupLook::new(members);
+        for ((receiver, socket), proved) in
+            receivers.iter().zip(sockets).zip(&mut proved).filter(|(_, proved)| **proved)
+        {
+            if let (Some(found), Some(netns)) = (receiver, socket.host_netns()) {
+                let of = ((socket.namespace, socket.to), socket.question());
+                *proved = groups.counts(of, *found, |questions| ask(finder.as_mut(), others, netns, questions));
+                if !*proved {
+                    tracing::debug!(at = %socket.to, "a socket of the group is not published, or too many groups have flows");
                 }
-            };
+            }
         }
         proved
     }
@@ -266,39 +249,25 @@ impl FlowWatch {
         }
         for (netns, asked) in by_namespace {
             let questions: Vec<_> = asked.iter().map(|(socket, _)| socket.question()).collect();
-            for ((_, receiver), found) in asked.into_iter().zip(self.ask(netns, &questions)) {
+            let found = ask(self.finder.as_mut(), &mut self.others, netns, &questions);
+            for ((_, receiver), found) in asked.into_iter().zip(found) {
                 *receiver = found;
             }
         }
         receivers
     }
+}
 
-    /// Whether all members of a socket's group, as far as one look finds them, are published. The kernel chooses one for each port that a
-    /// datagram could be from; which one for which port is its secret.
-    fn knows_all(&mut self, socket: &FlowSocket) -> bool {
-        let random = RandomState::new();
-        // Ports from 1 on.
-        let port = |at: u16| (random.hash_one(at) as u16).max(1);
-        let Some(netns) = socket.host_netns() else { return false };
-        let from = |at| SocketAddr::new(socket.from.ip(), port(at));
-        let questions: Vec<_> = (0..PROBES).map(|at| ReceiverQuestion { from: from(at), to: socket.to }).collect();
-        let found = self.ask(netns, &questions);
-        let unknown = found.iter().find(|found| !found.is_some_and(|it| self.members.contains_key(&it.cookie)));
-        if let Some(unknown) = unknown {
-            tracing::debug!(at = %socket.to, ?unknown, "a socket of a group is not published");
-        }
-        unknown.is_none()
-    }
-
-    /// The socket of a namespace that receives a datagram from one address to another, for each of these; `None` where the kernel gives no
-    /// answer.
-    fn ask(&mut self, netns: u64, ends: &[ReceiverQuestion]) -> Vec<Option<FoundReceiver>> {
-        let finder = match &mut self.finder {
-            Some(finder) if finder.netns() == netns => Some(finder),
-            _ => self.others.get_mut(&netns).map(|other| &mut other.finder),
-        };
-        finder.map_or_else(|| vec![None; ends.len()], |finder| finder.find(ends))
-    }
+/// The socket of a namespace that receives a datagram from one address to another, for each of these; `None` where the kernel gives no answer.
+fn ask(
+    own: Option<&mut ReceiverFinder>,
+    others: &mut BTreeMap<u64, OtherNamespace>,
+    netns: u64,
+    ends: &[ReceiverQuestion],
+) -> Vec<Option<FoundReceiver>> {
+    let own = own.filter(|finder| finder.netns() == netns);
+    let finder = own.or_else(|| others.get_mut(&netns).map(|other| &mut other.finder));
+    finder.map_or_else(|| vec![None; ends.len()], |finder| finder.find(ends))
 }
 
 /// The side of a flow that has no socket any more, of both.
@@ -321,9 +290,10 @@ mod tests {
     use super::*;
     use partywall_protocol::socket::NamespaceId;
     use partywall_protocol::wire::Origin;
+    use partywall_region::inspect::groups::GROUPS;
     use partywall_region::inspect::option;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-    use std::net::UdpSocket;
+    use std::net::{SocketAddr, UdpSocket};
 
     fn of(socket: &UdpSocket, from: &UdpSocket) -> FlowSocket {
         let (to, from) = (socket.local_addr().unwrap(), from.local_addr().unwrap());

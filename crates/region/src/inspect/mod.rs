@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "socket options and requests that no safe function reads")]
 
 mod datagram;
+pub mod groups;
 mod numbers;
 pub mod receivers;
 mod repair;

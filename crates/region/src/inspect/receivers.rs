@@ -63,7 +63,7 @@ impl ReceiverFinder {
     pub fn works(&mut self) -> bool {
         let Ok(socket) = UdpSocket::bind(("127.0.0.1", 0)) else { return false };
         let (Ok(to), Ok(cookie)) = (socket.local_addr(), sockopt::socket_cookie(&socket)) else { return false };
-        let question = ReceiverQuestion { from: SocketAddr::new(to.ip(), 9), to };
+        let question = ReceiverQuestion { from: SocketAddr::new(to.ip(), 9), to, in_group: false };
         self.find(&[question]) == [Some(FoundReceiver { cookie, is_connected: false })]
     }
 
@@ -145,7 +145,7 @@ pub fn read_notices(socket: BorrowedFd<'_>, mut heard: impl FnMut(u64)) -> bool 
 }
 
 /// Appends the question which socket receives a datagram with these ends.
-fn put_question(out: &mut Vec<u8>, sequence: u32, ReceiverQuestion { from, to }: ReceiverQuestion) {
+fn put_question(out: &mut Vec<u8>, sequence: u32, ReceiverQuestion { from, to, .. }: ReceiverQuestion) {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     // `nlmsghdr {len u32, type u16, flags u16, sequence u32, port u32}`.
     out.extend((QUESTION as u32).to_ne_bytes());
@@ -227,7 +227,7 @@ mod tests {
         let [at, from] = [&one, &other].map(|socket| socket.local_addr().unwrap());
         let cookie = |socket: &UdpSocket| sockopt::socket_cookie(socket).unwrap();
         // More than a batch.
-        let mut questions = vec![ReceiverQuestion { from, to: at }; BATCH + 1];
+        let mut questions = vec![ReceiverQuestion { from, to: at, in_group: false }; BATCH + 1];
         questions[BATCH - 1].to = from;
         let found = finder.find(&questions);
         let expected = |n: usize| FoundReceiver {

@@ -363,6 +363,25 @@ fn datagrams_within_a_machine_use_no_window() {
 }
 
 #[test]
+fn group_member_in_a_machine_has_flows_and_proves_none_of_host() {
+    let mut w = world(EVERYBODY);
+    let (web, db) = (w.join_as(A, "a.web", 7), w.join_as(A, "a.db", 8));
+    let grouped = SocketFacts { state: SocketState::Grouped, ..socket("127.0.0.1:53") };
+    let publish = Message::Publish { addresses: AddressList::default() };
+    let published = w.say_of(db, publish, grouped, vec![]);
+    assert!(matches!(published, Some(Message::Published { .. })), "{published:?}");
+    assert_eq!(w.members, [0; 0], "a socket of the host has the same number");
+    offer(&mut w, web, "127.0.0.1:5000", "127.0.0.1:53", None);
+    let (from_high, from_low, from_port) = halves(at("127.0.0.1:5000"));
+    let take = Message::TakeDatagrams { from_high, from_low, from_port, region: region(0, None) };
+    let with = vec![w.region(0)];
+    let taken = w.say_of(db, take, grouped, with);
+    let Some(Message::DatagramsTaken { flow, .. }) = taken else { panic!("{taken:?}") };
+    let of_groups = w.watched[&flow].map(|socket| socket.question().in_group);
+    assert_eq!(of_groups, [false, true], "the agent looks for the members");
+}
+
+#[test]
 fn datagrams_of_containers_in_a_machine_stay_on_kernel() {
     let mut w = world(EVERYBODY);
     let (web, db, other) = (w.join_as(A, "a.web", 7), w.join_as(A, "a.db", 8), w.join_as(C, "c.web", 7));

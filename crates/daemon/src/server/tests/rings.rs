@@ -162,3 +162,26 @@ fn report_counts_when_session_or_machine_ends() {
         assert_eq!(flowing.proof(), Proof::Ended { limit });
     }
 }
+
+#[test]
+fn agent_is_asked_again_when_a_question_is_lost() {
+    let mut bench = Bench::new();
+    let questions = PortQuestions::new(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
+    let (name, monitor, port) = (Name::new("a").unwrap(), String::new(), String::new());
+    let control = bench.server.control();
+    control.errand(Errand::Port(MACHINE, questions.clone()));
+    control.errand(Errand::News(MachineNews::Added { machine: MACHINE, name, monitor, port }));
+    control.errand(Errand::News(MachineNews::Up { machine: MACHINE, up: true }));
+    bench.server.turn(None).unwrap();
+    let [Say::FindReceivers { number: lost, .. }] = questions.take()[..] else { panic!("one question") };
+    let begin = Instant::now();
+    while !questions.is_any() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "it is not asked again");
+        bench.server.turn(Some(Duration::from_secs(10))).unwrap();
+    }
+    let [Say::FindReceivers { number, .. }] = questions.take()[..] else { panic!("one question") };
+    assert_ne!(number, lost);
+    bench.server.hear_of_machine_sockets((MACHINE, NETNS), (number, 1), &[]);
+    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    assert_eq!((bench.server.next_question, questions.is_any()), (None, false), "it has answered");
+}
