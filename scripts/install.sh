@@ -34,11 +34,13 @@ if [ "${1:-}" = uninstall ]; then
     rm -f "$into"/share/man/man1/partywall.1 "$into"/share/man/man1/partywall-*.1
     rm -f "$into"/share/man/man8/partywall-gateway*.8
     rm -f "$into/share/man/man8/partywalld.8" "$into/share/man/man5/partywalld.toml.5" "$into/share/man/man5/partywall-gateway.toml.5"
+    rm -f "$into/share/man/man5/partywall-net.toml.5" "$into/share/doc/partywall/net.toml"
     for program in partywall partywalld partywall-gateway; do
         rm -f "$into/share/bash-completion/completions/$program" "$into/share/zsh/site-functions/_$program"
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
     done
     rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service" "$into/lib/systemd/system/partywall-gateway.service"
+    rm -f "$into/lib/systemd/system/partywall-net@.service"
     rm -f "$into/$LIBDIR"/libpartywall.so "$into/$LIBDIR"/libpartywall.so.0 "$into/$LIBDIR"/libpartywall.so.0.* "$into/$LIBDIR/libpartywall.a"
     rm -f "$into/include/partywall.h" "$into/include/partywall_rpc.h" "$into/include/partywall_rpc_back.h" "$into/$LIBDIR/pkgconfig/partywall.pc"
     for page in crates/capi/man/*.3; do
@@ -147,6 +149,10 @@ done
 install -D -m 644 "$work/page" "$into/share/man/man5/partywall-gateway.toml.5"
 "$release/partywall-gateway" --print-sample-config > "$work/config"
 install -D -m 644 "$work/config" "$into/share/doc/partywall/gateway.toml"
+"$release/partywall-net" --print-manual > "$work/page"
+install -D -m 644 "$work/page" "$into/share/man/man5/partywall-net.toml.5"
+"$release/partywall-net" --print-sample-config > "$work/config"
+install -D -m 644 "$work/config" "$into/share/doc/partywall/net.toml"
 "$release/partywalld" --print-sample-policy > "$work/policy"
 install -D -m 644 "$work/policy" "$into/share/doc/partywall/partywalld.toml"
 
@@ -167,6 +173,8 @@ sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-agent.service"
 sed "s|/usr/local|$PREFIX|" crates/gateway/partywall-gateway.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-gateway.service"
+sed "s|/usr/local|$PREFIX|" crates/vhost/partywall-net@.service > "$work/unit"
+install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-net@.service"
 # A loader that has a cache of libraries finds this one after the next look.
 if [ -z "${DESTDIR:-}" ] && [ "$(id -u)" -eq 0 ]; then
     ! PATH=$PATH:/usr/sbin:/sbin command -v ldconfig > /dev/null || PATH=$PATH:/usr/sbin:/sbin ldconfig
