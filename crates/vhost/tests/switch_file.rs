@@ -13,6 +13,8 @@ use partywall_vhost::driver::{DriverOptions, GuestDriver};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The process of a switch, with its folder and its file. It ends with the test.
@@ -275,6 +277,13 @@ fn new_owner_of_port_disconnects_the_machine_of_the_old_one() {
     assert_eq!((occupied(), owner()), (vec![false, true], 8));
     let _again = scene.driver("a");
     scene.wait("the port is taken again", || occupied()[0]);
+    // A socket that is gone cannot be given away. The other one goes back, and a new one goes.
+    std::fs::remove_file(scene.path("lan/b.port")).unwrap();
+    let ports = ["a", "b"].map(|name| format!("[[port]]\nname = '{name}'\nowner = 7\n")).concat();
+    let refused = scene.reload(&format!("{ports}[[port]]\nname = 'c'\n")).unwrap_err();
+    assert!(refused.contains("line 4: the port b: cannot set the owner"), "{refused}");
+    assert_eq!((occupied(), owner()), (vec![true, true], 8));
+    assert!(!scene.path("lan/c.port").exists());
 }
 
 #[test]
@@ -300,4 +309,41 @@ fn frames_that_wait_for_a_rate_go_on_when_it_ends() {
     assert_eq!(world.counters("a").sent, 2);
     apply("[[port]]\nname = 'a'\n[[port]]\nname = 'b'\n");
     assert!(next(&mut b) == sent);
+}
+
+#[test]
+fn reloads_under_traffic_lose_no_frame() {
+    let world = World::new();
+    let b = "[[port]]\nname = 'b'\nmac = ['02:00:00:00:00:02']\n";
+    let own = "[[port]]\nname = 'a'\nmac = ['02:00:00:00:00:01'";
+    let files =
+        [format!("{b}{own}]\n"), format!("{b}{own}, '02:00:00:00:00:05']\nrate = '1G'\n[[port]]\nname = 'c'\n")];
+    let requests = files.map(|text| {
+        let config = Box::new(SwitchConfig::parse(&text).unwrap());
+        ControlRequest::Apply { config }
+    });
+    world.handle.ask(requests[0].clone()).unwrap();
+    let connect = |name: &str| {
+        let path = world.report().ports.iter().find(|row| row.port.name == name).unwrap().path.clone();
+        GuestDriver::connect(&path, DriverOptions::default()).unwrap()
+    };
+    let (mut a, mut b) = (connect("a"), connect("b"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let (handle, stopped) = (world.handle.clone(), Arc::clone(&stop));
+    let reloading = std::thread::spawn(move || {
+        let changes = requests.iter().cycle().take_while(|_| !stopped.load(Ordering::Relaxed));
+        changes.fold(0, |count, request| {
+            handle.ask(request.clone()).unwrap();
+            count + 1
+        })
+    });
+    for round in 0..500_u32 {
+        let sent = [&frame(mac(2), mac(1), 60)[..], &round.to_le_bytes()].concat();
+        assert!(a.send(&sent).unwrap());
+        assert!(next(&mut b) == sent, "round {round}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(reloading.join().unwrap() > 1);
+    let counters = world.counters("a");
+    assert_eq!((counters.sent, counters.spoofed), (500, 0));
 }
