@@ -34,11 +34,12 @@ if [ "${1:-}" = uninstall ]; then
     rm -f "$into"/share/man/man1/partywall.1 "$into"/share/man/man1/partywall-*.1
     rm -f "$into"/share/man/man8/partywall-gateway*.8
     rm -f "$into/share/man/man8/partywalld.8" "$into/share/man/man5/partywalld.toml.5" "$into/share/man/man5/partywall-gateway.toml.5"
+    rm -f "$into/share/man/man5/partywall-net.toml.5" "$into/share/doc/partywall/net.toml"
     for program in partywall partywalld partywall-gateway; do
         rm -f "$into/share/bash-completion/completions/$program" "$into/share/zsh/site-functions/_$program"
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
     done
-    for unit in partywalld partywall-agent partywall-gateway partywall-numbers; do
+    for unit in partywalld partywall-agent partywall-gateway partywall-numbers partywall-net@; do
         rm -f "$into/lib/systemd/system/$unit.service"
     done
     rm -f "$into/$LIBDIR"/libpartywall.so "$into/$LIBDIR"/libpartywall.so.0 "$into/$LIBDIR"/libpartywall.so.0.* "$into/$LIBDIR/libpartywall.a"
@@ -149,6 +150,10 @@ done
 install -D -m 644 "$work/page" "$into/share/man/man5/partywall-gateway.toml.5"
 "$release/partywall-gateway" --print-sample-config > "$work/config"
 install -D -m 644 "$work/config" "$into/share/doc/partywall/gateway.toml"
+"$release/partywall-net" --print-manual > "$work/page"
+install -D -m 644 "$work/page" "$into/share/man/man5/partywall-net.toml.5"
+"$release/partywall-net" --print-sample-config > "$work/config"
+install -D -m 644 "$work/config" "$into/share/doc/partywall/net.toml"
 "$release/partywalld" --print-sample-policy > "$work/policy"
 install -D -m 644 "$work/policy" "$into/share/doc/partywall/partywalld.toml"
 
@@ -163,7 +168,7 @@ complete() {
 complete bash bash-completion/completions/partywall bash-completion/completions/partywalld bash-completion/completions/partywall-gateway
 complete zsh zsh/site-functions/_partywall zsh/site-functions/_partywalld zsh/site-functions/_partywall-gateway
 complete fish fish/vendor_completions.d/partywall.fish fish/vendor_completions.d/partywalld.fish fish/vendor_completions.d/partywall-gateway.fish
-for unit in daemon/partywalld agent/partywall-agent gateway/partywall-gateway cli/partywall-numbers; do
+for unit in daemon/partywalld agent/partywall-agent gateway/partywall-gateway cli/partywall-numbers vhost/partywall-net@; do
     sed "s|/usr/local|$PREFIX|" "crates/$unit.service" > "$work/unit"
     install -D -m 644 "$work/unit" "$into/lib/systemd/system/${unit#*/}.service"
 done

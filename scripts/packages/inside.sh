@@ -177,7 +177,7 @@ packages_install_on_a_system_without_partywall() {
     expect '[[connect]]' partywalld --print-sample-policy
     expect libpartywall.so.0 ldconfig -p
     [ "$(stat -c %a:%U /run/partywall/containers)" = 755:root ] || fail "the folder for sockets has another mode or owner"
-    systemd-analyze verify --man=no /lib/systemd/system/partywalld.service > /tmp/verify.log 2>&1 || fail "$(cat /tmp/verify.log)"
+    systemd-analyze verify --man=no /lib/systemd/system/partywalld.service /lib/systemd/system/partywall-net@.service > /tmp/verify.log 2>&1 || fail "$(cat /tmp/verify.log)"
 }
 
 services_of_two_users_meet_once_policy_allows() {

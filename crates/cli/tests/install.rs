@@ -88,6 +88,7 @@ fn installed_files_are_stripped_complete_and_removed_again() {
         "usr/lib/systemd/system/partywalld.service",
         "usr/lib/systemd/system/partywall-gateway.service",
         "usr/lib/systemd/system/partywall-numbers.service",
+        "usr/lib/systemd/system/partywall-net@.service",
         "usr/share/bash-completion/completions/partywalld",
         "usr/share/bash-completion/completions/partywall-gateway",
         "usr/share/man/man8/partywall-gateway.8",
@@ -95,6 +96,8 @@ fn installed_files_are_stripped_complete_and_removed_again() {
         "usr/share/doc/partywall/partywalld.toml",
         "usr/share/man/man1/partywall-run.1",
         "usr/share/man/man5/partywalld.toml.5",
+        "usr/share/man/man5/partywall-net.toml.5",
+        "usr/share/doc/partywall/net.toml",
         "usr/share/man/man8/partywalld.8",
     ] {
         assert!(installed.contains(file), "{file} is missing: {installed:?}");

@@ -78,10 +78,32 @@ impl Card {
         hold: u64,
     ) -> Result<Self, VhostError> {
         let listener = FrontendListener::new(path, owner, poller, token(number, LISTENER))?;
-        // Others wait for it half of the time at most, and it waits for others half of the time at most.
-        let half = || TokenBucket::new(500_000, (hold / 1000).max(1), 0);
-        let (patience, waits) = (half(), half());
+        let (patience, waits) = (half(hold), half(hold));
         Ok(Self { listener, session: None, parked: [None; PAIRS], stalled: false, patience, waits })
+    }
+
+    /// Changes how long a frame waits for buffers, in nanoseconds.
+    pub(crate) fn set_hold(&mut self, hold: u64) {
+        (self.patience, self.waits) = (half(hold), half(hold));
+    }
+
+    /// Gives the socket to another user. Front ends stay connected until [`Self::disconnect`].
+    pub(crate) fn set_owner(&self, uid: u32) -> Result<(), VhostError> {
+        self.listener.set_owner(uid)
+    }
+
+    /// Disconnects the front end, and those that have connected and were not taken yet. They may connect again.
+    pub(crate) fn disconnect(&mut self) {
+        self.listener.turn_away();
+        self.session = None;
+        (self.parked, self.stalled) = ([None; PAIRS], false);
+    }
+
+    /// Ends waits for a rate, which has changed.
+    pub(crate) fn end_rate_waits(&mut self) {
+        for parked in self.parked.iter_mut().filter(|parked| parked.is_some_and(|parked| parked.on.is_none())) {
+            *parked = None;
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -133,6 +155,11 @@ impl Card {
         };
         Some(2 * pair)
     }
+}
+
+/// Microseconds of waits. Others wait for a card half of the time at most, and it waits for others half of the time at most.
+fn half(hold: u64) -> TokenBucket {
+    TokenBucket::new(500_000, (hold / 1000).max(1), 0)
 }
 
 pub(crate) fn token(number: PortNumber, part: u64) -> u64 {

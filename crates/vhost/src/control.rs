@@ -1,77 +1,16 @@
 //! The control socket of a switch: ports come and go while frames flow. A request is a line of JSON, and so is its answer.
 
-use crate::handle::RequestHandle;
-use crate::switch::MacAddress;
-use crate::{PortCounters, VhostError, line};
+use crate::config::{ConfigSource, SwitchConfig, contradiction};
+use crate::handle::{Answer, RequestHandle};
+use crate::{PortCounters, VhostError, line, tap};
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use tracing::{info, warn};
 
-/// A port as the operator wants it.
-#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-pub struct PortSpec {
-    /// Its name: that of its socket, or of the tap device.
-    pub name: String,
-    /// It is a tap device of the host.
-    #[serde(default)]
-    pub tap: bool,
-    /// The Ethernet addresses that it may send from; all, if there are none here.
-    #[serde(default)]
-    pub mac: Vec<MacAddress>,
-    /// The IP addresses that it may send from; all, if there are none here.
-    #[serde(default)]
-    pub ip: Vec<IpAddr>,
-    /// Bytes a second that it may send.
-    #[serde(default)]
-    pub rate: Option<u64>,
-    /// The user whose QEMU may connect.
-    #[serde(default)]
-    pub owner: Option<u32>,
-}
-
-impl PortSpec {
-    /// A port for a card, without limits.
-    pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), tap: false, mac: Vec::new(), ip: Vec::new(), rate: None, owner: None }
-    }
-
-    /// Its socket in the switch's folder.
-    pub fn socket(&self, folder: &Path) -> PathBuf {
-        folder.join(format!("{}.port", self.name))
-    }
-
-    /// Whether the port `there` is what is wanted here: with the same limits, or none are wanted here. No owner agrees with any owner.
-    pub fn agrees(&self, there: &Self) -> Result<(), VhostError> {
-        let wanted = Self { owner: self.owner.or(there.owner), ..self.clone() };
-        if wanted == *there || *self == Self::new(&there.name) {
-            return Ok(());
-        }
-        let why = "there is a port of this name with other limits; remove it first, or leave the limits out";
-        Err(VhostError::Refused(format!("{}: {why}", self.name)))
-    }
-
-    pub(crate) fn check(&self) -> Result<(), VhostError> {
-        check_name(&self.name)?;
-        let most = 64;
-        if self.mac.len() > most || self.ip.len() > most || self.rate == Some(0) {
-            return Err(VhostError::Refused(format!(
-                "a port has at most {most} addresses of a kind, and a rate above 0"
-            )));
-        }
-        Ok(())
-    }
-}
-
-/// Checks a name, which becomes a part of paths.
-pub fn check_name(name: &str) -> Result<(), VhostError> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let good = (1..=32).contains(&name.len()) && name.chars().all(fits) && !name.starts_with(['.', '-']);
-    let rule = "1 to 32 of A-Z a-z 0-9 . _ -, first a letter or digit";
-    if good { Ok(()) } else { Err(VhostError::Refused(format!("`{name}` is no name: write {rule}"))) }
-}
+pub use crate::port::{PortSpec, check_name};
 
 /// A request to a switch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -91,8 +30,27 @@ pub enum ControlRequest {
     Show,
     /// Show the addresses: a list of [`crate::switch::LearnedAddress`].
     Table,
+    /// Read the switch's file, and bring it into force: [`ReloadReport`].
+    Reload,
+    /// Bring a file into force: [`ReloadReport`]. The process of the switch reads the file, so no client can send this.
+    #[serde(skip)]
+    Apply {
+        /// The file.
+        config: Box<SwitchConfig>,
+    },
     /// End.
     Stop,
+}
+
+/// The ports that a file has changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReloadReport {
+    /// New ones.
+    pub added: Vec<String>,
+    /// Those with other limits than before.
+    pub changed: Vec<String>,
+    /// Those that are gone.
+    pub removed: Vec<String>,
 }
 
 /// The handle for requests to a running engine.
@@ -107,6 +65,9 @@ pub struct PortReport {
     pub port: PortSpec,
     /// Its socket, or its device.
     pub path: PathBuf,
+    /// The file and the line that fix its limits, if a file lists it.
+    #[serde(default)]
+    pub listed: Option<String>,
     /// A driver uses it, or its device exists.
     pub connected: bool,
     /// A front end is connected, also if no driver uses it yet: a second one is sent away.
@@ -115,11 +76,27 @@ pub struct PortReport {
     pub counters: PortCounters,
 }
 
+impl PortReport {
+    /// Whether this is the port that is `wanted`: with the same limits, or none are wanted.
+    ///
+    /// # Errors
+    /// It has other limits. The error names the file that fixes them, if one does.
+    pub fn agrees(&self, wanted: &PortSpec) -> Result<(), VhostError> {
+        match &self.listed {
+            Some(place) if !wanted.fits(&self.port) => Err(VhostError::Refused(contradiction(place, &self.port.name))),
+            _ => wanted.agrees(&self.port),
+        }
+    }
+}
+
 /// All ports of a switch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SwitchReport {
     /// In the order in which they were added.
     pub ports: Vec<PortReport>,
+    /// The file in force.
+    #[serde(default)]
+    pub file: Option<PathBuf>,
 }
 
 /// A switch that has run in a folder of switches and has not ended in order.
@@ -178,7 +155,7 @@ pub fn ask(folder: &Path, request: &ControlRequest) -> Result<serde_json::Value,
     })
 }
 
-/// Ports as they were when the switch last ran, by its folder; none if it has not run.
+/// Ports that no file lists, as they were when the switch last ran, by its folder; none if it has not run.
 ///
 /// A file that cannot be read is an error: without it, ports would come back without their limits.
 pub fn saved(folder: &Path) -> Result<Vec<PortSpec>, VhostError> {
@@ -191,11 +168,10 @@ pub fn saved(folder: &Path) -> Result<Vec<PortSpec>, VhostError> {
     serde_json::from_str(&text).map_err(|e| VhostError::Refused(format!("{}: {e}; {remedy}", path.display())))
 }
 
-/// Writes the ports of a running switch into its folder, for [`saved`].
-pub fn save(folder: &Path, engine: &EngineHandle) -> Result<(), VhostError> {
-    let report = engine.ask(ControlRequest::Show)?;
-    let report: SwitchReport = serde_json::from_value(report).map_err(|e| VhostError::Refused(e.to_string()))?;
-    let ports: Vec<PortSpec> = report.ports.into_iter().map(|row| row.port).collect();
+/// Writes the ports of a running switch into its folder, for [`saved`]. A port that the file lists is in force only by the file.
+fn save(folder: &Path, report: SwitchReport) -> Result<(), VhostError> {
+    let others = report.ports.into_iter().filter(|row| row.listed.is_none());
+    let ports: Vec<PortSpec> = others.map(|row| row.port).collect();
     let text = serde_json::to_string(&ports).map_err(|e| VhostError::Refused(e.to_string()))?;
     let (draft, path) = (folder.join("ports.json.new"), folder.join("ports.json"));
     std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, &path)).map_err(VhostError::file("write", &path))
@@ -207,15 +183,121 @@ pub fn listen(folder: &Path) -> Result<UnixListener, VhostError> {
 }
 
 /// Serves clients one after the other until the engine has ended.
-pub fn serve(listener: &UnixListener, folder: &Path, engine: &EngineHandle) {
-    line::serve(listener, |request: ControlRequest| {
-        let changes = matches!(request, ControlRequest::Add { .. } | ControlRequest::Remove { .. });
-        let value = engine.ask(request)?;
-        if changes {
-            save(folder, engine)?;
+pub fn serve(listener: &UnixListener, switch: &SwitchControl) {
+    line::serve(listener, |request| switch.perform(request));
+}
+
+/// A running switch with its folder and its file. Clients and signals change it by this, one after the other.
+#[derive(Debug)]
+pub struct SwitchControl {
+    folder: PathBuf,
+    engine: EngineHandle,
+    source: ConfigSource,
+    turn: Mutex<()>,
+}
+
+impl SwitchControl {
+    /// The switch of this folder, which `engine` runs.
+    pub fn new(folder: &Path, engine: EngineHandle, source: ConfigSource) -> Self {
+        Self { folder: folder.to_owned(), engine, source, turn: Mutex::default() }
+    }
+
+    /// Adds the ports of the file, those of the last run, and those of the command line.
+    ///
+    /// # Errors
+    /// A port cannot be added, or the command line contradicts the file.
+    pub fn start(&self, config: Option<SwitchConfig>, wanted: &[PortSpec]) -> Result<(), VhostError> {
+        let _turn = self.turn();
+        // Before anything is changed: a file of ports that cannot be read ends the start.
+        let mut others = saved(&self.folder)?;
+        if let Some(config) = &config {
+            wanted.iter().try_for_each(|port| config.permits(port))?;
+            self.engine.ask(ControlRequest::Apply { config: Box::new(config.clone()) })?;
+            others.retain(|port| stays(config, port));
         }
+        let is_listed = |port: &PortSpec| config.as_ref().is_some_and(|config| config.find(&port.name).is_some());
+        let new = |port: &&PortSpec| !is_listed(port) && !others.iter().any(|other| other.name == port.name);
+        for port in others.iter().chain(wanted.iter().filter(new)) {
+            self.engine.ask(ControlRequest::Add { port: port.clone() }).inspect_err(|_| {
+                // The devices of new ports would stay without a switch that knows them.
+                for port in wanted.iter().filter(new) {
+                    let _ = self.engine.ask(ControlRequest::Remove { name: port.name.clone() });
+                }
+            })?;
+        }
+        let report = self.report()?;
+        if config.is_some() {
+            let is_port = |name: &str, tap| report.ports.iter().any(|row| row.port.name == name && row.port.tap == tap);
+            tap::remove_strays(&self.folder, |name| is_port(name, true));
+            remove_stray_sockets(&self.folder, |name| is_port(name, false));
+        }
+        save(&self.folder, report)
+    }
+
+    /// Whether the switch has a file in force, or one to read.
+    pub fn has_file(&self) -> bool {
+        self.source.path.as_ref().is_some_and(|path| path.exists()) || self.report().is_ok_and(|it| it.file.is_some())
+    }
+
+    /// Performs a request, and writes down the ports that no file lists.
+    pub fn perform(&self, request: ControlRequest) -> Answer {
+        let _turn = self.turn();
+        let value = match request {
+            ControlRequest::Reload => {
+                self.reload().map_err(|e| VhostError::Refused(format!("nothing was changed: {e}")))?
+            }
+            ControlRequest::Add { .. } | ControlRequest::Remove { .. } => self.engine.ask(request)?,
+            request => return self.engine.ask(request),
+        };
+        save(&self.folder, self.report()?)?;
         Ok(value)
-    });
+    }
+
+    fn reload(&self) -> Answer {
+        let Some(path) = &self.source.path else {
+            let why = "the switch was started without --config, and its folder is not in /run/partywall/net";
+            return Err(VhostError::Refused(format!("there is no file to read: {why}")));
+        };
+        let config = self.source.read()?;
+        let config = config.ok_or_else(|| VhostError::Refused(format!("there is no file {}", path.display())))?;
+        let report = self.engine.ask(ControlRequest::Apply { config: Box::new(config) })?;
+        info!("{} is in force: {report}", path.display());
+        Ok(report)
+    }
+
+    fn report(&self) -> Result<SwitchReport, VhostError> {
+        let report = self.engine.ask(ControlRequest::Show)?;
+        serde_json::from_value(report).map_err(|e| VhostError::Refused(e.to_string()))
+    }
+
+    fn turn(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes the sockets that a killed process of a switch has left behind, of ports that the switch has no longer.
+fn remove_stray_sockets(folder: &Path, is_port: impl Fn(&str) -> bool) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_stray = name.to_str().and_then(|name| name.strip_suffix(".port")).is_some_and(|name| !is_port(name));
+        if is_stray && entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a port of the last run is added again. The file wins.
+fn stays(config: &SwitchConfig, port: &PortSpec) -> bool {
+    if config.find(&port.name).is_some() {
+        return false;
+    }
+    let why = match config.conflict(port) {
+        _ if !config.other_ports => "the file does not list it".to_owned(),
+        Some((address, listed)) => format!("{} fixes {address} to the port {}", config.place(listed), listed.spec.name),
+        None => return true,
+    };
+    warn!(port = port.name, "a port that a command had added is gone: {why}");
+    false
 }
 
 #[cfg(test)]
@@ -258,13 +340,29 @@ mod tests {
     }
 
     #[test]
-    fn port_spec_with_other_limits_does_not_agree() {
-        let there = PortSpec { rate: Some(1000), ..PortSpec::new("a") };
-        assert!(there.agrees(&there).is_ok() && PortSpec::new("a").agrees(&there).is_ok());
-        assert!(PortSpec { rate: Some(2000), ..PortSpec::new("a") }.agrees(&there).is_err());
-        assert!(there.agrees(&PortSpec::new("a")).is_err(), "limits that are wanted and not there");
-        let owned = PortSpec { owner: Some(7), ..there.clone() };
-        assert!(there.agrees(&owned).is_ok() && owned.agrees(&there).is_err());
-        assert!(PortSpec { owner: Some(8), ..there }.agrees(&owned).is_err());
+    fn client_cannot_send_a_file_but_only_have_it_read() {
+        let parse = |text: &str| serde_json::from_str::<ControlRequest>(text);
+        assert!(matches!(parse(r#"{"request":"reload"}"#), Ok(ControlRequest::Reload)));
+        let refused = parse(r#"{"request":"apply","config":{}}"#).unwrap_err().to_string();
+        assert!(refused.contains("unknown variant"), "{refused}");
+    }
+
+    #[test]
+    fn listed_port_with_other_limits_names_its_file() {
+        let mut row = PortReport {
+            number: 1,
+            port: PortSpec { rate: Some(7), ..PortSpec::new("a") },
+            path: PathBuf::new(),
+            listed: Some("/etc/lan.toml, line 3".into()),
+            connected: false,
+            occupied: false,
+            counters: PortCounters::default(),
+        };
+        let other = PortSpec { rate: Some(8), ..PortSpec::new("a") };
+        assert!(row.agrees(&PortSpec::new("a")).is_ok() && row.agrees(&row.port).is_ok());
+        let refused = row.agrees(&other).unwrap_err().to_string();
+        assert!(refused.starts_with("/etc/lan.toml, line 3, fixes the port a"), "{refused}");
+        row.listed = None;
+        assert!(row.agrees(&other).unwrap_err().to_string().contains("remove it first"));
     }
 }

@@ -13,11 +13,12 @@
 //! - [`offload`] reads virtio-net headers, and splits and sums frames for receivers that cannot.
 //! - [`ring`] reads and completes the queues of a guest, [`memory`] maps its memory, and [`session`] speaks vhost-user.
 //! - [`disk`] is the back end of disks, on the same protocol loop.
-//! - [`engine`] is the loop that serves all ports, [`control`] the socket by which ports come and go.
+//! - [`engine`] is the loop that serves all ports, [`control`] the socket by which ports come and go, [`config`] the file that fixes them.
 //! - [`driver`] is the other end, a guest without a machine around it, for tests and the bench.
 
 pub mod attach;
 pub mod chain;
+pub mod config;
 pub mod control;
 pub mod disk;
 pub mod driver;
@@ -38,6 +39,7 @@ mod line;
 mod listener;
 mod message;
 mod poller;
+mod port;
 mod spin;
 mod tap;
 mod transfer;

@@ -8,6 +8,9 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+/// The kernel keeps at most this many connections that were not taken, unless `net.core.somaxconn` is raised.
+const MOST_WAITING: usize = 4096;
+
 /// A socket on which front ends connect.
 #[derive(Debug)]
 pub(crate) struct FrontendListener {
@@ -43,6 +46,19 @@ impl FrontendListener {
             paused: false,
             reaper: Reaper::default(),
         })
+    }
+
+    /// Gives the socket's file to another user.
+    pub(crate) fn set_owner(&self, uid: u32) -> Result<(), VhostError> {
+        let path = &self.path;
+        std::os::unix::fs::chown(path, Some(uid), None).map_err(VhostError::file("set the owner of", path))
+    }
+
+    /// Disconnects front ends that have connected and were not taken yet.
+    pub(crate) fn turn_away(&self) {
+        let waiting = self.socket.iter().flat_map(UnixListener::incoming).map_while(Result::ok);
+        // One that connects again and again must not keep the loop here.
+        waiting.take(MOST_WAITING).for_each(|socket| self.reaper.close(socket.into()));
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -93,5 +109,28 @@ impl Drop for FrontendListener {
             self.poller.remove(&socket);
             self.reaper.close(socket.into());
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::time::Duration;
+
+    #[test]
+    fn front_ends_that_wait_are_turned_away_and_later_ones_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.port");
+        let mut listener = FrontendListener::new(&path, None, &WatchSet::new().unwrap(), 1).unwrap();
+        let waiting: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        listener.turn_away();
+        for mut socket in waiting {
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            assert_eq!(socket.read(&mut [0]).unwrap(), 0);
+        }
+        let _later = UnixStream::connect(&path).unwrap();
+        assert!(listener.accept(false).is_some() && listener.accept(false).is_none());
     }
 }

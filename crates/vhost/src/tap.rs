@@ -42,6 +42,8 @@ pub(crate) struct TapDevice {
     accepts: Accepts,
     /// It was removed under the switch, by `ip link delete` or with its network namespace.
     gone: bool,
+    /// This process has made it.
+    fresh: bool,
     made: Option<MadeDevice>,
     record: TapRecord,
 }
@@ -124,7 +126,7 @@ impl TapDevice {
             })?;
             made = Some(MadeDevice { name: name.to_owned(), index });
         }
-        Ok(Self { fd, accepts, gone: false, made, record })
+        Ok(Self { fd, accepts, gone: false, fresh: before.is_none(), made, record })
     }
 
     /// Removes the device with its port, if the switch has made it. A record of another device goes in any case.
@@ -134,6 +136,13 @@ impl TapDevice {
             let _ = set_persistent(self.fd.get(), false);
         }
         self.record.remove();
+    }
+
+    /// Removes the device only if this process has made it. For a port that did not come into being.
+    pub(crate) fn abandon(self) {
+        if self.fresh {
+            self.remove();
+        }
     }
 
     /// The process ends, and its port does not: the device stays. The next process could not find a device that is not in this network
@@ -194,6 +203,26 @@ impl TapDevice {
                 Err(Errno::INTR) => {}
                 other => return other.is_ok(),
             }
+        }
+    }
+}
+
+/// Removes the devices that earlier processes of a switch have made, by the records in its folder, for ports that it has no longer.
+pub(crate) fn remove_strays(folder: &Path, is_port: impl Fn(&str) -> bool) {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = names.filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".tap")?.to_owned()));
+    for name in names.filter(|name| !is_port(name)) {
+        let recorded = TapRecord::new(folder, &name, namespace()).find();
+        // A device of this name that the switch has not made stays.
+        if !index_of(&name).is_ok_and(|index| index.is_some_and(|index| recorded == RecordedDevice::Here(index))) {
+            continue;
+        }
+        match WatchSet::new().and_then(|poller| TapDevice::open(&name, folder, &poller, 0)) {
+            Ok(device) => {
+                device.remove();
+                tracing::info!(port = name, "the device of a port that the switch has no longer was removed");
+            }
+            Err(e) => tracing::warn!(port = name, "the device of a port that the switch has no longer stays: {e}"),
         }
     }
 }

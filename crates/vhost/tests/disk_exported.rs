@@ -9,11 +9,11 @@ use disk_common::random::{Random, noise};
 use disk_common::{DISCARD, FLUSH, HANG, IN, IOERR, MIB, OK, OUT, WRITE_ZEROES, range};
 use partywall::Domain;
 use partywall::rpc::{CallClient, CallError, CallServer, Method};
-use partywall_vhost::disk::CopiesPerByte;
-use partywall_vhost::disk::control::DiskControl;
+use partywall_vhost::disk::control::{self, DiskControl};
 use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
+use partywall_vhost::disk::{CopiesPerByte, background};
 use std::io::{Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -629,4 +629,51 @@ fn answer_of_a_lying_exporter_is_an_error() {
     assert!(driver.run(IN, 0, &[], 512).unwrap() == (OK, vec![7; 512]));
     assert_eq!(driver.run(OUT, 0, &noise(1, 512), 0).unwrap().0, IOERR, "an exporter that does not write");
     drop((driver, disk));
+}
+
+/// A back end in the background, which ends with the test.
+struct Background<'a>(&'a Path);
+
+impl Drop for Background<'_> {
+    fn drop(&mut self) {
+        background::stop(self.0);
+    }
+}
+
+#[test]
+fn unused_back_end_of_another_user_gives_way_to_a_new_one() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root gives sockets to other users");
+        return;
+    }
+    let setting = Setting::new(MIB);
+    let _export = setting.export();
+    let socket = setting.folder.path().join("data.sock");
+    let (program, broker) =
+        (Path::new(env!("CARGO_BIN_EXE_partywall-blk")), setting.broker.path().display().to_string());
+    let start = |user: u32| {
+        let owner = user.to_string();
+        let words = ["serve", "--from", "store:data", "--broker", &broker, "--owner", &owner];
+        background::start(program, &words, &socket, user)
+    };
+    let _ended = Background(&socket);
+    let owner = || socket.metadata().unwrap().uid();
+    std::fs::set_permissions(setting.folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
+    start(7).unwrap();
+    let made = || socket.metadata().unwrap().modified().unwrap();
+    let first = made();
+    start(7).unwrap();
+    assert_eq!((made(), owner()), (first, 7), "the same one");
+    let driver = DiskDriver::connect(&socket, DiskDriverOptions::default()).unwrap();
+    let refused = start(8).unwrap_err().to_string();
+    assert!(refused.contains("a machine of another user has this disk") && owner() == 7, "{refused}");
+    drop(driver);
+    let deadline = Instant::now() + HANG;
+    while let Err(e) = start(8) {
+        assert!(Instant::now() < deadline, "{e}");
+    }
+    assert_eq!(owner(), 8);
+    assert!(control::ask(&socket, &DiskControl::Show).is_ok());
+    background::stop(&socket);
+    assert!(!socket.exists() && !control::path(&socket).exists());
 }

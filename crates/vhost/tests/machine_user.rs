@@ -60,8 +60,12 @@ impl Scene {
     }
 
     fn switch(&mut self) {
+        self.switch_with(&[]);
+    }
+
+    fn switch_with(&mut self, words: &[&str]) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-net"));
-        command.arg("--folder").arg(self.folder.path()).args(["run", "lan"]).stderr(Stdio::null());
+        command.arg("--folder").arg(self.folder.path()).args(["run", "lan"]).args(words).stderr(Stdio::null());
         let control = self.path("lan/control");
         self.start(&mut command, &control);
     }
@@ -142,6 +146,30 @@ fn port_of_another_user_is_refused_and_leaves_qemu_alone() {
     assert_eq!(ports, ["a"], "a port that was added for the card is removed");
     // Its main loop does not wait.
     scene.net(&["attach", "lan", "c", "--qmp", &monitor]).unwrap();
+}
+
+#[test]
+fn listed_port_is_attached_with_the_limits_of_its_file() {
+    let Some(mut scene) = Scene::new() else { return };
+    let file = scene.path("lan.toml");
+    let text = "[[port]]\nname = 'a'\nmac = ['02:00:00:00:00:0a']\nowner = 'nobody'\n[[port]]\nname = 'b'\n";
+    std::fs::write(&file, text).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+    let shown = file.display().to_string();
+    scene.switch_with(&["--config", &shown]);
+    let monitor = scene.machine();
+    for (port, words, reasons) in [
+        ("a", &["--rate", "1M"][..], ["line 1, fixes the port a", &shown]),
+        ("b", &[], ["set `owner` of the port in", "line 5"]),
+        ("c", &[], ["does not list the port c", &shown]),
+    ] {
+        let refused = scene.net(&[&["attach", "lan", port, "--qmp", &monitor][..], words].concat()).unwrap_err();
+        assert!(reasons.iter().all(|reason| refused.contains(reason)), "{refused}");
+    }
+    let said = scene.net(&["attach", "lan", "a", "--qmp", &monitor]).unwrap();
+    assert!(said.contains("plugged in"), "{said}");
+    let port = scene.report().ports.remove(0);
+    assert!(port.occupied && port.port.mac.len() == 1 && port.port.owner == Some(nobody()), "{port:?}");
 }
 
 #[test]

@@ -249,3 +249,38 @@ fn device_of_another_namespace_is_not_taken_for_the_own() {
     // The switch's own device stays as well.
     earlier.ip("link show up0");
 }
+
+#[test]
+fn uplink_of_a_file_stays_and_goes_with_its_entry() {
+    if !is_possible() {
+        return;
+    }
+    let mut host = Host::new();
+    let there = |host: &Host| host.namespace.try_ip("link show dev up0").0;
+    let (with, without) = ("[[port]]\nname = 'up0'\ntap = true\n", "");
+    host.stop();
+    host.write_file(with);
+    host.start();
+    host.namespace.ip("address add 192.0.2.7/24 dev up0");
+    let keeps_address = |host: &Host| host.namespace.ip("-oneline address show dev up0").contains("192.0.2.7/24");
+    // Through a reload, and through a kill.
+    host.write_file(&format!("{with}rate = '1M'\n"));
+    assert!(host.ask(&["reload", "lan"]).contains("changed: up0") && keeps_address(&host));
+    host.kill();
+    host.start();
+    assert!(keeps_address(&host));
+    host.write_file(without);
+    assert!(host.ask(&["reload", "lan"]).contains("removed: up0") && !there(&host));
+    // The entry goes while the switch is down.
+    host.write_file(with);
+    host.ask(&["reload", "lan"]);
+    host.kill();
+    assert!(there(&host));
+    host.write_file(without);
+    host.start();
+    assert!(!there(&host), "{}", host.log());
+    // A file that cannot come into force leaves no device behind: a folder is where the socket of `a` would be.
+    std::fs::create_dir(host.path("lan/a.port")).unwrap();
+    host.write_file(&format!("{with}[[port]]\nname = 'a'\n"));
+    assert!(!host.try_ask(&["reload", "lan"]).0 && !there(&host));
+}

@@ -129,7 +129,7 @@ impl PluggedArgs {
         if let Some(broker) = &broker {
             words.extend(["--broker", broker]);
         }
-        background::start(&program, &words, socket)
+        background::start(&program, &words, socket, user)
     }
 }
 

@@ -1,8 +1,9 @@
 //! A back end that `partywall blk attach --from` starts for an exported disk, and that `detach` ends. It lives on without the command.
 
-use super::control::{self, DiskControl};
+use super::control::{self, DiskControl, DiskReport};
 use crate::VhostError;
 use crate::attach::hash;
+use crate::user::check_access;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -27,13 +28,22 @@ pub fn socket(target: &str) -> Result<PathBuf, VhostError> {
     Ok(all.join(format!("{shown}-{:08x}.sock", hash([target.as_bytes()]))))
 }
 
-/// Starts a back end with these words, unless one serves at the socket. Returns once it does.
+/// Starts a back end with these words, unless one serves `user` at the socket. Returns once it does. A back end for another user, whose
+/// machine has ended without `detach`, is ended first.
 ///
 /// # Errors
-/// It ends at once: the error has what it said.
-pub fn start(program: &Path, words: &[&str], socket: &Path) -> Result<(), VhostError> {
-    if control::ask(socket, &DiskControl::Show).is_ok() {
-        return Ok(());
+/// It ends at once: the error has what it said. Or another user's machine has the disk.
+pub fn start(program: &Path, words: &[&str], socket: &Path, user: u32) -> Result<(), VhostError> {
+    if let Ok(report) = control::ask(socket, &DiskControl::Show) {
+        if check_access(socket, user, "").is_ok() {
+            return Ok(());
+        }
+        let is_used = serde_json::from_value::<DiskReport>(report).is_ok_and(|report| report.occupied);
+        if is_used {
+            let why = "a machine of another user has this disk; detach it there first, or serve it for this one by `partywall blk serve`";
+            return Err(VhostError::Refused(why.to_owned()));
+        }
+        stop(socket);
     }
     let log = socket.with_extension("log");
     // The folder may be one that others can write to: no link of theirs is followed.
@@ -61,6 +71,12 @@ pub fn start(program: &Path, words: &[&str], socket: &Path) -> Result<(), VhostE
 
 /// Ends the back end at the socket, if there is one.
 pub fn stop(socket: &Path) {
-    let _ = control::ask(socket, &DiskControl::Stop);
+    if control::ask(socket, &DiskControl::Stop).is_ok() {
+        // It removes its sockets when it ends, the control socket last. They must not be those of a successor.
+        let (last, deadline) = (control::path(socket), Instant::now() + START);
+        while last.exists() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
     let _ = std::fs::remove_file(socket.with_extension("log"));
 }

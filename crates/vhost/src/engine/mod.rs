@@ -4,14 +4,17 @@
 //! no processor time. A frame for a receiver without buffers waits for a bounded time; then it is lost, and so are the next ones at
 //! once, until that receiver takes frames again.
 
+mod apply;
 mod deliver;
 mod transmit;
 
 use crate::card::{self, Card, LISTENER, SOCKET, TAP, TOKEN_BITS};
-use crate::control::{ControlRequest, EngineHandle, PortReport, PortSpec, SwitchReport};
+use crate::config::{ListedPort, SwitchConfig};
+use crate::control::{ControlRequest, EngineHandle, PortReport, SwitchReport};
 use crate::handle::{Answer, Asked, RequestHandle};
 use crate::offload::{LONG, LONGEST};
 use crate::poller::{UNLIMITED, WatchSet, Watched};
+use crate::port::PortSpec;
 use crate::spin::{AdaptiveSpin, nanoseconds};
 use crate::switch::{PortNumber, SourceGuard, Switch, SwitchOptions, TokenBucket};
 use crate::tap::TapDevice;
@@ -102,6 +105,10 @@ impl EnginePort {
 #[derive(Debug)]
 pub struct Engine {
     options: EngineOptions,
+    /// The options that it was started with. They hold where the file says nothing.
+    usual: EngineOptions,
+    /// The file in force.
+    config: Option<SwitchConfig>,
     start: Instant,
     poller: WatchSet,
     switch: Switch,
@@ -163,7 +170,9 @@ impl Engine {
             unclocked: 0,
             touched: Vec::new(),
             poller,
+            usual: options.clone(),
             options,
+            config: None,
         };
         Ok((engine, handle))
     }
@@ -354,20 +363,27 @@ impl Engine {
 
     fn control(&mut self, request: ControlRequest) -> Answer {
         match request {
-            ControlRequest::Add { port } => self.add(port).map(|path| serde_json::json!(path)),
+            ControlRequest::Add { port } => {
+                self.config.as_ref().map_or(Ok(()), |config| config.permits(&port))?;
+                self.add(port).map(|path| serde_json::json!(path))
+            }
             ControlRequest::Remove { name } => {
                 let number = self.find(&name).ok_or_else(|| VhostError::Refused(format!("there is no port {name}")))?;
-                if let Some(EnginePort { end: PortEnd::Uplink { device, .. }, .. }) = self.ports.remove(&number) {
-                    device.remove();
+                if let Some((config, listed)) = self.listed(&name) {
+                    let place = config.place(listed);
+                    return Err(VhostError::Refused(format!(
+                        "{place}, lists the port {name}: remove it from the file and reload"
+                    )));
                 }
-                self.turns.retain(|turn| *turn != number);
-                self.switch.remove(number);
-                info!(port = %name, "the port was removed");
+                self.remove_port(number);
                 Ok(serde_json::Value::Null)
             }
+            ControlRequest::Apply { config } => self.apply(*config).map(|report| serde_json::json!(report)),
+            ControlRequest::Reload => Err(VhostError::Refused("this switch has no file".into())),
             ControlRequest::Show => {
-                let ports = self.ports.values().map(report).collect();
-                serde_json::to_value(SwitchReport { ports }).map_err(|e| VhostError::Refused(e.to_string()))
+                let ports = self.ports.values().map(|port| self.report(port)).collect();
+                let file = self.config.as_ref().map(|config| config.path.clone());
+                serde_json::to_value(SwitchReport { ports, file }).map_err(|e| VhostError::Refused(e.to_string()))
             }
             ControlRequest::Table => {
                 serde_json::to_value(self.switch.addresses(self.now())).map_err(|e| VhostError::Refused(e.to_string()))
@@ -395,40 +411,77 @@ impl Engine {
                 return Err(VhostError::Refused(format!("{address} is fixed to the port {} already", port.spec.name)));
             }
         }
-        let number = PortNumber(self.last_number + 1);
-        let (path, end) = if spec.tap {
+        let number = self.new_number();
+        let (path, end) = self.open(number, &spec)?;
+        self.insert(number, spec, end);
+        Ok(path)
+    }
+
+    fn new_number(&mut self) -> PortNumber {
+        self.last_number += 1;
+        PortNumber(self.last_number)
+    }
+
+    /// The socket or the device of a new port.
+    fn open(&self, number: PortNumber, spec: &PortSpec) -> Result<(PathBuf, PortEnd), VhostError> {
+        if spec.tap {
             let device = TapDevice::open(&spec.name, &self.options.folder, &self.poller, card::token(number, TAP))?;
             let buffer = vec![0; LONG + LONGEST].into_boxed_slice();
-            (PathBuf::from(&spec.name), PortEnd::Uplink { device, waiting: None, buffer })
-        } else {
-            let path = spec.socket(&self.options.folder);
-            let hold = nanoseconds(self.options.hold);
-            let card = Card::listen(&path, spec.owner, &self.poller, number, hold)?;
-            (path, PortEnd::Card(Box::new(card)))
-        };
+            return Ok((PathBuf::from(&spec.name), PortEnd::Uplink { device, waiting: None, buffer }));
+        }
+        let path = spec.socket(&self.options.folder);
+        let hold = nanoseconds(self.options.hold);
+        let card = Card::listen(&path, spec.owner, &self.poller, number, hold)?;
+        Ok((path, PortEnd::Card(Box::new(card))))
+    }
+
+    fn insert(&mut self, number: PortNumber, spec: PortSpec, end: PortEnd) {
         let now = self.now();
-        self.last_number += 1;
         self.switch.add(number, SourceGuard::new(spec.mac.clone(), spec.ip.clone()), now);
-        let rate = spec.rate.map(|rate| TokenBucket::new(rate, (rate / 20).max(LONGEST as u64), now));
+        let rate = spec.rate.map(|rate| rate_bucket(rate, now));
         info!(port = %spec.name, "the port was added");
         self.ports.insert(number, EnginePort { number, spec, counters: PortCounters::default(), rate, end });
         self.turns.push(number);
-        Ok(path)
+    }
+
+    /// Removes a port; its name.
+    fn remove_port(&mut self, number: PortNumber) -> Option<String> {
+        let EnginePort { spec, end, .. } = self.ports.remove(&number)?;
+        if let PortEnd::Uplink { device, .. } = end {
+            device.remove();
+        }
+        self.turns.retain(|turn| *turn != number);
+        self.switch.remove(number);
+        info!(port = %spec.name, "the port was removed");
+        Some(spec.name)
+    }
+
+    /// The entry of the file in force for a port.
+    fn listed(&self, name: &str) -> Option<(&SwitchConfig, &ListedPort)> {
+        let config = self.config.as_ref()?;
+        Some((config, config.find(name)?))
+    }
+
+    fn report(&self, port: &EnginePort) -> PortReport {
+        let connected = match &port.end {
+            PortEnd::Card(card) => card.session.as_ref().is_some_and(|s| s.rings().iter().any(|ring| ring.runs())),
+            PortEnd::Uplink { device, .. } => device.exists(),
+        };
+        let occupied = match &port.end {
+            PortEnd::Card(card) => card.session.is_some(),
+            PortEnd::Uplink { .. } => true,
+        };
+        let path = match &port.end {
+            PortEnd::Card(card) => card.path().to_owned(),
+            PortEnd::Uplink { .. } => PathBuf::from(&port.spec.name),
+        };
+        let listed = self.listed(&port.spec.name).map(|(config, listed)| config.place(listed));
+        let (number, counters) = (port.number.0, port.counters);
+        PortReport { number, port: port.spec.clone(), path, listed, connected, occupied, counters }
     }
 }
 
-fn report(port: &EnginePort) -> PortReport {
-    let connected = match &port.end {
-        PortEnd::Card(card) => card.session.as_ref().is_some_and(|s| s.rings().iter().any(|ring| ring.runs())),
-        PortEnd::Uplink { device, .. } => device.exists(),
-    };
-    let occupied = match &port.end {
-        PortEnd::Card(card) => card.session.is_some(),
-        PortEnd::Uplink { .. } => true,
-    };
-    let path = match &port.end {
-        PortEnd::Card(card) => card.path().to_owned(),
-        PortEnd::Uplink { .. } => PathBuf::from(&port.spec.name),
-    };
-    PortReport { number: port.number.0, port: port.spec.clone(), path, connected, occupied, counters: port.counters }
+/// The limit of a rate, in bytes a second.
+fn rate_bucket(rate: u64, now: u64) -> TokenBucket {
+    TokenBucket::new(rate, (rate / 20).max(LONGEST as u64), now)
 }

@@ -56,7 +56,8 @@ impl SourceGuard {
         }
     }
 
-    fn has(&self, mac: MacAddress) -> bool {
+    /// Whether it lets frames of this address pass, as far as Ethernet goes.
+    pub(super) fn has(&self, mac: MacAddress) -> bool {
         self.macs.is_empty() || self.macs.contains(&mac)
     }
 

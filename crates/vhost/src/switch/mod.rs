@@ -124,6 +124,34 @@ impl Switch {
         self.ports.insert(number, SwitchPort { guard, floods });
     }
 
+    /// Changes the guards of these ports, all at once: an address may move from one to another of them. An address that a port has sent
+    /// from, and may not send from now, is forgotten.
+    pub fn set_guards(&mut self, guards: Vec<(PortNumber, SourceGuard)>) {
+        self.last = None;
+        for (number, guard) in &guards {
+            self.table.restrict(*number, |mac| guard.has(mac));
+        }
+        for (number, guard) in guards {
+            let Some(port) = self.ports.get_mut(&number) else { continue };
+            for mac in guard.macs() {
+                self.table.pin(*mac, number);
+            }
+            port.guard = guard;
+        }
+    }
+
+    /// Changes the most frames a second of one port that are flooded, and how long addresses are kept, in nanoseconds.
+    pub fn set_limits(&mut self, floods: u64, age: u64, now: u64) {
+        self.last = None;
+        self.table.set_age(age);
+        if self.options.floods != floods {
+            self.options.floods = floods;
+            for port in self.ports.values_mut() {
+                port.floods = TokenBucket::new(floods, floods.max(1), now);
+            }
+        }
+    }
+
     /// Removes a port and what was learned of it.
     pub fn remove(&mut self, number: PortNumber) {
         self.last = None;

@@ -77,6 +77,18 @@ impl AddressTable {
         (entry.pinned || now.saturating_sub(entry.seen) < self.options.age).then_some(entry.port)
     }
 
+    /// Changes how long addresses are kept, in nanoseconds.
+    pub(super) fn set_age(&mut self, age: u64) {
+        self.options.age = age;
+    }
+
+    /// Ends what is fixed to a port, and forgets the addresses that it has sent from, except those that it `may` still send from.
+    pub(super) fn restrict(&mut self, port: PortNumber, may: impl Fn(MacAddress) -> bool) {
+        self.entries.retain(|mac, entry| entry.port != port || (!entry.pinned && may(*mac)));
+        let left = self.entries.values().filter(|entry| entry.port == port).count();
+        self.learned.insert(port, left);
+    }
+
     /// Forgets all of a port.
     pub(super) fn forget(&mut self, port: PortNumber) {
         self.entries.retain(|_, entry| entry.port != port);

@@ -230,3 +230,55 @@ fn source_guard_passes_only_addresses_of_its_port() {
         !guard.permits(&tagged(&[0, 5, 8, 0])) && !guard.permits(&tagged(&[0, 5, 0x81, 0, 0, 5, 0x81, 0, 0, 5, 8, 0]))
     );
 }
+
+#[test]
+fn changed_guards_move_addresses_and_forget_the_rest() {
+    let mut switch = switch(SwitchOptions::default());
+    let guard = |n| SourceGuard::new(vec![mac(n)], vec![]);
+    switch.set_guards(vec![(A, guard(1)), (B, guard(2))]);
+    for (from, source, decision) in
+        [(A, 1, FrameDecision::Flood), (A, 2, SPOOFED), (C, 1, SPOOFED), (C, 7, FrameDecision::Flood)]
+    {
+        assert_eq!(switch.admit(0, from, &frame(EVERYBODY, mac(source))), decision, "{from:?} {source}");
+    }
+    // The addresses change places, and the third port may send only from one that it has not used.
+    switch.set_guards(vec![(A, guard(2)), (B, guard(1)), (C, guard(3))]);
+    for (from, own, other) in [(A, 2, 1), (B, 1, 2), (C, 3, 7)] {
+        assert_eq!(switch.admit(0, from, &frame(EVERYBODY, mac(other))), SPOOFED, "{from:?}");
+        assert_eq!(switch.admit(0, from, &frame(EVERYBODY, mac(own))), FrameDecision::Flood, "{from:?}");
+    }
+    assert_eq!(switch.admit(0, A, &frame(mac(1), mac(2))), FrameDecision::Forward(B));
+    assert_eq!(switch.admit(0, A, &frame(mac(7), mac(2))), FrameDecision::Flood, "a forgotten address");
+    // A port without fixed addresses learns again, and what was fixed to it is free.
+    switch.set_guards(vec![(C, SourceGuard::default())]);
+    assert_eq!(switch.admit(0, C, &frame(EVERYBODY, mac(7))), FrameDecision::Flood);
+    assert_eq!(switch.admit(0, A, &frame(mac(3), mac(2))), FrameDecision::Flood);
+    assert_eq!(switch.admit(0, A, &frame(mac(7), mac(2))), FrameDecision::Forward(C));
+}
+
+#[test]
+fn port_with_new_guard_has_its_share_of_the_table_again() {
+    let table = TableOptions { most_of_port: 2, ..TableOptions::default() };
+    let mut switch = switch(SwitchOptions { table, ..SwitchOptions::default() });
+    let learn = |switch: &mut Switch, n| switch.admit(0, A, &frame(EVERYBODY, mac(n)));
+    (1..=2).for_each(|n| assert_eq!(learn(&mut switch, n), FrameDecision::Flood));
+    switch.set_guards(vec![(A, SourceGuard::new(vec![mac(1), mac(3)], vec![]))]);
+    switch.set_guards(vec![(A, SourceGuard::default())]);
+    (4..=6).for_each(|n| assert_eq!(learn(&mut switch, n), FrameDecision::Flood));
+    let known = switch.addresses(0).iter().map(|row| row.mac).collect::<Vec<_>>();
+    assert_eq!(known, [mac(4), mac(5)]);
+}
+
+#[test]
+fn changed_limits_of_floods_and_age_hold_at_once() {
+    let mut switch = switch(SwitchOptions::default());
+    switch.set_limits(1, 10 * SECOND, 0);
+    let flood = |switch: &mut Switch, now| switch.admit(now, A, &frame(EVERYBODY, mac(1)));
+    assert_eq!(flood(&mut switch, 0), FrameDecision::Flood);
+    assert_eq!(flood(&mut switch, 0), FrameDecision::Discard(DiscardReason::FloodLimit));
+    // The same limits again are no new share.
+    switch.set_limits(1, 10 * SECOND, 0);
+    assert_eq!(flood(&mut switch, 0), FrameDecision::Discard(DiscardReason::FloodLimit));
+    assert_eq!(switch.admit(9 * SECOND, B, &frame(mac(1), mac(2))), FrameDecision::Forward(A));
+    assert_eq!(switch.admit(10 * SECOND, B, &frame(mac(1), mac(2))), FrameDecision::Flood);
+}

@@ -3,7 +3,8 @@
 use crate::common::HANG;
 use partywall_vhost::control::{PortReport, SwitchReport};
 use partywall_vhost::driver::{DriverOptions, GuestDriver};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -79,10 +80,25 @@ impl Host {
         this
     }
 
+    /// Writes the file that the switch is started with from now on.
+    pub(crate) fn write_file(&self, text: &str) {
+        let path = self.file();
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("lan.toml")
+    }
+
     pub(crate) fn start(&mut self) {
         let log = std::fs::File::options().create(true).append(true).open(self.folder.path().join("log")).unwrap();
         let mut command = self.command();
-        let switch = command.args(["run", "lan"]).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        command.args(["run", "lan"]);
+        if self.file().exists() {
+            command.arg("--config").arg(self.file());
+        }
+        let switch = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         self.switch = Some(Guarded(switch));
         wait_until("the switch answers", || {
             let pid = self.switch_pid();
@@ -119,9 +135,20 @@ impl Host {
     }
 
     pub(crate) fn ask(&self, words: &[&str]) -> String {
+        let (done, text) = self.try_ask(words);
+        assert!(done, "{words:?}: {text}");
+        text
+    }
+
+    /// Whether the command succeeds, and what it prints.
+    pub(crate) fn try_ask(&self, words: &[&str]) -> (bool, String) {
         let done = self.command().args(words).output().unwrap();
-        assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
-        String::from_utf8_lossy(&done.stdout).into_owned()
+        let text = if done.status.success() { done.stdout } else { done.stderr };
+        (done.status.success(), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
     }
 
     pub(crate) fn port(&self, name: &str) -> PortReport {

@@ -1,9 +1,15 @@
 //! `partywall-net`: runs a switch, and asks a running one.
 
-use clap::{Parser, Subcommand};
+mod manual;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use partywall_terminal::{printable, table};
 use partywall_vhost::attach::CardSettings;
-use partywall_vhost::control::{self, ControlRequest, FoundSwitch, PortReport, PortSpec, SwitchReport};
+use partywall_vhost::config::{ConfigSource, LONGEST_AGE, LONGEST_HOLD, SAMPLE_CONFIG, SwitchSettings, parse_rate};
+use partywall_vhost::control::{
+    self, ControlRequest, FoundSwitch, PortReport, PortSpec, ReloadReport, SwitchControl, SwitchReport,
+};
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
 use partywall_vhost::{PAIRS, VhostError, attach, check_access, machine_user};
@@ -11,8 +17,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The smallest that IPv4 allows. Linux refuses a card with less.
@@ -24,6 +31,7 @@ card. A frame is copied once, from the sending machine's memory to the receiving
 
 A machine's memory must be shared with the switch: -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram.
 A restarted switch has its added ports again, and machines reconnect automatically.
+A file fixes ports and their limits: /etc/partywall/net/NAME.toml for a switch in /run/partywall/net, or the file of --config.
 
 Examples:
   partywall net run lan --port a --port b --tap up0     a switch with two ports and an uplink, in the foreground
@@ -31,6 +39,8 @@ Examples:
   partywall net add lan c --mac 52:54:00:00:00:0c --ip 10.0.0.12 --rate 100M
   partywall net attach lan c --qmp /run/c.qmp           plug a card into a running machine
   partywall net detach lan c --qmp /run/c.qmp           and remove it
+  partywall net run lan --check                         check the switch's file
+  partywall net reload lan                              bring the changed file into force
   partywall net list                                    the switches of this host
   partywall net show lan
   partywall net remove lan c";
@@ -42,8 +52,14 @@ struct Cli {
     /// Folder of all switches [default: /run/partywall/net for root, else $XDG_RUNTIME_DIR/partywall/net]
     #[arg(long, global = true, value_name = "FOLDER")]
     folder: Option<PathBuf>,
+    /// Print a sample file of a switch, with every key explained, and exit
+    #[arg(long, exclusive = true)]
+    print_sample_config: bool,
+    /// Print the page partywall-net.toml(5) of the manual, and exit
+    #[arg(long, exclusive = true)]
+    print_manual: bool,
     #[command(subcommand)]
-    command: NetCommand,
+    command: Option<NetCommand>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -52,6 +68,12 @@ enum NetCommand {
     Run {
         /// Name of the switch
         switch: String,
+        /// The file that fixes ports and their limits [default: /etc/partywall/net/NAME.toml if there is one, for a switch in /run/partywall/net]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Only check the file
+        #[arg(long)]
+        check: bool,
         /// A port for a machine's card; may be repeated
         #[arg(long = "port", value_name = "PORT")]
         ports: Vec<String>,
@@ -61,15 +83,20 @@ enum NetCommand {
         /// Microseconds to poll empty queues before sleeping; 0 sleeps at once
         #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
         spin: u64,
-        /// Milliseconds that a frame waits for a machine without receive buffers; 0 drops it at once
-        #[arg(long, value_name = "MILLISECONDS", default_value_t = 20)]
-        hold: u64,
-        /// Frames a second that each port may flood to all others; 0 is no limit
-        #[arg(long, value_name = "FRAMES", default_value_t = 2_000)]
-        floods: u64,
-        /// Seconds until the address of a silent machine is forgotten
-        #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = partywall_terminal::whole::<u64>(1..=1_000_000))]
-        age: u64,
+        /// Milliseconds that a frame waits for a machine without receive buffers; 0 drops it at once [default: that of the file, or 20]
+        #[arg(long, value_name = "MILLISECONDS", value_parser = partywall_terminal::whole::<u64>(0..=LONGEST_HOLD))]
+        hold: Option<u64>,
+        /// Frames a second that each port may flood to all others; 0 is no limit [default: that of the file, or 2000]
+        #[arg(long, value_name = "FRAMES")]
+        floods: Option<u64>,
+        /// Seconds until the address of a silent machine is forgotten [default: that of the file, or 300]
+        #[arg(long, value_name = "SECONDS", value_parser = partywall_terminal::whole::<u64>(1..=LONGEST_AGE))]
+        age: Option<u64>,
+    },
+    /// Bring the changed file of a running switch into force; an invalid file changes nothing
+    Reload {
+        /// The switch
+        switch: String,
     },
     /// Add a port to a running switch
     Add {
@@ -193,22 +220,6 @@ impl PortArgs {
     }
 }
 
-fn parse_rate(text: &str) -> Result<u64, String> {
-    let (digits, unit) = match text.strip_suffix(['K', 'M', 'G']) {
-        Some(digits) => (
-            digits,
-            match text.as_bytes().last() {
-                Some(b'K') => 1_000,
-                Some(b'M') => 1_000_000,
-                _ => 1_000_000_000,
-            },
-        ),
-        None => (text, 1),
-    };
-    let rate = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit)).filter(|rate| *rate > 0);
-    rate.ok_or_else(|| "write bytes a second, as in 100M".to_owned())
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     partywall_terminal::log_to_stderr("info");
@@ -226,16 +237,47 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
         control::check_name(switch)?;
         Ok(all()?.join(switch))
     };
-    match &cli.command {
-        NetCommand::Run { switch, ports, taps, spin, hold, floods, age } => {
+    if cli.print_sample_config {
+        return print(SAMPLE_CONFIG.as_bytes());
+    }
+    if cli.print_manual {
+        let page = manual::config_page();
+        return print(&page.map_err(|source| VhostError::System { call: "make the manual page", source })?);
+    }
+    let Some(command) = &cli.command else {
+        Cli::command().error(ErrorKind::MissingSubcommand, "a subcommand is required; --help lists them").exit()
+    };
+    match command {
+        NetCommand::Run { switch, config, check, ports, taps, spin, hold, floods, age } => {
             let mut options = EngineOptions::new(folder(switch)?);
+            let settings = SwitchSettings { floods: *floods, age: *age, hold: *hold };
+            let source = ConfigSource::new(config.as_deref(), &options.folder, settings)?;
+            if *check {
+                return check_file(&source);
+            }
             options.spin = Duration::from_micros(*spin);
-            options.hold = Duration::from_millis(*hold);
-            options.switch.floods = *floods;
-            options.switch.table.age = age.saturating_mul(1_000_000_000);
+            options.hold = hold.map_or(options.hold, Duration::from_millis);
+            options.switch.floods = floods.unwrap_or(options.switch.floods);
+            if let Some(age) = age {
+                options.switch.table.age = age.saturating_mul(1_000_000_000);
+            }
             let tap = |name: &String| PortSpec { tap: true, ..PortSpec::new(name) };
             let specs = ports.iter().map(|name| PortSpec::new(name)).chain(taps.iter().map(tap)).collect();
-            serve(options, specs)
+            serve(options, source, specs)
+        }
+        NetCommand::Reload { switch } => {
+            let done = control::ask(&folder(switch)?, &ControlRequest::Reload)?;
+            let ReloadReport { added, changed, removed } = parsed(&done)?;
+            let count = |what: &str, names: &[String]| match names {
+                [] => String::new(),
+                names => format!("; {what}: {}", printable(&names.join(", "))),
+            };
+            say(format_args!(
+                "the file is in force{}{}{}",
+                count("added", &added),
+                count("changed", &changed),
+                count("removed", &removed)
+            ))
         }
         NetCommand::Add { switch, port } => {
             let path = control::ask(&folder(switch)?, &ControlRequest::Add { port: port.spec() })?;
@@ -276,10 +318,14 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
             let there = find()?;
             let is_new = there.is_none();
             let user = machine_user(qmp)?;
+            let mut remedy = "remove the port, and attach again without --owner".to_owned();
             match there {
                 Some(row) => {
-                    spec.agrees(&row.port)?;
+                    row.agrees(&spec)?;
                     mac = row.port.mac.first().copied();
+                    if let Some(place) = &row.listed {
+                        remedy = format!("set `owner` of the port in {place}, and reload");
+                    }
                 }
                 None => {
                     // The rights of root need no owner.
@@ -289,8 +335,7 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
             }
             let socket = spec.socket(&folder);
             let is_taken = || Ok(find()?.is_some_and(|row| row.occupied));
-            let remedy = "remove the port, and attach again without --owner";
-            let plugged = check_access(&socket, user, remedy)
+            let plugged = check_access(&socket, user, &remedy)
                 .and_then(|()| attach::plug(qmp, (switch, &port.port), &socket, mac, card.settings(), is_taken))
                 .inspect_err(|_| {
                     if is_new {
@@ -318,8 +363,31 @@ fn say(what: impl std::fmt::Display) -> Result<(), VhostError> {
     Ok(())
 }
 
-fn serve(options: EngineOptions, specs: Vec<PortSpec>) -> Result<(), VhostError> {
+/// Prints a text. A pager that closes early is no failure.
+fn print(bytes: &[u8]) -> Result<(), VhostError> {
+    let _ = std::io::stdout().write_all(bytes);
+    Ok(())
+}
+
+fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy()).to_string()
+}
+
+fn check_file(source: &ConfigSource) -> Result<(), VhostError> {
+    match (source.read()?, &source.path) {
+        (Some(config), _) => {
+            say(format_args!("{}: a good file; it lists {} ports", shown(&config.path), config.ports.len()))
+        }
+        (None, Some(path)) => {
+            say(format_args!("there is no file {}: the switch has the ports that commands add", shown(path)))
+        }
+        (None, None) => say("the switch has no file without --config, because its folder is not in /run/partywall/net"),
+    }
+}
+
+fn serve(options: EngineOptions, source: ConfigSource, specs: Vec<PortSpec>) -> Result<(), VhostError> {
     let folder = options.folder.clone();
+    let config = source.read()?;
     let private =
         std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o755).recursive(true).create(&folder);
     private.map_err(VhostError::file_error("make", &folder))?;
@@ -332,23 +400,16 @@ fn serve(options: EngineOptions, specs: Vec<PortSpec>) -> Result<(), VhostError>
     }
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| VhostError::System { call: "catch signals", source })?;
-    let saved = control::saved(&folder)?;
     let (engine, handle) = Engine::new(options)?;
     let running = std::thread::spawn(move || engine.run());
-    let named = |spec: &&PortSpec| !saved.iter().any(|s| s.name == spec.name);
-    for port in saved.iter().chain(specs.iter().filter(named)) {
-        handle.ask(ControlRequest::Add { port: port.clone() }).inspect_err(|_| {
-            // The devices of new ports would stay without a switch that knows them.
-            for new in specs.iter().filter(named) {
-                let _ = handle.ask(ControlRequest::Remove { name: new.name.clone() });
-            }
-        })?;
-    }
-    control::save(&folder, &handle)?;
+    let switch = Arc::new(SwitchControl::new(&folder, handle.clone(), source));
+    switch.start(config, &specs)?;
     let listener = control::listen(&folder)?;
-    let (asked, at) = (handle.clone(), folder.clone());
-    std::thread::spawn(move || control::serve(&listener, &at, &asked));
+    let asked = Arc::clone(&switch);
+    std::thread::spawn(move || control::serve(&listener, &asked));
     say(format_args!("serving {}", folder.display()))?;
+    // Without systemd, this does nothing.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     // An engine that ends by itself has failed.
     let watcher = signals.handle();
     let ended = std::thread::spawn(move || {
@@ -356,8 +417,16 @@ fn serve(options: EngineOptions, specs: Vec<PortSpec>) -> Result<(), VhostError>
         watcher.close();
         end
     });
-    if signals.forever().next().is_some() {
+    for signal in signals.forever() {
+        if signal == SIGHUP && switch.has_file() {
+            if let Err(e) = switch.perform(ControlRequest::Reload) {
+                tracing::error!("SIGHUP: {e}");
+            }
+            continue;
+        }
+        // Not behind a request that another thread performs.
         let _ = handle.ask(ControlRequest::Stop);
+        break;
     }
     let _ = std::fs::remove_file(control::socket(&folder));
     match ended.join() {
@@ -367,6 +436,10 @@ fn serve(options: EngineOptions, specs: Vec<PortSpec>) -> Result<(), VhostError>
 }
 
 fn report(value: &serde_json::Value) -> Result<SwitchReport, VhostError> {
+    parsed(value)
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(value: &serde_json::Value) -> Result<T, VhostError> {
     serde_json::from_value(value.clone()).map_err(|e| VhostError::Refused(format!("the switch answers otherwise: {e}")))
 }
 
