@@ -15,7 +15,7 @@
 //! The agent serves all programs by one thread. So looking for members takes at most a part of its time: after each look, the next question about
 //! groups waits (protocol U14.20).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use partywall_protocol::directory::Transport;
@@ -27,6 +27,9 @@ use partywall_region::inspect::receivers::{FoundReceiver, ReceiverFinder};
 const MOST_SHOWN: usize = 512;
 /// Messages with questions that wait, at most: more than the broker sends about the flows that a machine may have.
 const MOST_WAITING: usize = 32;
+/// The time that a look at one group may take, and one at all groups of a message: programs wait meanwhile, and the proofs of other flows.
+const LOOK_AT_GROUP: Duration = Duration::from_millis(50);
+const LOOK_AT_ALL: Duration = Duration::from_millis(200);
 /// After this time the broker asks again, and ignores the answer to the earlier question (protocol U14.7).
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -48,6 +51,8 @@ struct PublishedMembers {
     shown: BTreeMap<(u32, u32), u64>,
     /// By session and the key of the publication.
     published: BTreeMap<(u32, u64), u64>,
+    /// Withdrawals by session and key that came while the session had shown sockets. A program can guess the key that the broker has not sent yet.
+    early: BTreeSet<(u32, u64)>,
     members: GroupMembers,
 }
 
@@ -68,6 +73,11 @@ impl PublishedMembers {
 
     fn published(&mut self, session: u32, request: u32, key: u64) {
         let Some(cookie) = self.shown.remove(&(session, request)) else { return };
+        let is_withdrawn = self.early.contains(&(session, key));
+        self.forget_early(session);
+        if is_withdrawn {
+            return;
+        }
         self.members.count(cookie, true);
         if let Some(before) = self.published.insert((session, key), cookie) {
             self.members.count(before, false);
@@ -77,11 +87,35 @@ impl PublishedMembers {
     fn withdrawn(&mut self, session: u32, key: u64) {
         if let Some(cookie) = self.published.remove(&(session, key)) {
             self.members.count(cookie, false);
+        } else if self.has_shown(session) {
+            self.early.insert((session, key));
+            if self.early.range((session, 0)..=(session, u64::MAX)).count() > MOST_SHOWN {
+                // None of what it has shown will count.
+                self.shown.retain(|(of, _), _| *of != session);
+                self.forget_early(session);
+            }
+        }
+    }
+
+    fn refused(&mut self, session: u32, request: u32) {
+        self.shown.remove(&(session, request));
+        self.forget_early(session);
+    }
+
+    fn has_shown(&self, session: u32) -> bool {
+        self.shown.range((session, 0)..=(session, u32::MAX)).next().is_some()
+    }
+
+    /// Withdrawals are of no use once the session waits for no publication.
+    fn forget_early(&mut self, session: u32) {
+        if !self.has_shown(session) {
+            self.early.retain(|(of, _)| *of != session);
         }
     }
 
     fn session_ended(&mut self, session: u32) {
         self.shown.retain(|(of, _), _| *of != session);
+        self.forget_early(session);
         let keys: Vec<u64> =
             self.published.range((session, 0)..=(session, u64::MAX)).map(|((_, key), _)| *key).collect();
         keys.into_iter().for_each(|key| self.withdrawn(session, key));
@@ -136,7 +170,7 @@ impl MachineReceivers {
 
     /// The broker has refused a request of a program.
     pub(crate) fn refused(&mut self, session: u32, request: u32) {
-        self.members.shown.remove(&(session, request));
+        self.members.refused(session, request);
     }
 
     /// A program withdraws a socket. From here on its group is not proved (protocol U14.19): the program may have had the kernel choose otherwise.
@@ -185,7 +219,7 @@ impl MachineReceivers {
         let Some(finder) = &mut self.finder else { return Vec::new() };
         let begun = Instant::now();
         let found = finder.find(questions);
-        let mut groups = GroupLook::new(&self.members.members);
+        let mut groups = GroupLook::new(&self.members.members).within(LOOK_AT_GROUP, LOOK_AT_ALL);
         let mut cookie_of = |(question, found): (&ReceiverQuestion, Option<FoundReceiver>)| {
             let found = found?;
             let counts = groups.counts((question.to, *question), found, |probes| finder.find(probes));

@@ -352,7 +352,7 @@ impl Serving {
                 return self.refuse(session, request, Refusal::Protocol, &reason);
             }
             Ok((request, message)) if message.brings_socket() => {
-                return self.pass_out_socket(session, request, &message, bytes, fds);
+                return self.pass_out_socket((session, request, is_new), &message, bytes, fds);
             }
             Ok((_, Message::Cancel { offer })) => {
                 self.handshakes.cancelled(session, offer);
@@ -426,7 +426,13 @@ impl Serving {
     }
 
     /// A program shows a socket: what this machine's kernel says of it goes to the broker, and the socket does not.
-    fn pass_out_socket(&mut self, session: u32, request: u32, message: &Message, bytes: &[u8], fds: Vec<OwnedFd>) {
+    fn pass_out_socket(
+        &mut self,
+        (session, request, is_new): (u32, u32, bool),
+        message: &Message,
+        bytes: &[u8],
+        fds: Vec<OwnedFd>,
+    ) {
         let mut fds = fds.into_iter();
         let Some(socket) = fds.next() else { return };
         let facts = match self.inspector.inspect(Unhurried(socket), message.shows_connection()) {
@@ -447,7 +453,8 @@ impl Serving {
             let Ok(near) = self.begin_links(1, &mut links) else { return self.close(session) };
             self.introductions.ask_elsewhere(session, request, near);
         }
-        if matches!(message, Message::Publish { .. }) {
+        // The broker's answer to an earlier request of this number would count for the socket.
+        if is_new && matches!(message, Message::Publish { .. }) {
             match self.receivers.show((session, request), &facts) {
                 PublishRequest::Fine => {}
                 PublishRequest::Twice => return self.close(session),

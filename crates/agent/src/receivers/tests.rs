@@ -100,6 +100,28 @@ fn withdrawn_or_ended_publication_counts_no_more() {
     assert_eq!(all.find(&[about(&one)]), [0], "refused, or of an ended session");
 }
 
+/// Keys are easy to guess, and the broker answers later than the program may write.
+#[test]
+fn withdrawal_before_the_brokers_answer_counts() {
+    let mut all = MachineReceivers::open();
+    let one = first_member();
+    assert_eq!(all.show((ONE, 7), &facts(&one)), PublishRequest::Fine);
+    all.withdrawn(ONE, 70);
+    all.withdrawn(TWO, 71);
+    all.published(ONE, 7, 70);
+    assert_eq!(all.find(&[about(&one)]), [0]);
+    assert!(all.members.published.is_empty() && all.members.early.is_empty(), "nothing is left");
+    publish(&mut all, ONE, 71, &one);
+    assert_eq!(all.find(&[about(&one)]), [cookie(&one)], "another session's, and not one of this publication");
+
+    assert_eq!(all.show((TWO, 8), &facts(&one)), PublishRequest::Fine);
+    (0..=MOST_SHOWN as u64).for_each(|key| all.withdrawn(TWO, 1000 + key));
+    assert!(all.members.early.is_empty() && all.members.shown.is_empty(), "the session has too many");
+    all.session_ended(ONE);
+    all.published(TWO, 8, 80);
+    assert_eq!(all.find(&[about(&one)]), [0]);
+}
+
 #[test]
 fn socket_that_two_sessions_publish_counts_until_both_end() {
     let mut all = MachineReceivers::open();

@@ -46,6 +46,8 @@ struct SeparateFlow {
 #[derive(Debug)]
 struct OpenQuestions {
     asked_at: u64,
+    /// The agent looks for members of groups.
+    about_groups: bool,
     ends: Vec<(u64, Side)>,
 }
 
@@ -154,7 +156,8 @@ impl MachineSockets {
     }
 
     /// Asks the agents about the flows of their machines, and those of `unknown` machines for their network namespace. An agent that has
-    /// not answered the last questions is not asked again for a while.
+    /// not answered the last questions is not asked again for a while. Questions about groups are apart: the agent takes its time to answer them, and
+    /// other flows must not wait for that.
     pub(super) fn ask(&mut self, unknown: &[MachineId], now: u64) {
         for (machine, asked) in &mut self.machines {
             let of_machine = |socket: &FlowSocket| socket.namespace.origin == Origin::Machine(*machine);
@@ -165,28 +168,34 @@ impl MachineSockets {
                 })
                 .filter(|(.., socket)| of_machine(socket))
                 .collect();
-            if ends.is_empty() && !unknown.contains(machine) {
-                continue;
-            }
-            if asked.open.values().any(|open| now.saturating_sub(open.asked_at) < PATIENCE) {
-                continue;
-            }
-            asked.open.clear();
             // The agent looks for the members of a group once for each message that asks about the group.
             ends.sort_by_key(|(.., socket)| socket.is_chosen.then_some(socket.to));
+            let (plain, of_groups) = ends.split_at(ends.partition_point(|(.., socket)| !socket.is_chosen));
             let mut questions = Vec::new();
-            let mut ends = &ends[..];
-            loop {
-                let (some, rest) = ends.split_at(ends.len().min(MOST_QUESTIONS));
-                self.number = self.number.wrapping_add(1);
-                let of = some.iter().map(|(.., socket)| socket.question()).collect();
-                questions.push(Say::FindReceivers { number: self.number, questions: of });
-                let open = some.iter().map(|(flow, side, _)| (*flow, *side)).collect();
-                asked.open.insert(self.number, OpenQuestions { asked_at: now, ends: open });
-                ends = rest;
-                if ends.is_empty() {
-                    break;
+            for (mut ends, about_groups) in [(plain, false), (of_groups, true)] {
+                if ends.is_empty() && (about_groups || !unknown.contains(machine)) {
+                    continue;
                 }
+                let mut open = asked.open.values().filter(|open| open.about_groups == about_groups);
+                if open.any(|open| now.saturating_sub(open.asked_at) < PATIENCE) {
+                    continue;
+                }
+                asked.open.retain(|_, open| open.about_groups != about_groups);
+                loop {
+                    let (some, rest) = ends.split_at(ends.len().min(MOST_QUESTIONS));
+                    self.number = self.number.wrapping_add(1);
+                    let of = some.iter().map(|(.., socket)| socket.question()).collect();
+                    questions.push(Say::FindReceivers { number: self.number, questions: of });
+                    let ends_of = some.iter().map(|(flow, side, _)| (*flow, *side)).collect();
+                    asked.open.insert(self.number, OpenQuestions { asked_at: now, about_groups, ends: ends_of });
+                    ends = rest;
+                    if ends.is_empty() {
+                        break;
+                    }
+                }
+            }
+            if questions.is_empty() {
+                continue;
             }
             asked.port.ask(questions);
         }
@@ -201,7 +210,7 @@ impl MachineSockets {
         now: u64,
     ) -> Option<Answered> {
         let asked = self.machines.get_mut(&machine)?;
-        let OpenQuestions { asked_at, ends } = asked.open.remove(&number)?;
+        let OpenQuestions { asked_at, ends, .. } = asked.open.remove(&number)?;
         if asked.dates.len() >= DATES {
             asked.dates.pop_front();
         }
@@ -433,6 +442,22 @@ mod tests {
         w.sockets.remove(1);
         w.sockets.remove(100);
         assert_eq!(w.sockets.add(105, [member(A, next), socket(B)], 1000), None, "another one has ended");
+    }
+
+    #[test]
+    fn unanswered_question_about_a_group_delays_no_other_flow() {
+        let mut w = World::new();
+        w.sockets.add(1, [socket(Origin::Host), socket(B)], 1000);
+        w.sockets.add(2, [socket(Origin::Host), member(B, 7)], 1000);
+        w.sockets.ask(&[], 1000);
+        let [(plain, 1), (_, 1)] = w.asked(B)[..] else { panic!("a message for each kind") };
+        for now in (1000..1000 + PATIENCE).step_by(100) {
+            let plain = if now == 1000 { plain } else { w.asked(B)[0].0 };
+            w.answer(B, plain, now, now + 1);
+            w.sockets.ask(&[], now + 100);
+        }
+        assert_eq!(w.asked(B).len(), 2, "both again, after the patience");
+        assert_eq!((w.sockets.flows[&1].proved[1], w.sockets.flows[&2].proved[1]), (Some(900 + PATIENCE), None));
     }
 
     #[test]

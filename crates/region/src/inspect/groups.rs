@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use partywall_protocol::socket::ReceiverQuestion;
 
@@ -21,6 +22,8 @@ use super::receivers::FoundReceiver;
 
 /// Questions by which the members of a group are found in one look. Of two members, one stays unfound in one look of 2^64.
 const PROBES: u16 = 64;
+/// Questions that are asked at a time.
+const AT_A_TIME: usize = 8;
 /// Groups that have flows, at most (protocol U11.15): their questions must not crowd out the looks at all other flows.
 pub const GROUPS: usize = 64;
 /// At most this fraction of the time of a thread goes into looking: one part in ten.
@@ -51,12 +54,22 @@ impl GroupMembers {
 pub struct GroupLook<'a, K> {
     members: &'a GroupMembers,
     known: HashMap<K, bool>,
+    /// The time that one group may take, and the time that all groups may.
+    limits: [Duration; 2],
+    spent: Duration,
 }
 
 impl<'a, K: Hash + Eq> GroupLook<'a, K> {
     /// A look by what is published now.
     pub fn new(members: &'a GroupMembers) -> Self {
-        Self { members, known: HashMap::new() }
+        Self { members, known: HashMap::new(), limits: [Duration::MAX; 2], spent: Duration::ZERO }
+    }
+
+    /// A look that takes one group, and all groups together, hardly longer than these times. The kernel compares a question with each socket of the
+    /// port, of which a user can make tens of thousands. A group that takes longer does not count, and neither do those for which no time is left.
+    #[must_use]
+    pub fn within(self, group: Duration, all: Duration) -> Self {
+        Self { limits: [group, all], ..self }
     }
 
     /// Whether the socket that the kernel has found for a question is the one that receives. A socket outside of a group is. In a group, a socket
@@ -65,7 +78,7 @@ impl<'a, K: Hash + Eq> GroupLook<'a, K> {
         &mut self,
         (group, question): (K, ReceiverQuestion),
         found: FoundReceiver,
-        ask: impl FnOnce(&[ReceiverQuestion]) -> Vec<Option<FoundReceiver>>,
+        ask: impl FnMut(&[ReceiverQuestion]) -> Vec<Option<FoundReceiver>>,
     ) -> bool {
         if !question.in_group || found.is_connected {
             return true;
@@ -74,7 +87,11 @@ impl<'a, K: Hash + Eq> GroupLook<'a, K> {
         if let Some(known) = self.known.get(&group) {
             return *known;
         }
-        let counts = self.known.len() < GROUPS && self.knows_all(question, ask);
+        let [of_group, of_all] = self.limits;
+        let begun = Instant::now();
+        let limit = of_group.min(of_all.saturating_sub(self.spent));
+        let counts = self.known.len() < GROUPS && self.knows_all(question, ask, || begun.elapsed() < limit);
+        self.spent += begun.elapsed();
         self.known.insert(group, counts);
         counts
     }
@@ -84,16 +101,19 @@ impl<'a, K: Hash + Eq> GroupLook<'a, K> {
     fn knows_all(
         &self,
         question: ReceiverQuestion,
-        ask: impl FnOnce(&[ReceiverQuestion]) -> Vec<Option<FoundReceiver>>,
+        mut ask: impl FnMut(&[ReceiverQuestion]) -> Vec<Option<FoundReceiver>>,
+        has_time: impl Fn() -> bool,
     ) -> bool {
         let random = RandomState::new();
         // Ports from 1 on.
         let port = |at: u16| (random.hash_one(at) as u16).max(1);
         let from = |at| SocketAddr::new(question.from.ip(), port(at));
         let probes: Vec<_> = (0..PROBES).map(|at| ReceiverQuestion { from: from(at), ..question }).collect();
-        let found = ask(&probes);
-        found.len() == probes.len()
-            && found.iter().all(|found| found.is_some_and(|it| self.members.0.contains_key(&it.cookie)))
+        probes.chunks(AT_A_TIME).all(|some| {
+            let found = if has_time() { ask(some) } else { Vec::new() };
+            found.len() == some.len()
+                && found.iter().all(|found| found.is_some_and(|it| self.members.0.contains_key(&it.cookie)))
+        })
     }
 }
 
@@ -126,8 +146,12 @@ mod tests {
         };
         members.count(1, true);
         assert!(!counts(&members, question(true), found(1)), "the other is not published");
-        assert!(counts(&members, question(true), FoundReceiver { is_connected: true, ..found(1) }));
-        assert!(counts(&members, question(false), found(1)));
+        for (question, found) in
+            [(question(true), FoundReceiver { is_connected: true, ..found(1) }), (question(false), found(1))]
+        {
+            let counts = GroupLook::new(&members).counts((0, question), found, |_| panic!("nothing to be asked"));
+            assert!(counts, "{question:?}");
+        }
         members.count(2, true);
         members.count(2, true);
         assert!(counts(&members, question(true), found(1)));
@@ -138,7 +162,10 @@ mod tests {
         members.count(2, false);
         members.count(1, false);
         assert!(members.is_empty(), "withdrawn more often than published");
-        assert_eq!(probes, 4 * usize::from(PROBES), "neither for the connected nor for the lone socket");
+        assert!(
+            (2 * usize::from(PROBES)..4 * usize::from(PROBES)).contains(&probes),
+            "{probes}: it stops at a stranger"
+        );
     }
 
     #[test]
@@ -150,9 +177,30 @@ mod tests {
         for (answers, expected) in
             [(answers(PROBES.into()), true), (answers(3), false), (vec![], false), (holed, false)]
         {
-            let counts = GroupLook::new(&members).counts((0, question(true)), found(1), |_| answers.clone());
+            let mut rest = answers.clone();
+            let ask = |asked: &[ReceiverQuestion]| rest.drain(..asked.len().min(rest.len())).collect();
+            let counts = GroupLook::new(&members).counts((0, question(true)), found(1), ask);
             assert_eq!(counts, expected, "{answers:?}");
         }
+    }
+
+    #[test]
+    fn group_that_takes_too_long_does_not_count() {
+        let (mut members, mut probes) = (GroupMembers::default(), 0);
+        members.count(1, true);
+        members.count(2, true);
+        let mut slowly = |look: &mut GroupLook<'_, i32>, group| {
+            look.counts((group, question(true)), found(1), |asked| {
+                std::thread::sleep(Duration::from_millis(5));
+                choose(asked, &mut probes)
+            })
+        };
+        let [short, long] = [Duration::from_millis(5), Duration::from_secs(60)];
+        assert!(!slowly(&mut GroupLook::new(&members).within(short, long), 0), "one group");
+        let mut look = GroupLook::new(&members).within(long, short);
+        assert!(!slowly(&mut look, 0) && !slowly(&mut look, 1), "all groups");
+        assert!(slowly(&mut GroupLook::new(&members).within(long, long), 0));
+        assert_eq!(probes, 2 * AT_A_TIME + usize::from(PROBES), "nothing is asked without time");
     }
 
     #[test]
