@@ -87,14 +87,23 @@ impl Card {
         (self.patience, self.waits) = (half(hold), half(hold));
     }
 
-    /// Gives the socket to another user. Front ends stay connected until [`Self::disconnect`].
-    pub(crate) fn set_owner(&self, uid: u32) -> Result<(), VhostError> {
-        self.listener.set_owner(uid)
+    /// A socket for another owner, for [`Self::replace`].
+    pub(crate) fn successor(&self, owner: u32) -> Result<FrontendListener, VhostError> {
+        self.listener.successor(owner)
     }
 
-    /// Disconnects the front end, and those that have connected and were not taken yet. They may connect again.
+    /// Listens by another socket, at the same path. The front end stays connected until [`Self::disconnect`].
+    pub(crate) fn replace(&mut self, successor: FrontendListener) {
+        self.listener.replace(successor);
+    }
+
+    /// Whether front ends find its socket.
+    pub(crate) fn is_there(&self) -> bool {
+        self.listener.is_there()
+    }
+
+    /// Disconnects the front end. It may connect again.
     pub(crate) fn disconnect(&mut self) {
-        self.listener.turn_away();
         self.session = None;
         (self.parked, self.stalled) = ([None; PAIRS], false);
     }

@@ -94,13 +94,13 @@ impl Drop for ReceivedFd {
 
 #[cfg(test)]
 #[cfg(not(miri))]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
-    #[test]
-    fn lingering_sockets_are_closed_elsewhere_and_counted() {
+    /// A socket whose close lingers until its peer, the other one, is closed.
+    pub(crate) fn lingering() -> (TcpStream, TcpStream) {
         // Its bytes are never read, so that a close lingers as long as it may.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -109,6 +109,12 @@ mod tests {
         while std::io::Write::write(&mut &socket, &[0; 65_536]).is_ok() {}
         rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(600))).unwrap();
         socket.set_nonblocking(false).unwrap();
+        (socket, other)
+    }
+
+    #[test]
+    fn lingering_sockets_are_closed_elsewhere_and_counted() {
+        let (socket, other) = lingering();
         let reaper = Reaper::default();
         drop(ReceivedFd::new(socket.into(), &reaper));
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();

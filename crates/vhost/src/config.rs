@@ -32,6 +32,10 @@ const HOST_SWITCHES: &str = "/run/partywall/net";
 pub const LONGEST_HOLD: u64 = 60_000;
 /// The longest time until a silent address is forgotten, in seconds.
 pub const LONGEST_AGE: u64 = 1_000_000;
+/// The longest file, in bytes.
+const LONGEST_FILE: u64 = 1 << 20;
+/// The most ports of a file.
+const MOST_PORTS: usize = 1024;
 /// The kernel's limit of a device's name.
 const LONGEST_DEVICE: usize = 15;
 
@@ -115,9 +119,9 @@ struct PortText {
     name: String,
     #[serde(default)]
     tap: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "filled_list")]
     mac: Vec<Spanned<MacAddress>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "filled_list")]
     ip: Vec<Spanned<HostAddress>>,
     #[serde(default)]
     rate: Option<ByteRate>,
@@ -129,6 +133,15 @@ fn port_name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let name = String::deserialize(from)?;
     check_name(&name).map_err(serde::de::Error::custom)?;
     Ok(name)
+}
+
+/// Addresses. An empty list could be meant to allow none, and a port without addresses may send from all.
+fn filled_list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    let list = Vec::deserialize(from)?;
+    if list.is_empty() {
+        return Err(serde::de::Error::custom("the list is empty: leave the key out to allow all addresses"));
+    }
+    Ok(list)
 }
 
 #[derive(Deserialize)]
@@ -166,17 +179,25 @@ impl TryFrom<String> for HostAddress {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let Ok(ip) = text.parse::<IpAddr>().map(|ip| ip.to_canonical()) else {
-            return Err(format!(
-                "`{text}` is no IP address: write one as in 10.0.0.12 or fd00::12, without a prefix length"
-            ));
-        };
-        let is_broadcast = matches!(ip, IpAddr::V4(four) if four.is_broadcast());
-        if ip.is_unspecified() || ip.is_multicast() || is_broadcast {
-            return Err(format!("`{text}` is not the address of one host"));
-        }
-        Ok(Self(ip))
+        parse_host_address(&text).map(Self)
     }
+}
+
+/// The IP address of one host. An IPv4 address that is mapped to IPv6 becomes an IPv4 address, which frames have.
+///
+/// # Errors
+/// How to write it.
+pub fn parse_host_address(text: &str) -> Result<IpAddr, String> {
+    let Ok(ip) = text.parse::<IpAddr>().map(|ip| ip.to_canonical()) else {
+        return Err(format!(
+            "`{text}` is no IP address: write one as in 10.0.0.12 or fd00::12, without a prefix length"
+        ));
+    };
+    let is_broadcast = matches!(ip, IpAddr::V4(four) if four.is_broadcast());
+    if ip.is_unspecified() || ip.is_multicast() || is_broadcast {
+        return Err(format!("`{text}` is not the address of one host"));
+    }
+    Ok(ip)
 }
 
 /// A name or a number.
@@ -213,7 +234,7 @@ impl TryFrom<NumberOrWord<u32>> for PortOwner {
 
     fn try_from(owner: NumberOrWord<u32>) -> Result<Self, String> {
         match owner {
-            NumberOrWord::Number(uid) => Ok(Self(uid)),
+            NumberOrWord::Number(uid) => user_number(&uid.to_string()).map(Self),
             NumberOrWord::Text(name) => user_number(&name).map(Self),
         }
     }
@@ -267,6 +288,9 @@ impl SwitchConfig {
     pub fn parse(text: &str) -> Result<Self, String> {
         let file: ConfigText = toml::from_str(text).map_err(|e| e.to_string())?;
         let line = |byte: usize| 1 + text.bytes().take(byte).filter(|byte| *byte == b'\n').count();
+        if let Some(port) = file.port.get(MOST_PORTS) {
+            return Err(format!("line {}: a file lists at most {MOST_PORTS} ports", line(port.span().start)));
+        }
         let mut ports: Vec<ListedPort> = Vec::with_capacity(file.port.len());
         let (mut names, mut macs, mut ips) = (FirstUses::default(), FirstUses::default(), FirstUses::default());
         for port in file.port {
@@ -335,7 +359,12 @@ impl SwitchConfig {
             return refused("users other than its owner may write to it: chmod go-w".to_owned());
         }
         let mut text = String::new();
-        File::from(file).read_to_string(&mut text).map_err(VhostError::file("read", path))?;
+        // It may grow while it is read.
+        let mut file = File::from(file).take(LONGEST_FILE + 1);
+        file.read_to_string(&mut text).map_err(VhostError::file("read", path))?;
+        if file.limit() == 0 {
+            return refused(format!("it has more than {LONGEST_FILE} bytes"));
+        }
         let config = Self::parse(&text);
         let config = config.map_err(|e| VhostError::Refused(format!("the file {} is wrong: {e}", path.display())))?;
         Ok(Self { path: path.to_owned(), ..config })

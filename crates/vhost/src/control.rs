@@ -4,13 +4,19 @@ use crate::config::{ConfigSource, SwitchConfig, contradiction};
 use crate::handle::{Answer, RequestHandle};
 use crate::{PortCounters, VhostError, line, tap};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 use tracing::{info, warn};
 
 pub use crate::port::{PortSpec, check_name};
+
+/// How long a client waits for a file to come into force.
+const LONGEST_RELOAD: Duration = Duration::from_secs(300);
 
 /// A request to a switch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -150,7 +156,9 @@ pub fn socket(folder: &Path) -> PathBuf {
 
 /// Asks a running switch.
 pub fn ask(folder: &Path, request: &ControlRequest) -> Result<serde_json::Value, VhostError> {
-    line::ask(&socket(folder), request).map_err(|e| {
+    // The names of users in a file may come from another host.
+    let limit = if matches!(request, ControlRequest::Reload) { LONGEST_RELOAD } else { line::ANSWER };
+    line::ask(&socket(folder), request, limit).map_err(|e| {
         e.or_absent(format_args!("no switch runs in {}; start it with `partywall net run`", folder.display()))
     })
 }
@@ -168,13 +176,41 @@ pub fn saved(folder: &Path) -> Result<Vec<PortSpec>, VhostError> {
     serde_json::from_str(&text).map_err(|e| VhostError::Refused(format!("{}: {e}; {remedy}", path.display())))
 }
 
-/// Writes the ports of a running switch into its folder, for [`saved`]. A port that the file lists is in force only by the file.
-fn save(folder: &Path, report: SwitchReport) -> Result<(), VhostError> {
-    let others = report.ports.into_iter().filter(|row| row.listed.is_none());
-    let ports: Vec<PortSpec> = others.map(|row| row.port).collect();
-    let text = serde_json::to_string(&ports).map_err(|e| VhostError::Refused(e.to_string()))?;
-    let (draft, path) = (folder.join("ports.json.new"), folder.join("ports.json"));
-    std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, &path)).map_err(VhostError::file("write", &path))
+/// Ports that no file lists, written down for [`saved`] before a change and not in force yet.
+#[derive(Debug)]
+struct PortsDraft {
+    draft: PathBuf,
+    path: PathBuf,
+}
+
+impl PortsDraft {
+    fn write(folder: &Path, ports: &[PortSpec]) -> Result<Self, VhostError> {
+        let this = Self { draft: folder.join("ports.json.new"), path: folder.join("ports.json") };
+        let text = serde_json::to_string(ports).map_err(|e| VhostError::Refused(e.to_string()))?;
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&this.draft)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        };
+        write().map_err(VhostError::file("write", &this.draft))?;
+        Ok(this)
+    }
+
+    /// The change is in force, and the ports of the last run are these from now on.
+    fn keep(self) -> Result<(), VhostError> {
+        std::fs::rename(&self.draft, &self.path).map_err(|e| {
+            let remedy = "the next start would have the ports of before: correct the folder, and repeat a change";
+            let path = self.path.display();
+            VhostError::Refused(format!("the change is in force, but {path} cannot be written: {e}; {remedy}"))
+        })
+    }
+}
+
+impl Drop for PortsDraft {
+    fn drop(&mut self) {
+        // There is none after it was kept.
+        let _ = std::fs::remove_file(&self.draft);
+    }
 }
 
 /// Listens in a switch's folder, for [`serve`].
@@ -226,12 +262,10 @@ impl SwitchControl {
             })?;
         }
         let report = self.report()?;
-        if config.is_some() {
-            let is_port = |name: &str, tap| report.ports.iter().any(|row| row.port.name == name && row.port.tap == tap);
-            tap::remove_strays(&self.folder, |name| is_port(name, true));
-            remove_stray_sockets(&self.folder, |name| is_port(name, false));
-        }
-        save(&self.folder, report)
+        let is_port = |name: &str, tap| report.ports.iter().any(|row| row.port.name == name && row.port.tap == tap);
+        tap::remove_strays(&self.folder, |name| is_port(name, true));
+        remove_stray_sockets(&self.folder, |name| is_port(name, false));
+        PortsDraft::write(&self.folder, &others_of(report))?.keep()
     }
 
     /// Whether the switch has a file in force, or one to read.
@@ -239,30 +273,52 @@ impl SwitchControl {
         self.source.path.as_ref().is_some_and(|path| path.exists()) || self.report().is_ok_and(|it| it.file.is_some())
     }
 
-    /// Performs a request, and writes down the ports that no file lists.
+    /// Performs a request, and writes down the ports that no file lists. That comes first: if it fails, nothing is changed.
     pub fn perform(&self, request: ControlRequest) -> Answer {
         let _turn = self.turn();
-        let value = match request {
+        let unchanged = |e| VhostError::Refused(format!("nothing was changed: {e}"));
+        match request {
             ControlRequest::Reload => {
-                self.reload().map_err(|e| VhostError::Refused(format!("nothing was changed: {e}")))?
+                let (config, draft) = self.prepare_reload().map_err(unchanged)?;
+                let path = config.path.clone();
+                let report = self.engine.ask(ControlRequest::Apply { config }).map_err(unchanged)?;
+                info!("{} is in force: {report}", path.display());
+                draft.keep()?;
+                Ok(report)
             }
-            ControlRequest::Add { .. } | ControlRequest::Remove { .. } => self.engine.ask(request)?,
-            request => return self.engine.ask(request),
-        };
-        save(&self.folder, self.report()?)?;
+            ControlRequest::Add { ref port } => {
+                let mut others = others_of(self.report()?);
+                others.push(port.clone());
+                self.change(request, &others)
+            }
+            ControlRequest::Remove { ref name } => {
+                let mut others = others_of(self.report()?);
+                others.retain(|port| port.name != *name);
+                self.change(request, &others)
+            }
+            request => self.engine.ask(request),
+        }
+    }
+
+    /// Performs a request, after which the switch has these ports that no file lists.
+    fn change(&self, request: ControlRequest, others: &[PortSpec]) -> Answer {
+        let draft = PortsDraft::write(&self.folder, others)?;
+        let value = self.engine.ask(request)?;
+        draft.keep()?;
         Ok(value)
     }
 
-    fn reload(&self) -> Answer {
+    /// The file, and the ports that it does not list and that stay.
+    fn prepare_reload(&self) -> Result<(Box<SwitchConfig>, PortsDraft), VhostError> {
         let Some(path) = &self.source.path else {
             let why = "the switch was started without --config, and its folder is not in /run/partywall/net";
             return Err(VhostError::Refused(format!("there is no file to read: {why}")));
         };
         let config = self.source.read()?;
         let config = config.ok_or_else(|| VhostError::Refused(format!("there is no file {}", path.display())))?;
-        let report = self.engine.ask(ControlRequest::Apply { config: Box::new(config) })?;
-        info!("{} is in force: {report}", path.display());
-        Ok(report)
+        let mut others = others_of(self.report()?);
+        others.retain(|port| config.other_ports && config.find(&port.name).is_none());
+        Ok((Box::new(config), PortsDraft::write(&self.folder, &others)?))
     }
 
     fn report(&self) -> Result<SwitchReport, VhostError> {
@@ -273,6 +329,11 @@ impl SwitchControl {
     fn turn(&self) -> std::sync::MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The ports that no file lists. A port that the file lists is in force only by the file.
+fn others_of(report: SwitchReport) -> Vec<PortSpec> {
+    report.ports.into_iter().filter(|row| row.listed.is_none()).map(|row| row.port).collect()
 }
 
 /// Removes the sockets that a killed process of a switch has left behind, of ports that the switch has no longer.

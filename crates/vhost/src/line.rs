@@ -4,7 +4,7 @@ use crate::VhostError;
 use crate::handle::Answer;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -22,11 +22,14 @@ enum ControlAnswer {
     Error(String),
 }
 
-/// Asks the process that listens at `path`.
-pub(crate) fn ask<R: Serialize>(path: &Path, request: &R) -> Answer {
+/// How long the answer to most requests may take.
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+
+/// Asks the process that listens at `path`, and waits for the answer for at most this time.
+pub(crate) fn ask<R: Serialize>(path: &Path, request: &R, limit: Duration) -> Answer {
     let stream = UnixStream::connect(path).map_err(VhostError::file("reach the process at", path))?;
     let exchange = || -> std::io::Result<ControlAnswer> {
-        stream.set_read_timeout(Some(2 * PATIENCE))?;
+        stream.set_read_timeout(Some(limit))?;
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         (&stream).write_all(line.as_bytes())?;
@@ -34,7 +37,15 @@ pub(crate) fn ask<R: Serialize>(path: &Path, request: &R) -> Answer {
         BufReader::new(&stream).read_line(&mut answer)?;
         Ok(serde_json::from_str(&answer)?)
     };
-    match exchange().map_err(VhostError::file("ask the process at", path))? {
+    let answer = exchange().map_err(|e| match e.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => VhostError::Refused(format!(
+            "the process at {} has not answered within {} s: it is not known whether it does what it was asked for",
+            path.display(),
+            limit.as_secs()
+        )),
+        _ => VhostError::file("ask the process at", path)(e),
+    });
+    match answer? {
         ControlAnswer::Done(value) => Ok(value),
         ControlAnswer::Error(why) => Err(VhostError::Refused(why)),
     }

@@ -40,19 +40,20 @@ impl PortSpec {
         folder.join(format!("{}.port", self.name))
     }
 
-    /// Whether the port `there` is what is wanted here: with the same limits, or none are wanted here. No owner agrees with any owner.
+    /// Whether the port `there` is what is wanted here: of the same kind, and with the same limits, or none are wanted here. No owner agrees with any owner.
     pub fn agrees(&self, there: &Self) -> Result<(), VhostError> {
         if self.fits(there) {
             return Ok(());
         }
-        let why = "there is a port of this name with other limits; remove it first, or leave the limits out";
+        let why = "there is a port of this name of another kind or with other limits; remove it first, or leave the limits out";
         Err(VhostError::Refused(format!("{}: {why}", self.name)))
     }
 
     /// As [`Self::agrees`].
     pub(crate) fn fits(&self, there: &Self) -> bool {
         let wanted = Self { owner: self.owner.or(there.owner), ..self.clone() };
-        wanted == *there || *self == Self::new(&there.name)
+        let without_limits = Self { tap: there.tap, ..Self::new(&there.name) };
+        wanted == *there || *self == without_limits
     }
 
     pub(crate) fn check(&self) -> Result<(), VhostError> {
@@ -62,6 +63,10 @@ impl PortSpec {
             return Err(VhostError::Refused(format!(
                 "a port has at most {most} addresses of a kind, and a rate above 0"
             )));
+        }
+        // The kernel takes this number for a change to no user.
+        if self.owner == Some(u32::MAX) {
+            return Err(VhostError::Refused(format!("{} is the number of no user", u32::MAX)));
         }
         Ok(())
     }
@@ -87,6 +92,10 @@ mod tests {
         assert!(there.agrees(&PortSpec::new("a")).is_err(), "limits that are wanted and not there");
         let owned = PortSpec { owner: Some(7), ..there.clone() };
         assert!(there.agrees(&owned).is_ok() && owned.agrees(&there).is_err());
+        let tap = PortSpec { tap: true, ..PortSpec::new("a") };
+        assert!(tap.agrees(&there).is_err() && PortSpec::new("a").agrees(&tap).is_err());
+        assert!(tap.agrees(&PortSpec { tap: true, ..there.clone() }).is_ok());
+        assert!(PortSpec { owner: Some(u32::MAX), ..there.clone() }.check().is_err());
         assert!(PortSpec { owner: Some(8), ..there }.agrees(&owned).is_err());
     }
 }

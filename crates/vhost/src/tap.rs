@@ -172,7 +172,9 @@ impl TapDevice {
             Err(Errno::BADFD) if !self.gone => {
                 self.gone = true;
                 self.fd.pause();
-                tracing::warn!("the tap device of a port is gone; remove the port and add it again");
+                tracing::warn!(
+                    "the tap device of a port is gone; reload the file that lists the port, or remove the port and add it again"
+                );
                 None
             }
             read => read.ok().filter(|length| *length > LONG),

@@ -7,8 +7,11 @@ use std::path::Path;
 
 /// The number of a user, from a number or a name.
 pub fn user_number(text: &str) -> Result<u32, String> {
-    if let Ok(uid) = text.parse() {
-        return Ok(uid);
+    match text.parse() {
+        // The kernel takes this number for a change to no user.
+        Ok(u32::MAX) => return Err(format!("{text} is the number of no user")),
+        Ok(uid) => return Ok(uid),
+        Err(_) => {}
     }
     let user = nix::unistd::User::from_name(text).map_err(|e| e.to_string())?;
     user.map(|user| user.uid.as_raw()).ok_or_else(|| format!("there is no user {text}"))
@@ -82,6 +85,7 @@ mod tests {
     fn user_is_named_by_number_or_name() {
         assert_eq!(user_number("1000"), Ok(1000));
         assert_eq!(user_number("root"), Ok(0));
+        assert!(user_number("4294967294").is_ok() && user_number("4294967295").is_err());
         assert_eq!(user_number("no-such-user"), Err("there is no user no-such-user".into()));
     }
 }

@@ -347,3 +347,99 @@ fn reloads_under_traffic_lose_no_frame() {
     let counters = world.counters("a");
     assert_eq!((counters.sent, counters.spoofed), (500, 0));
 }
+
+/// What a change leaves behind: files, and what is in force.
+mod changes {
+    use super::*;
+
+    #[test]
+    fn socket_of_new_owner_has_no_rights_of_the_old_one() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root gives sockets to other users");
+            return;
+        }
+        let scene = Scene::new("[[port]]\nname = 'a'\nowner = 7\n");
+        let socket = scene.path("lan/a.port");
+        // As its owner may.
+        std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
+        scene.reload("[[port]]\nname = 'a'\nowner = 8\n").unwrap();
+        let there = socket.metadata().unwrap();
+        assert_eq!((there.uid(), there.mode() & 0o777), (8, 0o600));
+        let mut names: Vec<_> =
+            std::fs::read_dir(scene.path("lan")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["a.port", "control", "lock", "ports.json"], "files of the change stay");
+        // A file that cannot come into force gives the socket to nobody. The folder is where the socket of `c` would be.
+        std::fs::create_dir(scene.path("lan/c.port")).unwrap();
+        for file in
+            ["[[port]]\nname = 'a'\nowner = 9\n[[port]]\nname = 'c'\n", "[[port]]\nname = 'a'\nowner = 4294967295\n"]
+        {
+            scene.reload(file).unwrap_err();
+            assert_eq!((socket.metadata().unwrap().uid(), socket.metadata().unwrap().ino()), (8, there.ino()));
+        }
+        let _driver = scene.driver("a");
+        scene.wait("the port is taken", || scene.report().ports[0].occupied);
+    }
+
+    #[test]
+    fn socket_that_was_deleted_comes_back_with_a_reload() {
+        let scene = Scene::new(FIRST);
+        let (mut a, mut b) = (scene.driver("a"), scene.driver("b"));
+        std::fs::remove_file(scene.path("lan/b.port")).unwrap();
+        assert_eq!(scene.reload(FIRST).unwrap(), "the file is in force; changed: b\n");
+        // Its machine has stayed connected, and can come back.
+        sends_only_from(&mut a, &mut b, 1, 9);
+        drop(b);
+        scene.wait("the port is free", || !scene.report().ports[1].occupied);
+        let mut b = scene.driver("b");
+        sends_only_from(&mut a, &mut b, 1, 9);
+    }
+
+    #[test]
+    fn change_whose_ports_cannot_be_saved_is_not_made() {
+        let with = |more: &str| format!("other_ports = true\n{more}");
+        let mut scene = Scene::new(&with(FIRST));
+        scene.ask(&["add", "lan", "x"]).unwrap();
+        let before = serde_json::to_string(&scene.report()).unwrap();
+        let draft = scene.path("lan/ports.json.new");
+        std::fs::create_dir(&draft).unwrap();
+        let refused = scene.reload(SECOND).unwrap_err();
+        assert!(refused.contains("nothing was changed") && refused.contains("ports.json"), "{refused}");
+        scene.refuse(&["add", "lan", "y"], &["ports.json"]);
+        scene.refuse(&["remove", "lan", "x"], &["ports.json"]);
+        assert_eq!(serde_json::to_string(&scene.report()).unwrap(), before);
+        std::fs::remove_dir(&draft).unwrap();
+        // A command that is refused saves nothing.
+        scene.ask(&["add", "lan", "x"]).unwrap_err();
+        scene.ask(&["remove", "lan", "a"]).unwrap_err();
+        scene.ask(&["add", "lan", "y"]).unwrap();
+        scene.ask(&["remove", "lan", "x"]).unwrap();
+        scene.kill();
+        scene.write(&with(""));
+        scene.start();
+        assert_eq!(scene.ports(), ["y"]);
+        // After the change, its failure is reported as such.
+        let saved = scene.path("lan/ports.json");
+        std::fs::remove_file(&saved).unwrap();
+        std::fs::create_dir(&saved).unwrap();
+        let refused = scene.reload(SECOND).unwrap_err();
+        assert!(refused.contains("the change is in force, but") && !refused.contains("nothing"), "{refused}");
+        assert_eq!(scene.ports(), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn switch_without_a_file_removes_sockets_left_behind() {
+        let mut scene = Scene::new(FIRST);
+        scene.kill();
+        assert!(scene.path("lan/a.port").exists());
+        scene.refuse(&["run", "lan", "--check"], &["the switch has no file"]);
+        let mut command = scene.command();
+        scene.switch = Some(command.args(["run", "lan"]).stdout(Stdio::null()).spawn().unwrap());
+        scene.wait("the switch answers", || scene.ask(&["show", "lan"]).is_ok());
+        assert!(!scene.path("lan/a.port").exists() && scene.ports().is_empty());
+        // It has no file to read, and ends at SIGHUP.
+        let mut switch = scene.switch.take().unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&switch), rustix::process::Signal::HUP).unwrap();
+        assert!(switch.wait().unwrap().success());
+    }
+}

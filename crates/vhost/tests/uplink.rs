@@ -279,6 +279,17 @@ fn uplink_of_a_file_stays_and_goes_with_its_entry() {
     host.write_file(without);
     host.start();
     assert!(!there(&host), "{}", host.log());
+    // A device that was deleted is made again by a reload.
+    host.write_file(with);
+    host.ask(&["reload", "lan"]);
+    host.namespace.ip("link delete dev up0");
+    wait_until("the device is gone", || host.ask(&["show", "lan"]).contains("no device"));
+    assert!(host.ask(&["reload", "lan"]).contains("changed: up0") && there(&host));
+    assert!(!host.ask(&["show", "lan"]).contains("no device"));
+    host.kill();
+    host.write_file(without);
+    host.start();
+    assert!(!there(&host), "{}", host.log());
     // A file that cannot come into force leaves no device behind: a folder is where the socket of `a` would be.
     std::fs::create_dir(host.path("lan/a.port")).unwrap();
     host.write_file(&format!("{with}[[port]]\nname = 'a'\n"));

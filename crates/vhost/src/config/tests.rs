@@ -30,7 +30,9 @@ fn faulty_file_is_refused_with_line_and_reason() {
         ("age = 0", "line 1", "1 to 1000000 seconds"),
         ("hold = 60001", "line 1", "0 to 60000 milliseconds"),
         ("other_ports = 'no'", "line 1", "boolean"),
-        ("[[port]]\nmac = []", "line 1", "missing field `name`"),
+        ("[[port]]\nrate = 1", "line 1", "missing field `name`"),
+        ("[[port]]\nname = 'a'\nmac = []", "line 3", "leave the key out to allow all"),
+        ("[[port]]\nname = 'a'\nip = []", "line 3", "leave the key out to allow all"),
         ("[[port]]\nname = '../a'", "line 2", "is no name"),
         ("[[port]]\nname = 'a'\nrates = 1", "line 3", "unknown field `rates`"),
         ("[[port]]\nname = 'a'\nmac = '02:00:00:00:00:01'", "line 3", "sequence"),
@@ -43,6 +45,8 @@ fn faulty_file_is_refused_with_line_and_reason() {
         ("[[port]]\nname = 'a'\nrate = true", "line 3", "text in quotes or a number"),
         ("[[port]]\nname = 'a'\nowner = 'no-such-user'", "line 3", "no user no-such-user"),
         ("[[port]]\nname = 'a'\nowner = -1", "line 3", "text in quotes or a number"),
+        ("[[port]]\nname = 'a'\nowner = 4294967295", "line 3", "no user"),
+        ("[[port]]\nname = 'a'\nowner = '4294967295'", "line 3", "no user"),
         ("[[port]]\nname = 'up0'\ntap = true\nowner = 0", "line 1", "not for an uplink"),
         ("[[port]]\nname = 'up0123456789abcd'\ntap = true", "line 1", "at most 15 characters"),
     ] {
@@ -136,4 +140,33 @@ fn file_that_others_may_change_is_refused() {
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::from_raw_mode(0o600)).unwrap();
     let refused = SwitchConfig::read(&pipe).unwrap_err().to_string();
     assert!(refused.contains("no regular file"), "{refused}");
+}
+
+#[test]
+fn file_beyond_its_bounds_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lan.toml");
+    let read = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        SwitchConfig::read(&path).map_err(|e| e.to_string())
+    };
+    let longest = "#".repeat(1 << 20);
+    assert!(read(&longest).is_ok());
+    let refused = read(&format!("{longest}#")).unwrap_err();
+    assert!(refused.contains("more than 1048576 bytes"), "{refused}");
+    let ports = |count: usize| (0..count).map(|n| format!("[[port]]\nname = 'p{n}'\n")).collect::<String>();
+    assert_eq!(SwitchConfig::parse(&ports(1024)).unwrap().ports.len(), 1024);
+    let refused = SwitchConfig::parse(&ports(1025)).unwrap_err();
+    assert_eq!(refused, "line 2049: a file lists at most 1024 ports");
+}
+
+#[test]
+fn kind_of_listed_port_counts_when_a_command_adds_it() {
+    let text = "[[port]]\nname = 'up0'\ntap = true\nrate = 1000\n[[port]]\nname = 'a'\n";
+    let config = SwitchConfig::parse(text).unwrap();
+    let tap = |name: &str| PortSpec { tap: true, ..PortSpec::new(name) };
+    assert!(config.permits(&tap("up0")).is_ok() && config.permits(&PortSpec::new("a")).is_ok());
+    assert!(config.permits(&PortSpec::new("up0")).is_err() && config.permits(&tap("a")).is_err());
+    assert!(config.permits(&PortSpec { rate: Some(7), ..tap("up0") }).is_err());
 }

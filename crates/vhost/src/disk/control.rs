@@ -58,7 +58,7 @@ pub fn path(socket: &Path) -> PathBuf {
 
 /// Asks the disk at `socket`.
 pub fn ask(socket: &Path, request: &DiskControl) -> Result<serde_json::Value, VhostError> {
-    line::ask(&path(socket), request).map_err(|e| {
+    line::ask(&path(socket), request, line::ANSWER).map_err(|e| {
         e.or_absent(format_args!("no disk is served at {}; start it with `partywall blk serve`", socket.display()))
     })
 }

@@ -2,11 +2,13 @@
 
 use super::{Engine, PortEnd, rate_bucket};
 use crate::VhostError;
-use crate::card::Card;
+use crate::card::{TAP, token};
 use crate::config::{ListedPort, SwitchConfig};
 use crate::control::ReloadReport;
+use crate::listener::FrontendListener;
 use crate::spin::nanoseconds;
 use crate::switch::{PortNumber, SourceGuard};
+use crate::tap::TapDevice;
 use std::time::Duration;
 use tracing::info;
 
@@ -18,15 +20,27 @@ struct FileChanges<'a> {
     added: Vec<&'a ListedPort>,
 }
 
+/// What replaces the socket or the device of a port that stays.
+#[derive(Debug)]
+enum RenewedEnd {
+    /// For another owner, or in place of a socket whose file is gone.
+    Listener(FrontendListener),
+    /// In place of a device that is gone.
+    Device(TapDevice),
+}
+
 impl Engine {
     /// Brings a file into force, or fails and changes nothing.
     pub(super) fn apply(&mut self, config: SwitchConfig) -> Result<ReloadReport, VhostError> {
         let changes = self.changes(&config)?;
         let opened = self.open_added(&config, &changes)?;
-        if let Err(e) = self.give_to_owners(&config, &changes) {
-            opened.into_iter().for_each(|(_, end)| end.abandon());
-            return Err(e);
-        }
+        let renewed = match self.open_renewed(&config, &changes) {
+            Ok(renewed) => renewed,
+            Err(e) => {
+                opened.into_iter().for_each(|(_, end)| end.abandon());
+                return Err(e);
+            }
+        };
         // From here on, nothing can fail.
         let mut report = ReloadReport::default();
         let mut guards = Vec::new();
@@ -41,8 +55,10 @@ impl Engine {
             }
         }
         self.switch.set_guards(guards);
+        let is_renewed: Vec<PortNumber> = renewed.iter().map(|(number, _)| *number).collect();
+        renewed.into_iter().for_each(|(number, end)| self.renew(number, end));
         for (number, listed) in changes.changed {
-            report.changed.extend(self.change_port(number, listed));
+            report.changed.extend(self.change_port(number, listed, is_renewed.contains(&number)));
         }
         for ((number, end), listed) in opened.into_iter().zip(changes.added) {
             self.insert(number, listed.spec.clone(), end);
@@ -94,32 +110,55 @@ impl Engine {
         Ok(opened)
     }
 
-    /// Gives the sockets of ports with another owner to that user: all of them, or none.
-    fn give_to_owners(&self, config: &SwitchConfig, changes: &FileChanges<'_>) -> Result<(), VhostError> {
-        let mut given: Vec<(&Card, u32)> = Vec::new();
+    /// Opens new sockets of ports with another owner, and what is gone of ports that stay: all of it, or nothing.
+    fn open_renewed(
+        &self,
+        config: &SwitchConfig,
+        changes: &FileChanges<'_>,
+    ) -> Result<Vec<(PortNumber, RenewedEnd)>, VhostError> {
+        let mut renewed = Vec::new();
         for (number, listed) in &changes.changed {
             let Some(port) = self.ports.get(number) else { continue };
-            let PortEnd::Card(card) = &port.end else { continue };
-            let (before, after) = (user(port.spec.owner), user(listed.spec.owner));
-            if before == after {
-                continue;
-            }
-            if let Err(e) = card.set_owner(after) {
-                for (card, before) in given {
-                    let _ = card.set_owner(before);
+            let after = user(listed.spec.owner);
+            let end = match &port.end {
+                PortEnd::Card(card) if user(port.spec.owner) != after || !card.is_there() => {
+                    card.successor(after).map(RenewedEnd::Listener)
                 }
-                return Err(failed(config, listed, &e));
+                PortEnd::Uplink { device, .. } if !device.exists() => {
+                    let (name, folder) = (&listed.spec.name, &self.options.folder);
+                    TapDevice::open(name, folder, &self.poller, token(*number, TAP)).map(RenewedEnd::Device)
+                }
+                PortEnd::Card(_) | PortEnd::Uplink { .. } => continue,
+            };
+            match end {
+                Ok(end) => renewed.push((*number, end)),
+                Err(e) => {
+                    renewed.into_iter().for_each(|(_, end)| end.abandon());
+                    return Err(failed(config, listed, &e));
+                }
             }
-            given.push((&**card, before));
         }
-        Ok(())
+        Ok(renewed)
     }
 
-    /// Changes the limits of a port; its name, if any has changed. The guards are changed already.
-    fn change_port(&mut self, number: PortNumber, listed: &ListedPort) -> Option<String> {
+    /// Replaces the socket or the device of a port.
+    fn renew(&mut self, number: PortNumber, end: RenewedEnd) {
+        let Some(port) = self.ports.get_mut(&number) else { return };
+        match (&mut port.end, end) {
+            (PortEnd::Card(card), RenewedEnd::Listener(successor)) => card.replace(successor),
+            (PortEnd::Uplink { device, waiting, .. }, RenewedEnd::Device(successor)) => {
+                (*device, *waiting) = (successor, None);
+            }
+            // Both were made for the same port.
+            (PortEnd::Card(_) | PortEnd::Uplink { .. }, end) => end.abandon(),
+        }
+    }
+
+    /// Changes the limits of a port; its name, if anything of it has changed. The guards are changed already.
+    fn change_port(&mut self, number: PortNumber, listed: &ListedPort, is_renewed: bool) -> Option<String> {
         let now = self.now();
         let port = self.ports.get_mut(&number)?;
-        if port.spec == listed.spec {
+        if port.spec == listed.spec && !is_renewed {
             return None;
         }
         if port.spec.rate != listed.spec.rate {
@@ -139,7 +178,7 @@ impl Engine {
             card.disconnect();
         }
         port.spec = listed.spec.clone();
-        info!(port = %port.spec.name, "the limits of the port were changed");
+        info!(port = %port.spec.name, "the port was changed");
         Some(port.spec.name.clone())
     }
 
@@ -157,6 +196,16 @@ impl Engine {
                     card.set_hold(nanoseconds(hold));
                 }
             }
+        }
+    }
+}
+
+impl RenewedEnd {
+    /// Closes an end that has replaced nothing.
+    fn abandon(self) {
+        match self {
+            Self::Listener(listener) => drop(listener),
+            Self::Device(device) => device.abandon(),
         }
     }
 }

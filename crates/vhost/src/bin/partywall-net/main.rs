@@ -6,9 +6,11 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use partywall_terminal::{printable, table};
 use partywall_vhost::attach::CardSettings;
-use partywall_vhost::config::{ConfigSource, LONGEST_AGE, LONGEST_HOLD, SAMPLE_CONFIG, SwitchSettings, parse_rate};
+use partywall_vhost::config::{
+    ConfigSource, LONGEST_AGE, LONGEST_HOLD, SAMPLE_CONFIG, SwitchSettings, parse_host_address, parse_rate,
+};
 use partywall_vhost::control::{
-    self, ControlRequest, FoundSwitch, PortReport, PortSpec, ReloadReport, SwitchControl, SwitchReport,
+    self, ControlRequest, EngineHandle, FoundSwitch, PortReport, PortSpec, ReloadReport, SwitchControl, SwitchReport,
 };
 use partywall_vhost::engine::{Engine, EngineOptions};
 use partywall_vhost::switch::MacAddress;
@@ -71,7 +73,7 @@ enum NetCommand {
         /// The file that fixes ports and their limits [default: /etc/partywall/net/NAME.toml if there is one, for a switch in /run/partywall/net]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Only check the file
+        /// Only check the file; without a file, this fails
         #[arg(long)]
         check: bool,
         /// A port for a machine's card; may be repeated
@@ -197,7 +199,7 @@ struct PortArgs {
     #[arg(long, value_name = "ADDRESS")]
     mac: Vec<MacAddress>,
     /// An IP address that the port may send from; may be repeated [default: all]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_host_address)]
     ip: Vec<IpAddr>,
     /// Bytes a second that the port may send, with K, M or G [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
@@ -378,10 +380,14 @@ fn check_file(source: &ConfigSource) -> Result<(), VhostError> {
         (Some(config), _) => {
             say(format_args!("{}: a good file; it lists {} ports", shown(&config.path), config.ports.len()))
         }
-        (None, Some(path)) => {
-            say(format_args!("there is no file {}: the switch has the ports that commands add", shown(path)))
+        (None, Some(path)) => Err(VhostError::Refused(format!(
+            "there is no file {}: without it, the switch has the ports that commands add",
+            shown(path)
+        ))),
+        (None, None) => {
+            let why = "the switch has no file without --config, because its folder is not in /run/partywall/net";
+            Err(VhostError::Refused(why.to_owned()))
         }
-        (None, None) => say("the switch has no file without --config, because its folder is not in /run/partywall/net"),
     }
 }
 
@@ -417,11 +423,13 @@ fn serve(options: EngineOptions, source: ConfigSource, specs: Vec<PortSpec>) -> 
         watcher.close();
         end
     });
+    // A signal to end does not wait behind a file that is read slowly. One request that waits reads the newest file.
+    let (reload, reloads) = std::sync::mpsc::sync_channel(1);
+    let engine = handle.clone();
+    std::thread::spawn(move || reloads.iter().for_each(|()| hang_up(&switch, &engine)));
     for signal in signals.forever() {
-        if signal == SIGHUP && switch.has_file() {
-            if let Err(e) = switch.perform(ControlRequest::Reload) {
-                tracing::error!("SIGHUP: {e}");
-            }
+        if signal == SIGHUP {
+            let _ = reload.try_send(());
             continue;
         }
         // Not behind a request that another thread performs.
@@ -432,6 +440,15 @@ fn serve(options: EngineOptions, source: ConfigSource, specs: Vec<PortSpec>) -> 
     match ended.join() {
         Ok(Ok(end)) => end,
         _ => Err(VhostError::Refused("the switch has ended by an internal fault".into())),
+    }
+}
+
+/// SIGHUP has the file read again. It ends a switch without a file.
+fn hang_up(switch: &SwitchControl, engine: &EngineHandle) {
+    if !switch.has_file() {
+        let _ = engine.ask(ControlRequest::Stop);
+    } else if let Err(e) = switch.perform(ControlRequest::Reload) {
+        tracing::error!("SIGHUP: {e}");
     }
 }
 
