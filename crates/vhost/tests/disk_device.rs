@@ -374,6 +374,16 @@ fn flush_after_lost_writes_fails_until_restart() {
     let device = LoopDevice::on(&file.1);
     lose_writes(&mut disk_on(&device.0).driver());
     assert_eq!(flush(&mut disk_on(&device.0).driver()), OK);
+    // Writes that are durable when they complete use the page cache as well.
+    let through = Disk::on(tempfile::tempdir().unwrap(), |options| {
+        device.0.clone_into(&mut options.path);
+        options.writethrough = true;
+    });
+    let mut driver = through.driver();
+    assert_eq!(write(&mut driver, 0), OK);
+    assert!((0..64).any(|step| write(&mut driver, step) == IOERR));
+    assert_eq!(write(&mut driver, 0), IOERR);
+    drop((driver, through));
     // Without the page cache it is the write that fails, and nothing else.
     let disk = Disk::on(tempfile::tempdir().unwrap(), |options| {
         device.0.clone_into(&mut options.path);

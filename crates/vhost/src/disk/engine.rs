@@ -222,7 +222,10 @@ impl DiskEngine {
                 };
                 let step = if self.options.faults.delay.is_zero() { TaskStep::Main } else { TaskStep::Delay };
                 let status = parsed.status;
-                let task = DiskTask { ring: index, head, status, request, pieces, done: 0, writethrough, step };
+                let is_durable_by_itself = self.store.writes_durably();
+                let (ring, done) = (index, 0);
+                let task =
+                    DiskTask { ring, head, status, request, pieces, done, writethrough, is_durable_by_itself, step };
                 match parsed.request {
                     Ok(_) => self.begin(task, &memory),
                     Err(status) => {
