@@ -42,7 +42,7 @@ impl FileDisk {
             }
             false => None,
         };
-        let flusher = DiskFlusher::new(!options.direct);
+        let flusher = DiskFlusher::default();
         Ok(Self { image, queue, discarder, flusher, copied: CopiedBytes::default() })
     }
 
@@ -130,7 +130,7 @@ impl DiskStore for FileDisk {
             }
         }
         let durable = task.writethrough && task.request.operation != DiskOperation::Read;
-        if durable { self.image.sync() } else { Ok(()) }
+        if durable { self.flusher.flush_alone(|| self.image.sync()) } else { Ok(()) }
     }
 
     fn begin(
