@@ -83,6 +83,13 @@ impl MountedFile {
         }
         this
     }
+
+    /// The file system gets room for the whole file.
+    fn give_room(&self, folder: &Path) {
+        let mut command = Command::new("nsenter");
+        command.args(["--mount", "--target", &self.0.id().to_string(), "mount", "-o", "remount,size=16M"]);
+        assert!(command.arg(folder.canonicalize().unwrap()).status().unwrap().success());
+    }
 }
 
 impl Drop for MountedFile {
@@ -409,6 +416,18 @@ fn flush_after_writes_lost_by_exporter_fails_until_restart() {
     let mut driver = imported.driver();
     lose_writes(&mut driver);
     drop(first);
-    let _second = export();
+    let second = export();
+    assert_eq!(
+        (write(&mut driver, 0), flush(&mut driver)),
+        (OK, IOERR),
+        "the lost writes are repeated, and lost again"
+    );
+    drop(second);
+    file.give_room(folder.path());
+    let _third = export();
     assert_eq!((write(&mut driver, 0), flush(&mut driver)), (OK, OK));
+    let stored = std::fs::read(&file.1).unwrap();
+    for (step, sectors) in stored.chunks(65_536).take(64).enumerate() {
+        assert!(sectors == noise(step as u64, 65_536), "step {step} is lost");
+    }
 }

@@ -99,6 +99,11 @@ struct Changes {
     held: BTreeMap<u64, (Arc<GroupData>, Option<u64>)>,
     /// A change that was answered is lost.
     has_lost: bool,
+    /// Requests under way that make changes durable.
+    settling: usize,
+    /// One of them has failed, or had no answer, since all changes were repeated and flushed. Its exporter's kernel may have given data up, and
+    /// counts it as written: a later exporter of the same boot would not know.
+    is_doubtful: bool,
 }
 
 impl Changes {
@@ -180,9 +185,30 @@ impl ChangeLog {
     /// Makes the changes durable that have been answered, in the session with this number.
     pub(super) fn flush(&self, calls: &ExportCalls, session: u64) -> Result<(), ExportFailure> {
         let settled = self.settled(session);
-        calls.sync()?;
+        self.settle(|| calls.sync())?;
         self.flushed(&settled);
         Ok(())
+    }
+
+    /// Executes a request that makes changes durable. That it began is noted first: another thread may see the session's end before its failure.
+    pub(super) fn settle(&self, request: impl FnOnce() -> Result<(), ExportFailure>) -> Result<(), ExportFailure> {
+        self.changes().settling += 1;
+        let settled = request();
+        let mut changes = self.changes();
+        changes.settling -= 1;
+        changes.is_doubtful |= settled.is_err();
+        settled
+    }
+
+    /// Whether an exporter may have lost changes without a restart of its machine, so that the next session repeats them (protocol E3.2).
+    pub(super) fn is_doubtful(&self) -> bool {
+        let changes = self.changes();
+        changes.is_doubtful || changes.settling > 0
+    }
+
+    /// All changes were repeated, and the flush after that has succeeded.
+    pub(super) fn is_settled(&self) {
+        self.changes().is_doubtful = false;
     }
 
     /// What a flush that begins now ends: changes that have been answered, and data that no exporter reads any more.
@@ -254,6 +280,23 @@ mod tests {
         assert!(!log.is_empty(), "this write failed after the flush began");
         log.flushed(&log.settled(4));
         assert!(log.is_empty());
+    }
+
+    #[test]
+    fn durable_request_under_way_or_failed_leaves_doubt() {
+        let log = ChangeLog::default();
+        let settle = |result| {
+            log.settle(|| {
+                assert!(log.is_doubtful(), "its session may end now");
+                result
+            })
+        };
+        assert_eq!((settle(Ok(())), log.is_doubtful()), (Ok(()), false));
+        let failed = Err(ExportFailure::Ended);
+        assert_eq!((settle(failed), log.is_doubtful()), (failed, true));
+        assert_eq!((settle(Ok(())), log.is_doubtful()), (Ok(()), true), "it proves nothing of what was lost");
+        log.is_settled();
+        assert!(!log.is_doubtful());
     }
 
     #[test]

@@ -118,7 +118,8 @@ impl ImportCore {
         Ok(0)
     }
 
-    /// Executes a change, and keeps it until a flush unless it is durable.
+    /// Executes a change, and keeps it until a flush. A durable one is not kept where nothing else is: if earlier ones are repeated, it is repeated
+    /// after them.
     pub(super) fn change(
         &self,
         (generation, calls): (u64, &ExportCalls),
@@ -126,11 +127,11 @@ impl ImportCore {
         durable: bool,
         execute: impl FnOnce() -> Result<(), ExportFailure>,
     ) -> Result<(), ExportFailure> {
-        if !durable && self.changes.is_full() {
+        if self.changes.is_full() {
             self.changes.flush(calls, generation)?;
         }
-        let number = (!durable).then(|| self.changes.begin(change));
-        let executed = execute();
+        let number = (!durable || !self.changes.is_empty()).then(|| self.changes.begin(change));
+        let executed = if durable { self.changes.settle(execute) } else { execute() };
         if let Some(number) = number {
             self.changes.end(number, executed.is_ok());
         }
