@@ -71,8 +71,9 @@ impl MountedFile {
         let folder = folder.canonicalize().unwrap();
         let script = "mount -t \"$1\" -o \"$2\" none \"$0\" && cd \"$0\" && truncate -s \"$3\" new && mv new image && \
             exec sleep infinity";
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", script]).arg(&folder).args(words);
+        // It ends with the test, also if that is killed.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "unshare", "--mount", "sh", "-c", script]).arg(&folder).args(words);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut this = Self(command.spawn().unwrap(), PathBuf::new());
         this.1 = format!("/proc/{}/root{}/image", this.0.id(), folder.display()).into();

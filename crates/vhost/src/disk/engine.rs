@@ -522,7 +522,7 @@ impl DiskEngine {
         }
     }
 
-    /// Ends, if no front end is connected or waits to be taken, and none was for a while. From then on none is taken.
+    /// Ends, if no front end is connected or waits to be taken, and none was for a while. From then on no front end is taken.
     fn stop_if_unused(&mut self) -> DiskUse {
         self.handle(LISTENER);
         if self.session.is_some() {
