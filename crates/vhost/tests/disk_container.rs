@@ -62,8 +62,11 @@ fn runs(command: &mut Command) -> bool {
 
 /// A command of a shell in new namespaces.
 fn container(further: &[&str], script: &str) -> Command {
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--net", "--fork", "--kill-child"]).args(further);
+    // It ends with the test, also if that is killed.
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child"])
+        .args(further);
     command.args(["sh", "-e", "-c", script, "sh"]).stdin(Stdio::null());
     command
 }

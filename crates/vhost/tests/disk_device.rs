@@ -71,8 +71,9 @@ impl MountedFile {
         let folder = folder.canonicalize().unwrap();
         let script = "mount -t \"$1\" -o \"$2\" none \"$0\" && cd \"$0\" && truncate -s \"$3\" new && mv new image && \
             exec sleep infinity";
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", script]).arg(&folder).args(words);
+        // It ends with the test, also if that is killed.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "unshare", "--mount", "sh", "-c", script]).arg(&folder).args(words);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut this = Self(command.spawn().unwrap(), PathBuf::new());
         this.1 = format!("/proc/{}/root{}/image", this.0.id(), folder.display()).into();
@@ -82,6 +83,13 @@ impl MountedFile {
             std::thread::sleep(Duration::from_millis(5));
         }
         this
+    }
+
+    /// The file system gets room for the whole file.
+    fn give_room(&self, folder: &Path) {
+        let mut command = Command::new("nsenter");
+        command.args(["--mount", "--target", &self.0.id().to_string(), "mount", "-o", "remount,size=16M"]);
+        assert!(command.arg(folder.canonicalize().unwrap()).status().unwrap().success());
     }
 }
 
@@ -374,6 +382,16 @@ fn flush_after_lost_writes_fails_until_restart() {
     let device = LoopDevice::on(&file.1);
     lose_writes(&mut disk_on(&device.0).driver());
     assert_eq!(flush(&mut disk_on(&device.0).driver()), OK);
+    // Writes that are durable when they complete use the page cache as well.
+    let through = Disk::on(tempfile::tempdir().unwrap(), |options| {
+        device.0.clone_into(&mut options.path);
+        options.writethrough = true;
+    });
+    let mut driver = through.driver();
+    assert_eq!(write(&mut driver, 0), OK);
+    assert!((0..64).any(|step| write(&mut driver, step) == IOERR));
+    assert_eq!(write(&mut driver, 0), IOERR);
+    drop((driver, through));
     // Without the page cache it is the write that fails, and nothing else.
     let disk = Disk::on(tempfile::tempdir().unwrap(), |options| {
         device.0.clone_into(&mut options.path);
@@ -399,6 +417,18 @@ fn flush_after_writes_lost_by_exporter_fails_until_restart() {
     let mut driver = imported.driver();
     lose_writes(&mut driver);
     drop(first);
-    let _second = export();
+    let second = export();
+    assert_eq!(
+        (write(&mut driver, 0), flush(&mut driver)),
+        (OK, IOERR),
+        "the lost writes are repeated, and lost again"
+    );
+    drop(second);
+    file.give_room(folder.path());
+    let _third = export();
     assert_eq!((write(&mut driver, 0), flush(&mut driver)), (OK, OK));
+    let stored = std::fs::read(&file.1).unwrap();
+    for (step, sectors) in stored.chunks(65_536).take(64).enumerate() {
+        assert!(sectors == noise(step as u64, 65_536), "step {step} is lost");
+    }
 }

@@ -272,7 +272,7 @@ fn run(command: BlkCommand) -> Result<(), VhostError> {
                 return Err(VhostError::Refused(format!("the machine has no disk of {}", socket.display())));
             }
             if disk.from.is_some() {
-                background::stop(&socket);
+                background::stop(&socket)?;
             }
             say(format_args!("{} is unplugged", printable(&socket.to_string_lossy())))
         }

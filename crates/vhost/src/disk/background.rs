@@ -1,11 +1,12 @@
 //! A back end that `partywall blk attach --from` starts for an exported disk, and that `detach` ends. It lives on without the command.
 
-use super::control::{self, DiskControl, DiskReport};
-use crate::VhostError;
+use super::control::{self, DiskControl, DiskUse};
 use crate::attach::hash;
-use crate::user::check_access;
-use rustix::fs::{Mode, OFlags};
-use std::fs::File;
+use crate::{VhostError, line};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// The longest that a back end takes to serve: an exporter may be away for as long.
 const START: Duration = Duration::from_secs(60);
+/// How long a machine that has ended may seem to use its disk.
+const GOODBYE: Duration = Duration::from_millis(400);
 
 /// The socket of the back end of the disk `DOMAIN:NAME`, in the folder of such back ends.
 ///
@@ -32,18 +35,18 @@ pub fn socket(target: &str) -> Result<PathBuf, VhostError> {
 /// machine has ended without `detach`, is ended first.
 ///
 /// # Errors
-/// It ends at once: the error has what it said. Or another user's machine has the disk.
+/// It ends at once: the error has what it said. Or another user's machine has the disk, or what serves at the socket gives no clear answer.
 pub fn start(program: &Path, words: &[&str], socket: &Path, user: u32) -> Result<(), VhostError> {
-    if let Ok(report) = control::ask(socket, &DiskControl::Show) {
-        if check_access(socket, user, "").is_ok() {
+    let _alone = lock(socket)?;
+    match control::ask(socket, &DiskControl::Show) {
+        Ok(_) if is_of(socket, owner_for(user)) => {
+            // A machine is about to connect. One that does not know this request ends by `Stop` alone.
+            let _ = control::ask(socket, &DiskControl::Expect);
             return Ok(());
         }
-        let is_used = serde_json::from_value::<DiskReport>(report).is_ok_and(|report| report.occupied);
-        if is_used {
-            let why = "a machine of another user has this disk; detach it there first, or serve it for this one by `partywall blk serve`";
-            return Err(VhostError::Refused(why.to_owned()));
-        }
-        stop(socket);
+        Ok(_) => end_unused(socket)?,
+        Err(e) if line::is_served(&control::path(socket)) => return Err(e),
+        Err(_) => {}
     }
     let log = socket.with_extension("log");
     // The folder may be one that others can write to: no link of theirs is followed.
@@ -69,14 +72,118 @@ pub fn start(program: &Path, words: &[&str], socket: &Path, user: u32) -> Result
     Ok(())
 }
 
-/// Ends the back end at the socket, if there is one.
-pub fn stop(socket: &Path) {
-    if control::ask(socket, &DiskControl::Stop).is_ok() {
-        // It removes its sockets when it ends, the control socket last. They must not be those of a successor.
-        let (last, deadline) = (control::path(socket), Instant::now() + START);
-        while last.exists() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
+/// The user to whom the socket of a back end for this QEMU belongs. The rights of root need no owner.
+fn owner_for(user: u32) -> u32 {
+    if user == 0 { rustix::process::geteuid().as_raw() } else { user }
+}
+
+/// Whether it is a socket that was made for this user, and for no other. Whether the user can reach it proves neither: root reaches all sockets, and
+/// a user may open his to others.
+fn is_of(socket: &Path, user: u32) -> bool {
+    let is_own = |file: Metadata| file.file_type().is_socket() && file.uid() == user && file.mode() & 0o777 == 0o600;
+    std::fs::symlink_metadata(socket).is_ok_and(is_own)
+}
+
+/// One command at a time looks at a back end, ends it and starts it. The lock is held until the file is closed.
+fn lock(socket: &Path) -> Result<File, VhostError> {
+    let path = socket.with_extension("lock");
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+    let file = file.map_err(|e| VhostError::file("open", &path)(e.into()))?;
+    let deadline = Instant::now() + 2 * START;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file.into()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(e) => return Err(VhostError::file("lock", &path)(e.into())),
         }
     }
+}
+
+/// Ends a back end for another user, if it is unused. Its machine may be ending now, or connect again.
+fn end_unused(socket: &Path) -> Result<(), VhostError> {
+    let (began, mut used_since) = (Instant::now(), Instant::now());
+    loop {
+        let answer = control::ask(socket, &DiskControl::StopIfUnused)?;
+        match serde_json::from_value(answer).unwrap_or(DiskUse::Used) {
+            DiskUse::Ended => return wait_for_end(socket),
+            DiskUse::Recent => used_since = Instant::now(),
+            DiskUse::Used => {}
+        }
+        if used_since.elapsed() >= GOODBYE || began.elapsed() >= START {
+            let why = "a machine of another user has this disk; detach it there first, or serve it for this one by `partywall blk serve`";
+            return Err(VhostError::Refused(why.to_owned()));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Ends the back end at the socket, if there is one.
+///
+/// # Errors
+/// It does not end.
+pub fn stop(socket: &Path) -> Result<(), VhostError> {
+    let _alone = lock(socket)?;
+    if control::ask(socket, &DiskControl::Stop).is_ok() {
+        wait_for_end(socket)?;
+    }
     let _ = std::fs::remove_file(socket.with_extension("log"));
+    Ok(())
+}
+
+/// A back end removes its sockets when it ends, the control socket last. They must not be those of a successor.
+fn wait_for_end(socket: &Path) -> Result<(), VhostError> {
+    let (last, deadline) = (control::path(socket), Instant::now() + START);
+    while last.exists() {
+        if Instant::now() >= deadline {
+            let (socket, within) = (socket.display(), START.as_secs());
+            return Err(VhostError::Refused(format!(
+                "the back end at {socket} was asked to end, and has not ended within {within} s; wait for its requests, or end its process"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    #[cfg(not(miri))]
+    fn socket_is_of_its_owner_alone_and_no_link_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, link] = ["data.sock", "link.sock"].map(|name| folder.path().join(name));
+        let _listener = UnixListener::bind(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let set = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let own = path.metadata().unwrap().uid();
+        set(0o600);
+        assert!(is_of(&path, own) && !is_of(&path, own + 1) && !is_of(&link, own));
+        set(0o666);
+        assert!(!is_of(&path, own));
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn answer_that_cannot_be_read_counts_as_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("data.sock");
+        let listener = control::listen(&socket).unwrap();
+        let answers = std::thread::spawn(move || {
+            line::serve(&listener, |request| match request {
+                DiskControl::StopIfUnused => Ok(serde_json::json!({"answer": "of another version"})),
+                _ => Err(VhostError::Closed),
+            });
+        });
+        let refused = end_unused(&socket).unwrap_err().to_string();
+        assert!(refused.contains("a machine of another user has this disk"), "{refused}");
+        let _ = control::ask(&socket, &DiskControl::Stop);
+        answers.join().unwrap();
+    }
 }

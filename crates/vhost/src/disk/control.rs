@@ -20,6 +20,22 @@ pub enum DiskControl {
     },
     /// End, when all requests that were taken are complete.
     Stop,
+    /// A machine is about to connect, so that [`Self::StopIfUnused`] changes nothing for a while.
+    Expect,
+    /// End, if no machine has used the disk for a while: [`DiskUse`].
+    StopIfUnused,
+}
+
+/// The answer to [`DiskControl::StopIfUnused`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskUse {
+    /// The disk ends.
+    Ended,
+    /// No machine uses it. One did a moment ago, or is expected.
+    Recent,
+    /// A machine uses it.
+    Used,
 }
 
 /// The handle for requests to a running disk.

@@ -3,7 +3,7 @@
 //! The loop looks at the queues and at the store for a while before it sleeps; how long adapts to what that finds. An idle disk uses no
 //! processor time.
 
-use super::control::{DiskControl, DiskHandle, DiskReport};
+use super::control::{DiskControl, DiskHandle, DiskReport, DiskUse};
 use super::exported::{ImportOptions, ImportedDisk};
 use super::file::FileDisk;
 use super::image::SERIAL;
@@ -25,7 +25,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 use virtio_bindings::{virtio_blk, virtio_config, virtio_ring};
@@ -33,6 +33,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// How long the loop sleeps at most.
 const TICK: u64 = 1_000_000_000;
+/// How long a disk without a machine may be about to have one: a QEMU whose back end has ended connects again after a second.
+const RETURN: Duration = Duration::from_secs(3);
 /// Passes over the queues between two looks at all else.
 const PASSES: u32 = 16;
 /// Requests that one queue is given before the others have their turn.
@@ -62,6 +64,8 @@ pub struct DiskEngine {
     _ended: Watched<OwnedFd>,
     counters: DiskCounters,
     start: Instant,
+    /// When the last front end has gone, or the next one was expected.
+    unused_since: Instant,
     stopping: bool,
 }
 
@@ -107,6 +111,7 @@ impl DiskEngine {
             session: None,
             counters: DiskCounters::default(),
             start: Instant::now(),
+            unused_since: Instant::now(),
             stopping: false,
             options,
             store,
@@ -217,7 +222,10 @@ impl DiskEngine {
                 };
                 let step = if self.options.faults.delay.is_zero() { TaskStep::Main } else { TaskStep::Delay };
                 let status = parsed.status;
-                let task = DiskTask { ring: index, head, status, request, pieces, done: 0, writethrough, step };
+                let is_durable_by_itself = self.store.writes_durably();
+                let (ring, done) = (index, 0);
+                let task =
+                    DiskTask { ring, head, status, request, pieces, done, writethrough, is_durable_by_itself, step };
                 match parsed.request {
                     Ok(_) => self.begin(task, &memory),
                     Err(status) => {
@@ -410,7 +418,8 @@ impl DiskEngine {
                     // The front end may have gone already, which is to be noticed before the next one is sent away.
                     self.handle(SOCKET);
                 }
-                let Some(socket) = self.listener.accept(self.session.is_some()) else { return };
+                let is_closed = self.session.is_some() || self.stopping;
+                let Some(socket) = self.listener.accept(is_closed) else { return };
                 let reaper = self.listener.reaper();
                 match FrontendSession::new(self.model(), socket, &self.poller, 0, SOCKET, reaper) {
                     Ok(mut session) => {
@@ -434,6 +443,7 @@ impl DiskEngine {
                     }
                     // Tasks in flight still use the memory, and could overtake the requests of the next front end.
                     self.session = None;
+                    self.unused_since = Instant::now();
                     self.finish_tasks();
                 }
             }
@@ -504,7 +514,25 @@ impl DiskEngine {
                 self.stopping = true;
                 Ok(serde_json::Value::Null)
             }
+            DiskControl::Expect => {
+                self.unused_since = Instant::now();
+                Ok(serde_json::Value::Null)
+            }
+            DiskControl::StopIfUnused => Ok(serde_json::json!(self.stop_if_unused())),
         }
+    }
+
+    /// Ends, if no front end is connected or waits to be taken, and none was for a while. From then on no front end is taken.
+    fn stop_if_unused(&mut self) -> DiskUse {
+        self.handle(LISTENER);
+        if self.session.is_some() {
+            return DiskUse::Used;
+        }
+        if self.unused_since.elapsed() < RETURN {
+            return DiskUse::Recent;
+        }
+        self.stopping = true;
+        DiskUse::Ended
     }
 
     /// The features that the disk offers to a guest.

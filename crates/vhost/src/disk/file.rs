@@ -42,7 +42,7 @@ impl FileDisk {
             }
             false => None,
         };
-        let flusher = DiskFlusher::new(!options.direct);
+        let flusher = DiskFlusher::default();
         Ok(Self { image, queue, discarder, flusher, copied: CopiedBytes::default() })
     }
 
@@ -97,6 +97,12 @@ impl DiskStore for FileDisk {
         }
     }
 
+    /// A write that goes through the page cache is not: the kernel reports a lost page to one of the calls that ask for it, so of two such writes
+    /// one could take the other's error.
+    fn writes_durably(&self) -> bool {
+        self.image.is_direct()
+    }
+
     fn by_copy(&mut self, task: &DiskTask, memory: &GuestMemoryMmap) -> Result<(), Errno> {
         const STEP: usize = 1 << 20;
         let mut offset = task.request.offset;
@@ -124,7 +130,7 @@ impl DiskStore for FileDisk {
             }
         }
         let durable = task.writethrough && task.request.operation != DiskOperation::Read;
-        if durable { self.image.sync() } else { Ok(()) }
+        if durable { self.flusher.flush_alone(|| self.image.sync()) } else { Ok(()) }
     }
 
     fn begin(

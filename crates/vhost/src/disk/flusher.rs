@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 
 /// The flushes of one open file, by the numbers of their tasks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct DiskFlusher {
     /// Tasks for which a flush is under way. The kernel knows the first one's number.
     current: Vec<usize>,
@@ -15,18 +15,11 @@ pub(super) struct DiskFlusher {
     waiting: Vec<usize>,
     /// Tasks whose flush has ended, and its result.
     ended: VecDeque<(usize, Result<u32, Errno>)>,
-    /// After a failure all further flushes fail.
-    is_final: bool,
+    /// All further flushes fail.
     has_failed: bool,
 }
 
 impl DiskFlusher {
-    /// For a file whose data goes through the page cache, a failure is final.
-    pub(super) fn new(is_final: bool) -> Self {
-        let (current, waiting, ended) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { current, waiting, ended, is_final, has_failed: false }
-    }
-
     /// Has the task of this number wait for a flush. Returns `false` if all further flushes fail.
     pub(super) fn add(&mut self, id: usize) -> bool {
         if !self.has_failed {
@@ -56,13 +49,22 @@ impl DiskFlusher {
         }
         let others = self.current.drain(..).skip(1);
         self.ended.extend(others.map(|other| (other, result)));
-        let fails = result.is_err_and(|e| !matches!(e, Errno::INTR | Errno::AGAIN));
-        if fails && self.is_final {
+        if result.is_err() {
             // What waits would begin a flush that proves nothing.
             self.ended.extend(self.waiting.drain(..).map(|other| (other, result)));
             return !std::mem::replace(&mut self.has_failed, true);
         }
         false
+    }
+
+    /// Flushes while the kernel has no task.
+    pub(super) fn flush_alone(&mut self, flush: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+        if self.has_failed {
+            return Err(Errno::IO);
+        }
+        let flushed = flush();
+        self.has_failed = flushed.is_err();
+        flushed
     }
 
     /// Whether [`Self::next_ended`] returns one.
@@ -82,7 +84,7 @@ mod tests {
 
     #[test]
     fn flush_is_for_all_tasks_that_waited_when_it_began() {
-        let mut flusher = DiskFlusher::new(true);
+        let mut flusher = DiskFlusher::default();
         assert!([7, 3, 5].into_iter().all(|id| flusher.add(id)));
         assert_eq!(flusher.begin_next(), Some(7));
         assert!(flusher.add(4));
@@ -94,27 +96,24 @@ mod tests {
     }
 
     #[test]
-    fn failure_of_a_flush_is_final_only_for_the_page_cache() {
-        let failed = Err(Errno::IO);
-        for is_final in [true, false] {
-            let mut flusher = DiskFlusher::new(is_final);
+    fn failure_of_a_flush_is_final_also_if_it_was_interrupted() {
+        for failed in [Errno::IO, Errno::INTR, Errno::AGAIN].map(Err) {
+            let mut flusher = DiskFlusher::default();
             assert!(flusher.add(1) && flusher.add(2));
             assert_eq!(flusher.begin_next(), Some(1));
             assert!(flusher.add(3));
-            assert_eq!(flusher.end(1, failed), is_final);
-            assert_eq!(flusher.next_ended(), Some((2, failed)));
-            assert_eq!(flusher.next_ended(), is_final.then_some((3, failed)));
-            assert_eq!(flusher.add(4), !is_final);
-            assert_eq!(flusher.begin_next(), (!is_final).then_some(3));
+            assert!(flusher.end(1, failed));
+            assert_eq!((flusher.next_ended(), flusher.next_ended()), (Some((2, failed)), Some((3, failed))));
+            assert!(!flusher.add(4));
+            assert_eq!((flusher.begin_next(), flusher.flush_alone(|| Ok(()))), (None, Err(Errno::IO)));
         }
     }
 
     #[test]
-    fn flush_that_is_interrupted_is_no_failure() {
-        let mut flusher = DiskFlusher::new(true);
-        assert!(flusher.add(1));
-        assert_eq!(flusher.begin_next(), Some(1));
-        assert!(!flusher.end(1, Err(Errno::INTR)));
-        assert!(flusher.add(1));
+    fn failure_of_a_flush_beside_a_copy_is_final() {
+        let mut flusher = DiskFlusher::default();
+        assert_eq!(flusher.flush_alone(|| Ok(())), Ok(()));
+        assert_eq!(flusher.flush_alone(|| Err(Errno::NOSPC)), Err(Errno::NOSPC));
+        assert!(!flusher.add(1));
     }
 }

@@ -154,6 +154,11 @@ impl DiskImage {
         self.support.holes
     }
 
+    /// Whether data passes the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct
+    }
+
     /// Whether it is a block device.
     pub(crate) fn is_device(&self) -> bool {
         self.device

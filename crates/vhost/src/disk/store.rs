@@ -34,6 +34,11 @@ pub(crate) trait DiskStore: fmt::Debug + Send {
     /// Whether tasks can do this request with its buffers as they are.
     fn takes(&self, task: &DiskTask) -> bool;
 
+    /// Whether a write can be durable itself, without a flush behind it that fails for all later ones as well.
+    fn writes_durably(&self) -> bool {
+        true
+    }
+
     /// Does a request that tasks cannot do, by a copy. No task may be under way.
     fn by_copy(&mut self, task: &DiskTask, memory: &GuestMemoryMmap) -> Result<(), Errno>;
 

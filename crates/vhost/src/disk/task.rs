@@ -18,6 +18,8 @@ pub(crate) struct DiskTask {
     pub(crate) done: u64,
     /// Each write is durable when it completes.
     pub(crate) writethrough: bool,
+    /// A write of the store can be durable itself. All other changes are followed by a flush.
+    pub(crate) is_durable_by_itself: bool,
     pub(crate) step: TaskStep,
 }
 
@@ -47,12 +49,13 @@ impl DiskTask {
     /// The next task for the store.
     pub(crate) fn next(&self) -> StoreTask {
         let (offset, left) = (self.request.offset + self.done, self.request.length - self.done);
+        let durable = self.writethrough && self.is_durable_by_itself;
         match (self.step, self.request.operation) {
             (TaskStep::Delay, _) => StoreTask::Delay,
             (TaskStep::Sync, _) | (_, DiskOperation::Flush | DiskOperation::Identify) => StoreTask::Sync,
-            (TaskStep::Zeroes, _) => StoreTask::Zero { offset, length: left, durable: self.writethrough },
+            (TaskStep::Zeroes, _) => StoreTask::Zero { offset, length: left, durable },
             (TaskStep::Main, DiskOperation::Read) => StoreTask::Read { offset },
-            (TaskStep::Main, DiskOperation::Write) => StoreTask::Write { offset, durable: self.writethrough },
+            (TaskStep::Main, DiskOperation::Write) => StoreTask::Write { offset, durable },
             (TaskStep::Main, DiskOperation::Discard) => StoreTask::Discard { offset, length: left },
             (TaskStep::Main, DiskOperation::WriteZeroes { unmap: true }) => {
                 StoreTask::Allocate { offset, length: left, mode: HOLE }
@@ -70,7 +73,10 @@ impl DiskTask {
             return AfterTask::Continue;
         }
         let ranged = matches!(self.request.operation, DiskOperation::Discard | DiskOperation::WriteZeroes { .. });
+        let flushes = self.step == TaskStep::Sync || self.request.operation == DiskOperation::Flush;
         match result {
+            // The kernel may count as written what it has not written, so another flush would prove nothing.
+            Err(_) if flushes => AfterTask::Answer(DiskStatus::Failed),
             Err(Errno::INTR | Errno::AGAIN) => AfterTask::Continue,
             Err(Errno::OPNOTSUPP)
                 if self.step == TaskStep::Main && self.request.operation == DiskOperation::Discard =>
@@ -87,12 +93,17 @@ impl DiskTask {
             Ok(0) if self.request.length > 0 => AfterTask::Answer(DiskStatus::Failed),
             Ok(bytes) => {
                 self.done = (self.done + u64::from(bytes)).min(self.request.length);
-                if self.done < self.request.length { AfterTask::Continue } else { AfterTask::Answer(DiskStatus::Done) }
+                let is_read = self.request.operation == DiskOperation::Read;
+                match self.done < self.request.length {
+                    true => AfterTask::Continue,
+                    false if is_read || self.is_durable_by_itself => AfterTask::Answer(DiskStatus::Done),
+                    false => self.durable(),
+                }
             }
         }
     }
 
-    /// A range is changed; it is durable only after a sync.
+    /// A change is done; it is durable only after a sync.
     fn durable(&mut self) -> AfterTask {
         if !self.writethrough {
             return AfterTask::Answer(DiskStatus::Done);
@@ -109,7 +120,8 @@ mod tests {
     fn task(operation: DiskOperation, writethrough: bool) -> DiskTask {
         let request = DiskRequest { operation, offset: 4096, length: 8192 };
         let (pieces, status) = (Vec::new(), GuestAddress(0));
-        DiskTask { ring: 0, head: 0, status, request, pieces, done: 0, writethrough, step: TaskStep::Main }
+        let (is_durable_by_itself, step) = (true, TaskStep::Main);
+        DiskTask { ring: 0, head: 0, status, request, pieces, done: 0, writethrough, is_durable_by_itself, step }
     }
 
     #[test]
@@ -138,6 +150,31 @@ mod tests {
             assert_eq!(task.after(Ok(0)), AfterTask::Continue);
             assert_eq!(task.next(), StoreTask::Sync);
             assert_eq!(task.after(Ok(0)), AfterTask::Answer(DiskStatus::Done));
+        }
+    }
+
+    #[test]
+    fn write_of_the_page_cache_is_durable_after_a_flush() {
+        let mut write = task(DiskOperation::Write, true);
+        write.is_durable_by_itself = false;
+        assert_eq!(write.next(), StoreTask::Write { offset: 4096, durable: false });
+        assert_eq!(write.after(Ok(4096)), AfterTask::Continue);
+        assert_eq!(write.next(), StoreTask::Write { offset: 8192, durable: false });
+        assert_eq!(write.after(Ok(4096)), AfterTask::Continue);
+        assert_eq!(write.next(), StoreTask::Sync);
+        assert_eq!(write.after(Ok(0)), AfterTask::Answer(DiskStatus::Done));
+        let mut read = task(DiskOperation::Read, true);
+        read.is_durable_by_itself = false;
+        assert_eq!(read.after(Ok(8192)), AfterTask::Answer(DiskStatus::Done));
+    }
+
+    #[test]
+    fn flush_that_is_interrupted_has_failed() {
+        for error in [Errno::INTR, Errno::AGAIN, Errno::IO] {
+            assert_eq!(task(DiskOperation::Flush, false).after(Err(error)), AfterTask::Answer(DiskStatus::Failed));
+            let mut write = task(DiskOperation::Write, true);
+            write.step = TaskStep::Sync;
+            assert_eq!(write.after(Err(error)), AfterTask::Answer(DiskStatus::Failed));
         }
     }
 

@@ -3,6 +3,8 @@
 use super::link::{ExportCalls, ExportFailure, KeptData};
 use super::passed::GroupData;
 use super::wire::ExportOperation;
+use crate::disk::store_task::HOLE;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,6 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const MOST_CHANGES: usize = 4096;
 /// The most bytes that are kept in memory of this process, or named in buffers of others and copied to it when a request fails.
 const MOST_BYTES: usize = 64 << 20;
+/// Bytes that one request fills with zeroes, so that each is answered in time.
+pub(super) const MOST_ZEROES: u64 = 64 << 20;
 
 /// One change of the disk.
 #[derive(Debug, Clone)]
@@ -24,10 +28,16 @@ pub(super) enum DiskChange {
         offset: u64,
         length: u64,
     },
+    /// Fills with zeroes, by a hole or in another way.
     Allocate {
         offset: u64,
         length: u64,
         mode: i32,
+    },
+    /// Gives sectors up, whose content is of no interest then.
+    Discard {
+        offset: u64,
+        length: u64,
     },
 }
 
@@ -73,14 +83,31 @@ impl DiskChange {
                 }
                 Ok(())
             }
-            Self::Zero { offset, length } => {
-                calls.request(ExportOperation::Zero, (*offset, *length), false, 0).map(drop)
-            }
+            Self::Zero { offset, length } => zero(calls, *offset, *length),
             Self::Allocate { offset, length, mode } => {
-                calls.request(ExportOperation::Allocate, (*offset, *length), false, *mode).map(drop)
+                let allocate = calls.request(ExportOperation::Allocate, (*offset, *length), false, *mode);
+                match allocate {
+                    // This exporter has another kernel or file system.
+                    Err(ExportFailure::Errno(Errno::OPNOTSUPP)) => zero(calls, *offset, *length),
+                    done => done.map(drop),
+                }
+            }
+            Self::Discard { offset, length } => {
+                calls.request(ExportOperation::Allocate, (*offset, *length), false, HOLE).map(drop)
             }
         }
     }
+}
+
+/// Fills a range with zeroes, in parts that are each answered in time.
+fn zero(calls: &ExportCalls, offset: u64, length: u64) -> Result<(), ExportFailure> {
+    let mut done = 0;
+    while done < length {
+        let part = (length - done).min(MOST_ZEROES);
+        calls.request(ExportOperation::Zero, (offset + done, part), false, 0)?;
+        done += part;
+    }
+    Ok(())
 }
 
 /// All such changes, in the order in which they were begun.
@@ -99,6 +126,11 @@ struct Changes {
     held: BTreeMap<u64, (Arc<GroupData>, Option<u64>)>,
     /// A change that was answered is lost.
     has_lost: bool,
+    /// Requests under way that make changes durable.
+    settling: usize,
+    /// One of them has failed, or had no answer, since all changes were repeated and flushed. Its exporter's kernel may have given data up, and
+    /// counts it as written: a later exporter of the same boot would not know.
+    is_doubtful: bool,
 }
 
 impl Changes {
@@ -180,9 +212,30 @@ impl ChangeLog {
     /// Makes the changes durable that have been answered, in the session with this number.
     pub(super) fn flush(&self, calls: &ExportCalls, session: u64) -> Result<(), ExportFailure> {
         let settled = self.settled(session);
-        calls.sync()?;
+        self.settle(|| calls.sync())?;
         self.flushed(&settled);
         Ok(())
+    }
+
+    /// Executes a request that makes changes durable. That it began is noted first: another thread may see the session's end before its failure.
+    pub(super) fn settle(&self, request: impl FnOnce() -> Result<(), ExportFailure>) -> Result<(), ExportFailure> {
+        self.changes().settling += 1;
+        let settled = request();
+        let mut changes = self.changes();
+        changes.settling -= 1;
+        changes.is_doubtful |= settled.is_err();
+        settled
+    }
+
+    /// Whether an exporter may have lost changes without a restart of its machine, so that the next session repeats them (protocol E3.2).
+    pub(super) fn is_doubtful(&self) -> bool {
+        let changes = self.changes();
+        changes.is_doubtful || changes.settling > 0
+    }
+
+    /// All changes were repeated, and the flush after that has succeeded.
+    pub(super) fn is_settled(&self) {
+        self.changes().is_doubtful = false;
     }
 
     /// What a flush that begins now ends: changes that have been answered, and data that no exporter reads any more.
@@ -208,7 +261,8 @@ impl ChangeLog {
         self.changes().has_lost
     }
 
-    /// Repeats all changes by a connection to an exporter that may have lost them. A change that fails is lost, and all others are repeated.
+    /// Repeats all changes by a connection to an exporter that may have lost them. A change that fails is lost, and all others are repeated. Nothing is
+    /// lost with a discard.
     ///
     /// A change without an answer is repeated as well. The thread that waits for the answer then repeats it again, which changes nothing: a driver
     /// does not write a sector twice at a time, or does not care for the order. The thread also reports its failure.
@@ -216,7 +270,9 @@ impl ChangeLog {
         let all: Vec<(u64, (DiskChange, bool))> =
             self.changes().all.iter().map(|(number, change)| (*number, change.clone())).collect();
         for (number, (change, answered)) in &all {
+            let is_discard = matches!(change, DiskChange::Discard { .. });
             match change.repeat(calls) {
+                Err(ExportFailure::Errno(_)) if *answered && is_discard => self.changes().remove(*number),
                 Err(ExportFailure::Errno(error)) if *answered => {
                     tracing::warn!(%error, "a change that the exporter has lost cannot be repeated; all further flushes fail");
                     let mut changes = self.changes();
@@ -254,6 +310,23 @@ mod tests {
         assert!(!log.is_empty(), "this write failed after the flush began");
         log.flushed(&log.settled(4));
         assert!(log.is_empty());
+    }
+
+    #[test]
+    fn durable_request_under_way_or_failed_leaves_doubt() {
+        let log = ChangeLog::default();
+        let settle = |result| {
+            log.settle(|| {
+                assert!(log.is_doubtful(), "its session may end now");
+                result
+            })
+        };
+        assert_eq!((settle(Ok(())), log.is_doubtful()), (Ok(()), false));
+        let failed = Err(ExportFailure::Ended);
+        assert_eq!((settle(failed), log.is_doubtful()), (failed, true));
+        assert_eq!((settle(Ok(())), log.is_doubtful()), (Ok(()), true), "it proves nothing of what was lost");
+        log.is_settled();
+        assert!(!log.is_doubtful());
     }
 
     #[test]
@@ -303,6 +376,39 @@ mod tests {
         assert_eq!(log.repeat(&calls), Ok(1));
         let disk = disk.lock().unwrap();
         assert!(disk[4096..][..bytes.len()] == *bytes && disk[..4096] == [0; 4096]);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn repeated_hole_that_cannot_be_made_is_zeroes_or_nothing() {
+        use partywall::rpc::{CallAnswer, CallError, CallServer, Method};
+
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let (sender, zeroed) = std::sync::mpsc::channel();
+        let refuse = |_: &partywall::rpc::IncomingCall<'_>| -> Result<CallAnswer, CallError> {
+            Err(CallError::application(Errno::OPNOTSUPP.raw_os_error().unsigned_abs(), ""))
+        };
+        let server = CallServer::builder()
+            .numbered(Method::numbered(ExportOperation::Allocate as u32), refuse)
+            .numbered(Method::numbered(ExportOperation::Zero as u32), move |call| {
+                let fields: [u8; super::super::wire::FIELDS] = call.args().array(0)?;
+                let number = |at: usize| u64::from_le_bytes(*fields[at..].first_chunk().unwrap());
+                sender.send((number(8), number(16))).unwrap();
+                Ok(().into())
+            });
+        let _server = server.bind(&store, "data.calls").unwrap();
+        let calls = ExportCalls::with_little_memory(&user, "store:data", 128 << 10).unwrap();
+        let log = ChangeLog::default();
+        let (offset, length) = (4096, MOST_ZEROES + 512);
+        for change in [DiskChange::Discard { offset, length }, DiskChange::Allocate { offset, length, mode: HOLE }] {
+            log.end(log.begin(change), true);
+        }
+        assert_eq!((log.repeat(&calls), log.has_lost()), (Ok(2), false));
+        let zeroed: Vec<(u64, u64)> = zeroed.try_iter().collect();
+        assert_eq!(zeroed, [(4096, MOST_ZEROES), (4096 + MOST_ZEROES, 512)]);
+        assert_eq!(log.repeat(&calls), Ok(1), "the discard is kept");
     }
 
     #[test]

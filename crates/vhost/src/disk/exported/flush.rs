@@ -7,12 +7,10 @@ use rustix::io::Errno;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// The flushes of one open file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct FlushGate {
     rounds: Mutex<FlushRounds>,
     ended: Condvar,
-    /// After a failure all further flushes fail.
-    is_final: bool,
 }
 
 /// Flushes are numbered from 1.
@@ -20,24 +18,17 @@ pub(super) struct FlushGate {
 struct FlushRounds {
     begun: u64,
     done: u64,
-    /// The last flush that failed.
-    failed: Option<(u64, Errno)>,
+    /// The result of all flushes after one that failed.
+    failed: Option<Errno>,
 }
 
 impl FlushGate {
-    /// For a file whose data goes through the page cache, a failure is final.
-    pub(super) fn new(is_final: bool) -> Self {
-        Self { rounds: Mutex::default(), ended: Condvar::new(), is_final }
-    }
-
     /// Returns once a flush has ended that began after this call (protocol E2.5): the caller's own, or that of another thread.
     pub(super) fn flush(&self, flush: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
         let mut rounds = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
         let needed = rounds.begun + 1;
         loop {
-            if let Some((round, errno)) = rounds.failed
-                && (self.is_final || round >= needed)
-            {
+            if let Some(errno) = rounds.failed {
                 return Err(errno);
             }
             if rounds.done >= needed {
@@ -50,11 +41,12 @@ impl FlushGate {
         }
         rounds.begun = needed;
         drop(rounds);
-        let flushed = flush();
+        // A user repeats a write that was interrupted, which would never end.
+        let flushed = flush().map_err(|e| if matches!(e, Errno::INTR | Errno::AGAIN) { Errno::IO } else { e });
         let mut rounds = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
         rounds.done = needed;
         if let Err(errno) = flushed {
-            rounds.failed = Some((needed, errno));
+            rounds.failed = Some(errno);
         }
         self.ended.notify_all();
         flushed
@@ -68,18 +60,16 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn flush_that_failed_is_final_only_for_the_page_cache() {
-        for is_final in [true, false] {
-            let gate = FlushGate::new(is_final);
-            assert_eq!(gate.flush(|| Ok(())), Ok(()));
-            assert_eq!(gate.flush(|| Err(Errno::IO)), Err(Errno::IO));
-            assert_eq!(gate.flush(|| Ok(())), if is_final { Err(Errno::IO) } else { Ok(()) });
-        }
+    fn flush_that_failed_is_final() {
+        let gate = FlushGate::default();
+        assert_eq!(gate.flush(|| Ok(())), Ok(()));
+        assert_eq!(gate.flush(|| Err(Errno::INTR)), Err(Errno::IO));
+        assert_eq!(gate.flush(|| Ok(())), Err(Errno::IO));
     }
 
     #[test]
     fn flush_that_waits_has_the_result_of_a_later_one() {
-        let gate = FlushGate::new(false);
+        let gate = FlushGate::default();
         let flushes = AtomicU32::new(0);
         std::thread::scope(|scope| {
             let (begun, has_begun) = channel();

@@ -104,7 +104,7 @@ impl DiskExport {
         };
         let disk = Arc::new(ExportedDisk {
             file: file.map_err(|source| VhostError::System { call: "keep the disk", source })?,
-            flushes: FlushGate::new(!options.direct),
+            flushes: FlushGate::default(),
             block: image.block().into(),
             read_only: options.read_only,
             direct: options.direct,
@@ -306,14 +306,8 @@ impl ExportedDisk {
 
     fn sync(&self) -> Result<(), Errno> {
         self.flushes.flush(|| {
-            let flushed = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file));
-            flushed.inspect_err(|error| {
-                let until = if self.direct {
-                    ""
-                } else {
-                    "; the kernel may have given up data, so all further flushes fail until the export is started again"
-                };
-                warn!(%error, "a flush of the disk has failed{until}");
+            rustix::fs::fdatasync(&self.file).inspect_err(|error| {
+                warn!(%error, "a flush of the disk has failed; its data may be lost, so all further flushes fail until the export is started again");
             })
         })
     }

@@ -163,9 +163,10 @@ impl ImportCore {
         if !self.changes.is_empty() {
             let session = link.welcome.session;
             let calls = ExportCalls::connect_with_memory(domain, target, session, *grace, HeapNeed::Any).ok()?;
-            if link.welcome.boot != boot {
+            let may_have_lost = link.welcome.boot != boot || self.changes.is_doubtful();
+            if may_have_lost {
                 let repeated = self.changes.repeat(&calls).ok()?;
-                info!("{target}: its machine has started again; {repeated} changes are repeated");
+                info!("{target}: it may have lost what was not flushed; {repeated} changes are repeated");
             }
             match self.changes.flush(&calls, number) {
                 // The machine's own flushes fail as well. Other requests go on, since what is kept has a limit.
@@ -173,7 +174,12 @@ impl ImportCore {
                     warn!("{target}: the exporter does not make its disk durable: {e}");
                     std::thread::sleep(PAUSE);
                 }
-                flushed => flushed.ok()?,
+                flushed => {
+                    flushed.ok()?;
+                    if may_have_lost {
+                        self.changes.is_settled();
+                    }
+                }
             }
         }
         Some(link)

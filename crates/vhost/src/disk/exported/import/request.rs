@@ -4,7 +4,7 @@ use super::ImportCore;
 use super::pieces::{copy_reply, first};
 use super::worker::StoreJob;
 use crate::chain::BufferPiece;
-use crate::disk::exported::changes::DiskChange;
+use crate::disk::exported::changes::{DiskChange, MOST_ZEROES};
 use crate::disk::exported::link::{ExportCalls, ExportFailure, LEAST_DATA};
 use crate::disk::exported::wire::ExportOperation;
 use crate::disk::store_task::{HOLE, StoreTask};
@@ -12,9 +12,6 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, GuestMemoryMmap};
-
-/// Bytes that one request fills with zeroes, so that each is answered in time. The next request goes on.
-const ZEROES: u64 = 64 << 20;
 
 /// Bytes as a task's result.
 fn count(length: usize) -> u32 {
@@ -65,15 +62,21 @@ impl ImportCore {
                 Ok(count(length))
             }
             StoreTask::Zero { offset, length, durable } => {
-                let length = length.min(ZEROES);
+                // The next request goes on.
+                let length = length.min(MOST_ZEROES);
                 self.change((generation, calls), DiskChange::Zero { offset, length }, durable, || {
                     calls.request(ExportOperation::Zero, (offset, length), durable, 0).map(drop)
                 })?;
                 Ok(u32::try_from(length).unwrap_or(u32::MAX))
             }
-            StoreTask::Allocate { offset, length, mode } => self.allocate(generation, calls, (offset, length), mode),
+            StoreTask::Allocate { offset, length, mode } => {
+                let change = DiskChange::Allocate { offset, length, mode };
+                self.allocate((generation, calls), change, (offset, length), mode)
+            }
             // The exporter gives sectors up by holes.
-            StoreTask::Discard { offset, length } => self.allocate(generation, calls, (offset, length), HOLE),
+            StoreTask::Discard { offset, length } => {
+                self.allocate((generation, calls), DiskChange::Discard { offset, length }, (offset, length), HOLE)
+            }
             StoreTask::Sync => {
                 let failures = self.failures.load(Ordering::SeqCst);
                 self.changes.flush(calls, generation)?;
@@ -107,18 +110,19 @@ impl ImportCore {
 
     fn allocate(
         &self,
-        generation: u64,
-        calls: &ExportCalls,
-        (offset, length): (u64, u64),
+        (generation, calls): (u64, &ExportCalls),
+        change: DiskChange,
+        range: (u64, u64),
         mode: i32,
     ) -> Result<u32, ExportFailure> {
-        self.change((generation, calls), DiskChange::Allocate { offset, length, mode }, false, || {
-            calls.request(ExportOperation::Allocate, (offset, length), false, mode).map(drop)
+        self.change((generation, calls), change, false, || {
+            calls.request(ExportOperation::Allocate, range, false, mode).map(drop)
         })?;
         Ok(0)
     }
 
-    /// Executes a change, and keeps it until a flush unless it is durable.
+    /// Executes a change, and keeps it until a flush. A durable one is not kept where nothing else is: if earlier ones are repeated, it is repeated
+    /// after them.
     pub(super) fn change(
         &self,
         (generation, calls): (u64, &ExportCalls),
@@ -126,11 +130,11 @@ impl ImportCore {
         durable: bool,
         execute: impl FnOnce() -> Result<(), ExportFailure>,
     ) -> Result<(), ExportFailure> {
-        if !durable && self.changes.is_full() {
+        if self.changes.is_full() {
             self.changes.flush(calls, generation)?;
         }
-        let number = (!durable).then(|| self.changes.begin(change));
-        let executed = execute();
+        let number = (!durable || !self.changes.is_empty()).then(|| self.changes.begin(change));
+        let executed = if durable { self.changes.settle(execute) } else { execute() };
         if let Some(number) = number {
             self.changes.end(number, executed.is_ok());
         }
