@@ -224,9 +224,8 @@ fn later_disks_of_a_guest_are_served_beside_a_busy_one() {
     full_disk_and_lost_sectors_fail_single_requests(&world, [&a, &b]);
     if has_dmsetup {
         make_failing_device(&a);
-        let (export, back_end) = add("fourth", "/dev/mapper/failing", "vdd");
-        let export = failing_device_fails_single_requests(&world, [&a, &b], export);
-        disks.push((export, back_end));
+        let disk = add("fourth", "/dev/mapper/failing", "vdd");
+        disks.push(failing_device_fails_single_requests(&world, [&a, &b], disk));
     } else {
         println!("skipped: a device that fails, since {DMSETUP} is missing (Debian: dmsetup)");
     }
@@ -265,8 +264,13 @@ fn make_failing_device(guest: &Guest) {
 }
 
 /// The device below `vdd` fails in its middle. Requests fail only there. Through the page cache of the exporter, a write fails with its flush: the
-/// kernel then counts the lost bytes as written, so all further flushes fail as well, until the exporter starts again.
-fn failing_device_fails_single_requests<'a>(world: &World, [a, b]: [&'a Guest; 2], export: Running<'a>) -> Running<'a> {
+/// kernel then counts the lost bytes as written, so all further flushes fail as well. After another exporter has come, the back end repeats these
+/// writes, which fail again, until it starts again and gives them up.
+fn failing_device_fails_single_requests<'a>(
+    world: &World,
+    [a, b]: [&'a Guest; 2],
+    (export, back_end): (Running<'a>, Process),
+) -> (Running<'a>, Process) {
     let fails = |line: &str| expect_error(b, line);
     let write_parts = "set -e; for at in 0 6; do dd if=/tmp/first of=/dev/vdd bs=1M seek=$at oflag=direct conv=fsync 2>/dev/null; done";
     let are_as_written = || {
@@ -288,14 +292,19 @@ fn failing_device_fails_single_requests<'a>(world: &World, [a, b]: [&'a Guest; 2
     for write in ["bs=64k seek=60", "bs=512 seek=6144", "bs=512 seek=10239", "bs=2M seek=1"] {
         fails(&format!("if=/tmp/part of=/dev/vdd {write} count=1 oflag=direct"));
     }
-    // No write is lost, so a flush succeeds.
+    fails("if=/tmp/first of=/dev/vdd bs=1M oflag=direct conv=fsync");
+    are_as_written();
+    let failed_before = report_of(world, "fourth.sock", "failed");
+    drop(back_end);
+    let back_end = start_back_end_of(world, &format!("a.fourth:{}", service()), "fourth.sock", "10");
+    // It has lost no write, so a flush succeeds.
     b.sh(write_parts);
     are_as_written();
     for at in [0, 6] {
         let sum = a.sh(&format!("dd if=/tmp/fourth.raw bs=1M skip={at} count=2 2>/dev/null | sha256sum"));
         assert_eq!(sum, b.sh("sha256sum < /tmp/first"), "the sectors behind {at} MiB");
     }
-    let failed = report_of(world, "fourth.sock", "failed");
+    let failed = failed_before + report_of(world, "fourth.sock", "failed");
     assert!(failed >= 17, "{failed} requests have failed");
-    export
+    (export, back_end)
 }
