@@ -415,6 +415,28 @@ record_of_numbers_replaces_net_admin() {
     expect "off:" partywall numbers
 }
 
+switch_of_a_unit_has_the_ports_of_its_file() {
+    if [ -z "$systemd" ]; then
+        echo "skipped: the unit of a switch needs systemd"
+        ignored=$((ignored + 1))
+        return
+    fi
+    local file=/etc/partywall/net/lan.toml port='[[port]]\nname = "%s"\nowner = "www-data"\n'
+    install -d /etc/partywall/net
+    # shellcheck disable=SC2059 # the format has no words of others
+    printf "$port" a > "$file"
+    systemctl start partywall-net@lan || fail "systemd cannot start the switch: $(journalctl --no-pager --unit=partywall-net@lan)"
+    [ "$(stat -c '%U %a' /run/partywall/net/lan/a.port)" = "www-data 600" ] || fail "the port is not its owner's"
+    refuse 1 "$file" partywall net add lan b
+    # shellcheck disable=SC2059
+    printf "$port" b >> "$file"
+    systemctl reload partywall-net@lan || fail "systemd cannot reload the switch: $(journalctl --no-pager --unit=partywall-net@lan)"
+    [ -S /run/partywall/net/lan/b.port ] || fail "the reload brings no port"
+    systemctl stop partywall-net@lan
+    [ ! -e /run/partywall/net/lan/a.port ] || fail "the switch leaves its socket"
+    rm -r /etc/partywall/net
+}
+
 sysdump_has_no_payload_and_no_secrets() {
     export SECRET_OF_TEST=in-an-environment-4711
     python3 -c 'import time; time.sleep(600)' in-an-argument-4712 &
@@ -590,6 +612,7 @@ test_of upgrade_of_broker_and_library_leaves_connections_alone
 test_of metrics_graph_the_services
 test_of tracked_connections_of_two_users_need_net_admin
 test_of record_of_numbers_replaces_net_admin
+test_of switch_of_a_unit_has_the_ports_of_its_file
 test_of sysdump_has_no_payload_and_no_secrets
 test_of containers_get_library_and_socket_from_the_specification
 test_of containers_use_partywall_by_one_flag
