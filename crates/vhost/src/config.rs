@@ -37,7 +37,7 @@ const LONGEST_FILE: u64 = 1 << 20;
 /// The most ports of a file.
 const MOST_PORTS: usize = 1024;
 /// The kernel's limit of a device's name.
-const LONGEST_DEVICE: usize = 15;
+const LONGEST_DEVICE: usize = libc::IFNAMSIZ - 1;
 
 /// How a switch forwards, as far as a file or a command line says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
