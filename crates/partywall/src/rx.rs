@@ -245,7 +245,7 @@ impl StreamRx {
             if self.half.must_switch() && !self.take_next(&mut packets)? {
                 return Ok(0);
             }
-            let Some(peer) = self.endpoint.peer() else { return Ok(0) };
+            let Some(peer) = begun(self.ring.as_ref(), &self.endpoint) else { return Ok(0) };
             let n = self.half.refresh(&peer.region.page().tx).map_err(|what| self.corrupt(what))?;
             if n > 0 || !self.half.must_switch() {
                 return Ok(n);
@@ -306,9 +306,9 @@ impl StreamRx {
                 self.wait_for_ring(turn.deadline)?;
                 continue;
             }
-            let Self { endpoint, half, waiter, watch, hung_up, .. } = self;
+            let Self { endpoint, half, waiter, watch, hung_up, ring, .. } = self;
             let own = &endpoint.own().page().rx;
-            let peer = endpoint.peer();
+            let peer = begun(ring.as_ref(), endpoint);
             let writer = peer.map(|p| &p.region.page().tx);
             let scene = WaitScene {
                 core: &own.control.cpu,
@@ -452,7 +452,7 @@ impl StreamRx {
 
     /// Whether a publisher may have overwritten bytes from our head on, up to this moment (protocol B3).
     pub(crate) fn is_overwritten(&self) -> bool {
-        self.endpoint.peer().is_some_and(|peer| self.half.is_overwritten(&peer.region.page().tx))
+        begun(self.ring.as_ref(), &self.endpoint).is_some_and(|peer| self.half.is_overwritten(&peer.region.page().tx))
     }
 
     /// Whether the publisher overruns this subscriber (protocol B4). Not known before the publisher's region has come.
@@ -462,13 +462,13 @@ impl StreamRx {
 
     /// Continues at the newest record, because the one at the head was overwritten (protocol B4.3).
     pub(crate) fn recover(&mut self) -> Result<()> {
-        let Some(peer) = self.endpoint.peer() else { return Ok(()) };
+        let Some(peer) = begun(self.ring.as_ref(), &self.endpoint) else { return Ok(()) };
         self.half.recover(&peer.region.page().tx).map(drop).map_err(|what| self.corrupt(what))
     }
 
     /// Continues at the newest record if that is further than the head.
     pub(crate) fn skip_to_newest(&mut self) -> Result<()> {
-        let Some(peer) = self.endpoint.peer() else { return Ok(()) };
+        let Some(peer) = begun(self.ring.as_ref(), &self.endpoint) else { return Ok(()) };
         self.half.skip_to_newest(&peer.region.page().tx).map(drop).map_err(|what| self.corrupt(what))
     }
 
@@ -520,5 +520,29 @@ impl StreamRx {
 impl Drop for StreamRx {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// The peer, if this half has begun to read a ring of the peer's.
+///
+/// The writing half attaches the peer too, from another thread and at any moment. Until this half has adopted the peer's ring it knows neither the
+/// ring's size nor where to begin, and would take each byte of the peer's for one that is out of range.
+#[inline]
+fn begun<'a>(ring: Option<&PeerRegion>, endpoint: &'a Endpoint) -> Option<&'a PeerEndpoint> {
+    ring.and_then(|_| endpoint.peer())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Options, channel};
+
+    #[test]
+    fn peer_attached_by_the_other_half_is_adopted_before_it_is_read() {
+        let ((tx, _back), (_, rx)) = channel::pair(&Options::default()).unwrap();
+        let (mut tx, mut rx) = (tx.unwrap(), rx.unwrap());
+        assert_eq!(tx.write(b"first").unwrap(), 5);
+        // The rest of a look that had found no peer, which the other half has attached since.
+        assert_eq!(rx.look_again().unwrap(), 0);
+        assert_eq!(rx.wait(1).unwrap(), 5);
     }
 }

@@ -1,6 +1,6 @@
 //! Records of calls: found by their stamps, without a look at the cursor (protocol K2).
 
-use super::StreamRx;
+use super::{StreamRx, begun};
 use crate::endpoint::PeerEndpoint;
 use crate::waiter::{WaitScene, WaitStep};
 use crate::{Error, Result};
@@ -101,7 +101,7 @@ impl StreamRx {
             }
             let Self { endpoint, half, waiter, watch, hung_up, ring, .. } = self;
             let own = &endpoint.own().page().rx;
-            let peer = endpoint.peer();
+            let peer = begun(ring.as_ref(), endpoint);
             let writer = peer.map(|p| &p.region.page().tx);
             let scene = WaitScene {
                 core: &own.control.cpu,
