@@ -169,8 +169,7 @@ impl Acceptor {
             // broker.
             self.await_answer(&mut subscription, Instant::now() + ANSWER)?;
             if subscription.asked.is_some() {
-                let link = subscription.waiter.link.life().try_clone_to_owned();
-                let link = Link::bells(link.map_err(|e| Error::system("keep a link", e))?)?;
+                let link = subscription.waiter.link.second_handle().map_err(|e| Error::system("keep a link", e))?;
                 subscription.late = LateAnswer::watch(&self.reception.domain, asked, link)?;
             }
             return Ok(subscription);

@@ -232,6 +232,19 @@ mod tests {
     }
 
     #[test]
+    fn dropped_second_handle_leaves_link_open() {
+        for (a, b) in [links(), unguarded()] {
+            let second = a.second_handle().unwrap();
+            second.ring();
+            drop(second);
+            assert!(matches!(next(&b), LinkEvent::Bell));
+            assert!(!b.is_hung_up() && !a.is_hung_up());
+            a.second_handle().unwrap().hang_up();
+            assert!(matches!(next(&b), LinkEvent::HungUp));
+        }
+    }
+
+    #[test]
     fn unknown_packet_is_corrupt() {
         for (a, b) in [links(), unguarded()] {
             for packet in [&b"C"[..], b"BB", &[0; 32]] {

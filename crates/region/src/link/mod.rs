@@ -212,6 +212,15 @@ impl Link {
         }
     }
 
+    /// A second handle of this end. It rings and hangs up, and takes no events. This end stays as it is when the handle is dropped.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn second_handle(&self) -> io::Result<Self> {
+        // Not as a link for bells: that shuts the socket down when it is dropped.
+        Ok(Self::Socket(self.life().try_clone_to_owned()?))
+    }
+
     /// A descriptor that hangs up when the peer's end is gone. (The double's does not hang up.)
     pub fn life(&self) -> BorrowedFd<'_> {
         self.socket().unwrap_or_else(|| self.as_fd())
