@@ -120,6 +120,7 @@ mod tests {
     use super::*;
     use partywall_region::RegionOptions;
     use partywall_region::pmem::{WindowFile, WindowSpec};
+    use partywall_shm::corrupt::Corrupt;
     use partywall_shm::layout::PAGE;
     use partywall_shm::producer::Producer;
     use partywall_shm::sync::Peer;
@@ -149,7 +150,7 @@ mod tests {
         let (side, directions, base) = (Side::Accepting, Directions::FORWARD, back);
         let (name, service) = (String::new(), String::new());
         let info = PeerInfo { name, domain_id: 0, epoch: 0, user: None, pid: None, at_home: false, service };
-        let (links, carrier) = (vec![Link::Socket(near)], Carrier::None);
+        let (links, carrier) = (vec![crossing(near).unwrap()], Carrier::None);
         let (region, peer, ring_size) = (own, Some(peer), (PAGE, PAGE));
         let parts =
             EndpointParts { side, directions, region, peer, links, info, id: 1, carrier, ring: ring_size, base };
@@ -190,5 +191,33 @@ mod tests {
         far.hang_up();
         assert!(matches!(rx.read(&mut bytes), Err(Error::Corrupt(_))));
         drop(send);
+    }
+
+    #[test]
+    fn stopper_ends_sleep_of_reader_of_another_machine() {
+        let (mut rx, send, far) = ahead_of_its_ring();
+        assert_eq!(rx.read(&mut [0; 10]).unwrap(), 3);
+        let stopper = rx.stopper().unwrap();
+        let reader = std::thread::spawn(move || rx.read(&mut [0; 10]).is_err());
+        rustix::net::shutdown(&stopper, rustix::net::Shutdown::Read).unwrap();
+        assert!(reader.join().unwrap());
+        drop((send, far));
+    }
+
+    #[test]
+    fn first_byte_named_to_a_stream_is_corrupt_by_either_half() {
+        let (own, _memory) = OwnRegion::create(&RegionOptions::endpoint(PAGE)).unwrap();
+        let (peer, memory) = OwnRegion::create(&RegionOptions::endpoint(PAGE)).unwrap();
+        let (a, b) = (link::pair().unwrap(), link::pair().unwrap());
+        let links = vec![Link::bells(a.0).unwrap(), Link::bells(b.0).unwrap()];
+        let (name, service) = (String::new(), String::new());
+        let info = PeerInfo { name, domain_id: 0, epoch: 0, user: None, pid: None, at_home: false, service };
+        let (side, directions, carrier, ring) = (Side::Connecting, Directions::BOTH, Carrier::None, (PAGE, PAGE));
+        let parts =
+            EndpointParts { side, directions, region: own, peer: None, links, info, id: 1, carrier, ring, base: 0 };
+        let (tx, rx) = assemble(parts, &Options::default()).unwrap();
+        // As the writing half does it, which does not read.
+        tx.unwrap().core.endpoint().attach(&memory, 0, 5, peer.geometry()).unwrap();
+        assert!(matches!(rx.unwrap().wait(1), Err(Error::Corrupt(Corrupt::BadPacket))));
     }
 }

@@ -102,17 +102,20 @@ impl StreamRx {
     }
 
     /// Starts reading the peer's first ring, if the peer has attached (perhaps by the other half's link).
-    fn adopt(&mut self) {
-        let Self { endpoint, half, ring, .. } = self;
-        if ring.is_none()
-            && let Some(peer) = endpoint.peer()
-        {
-            half.start(&endpoint.own().page().rx, peer.region.geometry().ring_size(), peer.start);
-            if self.is_broadcast && peer.region.flags() & flags::OVERRUNS != 0 {
-                half.let_overrun();
-            }
-            *ring = Some(peer.region.clone());
+    ///
+    /// Here, and not where the peer attaches, since the other half does not read and so has no say about the byte to begin at.
+    fn adopt(&mut self) -> Result<()> {
+        let Self { endpoint, half, ring, is_broadcast, .. } = self;
+        let Some(peer) = endpoint.peer().filter(|_| ring.is_none()) else { return Ok(()) };
+        if peer.start != 0 && !*is_broadcast {
+            return Err(self.corrupt(Corrupt::BadPacket));
         }
+        half.start(&endpoint.own().page().rx, peer.region.geometry().ring_size(), peer.start);
+        if *is_broadcast && peer.region.flags() & flags::OVERRUNS != 0 {
+            half.let_overrun();
+        }
+        *ring = Some(peer.region.clone());
+        Ok(())
     }
 
     /// Reads what there is, up to `buf.len()`. `Ok(0)` is the end of the stream.
@@ -225,7 +228,7 @@ impl StreamRx {
     #[inline]
     fn look(&mut self, want: u64) -> Result<u64> {
         if self.ring.is_none() {
-            self.adopt();
+            self.adopt()?;
         }
         let n = self.half.available();
         if n >= want {
@@ -388,11 +391,7 @@ impl StreamRx {
             return Ok(());
         }
         self.endpoint.look_for_region().map_err(|e| self.blame_for(e))?;
-        if !self.is_broadcast && self.endpoint.peer().is_some_and(|peer| peer.start != 0) {
-            return Err(self.corrupt(Corrupt::BadPacket));
-        }
-        self.adopt();
-        Ok(())
+        self.adopt()
     }
 
     fn take_memory(
@@ -408,8 +407,7 @@ impl StreamRx {
         }
         if generation == 0 {
             self.endpoint.attach(memory, base, start, geometry)?;
-            self.adopt();
-            return Ok(());
+            return self.adopt();
         }
         // In order (protocol A4), and only of a peer that has attached.
         let newest = self.half.generation().wrapping_add(self.next.len() as u32);
@@ -499,7 +497,13 @@ impl StreamRx {
         }
     }
 
-    /// Ends this half in order although it has found its own link shut down, which another thread of this process did to stop it.
+    /// A descriptor that another thread of this process shuts down for reading to end this half's sleep.
+    pub(crate) fn stopper(&self) -> Result<OwnedFd> {
+        // The link's own descriptor need not be a socket: to another machine it is an `epoll` set.
+        self.waiter.link.life().try_clone_to_owned().map_err(|e| Error::system("keep a link", e))
+    }
+
+    /// Ends this half in order although it has found its own link shut down by the [`StreamRx::stopper`].
     pub(crate) fn close_after_shutdown(&mut self) {
         RxState::Closed.store(&self.own().control.state);
         self.drop_link();

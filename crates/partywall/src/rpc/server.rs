@@ -21,7 +21,7 @@ use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::Kind;
 use partywall_shm::call::{CallRecord, RecordKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -233,7 +233,7 @@ struct Connections {
     finished: Vec<JoinHandle<()>>,
 }
 
-/// A client's thread, and a descriptor of the link that it sleeps on.
+/// A client's thread, and the descriptor that wakes it ([`StreamRx::stopper`]).
 struct Connection {
     domain: u32,
     link: OwnedFd,
@@ -341,7 +341,7 @@ fn take_in(core: &Arc<ServerCore>, tx: StreamTx, rx: StreamRx, info: PeerInfo) -
     let share = of_domain().next().map(|connection| Arc::clone(&connection.share));
     let share = share.unwrap_or_else(|| HeapShare::new(limits.heap.max));
     let share_of_thread = Arc::clone(&share);
-    let link = rx.waiter.link.as_fd().try_clone_to_owned().map_err(|e| Error::system("keep a link", e))?;
+    let link = rx.stopper()?;
     let number = connections.next;
     connections.next += 1;
     let core_of_thread = Arc::clone(core);
