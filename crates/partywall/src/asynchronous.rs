@@ -190,11 +190,15 @@ impl AsyncWriteHalf {
                 return error.into();
             }
             match self.fd.readable().await {
-                // The kernel has reported the hang-up, and the library notices it by another thread.
-                Ok(ready) if ready.ready().is_read_closed() => tokio::time::sleep(NOTICE).await,
-                // A doorbell. It is still on the link, where the next write finds it.
+                // A doorbell, which is still on the link, where the next write finds it; or a hang-up.
                 Ok(mut ready) => ready.clear_ready(),
                 Err(error) => return error,
+            }
+            // Asked after the clearing, so that a later hang-up makes the link ready again. To another machine, the link is an `epoll` set, which
+            // does not hang up itself.
+            if self.fd.get_ref().tx.core.waiter.link.is_hung_up() {
+                // The library notices it by another thread.
+                tokio::time::sleep(NOTICE).await;
             }
         }
     }
@@ -274,5 +278,41 @@ impl AsyncWrite for AsyncStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.write).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel;
+    use crate::keeper::HangUpWatch;
+    use crate::tx::StreamTx;
+    use partywall_region::{Link, OwnRegion, RegionOptions, link};
+    use partywall_shm::layout::PAGE;
+    use partywall_shm::sizing::Sizing;
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn peer_gone_ends_if_keeper_notices_after_the_runtime() {
+        let options = crate::Options::default();
+        let ((tx, _back), _peer) = channel::pair(&options).unwrap();
+        let endpoint = Arc::clone(tx.unwrap().core.endpoint());
+        // A link to another machine. Its hang-up is that of a second link, which comes when the test says so.
+        let (near, far) = Link::pair().unwrap();
+        let (noticed, notice) = link::pair().unwrap();
+        let (noticed, notice) = (Link::bells(noticed).unwrap(), Link::bells(notice).unwrap());
+        let (ring, _memory) = OwnRegion::create(&RegionOptions::endpoint(PAGE)).unwrap();
+        let watch = HangUpWatch::link(noticed.life()).unwrap();
+        let link = channel::crossing(near).unwrap();
+        let half = WriteHalf::new(StreamTx::new(endpoint, ring, link, watch, Sizing::new(PAGE, PAGE), &options));
+        let mut half = AsyncWriteHalf::new(half).unwrap();
+        drop(far);
+        let _ = half.fd.readable().await.unwrap();
+        let mut gone = Box::pin(half.peer_gone());
+        let first = std::future::poll_fn(|cx| Poll::Ready(gone.as_mut().poll(cx).is_pending())).await;
+        assert!(first, "the keeper has not noticed anything");
+        notice.hang_up();
+        let error = tokio::time::timeout(Duration::from_secs(60), gone).await.unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     }
 }

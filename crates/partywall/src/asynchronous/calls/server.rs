@@ -366,10 +366,13 @@ impl ClientRecords {
     fn poll_hang_up(&self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             match ready!(self.arrivals.poll_read_ready(cx)) {
-                Ok(guard) if guard.ready().is_read_closed() => return Poll::Ready(()),
                 // Records are looked for before the next wait for them.
                 Ok(mut guard) => guard.clear_ready(),
                 Err(_) => return Poll::Ready(()),
+            }
+            // Asked after the clearing, and of the link: to another machine, what is waited for is an `epoll` set, which does not hang up itself.
+            if self.rx.waiter.link.is_hung_up() {
+                return Poll::Ready(());
             }
         }
     }
