@@ -153,29 +153,50 @@ impl SessionDesk {
         message: &Message,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Ticket, (Message, Vec<OwnedFd>))> {
-        let deadline = Instant::now() + limit;
         let places = match message {
             Message::Connect { .. } | Message::ConnectFor { .. } => &self.connects,
             _ => &self.requests,
         };
+        self.exchange_by(places, limit, || self.ask(message, fds))
+    }
+
+    /// As [`Self::request`], by a closure that asks without waiting ([`Self::ask`]), or fails.
+    pub(crate) fn request_by(&self, ask: impl FnMut() -> Result<Ticket>) -> Answer {
+        self.exchange_by(&self.requests, PATIENCE, ask).map(|(_, answer)| answer)
+    }
+
+    fn exchange_by(
+        &self,
+        places: &RequestPlaces,
+        limit: Duration,
+        mut ask: impl FnMut() -> Result<Ticket>,
+    ) -> Result<(Ticket, (Message, Vec<OwnedFd>))> {
+        let deadline = Instant::now() + limit;
         let _place = places.take(deadline).ok_or(Error::TimedOut)?;
         let ticket = loop {
-            match self.ask(message, fds) {
+            match ask() {
                 Err(Error::WouldBlock) if Instant::now() < deadline => self.await_room(deadline)?,
                 Err(Error::WouldBlock) => return Err(Error::TimedOut),
                 other => break other?,
             }
         };
         let answer = self.await_answer(ticket, deadline);
+        self.forget(ticket);
+        answer.map(|answer| (ticket, answer))
+    }
+
+    /// The thread that made a request waits for its answer no more.
+    fn forget(&self, ticket: Ticket) {
         let mut state = self.state();
         if state.number == ticket.session {
-            state.answers.remove(&ticket.request);
             state.sleepers.remove(&ticket.request);
+            // It may have come after the last look.
+            if let Some(Some(Ok((unheard, _fds)))) = state.answers.remove(&ticket.request) {
+                state.give_back(&unheard);
+            }
         }
         // This thread may have been woken to watch, and needs to no more.
         state.wake_next();
-        drop(state);
-        answer.map(|answer| (ticket, answer))
     }
 
     fn await_answer(&self, ticket: Ticket, deadline: Instant) -> Answer {
@@ -455,7 +476,7 @@ impl DeskState {
 
     fn settle(&mut self, request: u32, message: Message, fds: Vec<OwnedFd>) {
         // The request was given up, so no thread waits for this answer.
-        let Some(place) = self.answers.get_mut(&request) else { return };
+        let Some(place) = self.answers.get_mut(&request) else { return self.give_back(&message) };
         let is_refused = matches!(message, Message::Refused { .. });
         match self.bells.remove(&request) {
             Some(link) if is_refused => link.hang_up(),
@@ -482,6 +503,15 @@ impl DeskState {
         });
         if let Some(sleeper) = self.sleepers.remove(&request) {
             sleeper.unpark();
+        }
+    }
+
+    /// No thread takes this answer: the broker hears that the channel that came with it, if one did, is not used.
+    fn give_back(&mut self, answer: &Message) {
+        if let Message::Connected { channel, .. } = answer {
+            self.mailboxes.remove(&(*channel, Side::Connecting));
+            self.untold.push(Message::Closed { channel: *channel });
+            self.tell_untold();
         }
     }
 

@@ -50,6 +50,9 @@ struct DomainInner {
     watch: Mutex<Option<HangUpWatch>>,
 }
 
+/// Another thread has dropped the end of a channel that a new broker was to hear of.
+const DROPPED: Error = Error::Closed("this end has been dropped");
+
 /// The description of a channel that a new broker is sent.
 #[derive(Debug)]
 struct ReclaimRequest {
@@ -502,6 +505,8 @@ impl DomainInner {
     /// Has the keeper rejoin when the broker goes (protocol C9).
     fn watch_session(this: &Arc<Self>) -> Result<()> {
         let weak = Arc::downgrade(this);
+        // Locked until the watch is stored: it may call at once, and the thread that joins again then must not store its own before.
+        let mut kept = lock(&this.watch);
         let watch = this.desk.with_socket(|socket| {
             HangUpWatch::call(socket, move || {
                 // This runs on another thread, because the keeper must go on watching links.
@@ -512,7 +517,7 @@ impl DomainInner {
                 }
             })
         })?;
-        *lock(&this.watch) = Some(watch);
+        *kept = Some(watch);
         Ok(())
     }
 
@@ -539,13 +544,33 @@ impl DomainInner {
         // for it in the session in use.
         self.desk.replace(session);
         *lock(&self.identity) = identity;
-        // This runs without the lock: a channel that is dropped at the same time must not wait for the broker.
-        let claims: Vec<(EndId, Arc<ReclaimRequest>)> =
-            lock(&self.channels).iter().map(|(end, claim)| (*end, Arc::clone(claim))).collect();
+        self.reclaim(self.claims());
+        tracing::info!(domain = self.name, "joined the broker again");
+        Ok(())
+    }
+
+    /// What a new broker is to hear of the channels.
+    fn claims(&self) -> Vec<(EndId, Arc<ReclaimRequest>)> {
+        lock(&self.channels).iter().map(|(end, claim)| (*end, Arc::clone(claim))).collect()
+    }
+
+    /// Claims the ends of channels from a new broker (protocol C9). No lock is held while the broker answers: a channel that is dropped at the same
+    /// time must not wait for that.
+    fn reclaim(&self, claims: Vec<(EndId, Arc<ReclaimRequest>)>) {
         let mut reclaimed = Vec::with_capacity(claims.len());
         for (end, claim) in claims {
-            match self.desk.request(&claim.message, &[claim.region.as_fd()]) {
+            let claim_if_held = || {
+                // Under the lock, so that the `Closed` of a thread that drops the end comes after the claim. Before it, it would leave the end
+                // in the broker for ever.
+                let channels = lock(&self.channels);
+                if !channels.contains_key(&end) {
+                    return Err(DROPPED);
+                }
+                self.desk.ask(&claim.message, &[claim.region.as_fd()])
+            };
+            match self.desk.request_by(claim_if_held) {
                 Ok(_) => reclaimed.push(end),
+                Err(Error::Closed(_)) => {}
                 // The channel itself does not depend on it.
                 Err(e) => tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel"),
             }
@@ -554,8 +579,6 @@ impl DomainInner {
         for end in reclaimed {
             self.reclaim_regions(end);
         }
-        tracing::info!(domain = self.name, "joined the broker again");
-        Ok(())
     }
 
     /// Reports the further regions of an end to a new broker, and then what it takes (protocol F6).
@@ -581,4 +604,26 @@ impl DomainInner {
 /// A thread that panicked while it held one of these locks left the value whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_dropped_during_rejoin_is_not_claimed() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (web, shop) = (join("web"), join("shop"));
+        let mut listener = web.bind("echo").unwrap();
+        let client = shop.connect("web:echo").unwrap();
+        let (server, _) = listener.accept().unwrap();
+        // What a new broker is to hear; before it does, the client is dropped.
+        let claims = shop.inner.claims();
+        assert_eq!(claims.len(), 1);
+        drop(client);
+        shop.inner.reclaim(claims);
+        drop(server);
+        assert_eq!(shop.channels().unwrap().len(), 0, "an end that no process has stays for ever");
+    }
 }

@@ -70,6 +70,35 @@ fn later_request_is_answered_while_earlier_one_waits() {
 }
 
 #[test]
+fn channel_of_a_request_that_was_given_up_is_closed() {
+    let (desk, far) = desk();
+    let asked = Message::NameClaimed { domain: "d".to_owned(), holder: String::new() };
+    let hear_closed = |channel| {
+        let mut buffer = [0; wire::MAX_PACKET];
+        let received = packet::try_recv(far.0.as_fd(), &mut buffer).unwrap();
+        let heard = wire::decode(&buffer[..received.len]).unwrap();
+        assert!(matches!(heard, (0, Message::Closed { channel: closed }) if closed == channel), "{heard:?}");
+    };
+    let connect = |channel| {
+        let mut out = Vec::new();
+        wire::encode(far.hear().0, &Message::Connected { channel, domain: 1, epoch: 1, links: 0 }, &mut out);
+        packet::send(far.0.as_fd(), &out, &[]).unwrap();
+    };
+    // The answer comes after the requester has gone.
+    assert!(matches!(desk.request_within(Duration::ZERO, &asked, &[]), Err(Error::TimedOut)));
+    connect(7);
+    desk.file_news();
+    hear_closed(7);
+    // Another thread files it after the requester's last look.
+    let ticket = desk.ask(&asked, &[]).unwrap();
+    connect(8);
+    desk.file_news();
+    desk.forget(ticket);
+    hear_closed(8);
+    assert!(desk.state().mailboxes.is_empty());
+}
+
+#[test]
 fn each_thread_that_watches_hands_over_to_the_next() {
     let (desk, far) = desk();
     let all = [(); 4].map(|()| {
