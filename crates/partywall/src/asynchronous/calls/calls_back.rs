@@ -116,6 +116,15 @@ impl CallsBackState {
         self.awaited -= 1;
         waker
     }
+
+    /// Its function takes no answer any more, also one that has come. Returns the waker of the function.
+    fn leave(&mut self, id: u32) -> Option<Waker> {
+        let waker = self.give_up(id);
+        if matches!(self.under_way.get(&id), Some(UnderWay::Over(_))) {
+            self.under_way.remove(&id);
+        }
+        waker
+    }
 }
 
 /// The calls back of one call.
@@ -133,7 +142,7 @@ struct Awaiting<'a>(&'a CallOfTask);
 
 impl Drop for Awaiting<'_> {
     fn drop(&mut self) {
-        let _waker = lock(&self.0.all.state).give_up(self.0.id);
+        let _waker = lock(&self.0.all.state).leave(self.0.id);
     }
 }
 
@@ -160,10 +169,7 @@ impl CallOfTask {
     fn end(&self) {
         let mut state = lock(&self.all.state);
         self.is_over.store(true, Ordering::Relaxed);
-        let waker = state.give_up(self.id);
-        if matches!(state.under_way.get(&self.id), Some(UnderWay::Over(_))) {
-            state.under_way.remove(&self.id);
-        }
+        let waker = state.leave(self.id);
         drop(state);
         waker.into_iter().for_each(Waker::wake);
     }
@@ -245,5 +251,25 @@ impl CallsBackLater for CallOfTask {
         arguments: &'a [u8],
     ) -> Pin<Box<dyn Future<Output = CallResult<PeerView>> + Send + 'a>> {
         Box::pin(self.call_back(method, arguments))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::further::Regions;
+    use crate::rpc::view::PeerHeap;
+
+    #[test]
+    fn answer_that_its_function_left_is_forgotten() {
+        let heap = PeerHeap::new(Regions::of(None), false);
+        let reply = ReceivedReply::judge(&CallRecord::BLANK, &heap).unwrap();
+        let mut state = CallsBackState::default();
+        state.under_way.insert(1, UnderWay::Over(reply));
+        state.under_way.insert(2, UnderWay::GivenUp { _arguments: None });
+        for id in [1, 2, 3] {
+            assert!(state.leave(id).is_none());
+        }
+        assert_eq!(state.under_way.keys().collect::<Vec<_>>(), [&2], "the client has still to answer this one");
     }
 }
