@@ -207,6 +207,8 @@ impl Attend {
             }
             // A guest that is not there gets its windows when it is.
             let _ = wait(&[PollFd::new(&*self.bell, PollFlags::IN)], Some(AGAIN));
+            // First, since orders ring it after they are given.
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
             let (orders, _) = self.shared.take(false);
             if orders.release {
                 self.released(Some("its agent is not connected".to_owned()));
@@ -214,7 +216,6 @@ impl Attend {
             if orders.stop {
                 return;
             }
-            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         }
     }
 

@@ -145,12 +145,10 @@ impl KernelFacts {
 
     /// Keeps that the program has set or cleared `TCP_CORK`. `false`: the kernel is to be told now, since what it holds back is to go.
     pub(super) fn keep_cork(&self, on: bool) -> bool {
-        match (self.cork.load(Ordering::Relaxed), on) {
-            (CORKED, false) => return false,
-            (CORKED, true) => {}
-            (_, on) => self.cork.store(if on { CORK_KEPT } else { UNCORKED }, Ordering::Relaxed),
-        }
-        true
+        let kept = if on { CORK_KEPT } else { UNCORKED };
+        // In one step: another thread may give it to the kernel meanwhile.
+        let keep = |cork| (cork != CORKED).then_some(kept);
+        self.cork.fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep).is_ok() || on
     }
 
     /// Whether the program has set `TCP_CORK`.
