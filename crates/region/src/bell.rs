@@ -29,7 +29,13 @@ use std::io;
 ///
 /// Out of descriptors.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    guarded_pair(SocketType::STREAM, SocketFlags::NONBLOCK)
+    let (a, b) = guarded_pair(SocketType::STREAM, SocketFlags::NONBLOCK)?;
+    for end in [&a, &b] {
+        // An urgent byte is a bell like any other. Out of line, it is readable without end to a listener that does not ask for it, and a look passes
+        // over the descriptors that come with it.
+        rustix::net::sockopt::set_socket_oobinline(end, true)?;
+    }
+    Ok((a, b))
 }
 
 /// Rings: whether the peer has a bell waiting now, so that it wakes. Never blocks.
@@ -78,9 +84,13 @@ pub fn hear(listen: impl AsFd) -> Heard {
 ///
 /// `EAGAIN` if there are none, `EBADMSG` if the peer has sent descriptors. They are not taken.
 pub fn take(listen: impl AsFd, bells: &mut [u8]) -> Result<usize, Errno> {
-    if !refuses_descriptors(&listen) && packet::has_descriptors(&listen, RecvFlags::DONTWAIT)? {
-        return Err(Errno::BADMSG);
-    }
+    let room = if refuses_descriptors(&listen) {
+        bells.len()
+    } else {
+        // Only what has been looked at: one call goes on from bells without descriptors to one that has some.
+        packet::bytes_without_descriptors(&listen, bells)?.ok_or(Errno::BADMSG)?
+    };
+    let bells = &mut bells[..room];
     loop {
         match rustix::net::recv(&listen, &mut *bells, RecvFlags::DONTWAIT) {
             Err(Errno::INTR) => {}
@@ -170,5 +180,35 @@ mod tests {
         assert!(is_poisoned(&b));
         let received = crate::packet::try_recv(b.as_fd(), &mut [0; 4]).unwrap();
         assert_eq!((received.len, received.fds.len()), (1, 1), "nobody has taken it");
+    }
+
+    #[test]
+    fn bells_before_descriptors_are_taken_without_them() {
+        for is_looked_for in [false, true] {
+            let (a, b) =
+                rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            let (spare, other) = rustix::pipe::pipe().unwrap();
+            for _ in 0..3 {
+                assert!(ring(&a, b'B'));
+            }
+            crate::packet::try_send(a.as_fd(), b"B", &[spare.as_fd()]).unwrap();
+            drop(spare);
+            if !is_looked_for {
+                // Some kernels look further than they were asked to, and none takes the descriptors.
+                while let Ok(taken) = take(&b, &mut [0; 2]) {
+                    assert!((1..=2).contains(&taken));
+                }
+            }
+            assert!(is_poisoned(&b), "{is_looked_for}");
+            assert!(!state(&other).contains(PollFlags::ERR), "its reader is open still");
+        }
+    }
+
+    #[test]
+    fn urgent_byte_is_a_bell() {
+        let (a, b) = pair().unwrap();
+        rustix::net::send(&a, b"B", SendFlags::OOB).unwrap();
+        assert_eq!((hear(&b), hear(&b)), (Heard::Bell, Heard::Nothing));
+        assert_eq!(state(&b), PollFlags::empty());
     }
 }

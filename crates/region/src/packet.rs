@@ -15,6 +15,9 @@ use std::mem::MaybeUninit;
 /// The most descriptors a packet carries; a sender's further ones are closed by the kernel and the packet is `truncated`.
 pub const MAX_FDS: usize = 4;
 
+/// More packets than a socket holds.
+pub(crate) const ALL: usize = 1 << 14;
+
 /// A received packet.
 #[derive(Debug)]
 pub struct ReceivedPacket {
@@ -84,13 +87,25 @@ pub fn try_peek(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
 
 /// Whether descriptors come with the next packet, or on a stream with what comes next. They are not taken, so none has to be closed.
 pub(crate) fn has_descriptors(fd: impl AsFd, how: RecvFlags) -> rustix::io::Result<bool> {
-    let first = peek(&fd, how)?;
+    Ok(look_at(fd, how, &mut [0; 1])?.descriptors)
+}
+
+/// Looks at as many bytes of a stream as `buf` has room for. Returns how many there are; 0 at the end. `None` if descriptors come with one of them.
+///
+/// To receive as many bytes takes no descriptor, if no other thread or process receives from this socket meanwhile.
+pub(crate) fn bytes_without_descriptors(fd: impl AsFd, buf: &mut [u8]) -> rustix::io::Result<Option<usize>> {
+    let seen = look_at(fd, RecvFlags::DONTWAIT, buf)?;
+    Ok((!seen.descriptors).then_some(seen.len))
+}
+
+fn look_at(fd: impl AsFd, how: RecvFlags, buf: &mut [u8]) -> rustix::io::Result<PeekedPacket> {
+    let first = peek_into(&fd, how, buf)?;
     if first.descriptors || first.len > 0 {
-        return Ok(first.descriptors);
+        return Ok(first);
     }
     // The kernel looks for a packet first and for the end afterwards. A packet that was sent, and the sender's end shut down, between these
     // two looks as if it were not there. After the end nothing can be sent, so the second look is right.
-    Ok(peek(&fd, how)?.descriptors)
+    peek_into(&fd, how, buf)
 }
 
 /// The result of a look at the next packet.
@@ -113,33 +128,52 @@ fn peek_into(fd: impl AsFd, how: RecvFlags, buf: &mut [u8]) -> rustix::io::Resul
     Ok(PeekedPacket { len: seen.bytes, descriptors: seen.flags.contains(ReturnFlags::CTRUNC) })
 }
 
-/// Whether the socket of a connection whose other end is closed holds nothing whose closing could wait: it throws away up to `most` packets
-/// that bring no descriptor, and leaves the others. `false` also if it cannot tell.
+/// Whether a socket to which nothing can be sent any more, because an end of its connection is closed or shut down, holds nothing whose closing
+/// could wait: it throws away up to `most` packets that bring no descriptor, and leaves the others. `false` also if it cannot tell.
 ///
 /// No other process or thread may receive from this socket meanwhile, and it must not be used for anything but closing afterwards.
 pub fn is_harmless_to_close(fd: BorrowedFd<'_>, most: usize) -> bool {
     for _ in 0..=most {
-        match retry(|| peek(fd, RecvFlags::DONTWAIT)) {
-            Ok(PeekedPacket { descriptors: true, .. }) => return false,
-            Ok(PeekedPacket { len: 1.., .. }) => {
+        match look_at_last(fd) {
+            Ok(LastPacket::End) => return true,
+            Ok(LastPacket::Descriptors) | Err(_) => return false,
+            Ok(LastPacket::Plain) => {
                 // The rest of a packet goes with its first byte.
                 if retry(|| rustix::net::recv(fd, &mut [0; 1], RecvFlags::DONTWAIT)).is_err() {
                     return false;
                 }
             }
-            // The end, or a packet of no bytes. Every packet brings the sender's credentials to a socket that wants them, the end does not:
-            // there is no room for them either.
-            Ok(_) => {
-                return rustix::net::sockopt::set_socket_passcred(fd, true).is_ok()
-                    && matches!(
-                        retry(|| peek(fd, RecvFlags::DONTWAIT)),
-                        Ok(PeekedPacket { len: 0, descriptors: false })
-                    );
-            }
-            Err(_) => return false,
         }
     }
     false
+}
+
+/// The next packet of a socket to which nothing can be sent any more.
+enum LastPacket {
+    End,
+    /// Without descriptors. It may be empty.
+    Plain,
+    Descriptors,
+}
+
+fn look_at_last(fd: BorrowedFd<'_>) -> io::Result<LastPacket> {
+    let look = || retry_reset(|| peek(fd, RecvFlags::DONTWAIT));
+    let judged = |seen: PeekedPacket| if seen.descriptors { LastPacket::Descriptors } else { LastPacket::Plain };
+    let first = look()?;
+    if first.descriptors || first.len > 0 {
+        return Ok(judged(first));
+    }
+    // The end, or a packet of no bytes. Every packet brings the sender's credentials to a socket that wants them, and the end does not. There is no
+    // room for them either.
+    rustix::net::sockopt::set_socket_passcred(fd, true)?;
+    let second = look();
+    rustix::net::sockopt::set_socket_passcred(fd, false)?;
+    let second = second?;
+    if second.len == 0 && !second.descriptors {
+        return Ok(LastPacket::End);
+    }
+    // Once more without the credentials, which look as descriptors do.
+    look().map(judged)
 }
 
 /// Whether `fd` is a `SOCK_SEQPACKET` UNIX socket, as links and sessions must be.
@@ -306,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn close_is_harmless_without_descriptors_or_empty_packets() {
+    fn close_is_harmless_if_no_packet_has_descriptors() {
         let send = |packets: &[(&[u8], bool)]| {
             let (left, right) = pair().unwrap();
             for (bytes, brings) in packets {
@@ -321,7 +355,7 @@ mod tests {
         assert!(!harmless(&[(b"one", true)]));
         assert!(!harmless(&[(b"one", false), (b"two", true)]));
         assert!(!harmless(&[(b"", true)]));
-        assert!(!harmless(&[(b"", false)]), "behind it may be a descriptor");
+        assert!(harmless(&[(b"", false), (b"two", false)]), "an empty packet is not the end");
         assert!(!harmless(&[(b"", false), (b"one", true)]));
         assert!(!harmless(&[(b"1", false), (b"2", false), (b"3", false)]), "there may be more");
     }

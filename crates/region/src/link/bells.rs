@@ -128,16 +128,6 @@ impl Bells {
         packet::retry_reset(|| packet::has_descriptors(&*self.socket, how))
     }
 
-    /// Whether something lies in the socket, which has been shut down, that closing it would close.
-    fn is_poisoned(&self) -> bool {
-        loop {
-            match self.next(RecvFlags::DONTWAIT) {
-                Ok(Next::Descriptors) => return true,
-                Ok(Next::Event(LinkEvent::HungUp)) | Err(_) => return false,
-                Ok(Next::Event(_)) => {}
-            }
-        }
-    }
 }
 
 impl Drop for Bells {
@@ -147,7 +137,7 @@ impl Drop for Bells {
         }
         // After the shutdown no more packets are added to the socket.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
-        if self.is_poisoned() {
+        if !packet::is_harmless_to_close(self.socket(), packet::ALL) {
             std::mem::forget(Arc::clone(&self.socket));
         }
     }
@@ -171,6 +161,14 @@ mod tests {
     fn unguarded() -> (Link, Link) {
         let (a, b) = packet::pair().unwrap();
         (Link::bells(a).unwrap(), Link::bells(b).unwrap())
+    }
+
+    /// The socket of an end.
+    fn bells(link: &Link) -> &Arc<OwnedFd> {
+        match link {
+            Link::Bells(bells) => &bells.socket,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// A descriptor that is open only as long as it, or a copy in transit, is.
@@ -217,18 +215,28 @@ mod tests {
 
     #[test]
     fn descriptor_left_unread_on_unguarded_link_is_never_closed() {
-        let (a, b) = unguarded();
-        let (spare, other) = watched();
-        a.ring();
-        packet::try_send(a.as_fd(), b"x", &[spare.as_fd()]).unwrap();
-        drop(spare);
-        drop(b);
-        assert!(!is_closed(&other));
-        // Without any, the socket is closed.
-        let (a, b) = unguarded();
-        a.ring();
-        drop(b);
-        assert!(a.is_hung_up());
+        // An empty packet looks like the end.
+        for before in [&b"B"[..], b""] {
+            for before in [&[before][..], &[before, before, before]] {
+                let (a, b) = unguarded();
+                let (spare, other) = watched();
+                for packet in before {
+                    packet::try_send(a.as_fd(), packet, &[]).unwrap();
+                }
+                packet::try_send(a.as_fd(), b"x", &[spare.as_fd()]).unwrap();
+                drop(spare);
+                drop(b);
+                assert!(!is_closed(&other), "after {before:?}");
+                // Without any, the socket is closed.
+                let (a, b) = unguarded();
+                let of_b = Arc::downgrade(bells(&b));
+                for packet in before {
+                    packet::try_send(a.as_fd(), packet, &[]).unwrap();
+                }
+                drop(b);
+                assert!(a.is_hung_up() && of_b.strong_count() == 0, "after {before:?}");
+            }
+        }
     }
 
     #[test]
