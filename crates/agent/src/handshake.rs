@@ -9,7 +9,8 @@
 //!                            hands over -------> Bell [the other end] -------------->
 //!   its bell is rung <--------------------------------------------------- makes its region
 //!   Confirm [socket] ------->
-//!   PeerIs [region] <------- rings the other end <------ PeerIs
+//!   PeerIs [region] <----------------------------------- PeerIs
+//!   rings --------------------------------------------------------------> its bell is rung
 //!                            <-------------------------------------- Finish [socket]
 //!                            forgets it <--------------- PeerIs -----> PeerIs [region]
 //! ```
@@ -18,11 +19,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use partywall_protocol::wire::Message;
-use partywall_region::bell;
+use partywall_region::{bell, closing};
 
 /// Longer than the broker keeps an offer that nothing happens to (protocol T4.7).
 const PATIENCE: Duration = Duration::from_secs(35);
@@ -30,8 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(35);
 const LOOK: Duration = Duration::from_secs(5);
 /// LocalHandshakes at a time; beyond them the oldest is void.
 const MOST: usize = 1024;
-/// The byte of a bell.
-const RING: u8 = b'B';
 
 /// A step that a program has asked for.
 #[derive(Debug)]
@@ -42,6 +41,22 @@ enum Step {
     Finish(u64),
 }
 
+/// The accepting side's end of a bell. The offering program may have left descriptors in it.
+#[derive(Debug)]
+struct UntakenBell(Option<OwnedFd>);
+
+impl UntakenBell {
+    fn into_inner(mut self) -> Option<OwnedFd> {
+        self.0.take()
+    }
+}
+
+impl Drop for UntakenBell {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(closing::close);
+    }
+}
+
 /// The state of one handshake.
 #[derive(Debug)]
 struct LocalHandshake {
@@ -50,10 +65,8 @@ struct LocalHandshake {
     sessions: [Option<u32>; 2],
     /// The offering side's region, until the accepting side has it.
     offered: OwnedFd,
-    /// A copy of the offering side's end of the bell, to ring the other by.
-    near: OwnedFd,
-    /// The accepting side's end, until it has taken.
-    far: Option<OwnedFd>,
+    /// The accepting side's end of the bell, until it has taken.
+    far: Option<UntakenBell>,
     /// The accepting side's region, once it has taken and until the offering side has it.
     taken: Option<OwnedFd>,
 }
@@ -94,16 +107,18 @@ impl LocalHandshakes {
         match self.asked.remove(&(session, request)) {
             Some(Step::Offer(offered)) => {
                 let (own, far) = bell::pair()?;
-                let near = own.try_clone()?;
                 self.make_room();
                 let since = Instant::now();
                 let sessions = [Some(session), None];
-                self.open.insert(offer, LocalHandshake { since, sessions, offered, near, far: Some(far), taken: None });
+                self.open.insert(
+                    offer,
+                    LocalHandshake { since, sessions, offered, far: Some(UntakenBell(Some(far))), taken: None },
+                );
                 Ok(Some(own))
             }
             Some(Step::Take(region)) => {
                 let Some(handshake) = self.open.get_mut(&offer) else { return Ok(None) };
-                let Some(far) = handshake.far.take() else { return Ok(None) };
+                let Some(far) = handshake.far.take().and_then(UntakenBell::into_inner) else { return Ok(None) };
                 (handshake.taken, handshake.since) = (Some(region), Instant::now());
                 handshake.sessions[1] = Some(session);
                 Ok(Some(far))
@@ -118,10 +133,7 @@ impl LocalHandshakes {
             // The number of a request that a program uses twice may stand for another program's handshake here.
             Step::Confirm(offer) => {
                 let handshake = self.open.get_mut(&offer).filter(|of| of.sessions[0] == Some(session))?;
-                let region = handshake.taken.take()?;
-                // The accepting side is to finish.
-                bell::ring(handshake.near.as_fd(), RING);
-                Some(region)
+                handshake.taken.take()
             }
             Step::Finish(offer) => {
                 self.open.get(&offer).filter(|of| of.sessions[1] == Some(session))?;
@@ -213,7 +225,7 @@ mod tests {
         assert_eq!((hear(&near), hear(&far)), (Heard::Nothing, Heard::Nothing), "the accepting side rings itself");
         all.ask((1, 11), &Message::Confirm { offer: 7 }, None);
         assert_eq!(all.peer(1, 11).unwrap().as_raw_fd(), numbers.1);
-        assert_eq!(hear(&far), Heard::Bell);
+        assert_eq!(hear(&far), Heard::Nothing, "the offering side rings itself");
         all.ask((2, 21), &Message::Finish { offer: 7 }, None);
         assert_eq!(all.peer(2, 21).unwrap().as_raw_fd(), numbers.0);
         assert!(all.open.is_empty() && all.asked.is_empty());

@@ -11,6 +11,7 @@
 pub mod bar;
 pub mod bell;
 pub mod berth;
+pub mod closing;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod descriptors;

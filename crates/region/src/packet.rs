@@ -163,6 +163,10 @@ fn look_at_last(fd: BorrowedFd<'_>) -> io::Result<LastPacket> {
     if first.descriptors || first.len > 0 {
         return Ok(judged(first));
     }
+    if !is_seqpacket(fd) {
+        // A stream has no empty packets.
+        return Ok(LastPacket::End);
+    }
     // The end, or a packet of no bytes. Every packet brings the sender's credentials to a socket that wants them, and the end does not. There is no
     // room for them either.
     rustix::net::sockopt::set_socket_passcred(fd, true)?;
@@ -180,6 +184,11 @@ fn look_at_last(fd: BorrowedFd<'_>) -> io::Result<LastPacket> {
 pub fn is_seqpacket(fd: impl AsFd) -> bool {
     rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
         && rustix::net::sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET)
+}
+
+/// Whether a UNIX socket refuses descriptors (Linux 6.16): none can come to it.
+pub fn refuses_descriptors(fd: impl AsFd) -> bool {
+    crate::sockopt::refuses_descriptors(fd)
 }
 
 /// Bytes, with the kernel's bookkeeping, that were sent on a UNIX socket and that its peer has not read.
@@ -358,6 +367,22 @@ mod tests {
         assert!(harmless(&[(b"", false), (b"two", false)]), "an empty packet is not the end");
         assert!(!harmless(&[(b"", false), (b"one", true)]));
         assert!(!harmless(&[(b"1", false), (b"2", false), (b"3", false)]), "there may be more");
+    }
+
+    #[test]
+    fn close_of_stream_is_harmless_without_descriptors() {
+        for (bytes, brings, is_harmless) in [(0, false, true), (3, false, true), (0, true, false), (3, true, false)] {
+            let (here, there) =
+                rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            for _ in 0..bytes {
+                send(there.as_fd(), b"B", &[]).unwrap();
+            }
+            if brings {
+                send(there.as_fd(), b"B", &[there.as_fd()]).unwrap();
+            }
+            rustix::net::shutdown(&here, rustix::net::Shutdown::Both).unwrap();
+            assert_eq!(is_harmless_to_close(here.as_fd(), 4), is_harmless, "{bytes} {brings}");
+        }
     }
 
     #[test]

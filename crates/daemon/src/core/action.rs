@@ -175,11 +175,6 @@ pub enum Action<F> {
         /// Whether it was published.
         is_published: bool,
     },
-    /// Ring a bell that [`Descriptor::make_bell`](super::Descriptor::make_bell) has made.
-    Ring {
-        /// The end that rings.
-        bell: F,
-    },
     /// Do something to a machine, and have [`Core::answer`](super::Core::answer) tell how it went.
     Order {
         /// The session that asks for it.

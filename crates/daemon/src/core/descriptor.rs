@@ -17,6 +17,9 @@ pub trait Descriptor: Clone {
     /// Why the system refuses, for the one who asked.
     fn link_to_machine() -> Result<(Self, Self), String>;
 
+    /// Hangs up a link or a bell that the broker has made, of which no other process has this end. Never waits.
+    fn hang_up(&self);
+
     /// Whether it is a region as far as the broker verifies one (protocol M2.6): sealed, exactly this big, with as much memory. Never waits.
     ///
     /// # Errors

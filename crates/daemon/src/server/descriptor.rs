@@ -1,10 +1,11 @@
 //! Real descriptors for the core.
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use partywall_protocol::wire::Located;
-use partywall_region::{Link, bell, link, memfd, pmem};
+use partywall_region::{Link, bell, link, memfd, packet, pmem};
 use partywall_shm::layout::Geometry;
 
 use crate::core::Descriptor;
@@ -13,8 +14,10 @@ use crate::core::Descriptor;
 /// transit to a listener.
 #[derive(Debug, Clone)]
 pub(super) enum ClientDescriptor {
-    /// Memory, or a socket that the broker has made. Closing it never waits.
+    /// Memory. Closing it never waits.
     Kept(Arc<OwnedFd>),
+    /// A link or a bell that the broker has made.
+    Made(Arc<MadeSocket>),
     /// A descriptor without use, which is closed already.
     Nothing,
 }
@@ -25,10 +28,47 @@ impl From<OwnedFd> for ClientDescriptor {
     }
 }
 
+/// A socket that the broker has made, and gives to a client or to a machine.
+///
+/// The holder of the other end may have left descriptors in it. To close the last copy is to close them, which takes as long as their sender likes: the
+/// broker's copy is the last if the socket was not given away, or if the one who has it was faster.
+#[derive(Debug)]
+pub(super) struct MadeSocket {
+    /// `None` when it is dropped.
+    socket: Option<OwnedFd>,
+    /// It has refused descriptors from the beginning.
+    is_guarded: bool,
+}
+
+thread_local! {
+    /// Sockets that this thread, which is an event loop's, has no use for any more, and in which there may be descriptors.
+    static LEFT: RefCell<Vec<OwnedFd>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What another process is to close.
+pub(super) fn take_left() -> Vec<OwnedFd> {
+    LEFT.take()
+}
+
+impl Drop for MadeSocket {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take_if(|_| !self.is_guarded) {
+            // It fails while the thread ends, which nobody waits for.
+            let _ = LEFT.try_with(|left| left.borrow_mut().push(socket));
+        }
+    }
+}
+
 impl ClientDescriptor {
+    fn made(socket: OwnedFd) -> Self {
+        let is_guarded = packet::refuses_descriptors(&socket);
+        Self::Made(Arc::new(MadeSocket { socket: Some(socket), is_guarded }))
+    }
+
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Kept(fd) => Some(fd.as_fd()),
+            Self::Made(made) => made.socket.as_ref().map(AsFd::as_fd),
             Self::Nothing => None,
         }
     }
@@ -37,12 +77,18 @@ impl ClientDescriptor {
 impl Descriptor for ClientDescriptor {
     fn link() -> Result<(Self, Self), String> {
         let (near, far) = link::pair().map_err(|e| format!("the broker cannot make a link: {e}"))?;
-        Ok((near.into(), far.into()))
+        Ok((Self::made(near), Self::made(far)))
     }
 
     fn link_to_machine() -> Result<(Self, Self), String> {
         let (near, far) = Link::pair().map_err(|e| format!("the broker cannot make a link: {e}"))?;
-        Ok((near.into(), far.into()))
+        Ok((Self::made(near), Self::made(far)))
+    }
+
+    fn hang_up(&self) {
+        if let Some(socket) = self.fd() {
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
     }
 
     fn check_region(&self, geometry: Geometry) -> Result<(), String> {
@@ -76,7 +122,7 @@ impl Descriptor for ClientDescriptor {
 
     fn make_bell(&self) -> Result<[Self; 2], String> {
         let (a, b) = bell::pair().map_err(|e| e.to_string())?;
-        Ok([a.into(), b.into()])
+        Ok([Self::made(a), Self::made(b)])
     }
 
     fn written(&self, located: Located) -> u64 {

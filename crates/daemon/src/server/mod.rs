@@ -80,6 +80,8 @@ const BURST: usize = 4;
 
 /// How often the core hears of the time.
 const TICK: Duration = Duration::from_secs(1);
+/// How long the copy of a link or a bell that the broker no longer needs stays open at most, where it may hold descriptors.
+const SOON: Duration = Duration::from_millis(20);
 /// The time after which an offer counts as not taken at once, within a factor of two ([`CoreEvent::LookAtUntaken`]).
 const UNTAKEN: Duration = Duration::from_millis(50);
 
@@ -168,6 +170,7 @@ pub struct Server {
     namespaces: ListedNamespaces,
     /// When the core is to hear of the time, while it wants to.
     next_tick: Option<Instant>,
+    next_emptying: Option<Instant>,
     next_look_at_untaken: Option<Instant>,
     /// When agents are to be asked again that have not said which namespace they are in, while there are any.
     next_question: Option<Instant>,
@@ -236,6 +239,7 @@ impl Server {
             machine_sockets: MachineSockets::default(),
             namespaces,
             next_tick: None,
+            next_emptying: None,
             next_look_at_untaken: None,
             next_question: None,
             sessions: HashMap::new(),
@@ -324,7 +328,8 @@ impl Server {
 
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let tick = [self.next_tick, self.next_look_at_untaken, self.next_question].into_iter().flatten().min();
+        let next = [self.next_tick, self.next_look_at_untaken, self.next_question, self.next_emptying];
+        let tick = next.into_iter().flatten().min();
         let tick = tick.map(|at| at.saturating_duration_since(Instant::now()));
         let arrivals = self.arrivals.has_any(|account| self.may_begin(*account)).then_some(Duration::ZERO);
         let shares = self.shares.renews_in(Instant::now());
@@ -357,6 +362,7 @@ impl Server {
         self.admit_arrivals();
         self.look_at_flows();
         self.ask_silent_agents();
+        self.close_left_sockets();
         self.tell_time();
         Ok(())
     }
@@ -485,6 +491,20 @@ impl Server {
             self.directory.apply(&DirectoryChange::Proved(now));
         }
         lost.or(crowded)
+    }
+
+    /// Has sockets closed that the core has dropped and in which there may be descriptors. Other processes may wait for the end of a copy, so the
+    /// disposer is emptied soon.
+    fn close_left_sockets(&mut self) {
+        let left = descriptor::take_left();
+        if !left.is_empty() {
+            left.into_iter().for_each(|socket| self.readers.close(None, socket));
+            self.next_emptying.get_or_insert(Instant::now() + SOON);
+        }
+        if self.next_emptying.is_some_and(|at| at <= Instant::now()) {
+            self.next_emptying = None;
+            self.readers.empty_disposer();
+        }
     }
 
     /// Lets offers grow old, and has closed what was disposed of, while there is any of either.

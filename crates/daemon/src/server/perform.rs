@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use partywall_protocol::wire::{self, MachineId, Message, Refusal};
 use partywall_region::directory::OwnDirectory;
+use partywall_region::packet;
 use partywall_region::pmem::book;
-use partywall_region::{bell, packet};
 
 use super::descriptor::ClientDescriptor;
 use super::published::Published;
@@ -71,13 +71,6 @@ impl Server {
                 }
                 Action::Member { cookie, is_published } => {
                     self.watch.count_member(cookie, is_published);
-                    continue;
-                }
-                Action::Ring { bell: end } => {
-                    // If the offer hangs up at the same time, its own event reports that.
-                    if let Some(end) = end.fd() {
-                        bell::ring(end, b'B');
-                    }
                     continue;
                 }
                 Action::Book { window, base, size, in_use } => {

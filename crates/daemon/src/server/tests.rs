@@ -408,6 +408,29 @@ fn descriptor_is_closed_after_disposer_has_ended() {
     }
 }
 
+#[test]
+fn link_with_descriptors_is_closed_by_disposer() {
+    use crate::core::Descriptor as _;
+
+    let mut bench = Bench::new();
+    // As memory goes by it, it refuses no descriptor on any kernel.
+    let (near, far) = ClientDescriptor::link_to_machine().unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    packet::send(near.fd().unwrap(), b"x", &[reader.as_fd()]).unwrap();
+    drop(reader);
+    let is_open = || {
+        let mut fds = [rustix::event::PollFd::new(&writer, rustix::event::PollFlags::empty())];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
+    };
+    drop((near, far));
+    assert!(is_open(), "the event loop has closed what a client sent");
+    let begin = Instant::now();
+    while is_open() || bench.server.readers.has_waste() {
+        bench.server.turn(Some(Duration::from_millis(100))).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(60), "it stays open");
+    }
+}
+
 /// Accounts of two other users.
 fn two_accounts() -> [Account; 2] {
     [65_533, 65_534].map(|uid| Account::of(User::Host(uid), Home::Broker))

@@ -303,6 +303,8 @@ fn confirm(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
     may_be_handed_over(conn, fd)?;
     let peer = paced(conn, || broker::confirm(fd, conn.channel()))?;
     map_peer(conn, peer.region.as_fd(), peer.place)?;
+    // The accepting side is to finish.
+    conn.bell().ring();
     conn.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
     conn.moves.wait_for_answer(sys::coarse_millis());
     conn.ring_path.set_stage(ConnStage::Offered);

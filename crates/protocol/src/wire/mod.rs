@@ -16,7 +16,7 @@
 //!    integer: little-endian    string: u16 length, UTF-8 without NUL    bool: 0 or 1    nothing may follow the last field
 //! ```
 //!
-//! What decoding proves: the packet is exactly one message of version 1, every enumeration is in range, every string is UTF-8
+//! What decoding proves: the packet is exactly one message of [`VERSION`], every enumeration is in range, every string is UTF-8
 //! without NUL. It does not prove that a name is a [`Name`], that a [`RegionReference`] describes a possible region, or that the sender
 //! may ask for it.
 //! Decoding allocates no more than a small multiple of the packet's own length, whatever the packet claims.
@@ -55,7 +55,7 @@ pub use values::{
 pub const MAX_PACKET: usize = 4096;
 
 /// The version of the protocol that this code speaks; `Join` carries it. It changes with the messages (protocol C4.2).
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// The first two bytes of every packet: `WP` in memory, `0x5057` as an integer.
 pub const MAGIC: u16 = 0x5057;

@@ -127,7 +127,6 @@ impl Bells {
     fn has_descriptors(&self, how: RecvFlags) -> io::Result<bool> {
         packet::retry_reset(|| packet::has_descriptors(&*self.socket, how))
     }
-
 }
 
 impl Drop for Bells {

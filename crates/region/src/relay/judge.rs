@@ -16,20 +16,14 @@
 use super::core::MemoryDelivery;
 use super::doorbells::VectorEvent;
 use super::memory::{FileNumbers, numbers_of};
+use crate::closing::{self, begin};
 use crate::link::Packet;
 use crate::{Link, LinkEvent, packet};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-
-/// Judges and closers at work at once, in all relays of this process. Links with descriptors beyond that wait.
-const MOST: usize = 32;
-
-static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
 /// The content of a packet with descriptors.
 #[derive(Debug)]
@@ -76,23 +70,6 @@ impl Judges {
     }
 }
 
-/// Runs something that may hang. `false`, without having run it, if too many do or there is no thread to be had.
-fn begin(name: &str, what: impl FnOnce() + Send + 'static) -> bool {
-    struct AtWork;
-    impl Drop for AtWork {
-        fn drop(&mut self) {
-            AT_WORK.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-    let before = AT_WORK.fetch_add(1, Ordering::Relaxed);
-    let at_work = AtWork;
-    let run = move || {
-        let _at_work = at_work;
-        what();
-    };
-    before < MOST && std::thread::Builder::new().name(name.into()).spawn(run).is_ok()
-}
-
 fn judge(link: &Link) -> JudgedPacket {
     match link.try_packet() {
         Ok(Some(Packet::Event(LinkEvent::Attach { generation, geometry, start, base, memory }))) => {
@@ -129,45 +106,7 @@ pub(super) fn close(link: Arc<Link>) {
 
 /// Closes the socket if this is its last user. Otherwise the other user closes it: the relay, or a judge after the relay has hung up.
 fn close_last(link: Arc<Link>) {
-    let Some(link) = Arc::into_inner(link) else { return };
-    link.hang_up();
-    if !matches!(link, Link::Socket(_)) || packet::is_harmless_to_close(link.life(), packet::ALL) {
-        return;
-    }
-    // Where no thread can be had, it stays open until the process ends, as bells do that are left with descriptors in them.
-    let link = ManuallyDrop::new(link);
-    begin("partywall-close", move || drop(ManuallyDrop::into_inner(link)));
-}
-
-#[cfg(test)]
-#[cfg(not(miri))]
-mod tests {
-    use super::*;
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::fd::AsFd;
-
-    /// Whether the reader of this writing end of a pipe is open.
-    fn is_open(writer: &OwnedFd, wait: i64) -> bool {
-        poll(&mut [PollFd::new(writer, PollFlags::empty())], Some(&Timespec { tv_sec: wait, tv_nsec: 0 })).unwrap() == 0
-    }
-
-    #[test]
-    fn descriptor_behind_empty_packets_is_closed_by_another_thread() {
-        let (relays, process) = Link::pair().unwrap();
-        let (spare, other) = rustix::pipe::pipe().unwrap();
-        for _ in 0..2 {
-            packet::try_send(process.as_fd(), b"", &[]).unwrap();
-        }
-        packet::try_send(process.as_fd(), b"x", &[spare.as_fd()]).unwrap();
-        drop(spare);
-        // So many are at work that none can be had.
-        let before = AT_WORK.fetch_add(MOST, Ordering::Relaxed);
-        close(Arc::new(Link::Socket(relays.try_clone().unwrap())));
-        assert!(is_open(&other, 0), "this thread has closed it");
-        AT_WORK.fetch_sub(MOST, Ordering::Relaxed);
-        assert_eq!(before, 0);
-        close(Arc::new(Link::Socket(relays)));
-        // The first one is left open for as long as the process lives.
-        assert!(is_open(&other, 0));
+    if let Some(Link::Socket(socket)) = Arc::into_inner(link) {
+        closing::close(socket);
     }
 }

@@ -14,9 +14,9 @@ use crate::credentials::Credentials;
 
 /// The ends of a bell for the offering and for the accepting side.
 ///
-/// Between machines it is a link, of which relays have an end.
+/// Between machines it is a link, of which relays have an end. No memory goes by it (protocol L2.2), so it refuses descriptors as links of the host do.
 pub(super) fn bell<F: Descriptor>(maker: &F, is_near: bool) -> Result<[F; 2], Refuse> {
-    let made = if is_near { maker.make_bell() } else { F::link_to_machine().map(Into::into) };
+    let made = if is_near { maker.make_bell() } else { F::link().map(Into::into) };
     made.or_else(|reason| refuse(Refusal::OutOfResources, format!("the broker cannot make a bell: {reason}")))
 }
 
@@ -33,8 +33,6 @@ pub(super) fn bell_way(here: Origin, there: Origin) -> BellWay {
 pub(in crate::core) struct Handshake<F> {
     /// The accepting side's end of the bell, until it has taken.
     pub(in crate::core) far: Option<F>,
-    /// A copy of the offering side's end, to ring in its place when it has confirmed.
-    pub(in crate::core) ring_far: F,
     /// The accepting side, once it has taken.
     pub(in crate::core) taker: Option<Taker<F>>,
     /// The network namespaces in which it may be accepted.
@@ -53,13 +51,12 @@ pub(in crate::core) struct Handshake<F> {
 
 impl<F> Handshake<F> {
     pub(super) fn new(
-        [ring_far, far]: [F; 2],
+        far: F,
         (accepted_at, namespaces): (SocketAddr, Vec<NamespaceId>),
         translated: Vec<Fingerprint>,
     ) -> Self {
         Self {
             far: Some(far),
-            ring_far,
             taker: None,
             namespaces,
             accepted_at,

@@ -123,7 +123,7 @@ impl<F: Descriptor> Core<F> {
         // Within a namespace, both sides see the same addresses.
         let is_elsewhere = !namespaces.contains(&socket.namespace());
         let translated = keys().filter(|_| is_elsewhere).map(|key| Fingerprint::translated(accepted_at, key)).collect();
-        let handshake = Handshake::new([own.clone(), far], (accepted_at, namespaces), translated);
+        let handshake = Handshake::new(far, (accepted_at, namespaces), translated);
 
         let offer = self.add_offer(Offer {
             session: id,
@@ -337,11 +337,14 @@ impl<F: Descriptor> Core<F> {
         Some(offer)
     }
 
-    /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that. Places in windows stay with the two sides
+    /// Forgets an offer, and hangs up its bell if the other end was not taken, by which its maker hears of that. Places in windows stay with the two sides
     /// of a connection until each gives them up.
     pub(in crate::core) fn drop_offer(&mut self, id: ChannelId) {
         let Some(offer) = self.remove_offer(id) else { return };
         let Some(handshake) = offer.handshake() else { return self.machines.channel_gone(id) };
+        if let Some(far) = &handshake.far {
+            far.hang_up();
+        }
         let side = |domain, peer: Credentials, region: RegionReference| HandshakeSide {
             domain,
             pid: peer.pid,

@@ -85,12 +85,10 @@ impl<F: Descriptor> Core<F> {
             return Err(refused);
         }
         let message = self.peer_is(taker.domain, taker.peer, taker.reference);
-        let (region, bell) = (taker.region.clone(), handshake.ring_far.clone());
+        let region = taker.region.clone();
         if let Some(handshake) = self.sockets.offers.get_mut(&offer_id).and_then(Offer::handshake_mut) {
             handshake.confirmed = Some(socket);
         }
-        // The accepting side is to finish.
-        self.actions.push(Action::Ring { bell });
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![region] });
         Ok(())
     }

@@ -62,8 +62,8 @@ pub(super) enum Fake {
     /// Memory for a region of this size that is not made yet.
     Reserved(u64, Rc<()>),
     Link(Rc<()>),
-    /// An end of a bell, by number: the connecting side's to listen and to ring with, and the accepting side's likewise.
-    Bell(u8, Rc<()>),
+    /// An end of a bell.
+    Bell(Rc<()>),
     Other(Rc<()>),
 }
 
@@ -81,6 +81,8 @@ impl Descriptor for Fake {
     fn link_to_machine() -> Result<(Self, Self), String> {
         Self::link()
     }
+
+    fn hang_up(&self) {}
 
     fn check_region(&self, geometry: Geometry) -> Result<(), String> {
         match self {
@@ -107,10 +109,9 @@ impl Descriptor for Fake {
         let (Self::Region(_, token)
         | Self::Reserved(_, token)
         | Self::Link(token)
-        | Self::Bell(_, token)
+        | Self::Bell(token)
         | Self::Other(token)) = self;
-        let bell = |n| Self::Bell(n, token.clone());
-        Ok([bell(0), bell(1)])
+        Ok([Self::Bell(token.clone()), Self::Bell(token.clone())])
     }
 
     fn written(&self, _: partywall_protocol::wire::Located) -> u64 {
@@ -156,8 +157,6 @@ pub(super) struct World {
     pub(super) delivery: OfferDelivery,
     pub(super) sent: Vec<Sent>,
     pub(super) closed: Vec<u64>,
-    /// Bells that were rung, by their number.
-    pub(super) rung: Vec<u8>,
     pub(super) orders: Vec<Order>,
     /// Places that the books of windows have: where each begins, and its bytes.
     pub(super) booked: BTreeSet<(u64, u64)>,
@@ -213,7 +212,6 @@ impl World {
             delivery: OfferDelivery::Done,
             sent: Vec::new(),
             closed: Vec::new(),
-            rung: Vec::new(),
             orders: Vec::new(),
             booked: BTreeSet::new(),
             listed: BTreeMap::new(),
@@ -279,10 +277,6 @@ impl World {
                         let delivery = self.delivery.clone();
                         more.extend(self.core.handle(77, CoreEvent::Offered { channel, delivery }));
                     }
-                    Action::Ring { bell: Fake::Bell(number, _) } => self.rung.push(number),
-                    // A bell between machines.
-                    Action::Ring { bell: Fake::Link(_) } => self.rung.push(u8::MAX),
-                    Action::Ring { bell } => panic!("no bell: {bell:?}"),
                     Action::Directory(change) => self.change(None, change),
                     Action::BeginDirectory { machine, .. } => assert!(self.directories.insert(machine)),
                     Action::MachineDirectory { machine, change } => {
