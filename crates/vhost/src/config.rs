@@ -15,6 +15,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
+pub use crate::host_address::parse_host_address;
+
 /// Every key of a file, explained.
 ///
 /// ```
@@ -181,23 +183,6 @@ impl TryFrom<String> for HostAddress {
     fn try_from(text: String) -> Result<Self, String> {
         parse_host_address(&text).map(Self)
     }
-}
-
-/// The IP address of one host. An IPv4 address that is mapped to IPv6 becomes an IPv4 address, which frames have.
-///
-/// # Errors
-/// How to write it.
-pub fn parse_host_address(text: &str) -> Result<IpAddr, String> {
-    let Ok(ip) = text.parse::<IpAddr>().map(|ip| ip.to_canonical()) else {
-        return Err(format!(
-            "`{text}` is no IP address: write one as in 10.0.0.12 or fd00::12, without a prefix length"
-        ));
-    };
-    let is_broadcast = matches!(ip, IpAddr::V4(four) if four.is_broadcast());
-    if ip.is_unspecified() || ip.is_multicast() || is_broadcast {
-        return Err(format!("`{text}` is not the address of one host"));
-    }
-    Ok(ip)
 }
 
 /// A name or a number.

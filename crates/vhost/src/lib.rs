@@ -34,6 +34,7 @@ mod closing;
 mod counters;
 mod error;
 mod handle;
+mod host_address;
 mod inflight;
 mod line;
 mod listener;
