@@ -1,6 +1,7 @@
 //! The file of a switch: its ports with their limits, and how it forwards.
 
 use crate::VhostError;
+use crate::folder::{self, SWITCHES};
 use crate::port::{PortSpec, check_name};
 use crate::switch::MacAddress;
 use crate::user::user_number;
@@ -28,8 +29,6 @@ pub use crate::host_address::parse_host_address;
 pub const SAMPLE_CONFIG: &str = include_str!("../net.toml");
 /// The folder of the files of the host's switches.
 const FOLDER: &str = "/etc/partywall/net";
-/// The folder of the host's switches.
-const HOST_SWITCHES: &str = "/run/partywall/net";
 /// The longest time that a frame waits for a receiver, in milliseconds.
 pub const LONGEST_HOLD: u64 = 60_000;
 /// The longest time until a silent address is forgotten, in seconds.
@@ -453,7 +452,7 @@ impl ConfigSource {
 
 /// The file of the switch with this folder, if it is one of the host's.
 pub fn default_path(folder: &Path) -> Option<PathBuf> {
-    let name = folder.file_name().filter(|_| folder.parent() == Some(Path::new(HOST_SWITCHES)))?;
+    let name = folder.file_name().filter(|_| folder.parent() == Some(&*folder::of_root(SWITCHES)))?;
     let mut file = name.to_owned();
     file.push(".toml");
     Some(Path::new(FOLDER).join(file))

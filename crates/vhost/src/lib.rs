@@ -33,6 +33,7 @@ mod card;
 mod closing;
 mod counters;
 mod error;
+mod folder;
 mod handle;
 mod host_address;
 mod inflight;
