@@ -8,8 +8,18 @@ use common::*;
 const CALLS: &str = "tests/clients/calls.c";
 
 /// The cases that one process runs alone.
-const CASES: [&str; 9] =
-    ["streams", "waits", "in_place", "misuse", "messages", "threads", "message_threads", "forks", "workers"];
+const CASES: [&str; 10] = [
+    "streams",
+    "waits",
+    "in_place",
+    "sleeps_often",
+    "misuse",
+    "messages",
+    "threads",
+    "message_threads",
+    "forks",
+    "workers",
+];
 
 fn run_case(case: &str) {
     let bench = Bench::new();
@@ -30,6 +40,11 @@ fn waiting_calls_end_by_time_out_room_or_data() {
 #[test]
 fn spans_are_lent_committed_shown_and_released() {
     run_case("in_place");
+}
+
+#[test]
+fn sleeps_often_of_c_asks_for_fences() {
+    run_case("sleeps_often");
 }
 
 #[test]

@@ -3,14 +3,17 @@
 
 mod common;
 
+#[path = "../../gateway/tests/common/ports.rs"]
+mod ports;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{Guard, LONGEST, World, library};
+use ports::free_port;
 use serde_json::Value;
 
 const DASHBOARD: &str = include_str!("../../../docs/grafana/partywall.json");
@@ -25,18 +28,8 @@ fn queries() -> Vec<String> {
     targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A free port, which this process gets once. It lies below the ports that the kernel gives to connections, so none of them takes it before the
-/// server listens. Processes begin at different places.
-fn free_port() -> SocketAddr {
-    const FIRST: u16 = 10_000;
-    const ROOM: u16 = 20_000;
-    static LOOKED: AtomicU32 = AtomicU32::new(0);
-    let next = || {
-        let nth = std::process::id().wrapping_mul(547).wrapping_add(LOOKED.fetch_add(1, Ordering::Relaxed));
-        SocketAddr::from((Ipv4Addr::LOCALHOST, FIRST + u16::try_from(nth % u32::from(ROOM)).unwrap()))
-    };
-    let mut ports = std::iter::repeat_with(next).take(ROOM.into());
-    ports.find(|port| TcpListener::bind(port).is_ok()).expect("one of 20,000 ports is free")
+fn free_address() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()))
 }
 
 /// Serves a file by HTTP, as the node exporter serves its text files, for as long as the test runs.
@@ -78,7 +71,7 @@ fn start_prometheus(folder: &Path, targets: [SocketAddr; 2]) -> (Guard, SocketAd
         "scrape_configs:\n- job_name: partywall\n  scrape_interval: 1s\n  static_configs:\n  - targets: ['{one}', '{two}']\n"
     );
     std::fs::write(folder.join("prometheus.yml"), config).unwrap();
-    let at = free_port();
+    let at = free_address();
     let mut command = Command::new("prometheus");
     command.arg(format!("--config.file={}", folder.join("prometheus.yml").display()));
     command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
@@ -94,9 +87,10 @@ fn dashboard_queries_return_results_from_real_prometheus() {
         std::io::stderr().write_all(said).unwrap();
         return;
     }
-    let broker_port = free_port();
+    let broker_address = free_address();
     let uid = rustix::process::geteuid().as_raw();
-    let world = World::with_policy(Some(&format!("administrators = [{uid}]\n[metrics]\nlisten = '{broker_port}'\n")));
+    let world =
+        World::with_policy(Some(&format!("administrators = [{uid}]\n[metrics]\nlisten = '{broker_address}'\n")));
     // A channel that stays open, a refused connection, and an unmodified program whose peer is not under Partywall.
     let _db = Guard::spawn(&mut world.partywall("db", &["cat", "-l", "in", "--recv-only"]));
     world.await_service("db", "in");
@@ -113,7 +107,7 @@ fn dashboard_queries_return_results_from_real_prometheus() {
     let name = file.to_str().unwrap();
     let _totals =
         Guard::spawn(&mut world.partywall("watcher", &["stat", "--total", "--watch", "0.5", "--metrics", name]));
-    let (mut prometheus, at) = start_prometheus(&world.path(""), [broker_port, serve(file.clone())]);
+    let (mut prometheus, at) = start_prometheus(&world.path(""), [broker_address, serve(file.clone())]);
 
     let deadline = std::time::Instant::now() + LONGEST;
     for expression in queries() {

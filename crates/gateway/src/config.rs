@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -159,8 +159,8 @@ impl GatewayConfig {
 
     /// The threads that carry streams.
     pub(crate) fn threads(&self) -> usize {
-        let half = || std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
-        self.threads.map_or_else(half, |threads| usize::from(threads.get()))
+        let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        thread_count(self.threads, processors)
     }
 
     /// Reads a configuration file. Paths in it are relative to its folder.
@@ -182,6 +182,12 @@ impl GatewayConfig {
         }
         Ok(config)
     }
+}
+
+/// The threads that carry streams, as many as the file says. Otherwise every second processor has one, and at least one has: the others are
+/// for the programs at the ends of the streams.
+fn thread_count(chosen: Option<NonZeroU16>, processors: NonZeroUsize) -> usize {
+    chosen.map_or(processors.get().div_ceil(2), |threads| usize::from(threads.get()))
 }
 
 /// Reads a text file.
@@ -212,6 +218,13 @@ mod tests {
         assert!(
             etcd.certificate.is_some() && etcd.key.is_some() && etcd.user.is_some() && etcd.password_file.is_some()
         );
+    }
+
+    #[test]
+    fn threads_are_half_of_the_processors_unless_the_file_says() {
+        let count = |chosen, processors| thread_count(NonZeroU16::new(chosen), NonZeroUsize::new(processors).unwrap());
+        assert_eq!([1, 2, 3, 4, 64].map(|processors| count(0, processors)), [1, 1, 2, 2, 32]);
+        assert_eq!([1, 64].map(|processors| count(7, processors)), [7, 7]);
     }
 
     #[test]

@@ -634,3 +634,27 @@ fn metrics_count_streams_bytes_and_refusals() {
     shows(alpha, "directory_fresh 0");
     cluster.etcd.process.signal("CONT");
 }
+
+/// The threads of a runtime, by the name that it gives to all of them. Threads for blocking calls are among them.
+fn runtime_threads(gateway: &Process) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap();
+    // A thread may end while the folder is read.
+    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+    tasks.filter_map(name).filter(|name| name.starts_with("tokio")).count()
+}
+
+#[test]
+fn gateway_has_as_many_threads_as_its_file_says() {
+    // More than an idle gateway has for blocking calls.
+    const MANY: usize = 40;
+    let Some(mut cluster) = Cluster::start(&[("alpha", OPEN)]) else { return };
+    let host = &mut cluster.hosts[0];
+    host.reconfigure("threads = 1\n");
+    host.shown();
+    let few = runtime_threads(host.gateway.as_ref().unwrap());
+    host.configure("threads = 1\n", &format!("threads = {MANY}\n"));
+    host.restart_gateway();
+    host.shown();
+    let many = runtime_threads(host.gateway.as_ref().unwrap());
+    assert!((1..MANY).contains(&few) && (MANY..2 * MANY).contains(&many), "{few} and {many}");
+}

@@ -5,12 +5,15 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod world;
 
+#[path = "../../gateway/tests/common/ports.rs"]
+mod ports;
+
 use partywall_lab::Guest;
+use ports::free_port;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use world::{HANG, Inside, Process, World, program};
 
@@ -32,23 +35,6 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "it does not happen that {what}");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-}
-
-/// A port that is free for TCP and UDP, and that this process gets once. It lies below the ports that the kernel gives to connections, so none of
-/// them takes it before its server does. Processes begin at different places.
-fn free_port() -> u16 {
-    const FIRST: u16 = 10_000;
-    const ROOM: u16 = 20_000;
-    static LOOKED: AtomicU32 = AtomicU32::new(0);
-    let free = |port: &u16| {
-        let address = (Ipv4Addr::UNSPECIFIED, *port);
-        TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok()
-    };
-    let next = || {
-        let nth = std::process::id().wrapping_mul(547).wrapping_add(LOOKED.fetch_add(1, Ordering::Relaxed));
-        FIRST + u16::try_from(nth % u32::from(ROOM)).unwrap()
-    };
-    std::iter::repeat_with(next).take(ROOM.into()).find(free).expect("one of 20,000 ports is free")
 }
 
 fn start(command: &mut Command) -> Process {

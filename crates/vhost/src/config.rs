@@ -1,6 +1,7 @@
 //! The file of a switch: its ports with their limits, and how it forwards.
 
 use crate::VhostError;
+use crate::folder::{self, SWITCHES};
 use crate::port::{PortSpec, check_name};
 use crate::switch::MacAddress;
 use crate::user::user_number;
@@ -15,6 +16,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
+pub use crate::host_address::parse_host_address;
+
 /// Every key of a file, explained.
 ///
 /// ```
@@ -26,8 +29,6 @@ use toml::Spanned;
 pub const SAMPLE_CONFIG: &str = include_str!("../net.toml");
 /// The folder of the files of the host's switches.
 const FOLDER: &str = "/etc/partywall/net";
-/// The folder of the host's switches.
-const HOST_SWITCHES: &str = "/run/partywall/net";
 /// The longest time that a frame waits for a receiver, in milliseconds.
 pub const LONGEST_HOLD: u64 = 60_000;
 /// The longest time until a silent address is forgotten, in seconds.
@@ -181,23 +182,6 @@ impl TryFrom<String> for HostAddress {
     fn try_from(text: String) -> Result<Self, String> {
         parse_host_address(&text).map(Self)
     }
-}
-
-/// The IP address of one host. An IPv4 address that is mapped to IPv6 becomes an IPv4 address, which frames have.
-///
-/// # Errors
-/// How to write it.
-pub fn parse_host_address(text: &str) -> Result<IpAddr, String> {
-    let Ok(ip) = text.parse::<IpAddr>().map(|ip| ip.to_canonical()) else {
-        return Err(format!(
-            "`{text}` is no IP address: write one as in 10.0.0.12 or fd00::12, without a prefix length"
-        ));
-    };
-    let is_broadcast = matches!(ip, IpAddr::V4(four) if four.is_broadcast());
-    if ip.is_unspecified() || ip.is_multicast() || is_broadcast {
-        return Err(format!("`{text}` is not the address of one host"));
-    }
-    Ok(ip)
 }
 
 /// A name or a number.
@@ -468,7 +452,7 @@ impl ConfigSource {
 
 /// The file of the switch with this folder, if it is one of the host's.
 pub fn default_path(folder: &Path) -> Option<PathBuf> {
-    let name = folder.file_name().filter(|_| folder.parent() == Some(Path::new(HOST_SWITCHES)))?;
+    let name = folder.file_name().filter(|_| folder.parent() == Some(&*folder::of_root(SWITCHES)))?;
     let mut file = name.to_owned();
     file.push(".toml");
     Some(Path::new(FOLDER).join(file))

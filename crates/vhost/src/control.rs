@@ -1,6 +1,7 @@
 //! The control socket of a switch: ports come and go while frames flow. A request is a line of JSON, and so is its answer.
 
 use crate::config::{ConfigSource, SwitchConfig, contradiction};
+use crate::folder::{self, SWITCHES};
 use crate::handle::{Answer, RequestHandle};
 use crate::{PortCounters, VhostError, line, tap};
 use serde::{Deserialize, Serialize};
@@ -118,16 +119,7 @@ pub struct FoundSwitch {
 
 /// The folder of all switches of this user, unless the command line names another. `None` if the user has no folder for such files.
 pub fn default_folder() -> Option<PathBuf> {
-    folder_of("net")
-}
-
-/// A folder of this user for sockets of one kind.
-pub(crate) fn folder_of(kind: &str) -> Option<PathBuf> {
-    let all = match rustix::process::geteuid().is_root() {
-        true => PathBuf::from("/run"),
-        false => std::env::var_os("XDG_RUNTIME_DIR")?.into(),
-    };
-    Some(all.join("partywall").join(kind))
+    folder::of_user(SWITCHES)
 }
 
 /// Finds the switches in a folder of switches by their control sockets, in the order of their names.

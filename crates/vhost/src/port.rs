@@ -1,6 +1,7 @@
 //! A port as the operator wants it.
 
 use crate::VhostError;
+use crate::host_address::{canonical_list, is_host_address};
 use crate::switch::MacAddress;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -18,8 +19,8 @@ pub struct PortSpec {
     /// The Ethernet addresses that it may send from; all, if there are none here.
     #[serde(default)]
     pub mac: Vec<MacAddress>,
-    /// The IP addresses that it may send from; all, if there are none here.
-    #[serde(default)]
+    /// The IP addresses that it may send from. If there are none here, it may send from all that the switch's file gives to no port.
+    #[serde(default, deserialize_with = "canonical_list")]
     pub ip: Vec<IpAddr>,
     /// Bytes a second that it may send.
     #[serde(default)]
@@ -64,6 +65,9 @@ impl PortSpec {
                 "a port has at most {most} addresses of a kind, and a rate above 0"
             )));
         }
+        if let Some(ip) = self.ip.iter().find(|ip| !is_host_address(**ip)) {
+            return Err(VhostError::Refused(format!("`{ip}` is not the address of one host")));
+        }
         // The kernel takes this number for a change to no user.
         if self.owner == Some(u32::MAX) {
             return Err(VhostError::Refused(format!("{} is the number of no user", u32::MAX)));
@@ -97,5 +101,20 @@ mod tests {
         assert!(tap.agrees(&PortSpec { tap: true, ..there.clone() }).is_ok());
         assert!(PortSpec { owner: Some(u32::MAX), ..there.clone() }.check().is_err());
         assert!(PortSpec { owner: Some(8), ..there }.agrees(&owned).is_err());
+    }
+
+    #[test]
+    fn mapped_address_in_json_is_the_ipv4_address() {
+        let port: PortSpec = serde_json::from_str(r#"{"name":"a","ip":["::ffff:10.0.0.1","fd00::1"]}"#).unwrap();
+        assert_eq!(port.ip, ["10.0.0.1", "fd00::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+        assert!(port.check().is_ok());
+    }
+
+    #[test]
+    fn port_with_address_that_is_not_of_one_host_is_refused() {
+        for ip in ["::ffff:10.0.0.1", "0.0.0.0", "::", "127.0.0.1", "::1", "224.0.0.1", "ff02::1", "255.255.255.255"] {
+            let port = PortSpec { ip: vec![ip.parse().unwrap()], ..PortSpec::new("a") };
+            assert!(port.check().unwrap_err().to_string().contains("address of one host"), "{ip}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 /* What the library promises, seen from C: `calls CASE` runs one case and ends with 0, or says which check has failed.
  * It is C11 and C++17. PARTYWALL_BROKER names a broker. */
+#include <linux/membarrier.h>
 #include <partywall.h>
 #include <poll.h>
 #include <pthread.h>
@@ -7,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -165,6 +167,47 @@ static void in_place(void) {
     CHECK(pw_reserve(b, 10, 0, &span) == PW_OK);
     pw_close(b);
     pw_close(a);
+}
+
+/* How many regions this process has mapped, and how many of them say in their header that a sleeper interrupts other processors (protocol M5, W4). */
+static void count_regions(int *all, int *asymmetric) {
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps != NULL);
+    *all = *asymmetric = 0;
+    while (fgets(line, sizeof line, maps) != NULL) {
+        unsigned long start, offset;
+        char access[8];
+        if (strstr(line, "memfd:partywall") != NULL && sscanf(line, "%lx-%*x %7s %lx", &start, access, &offset) == 3) {
+            if (access[0] == 'r' && offset == 0 && memcmp((const void *)start, "PARTYWAL", 8) == 0) {
+                uint32_t flags;
+                memcpy(&flags, (const char *)start + 32, sizeof flags);
+                *all += 1;
+                *asymmetric += flags & 1;
+            }
+        }
+    }
+    fclose(maps);
+}
+
+/* `sleeps_often` reaches the headers of the regions. */
+static void sleeps_often(void) {
+    pw_stream *a, *b;
+    pw_options options = PW_OPTIONS_INIT;
+    int all, asymmetric;
+    /* A kernel or a sandbox without this call has fences everywhere. */
+    int has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    CHECK(pw_pair(&options, &a, &b) == PW_OK);
+    count_regions(&all, &asymmetric);
+    CHECK(all >= 2 && asymmetric == (has_membarrier ? all : 0));
+    pw_close(a);
+    pw_close(b);
+    options.sleeps_often = 1;
+    CHECK(pw_pair(&options, &a, &b) == PW_OK);
+    count_regions(&all, &asymmetric);
+    CHECK(all >= 2 && asymmetric == 0);
+    pw_close(a);
+    pw_close(b);
 }
 
 static void misuse(void) {
@@ -496,7 +539,7 @@ int main(int argc, char **argv) {
     } cases[] = {
         {"streams", streams}, {"waits", waits},     {"in_place", in_place}, {"misuse", misuse}, {"messages", messages},
         {"threads", threads}, {"forks", forks},     {"workers", workers},   {"victim", victim}, {"survivor", survivor},
-        {"liar", liar},       {"deceived", deceived}, {"message_threads", message_threads},
+        {"liar", liar},       {"deceived", deceived}, {"message_threads", message_threads}, {"sleeps_often", sleeps_often},
     };
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -1,19 +1,20 @@
 //! Hosts of a cluster on one machine: a broker each, a gateway each, and an etcd for all.
 
+mod ports;
 pub(crate) mod traffic;
 pub(crate) mod wires;
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use partywall::{Domain, Error, Refusal, Stream};
 use partywall_daemon::{Broker, Config};
 use tempfile::TempDir;
 use wires::{Node, Wires};
+
+pub(crate) use ports::free_port;
 
 /// How long anything may take before the test fails.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -70,23 +71,6 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(start.elapsed() < HANG, "it does not happen that {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// A port that is free for TCP and UDP, and that this process gets once. It lies below the ports that the kernel gives to connections, so none of
-/// them takes it while a server is restarted. Processes begin at different places.
-pub(crate) fn free_port() -> u16 {
-    const FIRST: u16 = 10_000;
-    const ROOM: u16 = 20_000;
-    static LOOKED: AtomicU32 = AtomicU32::new(0);
-    let free = |port: &u16| {
-        let address = (Ipv4Addr::UNSPECIFIED, *port);
-        TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok()
-    };
-    let next = || {
-        let nth = std::process::id().wrapping_mul(547).wrapping_add(LOOKED.fetch_add(1, Ordering::Relaxed));
-        FIRST + u16::try_from(nth % u32::from(ROOM)).unwrap()
-    };
-    std::iter::repeat_with(next).take(ROOM.into()).find(free).expect("one of 20,000 ports is free")
 }
 
 /// An etcd with its own folder.

@@ -3,9 +3,10 @@
 #[cfg(test)]
 use alloc::string::String;
 
-/// [`Message`](super::Message) and all that belongs to it, from rows of a number, a name, and fields in the order of the wire.
+/// [`Message`](super::Message) and all that belongs to it, from rows of a number, a name, and fields in the order of the wire. It is the last of the
+/// macros by which the files of the table pass rows on, so no macro follows before the semicolon.
 macro_rules! messages {
-    ($($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
+    (; $($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
         $crate::wire::table::table! {
             /// One control message. Descriptors travel beside it; [`fd_count`](Self::fd_count) says how many.
             Message: u16 { $($(#[$meta])* $number $name { $($(#[$fmeta])* $field: $type,)* })* }

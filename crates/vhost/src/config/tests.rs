@@ -40,6 +40,8 @@ fn faulty_file_is_refused_with_line_and_reason() {
         ("[[port]]\nname = 'a'\nip = ['10.0.0.1/24']", "line 3", "without a prefix length"),
         ("[[port]]\nname = 'a'\nip = ['0.0.0.0']", "line 3", "address of one host"),
         ("[[port]]\nname = 'a'\nip = ['ff02::1']", "line 3", "address of one host"),
+        ("[[port]]\nname = 'a'\nip = ['127.0.0.1']", "line 3", "address of one host"),
+        ("[[port]]\nname = 'a'\nip = ['::ffff:127.0.0.1']", "line 3", "address of one host"),
         ("[[port]]\nname = 'a'\nrate = 0", "line 3", "as in 100M"),
         ("[[port]]\nname = 'a'\nrate = '1T'", "line 3", "as in 100M"),
         ("[[port]]\nname = 'a'\nrate = true", "line 3", "text in quotes or a number"),

@@ -22,7 +22,7 @@ const GOODBYE: Duration = Duration::from_millis(400);
 /// # Errors
 /// The folder is unknown, or cannot be made.
 pub fn socket(target: &str) -> Result<PathBuf, VhostError> {
-    let all = crate::control::folder_of("blk");
+    let all = crate::folder::of_user(crate::folder::DISKS);
     let all = all.ok_or_else(|| VhostError::Refused("XDG_RUNTIME_DIR is not set; use --socket".into()))?;
     let made = std::fs::DirBuilder::new().recursive(true).create(&all);
     made.map_err(VhostError::file_error("make", &all))?;

@@ -55,6 +55,11 @@ impl Engine {
             }
         }
         self.switch.set_guards(guards);
+        let stay = changes.changed.iter().map(|(number, listed)| (*number, *listed));
+        let come = opened.iter().map(|(number, _)| *number).zip(changes.added.iter().copied());
+        let owns =
+            |(number, listed): (_, &ListedPort)| listed.spec.ip.iter().map(|ip| (*ip, number)).collect::<Vec<_>>();
+        self.switch.set_address_owners(stay.chain(come).flat_map(owns));
         let is_renewed: Vec<PortNumber> = renewed.iter().map(|(number, _)| *number).collect();
         renewed.into_iter().for_each(|(number, end)| self.renew(number, end));
         for (number, listed) in changes.changed {

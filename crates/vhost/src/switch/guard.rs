@@ -1,14 +1,10 @@
 //! The guard of source addresses: a port sends only with addresses that the operator has set.
 
-use super::{ETHERNET, MacAddress};
+use super::MacAddress;
+use super::packet::{
+    ADVERTISEMENT, ARP, ArpSender, ICMPV6, IPV4, IPV6, Ipv6Upper, UDP, ipv6_address, ipv6_upper, untagged,
+};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-const IPV4: u16 = 0x0800;
-const ARP: u16 = 0x0806;
-const IPV6: u16 = 0x86dd;
-const TAGS: [u16; 2] = [0x8100, 0x88a8];
-const ICMPV6: u8 = 58;
-const UDP: u8 = 17;
 
 /// The addresses that a port may send from. Without any, all pass.
 ///
@@ -67,13 +63,8 @@ impl SourceGuard {
 
     /// Only Ethernet and IPv4, whose sender must be the port's. A probe for an address has none yet.
     fn permits_arp(&self, body: &[u8]) -> bool {
-        let Some(packet) = body.first_chunk::<28>() else { return false };
-        if packet[..6] != [0, 1, 8, 0, 6, 4] {
-            return false;
-        }
-        let sender = MacAddress([packet[8], packet[9], packet[10], packet[11], packet[12], packet[13]]);
-        let address = Ipv4Addr::new(packet[14], packet[15], packet[16], packet[17]);
-        self.has(sender) && (self.owns(address) || address.is_unspecified())
+        let Some(ArpSender { mac, ip }) = ArpSender::of(body) else { return false };
+        self.has(mac) && (self.owns(ip) || ip.is_unspecified())
     }
 
     fn permits_ipv4(&self, body: &[u8]) -> bool {
@@ -98,66 +89,31 @@ impl SourceGuard {
         if header[0] >> 4 != 6 {
             return false;
         }
-        let address = |bytes: &[u8]| <[u8; 16]>::try_from(bytes).map(Ipv6Addr::from).unwrap_or(Ipv6Addr::UNSPECIFIED);
         let is_own = |address: Ipv6Addr| self.owns(address) || address == link_local(mac);
-        let source = address(&header[8..24]);
+        let source = ipv6_address(&header[8..24]);
         if !source.is_unspecified() && !is_own(source) {
             return false;
         }
-        // An advertisement says whose an address is: its target must be the port's. Behind other headers one could hide, so a port
-        // with fixed addresses sends it plainly; a receiver ignores one in fragments.
-        let (mut next, mut at) = (header[6], 40);
-        for _ in 0..8 {
-            match next {
-                ICMPV6 => {
-                    let Some(message) = body.get(at..).filter(|rest| !rest.is_empty()) else { return false };
-                    const ROUTER: u8 = 134;
-                    const ADVERTISEMENT: u8 = 136;
-                    const REDIRECT: u8 = 137;
-                    return match message[0] {
-                        ADVERTISEMENT => message.get(8..24).is_some_and(|target| is_own(address(target))),
-                        ROUTER | REDIRECT => false,
-                        _ => true,
-                    };
+        match ipv6_upper(body) {
+            // An advertisement says whose an address is: its target must be the port's. A port with fixed addresses sends it where
+            // the switch can see it; a receiver ignores one in fragments.
+            Ipv6Upper::Header(ICMPV6, message) => {
+                const ROUTER: u8 = 134;
+                const REDIRECT: u8 = 137;
+                match message.first() {
+                    Some(&ADVERTISEMENT) => message.get(8..24).is_some_and(|target| is_own(ipv6_address(target))),
+                    Some(&(ROUTER | REDIRECT)) | None => false,
+                    Some(_) => true,
                 }
-                UDP => {
-                    const SERVER: [u8; 4] = [0x02, 0x23, 0x02, 0x22];
-                    let ports = body.get(at..).and_then(|rest| rest.first_chunk::<4>());
-                    return ports.is_some_and(|ports| *ports != SERVER);
-                }
-                // A fragment: the first one has all headers.
-                44 => {
-                    let Some(fragment) = body.get(at..).and_then(|rest| rest.first_chunk::<8>()) else { return false };
-                    if u16::from_be_bytes([fragment[2], fragment[3]]) & 0xfff8 != 0 {
-                        return true;
-                    }
-                    next = fragment[0];
-                    at += 8;
-                }
-                // Hop-by-hop options, routing, destination options: their length is in units of 8 bytes.
-                0 | 43 | 60 => {
-                    let Some(extension) = body.get(at..).and_then(|rest| rest.first_chunk::<2>()) else { return false };
-                    next = extension[0];
-                    at += 8 * (usize::from(extension[1]) + 1);
-                }
-                _ => return true,
             }
+            Ipv6Upper::Header(UDP, datagram) => {
+                const SERVER: [u8; 4] = [0x02, 0x23, 0x02, 0x22];
+                datagram.first_chunk::<4>().is_some_and(|ports| *ports != SERVER)
+            }
+            Ipv6Upper::Header(..) | Ipv6Upper::LaterFragment => true,
+            Ipv6Upper::Hidden => false,
         }
-        false
     }
-}
-
-/// The payload of the frame, behind two VLAN tags at most.
-fn untagged(head: &[u8]) -> Option<(u16, &[u8])> {
-    let mut at = ETHERNET - 2;
-    for _ in 0..3 {
-        let kind = u16::from_be_bytes(*head.get(at..)?.first_chunk::<2>()?);
-        if !TAGS.contains(&kind) {
-            return Some((kind, &head[at + 2..]));
-        }
-        at += 4;
-    }
-    None
 }
 
 /// The address that a station makes of its Ethernet address (RFC 4291).

@@ -5,6 +5,8 @@
 mod address;
 mod guard;
 mod limit;
+mod owner;
+mod packet;
 mod table;
 
 pub use address::{BadMacAddress, MacAddress};
@@ -12,7 +14,9 @@ pub use guard::SourceGuard;
 pub use limit::TokenBucket;
 pub use table::{LearnedAddress, TableOptions};
 
+use owner::AddressOwners;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use table::AddressTable;
 
 /// The first bytes of a frame that the switch reads. Nothing that it decides on lies behind them.
@@ -94,11 +98,12 @@ pub struct Switch {
     options: SwitchOptions,
     table: AddressTable,
     ports: BTreeMap<PortNumber, SwitchPort>,
+    owners: AddressOwners,
     last: Option<LastForward>,
 }
 
 /// The last frame, if it went to one port, from one whose guard lets all pass. A frame of the same port with the same addresses, at the
-/// same time and directly behind it, goes there as well, and changes nothing in the table.
+/// same time and directly behind it, goes there as well, and changes nothing in the table. Only the owners of IP addresses judge it too.
 #[derive(Debug, Clone, Copy)]
 struct LastForward {
     now: u64,
@@ -111,7 +116,7 @@ impl Switch {
     /// A switch without ports.
     pub fn new(options: SwitchOptions) -> Self {
         let table = AddressTable::new(options.table.clone());
-        Self { options, table, ports: BTreeMap::new(), last: None }
+        Self { options, table, ports: BTreeMap::new(), owners: AddressOwners::default(), last: None }
     }
 
     /// Adds a port whose frames `guard` judges. The guard's addresses are this port's alone.
@@ -138,6 +143,12 @@ impl Switch {
             }
             port.guard = guard;
         }
+    }
+
+    /// Changes the ports to which IP addresses belong. No other port sends from these addresses from now on. All addresses that had an
+    /// owner before and are not among these have none.
+    pub fn set_address_owners(&mut self, owners: impl IntoIterator<Item = (IpAddr, PortNumber)>) {
+        self.owners = AddressOwners::new(owners);
     }
 
     /// Changes the most frames a second of one port that are flooded, and how long addresses are kept, in nanoseconds.
@@ -169,6 +180,7 @@ impl Switch {
         let addresses = MacAddress::pair(head);
         if let Some(last) = self.last
             && (last.now, last.from, Some(last.addresses)) == (now, from, addresses)
+            && self.owners.permit(from, head)
         {
             return FrameDecision::Forward(last.to);
         }
@@ -180,7 +192,7 @@ impl Switch {
         if !source.is_station() {
             return FrameDecision::Discard(DiscardReason::Malformed);
         }
-        if !port.guard.permits(head) {
+        if !port.guard.permits(head) || !self.owners.permit(from, head) {
             return FrameDecision::Discard(DiscardReason::Spoofed);
         }
         if !self.table.learn(now, source, from) {

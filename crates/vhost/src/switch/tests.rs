@@ -282,3 +282,101 @@ fn changed_limits_of_floods_and_age_hold_at_once() {
     assert_eq!(switch.admit(9 * SECOND, B, &frame(mac(1), mac(2))), FrameDecision::Forward(A));
     assert_eq!(switch.admit(10 * SECOND, B, &frame(mac(1), mac(2))), FrameDecision::Flood);
 }
+
+const IP4: [u8; 4] = [10, 0, 0, 1];
+
+fn v6(text: &str) -> [u8; 16] {
+    text.parse::<std::net::Ipv6Addr>().unwrap().octets()
+}
+
+/// A switch whose port A owns 10.0.0.1, fd00::1 and the link-local address of 02:00:00:00:00:01, and whose others have no guard.
+fn switch_with_owner() -> Switch {
+    let mut switch = switch(SwitchOptions { floods: 0, ..SwitchOptions::default() });
+    let owned: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "fe80::ff:fe00:1"].map(|ip| ip.parse().unwrap()).to_vec();
+    switch.set_guards(vec![(A, SourceGuard::new(vec![], owned.clone()))]);
+    switch.set_address_owners(owned.into_iter().map(|ip| (ip, A)));
+    switch
+}
+
+/// The decision about a packet from a station that no port is fixed to.
+fn send(switch: &mut Switch, from: PortNumber, kind: u16, body: &[u8]) -> FrameDecision {
+    switch.admit(0, from, &with_body(EVERYBODY, mac(7), kind, body))
+}
+
+#[test]
+fn owned_address_is_refused_from_port_without_guard() {
+    let mut switch = switch_with_owner();
+    let mapped = ipv6(v6("::ffff:10.0.0.1"), 6, &[0; 4]);
+    let claim = ipv6(v6("fe80::ff:fe00:7"), 58, &advertisement(v6("fd00::1")));
+    let behind = [&[58, 0, 0, 0, 0, 0, 0, 0][..], &advertisement(v6("fd00::1"))].concat();
+    let hidden = ipv6(v6("fd00::2"), 60, &[58, 255]);
+    for (kind, body) in [
+        (0x806, arp(mac(7), IP4)),
+        (0x800, ipv4(IP4, 6, [0; 4])),
+        (0x86dd, ipv6(v6("fd00::1"), 6, &[0; 4])),
+        (0x86dd, mapped),
+        (0x86dd, claim),
+        (0x86dd, ipv6(v6("fd00::2"), 60, &behind)),
+        (0x86dd, hidden),
+        (0x86dd, ipv6(v6("fd00::2"), 58, &[])),
+        // ARP of another form, and packets too short to read: their addresses cannot be compared.
+        (0x806, [&[0, 6, 8, 0, 6, 4, 0, 2][..], &[0; 20]].concat()),
+        (0x806, vec![0; 5]),
+        (0x800, vec![0x45; 8]),
+        (0x86dd, vec![0x60; 8]),
+    ] {
+        assert_eq!(send(&mut switch, B, kind, &body), SPOOFED, "{kind:x} {body:?}");
+        let tagged = [&[0, 5][..], &kind.to_be_bytes(), &body].concat();
+        assert_eq!(send(&mut switch, B, 0x8100, &tagged), SPOOFED, "{kind:x} behind a tag");
+        let snap = [&[0xaa, 0xaa, 3, 0, 0, 0][..], &kind.to_be_bytes(), &body].concat();
+        assert_eq!(send(&mut switch, B, snap.len() as u16, &snap), SPOOFED, "{kind:x} behind SNAP");
+    }
+    let tags = [0, 5, 0x81, 0, 0, 5, 0x81, 0, 0, 5, 8, 0];
+    assert_eq!(send(&mut switch, B, 0x8100, &tags), SPOOFED, "more tags than the switch looks behind");
+}
+
+#[test]
+fn free_address_passes_from_port_without_guard() {
+    let mut switch = switch_with_owner();
+    for (kind, body) in [
+        (0x806, arp(mac(7), [10, 0, 0, 2])),
+        (0x806, arp(mac(7), [0; 4])),
+        (0x800, ipv4([10, 0, 0, 2], 6, [0; 4])),
+        (0x800, ipv4([0; 4], 17, [0, 68, 0, 67])),
+        (0x800, ipv4([10, 0, 0, 2], 17, [0, 67, 0, 68])),
+        (0x86dd, ipv6(v6("fd00::2"), 6, &[0; 4])),
+        (0x86dd, ipv6(v6("::"), 58, &[135, 0, 0, 0])),
+        (0x86dd, ipv6(v6("fe80::ff:fe00:7"), 58, &[134, 0, 0, 0])),
+        (0x86dd, ipv6(v6("fd00::2"), 58, &advertisement(v6("fd00::2")))),
+        (0x88b5, vec![]),
+        (40, vec![0x42, 0x42, 3, 0]),
+    ] {
+        assert_eq!(send(&mut switch, B, kind, &body), FrameDecision::Flood, "{kind:x} {body:?}");
+    }
+    assert_eq!(send(&mut switch, A, 0x800, &ipv4(IP4, 6, [0; 4])), FrameDecision::Flood, "the owner");
+}
+
+#[test]
+fn owned_link_local_address_is_refused_from_guarded_port() {
+    let mut switch = switch_with_owner();
+    switch.set_guards(vec![(B, SourceGuard::new(vec![], vec!["fd00::2".parse().unwrap()]))]);
+    let sent = |n| with_body(EVERYBODY, mac(n), 0x86dd, &ipv6(v6(&format!("fe80::ff:fe00:{n}")), 17, &[0; 8]));
+    assert_eq!(switch.admit(0, B, &sent(1)), SPOOFED, "it follows from the Ethernet address that the frame names");
+    assert_eq!(switch.admit(0, B, &sent(2)), FrameDecision::Flood);
+}
+
+#[test]
+fn owner_judges_each_frame_of_a_run() {
+    let mut switch = switch_with_owner();
+    switch.admit(0, C, &frame(EVERYBODY, mac(3)));
+    let sent = |source| with_body(mac(3), mac(7), 0x800, &ipv4(source, 6, [0; 4]));
+    for (source, decision) in [([10, 0, 0, 2], FrameDecision::Forward(C)), (IP4, SPOOFED)] {
+        assert_eq!([0; 2].map(|_| switch.admit(0, B, &sent(source))), [decision; 2], "{source:?}");
+    }
+    // An address that is given to another port counts from the next frame on.
+    let other = sent([10, 0, 0, 2]);
+    assert_eq!([0; 2].map(|_| switch.admit(0, B, &other)), [FrameDecision::Forward(C); 2]);
+    switch.set_address_owners([("10.0.0.2".parse().unwrap(), A)]);
+    assert_eq!(switch.admit(0, B, &other), SPOOFED);
+    assert_eq!(switch.admit(0, B, &sent(IP4)), FrameDecision::Forward(C), "it has no owner now");
+}
