@@ -111,6 +111,14 @@ pub(crate) fn differences(plain: &SuiteRun, ours: &SuiteRun, again: impl FnOnce(
     found.into_iter().map(line).collect()
 }
 
+/// The tests that ended well on the host and not in a guest.
+pub(crate) fn lost_inside(outside: &SuiteRun, inside: &SuiteRun) -> Vec<String> {
+    let ended_well = outside.outcomes.iter().filter(|(_, how)| *how == "ok").map(|(test, _)| test);
+    let how = |test: &String| inside.outcomes.get(test).map_or("did not run", String::as_str);
+    let lost = ended_well.filter(|test| how(test) != "ok");
+    lost.map(|test| format!("{test}: outside of the guest ok, in it {}", how(test))).collect()
+}
+
 /// Fails with the differences of all suites.
 pub(crate) fn assert_none(differences: &[String]) {
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
