@@ -69,7 +69,7 @@ check: setup ## the quick gate: format, lints, layers, unsafe, licences, advisor
 setup-programs: setup ## install the programs that tests and benches run without and with the library
 	@scripts/setup.sh programs
 
-compat: setup-programs ## CPython's own tests of everything that has sockets, without and with the library (a quarter of an hour)
+compat: setup-programs ## CPython's own tests of everything that has sockets, without and with the library, here and in a virtual machine (an hour)
 	@scripts/compat.sh
 
 test: setup-fuzz setup-programs ## everything: the gate, all tests, loom models, a while of fuzzing, the demo in short

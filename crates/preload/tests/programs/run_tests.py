@@ -1,4 +1,6 @@
-"""Runs one of CPython's own test modules and says of each test how it ended. Usage: run_tests.py MODULE [PATTERN | !PATTERN]..."""
+"""Runs one of CPython's own test modules and says of each test how it ended. With --timeout, which is a suite's
+limit as that of `python3 -m test`, the tests' own limits are longer on slow machines. Usage: run_tests.py [--timeout SECONDS] MODULE
+[PATTERN | !PATTERN]..."""
 import faulthandler
 import fnmatch
 import sys
@@ -6,9 +8,17 @@ import unittest
 
 from test import support
 
+timeout = 600
+if sys.argv[1] == "--timeout":
+    timeout = int(sys.argv[2])
+    del sys.argv[1:3]
+# `python3 -m test` does the same.
+support.LOOPBACK_TIMEOUT = max(support.LOOPBACK_TIMEOUT, timeout / 120)
+support.SHORT_TIMEOUT = max(support.SHORT_TIMEOUT, timeout / 40)
+support.LONG_TIMEOUT = max(support.LONG_TIMEOUT, timeout / 4)
 # As `python3 -m test` does unless told otherwise: nothing that needs the world outside, and nothing huge.
 support.use_resources = ["network"] if sys.argv[1].endswith("socketserver") else []
-faulthandler.dump_traceback_later(600, exit=True)
+faulthandler.dump_traceback_later(timeout, exit=True)
 
 
 class Result(unittest.TextTestResult):
