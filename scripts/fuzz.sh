@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Fuzzes each target for FUZZ_SECONDS (60), or only the targets that are named: `fuzz.sh wire`.
+# Fuzzes each target for FUZZ_SECONDS (60), or only the targets that are named: `fuzz.sh wire_decode`. `fuzz.sh --build` builds all and runs none.
 #
 # Fuzzing needs a sanitizer and coverage, which rustc offers to nightly only; RUSTC_BOOTSTRAP lets the toolchain in use
 # offer them too, so no nightly toolchain is needed. New inputs are kept in fuzz/corpus, failing ones in fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export RUSTC_BOOTSTRAP=1
+if [ "${1:-}" = --build ]; then exec cargo fuzz build; fi
 seconds=${FUZZ_SECONDS:-60}
 # More of libFuzzer's options.
 read -ra more <<< "${FUZZ_ARGS:-}"

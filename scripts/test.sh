@@ -72,7 +72,10 @@ step "gRPC and Cap'n Proto over streams" env CARGO_BUILD_JOBS=1 bash -c '
     cargo test --workspace "${without[@]}" --manifest-path examples/Cargo.toml --target-dir "$TARGET_DIR/examples"'
 step "tests" scripts/tests.sh others "${FEATURES[@]}"
 settle
-step "packages and containers" scripts/packages.sh
+# A container that boots leaves one processor to the compiler. Fuzzing itself comes later, when nothing runs beside it.
+beside "packages and containers" scripts/packages.sh
+step "fuzz targets, built" scripts/fuzz.sh --build
+settle
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
 step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-3}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
 # What a user's first command runs, of the programs that are there. `make demo` builds the same sources with an optimiser, for minutes.
