@@ -447,6 +447,7 @@ impl DiskEngine {
                     self.finish_tasks();
                 }
             }
+            STORE => self.store.heard(),
             ring => {
                 let ring = usize::try_from(ring).unwrap_or(usize::MAX);
                 if let Some(ring) = self.session.as_ref().and_then(|session| session.rings().get(ring)) {
@@ -600,4 +601,36 @@ fn put(pieces: &[BufferPiece], mut bytes: &[u8], memory: &GuestMemoryMmap) -> Di
         bytes = later;
     }
     DiskStatus::Done
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::disk::exported::{DiskExport, DiskExportOptions};
+
+    #[test]
+    fn bell_of_a_result_that_was_taken_before_ends_no_sleep() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let _export = DiskExport::bind(options, &store, "data").unwrap();
+        let (target, grace) = ("store:data".to_owned(), Duration::from_secs(60));
+        let from = ImportOptions { domain: user, target, connections: 1, grace, group: None, machine: None };
+        let mut disk = ImportedDisk::connect(from, false, Duration::ZERO).unwrap();
+        disk.ring_around_look();
+        let options = DiskOptions::new(folder.path().join("shown"));
+        let (mut engine, _handle) =
+            DiskEngine::on(Box::new(disk), options, &folder.path().join("socket"), None).unwrap();
+        let (mut events, mut tokens) = (Vec::with_capacity(8), Vec::new());
+        engine.poller.wait(0, &mut events, &mut tokens).unwrap();
+        assert_eq!(tokens, [STORE]);
+        engine.handle(STORE);
+        engine.serve();
+        engine.poller.wait(0, &mut events, &mut tokens).unwrap();
+        assert!(tokens.is_empty(), "an idle disk is woken again");
+    }
 }
