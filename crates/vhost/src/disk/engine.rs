@@ -50,6 +50,8 @@ const STORE: u64 = 0x103;
 /// A disk.
 #[derive(Debug)]
 pub struct DiskEngine {
+    /// Dropped before the store, whose lock or session keeps the next back end from the path.
+    listener: FrontendListener,
     options: DiskOptions,
     store: Box<dyn DiskStore>,
     tasks: Vec<Option<DiskTask>>,
@@ -57,7 +59,6 @@ pub struct DiskEngine {
     buffers: ChainBuffers,
     spare: Vec<Vec<BufferPiece>>,
     poller: WatchSet,
-    listener: FrontendListener,
     session: Option<FrontendSession>,
     requests: Receiver<Asked<DiskControl>>,
     wake: Watched<Arc<OwnedFd>>,
