@@ -607,7 +607,12 @@ fn put(pieces: &[BufferPiece], mut bytes: &[u8], memory: &GuestMemoryMmap) -> Di
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+    use crate::disk::counters::CopiedBytes;
     use crate::disk::exported::{DiskExport, DiskExportOptions};
+    use crate::disk::request::DiskGeometry;
+    use crate::disk::store_task::StoreTask;
+    use rustix::io::Errno;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn bell_of_a_result_that_was_taken_before_ends_no_sleep() {
@@ -633,5 +638,81 @@ mod tests {
         engine.serve();
         engine.poller.wait(0, &mut events, &mut tokens).unwrap();
         assert!(tokens.is_empty(), "an idle disk is woken again");
+    }
+
+    /// A store without tasks, which another back end can open once this one is dropped.
+    #[derive(Debug)]
+    struct SoughtStore {
+        socket: std::path::PathBuf,
+        was_there: Arc<AtomicBool>,
+    }
+
+    impl Drop for SoughtStore {
+        fn drop(&mut self) {
+            self.was_there.store(self.socket.exists(), Ordering::SeqCst);
+        }
+    }
+
+    impl DiskStore for SoughtStore {
+        fn geometry(&self, _: bool) -> DiskGeometry {
+            DiskGeometry { capacity: 0, read_only: true, discards: false }
+        }
+
+        fn block(&self) -> u32 {
+            512
+        }
+
+        fn refresh(&mut self) -> Result<bool, VhostError> {
+            Ok(false)
+        }
+
+        fn grow(&mut self, _: u64) -> Result<(), VhostError> {
+            Ok(())
+        }
+
+        fn takes(&self, _: &DiskTask) -> bool {
+            false
+        }
+
+        fn by_copy(&mut self, _: &DiskTask, _: &GuestMemoryMmap) -> Result<(), Errno> {
+            Err(Errno::INVAL)
+        }
+
+        fn begin(&mut self, _: usize, _: StoreTask, _: &Arc<GuestMemoryMmap>, _: &[BufferPiece], _: usize) -> bool {
+            false
+        }
+
+        fn submit(&mut self) {}
+
+        fn busy(&self) -> usize {
+            0
+        }
+
+        fn wait(&mut self) {}
+
+        fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {
+            None
+        }
+
+        fn descriptor(&self) -> Result<OwnedFd, VhostError> {
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(VhostError::system("make an eventfd"))
+        }
+
+        fn copied(&self) -> CopiedBytes {
+            CopiedBytes::default()
+        }
+    }
+
+    #[test]
+    fn socket_of_a_disk_goes_before_its_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let was_there = Arc::new(AtomicBool::new(true));
+        let store = SoughtStore { socket: socket.clone(), was_there: Arc::clone(&was_there) };
+        let options = DiskOptions::new(folder.path().join("shown"));
+        let (engine, _handle) = DiskEngine::on(Box::new(store), options, &socket, None).unwrap();
+        assert!(socket.exists());
+        drop(engine);
+        assert!(!was_there.load(Ordering::SeqCst), "the next back end's socket would be removed");
     }
 }
