@@ -42,6 +42,7 @@ mod listener;
 mod message;
 mod poller;
 mod port;
+mod socket_file;
 mod spin;
 mod tap;
 mod transfer;

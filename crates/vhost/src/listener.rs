@@ -3,6 +3,7 @@
 use crate::VhostError;
 use crate::closing::Reaper;
 use crate::poller::WatchSet;
+use crate::socket_file::SocketFile;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,6 +21,8 @@ pub(crate) struct FrontendListener {
     /// There until it ends.
     socket: Option<UnixListener>,
     path: PathBuf,
+    /// What it has made at the path.
+    file: Option<SocketFile>,
     /// The user that may connect. Root may too.
     owner: u32,
     poller: WatchSet,
@@ -46,6 +49,7 @@ impl FrontendListener {
         let listener = Self {
             socket: Some(socket.into()),
             path: path.to_owned(),
+            file: SocketFile::at(path),
             owner: owner.unwrap_or(own),
             poller: poller.clone(),
             token,
@@ -79,6 +83,8 @@ impl FrontendListener {
     pub(crate) fn replace(&mut self, successor: Self) {
         let mut old = std::mem::replace(self, successor);
         std::mem::swap(&mut self.path, &mut old.path);
+        // It may stay at the path that the successor had.
+        old.file = self.file;
         if let Err(e) = std::fs::rename(&old.path, &self.path) {
             // Nobody may connect then, rather than the earlier owner.
             let _ = std::fs::remove_file(&self.path);
@@ -147,7 +153,9 @@ impl FrontendListener {
 
 impl Drop for FrontendListener {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(file) = self.file {
+            file.remove(&self.path);
+        }
         // Connections that wait may carry descriptors that take long to close.
         if let Some(socket) = self.socket.take() {
             self.poller.remove(&socket);
@@ -211,6 +219,33 @@ mod tests {
         let _later = UnixStream::connect(&path).unwrap();
         assert!(listener.accept(false).is_some() && listener.accept(false).is_none());
         drop(listener);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a file stays");
+    }
+
+    #[test]
+    fn listener_that_ends_leaves_the_socket_of_a_later_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let earlier = listen(&path);
+        let mut later = listen(&path);
+        drop(earlier);
+        let _front_end = UnixStream::connect(&path).unwrap();
+        assert!(later.accept(false).is_some());
+        drop(later);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn successor_that_cannot_take_the_path_leaves_no_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.port");
+        let mut listener = listen(&path);
+        let successor = listener.successor(own()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        listener.replace(successor);
+        drop(listener);
+        std::fs::remove_dir(&path).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a file stays");
     }
 

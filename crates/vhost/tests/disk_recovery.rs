@@ -30,6 +30,11 @@ impl BackEnd {
         child
     }
 
+    fn terminate(&self) {
+        let process = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    }
+
     fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -89,6 +94,49 @@ fn requests_in_flight_of_a_killed_back_end_are_done_by_the_next() {
     }
     let counters = report(folder.path()).counters;
     assert_eq!((counters.recovered, counters.writes), (20, 25));
+}
+
+/// A back end that was asked to end, and has requests under way for some time.
+fn ending(folder: &Path) -> (BackEnd, DiskDriver) {
+    let back_end = BackEnd::start(folder, &["--read-only", "--inject-delay", "3000"]);
+    let mut driver = DiskDriver::connect(&folder.join("socket"), DiskDriverOptions::default()).unwrap();
+    let place = driver.take_place(0).unwrap();
+    driver.offer(0, place, IN, 0, 4096, false).unwrap();
+    driver.kick(0).unwrap();
+    let deadline = Instant::now() + HANG;
+    let is_taken = |report: DiskReport| report.under_way + report.counters.reads > 0;
+    while !is_taken(report(folder)) {
+        assert!(Instant::now() < deadline);
+    }
+    back_end.terminate();
+    (back_end, driver)
+}
+
+#[test]
+fn control_socket_of_an_ending_back_end_goes_last() {
+    let folder = folder(MIB);
+    let socket = folder.path().join("socket");
+    let (_ending, mut driver) = ending(folder.path());
+    let deadline = Instant::now() + HANG;
+    while control::path(&socket).exists() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!socket.exists(), "the next back end is started while this one is there");
+    assert_eq!(driver.reply(0).unwrap().expect("its request was not finished").status, OK);
+}
+
+#[test]
+fn ending_back_end_leaves_the_sockets_of_the_next() {
+    let folder = folder(MIB);
+    let socket = folder.path().join("socket");
+    let (mut first, driver) = ending(folder.path());
+    let _second = BackEnd::start(folder.path(), &["--read-only"]);
+    assert!(first.0.wait().unwrap().success());
+    drop(driver);
+    let mut driver = DiskDriver::connect(&socket, DiskDriverOptions::default()).unwrap();
+    assert_eq!(driver.run(IN, 0, &[], 4096).unwrap(), (OK, vec![0; 4096]));
+    assert!(report(folder.path()).occupied);
 }
 
 #[test]

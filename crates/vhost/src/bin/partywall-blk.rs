@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 const AFTER: &str = "\
@@ -359,9 +360,9 @@ fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
         }
     };
     let running = std::thread::spawn(move || engine.run());
-    let listener = control::listen(&socket)?;
-    let asked = handle.clone();
-    std::thread::spawn(move || control::serve(&listener, &asked));
+    let listener = Arc::new(control::listen(&socket)?);
+    let (served, asked) = (Arc::clone(&listener), handle.clone());
+    std::thread::spawn(move || control::serve(&served, &asked));
     say(format_args!("serving {} at {}", printable(&source.to_string_lossy()), printable(&socket.to_string_lossy())))?;
     // An engine that ends by itself has failed, or was asked to end.
     let watcher = signals.handle();
@@ -373,8 +374,10 @@ fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
     if signals.forever().next().is_some() {
         let _ = handle.ask(DiskControl::Stop);
     }
-    let _ = std::fs::remove_file(control::path(&socket));
-    match ended.join() {
+    let end = ended.join();
+    // A command that finds no control socket starts the next back end.
+    listener.remove();
+    match end {
         Ok(Ok(end)) => end,
         _ => Err(VhostError::Refused("the disk has ended by an internal fault".into())),
     }

@@ -45,6 +45,8 @@ pub fn start(program: &Path, words: &[&str], socket: &Path, user: u32) -> Result
             return Ok(());
         }
         Ok(_) => end_unused(socket)?,
+        // It had been asked to end, and ends now.
+        Err(VhostError::Refused(why)) if why == VhostError::Closed.to_string() => wait_for_end(socket)?,
         Err(e) if line::is_served(&control::path(socket)) => return Err(e),
         Err(_) => {}
     }
@@ -126,8 +128,11 @@ fn end_unused(socket: &Path) -> Result<(), VhostError> {
 /// It does not end.
 pub fn stop(socket: &Path) -> Result<(), VhostError> {
     let _alone = lock(socket)?;
-    if control::ask(socket, &DiskControl::Stop).is_ok() {
-        wait_for_end(socket)?;
+    match control::ask(socket, &DiskControl::Stop) {
+        Ok(_) => wait_for_end(socket)?,
+        // While it ends, it answers nothing.
+        Err(VhostError::Refused(_)) if line::is_served(&control::path(socket)) => wait_for_end(socket)?,
+        Err(_) => {}
     }
     let _ = std::fs::remove_file(socket.with_extension("log"));
     Ok(())
@@ -174,7 +179,7 @@ mod tests {
     fn answer_that_cannot_be_read_counts_as_used() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("data.sock");
-        let listener = control::listen(&socket).unwrap();
+        let listener = line::listen(&control::path(&socket)).unwrap();
         let answers = std::thread::spawn(move || {
             line::serve(&listener, |request| match request {
                 DiskControl::StopIfUnused => Ok(serde_json::json!({"answer": "of another version"})),
@@ -185,5 +190,39 @@ mod tests {
         assert!(refused.contains("a machine of another user has this disk"), "{refused}");
         let _ = control::ask(&socket, &DiskControl::Stop);
         answers.join().unwrap();
+    }
+
+    /// A back end that ends when it is asked for anything, a moment before it removes its control socket.
+    fn ending(socket: &Path) -> std::thread::JoinHandle<()> {
+        let path = control::path(socket);
+        let listener = line::listen(&path).unwrap();
+        std::thread::spawn(move || {
+            line::serve(&listener, |_: DiskControl| Err(VhostError::Closed));
+            std::thread::sleep(Duration::from_millis(200));
+            std::fs::remove_file(path).unwrap();
+        })
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn back_end_that_ends_is_awaited_before_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("data.sock");
+        let earlier = ending(&socket);
+        // The next one ends at once, and says nothing.
+        let failed = start(Path::new("true"), &[], &socket, 0).unwrap_err().to_string();
+        assert!(failed.contains("the back end does not serve"), "{failed}");
+        earlier.join().unwrap();
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn stop_waits_for_a_back_end_that_ends_already() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("data.sock");
+        let earlier = ending(&socket);
+        stop(&socket).unwrap();
+        assert!(!control::path(&socket).exists());
+        earlier.join().unwrap();
     }
 }

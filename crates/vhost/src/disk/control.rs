@@ -2,6 +2,7 @@
 
 use super::{CopiesPerByte, DiskCounters};
 use crate::handle::RequestHandle;
+use crate::socket_file::SocketFile;
 use crate::{VhostError, line};
 use serde::{Deserialize, Serialize};
 use std::os::unix::net::UnixListener;
@@ -79,12 +80,31 @@ pub fn ask(socket: &Path, request: &DiskControl) -> Result<serde_json::Value, Vh
     })
 }
 
+/// A control socket that listens.
+#[derive(Debug)]
+pub struct ControlListener {
+    socket: UnixListener,
+    path: PathBuf,
+    file: Option<SocketFile>,
+}
+
+impl ControlListener {
+    /// Removes the socket's file, unless a later process has put another there. A back end does this last.
+    pub fn remove(&self) {
+        if let Some(file) = self.file {
+            file.remove(&self.path);
+        }
+    }
+}
+
 /// Listens beside the disk at `socket`, for [`serve`].
-pub fn listen(socket: &Path) -> Result<UnixListener, VhostError> {
-    line::listen(&path(socket))
+pub fn listen(socket: &Path) -> Result<ControlListener, VhostError> {
+    let path = path(socket);
+    let socket = line::listen(&path)?;
+    Ok(ControlListener { socket, file: SocketFile::at(&path), path })
 }
 
 /// Serves clients one after the other until the disk has ended.
-pub fn serve(listener: &UnixListener, disk: &DiskHandle) {
-    line::serve(listener, |request| disk.ask(request));
+pub fn serve(listener: &ControlListener, disk: &DiskHandle) {
+    line::serve(&listener.socket, |request| disk.ask(request));
 }

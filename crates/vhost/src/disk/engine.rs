@@ -50,6 +50,8 @@ const STORE: u64 = 0x103;
 /// A disk.
 #[derive(Debug)]
 pub struct DiskEngine {
+    /// Dropped before the store, whose lock or session keeps the next back end from the path.
+    listener: FrontendListener,
     options: DiskOptions,
     store: Box<dyn DiskStore>,
     tasks: Vec<Option<DiskTask>>,
@@ -57,7 +59,6 @@ pub struct DiskEngine {
     buffers: ChainBuffers,
     spare: Vec<Vec<BufferPiece>>,
     poller: WatchSet,
-    listener: FrontendListener,
     session: Option<FrontendSession>,
     requests: Receiver<Asked<DiskControl>>,
     wake: Watched<Arc<OwnedFd>>,
@@ -447,6 +448,7 @@ impl DiskEngine {
                     self.finish_tasks();
                 }
             }
+            STORE => self.store.heard(),
             ring => {
                 let ring = usize::try_from(ring).unwrap_or(usize::MAX);
                 if let Some(ring) = self.session.as_ref().and_then(|session| session.rings().get(ring)) {
@@ -600,4 +602,117 @@ fn put(pieces: &[BufferPiece], mut bytes: &[u8], memory: &GuestMemoryMmap) -> Di
         bytes = later;
     }
     DiskStatus::Done
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::disk::counters::CopiedBytes;
+    use crate::disk::exported::{DiskExport, DiskExportOptions};
+    use crate::disk::request::DiskGeometry;
+    use crate::disk::store_task::StoreTask;
+    use rustix::io::Errno;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn bell_of_a_result_that_was_taken_before_ends_no_sleep() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let _export = DiskExport::bind(options, &store, "data").unwrap();
+        let (target, grace) = ("store:data".to_owned(), Duration::from_secs(60));
+        let from = ImportOptions { domain: user, target, connections: 1, grace, group: None, machine: None };
+        let mut disk = ImportedDisk::connect(from, false, Duration::ZERO).unwrap();
+        disk.ring_around_look();
+        let options = DiskOptions::new(folder.path().join("shown"));
+        let (mut engine, _handle) =
+            DiskEngine::on(Box::new(disk), options, &folder.path().join("socket"), None).unwrap();
+        let (mut events, mut tokens) = (Vec::with_capacity(8), Vec::new());
+        engine.poller.wait(0, &mut events, &mut tokens).unwrap();
+        assert_eq!(tokens, [STORE]);
+        engine.handle(STORE);
+        engine.serve();
+        engine.poller.wait(0, &mut events, &mut tokens).unwrap();
+        assert!(tokens.is_empty(), "an idle disk is woken again");
+    }
+
+    /// A store without tasks, which another back end can open once this one is dropped.
+    #[derive(Debug)]
+    struct SoughtStore {
+        socket: std::path::PathBuf,
+        was_there: Arc<AtomicBool>,
+    }
+
+    impl Drop for SoughtStore {
+        fn drop(&mut self) {
+            self.was_there.store(self.socket.exists(), Ordering::SeqCst);
+        }
+    }
+
+    impl DiskStore for SoughtStore {
+        fn geometry(&self, _: bool) -> DiskGeometry {
+            DiskGeometry { capacity: 0, read_only: true, discards: false }
+        }
+
+        fn block(&self) -> u32 {
+            512
+        }
+
+        fn refresh(&mut self) -> Result<bool, VhostError> {
+            Ok(false)
+        }
+
+        fn grow(&mut self, _: u64) -> Result<(), VhostError> {
+            Ok(())
+        }
+
+        fn takes(&self, _: &DiskTask) -> bool {
+            false
+        }
+
+        fn by_copy(&mut self, _: &DiskTask, _: &GuestMemoryMmap) -> Result<(), Errno> {
+            Err(Errno::INVAL)
+        }
+
+        fn begin(&mut self, _: usize, _: StoreTask, _: &Arc<GuestMemoryMmap>, _: &[BufferPiece], _: usize) -> bool {
+            false
+        }
+
+        fn submit(&mut self) {}
+
+        fn busy(&self) -> usize {
+            0
+        }
+
+        fn wait(&mut self) {}
+
+        fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {
+            None
+        }
+
+        fn descriptor(&self) -> Result<OwnedFd, VhostError> {
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(VhostError::system("make an eventfd"))
+        }
+
+        fn copied(&self) -> CopiedBytes {
+            CopiedBytes::default()
+        }
+    }
+
+    #[test]
+    fn socket_of_a_disk_goes_before_its_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let was_there = Arc::new(AtomicBool::new(true));
+        let store = SoughtStore { socket: socket.clone(), was_there: Arc::clone(&was_there) };
+        let options = DiskOptions::new(folder.path().join("shown"));
+        let (engine, _handle) = DiskEngine::on(Box::new(store), options, &socket, None).unwrap();
+        assert!(socket.exists());
+        drop(engine);
+        assert!(!was_there.load(Ordering::SeqCst), "the next back end's socket would be removed");
+    }
 }

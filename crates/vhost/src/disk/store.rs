@@ -70,6 +70,9 @@ pub(crate) trait DiskStore: fmt::Debug + Send {
     /// Has input when a task has ended.
     fn descriptor(&self) -> Result<OwnedFd, VhostError>;
 
+    /// The descriptor has input. The caller calls [`Self::ended`] until it returns `None` before it waits for input again.
+    fn heard(&mut self) {}
+
     /// Bytes that the back end has copied.
     fn copied(&self) -> CopiedBytes;
 

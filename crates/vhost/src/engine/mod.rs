@@ -15,6 +15,7 @@ use crate::handle::{Answer, Asked, RequestHandle};
 use crate::offload::{LONG, LONGEST};
 use crate::poller::{UNLIMITED, WatchSet, Watched};
 use crate::port::PortSpec;
+use crate::session::FrontendSession;
 use crate::spin::{AdaptiveSpin, nanoseconds};
 use crate::switch::{PortNumber, SourceGuard, Switch, SwitchOptions, TokenBucket};
 use crate::tap::TapDevice;
@@ -98,6 +99,21 @@ impl EnginePort {
             PortEnd::Card(card) => card.has_offers(),
             PortEnd::Uplink { .. } => true,
         }
+    }
+
+    /// Serves what its front end asks for, and notices that the front end has gone.
+    fn talk(&mut self) {
+        let PortEnd::Card(card) = &mut self.end else { return };
+        let Some(Err(e)) = card.session.as_mut().map(FrontendSession::serve) else { return };
+        match e {
+            VhostError::Closed => info!(port = %self.spec.name, "{e}"),
+            e => {
+                self.counters.broken += 1;
+                warn!(port = %self.spec.name, "{e}");
+            }
+        }
+        card.session = None;
+        card.parked = Default::default();
     }
 }
 
@@ -276,29 +292,20 @@ impl Engine {
         }
         let number = PortNumber(u32::try_from(token >> TOKEN_BITS).unwrap_or(0));
         let Some(port) = self.ports.get_mut(&number) else { return };
-        let PortEnd::Card(card) = &mut port.end else { return };
         match token & ((1 << TOKEN_BITS) - 1) {
-            LISTENER => match card.accept(&self.poller, number) {
-                Ok(true) => info!(port = %port.spec.name, "a front end has connected"),
-                Ok(false) => {}
-                Err(e) => warn!(port = %port.spec.name, "{e}"),
-            },
-            SOCKET => {
-                if let Some(session) = &mut card.session
-                    && let Err(e) = session.serve()
-                {
-                    match e {
-                        VhostError::Closed => info!(port = %port.spec.name, "{e}"),
-                        e => {
-                            port.counters.broken += 1;
-                            warn!(port = %port.spec.name, "{e}");
-                        }
-                    }
-                    card.session = None;
-                    card.parked = Default::default();
+            LISTENER => {
+                // The front end may have gone already, which is to be noticed before the next one is sent away.
+                port.talk();
+                let PortEnd::Card(card) = &mut port.end else { return };
+                match card.accept(&self.poller, number) {
+                    Ok(true) => info!(port = %port.spec.name, "a front end has connected"),
+                    Ok(false) => {}
+                    Err(e) => warn!(port = %port.spec.name, "{e}"),
                 }
             }
+            SOCKET => port.talk(),
             ring => {
+                let PortEnd::Card(card) = &port.end else { return };
                 let ring = usize::try_from(ring).unwrap_or(usize::MAX);
                 if let Some(ring) = card.session.as_ref().and_then(|session| session.rings().get(ring)) {
                     ring.clear_kick();
@@ -484,4 +491,32 @@ impl Engine {
 /// The limit of a rate, in bytes a second.
 fn rate_bucket(rate: u64, now: u64) -> TokenBucket {
     TokenBucket::new(rate, (rate / 20).max(LONGEST as u64), now)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn front_end_that_reconnects_is_taken_in_any_order_of_events() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut engine, _handle) = Engine::new(EngineOptions::new(folder.path())).unwrap();
+        let path = engine.add(PortSpec::new("a")).unwrap();
+        let number = engine.find("a").unwrap();
+        let [listener, socket] = [LISTENER, SOCKET].map(|part| card::token(number, part));
+        for order in [[listener, socket], [socket, listener]] {
+            let earlier = UnixStream::connect(&path).unwrap();
+            engine.handle(listener);
+            drop(earlier);
+            let later = UnixStream::connect(&path).unwrap();
+            for token in order {
+                engine.handle(token);
+            }
+            let PortEnd::Card(card) = &engine.ports[&number].end else { panic!("the port has a card") };
+            assert!(card.session.is_some(), "the front end is sent away");
+            drop(later);
+            engine.handle(socket);
+        }
+    }
 }

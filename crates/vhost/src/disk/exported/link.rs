@@ -353,4 +353,28 @@ mod tests {
         assert_eq!(divide(28 * MIB, 4), (vec![4 * MIB, 4 * MIB, 4 * MIB, 2 * MIB], 14 * MIB));
         assert_eq!(divide(12 * MIB, 8), (vec![2 * MIB; 3], 6 * MIB));
     }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn request_of_an_earlier_exporters_session_is_refused() {
+        use crate::disk::exported::{DiskExport, DiskExportOptions};
+
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let longest = Duration::from_secs(60);
+        let export = DiskExport::bind(options.clone(), &store, "data").unwrap();
+        let earlier = ExportLink::connect(&user, "store:data", longest).unwrap();
+        drop(export);
+        let _export = DiskExport::bind(options, &store, "data").unwrap();
+        let later = ExportLink::connect(&user, "store:data", longest).unwrap();
+        let sync = |link: &ExportLink| {
+            ExportCalls::connect(&user, "store:data", link.welcome.session, longest).and_then(|calls| calls.sync())
+        };
+        assert_eq!((sync(&earlier), sync(&later)), (Err(ExportFailure::Ended), Ok(())));
+    }
 }

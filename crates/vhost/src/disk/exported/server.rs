@@ -111,7 +111,7 @@ impl DiskExport {
             discard: options.discard,
             boot: boot_number()?,
             image: RwLock::new(image),
-            sessions: UserSessions::default(),
+            sessions: UserSessions::new()?,
             group,
         });
         let mut calls = CallServer::builder()

@@ -1,7 +1,9 @@
 //! The sessions of an exported disk. A disk that can be written has one user at a time.
 
+use crate::VhostError;
 use partywall::{PeerInfo, User};
 use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -44,19 +46,33 @@ fn key_of(peer: &PeerInfo) -> PeerKey {
 }
 
 /// All sessions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct UserSessions {
     table: Mutex<SessionTable>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct SessionTable {
-    next: u64,
+    /// The number of the last session. The first one's is random: a user may connect to this exporter with the number of a session of an earlier
+    /// one, and such a request must be of no session here (protocol E1.5).
+    last: u64,
     open: HashMap<u64, Arc<UserSession>>,
 }
 
 impl UserSessions {
+    /// No session yet.
+    ///
+    /// # Errors
+    /// The kernel gives no random number.
+    pub(super) fn new() -> Result<Self, VhostError> {
+        let mut random = [0; 8];
+        let taken = getrandom(&mut random, GetRandomFlags::empty());
+        taken.map_err(VhostError::system("take a random number for sessions"))?;
+        let table = SessionTable { last: u64::from_ne_bytes(random), open: HashMap::new() };
+        Ok(Self { table: Mutex::new(table), changed: Condvar::new() })
+    }
+
     fn table(&self) -> MutexGuard<'_, SessionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,8 +89,8 @@ impl UserSessions {
         if is_full(&mut table) {
             return Err(Errno::BUSY);
         }
-        table.next += 1;
-        let number = table.next;
+        table.last = table.last.wrapping_add(1);
+        let number = table.last;
         table.open.insert(number, Arc::new(UserSession { peer: key_of(peer), is_over: RwLock::new(false) }));
         Ok(number)
     }

@@ -6,7 +6,7 @@ use crate::disk::exported::link::{ExportCalls, ExportFailure, ExportLink, HeapNe
 use crate::disk::exported::wire::{ExportOperation, Welcome};
 use partywall::Domain;
 use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, TryLockError};
+use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -41,6 +41,12 @@ impl OwnConnection {
     fn is_outgrown(&self, most_read: usize) -> bool {
         (self.calls.most_written() < MOST_DATA || most_read < MOST_DATA) && self.since.elapsed() >= SMALL_AGE
     }
+}
+
+/// A connection that no thread has adopted yet. No other thread makes one until it is adopted or dropped: its memory is not counted before that.
+struct MadeConnection<'c> {
+    calls: ExportCalls,
+    _alone: MutexGuard<'c, ()>,
 }
 
 /// A thread's connection, if it has one.
@@ -88,15 +94,15 @@ impl ImportCore {
             match own.as_mut() {
                 // What it has is used until there is more.
                 Some(small) => match made {
-                    Ok(calls) if calls.memory() > small.calls.memory() => {
+                    Ok(made) if made.calls.memory() > small.calls.memory() => {
                         self.disconnect(own);
-                        self.adopt(calls, generation, own);
+                        self.adopt(made, generation, own);
                     }
                     _ => small.since = Instant::now(),
                 },
                 None => {
-                    let calls = made.map_err(|failure| failure.unwrap_or(Unconnected::Gone(generation)))?;
-                    self.adopt(calls, generation, own);
+                    let made = made.map_err(|failure| failure.unwrap_or(Unconnected::Gone(generation)))?;
+                    self.adopt(made, generation, own);
                 }
             }
         }
@@ -104,8 +110,8 @@ impl ImportCore {
     }
 
     /// A connection beside those of other threads, and beside the thread's own, if it has one. `Err(None)`: the session gives none.
-    fn connect(&self, session: u64, own: Option<&OwnConnection>) -> Result<ExportCalls, Option<Unconnected>> {
-        let _alone = match self.connecting.try_lock() {
+    fn connect(&self, session: u64, own: Option<&OwnConnection>) -> Result<MadeConnection<'_>, Option<Unconnected>> {
+        let alone = match self.connecting.try_lock() {
             Ok(alone) => alone,
             Err(TryLockError::Poisoned(alone)) => PoisonError::into_inner(alone),
             Err(TryLockError::WouldBlock) => return Err(Some(Unconnected::Busy)),
@@ -115,11 +121,12 @@ impl ImportCore {
         let need = if others == 0 { HeapNeed::Any } else { HeapNeed::Further { held } };
         let ImportOptions { domain, target, grace, .. } = &self.options;
         ExportCalls::connect_with_memory(domain, target, session, *grace, need)
+            .map(|calls| MadeConnection { calls, _alone: alone })
             .map_err(|e| matches!(e, ExportFailure::NoMemory).then_some(Unconnected::NoMemory))
     }
 
     /// From here on it is the connection of the thread.
-    fn adopt(&self, calls: ExportCalls, generation: u64, own: &mut OwnCalls) {
+    fn adopt(&self, MadeConnection { calls, _alone }: MadeConnection<'_>, generation: u64, own: &mut OwnCalls) {
         self.held.fetch_add(calls.memory(), Ordering::Relaxed);
         self.connected.fetch_add(1, Ordering::Relaxed);
         *own = Some(OwnConnection { generation, calls, since: Instant::now() });
@@ -229,5 +236,36 @@ impl ImportCore {
     pub(super) fn is_over(&self, since: Instant) -> bool {
         let grace = if self.hurries.load(Ordering::Relaxed) { HURRY } else { self.options.grace };
         since.elapsed() >= grace
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::disk::exported::{DiskExport, DiskExportOptions, ImportedDisk};
+
+    #[test]
+    fn second_connection_waits_until_the_first_is_counted() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let _export = DiskExport::bind(options, &store, "data").unwrap();
+        let (target, grace) = ("store:data".to_owned(), Duration::from_secs(60));
+        let options = ImportOptions { domain: user, target, connections: 1, grace, group: None, machine: None };
+        let disk = ImportedDisk::connect(options, false, Duration::ZERO).unwrap();
+        let core = disk.core();
+        let session = lock(&core.link).link.as_ref().unwrap().welcome.session;
+        let Ok(first) = core.connect(session, None) else { panic!("no connection is made") };
+        let memory = first.calls.memory();
+        assert!(matches!(core.connect(session, None), Err(Some(Unconnected::Busy))), "it counts no other one");
+        let mut own = None;
+        core.adopt(first, 0, &mut own);
+        assert_eq!((core.connected.load(Ordering::Relaxed), core.held.load(Ordering::Relaxed)), (1, memory));
+        assert!(core.connect(session, None).is_ok());
+        core.disconnect(&mut own);
     }
 }

@@ -70,7 +70,7 @@ struct ImportCore {
     connecting: Mutex<()>,
     /// The machine waits for the end of all requests.
     hurries: AtomicBool,
-    /// Readable while `is_rung`.
+    /// Becomes readable after `is_rung` is set.
     wake: OwnedFd,
     is_rung: AtomicBool,
     copied_read: AtomicU64,

@@ -116,6 +116,13 @@ impl ImportedDisk {
     pub(super) fn core(&self) -> Arc<ImportCore> {
         Arc::clone(&self.shared)
     }
+
+    /// Rings as a thread does whose result the back end looks for between the thread's two steps.
+    pub(crate) fn ring_around_look(&mut self) {
+        self.shared.is_rung.store(true, Ordering::SeqCst);
+        assert!(self.ended().is_none());
+        rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes()).unwrap();
+    }
 }
 
 impl Drop for ImportedDisk {
@@ -225,6 +232,12 @@ impl DiskStore for ImportedDisk {
     fn descriptor(&self) -> Result<OwnedFd, VhostError> {
         let wake = self.shared.wake.try_clone();
         wake.map_err(|source| VhostError::System { call: "watch the answers of an exporter", source })
+    }
+
+    /// A thread sets `is_rung` before it writes to `wake`. If [`Self::ended`] clears `is_rung` in between, the input comes afterwards, and no later
+    /// look at `is_rung` takes it. A result that was sent before the input is found by the look that follows.
+    fn heard(&mut self) {
+        let _ = rustix::io::read(&self.shared.wake, &mut [0_u8; 8]);
     }
 
     fn copied(&self) -> CopiedBytes {
