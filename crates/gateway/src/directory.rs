@@ -15,6 +15,7 @@ use etcd_client::{
 use partywall::Refusal;
 use partywall::cluster::Name;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::GatewayError;
@@ -101,6 +102,23 @@ pub(crate) struct ClusterDirectory {
     work: Notify,
     /// The lease of this session, to be given back at the end.
     lease: Mutex<Option<i64>>,
+}
+
+/// A directory that follows etcd in a task.
+#[derive(Debug)]
+pub(crate) struct FollowingDirectory {
+    directory: Arc<ClusterDirectory>,
+    task: JoinHandle<()>,
+}
+
+impl FollowingDirectory {
+    /// Takes this host out of the directory. The task ends first: it would see that the entries have gone, and enter them again with another lease.
+    pub(crate) async fn leave(self) {
+        self.task.abort();
+        // It was cancelled, or it has panicked. It writes nothing more either way.
+        let _ = self.task.await;
+        self.directory.give_back().await;
+    }
 }
 
 /// One session with etcd.
@@ -220,8 +238,14 @@ impl ClusterDirectory {
         }
     }
 
-    /// Follows etcd, and keeps this host's entries there, until the gateway ends.
-    pub(crate) async fn run(self: Arc<Self>) {
+    /// Follows etcd in a task, until the gateway leaves.
+    pub(crate) fn start(directory: &Arc<Self>) -> FollowingDirectory {
+        let task = tokio::spawn(Arc::clone(directory).run());
+        FollowingDirectory { directory: Arc::clone(directory), task }
+    }
+
+    /// Follows etcd, and keeps this host's entries there, without end.
+    async fn run(self: Arc<Self>) {
         let mut pause = Duration::from_millis(100);
         loop {
             let error = match self.begin().await {
@@ -273,8 +297,9 @@ impl ClusterDirectory {
         let mut client = self.connect().await?;
         let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER);
         let lease = answer(client.lease_grant(self.config.etcd.ttl.into(), None)).await?.id();
-        let (keeper, kept) = answer(client.lease_keep_alive(lease)).await?;
+        // Before anything that can be interrupted, so that it is given back.
         *guard(&self.lease) = Some(lease);
+        let (keeper, kept) = answer(client.lease_keep_alive(lease)).await?;
         let identity = self.identity(&mut kv.clone(), lease).await?;
         let revision = self.look(&mut kv.clone(), identity).await?;
         let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1).with_fragment();
@@ -541,7 +566,7 @@ impl ClusterDirectory {
     }
 
     /// Takes this host out of the directory at once, instead of when its lease ends.
-    pub(crate) async fn leave(&self) {
+    async fn give_back(&self) {
         let lease = guard(&self.lease).take();
         if let (Some(lease), Ok(mut client)) = (lease, self.connect().await) {
             let _ = answer(client.lease_revoke(lease)).await;

@@ -74,7 +74,7 @@ async fn serve(config: &GatewayConfig) -> Result<(), GatewayError> {
         tokio::task::spawn_blocking(move || report_names(feed, &domain, &directory, &runtime))
     };
     let routes = tokio::task::spawn_blocking(move || router.serve(listener, &runtime));
-    tokio::spawn(Arc::clone(&directory).run());
+    let following = ClusterDirectory::start(&directory);
     tokio::spawn(Arc::clone(&peers).accept());
     tokio::spawn(listing::serve(domain, Arc::clone(&directory)));
 
@@ -88,7 +88,7 @@ async fn serve(config: &GatewayConfig) -> Result<(), GatewayError> {
         error = names => ended(error),
         error = routes => ended(error),
     };
-    directory.leave().await;
+    following.leave().await;
     peers.close().await;
     outcome
 }
