@@ -13,8 +13,8 @@ use etcd_client::{
     WatchStream,
 };
 use partywall::Refusal;
-use partywall::cluster::Name;
-use tokio::sync::Notify;
+use partywall::cluster::{Name, NameNews, NameRow};
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -121,6 +121,29 @@ impl FollowingDirectory {
     }
 }
 
+/// A claim of this host to a name.
+#[derive(Debug)]
+pub(crate) enum PendingClaim {
+    /// What is known decides.
+    Decided(Decision),
+    /// The directory is asked.
+    Asked(oneshot::Receiver<Decision>),
+}
+
+impl PendingClaim {
+    /// The decision; `None` if the broker has withdrawn the claim before there was one.
+    pub(crate) async fn decision(self) -> Option<Decision> {
+        match self {
+            Self::Decided(decision) => Some(decision),
+            Self::Asked(decision) => match timeout(CLAIM, decision).await {
+                Ok(decided) => decided.ok(),
+                // Etcd is slow. This host goes on with what it knows.
+                Err(_) => Some(None),
+            },
+        }
+    }
+}
+
 /// One session with etcd.
 struct Session {
     kv: KvClient,
@@ -223,19 +246,29 @@ impl ClusterDirectory {
         })
     }
 
+    /// Takes in what the broker reports, in its order, and returns the claims in it. A claim that a later row withdraws is withdrawn here too.
+    pub(crate) fn hear(&self, rows: Vec<NameRow>) -> Vec<(String, PendingClaim)> {
+        let mut claims = Vec::new();
+        for row in rows {
+            match row.news {
+                NameNews::Claim => {
+                    let claim = self.claim(&row.domain);
+                    claims.push((row.domain, claim));
+                }
+                NameNews::Present | NameNews::Gone => self.with_own(|own| own.apply(&row)),
+            }
+        }
+        claims
+    }
+
     /// Asks for a name for this host. Without etcd, what is known decides.
-    pub(crate) async fn claim(&self, name: &str) -> Decision {
-        let known = || self.with_table(|table| table.host_of(name).map(str::to_owned));
-        let known = known().filter(|host| host != self.host.as_str());
+    fn claim(&self, name: &str) -> PendingClaim {
+        let known = self.with_table(|table| table.host_of(name).map(str::to_owned));
+        let known = known.filter(|host| host != self.host.as_str());
         if known.is_some() || !self.freshness().0 {
-            return known;
+            return PendingClaim::Decided(known);
         }
-        let decision = self.with_own(|own| own.claim(name));
-        match timeout(CLAIM, decision).await {
-            Ok(Ok(holder)) => holder,
-            // The broker has reported that the name is not wanted any more, or etcd is slow.
-            _ => None,
-        }
+        PendingClaim::Asked(self.with_own(|own| own.claim(name)))
     }
 
     /// Follows etcd in a task, until the gateway leaves.

@@ -1,7 +1,6 @@
-//! The directory after etcd has lost its data, and the end of a gateway.
+//! The directory after etcd has lost its data, claims that are withdrawn, and the end of a gateway.
 
 use partywall::Kind;
-use partywall::cluster::{NameNews, NameRow};
 
 use super::*;
 use crate::testing::{HANG, TestEtcd, certificates, config, in_time, name};
@@ -86,6 +85,29 @@ fn other_or_older_data_of_etcd_is_noticed() {
 }
 
 #[tokio::test]
+async fn withdrawn_claim_is_not_answered() {
+    let alpha = alpha_with(&[]);
+    alpha.set_fresh(true);
+    let mut claims = alpha.hear(vec![row(NameNews::Claim, "db")]);
+    assert!(alpha.hear(vec![row(NameNews::Gone, "db")]).is_empty());
+    // Another program claims the name. An answer to the first claim would be taken for the answer to this one.
+    claims.extend(alpha.hear(vec![row(NameNews::Claim, "db")]));
+    let [(_, first), (_, second)] = claims.try_into().unwrap();
+    assert_eq!(in_time("the claim ends", first.decision()).await, None);
+    alpha.with_own(|own| own.decided("db", Some("beta".to_owned())));
+    assert_eq!(in_time("the claim is decided", second.decision()).await, Some(Some("beta".to_owned())));
+}
+
+#[test]
+fn claim_that_is_withdrawn_at_once_leaves_no_name() {
+    let alpha = alpha_with(&[]);
+    alpha.set_fresh(true);
+    let claims = alpha.hear(vec![row(NameNews::Claim, "db"), row(NameNews::Gone, "db")]);
+    assert_eq!((claims.len(), alpha.with_own(|own| own.has("db"))), (1, false));
+    assert_eq!(alpha.wanted("db"), WantedEntry::Nothing);
+}
+
+#[tokio::test]
 async fn stopped_directory_has_ended_its_task() {
     let alpha = Arc::new(alpha_with(&[]));
     let following = ClusterDirectory::start(&alpha);
@@ -101,7 +123,7 @@ async fn names_of_stopped_directory_are_not_entered_again() {
     // With a lease that outlasts this test.
     (config.etcd.endpoints, config.etcd.ttl) = (vec![etcd.url.clone()], 300);
     let alpha = Arc::new(ClusterDirectory::new(&config, name("alpha")));
-    alpha.with_own(|own| own.apply(&row(NameNews::Present, "db")));
+    alpha.hear(vec![row(NameNews::Present, "db")]);
     let following = ClusterDirectory::start(&alpha);
     let keys = [alpha.keys.domain("db"), alpha.keys.host("alpha")];
     let start = Instant::now();
