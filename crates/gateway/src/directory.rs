@@ -13,8 +13,9 @@ use etcd_client::{
     WatchStream,
 };
 use partywall::Refusal;
-use partywall::cluster::Name;
-use tokio::sync::Notify;
+use partywall::cluster::{Name, NameNews, NameRow};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::GatewayError;
@@ -101,6 +102,46 @@ pub(crate) struct ClusterDirectory {
     work: Notify,
     /// The lease of this session, to be given back at the end.
     lease: Mutex<Option<i64>>,
+}
+
+/// A directory that follows etcd in a task.
+#[derive(Debug)]
+pub(crate) struct FollowingDirectory {
+    directory: Arc<ClusterDirectory>,
+    task: JoinHandle<()>,
+}
+
+impl FollowingDirectory {
+    /// Takes this host out of the directory. The task ends first: it would see that the entries have gone, and enter them again with another lease.
+    pub(crate) async fn leave(self) {
+        self.task.abort();
+        // It was cancelled, or it has panicked. It writes nothing more either way.
+        let _ = self.task.await;
+        self.directory.give_back().await;
+    }
+}
+
+/// A claim of this host to a name.
+#[derive(Debug)]
+pub(crate) enum PendingClaim {
+    /// What is known decides.
+    Decided(Decision),
+    /// The directory is asked.
+    Asked(oneshot::Receiver<Decision>),
+}
+
+impl PendingClaim {
+    /// The decision; `None` if the broker has withdrawn the claim before there was one.
+    pub(crate) async fn decision(self) -> Option<Decision> {
+        match self {
+            Self::Decided(decision) => Some(decision),
+            Self::Asked(decision) => match timeout(CLAIM, decision).await {
+                Ok(decided) => decided.ok(),
+                // Etcd is slow. This host goes on with what it knows.
+                Err(_) => Some(None),
+            },
+        }
+    }
 }
 
 /// One session with etcd.
@@ -205,23 +246,39 @@ impl ClusterDirectory {
         })
     }
 
-    /// Asks for a name for this host. Without etcd, what is known decides.
-    pub(crate) async fn claim(&self, name: &str) -> Decision {
-        let known = || self.with_table(|table| table.host_of(name).map(str::to_owned));
-        let known = known().filter(|host| host != self.host.as_str());
-        if known.is_some() || !self.freshness().0 {
-            return known;
+    /// Takes in what the broker reports, in its order, and returns the claims in it. A claim that a later row withdraws is withdrawn here too.
+    pub(crate) fn hear(&self, rows: Vec<NameRow>) -> Vec<(String, PendingClaim)> {
+        let mut claims = Vec::new();
+        for row in rows {
+            match row.news {
+                NameNews::Claim => {
+                    let claim = self.claim(&row.domain);
+                    claims.push((row.domain, claim));
+                }
+                NameNews::Present | NameNews::Gone => self.with_own(|own| own.apply(&row)),
+            }
         }
-        let decision = self.with_own(|own| own.claim(name));
-        match timeout(CLAIM, decision).await {
-            Ok(Ok(holder)) => holder,
-            // The broker has reported that the name is not wanted any more, or etcd is slow.
-            _ => None,
-        }
+        claims
     }
 
-    /// Follows etcd, and keeps this host's entries there, until the gateway ends.
-    pub(crate) async fn run(self: Arc<Self>) {
+    /// Asks for a name for this host. Without etcd, what is known decides.
+    fn claim(&self, name: &str) -> PendingClaim {
+        let known = self.with_table(|table| table.host_of(name).map(str::to_owned));
+        let known = known.filter(|host| host != self.host.as_str());
+        if known.is_some() || !self.freshness().0 {
+            return PendingClaim::Decided(known);
+        }
+        PendingClaim::Asked(self.with_own(|own| own.claim(name)))
+    }
+
+    /// Follows etcd in a task, until the gateway leaves.
+    pub(crate) fn start(directory: &Arc<Self>) -> FollowingDirectory {
+        let task = tokio::spawn(Arc::clone(directory).run());
+        FollowingDirectory { directory: Arc::clone(directory), task }
+    }
+
+    /// Follows etcd, and keeps this host's entries there, without end.
+    async fn run(self: Arc<Self>) {
         let mut pause = Duration::from_millis(100);
         loop {
             let error = match self.begin().await {
@@ -273,8 +330,9 @@ impl ClusterDirectory {
         let mut client = self.connect().await?;
         let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER);
         let lease = answer(client.lease_grant(self.config.etcd.ttl.into(), None)).await?.id();
-        let (keeper, kept) = answer(client.lease_keep_alive(lease)).await?;
+        // Before anything that can be interrupted, so that it is given back.
         *guard(&self.lease) = Some(lease);
+        let (keeper, kept) = answer(client.lease_keep_alive(lease)).await?;
         let identity = self.identity(&mut kv.clone(), lease).await?;
         let revision = self.look(&mut kv.clone(), identity).await?;
         let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1).with_fragment();
@@ -541,7 +599,7 @@ impl ClusterDirectory {
     }
 
     /// Takes this host out of the directory at once, instead of when its lease ends.
-    pub(crate) async fn leave(&self) {
+    async fn give_back(&self) {
         let lease = guard(&self.lease).take();
         if let (Some(lease), Ok(mut client)) = (lease, self.connect().await) {
             let _ = answer(client.lease_revoke(lease)).await;

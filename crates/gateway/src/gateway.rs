@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use partywall::cluster::{Name, NameFeed, NameNews};
+use partywall::cluster::{Name, NameFeed};
 use partywall::{Domain, Error, Options, Refusal};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::GatewayConfig;
 use crate::counters::GatewayCounters;
-use crate::directory::ClusterDirectory;
+use crate::directory::{ClusterDirectory, PendingClaim};
 use crate::metrics::MetricsSource;
 use crate::peers::PeerHosts;
 use crate::routes::Router;
@@ -74,7 +74,7 @@ async fn serve(config: &GatewayConfig) -> Result<(), GatewayError> {
         tokio::task::spawn_blocking(move || report_names(feed, &domain, &directory, &runtime))
     };
     let routes = tokio::task::spawn_blocking(move || router.serve(listener, &runtime));
-    tokio::spawn(Arc::clone(&directory).run());
+    let following = ClusterDirectory::start(&directory);
     tokio::spawn(Arc::clone(&peers).accept());
     tokio::spawn(listing::serve(domain, Arc::clone(&directory)));
 
@@ -88,7 +88,7 @@ async fn serve(config: &GatewayConfig) -> Result<(), GatewayError> {
         error = names => ended(error),
         error = routes => ended(error),
     };
-    directory.leave().await;
+    following.leave().await;
     peers.close().await;
     outcome
 }
@@ -141,10 +141,8 @@ fn report_names(mut feed: NameFeed, domain: &Domain, directory: &Arc<ClusterDire
         let error = loop {
             match feed.wait(Duration::from_secs(3600)) {
                 Ok(rows) => {
-                    directory.with_own(|own| rows.iter().for_each(|row| own.apply(row)));
-                    for row in rows.into_iter().filter(|row| row.news == NameNews::Claim) {
-                        let (domain, directory) = (domain.clone(), Arc::clone(directory));
-                        runtime.spawn(async move { claim(domain, &directory, row.domain).await });
+                    for (name, claim) in directory.hear(rows) {
+                        runtime.spawn(answer_claim(domain.clone(), name, claim));
                     }
                 }
                 Err(error) => break error,
@@ -169,9 +167,10 @@ fn report_names(mut feed: NameFeed, domain: &Domain, directory: &Arc<ClusterDire
     }
 }
 
-/// Has the cluster decide about a name, and tells the broker.
-async fn claim(domain: Domain, directory: &ClusterDirectory, name: String) {
-    let holder = directory.claim(&name).await;
+/// Tells the broker what the cluster has decided about a name, unless the name is not wanted any more: the broker would take the answer for that to
+/// a later claim of the name.
+async fn answer_claim(domain: Domain, name: String, claim: PendingClaim) {
+    let Some(holder) = claim.decision().await else { return };
     let told = tokio::task::spawn_blocking(move || domain.name_claimed(&name, holder.as_deref())).await;
     if let Ok(Err(error)) = told {
         tracing::debug!(%error, "a claim was answered too late");

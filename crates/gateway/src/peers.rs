@@ -1,7 +1,9 @@
 //! One connection for each pair of hosts.
 //!
 //! Either gateway connects when it first needs to. If both connect at the same moment, the connection of the host whose name comes first is
-//! used, and the other one is closed when its streams have ended.
+//! used, and the other one is closed when its streams have ended. If nothing comes by the used one any more, the other one is used.
+
+mod spare;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,6 +16,7 @@ use quinn::{
     AckFrequencyConfig, Connection, Endpoint, EndpointConfig, Incoming, MtuDiscoveryConfig, RecvStream, SendStream,
     TokioRuntime, TransportConfig, VarInt,
 };
+use spare::{SpareOutcome, SpareWatch};
 
 use crate::GatewayError;
 use crate::config::GatewayConfig;
@@ -50,6 +53,8 @@ pub(crate) struct PeerHost {
     /// The host that has connected.
     dialer: Name,
     streams: AtomicUsize,
+    /// Streams that it has had.
+    begun: AtomicUsize,
 }
 
 /// Counts a stream while it lives.
@@ -59,6 +64,7 @@ pub(crate) struct StreamCount(Arc<PeerHost>);
 impl StreamCount {
     pub(crate) fn of(peer: &Arc<PeerHost>) -> Self {
         peer.streams.fetch_add(1, Ordering::Relaxed);
+        peer.begun.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(peer))
     }
 }
@@ -77,6 +83,11 @@ impl PeerHost {
     /// Why the connection has ended, if it has.
     pub(crate) fn end(&self) -> Option<String> {
         self.connection.close_reason().map(printable)
+    }
+
+    /// Datagrams that have come from the other gateway.
+    fn received(&self) -> u64 {
+        self.connection.stats().udp_rx.datagrams
     }
 
     /// Opens a stream. Waits while the other host has as many of this one as it takes.
@@ -263,7 +274,13 @@ impl PeerHosts {
     /// Uses a connection for a host, or keeps the one that is in use, and serves the streams that the host opens on it.
     fn adopt(self: &Arc<Self>, connection: Connection, dialer: Name, count: ConnectionCount) -> Arc<PeerHost> {
         let host = count.host.clone();
-        let peer = Arc::new(PeerHost { host: host.clone(), connection, dialer, streams: AtomicUsize::new(0) });
+        let peer = Arc::new(PeerHost {
+            host: host.clone(),
+            connection,
+            dialer,
+            streams: AtomicUsize::new(0),
+            begun: AtomicUsize::new(0),
+        });
         let mut peers = lock(&self.peers);
         let (used, spare) = match peers.get(&host).filter(|known| known.is_alive()) {
             Some(known) if known.dialer < peer.dialer => (Arc::clone(known), Some(Arc::clone(&peer))),
@@ -272,10 +289,41 @@ impl PeerHosts {
         peers.insert(host, Arc::clone(&used));
         drop(peers);
         if let Some(spare) = spare {
-            tokio::spawn(retire(spare));
+            tokio::spawn(Arc::clone(self).retire(Arc::clone(&used), spare));
         }
         tokio::spawn(Arc::clone(self).serve(peer, count));
         used
+    }
+
+    /// Closes a connection that is not used for new streams, when its streams have ended. If the used one turns out to be dead, as after a crash of
+    /// the other gateway, this one is used in its place.
+    async fn retire(self: Arc<Self>, mut used: Arc<PeerHost>, mut spare: Arc<PeerHost>) {
+        // What had come by a connection that was replaced.
+        let mut replaced_at = None;
+        loop {
+            match SpareWatch::of(&used, &spare).outcome(&used, &spare).await {
+                SpareOutcome::Ended => return,
+                SpareOutcome::Unneeded => {
+                    return spare.connection.close(VarInt::from_u32(0), b"another connection is used");
+                }
+                SpareOutcome::Needed => {}
+            }
+            let mut peers = lock(&self.peers);
+            let other = peers.get(&spare.host).filter(|known| known.is_alive() && !Arc::ptr_eq(known, &used)).cloned();
+            match other {
+                Some(known) if Arc::ptr_eq(&known, &spare) => return,
+                // A third one, which was made meanwhile.
+                Some(known) => used = known,
+                // Nothing has come by it since, so it ends by itself soon.
+                None if replaced_at == Some(spare.received()) => return,
+                None => {
+                    tracing::info!(host = %spare.host, "the connection in use is silent: another one is used");
+                    replaced_at = Some(used.received());
+                    peers.insert(spare.host.clone(), Arc::clone(&spare));
+                    std::mem::swap(&mut used, &mut spare);
+                }
+            }
+        }
     }
 
     /// Serves a connection until it ends. It counts as one of its host until then.
@@ -338,17 +386,6 @@ impl PeerHosts {
         self.endpoint.close(VarInt::from_u32(0), b"the gateway ends");
         let _ = tokio::time::timeout(Duration::from_secs(1), self.endpoint.wait_idle()).await;
     }
-}
-
-/// Closes a connection that is not used for new streams, when its streams have ended.
-async fn retire(peer: Arc<PeerHost>) {
-    // The other gateway may have opened a stream before it noticed the better connection.
-    let mut quiet = 0;
-    while quiet < 3 && peer.is_alive() {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        quiet = if peer.streams.load(Ordering::Relaxed) == 0 { quiet + 1 } else { 0 };
-    }
-    peer.connection.close(VarInt::from_u32(0), b"another connection is used");
 }
 
 #[cfg(test)]

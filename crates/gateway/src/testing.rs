@@ -1,7 +1,8 @@
 //! Gateways, and strangers who talk to them, for this crate's tests.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,53 @@ pub(crate) async fn in_time<T>(what: &str, happens: impl Future<Output = T>) -> 
     match tokio::time::timeout(HANG, happens).await {
         Ok(done) => done,
         Err(_) => panic!("it does not happen that {what}"),
+    }
+}
+
+/// An etcd with no data, until this is dropped.
+pub(crate) struct TestEtcd {
+    process: Child,
+    pub(crate) url: String,
+    _folder: tempfile::TempDir,
+}
+
+impl TestEtcd {
+    /// `None`, with a note, if this machine has no etcd.
+    pub(crate) async fn start() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        // Below the ports that the kernel gives to connections.
+        let first = 10_000 + std::process::id() % 20_000;
+        let is_free = |port: &u32| TcpListener::bind(("127.0.0.1", *port as u16)).is_ok();
+        let ports: Vec<_> = (first..first + 1000).filter(is_free).take(2).collect();
+        let [url, peers] = [0, 1].map(|at| format!("http://127.0.0.1:{}", ports[at]));
+        let mut command = Command::new("etcd");
+        command.arg("--data-dir").arg(folder.path());
+        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url, "--listen-peer-urls", &peers]);
+        command.args(["--initial-advertise-peer-urls", &peers, "--initial-cluster", &format!("default={peers}")]);
+        let Ok(process) = command.arg("--unsafe-no-fsync").stdout(Stdio::null()).stderr(Stdio::null()).spawn() else {
+            eprintln!("LEFT OUT: there is no etcd here (Debian: apt-get install etcd-server)");
+            return None;
+        };
+        let mut etcd = Self { process, url, _folder: folder };
+        eventually("etcd answers", || {
+            assert!(etcd.process.try_wait().unwrap().is_none(), "etcd has ended");
+            TcpStream::connect(("127.0.0.1", ports[0] as u16)).is_ok()
+        })
+        .await;
+        Some(etcd)
+    }
+
+    /// Whether it has a key.
+    pub(crate) async fn has(&self, key: &str) -> bool {
+        let mut client = etcd_client::Client::connect([&self.url], None).await.unwrap();
+        !client.get(key, None).await.unwrap().kvs().is_empty()
+    }
+}
+
+impl Drop for TestEtcd {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 

@@ -1,10 +1,9 @@
-//! The directory after etcd has lost its data. There is no etcd here.
+//! The directory after etcd has lost its data, claims that are withdrawn, and the end of a gateway.
 
 use partywall::Kind;
-use partywall::cluster::NameRow;
 
 use super::*;
-use crate::testing::{certificates, config, name};
+use crate::testing::{HANG, TestEtcd, certificates, config, in_time, name};
 
 /// The directory of alpha, which knows these names of beta.
 fn alpha_with(names_of_beta: &[&str]) -> ClusterDirectory {
@@ -16,6 +15,10 @@ fn alpha_with(names_of_beta: &[&str]) -> ClusterDirectory {
 
 fn entry_of_beta() -> DomainEntry {
     DomainEntry { host: "beta".to_owned(), services: [].into() }
+}
+
+fn row(news: NameNews, domain: &str) -> NameRow {
+    NameRow { key: 1, news, kind: Kind::Stream, domain: domain.into(), service: String::new() }
 }
 
 fn host_of(alpha: &ClusterDirectory, name: &str) -> Option<String> {
@@ -53,15 +56,8 @@ fn lost_names_stay_while_others_come_back() {
 fn name_that_other_host_may_enter_again_is_not_written() {
     let alpha = alpha_with(&["both"]);
     alpha.with_own(|own| {
-        let present = |domain: &str| NameRow {
-            key: 1,
-            news: partywall::cluster::NameNews::Present,
-            kind: Kind::Stream,
-            domain: domain.into(),
-            service: String::new(),
-        };
         for name in ["both", "own"] {
-            own.apply(&present(name));
+            own.apply(&row(NameNews::Present, name));
         }
         own.decided("both", Some("beta".to_owned()));
         own.take_dirty(9);
@@ -86,4 +82,61 @@ fn other_or_older_data_of_etcd_is_noticed() {
     let cluster = DataState { cluster: 8, ..later.clone() };
     let identity = DataState { identity: b"2".to_vec(), ..later };
     assert!([older, cluster, identity].iter().all(|data| data.lacks(&known)));
+}
+
+#[tokio::test]
+async fn withdrawn_claim_is_not_answered() {
+    let alpha = alpha_with(&[]);
+    alpha.set_fresh(true);
+    let mut claims = alpha.hear(vec![row(NameNews::Claim, "db")]);
+    assert!(alpha.hear(vec![row(NameNews::Gone, "db")]).is_empty());
+    // Another program claims the name. An answer to the first claim would be taken for the answer to this one.
+    claims.extend(alpha.hear(vec![row(NameNews::Claim, "db")]));
+    let [(_, first), (_, second)] = claims.try_into().unwrap();
+    assert_eq!(in_time("the claim ends", first.decision()).await, None);
+    alpha.with_own(|own| own.decided("db", Some("beta".to_owned())));
+    assert_eq!(in_time("the claim is decided", second.decision()).await, Some(Some("beta".to_owned())));
+}
+
+#[test]
+fn claim_that_is_withdrawn_at_once_leaves_no_name() {
+    let alpha = alpha_with(&[]);
+    alpha.set_fresh(true);
+    let claims = alpha.hear(vec![row(NameNews::Claim, "db"), row(NameNews::Gone, "db")]);
+    assert_eq!((claims.len(), alpha.with_own(|own| own.has("db"))), (1, false));
+    assert_eq!(alpha.wanted("db"), WantedEntry::Nothing);
+}
+
+#[tokio::test]
+async fn stopped_directory_has_ended_its_task() {
+    let alpha = Arc::new(alpha_with(&[]));
+    let following = ClusterDirectory::start(&alpha);
+    in_time("it leaves", following.leave()).await;
+    assert_eq!(Arc::strong_count(&alpha), 1, "the task goes on, and enters this host again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_stopped_directory_are_not_entered_again() {
+    let Some(etcd) = TestEtcd::start().await else { return };
+    let folder = certificates(&["alpha"]);
+    let mut config = config(folder.path(), "alpha");
+    // With a lease that outlasts this test.
+    (config.etcd.endpoints, config.etcd.ttl) = (vec![etcd.url.clone()], 300);
+    let alpha = Arc::new(ClusterDirectory::new(&config, name("alpha")));
+    alpha.hear(vec![row(NameNews::Present, "db")]);
+    let following = ClusterDirectory::start(&alpha);
+    let keys = [alpha.keys.domain("db"), alpha.keys.host("alpha")];
+    let start = Instant::now();
+    while !etcd.has(&keys[0]).await {
+        assert!(start.elapsed() < HANG, "db is not entered");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    in_time("it leaves", following.leave()).await;
+    // Longer than the pause before a new session. The program may live that long, to end its connections.
+    for _ in 0..40 {
+        for key in &keys {
+            assert!(!etcd.has(key).await, "{key} is there after the gateway has left");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }

@@ -1,6 +1,7 @@
 //! Connections between gateways, honest and hostile.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::AtomicBool;
 
 use quinn::ConnectionError;
 
@@ -44,6 +45,61 @@ async fn hosts_that_connect_at_once_lose_no_stream() {
     drop((stream, count));
     eventually("the first connection is closed", || !first.is_alive()).await;
     echo(&mut other).await;
+}
+
+/// A way to a gateway that passes on everything in both directions until `is_cut`. Returns its address for the client.
+fn way(to: SocketAddr, is_cut: Arc<AtomicBool>) -> SocketAddr {
+    let (near, far) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    let address = near.local_addr().unwrap();
+    far.connect(to).unwrap();
+    let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+    let client: Arc<Mutex<Option<SocketAddr>>> = Arc::default();
+    let (known, is_cut_too) = (Arc::clone(&client), Arc::clone(&is_cut));
+    // Both end with the test's process.
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok((length, from)) = near.recv_from(&mut buffer) {
+            *lock(&client) = Some(from);
+            if !is_cut.load(Ordering::Relaxed) {
+                let _ = far.send(&buffer[..length]);
+            }
+        }
+    });
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let Ok(length) = far_too.recv(&mut buffer) else { continue };
+            if let Some(client) = lock(&known).filter(|_| !is_cut_too.load(Ordering::Relaxed)) {
+                let _ = near_too.send_to(&buffer[..length], client);
+            }
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connection_after_crash_replaces_the_silent_one() {
+    let folder = certificates(&["alpha", "beta"]);
+    let (alpha, crashed) = (echoing(folder.path(), "alpha"), echoing(folder.path(), "beta"));
+    let [to_alpha, to_beta] = ["alpha", "beta"].map(|host| Name::new(host).unwrap());
+    for peers in [&alpha, &crashed] {
+        tokio::spawn(Arc::clone(peers).accept());
+    }
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let by = way(crashed.local_address(), Arc::clone(&is_cut));
+    let first = alpha.get(&to_beta, &by.to_string()).await.unwrap();
+    echo(&mut first.open().await.unwrap()).await;
+    // Beta's gateway is killed, and the next one connects before alpha can know that.
+    is_cut.store(true, Ordering::Relaxed);
+    let beta = echoing(folder.path(), "beta");
+    let second = beta.get(&to_alpha, &alpha.local_address().to_string()).await.unwrap();
+    eventually("alpha uses the connection of the next gateway", || {
+        assert!(second.is_alive(), "it is closed in favour of a dead one: {:?}", second.end());
+        alpha.live(&to_beta).is_some_and(|peer| peer.dialer == to_beta)
+    })
+    .await;
+    echo(&mut alpha.live(&to_beta).unwrap().open().await.unwrap()).await;
+    echo(&mut second.open().await.unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

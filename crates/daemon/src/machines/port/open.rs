@@ -1,6 +1,6 @@
 //! An open port: sessions of the guest's programs, links of its channels, and the windows that it gets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -30,6 +30,8 @@ const MOST_LINKS: usize = 4096;
 const HIGH: usize = 64 << 10;
 /// While this many of a port's errands wait for the event loop, its guest is not heard (protocol P5). Some bring a descriptor.
 pub(super) const MOST_ERRANDS: usize = 64;
+/// Questions about sockets whose answers are passed on: more than the event loop sends before it asks them again.
+pub(super) const MOST_ASKED: usize = 256;
 const SOON: Duration = Duration::from_millis(5);
 /// How long an agent may take to give up the windows: longer than it waits for its programs.
 const RELEASE: Duration = Duration::from_secs(60);
@@ -62,8 +64,8 @@ pub(super) struct Open<'a> {
     connecting: BTreeMap<(u32, u32), Vec<u32>>,
     next_link: u32,
     windows: Vec<Announcement>,
-    /// The questions about sockets that the guest has not answered.
-    asked: BTreeSet<u32>,
+    /// The newest questions about sockets that the guest has not answered, in the order in which they were sent.
+    asked: VecDeque<u32>,
     /// Orders wait until the guest takes something.
     orders_left: bool,
     /// A connection was turned down.
@@ -93,7 +95,7 @@ impl<'a> Open<'a> {
             connecting,
             next_link: 1,
             windows: Vec::new(),
-            asked: BTreeSet::new(),
+            asked: VecDeque::new(),
             orders_left: false,
             has_turned_down: false,
             doorbell: None,
@@ -228,22 +230,28 @@ impl<'a> Open<'a> {
         }
     }
 
-    /// Asks the guest about its sockets, unless it takes nothing. The newest questions replace those that it has not answered.
+    /// Asks the guest about its sockets, unless it takes nothing. Earlier questions stay open: an agent rests between its looks at groups, while other
+    /// questions are asked and answered. The event loop judges whether an answer is too late.
     fn ask(&mut self) {
         if self.is_full() {
             self.orders_left |= self.at.questions.is_any();
             return;
         }
-        let questions = self.at.questions.take();
-        if !questions.is_empty() {
-            self.asked.clear();
-        }
-        for question in questions {
+        for question in self.at.questions.take() {
             if let Say::FindReceivers { number, .. } = question {
-                self.asked.insert(number);
+                if self.asked.len() >= MOST_ASKED {
+                    self.asked.pop_front();
+                }
+                self.asked.push_back(number);
                 self.say(&question);
             }
         }
+    }
+
+    /// Whether the guest was asked this, and has not answered. It can answer once.
+    fn takes_answer(&mut self, number: u32) -> bool {
+        let at = self.asked.iter().position(|asked| *asked == number);
+        at.and_then(|at| self.asked.remove(at)).is_some()
     }
 
     fn forget_sessions(&mut self) {
@@ -316,7 +324,7 @@ impl<'a> Open<'a> {
                 }
             }
             // What was not asked is not passed on, so a guest cannot keep the event loop busy with answers.
-            Say::ReceiversAre { number, netns, at, receivers } if self.asked.remove(&number) => {
+            Say::ReceiversAre { number, netns, at, receivers } if self.takes_answer(number) => {
                 let machine = self.at.machine;
                 self.at.errand(Errand::Receivers { machine, number, netns, at, receivers: receivers.0 });
             }

@@ -1,6 +1,6 @@
 //! A port whose guest is played by the test.
 
-use super::open::{MOST_ERRANDS, MOST_SESSIONS};
+use super::open::{MOST_ASKED, MOST_ERRANDS, MOST_SESSIONS};
 use super::*;
 use crate::machines::carried;
 use partywall_protocol::agent::Say;
@@ -501,36 +501,74 @@ fn latest_list_of_windows_replaces_one_that_was_not_said() {
     assert!(shared.take(false).0.announce.is_none());
 }
 
+/// A port whose guest is asked about sockets, as the event loop asks.
+struct AskedGuest {
+    served: Served,
+    guest: Guest,
+    questions: PortQuestions,
+}
+
+impl AskedGuest {
+    fn start() -> Self {
+        let served = Served::start();
+        let guest = served.greet();
+        let errands = served.errands_until(|errand| matches!(errand, Errand::Port(..)));
+        let questions = errands.into_iter().find_map(|errand| match errand {
+            Errand::Port(MachineId::MIN, questions) => Some(questions),
+            _ => None,
+        });
+        Self { served, guest, questions: questions.unwrap() }
+    }
+
+    /// Asks, and has the guest take the questions.
+    fn ask(&mut self, numbers: &[u32]) {
+        let question = |number: &u32| Say::FindReceivers { number: *number, questions: Vec::new() };
+        self.questions.ask(numbers.iter().map(question).collect());
+        for number in numbers {
+            assert_eq!(self.guest.next_said(), Some(question(number)));
+        }
+    }
+
+    /// Has the guest answer, and returns the numbers of the answers that are passed on.
+    fn passed_on(&mut self, answers: &[u32]) -> Vec<u32> {
+        for number in answers {
+            let receivers = ReceiverCookies(vec![5]);
+            self.guest.say(Say::ReceiversAre { number: *number, netns: 1, at: 2, receivers }.encode());
+        }
+        // All of them were heard when this is.
+        self.guest.say(Say::Open { session: 1, pid: 7 }.encode());
+        let errands = self.served.errands_until(|errand| matches!(errand, Errand::Admit(..)));
+        let number = |errand| match errand {
+            Errand::Receivers { number, receivers, .. } => {
+                assert_eq!(receivers, [5]);
+                Some(number)
+            }
+            _ => None,
+        };
+        errands.into_iter().filter_map(number).collect()
+    }
+}
+
 #[test]
 fn answer_about_sockets_is_passed_on_once_if_it_was_asked_for() {
-    let served = Served::start();
-    let mut guest = served.greet();
-    let mut errands = Vec::new();
-    let until = |errands: &mut Vec<Errand>, is: &dyn Fn(&Errand) -> bool| {
-        let deadline = Instant::now() + HANG;
-        while !errands.iter().any(is) {
-            assert!(Instant::now() < deadline, "{errands:?}");
-            errands.extend(served.control.take_wishes().errands);
-        }
-    };
-    until(&mut errands, &|errand| matches!(errand, Errand::Port(..)));
-    let questions = errands.iter().find_map(|errand| match errand {
-        Errand::Port(MachineId::MIN, questions) => Some(questions.clone()),
-        _ => None,
-    });
-    let question = Say::FindReceivers { number: 3, questions: Vec::new() };
-    questions.unwrap().ask(vec![question.clone()]);
-    assert_eq!(guest.next_said(), Some(question));
-    for number in [4, 3, 3] {
-        let receivers = ReceiverCookies(vec![5]);
-        guest.say(Say::ReceiversAre { number, netns: 1, at: 2, receivers }.encode());
-    }
-    // All of them were heard when this is.
-    guest.say(Say::Open { session: 1, pid: 7 }.encode());
-    until(&mut errands, &|errand| matches!(errand, Errand::Admit(..)));
-    let answers = errands.iter().filter_map(|errand| match errand {
-        Errand::Receivers { number, receivers, .. } => Some((*number, receivers.clone())),
-        _ => None,
-    });
-    assert_eq!(answers.collect::<Vec<_>>(), [(3, vec![5])]);
+    let mut asked = AskedGuest::start();
+    asked.ask(&[3]);
+    assert_eq!(asked.passed_on(&[4, 3, 3]), [3]);
+}
+
+#[test]
+fn answer_about_groups_after_later_question_is_passed_on() {
+    let mut asked = AskedGuest::start();
+    asked.ask(&[3, 4]);
+    asked.ask(&[5]);
+    assert_eq!(asked.passed_on(&[5, 4]), [5, 4]);
+}
+
+#[test]
+fn unanswered_questions_beyond_limit_are_forgotten_oldest_first() {
+    let mut asked = AskedGuest::start();
+    let last = MOST_ASKED as u32;
+    let numbers: Vec<u32> = (0..=last).collect();
+    numbers.chunks(10).for_each(|some| asked.ask(some));
+    assert_eq!(asked.passed_on(&[0, 1, last]), [1, last]);
 }
