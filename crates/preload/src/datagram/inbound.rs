@@ -521,8 +521,9 @@ impl DatagramSocket {
     /// Looks for an offer of the sender of a datagram that the kernel has delivered just now.
     #[cold]
     pub(super) fn look_for_offer(&self, fd: c_int, from: SocketAddr) {
-        let (generation, is_full) = {
+        let (generation, closings, is_full) = {
             let Some(mut rx) = self.rx.hold() else { return };
+            let closings = self.closings();
             let generation = broker::offer_generation();
             let known = rx.in_use().iter().any(|ring| ring.is_from(from) && !ring.closed && !ring.has_ended());
             if known
@@ -537,19 +538,19 @@ impl DatagramSocket {
             while let Some(at) = rx.in_use().iter().position(|ring| ring.is_from(from)) {
                 rx.remove(at);
             }
-            (generation, rx.count == RINGS)
+            (generation, closings, rx.count == RINGS)
         };
-        let answer = if is_full { Err(Reason::Resources) } else { self.take_offer(fd, from) };
+        let answer = if is_full { Err(Reason::Resources) } else { self.take_offer(fd, from, closings) };
         if let Some(mut rx) = self.rx.hold() {
             rx.asks.end(generation, answer, sys::coarse_millis());
         }
     }
 
-    /// Takes an offer of this sender.
-    pub(super) fn take_offer(&self, fd: c_int, from: SocketAddr) -> Result<(), Reason> {
+    /// Takes an offer of this sender, unless another thread has closed the rings since `closings` were counted, as `connect` does.
+    pub(super) fn take_offer(&self, fd: c_int, from: SocketAddr, closings: u32) -> Result<(), Reason> {
         let Some(flow) = FlowPlaces::allocate() else { return Err(Reason::Resources) };
         let mut taken = None;
-        let result = self.take(fd, flow, from, &mut taken);
+        let result = self.take(fd, flow, (from, closings), &mut taken);
         if let Err(reason) = result {
             log!("no ring for datagrams from {from}: {}", reason.words());
             // First: the broker may give our place in a window to another program from then on (protocol U14.12).
@@ -566,7 +567,7 @@ impl DatagramSocket {
         &self,
         fd: c_int,
         flow: &'static FlowPlaces,
-        from: SocketAddr,
+        (from, closings): (SocketAddr, u32),
         number: &mut Option<u64>,
     ) -> Result<(), Reason> {
         if crate::unseen::may_be() {
@@ -586,7 +587,12 @@ impl DatagramSocket {
             _ => return Err(Reason::Corrupt),
         }
         let Some(mut rx) = self.rx.hold() else { return Err(Reason::Resources) };
-        if rx.count == RINGS || !self.may_have_rings() || (flow.is_between_machines() && self.has(flags::JOINS)) {
+        // Rings that are closed after this look are closed under the lock, and this one with them.
+        if self.closings() != closings
+            || rx.count == RINGS
+            || !self.may_have_rings()
+            || (flow.is_between_machines() && self.has(flags::JOINS))
+        {
             return Err(Reason::Option);
         }
         let at = rx.count;

@@ -659,7 +659,7 @@ mod tests {
         let mut tx = sender.tx.hold().unwrap();
         let at = tx.find(to).unwrap();
         sender.offer(sockets[1].as_raw_fd(), &mut tx.to[at]);
-        assert_eq!(receiver.take_offer(sockets[0].as_raw_fd(), from), Ok(()));
+        assert_eq!(receiver.take_offer(sockets[0].as_raw_fd(), from, receiver.closings()), Ok(()));
         assert_eq!(receiver.inbound.load(Ordering::Relaxed), 1);
         assert_eq!(proof_for_sender(tx.to[at].channel), Proof::Good);
         sockets

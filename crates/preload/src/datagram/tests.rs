@@ -155,7 +155,7 @@ fn flow_that_its_taker_cannot_use_is_closed() {
     let (fd, socket, from) = (lying.fd(), lying.socket(), lying.sender.local_addr().unwrap());
     // As if another thread did something with the socket meanwhile that only the kernel can follow.
     socket.set(flags::KERNEL, true);
-    assert!(socket.take_offer(fd, from).is_err());
+    assert!(socket.take_offer(fd, from, socket.closings()).is_err());
     assert_eq!(socket.inbound.load(Ordering::Relaxed), 0);
     lying.until(|lying| matches!(proof_for_receiver(lying.number), Proof::Ended { .. }));
 }

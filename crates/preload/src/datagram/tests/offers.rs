@@ -1,7 +1,8 @@
-//! Offers that a receiver finds while it cannot take them, or beside others.
+//! Offers that a receiver finds while it cannot take them, or beside others, and requests that end after another thread has closed the rings.
 
 use super::*;
 use crate::broker::tests::{busy_session, requests};
+use partywall_shm::status::Reason;
 
 impl Lying {
     /// Sends a datagram by the kernel, and receives it.
@@ -74,4 +75,41 @@ fn namespace_of_a_receiver_is_asked_for_once() {
     let mut rx = socket.rx.hold().unwrap();
     // Another look needs no descriptor.
     assert!(rx.shows_offer(-1, socket.port(fd), from));
+}
+
+#[test]
+fn flow_taken_before_rings_closed_is_given_up() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut lying = Lying::offered();
+    let (fd, socket, from) = (lying.fd(), lying.socket(), lying.sender.local_addr().unwrap());
+    let closings = socket.closings();
+    // As `connect` of another thread, while the broker is being asked.
+    socket.close_rings();
+    assert_eq!(socket.take_offer(fd, from, closings), Err(Reason::Option));
+    assert_eq!(lying.rings(), 0);
+    lying.until(|lying| matches!(proof_for_receiver(lying.number), Proof::Ended { .. }));
+}
+
+#[test]
+fn publication_that_ends_after_rings_closed_is_withdrawn() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let lying = Lying::offered();
+    let (fd, socket, at) = (lying.fd(), lying.socket(), lying.receiver.local_addr().unwrap());
+    let closes: [fn(&DatagramSocket); 2] = [
+        // As `connect` does.
+        |socket| {
+            socket.close_rings();
+            socket.unpublish();
+        },
+        DatagramSocket::stay_on_kernel,
+    ];
+    for close in closes {
+        let closings = socket.closings();
+        close(socket);
+        assert!(!broker::knows_receiver(fd, at));
+        socket.publish_since(fd, closings);
+        assert!(!socket.has(flags::PUBLISHED) && !broker::knows_receiver(fd, at));
+    }
 }
