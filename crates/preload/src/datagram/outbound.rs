@@ -518,7 +518,6 @@ impl DatagramSocket {
                 Ok(()) => {
                     one.flow = Some(flow);
                     one.stage = FlowStage::Offered;
-                    one.retry = OfferRetry::NONE;
                     self.set(flags::RING_OUT, true);
                     one.looks = 0;
                     one.offered = sys::coarse_now();
@@ -567,9 +566,13 @@ impl DatagramSocket {
         }
         let Some((own, _)) = one.flow.and_then(FlowPlaces::pages).filter(|_| fetched.is_ok()) else {
             one.give_up();
+            // A receiver is there, so the next offer does not wait for one to come. The pauses double until a flow is attached, so that a
+            // receiver whose region is never valid costs little.
+            one.retry.put_off(sys::coarse_millis());
             return;
         };
         one.stage = FlowStage::Attached;
+        one.retry = OfferRetry::NONE;
         self.set(flags::RING_OUT, true);
         // The datagrams that have gone by the kernel so far count as one.
         one.by_kernel = 1;
@@ -686,6 +689,25 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(100), "it has no ring");
             std::thread::sleep(Duration::from_millis(1));
         }
+        sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
+    }
+
+    #[test]
+    fn flow_whose_receiver_cannot_be_fetched_is_offered_again() {
+        let Some(_alone) = alone!() else { return };
+        let _broker = start_broker();
+        let sockets = taken_flow();
+        let sender = DatagramSocket::of(sockets[1].as_raw_fd()).unwrap();
+        let mut tx = sender.tx.hold().unwrap();
+        let at = tx.find(sockets[0].local_addr().unwrap()).unwrap();
+        let one = &mut tx.to[at];
+        // As an answer of the broker that was lost with the session: it is given once.
+        drop(broker::fetch_receiver(one.channel).unwrap());
+        let before = one.retry;
+        sender.look_for_answer(one);
+        assert_eq!(one.stage, FlowStage::Counting);
+        assert!(!before.is_due(u64::MAX) && one.retry.is_due(u64::MAX), "a later call offers another");
+        drop(tx);
         sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
     }
 
