@@ -37,10 +37,11 @@ pub(crate) fn knows_receiver(fd: c_int, at: SocketAddr) -> bool {
     directory.has_listener(Fingerprint::listener(Transport::Udp, at, netns))
 }
 
-/// Whether a program offers a ring for datagrams from `from` to this port.
-pub(crate) fn knows_datagram_offer(fd: c_int, port: u16, from: SocketAddr) -> bool {
+/// Whether a program offers a ring for datagrams from `from` to this port. `netns` keeps the socket's namespace for later calls, which then
+/// need no system call.
+pub(crate) fn knows_datagram_offer((fd, netns): (c_int, &mut Option<u64>), port: u16, from: SocketAddr) -> bool {
     let Some(directory) = directory() else { return false };
-    let netns = if is_scoped(from.ip()) { netns::cookie(fd) } else { 0 };
+    let netns = if is_scoped(from.ip()) { *netns.get_or_insert_with(|| netns::cookie(fd)) } else { 0 };
     let to = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port);
     directory.has_offer(Fingerprint::offer(Transport::Udp, to, from, netns))
 }

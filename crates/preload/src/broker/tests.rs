@@ -36,6 +36,22 @@ pub(crate) fn broker() -> Broker {
     broker
 }
 
+/// The turn of another thread of this process: until it is dropped, requests that can be made again later find the session busy.
+#[derive(Debug)]
+pub(crate) struct BusySession {
+    _turn: Turn,
+}
+
+/// Makes the session busy.
+pub(crate) fn busy_session() -> BusySession {
+    BusySession { _turn: Turn::take(Urgency::Long).unwrap() }
+}
+
+/// The requests that this process has made so far.
+pub(crate) fn requests() -> u32 {
+    state::peek().unwrap().request.load(Ordering::Relaxed)
+}
+
 /// Puts something else under a number, past everything that keeps account of numbers.
 #[expect(unsafe_code, reason = "does to a descriptor what a program might")]
 fn replace(number: c_int, with: BorrowedFd<'_>) {

@@ -2,6 +2,7 @@
 
 use super::address::{self, Wanted};
 use super::arrivals::KernelArrivals;
+use super::asks::OfferAsks;
 use super::flow::{FlowPlaces, proof_for_receiver};
 use super::guarded::SharedMutexGuard;
 use super::kernel_queue;
@@ -138,13 +139,23 @@ pub(super) struct DatagramRx {
     turns: u32,
     /// `WATCHING` is set in all of them.
     open: bool,
-    /// The number of offers when the broker was asked for one and had none.
-    asked: u64,
+    /// What the broker was asked for.
+    asks: OfferAsks,
+    /// The socket's network namespace, which never changes, once it was needed: a look at the directory is no system call.
+    netns: Option<u64>,
 }
 
 impl DatagramRx {
     pub(super) const fn new() -> Self {
-        Self { rings: [const { Inbound::NONE }; RINGS], count: 0, next: 0, turns: 0, open: false, asked: 0 }
+        Self {
+            rings: [const { Inbound::NONE }; RINGS],
+            count: 0,
+            next: 0,
+            turns: 0,
+            open: false,
+            asks: OfferAsks::NONE,
+            netns: None,
+        }
     }
 
     fn in_use(&mut self) -> &mut [Inbound] {
@@ -256,13 +267,21 @@ impl DatagramRx {
             self.remove(self.count - 1);
         }
         // The next socket in this place has asked for nothing.
-        self.asked = 0;
+        self.asks = OfferAsks::NONE;
+        self.netns = None;
     }
 
     /// In a child: they are its parent's.
     pub(super) fn forget(&mut self) {
         self.rings = [const { Inbound::NONE }; RINGS];
         self.count = 0;
+        // The thread that awaits an answer is not in the child.
+        self.asks = OfferAsks::NONE;
+    }
+
+    /// Whether the directory shows an offer from there to this socket.
+    pub(super) fn shows_offer(&mut self, fd: c_int, port: u16, from: SocketAddr) -> bool {
+        broker::knows_datagram_offer((fd, &mut self.netns), port, from)
     }
 
     /// How many datagrams each sender says to have sent by the kernel.
@@ -502,31 +521,37 @@ impl DatagramSocket {
     /// Looks for an offer of the sender of a datagram that the kernel has delivered just now.
     #[cold]
     pub(super) fn look_for_offer(&self, fd: c_int, from: SocketAddr) {
-        let generation = broker::offer_generation();
-        {
+        let (generation, closings, is_full) = {
             let Some(mut rx) = self.rx.hold() else { return };
+            let closings = self.closings();
+            let generation = broker::offer_generation();
             let known = rx.in_use().iter().any(|ring| ring.is_from(from) && !ring.closed && !ring.has_ended());
-            if known || rx.asked == generation || !broker::knows_datagram_offer(fd, self.port(fd), from) {
+            if known
+                || rx.asks.are_held(generation)
+                || !rx.shows_offer(fd, self.port(fd), from)
+                || !rx.asks.begin(generation, sys::coarse_millis())
+            {
                 return;
             }
-            rx.asked = generation;
             rx.sweep();
             // A sender that has come again under the same address.
             while let Some(at) = rx.in_use().iter().position(|ring| ring.is_from(from)) {
                 rx.remove(at);
             }
-            if rx.count == RINGS {
-                return;
-            }
+            (generation, closings, rx.count == RINGS)
+        };
+        let answer = if is_full { Err(Reason::Resources) } else { self.take_offer(fd, from, closings) };
+        if let Some(mut rx) = self.rx.hold() {
+            rx.asks.end(generation, answer, sys::coarse_millis());
         }
-        self.take_offer(fd, from);
     }
 
-    /// Takes an offer of this sender.
-    pub(super) fn take_offer(&self, fd: c_int, from: SocketAddr) {
-        let Some(flow) = FlowPlaces::allocate() else { return };
+    /// Takes an offer of this sender, unless another thread has closed the rings since `closings` were counted, as `connect` does.
+    pub(super) fn take_offer(&self, fd: c_int, from: SocketAddr, closings: u32) -> Result<(), Reason> {
+        let Some(flow) = FlowPlaces::allocate() else { return Err(Reason::Resources) };
         let mut taken = None;
-        if let Err(reason) = self.take(fd, flow, from, &mut taken) {
+        let result = self.take(fd, flow, (from, closings), &mut taken);
+        if let Err(reason) = result {
             log!("no ring for datagrams from {from}: {}", reason.words());
             // First: the broker may give our place in a window to another program from then on (protocol U14.12).
             flow.free();
@@ -534,6 +559,7 @@ impl DatagramSocket {
                 broker::closed(number);
             }
         }
+        result
     }
 
     /// `number` becomes that of the flow when the broker has made it, whether or not this process can use it.
@@ -541,7 +567,7 @@ impl DatagramSocket {
         &self,
         fd: c_int,
         flow: &'static FlowPlaces,
-        from: SocketAddr,
+        (from, closings): (SocketAddr, u32),
         number: &mut Option<u64>,
     ) -> Result<(), Reason> {
         if crate::unseen::may_be() {
@@ -561,7 +587,12 @@ impl DatagramSocket {
             _ => return Err(Reason::Corrupt),
         }
         let Some(mut rx) = self.rx.hold() else { return Err(Reason::Resources) };
-        if rx.count == RINGS || !self.may_have_rings() || (flow.is_between_machines() && self.has(flags::JOINS)) {
+        // Rings that are closed after this look are closed under the lock, and this one with them.
+        if self.closings() != closings
+            || rx.count == RINGS
+            || !self.may_have_rings()
+            || (flow.is_between_machines() && self.has(flags::JOINS))
+        {
             return Err(Reason::Option);
         }
         let at = rx.count;

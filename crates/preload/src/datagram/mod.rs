@@ -12,12 +12,13 @@
 //! keeps its rings closed.
 //!
 //! The modules use one another downwards: `wait` and `shared` are above the two sides, `inbound` and `outbound`. Below those are `flow`,
-//! `kernel_queue`, `arrivals`, `address` and `guarded`.
+//! `kernel_queue`, `arrivals`, `asks`, `address` and `guarded`.
 //!
 //! None of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
 
 mod address;
 mod arrivals;
+mod asks;
 mod flow;
 mod guarded;
 mod inbound;
@@ -97,6 +98,8 @@ pub(crate) struct DatagramSocket {
     bytes: AtomicU64,
     /// The key to withdraw the publication by.
     published: AtomicU64,
+    /// How often its rings were closed, or the socket itself. A request to the broker that began before does not count any more.
+    closings: AtomicU32,
     policy_seen: AtomicU32,
     /// How many rings it receives by: to be seen without the lock.
     inbound: AtomicU32,
@@ -128,6 +131,7 @@ impl DatagramSocket {
             came: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             published: AtomicU64::new(0),
+            closings: AtomicU32::new(0),
             policy_seen: AtomicU32::new(0),
             inbound: AtomicU32::new(0),
             holders: AtomicPtr::new(std::ptr::null_mut()),
@@ -254,12 +258,27 @@ impl DatagramSocket {
         sys::restore_errno(errno);
     }
 
+    /// How often its rings were closed so far.
+    fn closings(&self) -> u32 {
+        self.closings.load(Ordering::Relaxed)
+    }
+
     #[cold]
     fn publish(&self, fd: c_int) {
+        self.publish_since(fd, self.closings());
+    }
+
+    /// Publishes it. If another thread has closed its rings since `closings` were counted, it has found no publication to withdraw, and the
+    /// publication may name an address that the socket has lost. So this thread withdraws it.
+    fn publish_since(&self, fd: c_int, closings: u32) {
         match broker::publish(fd) {
             Some(key) => {
                 self.published.store(key, Ordering::Relaxed);
-                self.set(flags::PUBLISHED, true);
+                // EDGE publication: releases the key; acquires from `unpublish` of another thread, if that came before, what it did first.
+                self.flags.fetch_or(flags::PUBLISHED, Ordering::AcqRel);
+                if !self.may_have_rings() || self.closings() != closings {
+                    self.unpublish();
+                }
             }
             None => self.set(flags::UNWANTED, broker::directory().is_some()),
         }
@@ -318,15 +337,16 @@ impl DatagramSocket {
     }
 
     fn unpublish(&self) {
-        self.set(flags::JOINED, false);
-        if self.has(flags::PUBLISHED) {
-            self.set(flags::PUBLISHED, false);
+        // EDGE publication: acquires the key from `publish_since`, or releases to it that the rings were closed.
+        let before = self.flags.fetch_and(!(flags::PUBLISHED | flags::JOINED), Ordering::AcqRel);
+        if before & flags::PUBLISHED != 0 {
             broker::withdraw(self.published.swap(0, Ordering::Relaxed));
         }
     }
 
     /// Ends all rings, except that datagrams in the inbound rings are read first.
     fn close_rings(&self) {
+        self.closings.fetch_add(1, Ordering::Relaxed);
         if let Some(mut rx) = self.rx.hold() {
             rx.close();
         }
@@ -346,6 +366,7 @@ impl DatagramSocket {
 
     /// The last descriptor is about to be closed.
     fn end(&self) {
+        self.closings.fetch_add(1, Ordering::Relaxed);
         self.unpublish();
         self.leave_holders();
         if let Some(mut rx) = self.rx.hold() {

@@ -1,5 +1,6 @@
 //! The sending side of a socket: to where it sends, and by which ring (protocol U3, U5-U8, U10).
 
+use super::asks::BusyPause;
 use super::flow::{FlowPlaces, proof_for_sender};
 use super::retry::OfferRetry;
 use super::segments::SentSegments;
@@ -61,6 +62,7 @@ struct Outbound {
     /// The number of listeners when one was looked for and not found.
     asked: u64,
     retry: OfferRetry,
+    busy: BusyPause,
     flow: Option<&'static FlowPlaces>,
     channel: u64,
     half: WritingHalf,
@@ -83,6 +85,7 @@ impl Outbound {
         bytes: 0,
         asked: 0,
         retry: OfferRetry::NONE,
+        busy: BusyPause::NONE,
         flow: None,
         channel: 0,
         half: WritingHalf::new(0),
@@ -515,7 +518,6 @@ impl DatagramSocket {
                 Ok(()) => {
                     one.flow = Some(flow);
                     one.stage = FlowStage::Offered;
-                    one.retry = OfferRetry::NONE;
                     self.set(flags::RING_OUT, true);
                     one.looks = 0;
                     one.offered = sys::coarse_now();
@@ -543,7 +545,7 @@ impl DatagramSocket {
 
     /// Whether a receiver has taken the flow that was offered.
     fn look_for_answer(&self, one: &mut Outbound) {
-        if one.look_for_end() == Proof::Good {
+        if one.look_for_end() == Proof::Good && one.busy.is_over(sys::coarse_millis()) {
             self.attach(one);
         }
     }
@@ -551,16 +553,26 @@ impl DatagramSocket {
     #[cold]
     fn attach(&self, one: &mut Outbound) {
         let errno = sys::errno_number();
-        let attached = one.flow.is_some_and(|flow| {
-            let fetched = broker::fetch_receiver(one.channel);
-            fetched.is_ok_and(|(place, region)| place.1.ring_size() == 0 && flow.attach_peer(place, &region).is_ok())
+        let fetched = one.flow.ok_or(Reason::Refused).and_then(|flow| {
+            let (place, region) = broker::fetch_receiver(one.channel)?;
+            if place.1.ring_size() == 0 { flow.attach_peer(place, &region) } else { Err(Reason::Corrupt) }
         });
         sys::restore_errno(errno);
-        let Some((own, _)) = one.flow.and_then(FlowPlaces::pages).filter(|_| attached) else {
+        if fetched == Err(Reason::BrokerAbsent) {
+            // The flow stands, and the receiver makes no other. The broker gives the receiver's region out once. A session that was busy has
+            // not asked for it, and one that has ended after it did is refused the next time, which gives the flow up.
+            one.busy.begin(sys::coarse_millis());
+            return;
+        }
+        let Some((own, _)) = one.flow.and_then(FlowPlaces::pages).filter(|_| fetched.is_ok()) else {
             one.give_up();
+            // A receiver is there, so the next offer does not wait for one to come. The pauses double until a flow is attached, so that a
+            // receiver whose region is never valid costs little.
+            one.retry.put_off(sys::coarse_millis());
             return;
         };
         one.stage = FlowStage::Attached;
+        one.retry = OfferRetry::NONE;
         self.set(flags::RING_OUT, true);
         // The datagrams that have gone by the kernel so far count as one.
         one.by_kernel = 1;
@@ -631,9 +643,73 @@ fn send_whole(fd: c_int, bytes: PeerBytes<'_>, (name, len): (*const libc::sockad
 
 #[cfg(test)]
 mod tests {
+    use super::super::{dropped, made};
     use super::*;
+    use crate::broker::tests::alone::alone;
+    use crate::broker::tests::{broker as start_broker, busy_session};
     use rustix::fd::AsRawFd;
     use std::net::UdpSocket;
+    use std::time::Instant;
+
+    /// Two sockets of ours, of which the first receives. A flow from the second to it was offered and taken, and is proved.
+    fn taken_flow() -> [UdpSocket; 2] {
+        let sockets = [(); 2].map(|()| UdpSocket::bind(("127.0.0.1", 0)).unwrap());
+        let [to, from] = sockets.each_ref().map(|socket| socket.local_addr().unwrap());
+        sockets.iter().for_each(|socket| made(socket.as_raw_fd(), libc::AF_INET, libc::SOCK_DGRAM, 0));
+        broker::datagram::be_open();
+        let [receiver, sender] = sockets.each_ref().map(|socket| DatagramSocket::of(socket.as_raw_fd()).unwrap());
+        receiver.publish(sockets[0].as_raw_fd());
+        let mut tx = sender.tx.hold().unwrap();
+        let at = tx.find(to).unwrap();
+        sender.offer(sockets[1].as_raw_fd(), &mut tx.to[at]);
+        assert_eq!(receiver.take_offer(sockets[0].as_raw_fd(), from, receiver.closings()), Ok(()));
+        assert_eq!(receiver.inbound.load(Ordering::Relaxed), 1);
+        assert_eq!(proof_for_sender(tx.to[at].channel), Proof::Good);
+        sockets
+    }
+
+    #[test]
+    fn taken_flow_survives_a_busy_session() {
+        let Some(_alone) = alone!() else { return };
+        let _broker = start_broker();
+        let sockets = taken_flow();
+        let sender = DatagramSocket::of(sockets[1].as_raw_fd()).unwrap();
+        // A look for the answer, as a sending call makes it.
+        let look = || {
+            let mut tx = sender.tx.hold().unwrap();
+            let at = tx.find(sockets[0].local_addr().unwrap()).unwrap();
+            sender.look_for_answer(&mut tx.to[at]);
+            tx.to[at].stage
+        };
+        let busy = busy_session();
+        assert_eq!(look(), FlowStage::Offered, "the broker could not be asked");
+        drop(busy);
+        let start = Instant::now();
+        while look() != FlowStage::Attached {
+            assert!(start.elapsed() < Duration::from_secs(100), "it has no ring");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
+    }
+
+    #[test]
+    fn flow_whose_receiver_cannot_be_fetched_is_offered_again() {
+        let Some(_alone) = alone!() else { return };
+        let _broker = start_broker();
+        let sockets = taken_flow();
+        let sender = DatagramSocket::of(sockets[1].as_raw_fd()).unwrap();
+        let mut tx = sender.tx.hold().unwrap();
+        let at = tx.find(sockets[0].local_addr().unwrap()).unwrap();
+        let one = &mut tx.to[at];
+        // As an answer of the broker that was lost with the session: it is given once.
+        drop(broker::fetch_receiver(one.channel).unwrap());
+        let before = one.retry;
+        sender.look_for_answer(one);
+        assert_eq!(one.stage, FlowStage::Counting);
+        assert!(!before.is_due(u64::MAX) && one.retry.is_due(u64::MAX), "a later call offers another");
+        drop(tx);
+        sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
+    }
 
     #[test]
     fn datagram_that_is_taken_back_is_not_split() {

@@ -1,6 +1,7 @@
 //! A receiver against a sender that owns its region and writes into it what it likes.
 
 mod groups;
+mod offers;
 mod sets;
 
 use super::address::Wanted;
@@ -37,12 +38,7 @@ impl Lying {
         let socket = DatagramSocket::of(fd).unwrap();
         socket.publish(fd);
         assert!(socket.has(flags::PUBLISHED));
-        let flow = FlowPlaces::allocate().unwrap();
-        let (region, geometry) = flow.make_region(RING).unwrap();
-        let to = receiver.local_addr().unwrap();
-        let number =
-            broker::offer_datagrams(sender.as_raw_fd(), to, (geometry, region.as_fd()), |_, _| panic!("no window"))
-                .unwrap();
+        let (flow, number) = offer(&sender, &receiver);
         Self { receiver, sender, flow, tail: 0, number }
     }
 
@@ -125,6 +121,15 @@ impl Drop for Lying {
     }
 }
 
+/// Offers a flow from the one to the other. Returns our end of it, and its number.
+fn offer(sender: &UdpSocket, receiver: &UdpSocket) -> (&'static FlowPlaces, u64) {
+    let flow = FlowPlaces::allocate().unwrap();
+    let (region, geometry) = flow.make_region(RING).unwrap();
+    let (fd, to) = (sender.as_raw_fd(), receiver.local_addr().unwrap());
+    let number = broker::offer_datagrams(fd, to, (geometry, region.as_fd()), |_, _| panic!("no window")).unwrap();
+    (flow, number)
+}
+
 /// Writes a datagram behind the tail of a ring; returns the new tail.
 fn commit(flow: &FlowPlaces, tail: u64, len: u32) -> u64 {
     let footprint = record::footprint(len.into());
@@ -150,7 +155,7 @@ fn flow_that_its_taker_cannot_use_is_closed() {
     let (fd, socket, from) = (lying.fd(), lying.socket(), lying.sender.local_addr().unwrap());
     // As if another thread did something with the socket meanwhile that only the kernel can follow.
     socket.set(flags::KERNEL, true);
-    socket.take_offer(fd, from);
+    assert!(socket.take_offer(fd, from, socket.closings()).is_err());
     assert_eq!(socket.inbound.load(Ordering::Relaxed), 0);
     lying.until(|lying| matches!(proof_for_receiver(lying.number), Proof::Ended { .. }));
 }
