@@ -189,16 +189,17 @@ impl AsyncWriteHalf {
             if let Err(error) = self.fd.get_mut().tx.write(&[]) {
                 return error.into();
             }
+            // Asked before each wait, since a hang-up makes the link ready once. To another machine, the link is an `epoll` set, which does not hang up
+            // itself.
+            if self.fd.get_ref().tx.core.waiter.link.is_hung_up() {
+                // The library notices it by another thread.
+                tokio::time::sleep(NOTICE).await;
+                continue;
+            }
             match self.fd.readable().await {
                 // A doorbell, which is still on the link, where the next write finds it; or a hang-up.
                 Ok(mut ready) => ready.clear_ready(),
                 Err(error) => return error,
-            }
-            // Asked after the clearing, so that a later hang-up makes the link ready again. To another machine, the link is an `epoll` set, which
-            // does not hang up itself.
-            if self.fd.get_ref().tx.core.waiter.link.is_hung_up() {
-                // The library notices it by another thread.
-                tokio::time::sleep(NOTICE).await;
             }
         }
     }

@@ -13,11 +13,15 @@ const MOST: usize = 32;
 
 static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
-/// Closes a socket that no other process or thread uses. The other end hangs up at once. If there are descriptors in the socket, another thread closes
+/// Closes a socket that no other process has had, and no other thread uses. The other end hangs up at once. If there are descriptors in the socket, another thread closes
 /// it. Where no thread can be had, it stays open until the process ends.
 pub fn close(socket: OwnedFd) {
     // From here on nothing is added to it.
     let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+    // Nobody else has had this end and could have changed that.
+    if packet::refuses_descriptors(&socket) {
+        return;
+    }
     if !packet::is_harmless_to_close(socket.as_fd(), packet::ALL) {
         let socket = ManuallyDrop::new(socket);
         begin("partywall-close", move || drop(ManuallyDrop::into_inner(socket)));

@@ -36,7 +36,7 @@ impl From<OwnedFd> for ClientDescriptor {
 pub(super) struct MadeSocket {
     /// `None` when it is dropped.
     socket: Option<OwnedFd>,
-    /// It has refused descriptors from the beginning.
+    /// It has refused descriptors from the beginning. Who it was given to may have changed that.
     is_guarded: bool,
 }
 
@@ -52,7 +52,7 @@ pub(super) fn take_left() -> Vec<OwnedFd> {
 
 impl Drop for MadeSocket {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take_if(|_| !self.is_guarded) {
+        if let Some(socket) = self.socket.take_if(|socket| !self.is_guarded || packet::holds_anything(socket)) {
             // It fails while the thread ends, which nobody waits for.
             let _ = LEFT.try_with(|left| left.borrow_mut().push(socket));
         }

@@ -362,8 +362,8 @@ impl Server {
         self.admit_arrivals();
         self.look_at_flows();
         self.ask_silent_agents();
-        self.close_left_sockets();
         self.tell_time();
+        self.close_left_sockets();
         Ok(())
     }
 
@@ -498,7 +498,7 @@ impl Server {
     fn close_left_sockets(&mut self) {
         let left = descriptor::take_left();
         if !left.is_empty() {
-            left.into_iter().for_each(|socket| self.readers.close(None, socket));
+            left.into_iter().for_each(|socket| self.readers.close_made(socket));
             self.next_emptying.get_or_insert(Instant::now() + SOON);
         }
         if self.next_emptying.is_some_and(|at| at <= Instant::now()) {

@@ -38,7 +38,7 @@ use crate::{broker, hidden, process, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_protocol::wire::Located;
 use partywall_region::RegionOptions;
-use partywall_region::bell::{self, Heard};
+use partywall_region::bell::Heard;
 use partywall_region::berth::ReservedRegion;
 use partywall_shm::layout::{Geometry, RegionKind, path_flags};
 use partywall_shm::status::{Reason, Role};
@@ -284,9 +284,7 @@ fn is_our_turn(conn: &Conn) -> bool {
     if shown == HEARD || shown == CONFIRMED && watches() {
         return true;
     }
-    let link = conn.bell().fd();
-    let heard = if link < 0 { Heard::Gone } else { bell::hear(sys::borrow(link)) };
-    let news = match heard {
+    let news = match conn.bell().hear() {
         Heard::Bell if shown != CONFIRMED => HEARD,
         Heard::Gone => GONE,
         // The peer lives, and has not taken its step in time. It could hold our memory as long as the connection lasts.

@@ -1,7 +1,8 @@
 //! Our end of a connection's bell, by which the peer rings and is rung: a link, and between machines with doorbell devices two events.
 
 use crate::{hidden, sys};
-use partywall_region::bell;
+use partywall_region::bell::{self, Heard};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::ffi::c_int;
@@ -41,7 +42,7 @@ pub(crate) struct OwnBell {
 }
 
 impl OwnBell {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         let [link, heard, ringing, uses] = [const { AtomicU32::new(0) }; 4];
         Self { link, heard, ringing, uses }
     }
@@ -63,6 +64,26 @@ impl OwnBell {
     /// Whether the peer rings by an interrupt.
     pub(crate) fn is_interrupt(&self) -> bool {
         self.heard.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes a ring of the peer's, if there is one, while nothing sleeps on this bell: from the link, or by an interrupt. A ring by interrupt stays in its
+    /// event, so this asks for the first one.
+    pub(crate) fn hear(&self) -> Heard {
+        let link = self.fd();
+        if link < 0 {
+            return Heard::Gone;
+        }
+        match bell::hear(sys::borrow(link)) {
+            Heard::Nothing if self.is_interrupted() => Heard::Bell,
+            other => other,
+        }
+    }
+
+    fn is_interrupted(&self) -> bool {
+        let Some(heard) = self.heard.load(Ordering::Relaxed).checked_sub(1) else { return false };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut one = [PollFd::from_borrowed_fd(sys::borrow(heard.cast_signed()), PollFlags::IN)];
+        rustix::event::poll(&mut one, Some(&now)) == Ok(1)
     }
 
     /// Keeps a new end, and the events that are heard and rung by, if there are any. `false` if there are no numbers to spare for them.

@@ -28,7 +28,8 @@ pub(super) fn untagged(head: &[u8]) -> Option<(u16, &[u8])> {
 /// The type and the payload behind an LLC and SNAP header, which some systems read as they read the type of Ethernet (RFC 1042, and
 /// IEEE 802.1H for bridges). Without such a header they are those of the frame.
 pub(super) fn without_snap((kind, body): (u16, &[u8])) -> (u16, &[u8]) {
-    const LONGEST_LENGTH: u16 = 1500;
+    // Types begin at 0x600.
+    const LONGEST_LENGTH: u16 = 0x5ff;
     match body {
         [0xaa, 0xaa, 3, 0, 0, 0 | 0xf8, high, low, rest @ ..] if kind <= LONGEST_LENGTH => {
             (u16::from_be_bytes([*high, *low]), rest)

@@ -14,9 +14,14 @@ use crate::credentials::Credentials;
 
 /// The ends of a bell for the offering and for the accepting side.
 ///
-/// Between machines it is a link, of which relays have an end. No memory goes by it (protocol L2.2), so it refuses descriptors as links of the host do.
-pub(super) fn bell<F: Descriptor>(maker: &F, is_near: bool) -> Result<[F; 2], Refuse> {
-    let made = if is_near { maker.make_bell() } else { F::link().map(Into::into) };
+/// To a machine it is a link, of which a relay has an end. A process has the other, and gets no descriptor by it (protocol L2.2), so it refuses them as
+/// links of the host do. Between two machines relays have both ends, and send each other the events of doorbell devices (protocol I4).
+pub(super) fn bell<F: Descriptor>(maker: &F, (here, there): (Origin, Origin)) -> Result<[F; 2], Refuse> {
+    let made = match bell_way(here, there) {
+        BellWay::Relays => F::link_to_machine().map(Into::into),
+        _ if here == there => maker.make_bell(),
+        _ => F::link().map(Into::into),
+    };
     made.or_else(|reason| refuse(Refusal::OutOfResources, format!("the broker cannot make a bell: {reason}")))
 }
 

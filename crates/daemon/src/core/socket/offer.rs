@@ -104,7 +104,7 @@ impl<F: Descriptor> Core<F> {
         let (accepted_at, namespaces) = self.accepted_by(remote, &socket);
         let here = peer.origin();
         let there = namespaces.first().map_or(here, |namespace| namespace.origin);
-        let [own, far] = bell(&region, here == there)?;
+        let [own, far] = bell(&region, (here, there))?;
         let number = self.next_channel;
         let SideRegion { reference, region, window } =
             self.handshake_region((id, number), (here, there), shape, region)?;

@@ -418,6 +418,14 @@ impl Readers {
         }
     }
 
+    /// Closes an end of a link or a bell that the broker has made. If it holds nothing, it does not wait for a disposer: the other end would hang up late.
+    pub(super) fn close_made(&mut self, fd: OwnedFd) {
+        match self.pass_to_disposer(fd) {
+            Err(fd) if packet::holds_anything(&fd) => self.undisposed.push((None, fd)),
+            Ok(()) | Err(_) => {}
+        }
+    }
+
     fn undisposed_of(&self, account: Option<Account>) -> usize {
         self.undisposed.iter().filter(|(of, _)| *of == account).count()
     }

@@ -29,6 +29,31 @@ fn sleeping_reader_finds_bytes_of_lost_interrupt() {
 }
 
 #[test]
+fn first_ring_is_heard_by_link_or_by_event() {
+    use partywall_region::bell::Heard;
+
+    let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    for is_by_event in [false, true] {
+        let (link, far) = partywall_region::bell::pair().unwrap();
+        let (heard, ringing) = (event(), event());
+        let signals = heard.try_clone().unwrap();
+        let bell = crate::local::OwnBell::new();
+        assert_eq!(bell.hear(), Heard::Gone, "there is none");
+        assert!(bell.keep(link, Some((heard, ringing))));
+        assert_eq!(bell.hear(), Heard::Nothing);
+        if is_by_event {
+            rustix::io::write(&signals, &1u64.to_ne_bytes()).unwrap();
+        } else {
+            assert!(partywall_region::bell::ring(&far, b'B'));
+        }
+        assert_eq!(bell.hear(), Heard::Bell, "by event: {is_by_event}");
+        drop(far);
+        assert_eq!(bell.hear(), Heard::Gone, "by event: {is_by_event}");
+        bell.discard();
+    }
+}
+
+#[test]
 fn events_of_bell_are_closed_with_it() {
     let p = Pair::up_with_events(4096, false);
     let bell = p.conn_a().bell();
