@@ -7,7 +7,10 @@ use super::check::Check;
 use super::read_line;
 
 const AREA: &str = "machine";
-const OLDEST: (u32, u32) = (5, 1);
+/// Before it, the broker cannot wait for the processes that it starts (`pidfd_open`), and before 5.1 there is no `F_SEAL_FUTURE_WRITE`.
+const OLDEST: (u32, u32) = (5, 3);
+/// Before it, the kernel does not tell in which network namespace a socket is (`SO_NETNS_COOKIE`).
+const OLDEST_FOR_SOCKETS: (u32, u32) = (5, 14);
 
 pub(super) fn checks() -> Vec<Check> {
     vec![kernel(), processors(), quota()]
@@ -17,11 +20,16 @@ fn kernel() -> Check {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
     let found = format!("Linux {release} on {}", uname.machine().to_string_lossy());
-    let check =
-        Check::ok(AREA, "kernel", "kernels before 5.1 cannot keep a memory's one writer (F_SEAL_FUTURE_WRITE)", found);
-    match version(&release) {
-        Some(version) if version >= OLDEST => check,
-        Some(_) => check.fail("boot Linux 5.1 or later"),
+    judged(version(&release), found)
+}
+
+fn judged(version: Option<(u32, u32)>, found: String) -> Check {
+    let means = "kernels before 5.3 cannot run the broker, and before 5.14 `partywall run` leaves connections on TCP";
+    let check = Check::ok(AREA, "kernel", means, found);
+    match version {
+        Some(version) if version >= OLDEST_FOR_SOCKETS => check,
+        Some(version) if version >= OLDEST => check.warn("boot Linux 5.14 or later for `partywall run`"),
+        Some(_) => check.fail("boot Linux 5.14 or later"),
         None => check.warn("its version cannot be read; the checks below tell what it does"),
     }
 }
@@ -95,6 +103,7 @@ fn cpus_of_quota(line: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::check::FindingStatus;
     use super::*;
 
     #[test]
@@ -103,7 +112,15 @@ mod tests {
         assert_eq!(version("5.1"), Some((5, 1)));
         assert_eq!(version("4.19+deb"), Some((4, 19)));
         assert_eq!(version("odd"), None);
-        assert!(version("5.0.1").unwrap() < OLDEST);
+    }
+
+    #[test]
+    fn older_kernel_is_warned_of_or_refused() {
+        let status = |text: &str| judged(version(text), text.to_owned()).status;
+        assert_eq!(status("5.14.0"), FindingStatus::Ok);
+        assert_eq!(status("5.13.19"), FindingStatus::Warn);
+        assert_eq!(status("5.2.1"), FindingStatus::Fail);
+        assert_eq!(status("odd"), FindingStatus::Warn);
     }
 
     #[test]
