@@ -153,7 +153,7 @@ pub fn is_harmless_to_close(fd: BorrowedFd<'_>, most: usize) -> bool {
 /// The next packet of a socket to which nothing can be sent any more.
 enum LastPacket {
     End,
-    /// Without descriptors, and so many bytes that were seen. It may be empty.
+    /// Without descriptors. The number is that of the bytes seen, and is 0 for an empty packet.
     Plain(usize),
     Descriptors,
 }

@@ -7,12 +7,12 @@ pub(crate) const SWITCHES: &str = "net";
 /// The folder of all back ends of disks.
 pub(crate) const DISKS: &str = "blk";
 
-/// A folder of root for sockets of one kind.
+/// The folder of root for sockets of one kind, which is [`SWITCHES`] or [`DISKS`].
 pub(crate) fn of_root(kind: &str) -> PathBuf {
     within(Path::new("/run"), kind)
 }
 
-/// A folder of this user for sockets of one kind. `None` if the user has no folder for such files.
+/// The folder of this user for sockets of one kind. `None` if the user has no folder for such files (`XDG_RUNTIME_DIR`).
 pub(crate) fn of_user(kind: &str) -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(of_root(kind));
