@@ -163,7 +163,7 @@ fn group_within_a_guest_gets_rings(world: &World, guest: &Guest) {
     wait_for_server("serves");
     // While the broker is late, datagrams go by the kernel.
     let is_by_ring = (0..10).any(|_| {
-        guest.sh(&format!("rm -f /tmp/ask.out; {run} {PROGRAM} ask {GROUP_PORT} > /tmp/ask.out 2>&1 & true"));
+        guest.sh(&format!("rm -f /tmp/ask.out; {run} {PROGRAM} ask {GROUP_PORT} one > /tmp/ask.out 2>&1 & true"));
         let is_said = guest.wait_until("grep -q ' ' /tmp/ask.out");
         let said = guest.sh("cat /tmp/ask.out /tmp/group.out");
         println!("group: {said}");
@@ -179,8 +179,12 @@ fn group_within_a_guest_gets_rings(world: &World, guest: &Guest) {
     signal("USR1", "serve");
     wait_for_server("steers");
     wait_for_flows(world, "a program chooses in the group", |flows| flows == 0);
+    // The client has checked each answer, and checks on.
+    let is_by_program = guest.wait_until("grep -q 'by the program' /tmp/ask.out");
     let said = guest.sh("cat /tmp/ask.out");
-    assert!(said.starts_with("by rings") && said.lines().count() == 1, "the client asks on: {said}");
+    println!("group after a program chooses: {said}");
+    let is_well = is_by_program && said.starts_with("by rings") && said.lines().count() == 2;
+    assert!(is_well, "{said}{}", guest.sh("cat /tmp/group.log"));
     signal("KILL", "ask");
     signal("KILL", "serve");
 }

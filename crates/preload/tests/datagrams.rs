@@ -115,19 +115,7 @@ fn compare_random(script: &str) {
 
 #[test]
 fn datagrams_use_rings_and_replies_reach_their_source() {
-    by_rings(&[
-        "echo",
-        "connected",
-        "select",
-        "epoll",
-        "edge",
-        "exclusive",
-        "threads",
-        "nested",
-        "once",
-        "pool",
-        "copied",
-    ]);
+    by_rings(&["echo", "connected", "select", "epoll", "edge", "exclusive", "threads", "once", "pool", "copied"]);
 }
 
 #[test]
@@ -188,6 +176,19 @@ fn group_with_a_program_that_chooses_stays_on_kernel() {
     let mut steered = Program::peer(Some(&world), "steered", port, 0);
     assert_eq!(steered.line(), "ready");
     assert!(!any_by_ring(&world, port, 6));
+}
+
+#[test]
+fn rings_end_when_their_set_is_put_into_another() {
+    let world = World::new();
+    let port = free_port();
+    let mut server = Program::peer(Some(&world), "nested", port, 0);
+    assert_eq!(server.line(), "ready");
+    assert!(any_by_ring(&world, port, 20));
+    let control = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+    control.send_to(b"nest", ("127.0.0.1", port)).unwrap();
+    assert_eq!(control.recv(&mut [0; 8]).unwrap(), 4);
+    assert!(!any_by_ring(&world, port, 2));
 }
 
 /// Servers that answer all that comes, most of them by rings.

@@ -1,8 +1,10 @@
 """A server with a group of SO_REUSEPORT sockets, each with a name, and a client that asks it by several sockets. The kernel chooses a member of the
 group for the first datagram of each client's socket. The client checks that this member answers all of them, until most datagrams of both go by
-rings, and then asks on for as long as it lives, whichever member answers. Neither of the two sleeps while it waits, so that its rings stay open. The
-client prints whether datagrams have gone by rings, or by the kernel for 30 seconds. On SIGUSR1 the server has a program choose the first member for all.
-Usage: group_datagrams.py serve PORT NAME... | group_datagrams.py ask PORT"""
+rings. Neither of the two sleeps while it waits, so that its rings stay open. The client prints whether datagrams have gone by rings, or by the kernel
+for 30 seconds, and asks on. On SIGUSR1 the server has a program choose its first member, whose name the client has as LATER, for all datagrams. The
+client checks that each question still has one answer, by the kernel's choice or by LATER, and prints when LATER has given all answers of many rounds.
+From then on no other member may answer.
+Usage: group_datagrams.py serve PORT NAME... | group_datagrams.py ask PORT LATER"""
 import array
 import signal
 import socket
@@ -57,7 +59,7 @@ def serve(port, *names):
                 pass
 
 
-def ask(port):
+def ask(port, later):
     server = ("127.0.0.1", int(port))
     chosen = {}
     # The kernel's choice is not the same for all ports.
@@ -75,20 +77,30 @@ def ask(port):
             own.sendto(str(number).encode(), server)
         return {own: receive(own) for own in chosen}
 
+    def ask_checked(is_allowed):
+        answers = all_ask()
+        if not all(number_there == str(number) and is_allowed(own, name) for own, (name, number_there) in answers.items()):
+            sys.exit(f"{list(answers.values())} for {number}; the kernel chooses {list(chosen.values())}, and a program may choose {later}")
+        return {name for name, _ in answers.values()}
+
     until = time.monotonic() + 30
     said = "by the kernel"
     while said != "by rings" and time.monotonic() < until:
         before = by_kernel()
         for _ in range(20):
-            answers = all_ask()
-            if answers != {own: (name, str(number)) for own, name in chosen.items()}:
-                sys.exit(f"{list(answers.values())}, though the kernel chooses {list(chosen.values())} for {number}")
+            ask_checked(lambda own, name: name == chosen[own])
         # Each question has one answer.
         if by_kernel() - before < 20 * len(chosen):
             said = "by rings"
     print(said, *chosen.values(), flush=True)
+    # Until the flows to the members of before have ended, these still answer.
+    rounds = 0
+    while rounds < 50:
+        by_later = ask_checked(lambda own, name: name in (chosen[own], later)) == {later}
+        rounds = rounds + 1 if by_later else 0
+    print("by the program", flush=True)
     while True:
-        all_ask()
+        ask_checked(lambda _, name: name == later)
 
 
 {"serve": serve, "ask": ask}[sys.argv[1]](*sys.argv[2:])

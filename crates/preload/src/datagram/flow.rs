@@ -112,8 +112,16 @@ pub(super) fn proof_for_receiver(number: u64) -> Proof {
     proof(number, RECEIVER_LEASE)
 }
 
+/// As if the broker did not get to look at flows.
+#[cfg(test)]
+pub(super) static IS_BROKER_LATE: AtomicBool = AtomicBool::new(false);
+
 #[inline]
 fn proof(number: u64, lease: u64) -> Proof {
+    #[cfg(test)]
+    if IS_BROKER_LATE.load(Ordering::Relaxed) {
+        return Proof::Stale;
+    }
     // Also that of a broker that has gone: its proofs grow old.
     let Some(directory) = crate::broker::last_directory() else { return Proof::Unknown };
     directory.proof(number, sys::coarse_millis(), lease)

@@ -9,7 +9,7 @@ use super::kernel_queue;
 use super::{DatagramSocket, flags};
 use crate::broker;
 use crate::buffers::CallerBuffers;
-use crate::conn::{Cursor, FENCING};
+use crate::conn::{Cursor, FENCING, heavy_fence};
 use crate::log::log;
 use crate::sys;
 use libc::c_int;
@@ -115,11 +115,20 @@ impl Inbound {
     /// Whether bytes may still come by it though it is closed for a sleep: its sender has not finished a datagram, or the broker has not
     /// renewed the proof of the bytes in it.
     fn is_unsettled(&mut self) -> bool {
-        let writing =
-            // EDGE sender-idle: as in `wait_until_idle`.
-            self.flow.and_then(FlowPlaces::pages).is_some_and(|(_, peer)| load_acquire(&peer.tx_path.switched_at) != 0);
-        self.unfinished = if writing { self.unfinished + 1 } else { 0 };
-        writing || (self.unproved() > 0 && proof_for_receiver(self.channel) == Proof::Stale)
+        let is_written = self.is_written();
+        self.unfinished = if is_written { self.unfinished + 1 } else { 0 };
+        is_written || self.awaits_proof()
+    }
+
+    /// Whether its sender is in the middle of a datagram.
+    fn is_written(&self) -> bool {
+        // EDGE sender-idle: as in `wait_until_idle`.
+        self.flow.and_then(FlowPlaces::pages).is_some_and(|(_, peer)| load_acquire(&peer.tx_path.switched_at) != 0)
+    }
+
+    /// Whether bytes lie in it of which the broker has not renewed the proof.
+    fn awaits_proof(&mut self) -> bool {
+        self.unproved() > 0 && proof_for_receiver(self.channel) == Proof::Stale
     }
 
     /// Whether it will not be written any more, as far as the broker says.
@@ -242,6 +251,8 @@ impl DatagramRx {
     pub(super) fn close(&mut self) {
         self.in_use().iter_mut().for_each(|ring| ring.closed = true);
         self.open(false);
+        // From here on, a sender that saw a ring open is seen to write, or has written.
+        heavy_fence();
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -327,7 +338,9 @@ impl DatagramRx {
             let ring = &mut self.rings[at];
             let Some((_, peer)) = ring.flow.and_then(FlowPlaces::pages) else { continue };
             let finished = ring.half.judge(Some(&peer.control.tx), false).is_some();
-            if (finished || ring.closed || ring.has_ended()) && ring.waiting() == 0 {
+            // A sender that saw the ring open may still write to one that is closed by now.
+            let is_over = finished || ring.has_ended() || (ring.closed && !ring.is_written());
+            if is_over && !ring.awaits_proof() && ring.waiting() == 0 {
                 self.remove(at);
             }
         }
@@ -395,7 +408,12 @@ impl DatagramSocket {
     ) -> Result<DatagramFound, Errno> {
         let Some(mut rx) = self.rx.hold() else { return Err(Errno::AGAIN) };
         rx.turns += 1;
-        if rx.turns >= TURNS && self.may_have_rings() {
+        if !self.may_have_rings() {
+            // They are read to their ends.
+            rx.sweep();
+            // EDGE inbound: as in `DatagramSocket::longest_sleep`.
+            self.inbound.store(rx.count(), Ordering::Release);
+        } else if rx.turns >= TURNS {
             rx.turns = 0;
             rx.sweep();
             // EDGE inbound: as in `DatagramSocket::longest_sleep`.
@@ -526,17 +544,13 @@ impl DatagramSocket {
             let closings = self.closings();
             let generation = broker::offer_generation();
             let known = rx.in_use().iter().any(|ring| ring.is_from(from) && !ring.closed && !ring.has_ended());
-            if known
-                || rx.asks.are_held(generation)
-                || !rx.shows_offer(fd, self.port(fd), from)
-                || !rx.asks.begin(generation, sys::coarse_millis())
-            {
+            if known || rx.asks.are_held(generation) || !rx.shows_offer(fd, self.port(fd), from) {
                 return;
             }
             rx.sweep();
-            // A sender that has come again under the same address.
-            while let Some(at) = rx.in_use().iter().position(|ring| ring.is_from(from)) {
-                rx.remove(at);
+            // What lies in its last ring is read first.
+            if rx.in_use().iter().any(|ring| ring.is_from(from)) || !rx.asks.begin(generation, sys::coarse_millis()) {
+                return;
             }
             (generation, closings, rx.count == RINGS)
         };

@@ -109,6 +109,8 @@ pub(crate) struct DatagramSocket {
     shared_calls: AtomicU32,
     /// Threads that sleep in the kernel on it, or may.
     sleepers: AtomicU32,
+    /// When a call that found nothing last looked after the rings that it sends by, in milliseconds of [`sys::coarse_millis`].
+    looked_after: AtomicU64,
     budget: AwakeBudget,
     rx: SharedMutex<DatagramRx>,
     tx: SharedMutex<DatagramTx>,
@@ -137,6 +139,7 @@ impl DatagramSocket {
             holders: AtomicPtr::new(std::ptr::null_mut()),
             shared_calls: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
+            looked_after: AtomicU64::new(0),
             budget: AwakeBudget::new(),
             rx: SharedMutex::new(DatagramRx::new()),
             tx: SharedMutex::new(DatagramTx::new()),

@@ -647,7 +647,9 @@ mod tests {
     use super::*;
     use crate::broker::tests::alone::alone;
     use crate::broker::tests::{broker as start_broker, busy_session};
+    use crate::calls::testing::{EpollSet, poll, recv};
     use rustix::fd::AsRawFd;
+    use rustix::io::Errno;
     use std::net::UdpSocket;
     use std::time::Instant;
 
@@ -709,6 +711,51 @@ mod tests {
         assert!(!before.is_due(u64::MAX) && one.retry.is_due(u64::MAX), "a later call offers another");
         drop(tx);
         sockets.iter().for_each(|socket| dropped(socket.as_raw_fd()));
+    }
+
+    #[test]
+    fn unread_datagram_of_polling_sender_goes_by_kernel() {
+        let Some(_alone) = alone!() else { return };
+        let _broker = start_broker();
+        let looks: [fn(&EpollSet, c_int); 3] = [
+            |_, fd| assert_eq!(recv(fd, 8, libc::MSG_DONTWAIT), Err(Errno::AGAIN)),
+            |_, fd| assert_eq!(poll(fd, libc::POLLIN, 0), Ok(0)),
+            |set, _| assert_eq!(set.now(), []),
+        ];
+        for (number, look) in looks.into_iter().enumerate() {
+            let [receiver, sender] = taken_flow();
+            let (to, fd) = (receiver.local_addr().unwrap(), sender.as_raw_fd());
+            let set = EpollSet::new();
+            set.add(fd, libc::EPOLLIN as u32, 7);
+            let socket = DatagramSocket::of(fd).unwrap();
+            {
+                let mut tx = socket.tx.hold().unwrap();
+                let at = tx.find(to).unwrap();
+                socket.look_for_answer(&mut tx.to[at]);
+                assert_eq!(tx.to[at].stage, FlowStage::Attached);
+            }
+            // The receiver has seen that the kernel's queue is empty.
+            assert_eq!(recv(receiver.as_raw_fd(), 8, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+            let bytes = [7u8; 5];
+            let list = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+            #[expect(unsafe_code, reason = "stands for the C library's caller")]
+            // SAFETY: a vector that lives to the end of the block.
+            let buffers = unsafe { CallerBuffers::new(&list) };
+            let sent = socket.send_to(fd, to, DatagramCarrier::Any(0), buffers, || panic!("by the kernel"));
+            assert_eq!(sent, 5);
+            // The kernel says that the socket is gone. The library, which has both ends here, says nothing: the broker would not know of which.
+            let closed = receiver.as_raw_fd();
+            drop(receiver);
+            let next = UdpSocket::bind(to).unwrap();
+            next.set_nonblocking(true).unwrap();
+            let start = Instant::now();
+            while next.recv(&mut [0; 8]).is_err() {
+                assert!(start.elapsed() < Duration::from_secs(100), "{number}: it stays in the ring");
+                look(&set, fd);
+            }
+            dropped(closed);
+            dropped(fd);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod offers;
 mod sets;
 
 use super::address::Wanted;
-use super::flow::{FlowPlaces, proof_for_receiver};
+use super::flow::{FlowPlaces, IS_BROKER_LATE, proof_for_receiver};
 use super::*;
 use crate::broker::tests::alone::alone;
 use crate::broker::tests::broker as start_broker;
@@ -305,6 +305,47 @@ fn datagram_finished_while_receiver_sleeps_is_received() {
         own.tx_path.switched_at.store(0, Ordering::Release);
         assert_eq!(received.join().unwrap(), Some(8));
     });
+}
+
+#[test]
+fn closed_ring_is_read_when_its_proof_is_renewed() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    // The socket has rings again later, or stays on the kernel.
+    for stays_on_kernel in [false, true] {
+        let mut lying = Lying::new();
+        lying.write(8);
+        let socket = lying.socket();
+        IS_BROKER_LATE.store(true, Ordering::Relaxed);
+        if stays_on_kernel {
+            socket.stay_on_kernel();
+        } else {
+            socket.close_rings();
+        }
+        assert!((0..100).all(|_| lying.receive().is_none()));
+        lying.receiver.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+        assert_eq!(lying.receive_with(0), None);
+        IS_BROKER_LATE.store(false, Ordering::Relaxed);
+        assert_eq!(lying.receive(), Some(8), "{stays_on_kernel}");
+        assert_eq!(lying.receive(), None);
+        let is_given_up = socket.inbound.load(Ordering::Relaxed) == 0;
+        assert!(is_given_up || !stays_on_kernel, "it is given up when it was read");
+    }
+}
+
+#[test]
+fn datagram_that_is_written_while_ring_closes_is_received() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut lying = Lying::new();
+    let own = own_page(lying.flow);
+    // As a sender that is not let run between its look at `WATCHING` and its commit.
+    own.tx_path.switched_at.store(1, Ordering::Release);
+    lying.socket().stay_on_kernel();
+    assert!((0..100).all(|_| lying.receive().is_none()));
+    lying.write(8);
+    own.tx_path.switched_at.store(0, Ordering::Release);
+    assert_eq!(lying.receive(), Some(8));
 }
 
 #[test]

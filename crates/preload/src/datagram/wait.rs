@@ -88,9 +88,6 @@ impl DatagramSocket {
             }
             return got;
         }
-        if !self.may_have_rings() && !self.is_waiting() {
-            return kernel();
-        }
         self.follow_policy(fd);
         let dont_wait = message & libc::MSG_DONTWAIT != 0 || self.has(flags::NONBLOCK);
         let message = message & usual;
@@ -107,6 +104,7 @@ impl DatagramSocket {
                 Err(error) => return sys::fail(error),
             }
             if dont_wait {
+                self.found_nothing(fd);
                 return sys::fail(Errno::AGAIN);
             }
             if self.stay_awake(fd, &mut call) {
@@ -165,6 +163,15 @@ impl DatagramSocket {
             RingsOut::Unread => Some(NAP),
             RingsOut::None if !between_machines => None,
             RingsOut::None | RingsOut::BetweenMachines => Some(NAP_BETWEEN_MACHINES),
+        }
+    }
+
+    /// A call that does not wait has found nothing. The program may go on to look in this way, and send nothing, until it has an answer to what lies
+    /// unread in a ring. So this looks after those rings from time to time, as a sleep does.
+    fn found_nothing(&self, fd: c_int) {
+        let now = sys::coarse_millis();
+        if self.has(flags::RING_OUT) && self.looked_after.swap(now, Ordering::Relaxed) != now {
+            self.look_after_receivers(fd);
         }
     }
 
@@ -333,7 +340,9 @@ impl Poller {
 
     /// The kernel's queue seems to be empty: lets those know who have sent by it and would use their rings again (protocol U7).
     pub(crate) fn settle(self) {
-        self.0.settle(self.0.fd.load(Ordering::Relaxed));
+        let fd = self.0.fd.load(Ordering::Relaxed);
+        self.0.settle(fd);
+        self.0.found_nothing(fd);
     }
 
     /// Its rings are closed from here on; `false`, and nothing is to be undone, if there is something in one.

@@ -162,10 +162,13 @@ impl Call {
             self.ask(set, answer)?;
             self.scan(set, answer);
         }
-        if !answer.is_empty() || self.patience.is_none() {
+        if !answer.is_empty() {
             return Ok(());
         }
         set.settle_datagrams();
+        if self.patience.is_none() {
+            return Ok(());
+        }
         let mut held = BlockedSignals::none();
         let mut failed = false;
         let limit = self.patience.left();

@@ -11,7 +11,7 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
   group     echo that waits in epoll, on a socket with SO_REUSEPORT
   steered   the same; a program chooses the first socket of the group for all datagrams
   threads   the same by level, in three threads that wait in one set
-  nested    echo that waits in a set within a set
+  nested    echo that waits in epoll, and in a set within a set once it has received "nest"
   once      echo that is told once, and arms itself again
   pool      the same in three threads that wait in one set; each event is for one of them, and for one datagram at least
   copied    echo in epoll, registered under a descriptor that is closed while a copy is open
@@ -143,19 +143,17 @@ elif role == "threads":
 elif role == "nested":
     inner, outer = select.epoll(), select.epoll()
     inner.register(s, select.EPOLLIN)
-    served = 0
+    is_nested = False
     while True:
-        if served < 2000:
-            inner.poll()
-        else:
-            if served == 2000:
-                outer.register(inner, select.EPOLLIN)
+        if is_nested:
             outer.poll()
-            if not inner.poll(0):
-                continue
+        if not inner.poll(0 if is_nested else -1):
+            continue
         data, source = s.recvfrom(65536)
+        if data == b"nest":
+            outer.register(inner, select.EPOLLIN)
+            is_nested = True
         s.sendto(data, source)
-        served += 1
 elif role == "once":
     e = select.epoll()
     e.register(s, select.EPOLLIN | select.EPOLLONESHOT)
