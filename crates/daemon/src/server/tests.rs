@@ -431,6 +431,53 @@ fn link_with_descriptors_is_closed_by_disposer() {
     }
 }
 
+#[test]
+fn made_end_hangs_up_without_another_turn() {
+    let mut bench = Bench::new();
+    let mut closers = Vec::new();
+    // More than one closer has at once.
+    for _ in 0..200 {
+        // As before Linux 6.16: it refuses no descriptors.
+        let (near, far) = packet::pair().unwrap();
+        bench.server.readers.close_made(near);
+        closers.push(bench.server.readers.closer_for_test().unwrap());
+        let begin = Instant::now();
+        while !judge::is_hung_up(&far) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it stays open");
+        }
+    }
+    let begin = Instant::now();
+    while bench.server.readers.has_waste() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not answer");
+    }
+    closers.dedup();
+    assert_eq!(closers.len(), 1, "none was replaced");
+}
+
+#[test]
+fn made_end_with_lingering_socket_keeps_no_other_open() {
+    let mut bench = Bench::new();
+    let (_listener, client, _server) = tcp();
+    client.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut &client, &[0; 65536]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(120))).unwrap();
+    let (first, firsts_peer) = packet::pair().unwrap();
+    packet::send(firsts_peer.as_fd(), b"x", &[client.as_fd()]).unwrap();
+    drop((client, firsts_peer));
+    let (second, seconds_peer) = packet::pair().unwrap();
+    let begin = Instant::now();
+    for made in [first, second] {
+        bench.server.readers.close_made(made);
+    }
+    let closer = bench.server.readers.closer_for_test();
+    bench.server.next_emptying = Some(Instant::now());
+    while bench.server.readers.has_waste() || !judge::is_hung_up(&seconds_peer) {
+        bench.server.turn(Some(Duration::from_millis(100))).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(60), "it waits for the peer of what the other holds");
+    }
+    assert_ne!(bench.server.readers.closer_for_test(), closer, "the one that waited was replaced");
+}
+
 /// Accounts of two other users.
 fn two_accounts() -> [Account; 2] {
     [65_533, 65_534].map(|uid| Account::of(User::Host(uid), Home::Broker))

@@ -196,7 +196,11 @@ fn offer_is_found_and_taken_by_other_end_only() {
     // The bells are theirs alone.
     assert!(bell::ring(&server_bell, b'B') && bell::hear(&client_bell) == Heard::Bell);
     drop(server_bell);
-    assert_eq!(bell::hear(&client_bell), Heard::Gone);
+    // Before Linux 6.16 another process closes the broker's copy.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(100);
+    while bell::hear(&client_bell) != Heard::Gone {
+        assert!(std::time::Instant::now() < deadline, "the broker keeps its copy");
+    }
     assert!(!cancel(offer), "a channel by now");
     // The broker has no copy of either socket: closing one ends the connection.
     drop(client);

@@ -12,9 +12,9 @@
 //! then it is killed, and its user refused until it is gone. Nobody else is concerned.
 //!
 //! To close the last copy of a session's socket is to close all that was left unread in it. So the event loop never closes the
-//! last: it sends its copy to the reader, or, where there is none, to the **disposer**, a process that takes nothing out of its
-//! socket and is killed now and then: the kernel makes nobody wait for the peer of a socket that a killed process had.
+//! last: it sends its copy to the reader, or, where there is none, to the **disposer** ([`disposer`]).
 
+mod disposer;
 mod process;
 mod reader;
 mod report;
@@ -33,6 +33,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use crate::credentials::{Account, Home};
+use disposer::{Disposer, FULL};
 use report::ReaderOrder;
 pub(super) use report::{MAX_REPORT, ReaderReport};
 use spawner::{Job, Spawner};
@@ -48,8 +49,6 @@ const MOST: usize = 256;
 const MOST_IDLE: usize = 8;
 /// Orders that a reader is sent in a turn of the event loop: one that was slow has room for hundreds at once.
 const ORDERS: usize = 32;
-/// Descriptors that a disposer is given before it is replaced: less than its socket has room for.
-const FULL: usize = 64;
 /// Orders about one user's readers that wait for the spawner, and orders about disposers (protocol C13.5). Beyond that, the user gets no other reader, and the
 /// disposer is not replaced.
 const MOST_ORDERS: usize = 4;
@@ -119,14 +118,6 @@ impl ReaderHandle {
     }
 }
 
-/// A disposer: what it was sent so far.
-#[derive(Debug)]
-struct Disposer {
-    number: u32,
-    socket: OwnedFd,
-    holds: usize,
-}
-
 /// All of them. The event loop's epoll set tells of their sockets and timers by [`ReaderEvent`].
 #[derive(Debug)]
 pub(super) struct Readers {
@@ -135,6 +126,8 @@ pub(super) struct Readers {
     by_account: HashMap<Account, u32>,
     resting: HashMap<Account, Instant>,
     disposer: Disposer,
+    /// `None` before the first end that it has to close.
+    closer: Option<Disposer>,
     /// Sockets that no disposer took, with the user that they came from, where that is known. They are tried again when the next disposer is made.
     undisposed: Vec<(Option<Account>, OwnedFd)>,
     next: u32,
@@ -241,8 +234,14 @@ impl Readers {
     pub(super) fn lose_disposer(&mut self) {
         let (socket, other) = packet::pair().unwrap();
         drop(other);
-        self.spawner.kill(self.disposer.number, None);
-        self.disposer = Disposer { number: self.disposer.number, socket, holds: 0 };
+        self.spawner.kill(self.disposer.number(), None);
+        self.disposer = Disposer::new(self.disposer.number(), socket);
+    }
+
+    /// The number of the closer, if there is one.
+    #[cfg(test)]
+    pub(super) fn closer_for_test(&self) -> Option<u32> {
+        self.closer.as_ref().map(Disposer::number)
     }
 
     /// As if no disposer had taken this.
@@ -418,9 +417,10 @@ impl Readers {
         }
     }
 
-    /// Closes an end of a link or a bell that the broker has made. If it holds nothing, it does not wait for a disposer: the other end would hang up late.
+    /// Closes an end of a link or a bell that the broker has made. The other end hangs up only then, so it is closed at once, by the closer. If it
+    /// holds nothing, it does not wait for a disposer either.
     pub(super) fn close_made(&mut self, fd: OwnedFd) {
-        match self.pass_to_disposer(fd) {
+        match self.pass_to_closer(fd).or_else(|fd| self.pass_to_disposer(fd)) {
             Err(fd) if packet::holds_anything(&fd) => self.undisposed.push((None, fd)),
             Ok(()) | Err(_) => {}
         }
@@ -441,13 +441,25 @@ impl Readers {
             && self.undisposed.iter().any(|(account, _)| self.undisposed_of(*account) >= MOST_UNDISPOSED)
     }
 
-    fn pass_to_disposer(&mut self, fd: OwnedFd) -> Result<(), OwnedFd> {
+    fn pass_to_closer(&mut self, mut fd: OwnedFd) -> Result<(), OwnedFd> {
         for _ in 0..2 {
-            if self.disposer.holds < FULL && packet::try_send(self.disposer.socket.as_fd(), b"x", &[fd.as_fd()]).is_ok()
-            {
-                self.disposer.holds += 1;
-                return Ok(());
+            if let Some(closer) = &mut self.closer {
+                fd = match closer.give(fd) {
+                    Err(fd) => fd,
+                    Ok(()) => return Ok(()),
+                };
             }
+            self.replace_closer();
+        }
+        Err(fd)
+    }
+
+    fn pass_to_disposer(&mut self, mut fd: OwnedFd) -> Result<(), OwnedFd> {
+        for _ in 0..2 {
+            fd = match self.disposer.give(fd) {
+                Err(fd) => fd,
+                Ok(()) => return Ok(()),
+            };
             // Full, or it has ended.
             self.replace_disposer();
         }
@@ -455,13 +467,25 @@ impl Readers {
     }
 
     /// Whether there is anything that should be closed some day.
-    pub(super) fn has_waste(&self) -> bool {
-        self.disposer.holds > 0 || !self.undisposed.is_empty()
+    pub(super) fn has_waste(&mut self) -> bool {
+        self.closer_is_late() || self.disposer.holds_any() || !self.undisposed.is_empty()
     }
 
-    /// Closes what was disposed of, if there is any: the disposer is killed, and another made.
+    /// Whether the closer has an end that it has not closed yet.
+    fn closer_is_late(&mut self) -> bool {
+        self.closer.as_mut().is_some_and(|closer| {
+            closer.hear();
+            closer.holds_any()
+        })
+    }
+
+    /// Closes what was disposed of, if there is any: the disposer is killed, and another made; and so is a closer that has not closed all that it was
+    /// given.
     pub(super) fn empty_disposer(&mut self) {
-        if self.disposer.holds > 0 {
+        if self.closer_is_late() {
+            self.replace_closer();
+        }
+        if self.disposer.holds_any() {
             self.replace_disposer();
         }
         // At most as many as one disposer takes, so that a turn stays short.
@@ -475,15 +499,31 @@ impl Readers {
     }
 
     fn replace_disposer(&mut self) {
+        if let Some((number, socket)) = self.spawn_disposer(Job::Dispose) {
+            let old = std::mem::replace(&mut self.disposer, Disposer::new(number, socket));
+            self.spawner.kill(old.number(), None);
+            self.watch_spawner();
+        }
+    }
+
+    fn replace_closer(&mut self) {
+        if let Some((number, socket)) = self.spawn_disposer(Job::Close) {
+            if let Some(old) = self.closer.replace(Disposer::closer(number, socket)) {
+                self.spawner.kill(old.number(), None);
+            }
+            self.watch_spawner();
+        }
+    }
+
+    /// `None` if it cannot be made now.
+    fn spawn_disposer(&mut self, job: Job) -> Option<(u32, OwnedFd)> {
         if self.spawner.waiting(None) >= MOST_ORDERS {
-            return;
+            return None;
         }
         let number = self.number();
-        let Ok((socket, theirs)) = packet::pair() else { return };
-        self.spawner.spawn(number, Job::Dispose, None, vec![theirs]);
-        let old = std::mem::replace(&mut self.disposer, Disposer { number, socket, holds: 0 });
-        self.spawner.kill(old.number, None);
-        self.watch_spawner();
+        let (socket, theirs) = packet::pair().ok()?;
+        self.spawner.spawn(number, job, None, vec![theirs]);
+        Some((number, socket))
     }
 
     /// The spawner takes more, if it was full.
@@ -520,7 +560,8 @@ impl Spawned {
             readers: BTreeMap::new(),
             by_account: HashMap::new(),
             resting: HashMap::new(),
-            disposer: Disposer { number: 1, socket, holds: 0 },
+            disposer: Disposer::new(1, socket),
+            closer: None,
             undisposed: Vec::new(),
             next: 1,
             spawner,

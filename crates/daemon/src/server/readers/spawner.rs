@@ -12,7 +12,7 @@ use partywall_region::packet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 
-use super::{DEADLINE, process, reader};
+use super::{DEADLINE, disposer, process, reader};
 use crate::credentials::Account;
 
 /// The job of a child.
@@ -25,6 +25,8 @@ pub(super) enum Job {
     Dispose = 2,
     /// As [`Job::Read`], and may raise its priority (protocol C16.1).
     ReadUrgently = 3,
+    /// Closes descriptors when they come. Brings its end of a socket pair.
+    Close = 4,
 }
 
 /// Not a job: the end of a child.
@@ -198,7 +200,10 @@ impl Children {
                 self.fork_reader(number, &[broker.as_fd(), timer.as_fd()], true);
             }
             (what, [broker]) if what == Job::Dispose as u8 => {
-                self.fork(number, "partywall-drop\0", &[broker.as_fd()], dispose);
+                self.fork(number, "partywall-drop\0", &[broker.as_fd()], disposer::dispose);
+            }
+            (what, [broker]) if what == Job::Close as u8 => {
+                self.fork(number, "partywall-close\0", &[broker.as_fd()], disposer::close_at_once);
             }
             _ => {}
         }
@@ -221,14 +226,5 @@ impl Children {
                 Err(_) => drop(rustix::process::kill_process(pid, Signal::KILL)),
             }
         }
-    }
-}
-
-/// The kernel closes the descriptors sent to it when it is killed. A process that ends does not wait for the peer of a socket.
-fn dispose(kept: Vec<OwnedFd>) {
-    if let [broker] = &kept[..] {
-        // Never taken out; only the broker's end is waited for.
-        let mut fds = [PollFd::new(broker, PollFlags::RDHUP)];
-        while matches!(poll(&mut fds, None), Ok(0) | Err(rustix::io::Errno::INTR)) {}
     }
 }
