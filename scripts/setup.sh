@@ -92,6 +92,7 @@ libxmlrpc-c++8-dev        /usr/include/xmlrpc-c/client_simple.hpp
 protobuf-compiler-grpc    grpc_cpp_plugin
 libgrpc++-dev             /usr/include/grpcpp/grpcpp.h
 python3-numpy             /usr/lib/python3/dist-packages/numpy
+python3-seccomp           /usr/share/doc/python3-seccomp
 sshfs                     sshfs
 socat                     socat
 bindfs                    bindfs

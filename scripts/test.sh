@@ -71,6 +71,12 @@ step "gRPC and Cap'n Proto over streams" env CARGO_BUILD_JOBS=1 bash -c '
     }
     cargo test --workspace "${without[@]}" --manifest-path examples/Cargo.toml --target-dir "$TARGET_DIR/examples"'
 step "tests" scripts/tests.sh others "${FEATURES[@]}"
+# shellcheck disable=SC2016 # expanded by the inner shell
+step "tests as on an older kernel" bash -c '
+    if scripts/older-kernel.py 6.1 true; then
+        exec scripts/tests.sh older "$@"
+    fi
+    echo "skipped: a filter of system calls needs the package python3-seccomp, and root"' bash "${FEATURES[@]}"
 settle
 # A container that boots leaves one processor to the compiler. Fuzzing itself comes later, when nothing runs beside it.
 beside "packages and containers" scripts/packages.sh
