@@ -246,14 +246,14 @@ impl ClusterDirectory {
         })
     }
 
-    /// Takes in what the broker reports, in its order, and returns the claims in it. A claim that a later row withdraws is withdrawn here too.
-    pub(crate) fn hear(&self, rows: Vec<NameRow>) -> Vec<(String, PendingClaim)> {
+    /// Takes in what the broker reports, in its order, and returns the rows that claim a name. A claim that a later row withdraws is withdrawn here too.
+    pub(crate) fn hear(&self, rows: Vec<NameRow>) -> Vec<(NameRow, PendingClaim)> {
         let mut claims = Vec::new();
         for row in rows {
             match row.news {
                 NameNews::Claim => {
                     let claim = self.claim(&row.domain);
-                    claims.push((row.domain, claim));
+                    claims.push((row, claim));
                 }
                 NameNews::Present | NameNews::Gone => self.with_own(|own| own.apply(&row)),
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use partywall::cluster::{Name, NameFeed};
+use partywall::cluster::{Name, NameFeed, NameRow};
 use partywall::{Domain, Error, Options, Refusal};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
@@ -141,8 +141,8 @@ fn report_names(mut feed: NameFeed, domain: &Domain, directory: &Arc<ClusterDire
         let error = loop {
             match feed.wait(Duration::from_secs(3600)) {
                 Ok(rows) => {
-                    for (name, claim) in directory.hear(rows) {
-                        runtime.spawn(answer_claim(domain.clone(), name, claim));
+                    for (row, claim) in directory.hear(rows) {
+                        runtime.spawn(answer_claim(domain.clone(), row, claim));
                     }
                 }
                 Err(error) => break error,
@@ -167,11 +167,11 @@ fn report_names(mut feed: NameFeed, domain: &Domain, directory: &Arc<ClusterDire
     }
 }
 
-/// Tells the broker what the cluster has decided about a name, unless the name is not wanted any more: the broker would take the answer for that to
-/// a later claim of the name.
-async fn answer_claim(domain: Domain, name: String, claim: PendingClaim) {
+/// Tells the broker what the cluster has decided about the claim of a row. Nothing was decided if the broker has withdrawn the claim.
+async fn answer_claim(domain: Domain, row: NameRow, claim: PendingClaim) {
     let Some(holder) = claim.decision().await else { return };
-    let told = tokio::task::spawn_blocking(move || domain.name_claimed(&name, holder.as_deref())).await;
+    let answer = move || domain.name_claimed(&row.domain, row.claim, holder.as_deref());
+    let told = tokio::task::spawn_blocking(answer).await;
     if let Ok(Err(error)) = told {
         tracing::debug!(%error, "a claim was answered too late");
     }

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     fn row(news: NameNews, domain: &str, service: &str) -> NameRow {
-        NameRow { key: 1, news, kind: Kind::Stream, domain: domain.into(), service: service.into() }
+        NameRow { key: 1, news, kind: Kind::Stream, claim: 0, domain: domain.into(), service: service.into() }
     }
 
     #[test]

@@ -81,7 +81,7 @@ const SERVICE: &str = "cluster";
 /// let db = std::thread::spawn(move || Domain::builder().name("db").broker(path).join());
 /// let row = names.wait(Duration::from_secs(5))?.remove(0);
 /// assert_eq!((row.news, row.domain.as_str()), (NameNews::Claim, "db"));
-/// gateway.name_claimed("db", None)?; // No other host has it.
+/// gateway.name_claimed("db", row.claim, None)?; // No other host has it.
 /// let db = db.join().expect("no panic")?;
 ///
 /// let _listener = db.bind("sql")?;
@@ -116,12 +116,13 @@ impl Domain {
         }
     }
 
-    /// Answers a claim: the host that has the name, or `None` if this host may use it.
+    /// Answers the claim of a domain that has this number, [`NameRow::claim`]: the host that has the name, or `None` if this host may use it. If the
+    /// broker has withdrawn the claim, the answer changes nothing, also if the name is claimed again.
     ///
     /// # Errors
     /// [`Error::Refused`] if this process is not the gateway.
-    pub fn name_claimed(&self, domain: &str, holder: Option<&str>) -> Result<()> {
-        let message = Message::NameClaimed { domain: domain.into(), holder: holder.unwrap_or_default().into() };
+    pub fn name_claimed(&self, domain: &str, claim: u64, holder: Option<&str>) -> Result<()> {
+        let message = Message::NameClaimed { domain: domain.into(), claim, holder: holder.unwrap_or_default().into() };
         self.request(&message, &[]).map(drop)
     }
 

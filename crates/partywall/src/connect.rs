@@ -87,7 +87,8 @@ fn open_at(
             Message::ConnectFor { client, target, service: wanted, kind, directions, region: region_is }
         }
     };
-    let (id, domain_id, epoch, came) = match domain.request(&connect, &[memory.as_fd()])? {
+    let (connected, answer) = domain.request_with_ticket(&connect, &[memory.as_fd()])?;
+    let (id, domain_id, epoch, came) = match answer {
         (Message::Connected { channel, domain, epoch, .. }, came) => (channel, domain, epoch, came),
         (other, _) => return Err(unexpected(&other)),
     };
@@ -101,7 +102,7 @@ fn open_at(
         service: service.to_owned(),
     };
     let claim = (base == 0).then_some(memory);
-    let registration = domain.register(id, Side::Connecting, &info, kind, directions, geometry, claim);
+    let registration = domain.register(id, Side::Connecting, &info, kind, directions, geometry, claim, Some(connected));
     let link = |end| match base {
         0 => Link::bells(end).map_err(|_| Error::BrokerConfused("a link that is none".into())),
         _ => channel::crossing(end),

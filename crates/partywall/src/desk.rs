@@ -99,6 +99,13 @@ enum WaitingPart<'a> {
 /// Watching the socket. When it ends, another thread is woken to watch.
 struct SocketWatch<'a>(&'a SessionDesk);
 
+impl Ticket {
+    /// The number of the session that the request was sent on.
+    pub(crate) fn session(self) -> u64 {
+        self.session
+    }
+}
+
 impl Drop for SocketWatch<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
@@ -143,8 +150,12 @@ impl SessionDesk {
     }
 
     /// As [`Self::request`]. The ticket says which session has answered ([`Self::is_current`]).
-    pub(crate) fn request_with_ticket(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(Ticket, Message)> {
-        self.exchange(PATIENCE, message, fds).map(|(ticket, (answer, _))| (ticket, answer))
+    pub(crate) fn request_with_ticket(
+        &self,
+        message: &Message,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Ticket, (Message, Vec<OwnedFd>))> {
+        self.exchange(PATIENCE, message, fds)
     }
 
     fn exchange(
@@ -282,7 +293,12 @@ impl SessionDesk {
 
     /// Whether the session that a request was sent on is still in use: a broker that has come again knows nothing of it.
     pub(crate) fn is_current(&self, ticket: Ticket) -> bool {
-        self.state().number == ticket.session
+        self.is_session(ticket.session)
+    }
+
+    /// Whether the session of this number is still in use.
+    pub(crate) fn is_session(&self, number: u64) -> bool {
+        self.state().number == number
     }
 
     /// The answer to a request, if it has come; a refusal is an error, and so is the end of the session.

@@ -46,12 +46,23 @@ struct DomainInner {
     identity: Mutex<JoinedIdentity>,
     name: String,
     /// Open channels, to be told of to a broker that has come again.
-    channels: Mutex<HashMap<EndId, Arc<ReclaimRequest>>>,
+    channels: Mutex<HashMap<EndId, OpenChannel>>,
     watch: Mutex<Option<HangUpWatch>>,
 }
 
 /// Another thread has dropped the end of a channel that a new broker was to hear of.
 const DROPPED: Error = Error::Closed("this end has been dropped");
+
+/// Another thread has claimed the end of a channel from this broker.
+const CLAIMED: Error = Error::Closed("this end has been claimed");
+
+/// An end that a new broker is to hear of.
+#[derive(Debug)]
+struct OpenChannel {
+    claim: Arc<ReclaimRequest>,
+    /// The number of the session by which the end was connected, or claimed last. `None` if that was another session than the domain's.
+    session: Option<u64>,
+}
 
 /// The description of a channel that a new broker is sent.
 #[derive(Debug)]
@@ -311,6 +322,15 @@ impl Domain {
         self.inner.desk.request(message, fds)
     }
 
+    /// As [`SessionDesk::request_with_ticket`].
+    pub(crate) fn request_with_ticket(
+        &self,
+        message: &Message,
+        fds: &[rustix::fd::BorrowedFd<'_>],
+    ) -> Result<(Ticket, (Message, Vec<OwnedFd>))> {
+        self.inner.desk.request_with_ticket(message, fds)
+    }
+
     /// Makes a request whose answer takes longer than the broker itself.
     pub(crate) fn request_within(&self, limit: Duration, message: &Message) -> Result<(Message, Vec<OwnedFd>)> {
         self.inner.desk.request_within(limit, message, &[])
@@ -366,7 +386,8 @@ impl Domain {
     }
 
     /// Remembers a channel for the broker's restart, if its region is a memfd. One between machines ends with the broker, who
-    /// carries its links.
+    /// carries its links. `connected` is the request by which this session has connected the channel. If the domain has another session since,
+    /// this claims the channel from the new broker: the thread that has joined again may have listed the channels before.
     #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
     pub(crate) fn register(
         &self,
@@ -377,6 +398,7 @@ impl Domain {
         directions: Directions,
         geometry: Geometry,
         region: Option<OwnedFd>,
+        connected: Option<Ticket>,
     ) -> ChannelRegistration {
         let end = (id, side);
         self.inner.desk.open(end);
@@ -391,7 +413,13 @@ impl Domain {
             directions,
             region: RegionReference::own_memory(geometry),
         };
-        lock(&self.inner.channels).insert(end, Arc::new(ReclaimRequest { message, region }));
+        let claim = Arc::new(ReclaimRequest { message, region });
+        let open = OpenChannel { claim: Arc::clone(&claim), session: connected.map(Ticket::session) };
+        lock(&self.inner.channels).insert(end, open);
+        // Looked at after the channel is in the list. A session that replaces the present one later is followed by another look at the list.
+        if connected.is_some_and(|ticket| !self.inner.desk.is_current(ticket)) {
+            self.inner.reclaim(vec![(end, claim)]);
+        }
         registration
     }
 }
@@ -462,7 +490,7 @@ impl ChannelRegistration {
         message: &Message,
         fds: &[rustix::fd::BorrowedFd<'_>],
     ) -> Result<(Ticket, Message)> {
-        self.domain.desk.request_with_ticket(message, fds)
+        self.domain.desk.request_with_ticket(message, fds).map(|(ticket, (answer, _))| (ticket, answer))
     }
 
     /// Whether the broker of that session is the present one.
@@ -551,7 +579,7 @@ impl DomainInner {
 
     /// What a new broker is to hear of the channels.
     fn claims(&self) -> Vec<(EndId, Arc<ReclaimRequest>)> {
-        lock(&self.channels).iter().map(|(end, claim)| (*end, Arc::clone(claim))).collect()
+        lock(&self.channels).iter().map(|(end, open)| (*end, Arc::clone(&open.claim))).collect()
     }
 
     /// Claims the ends of channels from a new broker (protocol C9). No lock is held while the broker answers: a channel that is dropped at the same
@@ -559,17 +587,8 @@ impl DomainInner {
     fn reclaim(&self, claims: Vec<(EndId, Arc<ReclaimRequest>)>) {
         let mut reclaimed = Vec::with_capacity(claims.len());
         for (end, claim) in claims {
-            let claim_if_held = || {
-                // Under the lock, so that the `Closed` of a thread that drops the end comes after the claim. Before it, it would leave the end
-                // in the broker for ever.
-                let channels = lock(&self.channels);
-                if !channels.contains_key(&end) {
-                    return Err(DROPPED);
-                }
-                self.desk.ask(&claim.message, &[claim.region.as_fd()])
-            };
-            match self.desk.request_by(claim_if_held) {
-                Ok(_) => reclaimed.push(end),
+            match self.claim(end, &claim) {
+                Ok(()) => reclaimed.push(end),
                 Err(Error::Closed(_)) => {}
                 // The channel itself does not depend on it.
                 Err(e) => tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel"),
@@ -579,6 +598,23 @@ impl DomainInner {
         for end in reclaimed {
             self.reclaim_regions(end);
         }
+    }
+
+    /// Claims an end, unless the end has been dropped, or has been claimed from this broker.
+    fn claim(&self, end: EndId, claim: &ReclaimRequest) -> Result<()> {
+        let claim_if_held = || {
+            // Under the lock, so that the `Closed` of a thread that drops the end comes after the claim. Before it, it would leave the end
+            // in the broker for ever.
+            let mut channels = lock(&self.channels);
+            let open = channels.get_mut(&end).ok_or(DROPPED)?;
+            if open.session.is_some_and(|number| self.desk.is_session(number)) {
+                return Err(CLAIMED);
+            }
+            let ticket = self.desk.ask(&claim.message, &[claim.region.as_fd()])?;
+            open.session = Some(ticket.session());
+            Ok(ticket)
+        };
+        self.desk.request_by(claim_if_held).map(drop)
     }
 
     /// Reports the further regions of an end to a new broker, and then what it takes (protocol F6).
@@ -609,6 +645,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Options, memory};
 
     #[test]
     fn end_dropped_during_rejoin_is_not_claimed() {
@@ -627,5 +664,62 @@ mod tests {
         // Each session's requests are answered in order, so after these two the broker has heard of both ends.
         shop.channels().unwrap();
         assert_eq!(web.channels().unwrap().len(), 0, "an end that no process has stays for ever");
+    }
+
+    #[test]
+    fn end_registered_after_rejoin_is_claimed_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = partywall_daemon::Config::new(folder.path().join("broker.sock"));
+        let broker = partywall_daemon::Broker::start(&config).unwrap();
+        let join = |name| Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (web, shop) = (join("web"), join("shop"));
+        let mut listener = web.bind("echo").unwrap();
+        let client = shop.connect("web:echo").unwrap();
+        let (_server, _) = listener.accept().unwrap();
+        // A channel that the broker has connected. The thread that connects it goes on after another has joined the next broker.
+        let (kind, directions) = (Kind::Stream, Directions::BOTH);
+        let (region, memory) =
+            memory::endpoint(Side::Connecting, directions, &Options::default(), 8192, shop.epoch()).unwrap();
+        let geometry = region.geometry();
+        let connect = Message::Connect {
+            target: "web".to_owned(),
+            service: "echo".to_owned(),
+            kind,
+            directions,
+            region: RegionReference::own_memory(geometry),
+        };
+        let (connected, (answer, _links)) = shop.request_with_ticket(&connect, &[memory.as_fd()]).unwrap();
+        let Message::Connected { channel: late, domain: domain_id, epoch, .. } = answer else { panic!("{answer:?}") };
+        drop(broker);
+        let _broker = partywall_daemon::Broker::start(&config).unwrap();
+        // Channels whose connecting side, which is this domain's, has been claimed.
+        let claimed = || {
+            let rows = shop.channels().unwrap_or_default().into_iter();
+            rows.filter(|row| row.from != 0).map(|row| row.channel).collect::<Vec<_>>()
+        };
+        let (start, early) = (std::time::Instant::now(), client.channel_id().unwrap());
+        while shop.inner.desk.is_current(connected) || claimed() != [early] {
+            assert!(start.elapsed() < Duration::from_secs(60), "the domain does not join again");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let info = PeerInfo {
+            name: "web".to_owned(),
+            domain_id,
+            epoch,
+            user: None,
+            pid: None,
+            at_home: false,
+            service: "echo".to_owned(),
+        };
+        let side = Side::Connecting;
+        let registration = shop.register(late, side, &info, kind, directions, geometry, Some(memory), Some(connected));
+        assert!(claimed().contains(&late), "the new broker does not count the channel");
+        // The thread that has joined again may have seen it in the list, too.
+        for (end, claim) in shop.inner.claims() {
+            let again = shop.inner.claim(end, &claim);
+            assert!(matches!(again, Err(Error::Closed(_))), "{end:?}: {again:?}");
+        }
+        drop(registration);
+        assert_eq!(claimed(), [early]);
     }
 }

@@ -142,7 +142,8 @@ impl Acceptor {
                 service,
             };
             let (side, kind) = (Side::Accepting, self.reception.kind);
-            let registration = self.reception.domain.register(channel, side, &info, kind, directions, geometry, None);
+            let registration =
+                self.reception.domain.register(channel, side, &info, kind, directions, geometry, None, None);
             let accepted =
                 Message::Accepted { channel, start: offer.half.tail(), region: RegionReference::own_memory(geometry) };
             // A broker that is gone, or does not read, cannot pass the ring on: the subscriber has to come again.
@@ -307,7 +308,7 @@ impl Reception {
             region: RegionReference::new(Located::from_base(parts.base), geometry),
         };
         let registration =
-            self.domain.register(channel, Side::Accepting, &info, kind, parts.directions, geometry, claim);
+            self.domain.register(channel, Side::Accepting, &info, kind, parts.directions, geometry, claim, None);
         self.tell_accepted(&accepted, &memory)?;
         parts.carrier = Carrier::Broker(registration);
         for link in &parts.links {

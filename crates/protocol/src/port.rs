@@ -21,8 +21,9 @@ pub const MAX_PAYLOAD: usize = 4096 + 256;
 const HEADER: usize = 8;
 /// Bytes of a frame before its fields, the first of which is the link.
 const BEFORE_FIELDS: usize = 4;
-/// The version of the frames and of the control messages in them (protocol C1, G2), in each greeting.
-pub const VERSION: u32 = 2;
+/// The version of the frames, of the control messages in them (protocol C1, G2) and of what these mean, in each greeting (protocol P3.6). It
+/// changes with [`wire::VERSION`](crate::wire::VERSION) too.
+pub const VERSION: u32 = 3;
 /// Bytes of a greeting.
 const GREETING: usize = BEFORE_NUMBER + 8;
 /// Bytes of a greeting before its number.
@@ -329,7 +330,7 @@ mod tests {
 
     #[test]
     fn greeting_of_another_version_is_an_error() {
-        for theirs in [0, VERSION + 1, u32::MAX] {
+        for theirs in [0, 2, VERSION + 1, u32::MAX] {
             let mut decoder = Decoder::default();
             decoder.push(&[7; 5]);
             assert_eq!(all(&mut decoder), Ok(vec![]));
@@ -339,6 +340,13 @@ mod tests {
             decoder.push(&theirs.to_le_bytes());
             assert_eq!(all(&mut decoder), Err(PortError::Version(theirs)));
         }
+    }
+
+    #[test]
+    fn version_error_has_both_versions_and_the_remedy() {
+        let said = alloc::format!("{}", PortError::Version(2));
+        let both = alloc::format!("has version 2 of the protocol, and this end has {VERSION}: ");
+        assert!(said.contains(&both) && said.ends_with("install the broker and the agent of one release"), "{said}");
     }
 
     #[test]

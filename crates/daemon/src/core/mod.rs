@@ -190,7 +190,7 @@ impl<F: Descriptor> Core<F> {
             sockets: Sockets::new(),
             machines: Machines::default(),
             groups: Groups::new(instance),
-            cluster: Cluster::default(),
+            cluster: Cluster::new(instance),
             directory: None,
             live_policy: None,
             offering: None,

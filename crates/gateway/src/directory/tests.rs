@@ -18,7 +18,7 @@ fn entry_of_beta() -> DomainEntry {
 }
 
 fn row(news: NameNews, domain: &str) -> NameRow {
-    NameRow { key: 1, news, kind: Kind::Stream, domain: domain.into(), service: String::new() }
+    NameRow { key: 1, news, kind: Kind::Stream, claim: 7, domain: domain.into(), service: String::new() }
 }
 
 fn host_of(alpha: &ClusterDirectory, name: &str) -> Option<String> {
@@ -90,7 +90,7 @@ async fn withdrawn_claim_is_not_answered() {
     alpha.set_fresh(true);
     let mut claims = alpha.hear(vec![row(NameNews::Claim, "db")]);
     assert!(alpha.hear(vec![row(NameNews::Gone, "db")]).is_empty());
-    // Another program claims the name. An answer to the first claim would be taken for the answer to this one.
+    // Another program claims the name.
     claims.extend(alpha.hear(vec![row(NameNews::Claim, "db")]));
     let [(_, first), (_, second)] = claims.try_into().unwrap();
     assert_eq!(in_time("the claim ends", first.decision()).await, None);

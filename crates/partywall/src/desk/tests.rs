@@ -40,7 +40,7 @@ fn desk() -> (Arc<SessionDesk>, Far) {
 
 /// Makes a request about a domain, and returns the domain of the answer.
 fn ask_here(desk: &SessionDesk, domain: &str) -> Result<String> {
-    let message = Message::NameClaimed { domain: domain.to_owned(), holder: String::new() };
+    let message = Message::NameClaimed { domain: domain.to_owned(), claim: 1, holder: String::new() };
     match desk.request_within(LIMIT, &message, &[])?.0 {
         Message::RouteIs { domain, .. } => Ok(domain),
         other => panic!("{other:?}"),
@@ -72,7 +72,7 @@ fn later_request_is_answered_while_earlier_one_waits() {
 #[test]
 fn channel_of_a_request_that_was_given_up_is_closed() {
     let (desk, far) = desk();
-    let asked = Message::NameClaimed { domain: "d".to_owned(), holder: String::new() };
+    let asked = Message::NameClaimed { domain: "d".to_owned(), claim: 1, holder: String::new() };
     let hear_closed = |channel| {
         let mut buffer = [0; wire::MAX_PACKET];
         let received = packet::try_recv(far.0.as_fd(), &mut buffer).unwrap();

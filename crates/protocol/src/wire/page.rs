@@ -305,6 +305,8 @@ row! {
         news: NameNews,
         /// The kind of the service's channels; of no meaning for a domain.
         kind: Kind,
+        /// The number of the claim (protocol H3.3); 0 if the news are not a claim.
+        claim: u64,
         /// The name of the domain.
         domain: String,
         /// The name of the service; empty if the row is about the domain itself.

@@ -2,6 +2,7 @@
 
 use partywall_protocol::wire::{Message, Name, Refusal};
 
+use super::Cluster;
 use super::names::is_of_process;
 use crate::core::claim::{Claiming, WaitingRequest};
 use crate::core::id::SessionId;
@@ -14,6 +15,8 @@ const CLAIM_PATIENCE: u64 = 4;
 /// A name that the cluster has not decided about.
 #[derive(Debug)]
 pub(super) struct Claim {
+    /// It tells the answer to this claim from one to an earlier claim of the name (protocol H3.3).
+    pub(super) number: u64,
     pub(super) since: u64,
     pub(super) waiting: Vec<WaitingRequest>,
 }
@@ -32,8 +35,12 @@ impl<F: Descriptor> Core<F> {
         if self.cluster.claims.values().flat_map(|claim| &claim.waiting).any(|one| one.session == waiting.session) {
             return refuse(Refusal::Protocol, "this session waits for its name already");
         }
-        let since = self.now;
-        let claim = self.cluster.claims.entry(name.clone()).or_insert_with(|| Claim { since, waiting: Vec::new() });
+        let (since, Cluster { claims, next_claim, .. }) = (self.now, &mut self.cluster);
+        let claim = claims.entry(name.clone()).or_insert_with(|| {
+            let number = *next_claim;
+            *next_claim += 1;
+            Claim { number, since, waiting: Vec::new() }
+        });
         claim.waiting.push(waiting);
         self.touch_name(&name, None);
         Ok(())
@@ -43,15 +50,24 @@ impl<F: Descriptor> Core<F> {
         &mut self,
         id: SessionId,
         request: u32,
-        domain: &str,
+        (domain, claim): (&str, u64),
         holder: &str,
     ) -> Result<(), Refuse> {
         self.as_gateway(id)?;
         let domain = refuse::name(domain)?;
         let holder = if holder.is_empty() { None } else { Some(refuse::name(holder)?) };
         self.send(id, request, Message::Done {});
-        self.decide_claim(&domain, holder.as_ref());
+        // An answer to an earlier claim of the name decides nothing (protocol H3.4).
+        if self.cluster.claims.get(&domain).is_some_and(|waiting| waiting.number == claim) {
+            self.decide_claim(&domain, holder.as_ref());
+        }
         Ok(())
+    }
+
+    /// The number of the claim that waits for a name.
+    #[cfg(test)]
+    pub(in crate::core) fn number_of_claim(&self, name: &str) -> Option<u64> {
+        self.cluster.claims.get(&Name::new(name).ok()?).map(|claim| claim.number)
     }
 
     /// Executes the requests that wait for a name, or refuses them because another host has it.

@@ -16,6 +16,8 @@
 //! - `routes` has connections of this host's programs to other hosts, and `remote` those of other hosts' programs to this one.
 
 use std::collections::BTreeMap;
+#[cfg(any(test, feature = "invariants"))]
+use std::collections::BTreeSet;
 
 #[cfg(any(test, feature = "invariants"))]
 use partywall_protocol::wire::Side;
@@ -39,12 +41,15 @@ mod routes;
 pub(super) struct Cluster<F> {
     follower: Option<NameFollower>,
     claims: BTreeMap<Name, Claim>,
+    next_claim: u64,
     routes: BTreeMap<ChannelId, PendingRoute<F>>,
 }
 
-impl<F> Default for Cluster<F> {
-    fn default() -> Self {
-        Self { follower: None, claims: BTreeMap::new(), routes: BTreeMap::new() }
+impl<F> Cluster<F> {
+    /// Nothing waits yet. Numbers of claims count up from the broker's instance, as those of channels do: the gateway may answer a claim of an
+    /// earlier broker.
+    pub(super) fn new(instance: u64) -> Self {
+        Self { follower: None, claims: BTreeMap::new(), next_claim: instance + 1, routes: BTreeMap::new() }
     }
 }
 
@@ -103,7 +108,7 @@ impl<F: Descriptor> Core<F> {
     ) -> Result<(), Refuse> {
         match message {
             Message::FollowNames { after } => self.follow_names(id, request, after),
-            Message::NameClaimed { domain, holder } => self.name_claimed(id, request, &domain, &holder),
+            Message::NameClaimed { domain, claim, holder } => self.name_claimed(id, request, (&domain, claim), &holder),
             Message::Route { channel } => self.route(id, request, channel),
             Message::RouteTo { channel, host } => self.route_to(id, request, channel, &host),
             Message::RefuseRoute { channel, code, reason } => self.refuse_route(id, request, channel, code, reason),
@@ -122,8 +127,10 @@ impl<F: Descriptor> Core<F> {
     /// Panics if a claim or a route belongs to nothing.
     #[cfg(any(test, feature = "invariants"))]
     pub(super) fn check_cluster(&self) {
-        let Cluster { follower, claims, routes } = &self.cluster;
+        let Cluster { follower, claims, next_claim, routes } = &self.cluster;
         assert!(follower.is_some() || claims.is_empty(), "a claim that nothing will decide");
+        let numbers: BTreeSet<_> = claims.values().map(|claim| claim.number).collect();
+        assert!(numbers.len() == claims.len() && numbers.iter().all(|number| number < next_claim));
         for claim in claims.values() {
             assert!(!claim.waiting.is_empty());
             for one in &claim.waiting {

@@ -141,7 +141,10 @@ impl<F: Descriptor> Core<F> {
             let service = name.1.as_ref().zip(id).and_then(|(service, id)| self.service_named(id, service));
             let kind = service.and_then(|key| self.services.get(&key)).map_or(Kind::Stream, |service| service.kind);
             let (domain, service) = (name.0.to_string(), name.1.as_ref().map_or_else(String::new, Name::to_string));
-            NameRow { key: *key, news: self.news_of(name), kind, domain, service }
+            let news = self.news_of(name);
+            let waiting = self.cluster.claims.get(&name.0).filter(|_| news == NameNews::Claim);
+            let claim = waiting.map_or(0, |claim| claim.number);
+            NameRow { key: *key, news, kind, claim, domain, service }
         };
         let rows: Vec<_> = follower.outbox.iter().take(ROWS).map(row).collect();
         let more = follower.outbox.len() > rows.len();

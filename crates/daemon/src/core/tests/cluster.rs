@@ -86,9 +86,27 @@ impl Hosts {
         spelled(&rows)
     }
 
+    /// The gateway answers the claim of a name that waits.
     fn claimed(&mut self, domain: &str, holder: &str) {
-        let message = Message::NameClaimed { domain: domain.into(), holder: holder.into() };
+        let claim = self.w.core.number_of_claim(domain).unwrap();
+        self.answered(domain, claim, holder);
+    }
+
+    /// The gateway answers a claim, which may not wait any more.
+    fn answered(&mut self, domain: &str, claim: u64, holder: &str) {
+        let message = Message::NameClaimed { domain: domain.into(), claim, holder: holder.into() };
         assert_eq!(self.w.ask(self.gateway, message), Message::Done {});
+    }
+
+    /// The only change that the gateway hears, which is a claim: its name and number.
+    fn claim(&mut self) -> (String, u64) {
+        let at = self.w.sent.iter().position(|sent| matches!(sent.message, Message::Names { .. }));
+        let rows = match at.map(|at| self.w.sent.remove(at).message) {
+            Some(Message::Names { page, .. }) => self.take(page.rows),
+            _ => self.news(),
+        };
+        let [NameRow { news: NameNews::Claim, claim, domain, .. }] = &rows[..] else { panic!("{rows:?}") };
+        (domain.clone(), *claim)
     }
 
     /// A session that asks to join and waits. Its request has the number that is returned second.
@@ -197,19 +215,77 @@ fn names_do_not_wait_for_absent_gateway() {
 fn claim_ends_with_the_session_that_waits() {
     let mut h = Hosts::new();
     let session = h.ask_to_join(5, "db", 1);
-    assert_eq!(h.changes(), [(NameNews::Claim, "db".into())]);
+    let (_, claim) = h.claim();
     h.w.end(session);
     assert_eq!(h.changes(), [(NameNews::Gone, "db".into())]);
-    h.claimed("db", "");
+    h.answered("db", claim, "");
     assert_eq!(h.w.core.status().domains, 1, "the gateway's own");
+}
+
+#[test]
+fn answer_to_withdrawn_claim_decides_no_later_claim() {
+    for (late, seen) in [("", true), ("beta", true), ("", false), ("beta", false)] {
+        let mut h = Hosts::new();
+        let first = h.ask_to_join(5, "db", 1);
+        let (_, withdrawn) = h.claim();
+        h.w.end(first);
+        if seen {
+            assert_eq!(h.changes(), [(NameNews::Gone, "db".into())]);
+        }
+        let second = h.ask_to_join(6, "db", 2);
+        let (name, claim) = h.claim();
+        assert_eq!(name, "db");
+        h.answered("db", withdrawn, late);
+        assert_eq!((h.answer(second), h.w.core.status().domains), (None, 1), "the second claim waits");
+        h.answered("db", claim, "gamma");
+        assert!(is_refused(h.answer(second), Refusal::NameTaken));
+        // Nor does an answer that is repeated.
+        let third = h.ask_to_join(5, "db", 3);
+        h.answered("db", claim, "");
+        assert_eq!(h.answer(third), None);
+    }
+}
+
+#[test]
+fn answer_with_number_of_another_claim_changes_nothing() {
+    let mut h = Hosts::new();
+    let db = h.ask_to_join(5, "db", 1);
+    let (_, of_db) = h.claim();
+    let web = h.ask_to_join(5, "web", 2);
+    let (_, of_web) = h.claim();
+    for (domain, claim) in [("db", of_web), ("web", of_db), ("db", 0), ("db", u64::MAX), ("mail", of_db)] {
+        h.answered(domain, claim, "");
+        assert_eq!((h.answer(db), h.answer(web), h.w.core.status().domains), (None, None, 1), "{domain} {claim}");
+    }
+    // A further session that waits for the name has the same claim.
+    let more = h.ask_to_join(5, "db", 1);
+    assert_eq!(h.claim(), ("db".to_owned(), of_db));
+    h.answered("db", of_db, "");
+    let joined = |answer| matches!(answer, Some(Message::Joined { .. }));
+    assert!(joined(h.answer(db)) && joined(h.answer(more)));
+    let rows = h.news();
+    assert!(rows.iter().all(|row| (row.news, row.claim) == (NameNews::Present, 0)), "{rows:?}");
+}
+
+#[test]
+fn claims_are_numbered_from_the_brokers_instance() {
+    let mut h = Hosts::new();
+    // The next broker's instance is greater, so a gateway's late answer to a claim of this broker is none to a claim of the next.
+    for (at, name) in ["db", "web", "db"].into_iter().enumerate() {
+        let session = h.ask_to_join(5, name, 1);
+        assert_eq!(h.claim(), (name.to_owned(), INSTANCE + 1 + at as u64));
+        h.w.end(session);
+        assert_eq!(h.changes(), [(NameNews::Gone, name.to_owned())]);
+    }
 }
 
 #[test]
 fn second_join_of_a_waiting_session_is_refused() {
     let mut h = Hosts::new();
     let session = h.ask_to_join(5, "db", 1);
+    let (_, claim) = h.claim();
     assert_eq!(h.w.refused(session, join("other"), vec![]), Refusal::Protocol);
-    h.claimed("db", "");
+    h.answered("db", claim, "");
     assert_eq!(h.answer(session), None);
 }
 
@@ -351,7 +427,7 @@ fn messages_of_gateway_are_refused_to_others() {
     };
     for message in [
         Message::FollowNames { after: 0 },
-        Message::NameClaimed { domain: "db".into(), holder: String::new() },
+        Message::NameClaimed { domain: "db".into(), claim: 1, holder: String::new() },
         Message::Route { channel },
         Message::RouteTo { channel, host: "beta".into() },
         Message::RefuseRoute { channel, code: Refusal::Denied, reason: "no".into() },

@@ -38,7 +38,7 @@ fn cluster_message() -> impl Strategy<Value = Message> {
     let holder = || proptest::sample::select(vec!["", "", "beta", "no good"]).prop_map(str::to_owned);
     prop_oneof![
         3 => (0u64..9).prop_map(|after| Message::FollowNames { after }),
-        2 => (name(), holder()).prop_map(|(domain, holder)| Message::NameClaimed { domain, holder }),
+        2 => (name(), channel(), holder()).prop_map(|(domain, claim, holder)| Message::NameClaimed { domain, claim, holder }),
         1 => channel().prop_map(|channel| Message::Route { channel }),
         2 => (channel(), holder()).prop_map(|(channel, host)| Message::RouteTo { channel, host }),
         1 => channel().prop_map(|channel| {

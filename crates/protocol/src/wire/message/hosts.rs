@@ -20,6 +20,8 @@ macro_rules! hosts {
     71 NameClaimed {
         /// The domain.
         domain: String,
+        /// The number of the claim, which its row has.
+        claim: u64,
         /// The host that has the name; empty if this host may use it.
         holder: String,
     }
