@@ -209,16 +209,28 @@ pub(crate) fn find_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> Opti
     directory.has_offer(Fingerprint::translated(local, key)).then_some(FoundOffer::Translated)
 }
 
+/// Why a socket is not published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unpublished {
+    /// The broker has refused it.
+    Refused,
+    /// Another thread's request takes the session for too long, or this process has no room for it. It can be tried again.
+    NotNow,
+}
+
+/// Milliseconds from an attempt to publish a socket that ended with [`Unpublished::NotNow`] to the next. It may have taken as long.
+pub(crate) const PUBLISH_PAUSE: u64 = 1000;
+
 /// Publishes a listening socket and returns the key to withdraw it by. An existing publication is kept.
 ///
 /// If there is no broker it will be published when there is one, and after a restart of the broker again, by every process that has it,
 /// at its next [`tick`].
-pub(crate) fn publish(fd: c_int) -> Option<u64> {
-    let turn = Turn::take(Urgency::Long).ok()?;
-    let cookie = sockopt::socket_cookie(sys::borrow(fd)).ok()?;
+pub(crate) fn publish(fd: c_int) -> Result<u64, Unpublished> {
+    let turn = Turn::take(Urgency::Long).map_err(|_| Unpublished::NotNow)?;
+    let cookie = sockopt::socket_cookie(sys::borrow(fd)).map_err(|_| Unpublished::Refused)?;
     let known = listeners::all().find(|(_, listener)| listener.fd() == Some(fd) && listener.cookie() == cookie);
-    let (at, listener) = known.or_else(|| listeners::add(fd, cookie))?;
-    let key = turn.key(at)?;
+    let (at, listener) = known.or_else(|| listeners::add(fd, cookie)).ok_or(Unpublished::NotNow)?;
+    let key = turn.key(at).ok_or(Unpublished::NotNow)?;
     // Opening a session publishes all that is entered.
     for _ in 0..2 {
         if turn.be_open().is_err() || !turn.await_publication(at) || key.load(Ordering::Relaxed) != 0 {
@@ -227,7 +239,7 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
         match turn.publish(at, fd) {
             Ok(PublicationStep::Answered) if key.load(Ordering::Relaxed) == 0 => {
                 listener.clear();
-                return None;
+                return Err(Unpublished::Refused);
             }
             Ok(_) => break,
             // The session had ended, which this has found out.
@@ -237,7 +249,7 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
     if key.load(Ordering::Relaxed) != 0 {
         turn.announce(netns::cookie(fd));
     }
-    Some(listener.handle(at))
+    Ok(listener.handle(at))
 }
 
 /// The listener is gone.

@@ -148,7 +148,7 @@ fn listener_is_known_from_publish_to_withdraw() {
     let probe = TcpStream::connect(at).unwrap();
     assert!(!knows_listener(probe.as_raw_fd(), at));
     let key = publish(listener.as_raw_fd()).unwrap();
-    assert_eq!(publish(listener.as_raw_fd()), Some(key), "once more is nothing new");
+    assert_eq!(publish(listener.as_raw_fd()), Ok(key), "once more is nothing new");
     assert!(knows_listener(probe.as_raw_fd(), at));
     assert!(knows_resident(probe.as_raw_fd(), at));
     assert!(!knows_listener(probe.as_raw_fd(), SocketAddr::new(at.ip(), at.port() ^ 1)));
@@ -254,7 +254,7 @@ fn requests_without_broker_fail_and_are_made_up_after_start() {
     drop(broker());
     let (listener, client, server) = connection();
     let at = listener.local_addr().unwrap();
-    assert!(publish(listener.as_raw_fd()).is_some());
+    assert!(publish(listener.as_raw_fd()).is_ok());
     assert!(!knows_listener(client.as_raw_fd(), at));
     assert_eq!(offer_of(&client).0.unwrap_err(), Reason::BrokerAbsent);
     assert_eq!(take_of(&server).unwrap_err(), Reason::BrokerAbsent);
@@ -272,7 +272,7 @@ fn earlier_listeners_stay_known_while_broker_is_replaced() {
     let first = broker();
     let (listener, client, server) = connection();
     let at = listener.local_addr().unwrap();
-    assert!(publish(listener.as_raw_fd()).is_some() && knows_listener(client.as_raw_fd(), at));
+    assert!(publish(listener.as_raw_fd()).is_ok() && knows_listener(client.as_raw_fd(), at));
     let before = policy(80, at.ip()).upgrade;
     drop(first);
     assert_eq!(offer_of(&client).0.unwrap_err(), Reason::BrokerAbsent);
@@ -470,7 +470,7 @@ fn vfork_child_in_parent_memory_sends_nothing() {
     let (listener, client, _server) = connection();
     publish(listener.as_raw_fd()).unwrap();
     // Like a child of `vfork`, it does not know that it is a child.
-    let child = fork(|| publish(listener.as_raw_fd()).is_none() && offer_of(&client).0.is_err());
+    let child = fork(|| publish(listener.as_raw_fd()).is_err() && offer_of(&client).0.is_err());
     assert!(ended_well(child));
     assert_eq!(broker.status().sessions, 1);
     assert!(offer_of(&client).0.is_ok());
@@ -485,7 +485,7 @@ fn listener_stays_known_while_server_forks_and_exits() {
     let (heard, say) = rustix::pipe::pipe().unwrap();
     let first = fork(|| {
         crate::process::became_child();
-        let published = publish(listener.as_raw_fd()).is_some();
+        let published = publish(listener.as_raw_fd()).is_ok();
         fork(|| {
             crate::process::became_child();
             after_fork();

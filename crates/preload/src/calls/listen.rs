@@ -1,6 +1,7 @@
 //! `listen`: where others find us.
 #![expect(unsafe_code, reason = "C functions")]
 
+use crate::broker::Unpublished;
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{arena, broker, real, sys};
 use libc::c_int;
@@ -23,14 +24,17 @@ static KEYS: [PublishedListener; LISTENERS] =
     [const { PublishedListener { key: AtomicU64::new(0), descriptors: AtomicU32::new(0), port: AtomicU32::new(0) } };
         LISTENERS];
 
-/// The index of a listener that could not be published.
+/// The index of a listener that the broker has refused.
 const UNKNOWN: u16 = u16::MAX;
 
+/// No listener is published at an `accept` before this moment, in milliseconds of [`sys::coarse_millis`]: the last attempt found the session busy.
+static PUBLISH_FROM: AtomicU64 = AtomicU64::new(0);
+
 /// The port of a listening descriptor, if it is published. A listener that another program has made, and that was inherited through
-/// `exec`, is published at its first use.
+/// `exec`, is published at its first use; so is one for which `listen` has found the session with the broker busy.
 pub(super) fn published_port(fd: c_int) -> Option<u16> {
     let mut entry = table::get(fd);
-    if entry == Entry::NONE && fd >= 0 {
+    if entry == Entry::NONE && fd >= 0 && sys::coarse_millis() >= PUBLISH_FROM.load(Ordering::Relaxed) {
         let errno = sys::errno_number();
         publish(fd);
         sys::restore_errno(errno);
@@ -79,9 +83,17 @@ fn publish(fd: c_int) {
     if fd < 0 || !table::fits(fd) || is_published_already(fd) {
         return;
     }
-    let Some(key) = is_tcp(fd).then(|| broker::publish(fd)).flatten() else {
-        table::set(fd, Entry::new(DescriptorKind::Listener, 0, UNKNOWN));
-        return;
+    let answer = if is_tcp(fd) { broker::publish(fd) } else { Err(Unpublished::Refused) };
+    let key = match answer {
+        Ok(key) => key,
+        Err(Unpublished::Refused) => {
+            table::set(fd, Entry::new(DescriptorKind::Listener, 0, UNKNOWN));
+            return;
+        }
+        Err(Unpublished::NotNow) => {
+            PUBLISH_FROM.store(sys::coarse_millis() + broker::PUBLISH_PAUSE, Ordering::Relaxed);
+            return;
+        }
     };
     let name = rustix::net::getsockname(sys::borrow(fd)).ok().and_then(|name| SocketAddr::try_from(name).ok());
     for (index, listener) in KEYS.iter().enumerate() {
@@ -110,5 +122,33 @@ export! {
             sys::restore_errno(errno);
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::tests::alone::alone;
+    use crate::broker::tests::{broker as start_broker, busy_session};
+    use rustix::fd::AsRawFd;
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn listener_that_finds_session_busy_is_published_later() {
+        let Some(_alone) = alone!() else { return };
+        let _broker = start_broker();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let (fd, at) = (listener.as_raw_fd(), listener.local_addr().unwrap());
+        let busy = busy_session();
+        publish(fd);
+        drop(busy);
+        assert!(!is_published_already(fd));
+        let start = Instant::now();
+        // As each `accept` does.
+        while published_port(fd) != Some(at.port()) {
+            assert!(start.elapsed() < Duration::from_secs(100), "it stays unpublished");
+        }
+        closed(fd, table::get(fd));
     }
 }

@@ -36,6 +36,7 @@ pub(crate) use address::Wanted;
 pub(crate) use wait::{Poller, concerns, entered_set, join_group};
 
 use crate::awake::AwakeBudget;
+use crate::broker::Unpublished;
 use crate::buffers::CallerBuffers;
 use crate::conn::Holders;
 use crate::sockaddr::ProgramAddress;
@@ -98,6 +99,8 @@ pub(crate) struct DatagramSocket {
     bytes: AtomicU64,
     /// The key to withdraw the publication by.
     published: AtomicU64,
+    /// Before this moment it is not published, in milliseconds of [`sys::coarse_millis`]: the last attempt found the session busy.
+    publish_from: AtomicU64,
     /// How often its rings were closed, or the socket itself. A request to the broker that began before does not count any more.
     closings: AtomicU32,
     policy_seen: AtomicU32,
@@ -133,6 +136,7 @@ impl DatagramSocket {
             came: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             published: AtomicU64::new(0),
+            publish_from: AtomicU64::new(0),
             closings: AtomicU32::new(0),
             policy_seen: AtomicU32::new(0),
             inbound: AtomicU32::new(0),
@@ -268,14 +272,16 @@ impl DatagramSocket {
 
     #[cold]
     fn publish(&self, fd: c_int) {
-        self.publish_since(fd, self.closings());
+        if sys::coarse_millis() >= self.publish_from.load(Ordering::Relaxed) {
+            self.publish_since(fd, self.closings());
+        }
     }
 
     /// Publishes it. If another thread has closed its rings since `closings` were counted, it has found no publication to withdraw, and the
     /// publication may name an address that the socket has lost. So this thread withdraws it.
     fn publish_since(&self, fd: c_int, closings: u32) {
         match broker::publish(fd) {
-            Some(key) => {
+            Ok(key) => {
                 self.published.store(key, Ordering::Relaxed);
                 // EDGE publication: releases the key; acquires from `unpublish` of another thread, if that came before, what it did first.
                 self.flags.fetch_or(flags::PUBLISHED, Ordering::AcqRel);
@@ -283,7 +289,11 @@ impl DatagramSocket {
                     self.unpublish();
                 }
             }
-            None => self.set(flags::UNWANTED, broker::directory().is_some()),
+            Err(Unpublished::Refused) => self.set(flags::UNWANTED, broker::directory().is_some()),
+            // That took a second, and so may the next attempt.
+            Err(Unpublished::NotNow) => {
+                self.publish_from.store(sys::coarse_millis() + broker::PUBLISH_PAUSE, Ordering::Relaxed);
+            }
         }
     }
 
@@ -413,7 +423,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     for word in [&socket.port, &socket.policy_seen, &socket.inbound, &socket.sleepers, &socket.segment] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [&socket.came, &socket.bytes, &socket.published] {
+    for word in [&socket.came, &socket.bytes, &socket.published, &socket.publish_from] {
         word.store(0, Ordering::Relaxed);
     }
     socket.budget.reset();
@@ -546,8 +556,10 @@ pub(crate) fn connected(fd: c_int, address: ProgramAddress) {
     let Some(socket) = DatagramSocket::of(fd) else { return };
     socket.close_rings();
     socket.unpublish();
+    // The broker may want it at its next address.
+    socket.set(flags::UNWANTED, false);
     socket.port.store(0, Ordering::Relaxed);
-    for word in [&socket.came, &socket.bytes] {
+    for word in [&socket.came, &socket.bytes, &socket.publish_from] {
         word.store(0, Ordering::Relaxed);
     }
     if let Some(mut remote) = socket.remote.hold() {

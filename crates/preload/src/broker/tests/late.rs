@@ -341,7 +341,7 @@ fn listener_published_twice_has_one_key_at_a_late_broker() {
     let Some(_alone) = alone!() else { return };
     let (listener, client, _server, key) = left_by_first_broker();
     let mut late = open_with_late_publication();
-    assert_eq!(asked(&late, || publish(listener.as_raw_fd())), Some(key));
+    assert_eq!(asked(&late, || publish(listener.as_raw_fd())), Ok(key));
     asked(&late, || withdraw(key));
     assert!(!knows_listener_with(&mut late, &client, listener.local_addr().unwrap()), "the second is left");
 }

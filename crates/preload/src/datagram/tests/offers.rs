@@ -113,3 +113,37 @@ fn publication_that_ends_after_rings_closed_is_withdrawn() {
         assert!(!socket.has(flags::PUBLISHED) && !broker::knows_receiver(fd, at));
     }
 }
+
+#[test]
+fn publication_that_finds_session_busy_is_tried_again() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let lying = Lying::offered();
+    let (fd, socket, at) = (lying.fd(), lying.socket(), lying.receiver.local_addr().unwrap());
+    socket.unpublish();
+    let busy = busy_session();
+    socket.publish(fd);
+    drop(busy);
+    assert!(!socket.has(flags::PUBLISHED | flags::UNWANTED), "the broker has not refused it");
+    let start = Instant::now();
+    while !socket.has(flags::PUBLISHED) {
+        assert!(start.elapsed() < Duration::from_secs(100), "it stays unpublished");
+        socket.publish(fd);
+    }
+    assert!(broker::knows_receiver(fd, at));
+}
+
+#[test]
+fn refused_socket_that_is_connected_may_be_published() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let lying = Lying::offered();
+    let (fd, socket) = (lying.fd(), lying.socket());
+    socket.unpublish();
+    socket.set(flags::UNWANTED, true);
+    lying.receiver.connect(lying.sender.local_addr().unwrap()).unwrap();
+    connected(fd, ProgramAddress::NONE);
+    assert!(!socket.has(flags::UNWANTED));
+    socket.publish(fd);
+    assert!(socket.has(flags::PUBLISHED));
+}
