@@ -52,6 +52,14 @@ impl std::fmt::Debug for TaskQueue {
     }
 }
 
+/// Why io_uring was to be set up, and what may be wrong.
+fn set_up(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EINVAL) => "set up io_uring (disks need Linux 6.0 or later)",
+        _ => "set up io_uring (is kernel.io_uring_disabled set?)",
+    }
+}
+
 impl TaskQueue {
     /// A queue for `file`.
     pub(crate) fn new(file: BorrowedFd<'_>, delay: std::time::Duration) -> Result<Self, VhostError> {
@@ -62,7 +70,7 @@ impl TaskQueue {
             .setup_taskrun_flag()
             .setup_submit_all()
             .build(ENTRIES)
-            .map_err(failed("set up io_uring (is kernel.io_uring_disabled set?)"))?;
+            .map_err(|error| failed(set_up(&error))(error))?;
         // The kernel keeps the file, and the lock on it, until the last task has ended, also if this process is killed.
         ring.submitter().register_files(&[file.as_raw_fd()]).map_err(failed("hand the disk to io_uring"))?;
         let held = std::iter::repeat_with(HeldTask::default).take(MOST_TASKS).collect();
