@@ -212,21 +212,32 @@ pub(crate) fn find_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> Opti
 /// Why a socket is not published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unpublished {
-    /// The broker has refused it.
+    /// The broker has refused it, or it is no socket that can be published. It is not tried again.
     Refused,
-    /// Another thread's request takes the session for too long, or this process has no room for it. It can be tried again.
+    /// Another thread has the session, or this process has no session or no room for another socket. It can be tried again.
     NotNow,
 }
 
-/// Milliseconds from an attempt to publish a socket that ended with [`Unpublished::NotNow`] to the next. It may have taken as long.
-pub(crate) const PUBLISH_PAUSE: u64 = 1000;
+/// Milliseconds from an attempt to publish a socket that ended with [`Unpublished::NotNow`] to the next.
+pub(crate) const PUBLISH_PAUSE: u64 = 100;
 
 /// Publishes a listening socket and returns the key to withdraw it by. An existing publication is kept.
 ///
 /// If there is no broker it will be published when there is one, and after a restart of the broker again, by every process that has it,
 /// at its next [`tick`].
+///
+/// It waits up to a second for another thread that has the session.
 pub(crate) fn publish(fd: c_int) -> Result<u64, Unpublished> {
-    let turn = Turn::take(Urgency::Long).map_err(|_| Unpublished::NotNow)?;
+    publish_in_turn(fd, Urgency::Long)
+}
+
+/// As [`publish`], for a socket that is tried again: it waits for another thread that has the session for 2 ms at the most.
+pub(crate) fn publish_now(fd: c_int) -> Result<u64, Unpublished> {
+    publish_in_turn(fd, Urgency::Brief)
+}
+
+fn publish_in_turn(fd: c_int, urgency: Urgency) -> Result<u64, Unpublished> {
+    let turn = Turn::take(urgency).map_err(|_| Unpublished::NotNow)?;
     let cookie = sockopt::socket_cookie(sys::borrow(fd)).map_err(|_| Unpublished::Refused)?;
     let known = listeners::all().find(|(_, listener)| listener.fd() == Some(fd) && listener.cookie() == cookie);
     let (at, listener) = known.or_else(|| listeners::add(fd, cookie)).ok_or(Unpublished::NotNow)?;

@@ -24,19 +24,20 @@ static KEYS: [PublishedListener; LISTENERS] =
     [const { PublishedListener { key: AtomicU64::new(0), descriptors: AtomicU32::new(0), port: AtomicU32::new(0) } };
         LISTENERS];
 
-/// The index of a listener that the broker has refused.
+/// The index of a descriptor that is no TCP listener, or that the broker has refused.
 const UNKNOWN: u16 = u16::MAX;
 
-/// No listener is published at an `accept` before this moment, in milliseconds of [`sys::coarse_millis`]: the last attempt found the session busy.
+/// No listener of this process is published at an `accept` before this moment, in milliseconds of [`sys::coarse_millis`]: the last attempt ended with
+/// [`Unpublished::NotNow`].
 static PUBLISH_FROM: AtomicU64 = AtomicU64::new(0);
 
 /// The port of a listening descriptor, if it is published. A listener that another program has made, and that was inherited through
-/// `exec`, is published at its first use; so is one for which `listen` has found the session with the broker busy.
+/// `exec`, is published at its first use; so is one for which `listen` has found that another thread has the session with the broker.
 pub(super) fn published_port(fd: c_int) -> Option<u16> {
     let mut entry = table::get(fd);
     if entry == Entry::NONE && fd >= 0 && sys::coarse_millis() >= PUBLISH_FROM.load(Ordering::Relaxed) {
         let errno = sys::errno_number();
-        publish(fd);
+        publish(fd, broker::publish_now);
         sys::restore_errno(errno);
         entry = table::get(fd);
     }
@@ -79,11 +80,11 @@ pub(super) fn is_tcp(fd: c_int) -> bool {
         && matches!(sockopt::socket_domain(fd), Ok(AddressFamily::INET | AddressFamily::INET6))
 }
 
-fn publish(fd: c_int) {
+fn publish(fd: c_int, by: impl FnOnce(c_int) -> Result<u64, Unpublished>) {
     if fd < 0 || !table::fits(fd) || is_published_already(fd) {
         return;
     }
-    let answer = if is_tcp(fd) { broker::publish(fd) } else { Err(Unpublished::Refused) };
+    let answer = if is_tcp(fd) { by(fd) } else { Err(Unpublished::Refused) };
     let key = match answer {
         Ok(key) => key,
         Err(Unpublished::Refused) => {
@@ -118,7 +119,7 @@ export! {
         let result = unsafe { real::listen(fd, backlog) };
         if result == 0 {
             let errno = sys::errno_number();
-            publish(fd);
+            publish(fd, broker::publish);
             sys::restore_errno(errno);
         }
         result
@@ -141,7 +142,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (fd, at) = (listener.as_raw_fd(), listener.local_addr().unwrap());
         let busy = busy_session();
-        publish(fd);
+        publish(fd, broker::publish);
         drop(busy);
         assert!(!is_published_already(fd));
         let start = Instant::now();

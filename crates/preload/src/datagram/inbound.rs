@@ -39,6 +39,10 @@ const MAX_PEER_RING: u64 = 64 << 20;
 const LOOKS: (u32, u32) = (200, 1000);
 /// Naps of a receiver during which a sender stays in the middle of a datagram, before its ring is given up.
 const UNFINISHED: u32 = 20;
+/// The milliseconds from the closing of a ring after which a sender in the middle of a datagram is not waited for any more, and after which
+/// bytes are given up that the broker does not prove.
+const FINISHING: u64 = 1000;
+const PROVING: u64 = 5000;
 
 /// A ring, and whose.
 #[derive(Debug)]
@@ -49,11 +53,37 @@ struct Inbound {
     half: ReadingHalf,
     channel: u64,
     /// It is read to its end, and not used again.
-    closed: bool,
+    closed: Option<ClosedRing>,
     /// What its sender has sent by the kernel, and what of that has come, if the sender is on another machine.
     arrivals: KernelArrivals,
     /// Sleeps in a row before which its sender was in the middle of a datagram.
     unfinished: u32,
+}
+
+/// A ring that was closed permanently.
+#[derive(Debug, Clone, Copy)]
+struct ClosedRing {
+    /// When, in milliseconds of [`sys::coarse_millis`].
+    since: u64,
+    /// Its end, once its sender was seen between two datagrams. A sender that goes on to write is not read beyond it.
+    end: Option<u64>,
+}
+
+impl ClosedRing {
+    fn is_older_than(self, milliseconds: u64) -> bool {
+        sys::coarse_millis().saturating_sub(self.since) > milliseconds
+    }
+}
+
+/// What lies in a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RingContent {
+    /// Nothing that will ever be read.
+    Nothing,
+    /// Bytes whose proof the broker has not renewed.
+    Unproved,
+    /// So many bytes that are proved to be the sender's.
+    Proved(u64),
 }
 
 impl Inbound {
@@ -63,7 +93,7 @@ impl Inbound {
         port: 0,
         half: ReadingHalf::new(0, 0),
         channel: 0,
-        closed: false,
+        closed: None,
         arrivals: KernelArrivals::NONE,
         unfinished: 0,
     };
@@ -85,31 +115,74 @@ impl Inbound {
     /// protocol has none.
     #[inline]
     fn waiting(&mut self) -> u64 {
-        match self.unproved() {
-            0 => 0,
-            n => match proof_for_receiver(self.channel) {
-                Proof::Good => n,
-                Proof::Ended { limit } => match limit.saturating_sub(self.half.head()) {
-                    left if left <= self.half.capacity() => n.min(left),
-                    // The sender's word about its tail was false when its socket was gone. It would let it write without end (protocol U11.16).
-                    _ => 0,
-                },
-                Proof::Stale | Proof::Unknown => 0,
+        match self.content() {
+            RingContent::Proved(n) => n,
+            RingContent::Nothing | RingContent::Unproved => 0,
+        }
+    }
+
+    /// What lies in it, by one look at the broker's proof.
+    #[inline]
+    fn content(&mut self) -> RingContent {
+        let n = match self.unproved() {
+            0 => return RingContent::Nothing,
+            n => n,
+        };
+        match proof_for_receiver(self.channel) {
+            Proof::Good => RingContent::Proved(n),
+            Proof::Ended { limit } => match limit.saturating_sub(self.half.head()) {
+                left @ 1.. if left <= self.half.capacity() => RingContent::Proved(n.min(left)),
+                // The sender's word about its tail was false when its socket was gone. It would let it write without end (protocol U11.16).
+                _ => RingContent::Nothing,
             },
+            Proof::Stale => RingContent::Unproved,
+            Proof::Unknown => RingContent::Nothing,
         }
     }
 
     /// Bytes that lie in it, whosever they are. A sender that breaks the protocol has none.
     #[inline]
     fn unproved(&mut self) -> u64 {
-        let Some((own, peer)) = self.flow.and_then(FlowPlaces::pages) else { return 0 };
+        match self.closed {
+            None => self.written(),
+            Some(closed) => self.written_before_end(closed),
+        }
+    }
+
+    /// Bytes that its sender has written and that were not read.
+    #[inline]
+    fn written(&mut self) -> u64 {
         match self.half.available() {
-            0 if self.half.ended().is_none() => self.half.refresh(&peer.control.tx).unwrap_or_else(|what| {
-                self.half.end(&own.control.rx, Ending::Corrupt(what));
-                0
-            }),
+            0 => self.refresh(),
             n => n,
         }
+    }
+
+    /// The same, by another look at the sender's cursor.
+    #[inline]
+    fn refresh(&mut self) -> u64 {
+        let Some((own, peer)) = self.flow.and_then(FlowPlaces::pages).filter(|_| self.half.ended().is_none()) else {
+            return self.half.available();
+        };
+        self.half.refresh(&peer.control.tx).unwrap_or_else(|what| {
+            self.half.end(&own.control.rx, Ending::Corrupt(what));
+            0
+        })
+    }
+
+    #[cold]
+    fn written_before_end(&mut self, closed: ClosedRing) -> u64 {
+        let end = match closed.end {
+            Some(end) => end,
+            // In this order: what a sender has written before it was idle is found.
+            None if !self.is_written() || closed.is_older_than(FINISHING) => {
+                let end = self.half.head() + self.refresh();
+                self.closed = Some(ClosedRing { end: Some(end), ..closed });
+                end
+            }
+            None => return self.written(),
+        };
+        self.written().min(end.saturating_sub(self.half.head()))
     }
 
     /// Whether bytes may still come by it though it is closed for a sleep: its sender has not finished a datagram, or the broker has not
@@ -117,7 +190,7 @@ impl Inbound {
     fn is_unsettled(&mut self) -> bool {
         let is_written = self.is_written();
         self.unfinished = if is_written { self.unfinished + 1 } else { 0 };
-        is_written || self.awaits_proof()
+        is_written || self.content() == RingContent::Unproved
     }
 
     /// Whether its sender is in the middle of a datagram.
@@ -126,9 +199,19 @@ impl Inbound {
         self.flow.and_then(FlowPlaces::pages).is_some_and(|(_, peer)| load_acquire(&peer.tx_path.switched_at) != 0)
     }
 
-    /// Whether bytes lie in it of which the broker has not renewed the proof.
-    fn awaits_proof(&mut self) -> bool {
-        self.unproved() > 0 && proof_for_receiver(self.channel) == Proof::Stale
+    /// Whether bytes may still come by it, or may still be proved, though it is closed.
+    fn awaits_more(&mut self) -> bool {
+        self.is_written() || self.content() == RingContent::Unproved
+    }
+
+    /// Whether a ring that is not used any more can be given up: nothing will be read from it.
+    fn is_read(&mut self) -> bool {
+        match self.content() {
+            // Until it has an end, a sender that saw the ring open may still write to it.
+            RingContent::Nothing => self.closed.is_none_or(|closed| closed.end.is_some()),
+            RingContent::Unproved => self.closed.is_some_and(|closed| closed.is_older_than(PROVING)),
+            RingContent::Proved(_) => false,
+        }
     }
 
     /// Whether it will not be written any more, as far as the broker says.
@@ -148,6 +231,8 @@ pub(super) struct DatagramRx {
     turns: u32,
     /// `WATCHING` is set in all of them.
     open: bool,
+    /// Bytes could still come by a ring, or be proved, at the last look before a sleep.
+    was_unsettled: bool,
     /// What the broker was asked for.
     asks: OfferAsks,
     /// The socket's network namespace, which never changes, once it was needed: a look at the directory is no system call.
@@ -162,6 +247,7 @@ impl DatagramRx {
             next: 0,
             turns: 0,
             open: false,
+            was_unsettled: false,
             asks: OfferAsks::NONE,
             netns: None,
         }
@@ -240,7 +326,7 @@ impl DatagramRx {
         self.open = open;
         for ring in self.in_use() {
             if let Some((own, _)) = ring.flow.and_then(FlowPlaces::pages) {
-                let flags = if open && !ring.closed { path_flags::WATCHING } else { 0 };
+                let flags = if open && ring.closed.is_none() { path_flags::WATCHING } else { 0 };
                 // EDGE ring-open: releases that the kernel's queue was read up to here; acquired in `DatagramSocket::send_by_ring`.
                 own.rx_path.flags.store(flags, Ordering::Release);
             }
@@ -249,9 +335,10 @@ impl DatagramRx {
 
     /// Closes all of them permanently.
     pub(super) fn close(&mut self) {
-        self.in_use().iter_mut().for_each(|ring| ring.closed = true);
+        let closed = ClosedRing { since: sys::coarse_millis(), end: None };
+        self.in_use().iter_mut().filter(|ring| ring.closed.is_none()).for_each(|ring| ring.closed = Some(closed));
         self.open(false);
-        // From here on, a sender that saw a ring open is seen to write, or has written.
+        // A sender that saw `WATCHING` is seen to write from here on, or has written (protocol U6.1).
         heavy_fence();
     }
 
@@ -321,7 +408,7 @@ impl DatagramRx {
 
     /// Whether something may come by a ring during a sleep for which all are closed. A sender that never finishes loses its ring.
     pub(super) fn is_unsettled(&mut self) -> bool {
-        let mut unsettled = false;
+        let mut unsettled = self.was_unsettled && self.count > 0;
         for at in (0..self.count).rev() {
             unsettled |= self.rings[at].is_unsettled();
             if self.rings[at].unfinished > UNFINISHED {
@@ -332,15 +419,15 @@ impl DatagramRx {
         unsettled
     }
 
-    /// Gives up the rings whose senders have finished or have gone, once they are empty.
-    fn sweep(&mut self) {
+    /// Gives up the rings that are not used any more, once they are read: their senders have finished or have gone, or they are closed.
+    pub(super) fn sweep(&mut self) {
         for at in (0..self.count).rev() {
             let ring = &mut self.rings[at];
             let Some((_, peer)) = ring.flow.and_then(FlowPlaces::pages) else { continue };
-            let finished = ring.half.judge(Some(&peer.control.tx), false).is_some();
-            // A sender that saw the ring open may still write to one that is closed by now.
-            let is_over = finished || ring.has_ended() || (ring.closed && !ring.is_written());
-            if is_over && !ring.awaits_proof() && ring.waiting() == 0 {
+            if ring.closed.is_none() && ring.half.judge(Some(&peer.control.tx), false).is_some() {
+                ring.closed = Some(ClosedRing { since: sys::coarse_millis(), end: None });
+            }
+            if (ring.closed.is_some() || ring.has_ended()) && ring.is_read() {
                 self.remove(at);
             }
         }
@@ -408,12 +495,7 @@ impl DatagramSocket {
     ) -> Result<DatagramFound, Errno> {
         let Some(mut rx) = self.rx.hold() else { return Err(Errno::AGAIN) };
         rx.turns += 1;
-        if !self.may_have_rings() {
-            // They are read to their ends.
-            rx.sweep();
-            // EDGE inbound: as in `DatagramSocket::longest_sleep`.
-            self.inbound.store(rx.count(), Ordering::Release);
-        } else if rx.turns >= TURNS {
+        if rx.turns >= TURNS && self.may_have_rings() {
             rx.turns = 0;
             rx.sweep();
             // EDGE inbound: as in `DatagramSocket::longest_sleep`.
@@ -543,12 +625,12 @@ impl DatagramSocket {
             let Some(mut rx) = self.rx.hold() else { return };
             let closings = self.closings();
             let generation = broker::offer_generation();
-            let known = rx.in_use().iter().any(|ring| ring.is_from(from) && !ring.closed && !ring.has_ended());
+            let known = rx.in_use().iter().any(|ring| ring.is_from(from) && ring.closed.is_none() && !ring.has_ended());
             if known || rx.asks.are_held(generation) || !rx.shows_offer(fd, self.port(fd), from) {
                 return;
             }
             rx.sweep();
-            // What lies in its last ring is read first.
+            // What lies in this sender's last ring is read before it gets another.
             if rx.in_use().iter().any(|ring| ring.is_from(from)) || !rx.asks.begin(generation, sys::coarse_millis()) {
                 return;
             }
@@ -616,7 +698,7 @@ impl DatagramSocket {
             port: from.port(),
             half: ReadingHalf::new(size, 0),
             channel: taken.number,
-            closed: false,
+            closed: None,
             arrivals: KernelArrivals::NONE,
             unfinished: 0,
         };
@@ -651,6 +733,8 @@ impl DatagramSocket {
             // A sender that was interrupted in the middle of a datagram is checked again after a nap.
             rx.in_use().iter().for_each(wait_until_idle);
         }
+        // Before the look: what comes between the two is found after a nap.
+        rx.was_unsettled = rx.in_use().iter_mut().any(Inbound::awaits_more);
         if let SecondLook::Found(()) = closed.look(|| is_news(&mut rx).then_some(())) {
             self.rise(&mut rx, true);
             return false;

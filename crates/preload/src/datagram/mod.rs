@@ -99,7 +99,7 @@ pub(crate) struct DatagramSocket {
     bytes: AtomicU64,
     /// The key to withdraw the publication by.
     published: AtomicU64,
-    /// Before this moment it is not published, in milliseconds of [`sys::coarse_millis`]: the last attempt found the session busy.
+    /// Before this moment it is not published, in milliseconds of [`sys::coarse_millis`]: the last attempt ended with [`Unpublished::NotNow`].
     publish_from: AtomicU64,
     /// How often its rings were closed, or the socket itself. A request to the broker that began before does not count any more.
     closings: AtomicU32,
@@ -280,7 +280,7 @@ impl DatagramSocket {
     /// Publishes it. If another thread has closed its rings since `closings` were counted, it has found no publication to withdraw, and the
     /// publication may name an address that the socket has lost. So this thread withdraws it.
     fn publish_since(&self, fd: c_int, closings: u32) {
-        match broker::publish(fd) {
+        match broker::publish_now(fd) {
             Ok(key) => {
                 self.published.store(key, Ordering::Relaxed);
                 // EDGE publication: releases the key; acquires from `unpublish` of another thread, if that came before, what it did first.
@@ -289,8 +289,13 @@ impl DatagramSocket {
                     self.unpublish();
                 }
             }
-            Err(Unpublished::Refused) => self.set(flags::UNWANTED, broker::directory().is_some()),
-            // That took a second, and so may the next attempt.
+            // It may be wanted at the address that another thread has given it meanwhile.
+            Err(Unpublished::Refused) => {
+                self.set(flags::UNWANTED, broker::directory().is_some());
+                if self.closings() != closings {
+                    self.set(flags::UNWANTED, false);
+                }
+            }
             Err(Unpublished::NotNow) => {
                 self.publish_from.store(sys::coarse_millis() + broker::PUBLISH_PAUSE, Ordering::Relaxed);
             }

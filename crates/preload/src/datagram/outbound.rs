@@ -21,6 +21,7 @@ use partywall_shm::record;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::load_acquire_u32;
 use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -612,8 +613,10 @@ fn send_past(fd: c_int, bytes: PeerBytes<'_>, to: SocketAddr, (six, splits): (bo
         }
         #[expect(unsafe_code, reason = "hands memory of our own to the kernel")]
         // SAFETY: a span of our ring, and an address of ours.
-        unsafe {
-            real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, name, len);
+        let send = || unsafe { real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, name, len) };
+        if send() < 0 && sys::errno() == Errno::CONNREFUSED {
+            // That was about an earlier datagram.
+            send();
         }
     });
 }
@@ -649,7 +652,6 @@ mod tests {
     use crate::broker::tests::{broker as start_broker, busy_session};
     use crate::calls::testing::{EpollSet, poll, recv};
     use rustix::fd::AsRawFd;
-    use rustix::io::Errno;
     use std::net::UdpSocket;
     use std::time::Instant;
 

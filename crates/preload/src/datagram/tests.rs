@@ -349,6 +349,46 @@ fn datagram_that_is_written_while_ring_closes_is_received() {
 }
 
 #[test]
+fn closed_ring_is_read_to_its_end_only() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut lying = Lying::new();
+    lying.write(8);
+    lying.socket().stay_on_kernel();
+    assert_eq!(lying.receive(), Some(8));
+    // As a sender that does not heed `WATCHING`.
+    lying.write(8);
+    assert_eq!(lying.receive(), None);
+    assert_eq!(lying.socket().inbound.load(Ordering::Relaxed), 0, "it is given up");
+}
+
+#[test]
+fn closed_ring_of_sender_that_never_finishes_is_given_up() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let mut lying = Lying::new();
+    own_page(lying.flow).tx_path.switched_at.store(1, Ordering::Release);
+    lying.socket().stay_on_kernel();
+    lying.until(|lying| lying.receive().is_none() && lying.socket().inbound.load(Ordering::Relaxed) == 0);
+}
+
+#[test]
+fn datagram_finished_between_look_and_sleep_is_found_by_nap() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = start_broker();
+    let lying = Lying::new();
+    let (own, socket) = (own_page(lying.flow), lying.socket());
+    own.tx_path.switched_at.store(1, Ordering::Release);
+    assert!(socket.fall_asleep());
+    commit(lying.flow, lying.tail, 8);
+    own.tx_path.switched_at.store(0, Ordering::Release);
+    assert_eq!(socket.longest_sleep(), Some(Duration::from_millis(50)));
+    assert!(!socket.fall_asleep(), "it is found");
+    socket.wake_up(true);
+    assert_eq!(socket.longest_sleep(), None, "nothing else can come");
+}
+
+#[test]
 fn sender_that_never_finishes_loses_its_ring() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();

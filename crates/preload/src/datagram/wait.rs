@@ -44,6 +44,8 @@ struct ReceivingCall {
     until: Option<Option<Duration>>,
     /// The sleeps of its kind, if the socket has a ring from another machine.
     far: Option<&'static QuickestSleep>,
+    /// The kernel has ended the last sleep.
+    is_readable: bool,
 }
 
 impl ReceivingCall {
@@ -88,10 +90,13 @@ impl DatagramSocket {
             }
             return got;
         }
+        if !self.may_have_rings() && self.has_read_rings() {
+            return kernel();
+        }
         self.follow_policy(fd);
         let dont_wait = message & libc::MSG_DONTWAIT != 0 || self.has(flags::NONBLOCK);
         let message = message & usual;
-        let mut call = ReceivingCall { held: SignalsHeld::none(), until: None, far: None };
+        let mut call = ReceivingCall { held: SignalsHeld::none(), until: None, far: None, is_readable: false };
         let errno = sys::errno_number();
         loop {
             match self.try_receive(fd, buffers, message, wanted) {
@@ -99,6 +104,10 @@ impl DatagramSocket {
                     // A look that found nothing does not concern the program.
                     sys::restore_errno(errno);
                     return ssize_t::try_from(n).unwrap_or(ssize_t::MAX);
+                }
+                // The kernel has said that it is readable, and has no datagram: it was shut down.
+                Ok(DatagramFound::Nothing) if call.is_readable && !self.may_have_rings() => {
+                    return self.receive_plainly(fd, message, wanted, &kernel);
                 }
                 Ok(DatagramFound::Nothing) => {}
                 Err(error) => return sys::fail(error),
@@ -134,6 +143,7 @@ impl DatagramSocket {
                 Ok(1..) => self.budget.slept(sys::now().saturating_sub(since), call.far),
                 Ok(0) | Err(_) => self.budget.slept_for_nothing(call.far),
             });
+            call.is_readable = matches!(slept, Ok(1..));
             match slept {
                 Ok(0) if deadline.is_some_and(|deadline| sys::now() >= deadline) => return sys::fail(Errno::AGAIN),
                 Ok(_) => {}
@@ -142,6 +152,16 @@ impl DatagramSocket {
             }
             call.held.release();
         }
+    }
+
+    /// A socket that stays on the kernel, or does for now: whether the rings from before are read. In a handler that has interrupted a call that
+    /// looks at them, the kernel is all that there is.
+    fn has_read_rings(&self) -> bool {
+        let Some(mut rx) = self.rx.hold() else { return true };
+        rx.sweep();
+        // EDGE inbound: as in `DatagramSocket::longest_sleep`.
+        self.inbound.store(rx.count(), Ordering::Release);
+        rx.count() == 0
     }
 
     /// Whether a call that waits for it has to look at rings.
@@ -307,6 +327,11 @@ impl Poller {
     /// It stays on the kernel from here on.
     pub(crate) fn give_up(self) {
         self.0.stay_on_kernel();
+    }
+
+    /// A call that waits for several sockets has found something else ready, or nothing.
+    pub(crate) fn found_nothing(self) {
+        self.0.found_nothing(self.0.fd.load(Ordering::Relaxed));
     }
 
     /// Whether something lies in a ring.

@@ -264,6 +264,15 @@ impl Set {
         (any, any && self.datagrams.pollers().any(Poller::is_hot))
     }
 
+    /// Looks after what its sockets have sent by rings, from time to time: a program that always finds something else ready does not sleep.
+    pub(super) fn look_after_datagrams(&self) {
+        if !self.datagrams.is_empty()
+            && let Some(_held) = self.hold()
+        {
+            self.datagrams.pollers().for_each(Poller::found_nothing);
+        }
+    }
+
     /// Publishes to senders for which sockets the kernel's queue is empty (protocol U7).
     pub(super) fn settle_datagrams(&self) {
         if !self.datagrams.is_empty()

@@ -163,6 +163,7 @@ impl Call {
             self.scan(set, answer);
         }
         if !answer.is_empty() {
+            set.look_after_datagrams();
             return Ok(());
         }
         set.settle_datagrams();
