@@ -1,10 +1,10 @@
 #!/usr/bin/python3
-"""Runs a command as on an older kernel: a filter of system calls hides from it what later kernels have.
+"""Runs a command with newer interfaces of the kernel hidden, by a filter of system calls.
 
   scripts/older-kernel.py 6.1 COMMAND...
 
-It hides the socket options and the system calls that Partywall uses where they are, or looks for: the answer is that of a kernel that does not know
-them. What a kernel does otherwise remains that of the running one. The command must not need a later kernel than it is shown.
+For each system call and socket option in the lists below that is newer than the version, the filter returns the error of a kernel that does not know
+it. All else is as on the running kernel. The command must not need a newer kernel than the version.
 Needs Debian's python3-seccomp, and root or CAP_SYS_ADMIN."""
 import errno
 import os
@@ -40,7 +40,7 @@ def main():
             try:
                 hidden.add_rule(seccomp.ERRNO(errno.ENOSYS), name)
             except RuntimeError:
-                # The library has no name for it, and the C library makes it of older ones.
+                # An older libseccomp.
                 print(f"older-kernel: {name} is not hidden: libseccomp does not know it", file=sys.stderr)
     for _, option, since in SOCKET_OPTIONS:
         if version < since:

@@ -73,10 +73,11 @@ step "gRPC and Cap'n Proto over streams" env CARGO_BUILD_JOBS=1 bash -c '
 step "tests" scripts/tests.sh others "${FEATURES[@]}"
 # shellcheck disable=SC2016 # expanded by the inner shell
 step "tests as on an older kernel" bash -c '
-    if scripts/older-kernel.py 6.1 true; then
-        exec scripts/tests.sh older "$@"
+    if ! /usr/bin/python3 -c "import seccomp" || [ "$(id -u)" != 0 ]; then
+        echo "skipped: tests as on an older kernel need root and the package python3-seccomp"
+        exit
     fi
-    echo "skipped: a filter of system calls needs the package python3-seccomp, and root"' bash "${FEATURES[@]}"
+    exec scripts/tests.sh older "$@"' bash "${FEATURES[@]}"
 settle
 # A container that boots leaves one processor to the compiler. Fuzzing itself comes later, when nothing runs beside it.
 beside "packages and containers" scripts/packages.sh

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs tests that cargo knows: those of the lab, or all others. Most tests of the lab wait for one emulated processor, beside which another is free,
-# so the two can run at the same time. Or runs again, as on an older kernel, those tests that depend on what later kernels have.
+# so the two can run at the same time. `older` runs the tests again that depend on newer interfaces of the kernel, with these hidden.
 #
 #   scripts/tests.sh lab --all-features        the options are cargo's
 #   scripts/tests.sh others --all-features
 #   scripts/tests.sh older --all-features
 set -euo pipefail
 readonly LAB=crates/lab
-# That of Debian 12. It lacks what makes sockets refuse descriptors (Linux 6.16), and what names the process at the other end (6.5).
+# That of Debian 12. It lacks `SO_PASSRIGHTS` (Linux 6.16) and `SO_PEERPIDFD` (6.5).
 readonly OLDER_KERNEL=6.1
-# Parts of the names of tests that run again, and the programs of tests beside the unit tests.
+# Parts of the names of tests that run again, and cargo's options for the programs that have them.
 readonly OLDER=(server:: broker:: datagram:: bell link:: packet:: closing:: relay:: dead_peer)
 readonly OLDER_PROGRAMS=(--lib --test deaths)
 

@@ -173,6 +173,6 @@ async fn answer_claim(domain: Domain, row: NameRow, claim: PendingClaim) {
     let answer = move || domain.name_claimed(&row.domain, row.claim, holder.as_deref());
     let told = tokio::task::spawn_blocking(answer).await;
     if let Ok(Err(error)) = told {
-        tracing::debug!(%error, "a claim was answered too late");
+        tracing::debug!(%error, "the broker did not take the answer to a claim");
     }
 }

@@ -179,7 +179,7 @@ fn group_within_a_guest_gets_rings(world: &World, guest: &Guest) {
     signal("USR1", "serve");
     wait_for_server("steers");
     wait_for_flows(world, "a program chooses in the group", |flows| flows == 0);
-    // The client has checked each answer, and checks on.
+    // The client checks each answer.
     let is_by_program = guest.wait_until("grep -q 'by the program' /tmp/ask.out");
     let said = guest.sh("cat /tmp/ask.out");
     println!("group after a program chooses: {said}");

@@ -179,7 +179,7 @@ fn group_with_a_program_that_chooses_stays_on_kernel() {
 }
 
 #[test]
-fn rings_end_when_their_set_is_put_into_another() {
+fn nesting_an_epoll_set_ends_its_rings() {
     let world = World::new();
     let port = free_port();
     let mut server = Program::peer(Some(&world), "nested", port, 0);

@@ -21,8 +21,7 @@ pub const MAX_PAYLOAD: usize = 4096 + 256;
 const HEADER: usize = 8;
 /// Bytes of a frame before its fields, the first of which is the link.
 const BEFORE_FIELDS: usize = 4;
-/// The version of the frames, of the control messages in them (protocol C1, G2) and of what these mean, in each greeting (protocol P3.6). It
-/// changes with [`wire::VERSION`](crate::wire::VERSION) too.
+/// The version of the frames and of the messages in them (protocol P3.6). It changes whenever [`crate::wire::VERSION`] does.
 pub const VERSION: u32 = 3;
 /// Bytes of a greeting.
 const GREETING: usize = BEFORE_NUMBER + 8;

@@ -340,7 +340,7 @@ impl Server {
 
 /// Whether closing a UNIX socket leaves it to another thread of the kernel to collect unreachable sockets, of any user, which may linger: so it
 /// is from Linux 6.10 on.
-fn closing_collects_nothing() -> bool {
+pub(super) fn closing_collects_nothing() -> bool {
     static NEW: OnceLock<bool> = OnceLock::new();
     *NEW.get_or_init(|| {
         let system = rustix::system::uname();

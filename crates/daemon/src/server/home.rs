@@ -157,8 +157,8 @@ mod tests {
         let (session, _) = listener.accept().unwrap();
         let pid = client.0.id().cast_signed();
         assert_eq!(peer(session.as_fd(), pid).0, Home::Broker);
-        if getsockopt(&session, PeerPidfd).is_err() {
-            return eprintln!("skipped: kernels before 6.5 cannot tell whether the process has ended");
+        if matches!(getsockopt(&session, PeerPidfd), Err(nix::errno::Errno::ENOPROTOOPT)) {
+            return eprintln!("skipped: `SO_PEERPIDFD` needs Linux 6.5");
         }
         client.0.kill().unwrap();
         client.0.wait().unwrap();

@@ -68,7 +68,7 @@ use descriptor::ClientDescriptor;
 use machine_sockets::{Answered, FlowDate, MachineSockets};
 use namespaces::ListedNamespaces;
 use published::Published;
-use readers::{MAX_REPORT, ReaderEvent, Readers};
+use readers::{LATE, MAX_REPORT, ReaderEvent, Readers};
 use shares::Shares;
 use socket::{BACKLOG, ServedSocket};
 use turns::Turns;
@@ -80,8 +80,6 @@ const BURST: usize = 4;
 
 /// How often the core hears of the time.
 const TICK: Duration = Duration::from_secs(1);
-/// How long the copy of a link or a bell that the broker no longer needs stays open at most, where it may hold descriptors.
-const SOON: Duration = Duration::from_millis(20);
 /// The time after which an offer counts as not taken at once, within a factor of two ([`CoreEvent::LookAtUntaken`]).
 const UNTAKEN: Duration = Duration::from_millis(50);
 
@@ -493,17 +491,16 @@ impl Server {
         lost.or(crowded)
     }
 
-    /// Has sockets closed that the core has dropped and in which there may be descriptors. Other processes may wait for the end of a copy, so the
-    /// disposer is emptied soon.
+    /// Passes ends of links and bells that the core has dropped, and in which there may be descriptors, to the closer, and replaces a closer that is late.
     fn close_left_sockets(&mut self) {
         let left = descriptor::take_left();
         if !left.is_empty() {
             left.into_iter().for_each(|socket| self.readers.close_made(socket));
-            self.next_emptying.get_or_insert(Instant::now() + SOON);
+            self.next_emptying.get_or_insert(Instant::now() + LATE);
         }
         if self.next_emptying.is_some_and(|at| at <= Instant::now()) {
-            self.next_emptying = None;
             self.readers.empty_disposer();
+            self.next_emptying = self.readers.has_ends_to_close().then(|| Instant::now() + LATE);
         }
     }
 

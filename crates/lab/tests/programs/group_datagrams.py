@@ -1,9 +1,9 @@
 """A server with a group of SO_REUSEPORT sockets, each with a name, and a client that asks it by several sockets. The kernel chooses a member of the
 group for the first datagram of each client's socket. The client checks that this member answers all of them, until most datagrams of both go by
 rings. Neither of the two sleeps while it waits, so that its rings stay open. The client prints whether datagrams have gone by rings, or by the kernel
-for 30 seconds, and asks on. On SIGUSR1 the server has a program choose its first member, whose name the client has as LATER, for all datagrams. The
-client checks that each question still has one answer, by the kernel's choice or by LATER, and prints when LATER has given all answers of many rounds.
-From then on no other member may answer.
+for 30 seconds. LATER is the name of the server's first member. On SIGUSR1 the server has a program choose this member for all datagrams. The client
+checks that each question still has one answer, by the kernel's choice or by LATER. It prints "by the program" after 50 rounds in which only LATER has
+answered. From then on no other member may answer.
 Usage: group_datagrams.py serve PORT NAME... | group_datagrams.py ask PORT LATER"""
 import array
 import signal
@@ -93,7 +93,7 @@ def ask(port, later):
         if by_kernel() - before < 20 * len(chosen):
             said = "by rings"
     print(said, *chosen.values(), flush=True)
-    # Until the flows to the members of before have ended, these still answer.
+    # The members that answered before may answer until their flows have ended.
     rounds = 0
     while rounds < 50:
         by_later = ask_checked(lambda own, name: name in (chosen[own], later)) == {later}

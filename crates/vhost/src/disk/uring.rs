@@ -52,7 +52,7 @@ impl std::fmt::Debug for TaskQueue {
     }
 }
 
-/// Why io_uring was to be set up, and what may be wrong.
+/// The step that has failed, with the likely cause of the error.
 fn set_up(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EINVAL) => "set up io_uring (disks need Linux 6.0 or later)",

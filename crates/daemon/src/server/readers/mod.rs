@@ -4,6 +4,7 @@
 //!   user A's sessions --> reader of A --\
 //!   user B's sessions --> reader of B ----> event loop, which alone answers, on copies of the sessions' sockets
 //!   who is refused  ----> disposer          spawner: forks and kills the others
+//!   ends that the broker made ----> closer
 //! ```
 //!
 //! Whatever a stranger sends may hang a thread that takes, queries or closes it: a socket that lingers, a file of a file system of the
@@ -32,7 +33,9 @@ use partywall_region::packet;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
+use super::accept::closing_collects_nothing;
 use crate::credentials::{Account, Home};
+pub(in crate::server) use disposer::LATE;
 use disposer::{Disposer, FULL};
 use report::ReaderOrder;
 pub(super) use report::{MAX_REPORT, ReaderReport};
@@ -126,7 +129,7 @@ pub(super) struct Readers {
     by_account: HashMap<Account, u32>,
     resting: HashMap<Account, Instant>,
     disposer: Disposer,
-    /// `None` before the first end that it has to close.
+    /// `None` until the first end is to be closed.
     closer: Option<Disposer>,
     /// Sockets that no disposer took, with the user that they came from, where that is known. They are tried again when the next disposer is made.
     undisposed: Vec<(Option<Account>, OwnedFd)>,
@@ -417,11 +420,14 @@ impl Readers {
         }
     }
 
-    /// Closes an end of a link or a bell that the broker has made. The other end hangs up only then, so it is closed at once, by the closer. If it
-    /// holds nothing, it does not wait for a disposer either.
+    /// Has an end of a link or a bell closed that the broker has made. The other end hangs up only when this copy is closed, so the closer closes it at
+    /// once.
     pub(super) fn close_made(&mut self, fd: OwnedFd) {
         match self.pass_to_closer(fd).or_else(|fd| self.pass_to_disposer(fd)) {
-            Err(fd) if packet::holds_anything(&fd) => self.undisposed.push((None, fd)),
+            // If it refuses descriptors and holds nothing, it is closed here.
+            Err(fd) if !packet::refuses_descriptors(&fd) || packet::holds_anything(&fd) => {
+                self.undisposed.push((None, fd));
+            }
             Ok(()) | Err(_) => {}
         }
     }
@@ -468,21 +474,17 @@ impl Readers {
 
     /// Whether there is anything that should be closed some day.
     pub(super) fn has_waste(&mut self) -> bool {
-        self.closer_is_late() || self.disposer.holds_any() || !self.undisposed.is_empty()
+        self.has_ends_to_close() || self.disposer.holds_any() || !self.undisposed.is_empty()
     }
 
     /// Whether the closer has an end that it has not closed yet.
-    fn closer_is_late(&mut self) -> bool {
-        self.closer.as_mut().is_some_and(|closer| {
-            closer.hear();
-            closer.holds_any()
-        })
+    pub(super) fn has_ends_to_close(&mut self) -> bool {
+        self.closer.as_mut().is_some_and(Disposer::holds_any)
     }
 
-    /// Closes what was disposed of, if there is any: the disposer is killed, and another made; and so is a closer that has not closed all that it was
-    /// given.
+    /// Replaces the disposer if it holds anything, and the closer if it is late.
     pub(super) fn empty_disposer(&mut self) {
-        if self.closer_is_late() {
+        if self.closer.as_mut().is_some_and(Disposer::is_late) {
             self.replace_closer();
         }
         if self.disposer.holds_any() {
@@ -502,6 +504,7 @@ impl Readers {
         if let Some((number, socket)) = self.spawn_disposer(Job::Dispose) {
             let old = std::mem::replace(&mut self.disposer, Disposer::new(number, socket));
             self.spawner.kill(old.number(), None);
+            self.close_own(old.into_socket());
             self.watch_spawner();
         }
     }
@@ -510,8 +513,16 @@ impl Readers {
         if let Some((number, socket)) = self.spawn_disposer(Job::Close) {
             if let Some(old) = self.closer.replace(Disposer::closer(number, socket)) {
                 self.spawner.kill(old.number(), None);
+                self.close_own(old.into_socket());
             }
             self.watch_spawner();
+        }
+    }
+
+    /// Closes a UNIX socket that only the broker has had. Where that collects unreachable sockets of others, the closer does it.
+    fn close_own(&mut self, socket: OwnedFd) {
+        if let Some(closer) = self.closer.as_mut().filter(|_| !closing_collects_nothing()) {
+            let _ = closer.give(socket);
         }
     }
 
@@ -530,6 +541,19 @@ impl Readers {
     pub(super) fn watch_spawner(&mut self) {
         let flags = if self.spawner.flush() { EventFlags::empty() } else { EventFlags::OUT };
         let _ = epoll::modify(&self.epoll, self.spawner.as_fd(), EventData::new_u64(SPAWNER), flags);
+    }
+}
+
+impl Drop for Readers {
+    fn drop(&mut self) {
+        // What the core had is dropped by now. The process that ends the broker must not wait for what is in there.
+        let left = super::descriptor::take_left();
+        let undisposed = std::mem::take(&mut self.undisposed).into_iter().map(|(_, fd)| fd);
+        for fd in left.into_iter().chain(undisposed) {
+            if let Err(fd) = self.pass_to_disposer(fd) {
+                std::mem::forget(fd);
+            }
+        }
     }
 }
 

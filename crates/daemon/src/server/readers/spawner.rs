@@ -136,26 +136,39 @@ impl Drop for Spawner {
 struct Children {
     broker: OwnedFd,
     number_record: Option<PathBuf>,
-    running: BTreeMap<u32, (Pid, OwnedFd)>,
+    running: BTreeMap<u32, Child>,
+}
+
+/// A process that runs.
+struct Child {
+    pid: Pid,
+    pidfd: OwnedFd,
+    /// It reads sessions.
+    reads: bool,
 }
 
 impl Children {
     fn run(mut self) {
         while self.turn().is_some() {}
+        self.kill(|child| !child.reads);
         self.await_ends();
-        for (_, pidfd) in self.running.values() {
-            let _ = pidfd_send_signal(pidfd, Signal::KILL);
-        }
+        self.kill(|_| true);
         // The killed ones are not waited for: one may hang in what it was killed for.
     }
 
-    /// Waits for the children to end by themselves, for as long as a reader may take for a packet. A reader that is killed while it reads a connection
+    fn kill(&self, which: impl Fn(&Child) -> bool) {
+        for child in self.running.values().filter(|child| which(child)) {
+            let _ = pidfd_send_signal(&child.pidfd, Signal::KILL);
+        }
+    }
+
+    /// Waits for the readers to end by themselves, for as long as a reader may take for a packet. A reader that is killed while it reads a connection
     /// leaves the connection in repair mode (protocol T3.5).
     fn await_ends(&self) {
         let end = Instant::now() + DEADLINE;
-        for (_, pidfd) in self.running.values() {
+        for child in self.running.values().filter(|child| child.reads) {
             let left = end.saturating_duration_since(Instant::now());
-            let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
+            let _ = poll(&mut [PollFd::new(&child.pidfd, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
         }
     }
 
@@ -163,7 +176,7 @@ impl Children {
     fn turn(&mut self) -> Option<()> {
         let numbers: Vec<u32> = self.running.keys().copied().collect();
         let mut fds = vec![PollFd::new(&self.broker, PollFlags::IN)];
-        fds.extend(self.running.values().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)));
+        fds.extend(self.running.values().map(|child| PollFd::new(&child.pidfd, PollFlags::IN)));
         match poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => return Some(()),
             other => other.ok()?,
@@ -172,8 +185,8 @@ impl Children {
         let ended: Vec<u32> =
             numbers.iter().zip(&fds[1..]).filter(|(_, fd)| !fd.revents().is_empty()).map(|(n, _)| *n).collect();
         for number in ended {
-            if let Some((pid, _)) = self.running.remove(&number) {
-                let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+            if let Some(child) = self.running.remove(&number) {
+                let _ = waitpid(Some(child.pid), WaitOptions::NOHANG);
             }
         }
         if told { self.obey() } else { Some(()) }
@@ -189,8 +202,8 @@ impl Children {
         let number = u32::from_le_bytes(number);
         match (what, &received.fds[..]) {
             (KILL, _) => {
-                if let Some((_, pidfd)) = self.running.get(&number) {
-                    let _ = pidfd_send_signal(pidfd, Signal::KILL);
+                if let Some(child) = self.running.get(&number) {
+                    let _ = pidfd_send_signal(&child.pidfd, Signal::KILL);
                 }
             }
             (what, [broker, timer]) if what == Job::Read as u8 => {
@@ -200,10 +213,10 @@ impl Children {
                 self.fork_reader(number, &[broker.as_fd(), timer.as_fd()], true);
             }
             (what, [broker]) if what == Job::Dispose as u8 => {
-                self.fork(number, "partywall-drop\0", &[broker.as_fd()], disposer::dispose);
+                self.fork(number, ("partywall-drop\0", false), &[broker.as_fd()], disposer::dispose);
             }
             (what, [broker]) if what == Job::Close as u8 => {
-                self.fork(number, "partywall-close\0", &[broker.as_fd()], disposer::close_at_once);
+                self.fork(number, ("partywall-hang\0", false), &[broker.as_fd()], disposer::close_at_once);
             }
             _ => {}
         }
@@ -212,16 +225,22 @@ impl Children {
 
     fn fork_reader(&mut self, number: u32, keep: &[BorrowedFd<'_>], may_be_urgent: bool) {
         let number_record = self.number_record.clone();
-        self.fork(number, "partywall-read\0", keep, move |kept| {
+        self.fork(number, ("partywall-read\0", true), keep, move |kept| {
             reader::run(kept, may_be_urgent, number_record);
         });
     }
 
     /// Should it fail, the child's end of its socket closes with the request, and the broker sees it as dead.
-    fn fork(&mut self, number: u32, name: &'static str, keep: &[BorrowedFd<'_>], body: impl FnOnce(Vec<OwnedFd>)) {
+    fn fork(
+        &mut self,
+        number: u32,
+        (name, reads): (&'static str, bool),
+        keep: &[BorrowedFd<'_>],
+        body: impl FnOnce(Vec<OwnedFd>),
+    ) {
         if let Ok(pid) = process::fork(name, keep, body) {
             match pidfd_open(pid, PidfdFlags::empty()) {
-                Ok(pidfd) => drop(self.running.insert(number, (pid, pidfd))),
+                Ok(pidfd) => drop(self.running.insert(number, Child { pid, pidfd, reads })),
                 // A process that could not be killed later is of no use.
                 Err(_) => drop(rustix::process::kill_process(pid, Signal::KILL)),
             }

@@ -134,7 +134,7 @@ fn publication_that_finds_session_busy_is_tried_again() {
 }
 
 #[test]
-fn refused_socket_that_is_connected_may_be_published() {
+fn refused_udp_socket_is_published_after_connect() {
     let Some(_alone) = alone!() else { return };
     let _broker = start_broker();
     let lying = Lying::offered();

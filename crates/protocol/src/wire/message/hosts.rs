@@ -20,7 +20,7 @@ macro_rules! hosts {
     71 NameClaimed {
         /// The domain.
         domain: String,
-        /// The number of the claim, which its row has.
+        /// The number of the claim, from its row in `Names`.
         claim: u64,
         /// The host that has the name; empty if this host may use it.
         holder: String,
