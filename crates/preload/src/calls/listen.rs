@@ -28,16 +28,18 @@ static KEYS: [PublishedListener; LISTENERS] =
 const UNKNOWN: u16 = u16::MAX;
 
 /// No listener of this process is published at an `accept` before this moment, in milliseconds of [`sys::coarse_millis`]: the last attempt ended with
-/// [`Unpublished::NotNow`].
+/// [`Unpublished::NotNow`]. 0: none has.
 static PUBLISH_FROM: AtomicU64 = AtomicU64::new(0);
 
 /// The port of a listening descriptor, if it is published. A listener that another program has made, and that was inherited through
 /// `exec`, is published at its first use; so is one for which `listen` has found that another thread has the session with the broker.
 pub(super) fn published_port(fd: c_int) -> Option<u16> {
     let mut entry = table::get(fd);
-    if entry == Entry::NONE && fd >= 0 && sys::coarse_millis() >= PUBLISH_FROM.load(Ordering::Relaxed) {
+    let from = PUBLISH_FROM.load(Ordering::Relaxed);
+    if entry == Entry::NONE && fd >= 0 && sys::coarse_millis() >= from {
         let errno = sys::errno_number();
-        publish(fd, broker::publish_now);
+        // What `listen` would wait for, an inherited listener waits for here: one that is not known gets no rings.
+        publish(fd, if from == 0 { broker::publish } else { broker::publish_now });
         sys::restore_errno(errno);
         entry = table::get(fd);
     }

@@ -11,7 +11,7 @@ use crate::patience::shorter;
 use crate::processor_turns::ProcessorTurns;
 use crate::signals::BlockedSignals as SignalsHeld;
 use crate::{real, sys};
-use libc::{c_int, pollfd, ssize_t, timeval};
+use libc::{c_int, c_short, pollfd, ssize_t, timeval};
 use rustix::io::Errno;
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -44,8 +44,8 @@ struct ReceivingCall {
     until: Option<Option<Duration>>,
     /// The sleeps of its kind, if the socket has a ring from another machine.
     far: Option<&'static QuickestSleep>,
-    /// The kernel has ended the last sleep.
-    is_readable: bool,
+    /// It was shut down for reading.
+    is_shut_down: bool,
 }
 
 impl ReceivingCall {
@@ -96,7 +96,7 @@ impl DatagramSocket {
         self.follow_policy(fd);
         let dont_wait = message & libc::MSG_DONTWAIT != 0 || self.has(flags::NONBLOCK);
         let message = message & usual;
-        let mut call = ReceivingCall { held: SignalsHeld::none(), until: None, far: None, is_readable: false };
+        let mut call = ReceivingCall { held: SignalsHeld::none(), until: None, far: None, is_shut_down: false };
         let errno = sys::errno_number();
         loop {
             match self.try_receive(fd, buffers, message, wanted) {
@@ -105,8 +105,8 @@ impl DatagramSocket {
                     sys::restore_errno(errno);
                     return ssize_t::try_from(n).unwrap_or(ssize_t::MAX);
                 }
-                // The kernel has said that it is readable, and has no datagram: it was shut down.
-                Ok(DatagramFound::Nothing) if call.is_readable && !self.may_have_rings() => {
+                // A call that waits would not wait any more.
+                Ok(DatagramFound::Nothing) if call.is_shut_down => {
                     return self.receive_plainly(fd, message, wanted, &kernel);
                 }
                 Ok(DatagramFound::Nothing) => {}
@@ -140,10 +140,10 @@ impl DatagramSocket {
             let left = deadline.map(|deadline| deadline.saturating_sub(since));
             let slept = sleep(fd, shorter(left, nap), &call.held);
             self.wake_up(match slept {
-                Ok(1..) => self.budget.slept(sys::now().saturating_sub(since), call.far),
-                Ok(0) | Err(_) => self.budget.slept_for_nothing(call.far),
+                Ok(events) if events != 0 => self.budget.slept(sys::now().saturating_sub(since), call.far),
+                Ok(_) | Err(_) => self.budget.slept_for_nothing(call.far),
             });
-            call.is_readable = matches!(slept, Ok(1..));
+            call.is_shut_down = slept.is_ok_and(|events| events & libc::POLLRDHUP != 0);
             match slept {
                 Ok(0) if deadline.is_some_and(|deadline| sys::now() >= deadline) => return sys::fail(Errno::AGAIN),
                 Ok(_) => {}
@@ -266,8 +266,9 @@ impl DatagramSocket {
     }
 }
 
-fn sleep(fd: c_int, left: Option<Duration>, held: &SignalsHeld) -> Result<usize, Errno> {
-    let mut one = pollfd { fd, events: libc::POLLIN, revents: 0 };
+/// What has ended the sleep; 0: the time is over.
+fn sleep(fd: c_int, left: Option<Duration>, held: &SignalsHeld) -> Result<c_short, Errno> {
+    let mut one = pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     let time = left.map(|left| libc::timespec {
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: left.subsec_nanos().into(),
@@ -275,7 +276,8 @@ fn sleep(fd: c_int, left: Option<Duration>, held: &SignalsHeld) -> Result<usize,
     let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
     #[expect(unsafe_code, reason = "the C library's call, at which threads can be cancelled")]
     // SAFETY: an array of one; the mask is null or valid.
-    sys::take(unsafe { real::ppoll(&raw mut one, 1, time, held.mask(ptr::null())) } as isize)
+    sys::take(unsafe { real::ppoll(&raw mut one, 1, time, held.mask(ptr::null())) } as isize)?;
+    Ok(one.revents)
 }
 
 /// `SO_RCVTIMEO`.
