@@ -646,6 +646,7 @@ fn send_whole(fd: c_int, bytes: PeerBytes<'_>, (name, len): (*const libc::sockad
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::open_session;
     use super::super::{dropped, made};
     use super::*;
     use crate::broker::tests::alone::alone;
@@ -660,7 +661,7 @@ mod tests {
         let sockets = [(); 2].map(|()| UdpSocket::bind(("127.0.0.1", 0)).unwrap());
         let [to, from] = sockets.each_ref().map(|socket| socket.local_addr().unwrap());
         sockets.iter().for_each(|socket| made(socket.as_raw_fd(), libc::AF_INET, libc::SOCK_DGRAM, 0));
-        broker::datagram::be_open();
+        open_session();
         let [receiver, sender] = sockets.each_ref().map(|socket| DatagramSocket::of(socket.as_raw_fd()).unwrap());
         receiver.publish(sockets[0].as_raw_fd());
         let mut tx = sender.tx.hold().unwrap();

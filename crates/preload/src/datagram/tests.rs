@@ -34,7 +34,7 @@ impl Lying {
         let [receiver, sender] = [(); 2].map(|()| UdpSocket::bind(("127.0.0.1", 0)).unwrap());
         let fd = receiver.as_raw_fd();
         made(fd, libc::AF_INET, libc::SOCK_DGRAM, 0);
-        broker::datagram::be_open();
+        open_session();
         let socket = DatagramSocket::of(fd).unwrap();
         socket.publish(fd);
         assert!(socket.has(flags::PUBLISHED));
@@ -118,6 +118,15 @@ impl Drop for Lying {
     fn drop(&mut self) {
         dropped(self.fd());
         self.flow.free();
+    }
+}
+
+/// Sockets are published only when a session is open, for which a busy broker takes several calls.
+pub(super) fn open_session() {
+    let start = Instant::now();
+    while broker::directory().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(100), "no session opens");
+        broker::datagram::be_open();
     }
 }
 

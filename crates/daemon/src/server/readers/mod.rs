@@ -129,8 +129,7 @@ pub(super) struct Readers {
     by_account: HashMap<Account, u32>,
     resting: HashMap<Account, Instant>,
     disposer: Disposer,
-    /// `None` until the first end is to be closed.
-    closer: Option<Disposer>,
+    closer: Disposer,
     /// Sockets that no disposer took, with the user that they came from, where that is known. They are tried again when the next disposer is made.
     undisposed: Vec<(Option<Account>, OwnedFd)>,
     next: u32,
@@ -241,10 +240,10 @@ impl Readers {
         self.disposer = Disposer::new(self.disposer.number(), socket);
     }
 
-    /// The number of the closer, if there is one.
+    /// The number of the closer.
     #[cfg(test)]
-    pub(super) fn closer_for_test(&self) -> Option<u32> {
-        self.closer.as_ref().map(Disposer::number)
+    pub(super) fn closer_for_test(&self) -> u32 {
+        self.closer.number()
     }
 
     /// As if no disposer had taken this.
@@ -449,12 +448,11 @@ impl Readers {
 
     fn pass_to_closer(&mut self, mut fd: OwnedFd) -> Result<(), OwnedFd> {
         for _ in 0..2 {
-            if let Some(closer) = &mut self.closer {
-                fd = match closer.give(fd) {
-                    Err(fd) => fd,
-                    Ok(()) => return Ok(()),
-                };
-            }
+            fd = match self.closer.give(fd) {
+                Err(fd) => fd,
+                Ok(()) => return Ok(()),
+            };
+            // Full, or it has ended.
             self.replace_closer();
         }
         Err(fd)
@@ -479,12 +477,12 @@ impl Readers {
 
     /// Whether the closer has an end that it has not closed yet.
     pub(super) fn has_ends_to_close(&mut self) -> bool {
-        self.closer.as_mut().is_some_and(Disposer::holds_any)
+        self.closer.holds_any()
     }
 
     /// Replaces the disposer if it holds anything, and the closer if it is late.
     pub(super) fn empty_disposer(&mut self) {
-        if self.closer.as_mut().is_some_and(Disposer::is_late) {
+        if self.closer.is_late() {
             self.replace_closer();
         }
         if self.disposer.holds_any() {
@@ -511,18 +509,17 @@ impl Readers {
 
     fn replace_closer(&mut self) {
         if let Some((number, socket)) = self.spawn_disposer(Job::Close) {
-            if let Some(old) = self.closer.replace(Disposer::closer(number, socket)) {
-                self.spawner.kill(old.number(), None);
-                self.close_own(old.into_socket());
-            }
+            let old = std::mem::replace(&mut self.closer, Disposer::closer(number, socket));
+            self.spawner.kill(old.number(), None);
+            self.close_own(old.into_socket());
             self.watch_spawner();
         }
     }
 
     /// Closes a UNIX socket that only the broker has had. Where that collects unreachable sockets of others, the closer does it.
     fn close_own(&mut self, socket: OwnedFd) {
-        if let Some(closer) = self.closer.as_mut().filter(|_| !closing_collects_nothing()) {
-            let _ = closer.give(socket);
+        if !closing_collects_nothing() {
+            let _ = self.closer.give(socket);
         }
     }
 
@@ -576,18 +573,20 @@ impl Spawned {
     /// The rest, watched by this epoll set. The reader of the broker's own user is there from the beginning.
     pub(super) fn watched_by(self, epoll: BorrowedFd<'_>) -> io::Result<Readers> {
         let mut spawner = self.0;
-        let (socket, theirs) = packet::pair()?;
         epoll::add(epoll, spawner.as_fd(), EventData::new_u64(SPAWNER), EventFlags::empty())?;
+        let (disposer, theirs) = packet::pair()?;
         spawner.spawn(1, Job::Dispose, None, vec![theirs]);
+        let (closer, theirs) = packet::pair()?;
+        spawner.spawn(2, Job::Close, None, vec![theirs]);
         let mut this = Readers {
             epoll: epoll.try_clone_to_owned()?,
             readers: BTreeMap::new(),
             by_account: HashMap::new(),
             resting: HashMap::new(),
-            disposer: Disposer::new(1, socket),
-            closer: None,
+            disposer: Disposer::new(1, disposer),
+            closer: Disposer::closer(2, closer),
             undisposed: Vec::new(),
-            next: 1,
+            next: 2,
             spawner,
         };
         let own = User::Host(rustix::process::geteuid().as_raw());
