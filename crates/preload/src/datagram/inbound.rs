@@ -3,6 +3,7 @@
 use super::address::{self, Wanted};
 use super::arrivals::KernelArrivals;
 use super::asks::OfferAsks;
+use super::closed_ring::ClosedRing;
 use super::flow::{FlowPlaces, proof_for_receiver};
 use super::guarded::SharedMutexGuard;
 use super::kernel_queue;
@@ -39,10 +40,6 @@ const MAX_PEER_RING: u64 = 64 << 20;
 const LOOKS: (u32, u32) = (200, 1000);
 /// Naps of a receiver during which a sender stays in the middle of a datagram, before its ring is given up.
 const UNFINISHED: u32 = 20;
-/// The milliseconds from the closing of a ring after which a sender in the middle of a datagram is not waited for any more.
-const FINISHING: u64 = 1000;
-/// The milliseconds for which looks at a closed ring have found bytes that the broker does not prove, before it is given up.
-const PROVING: u64 = 5000;
 
 /// A ring, and whose.
 #[derive(Debug)]
@@ -60,38 +57,6 @@ struct Inbound {
     unfinished: u32,
 }
 
-/// A ring that was closed permanently.
-#[derive(Debug, Clone, Copy)]
-struct ClosedRing {
-    /// When, in milliseconds of [`sys::coarse_millis`].
-    since: u64,
-    /// Its end, once its sender was seen between two datagrams. A sender that goes on to write is not read beyond it.
-    end: Option<u64>,
-    /// When a look first found bytes without proof, since the last look that did not.
-    unproved_since: Option<u64>,
-}
-
-impl ClosedRing {
-    fn now() -> Self {
-        Self { since: sys::coarse_millis(), end: None, unproved_since: None }
-    }
-
-    /// Whether its sender must have finished.
-    fn is_settled(self) -> bool {
-        sys::coarse_millis().saturating_sub(self.since) > FINISHING
-    }
-
-    /// Notes a look that has found bytes with a proof, or without. Returns whether they will hardly be proved any more.
-    fn note_proof(&mut self, is_proved: bool) -> bool {
-        let now = sys::coarse_millis();
-        let since = *self.unproved_since.get_or_insert(now);
-        if is_proved {
-            self.unproved_since = None;
-        }
-        !is_proved && now.saturating_sub(since) > PROVING
-    }
-}
-
 /// What lies in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RingContent {
@@ -99,7 +64,7 @@ enum RingContent {
     Nothing,
     /// Bytes whose proof the broker has not renewed.
     Unproved,
-    /// So many bytes that are proved to be the sender's.
+    /// This number of bytes that are proved to be the sender's.
     Proved(u64),
 }
 
@@ -189,12 +154,12 @@ impl Inbound {
 
     #[cold]
     fn written_before_end(&mut self, closed: ClosedRing) -> u64 {
-        let end = match closed.end {
+        let end = match closed.end() {
             Some(end) => end,
             // In this order: what a sender has written before it was idle is found.
-            None if !self.is_written() || closed.is_settled() => {
+            None if !self.is_written() || closed.must_be_finished(sys::coarse_millis()) => {
                 let end = self.half.head() + self.refresh();
-                self.closed = Some(ClosedRing { end: Some(end), ..closed });
+                self.closed = Some(closed.ending_at(end));
                 end
             }
             None => return self.written(),
@@ -225,10 +190,11 @@ impl Inbound {
     fn is_read(&mut self) -> bool {
         let content = self.content();
         let is_proved = content != RingContent::Unproved;
-        let is_given_up = self.closed.as_mut().is_some_and(|closed| closed.note_proof(is_proved));
+        let is_given_up =
+            self.closed.as_mut().is_some_and(|closed| closed.is_hopeless(is_proved, sys::coarse_millis()));
         match content {
             // Until it has an end, a sender that saw the ring open may still write to it.
-            RingContent::Nothing => self.closed.is_none_or(|closed| closed.end.is_some()),
+            RingContent::Nothing => self.closed.is_none_or(|closed| closed.end().is_some()),
             RingContent::Unproved => is_given_up,
             RingContent::Proved(_) => false,
         }
@@ -355,7 +321,7 @@ impl DatagramRx {
 
     /// Closes all of them permanently.
     pub(super) fn close(&mut self) {
-        let closed = ClosedRing::now();
+        let closed = ClosedRing::new(sys::coarse_millis());
         self.in_use().iter_mut().filter(|ring| ring.closed.is_none()).for_each(|ring| ring.closed = Some(closed));
         self.open(false);
         // A sender that saw `WATCHING` is seen to write from here on, or has written (protocol U6.1).
@@ -445,7 +411,7 @@ impl DatagramRx {
             let ring = &mut self.rings[at];
             let Some((_, peer)) = ring.flow.and_then(FlowPlaces::pages) else { continue };
             if ring.closed.is_none() && ring.half.judge(Some(&peer.control.tx), false).is_some() {
-                ring.closed = Some(ClosedRing::now());
+                ring.closed = Some(ClosedRing::new(sys::coarse_millis()));
             }
             if (ring.closed.is_some() || ring.has_ended()) && ring.is_read() {
                 self.remove(at);

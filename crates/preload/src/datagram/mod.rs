@@ -12,13 +12,14 @@
 //! keeps its rings closed.
 //!
 //! The modules use one another downwards: `wait` and `shared` are above the two sides, `inbound` and `outbound`. Below those are `flow`,
-//! `kernel_queue`, `arrivals`, `asks`, `address` and `guarded`.
+//! `kernel_queue`, `arrivals`, `asks`, `closed_ring`, `address` and `guarded`.
 //!
 //! None of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
 
 mod address;
 mod arrivals;
 mod asks;
+mod closed_ring;
 mod flow;
 mod guarded;
 mod inbound;

@@ -612,7 +612,7 @@ fn send_past(fd: c_int, bytes: PeerBytes<'_>, to: SocketAddr, (six, splits): (bo
             return;
         }
         #[expect(unsafe_code, reason = "hands memory of our own to the kernel")]
-        // SAFETY: a span of our ring, and an address of ours.
+        // SAFETY: a span of our ring, and an address of ours, which both live to the end of this closure.
         let send = || unsafe { real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, name, len) };
         if send() < 0 && sys::errno() == Errno::CONNREFUSED {
             // That was about an earlier datagram.
