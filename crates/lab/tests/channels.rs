@@ -42,12 +42,19 @@ fn programs_in_guests_and_on_the_host_connect() {
         guest.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=31");
     }
 
+    // Where memory is mapped, and found again by address, random addresses count.
+    for guest in [&a, &b] {
+        guest.randomize_addresses(true);
+    }
     a_file_goes(&a, &b, "big", "/tmp/file");
     guest_and_host(&world, &a);
     within_a_guest(&a);
     tables_are_shared(&world, &shared_table, &a, &b);
     trees_are_walked_in_place(&world, &shared_tree, &a, &b);
     kept_block_outlives_its_channel(&world, &a);
+    for guest in [&a, &b] {
+        guest.randomize_addresses(false);
+    }
     names_are_the_machines_own(&world, &a, &b);
     rings_of_many_channels_are_given_back(&a, &b);
 

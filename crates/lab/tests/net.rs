@@ -137,7 +137,7 @@ impl Net {
 
     fn options(&self, name: &str, mac: u8) -> GuestOptions {
         let socket = self.folder.path().join(format!("lan/{name}.port"));
-        GuestOptions::new(name).shared_memory().network(&self.network).unwrap().arguments([
+        GuestOptions::new(name).same_addresses().shared_memory().network(&self.network).unwrap().arguments([
             "-chardev".to_owned(),
             format!("socket,id=port,path={},reconnect=1", socket.display()),
             "-netdev".to_owned(),

@@ -35,7 +35,7 @@ impl Guests {
         let lab = Lab::new(name, &ImageOptions::default().program(program, "inside")).unwrap();
         let sockets = tempfile::tempdir().unwrap();
         let ports = names.iter().map(|n| UnixListener::bind(sockets.path().join(n)).unwrap()).collect();
-        let options = |name| GuestOptions::new(name).port(PORT, &sockets.path().join(name));
+        let options = |name| GuestOptions::new(name).same_addresses().port(PORT, &sockets.path().join(name));
         let guests: Vec<Guest> = std::thread::scope(|s| {
             let booting: Vec<_> = names.iter().map(|n| s.spawn(|| lab.boot(options(n)).unwrap())).collect();
             booting.into_iter().map(|b| b.join().unwrap()).collect()

@@ -190,11 +190,11 @@ impl World {
         self.boot_as(machines.map(|(name, slots)| GuestOptions::new(name).slots(slots)))
     }
 
-    /// Boots guests of any kind.
+    /// Boots guests of any kind. Their programs lie at the same addresses at each start, for the sake of time.
     pub(crate) fn boot_as<const N: usize>(&self, machines: [GuestOptions; N]) -> [Guest; N] {
         let boot = |options: GuestOptions| {
             let port = self.port(options.name());
-            self.lab.boot(options.serves_port(PORT, &port)).unwrap()
+            self.lab.boot(options.same_addresses().serves_port(PORT, &port)).unwrap()
         };
         let guests = std::thread::scope(|s| machines.map(|one| s.spawn(move || boot(one))).map(|g| g.join().unwrap()));
         for guest in &guests {
@@ -291,6 +291,8 @@ pub(crate) fn processes(program: &str, argument: &str) -> String {
 /// The operations inside a guest.
 pub(crate) trait Inside {
     fn start_agent(&self);
+    /// Whether programs that start from now on get random addresses, as in machines of users.
+    fn randomize_addresses(&self, random: bool);
     fn sh(&self, line: &str) -> String;
     /// Waits until this command of the shell succeeds. `false` if it does not within [`HANG`].
     fn wait_until(&self, condition: &str) -> bool;
@@ -301,6 +303,10 @@ pub(crate) trait Inside {
 impl Inside for Guest {
     fn start_agent(&self) {
         self.shell("partywall-agent --log debug > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid").unwrap();
+    }
+
+    fn randomize_addresses(&self, random: bool) {
+        self.sh(&format!("echo {} > /proc/sys/kernel/randomize_va_space", if random { 2 } else { 0 }));
     }
 
     /// A line for the shell, which must succeed.
