@@ -96,7 +96,7 @@ lab: setup ## two virtual machines that share memory, to play with; another term
 	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-agent -p partywall-lab --bins
 	@"$(RELEASE)/partywall-lab" up
 
-nas: setup ## a storage appliance of four virtual machines, beside one machine and beside four over bridge and NBD (NAS_ARGS="--runs 1")
+nas: setup ## a storage appliance of four virtual machines, beside one machine and beside four over bridge and NBD (NAS_ARGS="--runs 1"); NAS_ARGS=up: to look at
 	@scripts/setup.sh machines
 	@scripts/setup.sh nas
 	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-agent -p partywall-lab -p partywall-vhost --bins

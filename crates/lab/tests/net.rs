@@ -8,6 +8,7 @@
 mod python;
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Network, beside};
+use partywall_region::relay::PORT;
 use rustix::process::{Pid, Signal};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ const HANG: Duration = Duration::from_secs(90);
 /// Ports on the guests' side of the network.
 const FILE: u16 = 4000;
 const DATAGRAMS: u16 = 4001;
+const IPERF: u16 = 5201;
 
 struct SwitchProcess(Child);
 
@@ -73,14 +75,21 @@ impl Disk {
         String::from_utf8_lossy(&done.stdout).into_owned()
     }
 
-    fn arguments(&self) -> [String; 4] {
-        [
-            "-chardev".to_owned(),
-            format!("socket,id=disk-disk,path={},reconnect=1", self.path("disk.sock")),
-            "-device".to_owned(),
-            "vhost-user-blk-pci,chardev=disk-disk,id=of-the-lab,num-queues=1".to_owned(),
-        ]
+    /// QEMU's options as `partywall blk args` prints them, for a machine whose memory is shared already.
+    fn arguments(&self) -> Vec<String> {
+        let [memory, device] = printed_options(&self.ask(&["args"]));
+        assert!(memory.join(" ").contains("share=on"), "{memory:?}");
+        device
     }
+}
+
+/// The lines that `partywall net args` and `partywall blk args` print for QEMU, up to the empty one: the words of those that share the
+/// machine's memory, and the words of those for the device. A machine with several devices has the former once.
+fn printed_options(said: &str) -> [Vec<String>; 2] {
+    let (memory, device): (Vec<&str>, Vec<&str>) =
+        said.lines().take_while(|line| !line.is_empty()).partition(|line| line.contains("memory-backend"));
+    assert!(memory.len() == 2 && device.len() >= 2, "{said}");
+    [memory, device].map(|lines| lines.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned).collect())
 }
 
 struct Net {
@@ -135,6 +144,21 @@ impl Net {
         report["ports"].as_array().unwrap().iter().map(one).collect()
     }
 
+    /// The host's end of a machine's serial port, by which a broker would speak to an agent in it.
+    fn port_to_broker(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.serial"))
+    }
+
+    /// A machine started with what `partywall net args` prints. Behind its device come an Ethernet address and, for emulated machines,
+    /// `vectors=0`.
+    fn printed_options(&self, name: &str, mac: u8) -> GuestOptions {
+        let said = String::from_utf8(self.ask(&["args", "lan", name]).stdout).unwrap();
+        let [memory, mut device] = printed_options(&said);
+        device.last_mut().unwrap().push_str(&format!(",mac={},vectors=0", address(mac)));
+        GuestOptions::new(name).network(&self.network).unwrap().arguments(memory).arguments(device)
+    }
+
+    /// A machine started with options of an operator, whose device has no name.
     fn options(&self, name: &str, mac: u8) -> GuestOptions {
         let socket = self.folder.path().join(format!("lan/{name}.port"));
         GuestOptions::new(name).same_addresses().shared_memory().network(&self.network).unwrap().arguments([
@@ -143,9 +167,14 @@ impl Net {
             "-netdev".to_owned(),
             "vhost-user,id=port,chardev=port".to_owned(),
             "-device".to_owned(),
-            format!("virtio-net-pci,netdev=port,mac=52:54:00:99:00:{mac:02x},rx_queue_size=1024,tx_queue_size=1024,vectors=0"),
+            format!("virtio-net-pci,netdev=port,mac={},rx_queue_size=1024,tx_queue_size=1024,vectors=0", address(mac)),
         ])
     }
+}
+
+/// The Ethernet address of a machine's first card on the switch.
+fn address(last: u8) -> String {
+    format!("52:54:00:99:00:{last:02x}")
 }
 
 #[test]
@@ -166,8 +195,11 @@ fn stock_guests_talk_over_a_switch_that_may_die() {
     let image = ImageOptions::default().program("/usr/bin/iperf3", "iperf3").module("virtio_blk").module("ext4");
     let lab = Lab::new("net", &python::with(image)).unwrap();
     let boot = |name: &str, mac: u8| {
-        let options = net.options(name, mac);
-        let options = if name == "a" { options.arguments(disk.arguments()) } else { options };
+        let options = match name {
+            "a" => net.printed_options(name, mac).arguments(disk.arguments()),
+            _ => net.options(name, mac),
+        };
+        let options = options.serves_port(PORT, &net.port_to_broker(name));
         let guest = lab.boot(options).unwrap();
         let line = format!("ip address add 10.99.0.{mac}/24 dev eth1 && ip link set eth1 up");
         guest.shell(&line).unwrap();
@@ -185,6 +217,7 @@ fn stock_guests_talk_over_a_switch_that_may_die() {
     a.shell("dd if=/dev/urandom of=/tmp/file bs=1M count=24 2>/dev/null").unwrap();
     file_arrives(&a, &b, "10.99.0.2", || {});
     host_is_on_the_same_network(&net, &a);
+    windows_come_while_bytes_are_carried(&net, [&a, &b]);
     throughput(&a, &b);
     datagrams_return_unchanged(&a, &b);
     file_arrives(&a, &b, "10.99.0.2", || {
@@ -347,18 +380,90 @@ fn wait_ping(net: &Net, from: &Guest, to: &str) {
     }
 }
 
+/// The line that waits until a program listens at a TCP port of its machine. In the kernel's table, a listening socket has the state 0A.
+fn listens(port: u16) -> String {
+    format!("while ! grep -qE ':{port:04X} [0-9A-F]+:0000 0A' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done")
+}
+
 /// A file goes by TCP, and `meanwhile` runs once some of it has come.
 fn file_arrives(from: &Guest, to: &Guest, address: &str, meanwhile: impl FnOnce()) {
     let receiver = to.start(&["sh", "-c", &format!("rm -f /tmp/got; nc -l -p {FILE} > /tmp/got")]).unwrap();
-    let listens =
-        format!("while ! grep -qE ':{FILE:04X} [0-9A-F]+:0000 0A' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done");
-    to.shell(&listens).unwrap();
+    to.shell(&listens(FILE)).unwrap();
     let sender = from.start(&["sh", "-c", &format!("nc {address} {FILE} < /tmp/file")]).unwrap();
     to.shell("while [ ! -s /tmp/got ]; do sleep 0.02; done").unwrap();
     meanwhile();
     assert_eq!(sender.wait(HANG).unwrap().status, 0);
     assert_eq!(receiver.wait(HANG).unwrap().status, 0);
     assert_eq!(to.shell("sha256sum < /tmp/got").unwrap(), from.shell("sha256sum < /tmp/file").unwrap());
+}
+
+/// Windows are plugged into both machines while one sends to the other and reads its disk, so the switch and the disk's back end get other
+/// tables of memory under load.
+fn windows_come_while_bytes_are_carried(net: &Net, [a, b]: [&Guest; 2]) {
+    let broker = Broker::start();
+    let receiver = b.start(&["sh", "-c", &format!("nc -l -p {FILE} | md5sum")]).unwrap();
+    b.shell(&listens(FILE)).unwrap();
+    a.shell("head -c 1048576 /tmp/file > /tmp/piece").unwrap();
+    let send = format!(
+        "n=0; until [ -e /tmp/enough ]; do cat /tmp/piece; n=$((n+1)); echo $n > /tmp/sent; done | nc 10.99.0.2 {FILE}"
+    );
+    let read = "\
+        once() { dd if=/dev/vda bs=256k count=2 iflag=direct 2>/tmp/dd || cat /tmp/dd; }
+        once > /tmp/first; n=0
+        until [ -e /tmp/enough ]; do once | cmp - /tmp/first || exit 1; n=$((n+1)); echo $n > /tmp/read; done";
+    let [sender, reader] = [&send, read].map(|line| a.start(&["sh", "-c", line]).unwrap());
+    let more = "for each in sent read; do before=$(cat /tmp/$each 2>/dev/null); while [ \"$(cat /tmp/$each 2>/dev/null)\" = \"$before\" ]; do sleep 0.02; done; done";
+    a.shell(more).unwrap();
+    for guest in [a, b] {
+        let regions = memory_devices(guest);
+        println!("{}", broker.attach(guest, &net.port_to_broker(guest.name())).trim_end());
+        assert!(memory_devices(guest) > regions, "no window was plugged in");
+        a.shell(more).unwrap();
+    }
+    a.shell(": > /tmp/enough").unwrap();
+    for running in [sender, reader] {
+        let ended = running.wait(HANG).unwrap();
+        assert_eq!(ended.status, 0, "{}", ended.text());
+    }
+    let expected = a.shell("n=$(cat /tmp/sent); while [ $n -gt 0 ]; do cat /tmp/piece; n=$((n-1)); done | md5sum");
+    assert_eq!(receiver.wait(HANG).unwrap().text(), expected.unwrap().trim());
+}
+
+/// The number of devices of memory that were plugged in.
+fn memory_devices(guest: &Guest) -> usize {
+    guest.monitor_command("query-memory-devices", serde_json::json!({})).unwrap().as_array().unwrap().len()
+}
+
+/// A broker for machines without an agent: it plugs in windows that nothing in them uses.
+struct Broker {
+    folder: tempfile::TempDir,
+    _process: SwitchProcess,
+}
+
+impl Broker {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("broker.sock");
+        let mut command = Command::new(beside("partywalld").unwrap());
+        command.args(["--log", "warn", "--socket"]).arg(&socket).env_remove("RUST_LOG");
+        let process = SwitchProcess(command.spawn().unwrap());
+        let deadline = Instant::now() + HANG;
+        while !socket.exists() {
+            assert!(Instant::now() < deadline, "the broker does not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Self { folder, _process: process }
+    }
+
+    fn attach(&self, guest: &Guest, port: &Path) -> String {
+        let mut command = Command::new(beside("partywall").unwrap());
+        command.arg("--broker").arg(self.folder.path().join("broker.sock"));
+        command.args(["vm", "attach", guest.name(), "--window", "8M"]).arg("--qmp").arg(guest.monitor());
+        command.arg("--port").arg(port);
+        let done = command.env_remove("RUST_LOG").env_remove("PARTYWALL_DOMAIN").output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    }
 }
 
 /// Sends each datagram back, until an empty one comes.
@@ -412,19 +517,21 @@ fn datagrams_return_unchanged(a: &Guest, b: &Guest) {
     );
     let listens = b.run(&["sh", "-c", &listens]).unwrap().status == 0;
     assert!(listens, "the echo has ended: {}", echo.wait(HANG).unwrap().text());
-    let fragments = |guest: &Guest| {
-        let line = "grep ^Ip: /proc/net/snmp | tail -n 1 | cut -d ' ' -f 16";
-        guest.shell(line).unwrap().trim().parse::<u64>().unwrap()
-    };
-    let before = [a, b].map(fragments);
+    let before = [a, b].map(reassembled);
     let asked = a.start(&["sh", "-c", &line]).unwrap().wait(HANG).unwrap();
     assert_eq!(asked.status, 0, "{}", asked.text());
     println!("{}", asked.text().trim_end());
     let echo = echo.wait(HANG).unwrap();
     assert_eq!(echo.status, 0, "{}", echo.text());
     // Datagrams that came in fragments.
-    let after = [a, b].map(fragments);
+    let after = [a, b].map(reassembled);
     assert!(after[0] >= before[0] + 7 && after[1] >= before[1] + 7, "{before:?} {after:?}");
+}
+
+/// The number of packets that have come to a machine in fragments.
+fn reassembled(guest: &Guest) -> u64 {
+    let line = "grep ^Ip: /proc/net/snmp | tail -n 1 | cut -d ' ' -f 16";
+    guest.shell(line).unwrap().trim().parse().unwrap()
 }
 
 fn host_is_on_the_same_network(net: &Net, a: &Guest) {
@@ -454,8 +561,7 @@ fn throughput(a: &Guest, b: &Guest) {
     let on_the_bridge = b.address().unwrap().to_string();
     for (name, address) in [("switch", "10.99.0.2"), ("bridge", &on_the_bridge)] {
         let server = b.start(&["iperf3", "-s", "-1"]).unwrap();
-        b.shell("while ! grep -qE ':1451 [0-9A-F]+:0000 0A' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done")
-            .unwrap();
+        b.shell(&listens(IPERF)).unwrap();
         let said = a.shell(&format!("iperf3 -f m -c {address} -t 2")).unwrap();
         let line = said.lines().rev().find(|line| line.contains("receiver")).unwrap_or_default();
         println!("{name}: {line}");
@@ -503,6 +609,20 @@ fn cards_go_and_return(net: &Net, a: &Guest, b: &Guest) {
     assert!(!String::from_utf8_lossy(&net.ask(&["show", "lan"]).stdout).lines().any(|line| line.starts_with("e ")));
 }
 
+/// The cards of both machines have the largest MTU. 65507 bytes of an echo are a packet of 65535 bytes.
+fn largest_packets_pass_whole(net: &Net, a: &Guest, b: &Guest) {
+    for guest in [a, b] {
+        assert_eq!(guest.shell("cat /sys/class/net/eth2/mtu").unwrap().trim(), "65535");
+    }
+    let before = [a, b].map(reassembled);
+    for size in ["60000", "65507"] {
+        let pinged = a.run(&["ping", "-q", "-c", "5", "-i", "0.1", "-s", size, "-W", "5", "10.98.0.2"]).unwrap();
+        let shown = || String::from_utf8_lossy(&net.ask(&["show", "lan"]).stdout).into_owned();
+        assert_eq!(pinged.status, 0, "{size}: {}\n{}", pinged.text(), shown());
+    }
+    assert_eq!([a, b].map(reassembled), before, "the packets came in fragments");
+}
+
 fn ports_come_and_go(net: &Net, a: &Guest, b: &Guest) {
     let lost = |from: &Guest| from.run(&["ping", "-c", "1", "-W", "1", "10.99.0.2"]).unwrap().status != 0;
     net.ask(&["remove", "lan", "b"]);
@@ -512,13 +632,16 @@ fn ports_come_and_go(net: &Net, a: &Guest, b: &Guest) {
     // A card is plugged into each running machine, on ports that are new.
     for (guest, port, address) in [(a, "c", "10.98.0.1"), (b, "d", "10.98.0.2")] {
         let mac = format!("52:54:00:98:00:0{}", &address[8..]);
-        net.vm("attach", guest, port, &["--mac", &mac]).unwrap();
+        net.vm("attach", guest, port, &["--mac", &mac, "--mtu", "65535"]).unwrap();
         guest.shell("n=0; while [ ! -e /sys/class/net/eth2 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done").unwrap();
         guest.shell(&format!("ip address add {address}/24 dev eth2 && ip link set eth2 up")).unwrap();
     }
     wait_ping(net, a, "10.98.0.2");
+    largest_packets_pass_whole(net, a, b);
     file_arrives(a, b, "10.98.0.2", || {});
     cards_go_and_return(net, a, b);
+    // The device of this card has no name: it is found by its socket.
+    assert!(net.vm("attach", b, "b", &[]).unwrap().contains("in place"));
     let table = String::from_utf8_lossy(&net.ask(&["table", "lan"]).stdout).into_owned();
     assert!(table.contains("52:54:00:99:00:02") && table.contains("fixed"), "{table}");
 }

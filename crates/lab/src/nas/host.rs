@@ -59,6 +59,17 @@ impl HostParts {
         Ok(())
     }
 
+    /// Commands that show the switch and each disk.
+    pub(super) fn commands(&self) -> Vec<String> {
+        let mut commands = Vec::new();
+        if self.switch.is_some() {
+            commands.push(format!("partywall net --folder {} show lan", self.folder.display()));
+        }
+        let disk = |domain: &String| format!("partywall blk show --socket {}", self.socket(domain).display());
+        commands.extend(self.disks.keys().map(disk));
+        commands
+    }
+
     fn start(&self, command: &Command, name: &str) -> Result<LabProcess, LabError> {
         let log = self.folder.join(format!("{name}.log"));
         let file = File::create(&log).map_err(LabError::file("create", &log))?;

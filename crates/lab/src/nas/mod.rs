@@ -105,6 +105,13 @@ impl NasPart {
     }
 }
 
+impl NasPart {
+    /// Its function in the appliance, in a few words.
+    pub fn purpose(self) -> &'static str {
+        script::purpose(self)
+    }
+}
+
 impl fmt::Display for NasPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -121,17 +128,36 @@ pub struct Nas {
     playground: Playground,
     network: Network,
     folder: tempfile::TempDir,
+    /// The folder of the sockets of the machines' shells, if they have shells.
+    consoles: Option<PathBuf>,
 }
 
 impl Nas {
     /// Boots the machines and mounts the appliance on the client. `progress` gets the name of each step.
     pub fn boot(kind: NasKind, progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
+        Self::boot_machines(kind, None, progress)
+    }
+
+    /// The same, and each machine has a shell on a socket in a folder of the caller. The socket has the machine's name.
+    pub fn boot_with_consoles(
+        kind: NasKind,
+        consoles: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Self, LabError> {
+        Self::boot_machines(kind, Some(consoles.to_owned()), progress)
+    }
+
+    fn boot_machines(
+        kind: NasKind,
+        consoles: Option<PathBuf>,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Self, LabError> {
         check_programs(kind)?;
         let network = Network::bridge()?;
         let folder = crate::scratch::folder()?;
         let playground = Playground::boot(image(PlaygroundOptions::new(&format!("nas-{kind}")))?, progress)?;
         let host = HostParts::new(folder.path())?;
-        let mut nas = Self { kind, guests: BTreeMap::new(), host, playground, network, folder };
+        let mut nas = Self { kind, guests: BTreeMap::new(), host, playground, network, folder, consoles };
         for disk in 0..script::DISKS {
             let path = nas.disk(disk);
             let make = || File::create(&path)?.set_len(DISK);
@@ -159,6 +185,23 @@ impl Nas {
     /// The version of their kernel.
     pub fn kernel(&self) -> &str {
         self.playground.kernel()
+    }
+
+    /// How it is built.
+    pub fn kind(&self) -> NasKind {
+        self.kind
+    }
+
+    /// Its machines, in the order in which they were set up.
+    pub fn parts(&self) -> &'static [NasPart] {
+        NasPart::of(self.kind)
+    }
+
+    /// Commands for the host that show the broker's machines, the switch and the disks.
+    pub fn host_commands(&self) -> Vec<String> {
+        let mut commands = vec![format!("partywall --broker {} vm list", self.playground.socket().display())];
+        commands.extend(self.host.commands());
+        commands
     }
 
     /// One of its machines.
@@ -220,6 +263,9 @@ impl Nas {
         // The client has PostgreSQL's programs in its memory.
         let memory = if part == NasPart::Client { 1024 } else { 512 };
         let mut options = GuestOptions::new(part.name()).memory(memory);
+        if let Some(consoles) = &self.consoles {
+            options = options.console(&consoles.join(part.name()));
+        }
         let is_outside = match self.kind {
             NasKind::Partywall => matches!(part, NasPart::Gateway | NasPart::Client),
             NasKind::Monolith | NasKind::Bridge => true,

@@ -37,7 +37,7 @@ enum Command {
     Net(net::Args),
     /// Migrate a machine to another host and back while it sends to its neighbour, and show the time line.
     Migrate(migrate::Args),
-    /// Build a storage appliance of four machines, and measure it beside two other forms of it.
+    /// Build a storage appliance of four machines, to look at (`nas up`) or to measure beside two other forms of it.
     Nas(nas::Args),
     /// Open a shell in a machine; Ctrl-] leaves it.
     Shell {

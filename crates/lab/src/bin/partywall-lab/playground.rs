@@ -3,6 +3,7 @@
 use partywall_lab::{GuestOptions, Playground, PlaygroundOptions};
 use std::error::Error;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,31 +15,46 @@ pub(crate) fn folder() -> PathBuf {
     std::env::temp_dir().join(format!("partywall-playground-{}", rustix::process::getuid().as_raw()))
 }
 
-/// The folder, gone with this program.
-struct Folder(PathBuf);
+/// The folder, gone with this program. There is one for each user.
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// Shows that a program uses the folder.
+    _alive: UnixListener,
+}
+
+impl Folder {
+    /// Fails while machines of this user are up.
+    pub(crate) fn new() -> Result<Self, Box<dyn Error>> {
+        let path = folder();
+        let alive = path.join("up");
+        if UnixStream::connect(&alive).is_ok() {
+            return Err("machines are up already; end that `partywall-lab up` or `partywall-lab nas up` first".into());
+        }
+        // The folder of a program that was killed.
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self { _alive: UnixListener::bind(alive)?, path })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
 /// Boots them, and stays until it is ended.
 pub(crate) fn up(names: &[String], window_mib: u64) -> Result<(), Box<dyn Error>> {
-    let path = folder();
-    if std::os::unix::net::UnixStream::connect(path.join("up")).is_ok() {
-        return Err("machines are up already; end that `partywall-lab up` first".into());
-    }
-    // The folder of a playground that was killed.
-    let _ = std::fs::remove_dir_all(&path);
-    std::fs::DirBuilder::new().mode(0o700).create(&path)?;
-    let folder = Folder(path);
-    let _alive = std::os::unix::net::UnixListener::bind(folder.0.join("up"))?;
+    let folder = Folder::new()?;
     let stop = super::stop::on_signals()?;
 
-    let mut options = PlaygroundOptions::new("playground").folder(&folder.0).window_mib(window_mib);
+    let mut options = PlaygroundOptions::new("playground").folder(folder.path()).window_mib(window_mib);
     for name in names {
-        options = options.guest(GuestOptions::new(name).console(&folder.0.join(name)));
+        options = options.guest(GuestOptions::new(name).console(&folder.path().join(name)));
     }
     // The bench is useful in the guests, but optional.
     let bench = std::env::current_exe()?.with_file_name("partywall-bench");

@@ -36,8 +36,9 @@ impl Drop for RawTerminal {
 /// Until either side ends, or Ctrl-].
 pub(crate) fn run(name: &str) -> Result<(), Box<dyn Error>> {
     let path = folder().join(name);
-    let mut machine = UnixStream::connect(&path)
-        .map_err(|e| format!("no machine {name} is up ({e}); start it with: partywall-lab up"))?;
+    let mut machine = UnixStream::connect(&path).map_err(|e| {
+        format!("no machine {name} is up ({e}); start it with: partywall-lab up, or partywall-lab nas up")
+    })?;
     eprintln!("in {name}; Ctrl-] leaves\r");
     let _raw = RawTerminal::new();
     // Asks for a new prompt: the first was printed before this connection.

@@ -1,5 +1,6 @@
 //! The storage appliance in three forms, and their table.
 
+use super::{FormArg, UNAVAILABLE};
 use crate::stop;
 use partywall_lab::LabError;
 use partywall_lab::nas::{Nas, NasFigure, NasKind, NasLoad, NasUnit, TpccOptions, TpccScale};
@@ -9,13 +10,10 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The exit code where machines cannot be booted (`EX_UNAVAILABLE` of sysexits.h).
-const UNAVAILABLE: u8 = 69;
-
 /// Builds a storage appliance of four machines that Partywall connects, runs loads on it by NFS from a client outside, and compares it with
 /// one machine that has all four functions, and with four machines over tap, bridge and NBD.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(super) struct NasMeasureArgs {
     /// Runs of each load; the table has their medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = partywall_terminal::whole::<u32>(1..=99))]
     runs: u32,
@@ -53,24 +51,6 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-/// A form of the appliance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum FormArg {
-    Partywall,
-    Monolith,
-    Bridge,
-}
-
-impl From<FormArg> for NasKind {
-    fn from(form: FormArg) -> Self {
-        match form {
-            FormArg::Partywall => Self::Partywall,
-            FormArg::Monolith => Self::Monolith,
-            FormArg::Bridge => Self::Bridge,
-        }
-    }
-}
-
 /// A load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum LoadArg {
@@ -79,7 +59,7 @@ enum LoadArg {
     Tpcc,
 }
 
-impl Args {
+impl NasMeasureArgs {
     fn loads(&self) -> impl Iterator<Item = NasLoad> {
         let scale = TpccScale { warehouses: self.warehouses, items: self.items, customers: self.customers };
         let tpcc = TpccOptions { scale, terminals: self.terminals, seconds: self.seconds };
@@ -94,7 +74,7 @@ impl Args {
 /// The figures of a form, each with the values of all runs.
 type Results = Vec<(String, NasUnit, Vec<f64>)>;
 
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
+pub(super) fn run(args: &NasMeasureArgs) -> Result<ExitCode, Box<dyn Error>> {
     let _stop = stop::on_signals()?;
     let show = Show::new();
     let loads = available(args, &show);
@@ -140,7 +120,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// The loads whose programs are there. fio stands in for IOZone.
-fn available(args: &Args, show: &Show) -> Vec<NasLoad> {
+fn available(args: &NasMeasureArgs, show: &Show) -> Vec<NasLoad> {
     let mut loads = Vec::new();
     for load in args.loads() {
         let missing = load.check().err();
