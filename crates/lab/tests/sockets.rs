@@ -12,7 +12,7 @@ mod world;
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
 use std::process::Stdio;
 use std::time::Instant;
-use world::{HANG, Inside, World, preload_library, processes, python};
+use world::{HANG, Inside, World, preload_library, processes, python, skipped};
 
 const LIBRARY: &str = "libpartywall_preload.so";
 /// The log line of the library when a connection has its rings.
@@ -142,7 +142,7 @@ fn file_survives_the_way_there_and_back(guest: &Guest, server: &str) {
 
 fn host_meets_guest(world: &World, network: &Network) {
     if network.host().is_none() {
-        println!("skipped: a program of the host beside guests, since only root can put it on their network");
+        skipped("a program of the host beside guests, since only root can put it on their network");
         return;
     }
     let log = world.path("client.log");
@@ -173,7 +173,7 @@ fn translate(network: &Network, a: &Guest, b: &Guest) -> bool {
          iptables -t nat -A PREROUTING -d {HOST} -p tcp --dport {FORWARDED} -j DNAT --to-destination {BEHIND}:6379"
     );
     if network.host().is_none() || !network.command("sh").args(["-c", &line]).output().unwrap().status.success() {
-        println!("skipped: a client behind a masquerade, since the host's `iptables` cannot translate on this network");
+        skipped("a client behind a masquerade, since the host's `iptables` cannot translate on this network");
         return false;
     }
     a.sh(&format!("ip address add {BEHIND}/24 dev eth0"));
