@@ -351,7 +351,7 @@ fn data_over_its_own_status_or_header_is_served_once() {
         ("a read that ends with its status", IN, at + 17 - 512, status, 5),
         ("a read whose status is in its header", IN, at + 4096, at + 9, 6),
         ("a read over the descriptors", IN, driver.rings[0].descriptors.0, status, 7),
-        ("a write of its own header and status", OUT, at, status, 8),
+        ("a write of the bytes of its header and status", OUT, at, status, 8),
         ("a write whose status is in its header", OUT, at + 4096, at + 9, 9),
         ("a write whose status is in its data", OUT, at + 4096, at + 4096 + 77, 10),
     ];

@@ -591,7 +591,7 @@ fn udp_payload() -> u16 {
 
 /// Two drivers send to each other. One of them stops its queues again and again, and starts them with another size and other features.
 ///
-/// All of its own frames arrive once and in order. Those to it arrive once and in order, unless they were sent while its queue was stopped.
+/// All frames of this driver arrive once and in order. Those to this driver arrive once and in order, unless they were sent while its queue was stopped.
 fn restart_under_load(sizes: &[u16], features: &[u64]) {
     let world = World::new();
     let (mut a, mut b) = (world.driver("a"), world.driver("b"));
