@@ -4,6 +4,7 @@
 //! [`DriverRing`] show all parts of a queue, so that a test can write what no driver would.
 
 pub mod load;
+pub mod restart;
 
 use crate::VhostError;
 use rustix::fs::{MemfdFlags, SealFlags};

@@ -310,6 +310,139 @@ fn features_renegotiated_between_requests_lose_none() {
 }
 
 #[test]
+fn queue_resized_under_requests_does_each_once() {
+    let disk = Disk::new(MIB, |options| options.faults.delay = Duration::from_millis(1));
+    let mut driver = connect(&disk);
+    let mut writes = 0;
+    for round in 1..=60_u8 {
+        let before = std::fs::read(disk.image()).unwrap();
+        let count = offer_writes(&mut driver, round);
+        // Some of them are under way or complete, and the others are not taken.
+        let first = (round % 2 == 0).then(|| driver.wait(0, Duration::ZERO, HANG).unwrap().expect("a request is lost"));
+        let mut replies = driver.restart([32, 5, 10, 1, 21][usize::from(round) % 5]).unwrap();
+        replies.extend(first);
+        writes += replies.len() as u64;
+        assert!(replies.iter().all(|reply| reply.status == OK), "round {round}: {replies:?}");
+        assert_eq!(disk.counters().writes, writes, "round {round}: a request was done twice, or without an answer");
+        let image = std::fs::read(disk.image()).unwrap();
+        for (n, block) in image.chunks(4096).take(count).enumerate() {
+            let expected = if n < replies.len() { round } else { before[4096 * n] };
+            assert!(block.iter().all(|byte| *byte == expected), "round {round}, block {n}");
+        }
+        assert_eq!(driver.run(OUT, 8 * 100, &[round; 512], 0).unwrap().0, OK);
+        writes += 1;
+    }
+    assert_eq!(disk.counters().broken, 0);
+}
+
+#[test]
+fn data_over_its_own_status_or_header_is_served_once() {
+    let disk = Disk::new(MIB, |_| {});
+    std::fs::write(disk.image(), noise(9, MIB as usize)).unwrap();
+    let mut driver = disk.driver();
+    let memory = driver.memory().clone();
+    let place = driver.take_place(0).unwrap();
+    let (header, first) = (driver.header(0, place), 3 * place);
+    let (at, status) = (header.0, header.0 + 16);
+    // The kind, the places of the data and of the status, and the sector. The header is at `at`.
+    let cases = [
+        ("a read over its status", IN, at + 16 - 100, status, 3),
+        ("a read over its header", IN, at - 100, status, 4),
+        ("a read that ends with its status", IN, at + 17 - 512, status, 5),
+        ("a read whose status is in its header", IN, at + 4096, at + 9, 6),
+        ("a read over the descriptors", IN, driver.rings[0].descriptors.0, status, 7),
+        ("a write of the bytes of its header and status", OUT, at, status, 8),
+        ("a write whose status is in its header", OUT, at + 4096, at + 9, 9),
+        ("a write whose status is in its data", OUT, at + 4096, at + 4096 + 77, 10),
+    ];
+    for (what, kind, data, status, sector) in cases {
+        memory.write_slice(&[0xee; 512], GuestAddress(data)).unwrap();
+        memory.write_slice(&[&kind.to_le_bytes()[..], &[0; 4], &u64::to_le_bytes(sector)].concat(), header).unwrap();
+        let writes = if kind == IN { WRITE } else { 0 };
+        let ring = &mut driver.rings[0];
+        ring.describe(&memory, first, at, 16, NEXT, first + 1).unwrap();
+        ring.describe(&memory, first + 1, data, 512, NEXT | writes, first + 2).unwrap();
+        ring.describe(&memory, first + 2, status, 1, WRITE, 0).unwrap();
+        let mut expected = [0; 512];
+        let source = if kind == IN { None } else { Some(GuestAddress(data)) };
+        let offset = 512 * sector as usize;
+        match source {
+            None => expected.copy_from_slice(&std::fs::read(disk.image()).unwrap()[offset..][..512]),
+            Some(source) => memory.read_slice(&mut expected, source).unwrap(),
+        }
+        ring.offer(&memory, first).unwrap();
+        driver.kick(0).unwrap();
+        driver.wait(0, Duration::ZERO, HANG).unwrap().unwrap_or_else(|| panic!("{what} has no answer"));
+        assert_eq!(driver.take_place(0), Some(place));
+        assert_eq!(memory.read_obj::<u8>(GuestAddress(status)).unwrap(), OK, "{what}");
+        let mut got = [0; 512];
+        if kind == IN {
+            memory.read_slice(&mut got, GuestAddress(data)).unwrap();
+        } else {
+            got.copy_from_slice(&std::fs::read(disk.image()).unwrap()[offset..][..512]);
+        }
+        // The status is written last.
+        if kind == IN && (data..data + 512).contains(&status) {
+            expected[(status - data) as usize] = OK;
+        }
+        assert!(got == expected, "{what}");
+    }
+    let counters = disk.counters();
+    assert_eq!((counters.reads, counters.writes, counters.broken, counters.refused), (5, 3, 0, 0));
+}
+
+#[test]
+fn requests_on_the_same_bytes_are_done_each() {
+    let disk = Disk::new(MIB, |options| options.faults.delay = Duration::from_millis(1));
+    let mut bad = connect(&disk);
+    let memory = bad.memory().clone();
+    let place = bad.take_place(0).unwrap();
+    let (header, data, first) = (bad.header(0, place), bad.data(0, place), 3 * place);
+    memory.write_slice(&[7; 1024], data).unwrap();
+    // Both parts of the data are the same bytes.
+    memory.write_slice(&[&OUT.to_le_bytes()[..], &[0; 12]].concat(), header).unwrap();
+    bad.rings[0].describe(&memory, first, header.0, 16, NEXT, first + 1).unwrap();
+    bad.rings[0].describe(&memory, first + 1, data.0, 1024, NEXT, first + 2).unwrap();
+    bad.rings[0].describe(&memory, first + 2, data.0, 512, NEXT, first + 3).unwrap();
+    bad.rings[0].describe(&memory, first + 3, header.0 + 16, 1, WRITE, 0).unwrap();
+    // One chain over and over, also while it is in flight.
+    (0..100).for_each(|_| bad.rings[0].offer(&memory, first).unwrap());
+    bad.rings[0].ring_always().unwrap();
+    let counters = disk.wait_counters(|counters| counters.writes == 100);
+    assert_eq!((counters.written_bytes, counters.broken), (100 * 1536, 0));
+    assert!(std::fs::read(disk.image()).unwrap()[..2048] == [[7; 1536].as_slice(), &[0; 512]].concat());
+    let index = GuestAddress(bad.rings[0].used.0 + 2);
+    let deadline = std::time::Instant::now() + HANG;
+    while memory.read_obj::<u16>(index).unwrap() != 100 {
+        assert!(std::time::Instant::now() < deadline, "a request has no answer");
+    }
+    drop(bad);
+    is_well(&disk);
+}
+
+#[test]
+fn read_over_rings_ends_only_its_own_queue() {
+    let disk = Disk::new(MIB, |_| {});
+    for (fill, part) in [0xff, 0, 1].into_iter().flat_map(|fill| [0, 1, 2].map(|part| (fill, part))) {
+        std::fs::write(disk.image(), vec![fill; MIB as usize]).unwrap();
+        let mut bad = connect(&disk);
+        let ring = &bad.rings[0];
+        let at = [ring.descriptors, ring.available, ring.used][part].0;
+        let before = disk.counters();
+        offer_at(&mut bad, IN, at, WRITE);
+        disk.wait_counters(|counters| counters.reads > before.reads);
+        // The available index of a full read of 0xff has jumped. A request from overwritten parts may be anything.
+        bad.rings[0].ring_always().unwrap();
+        if (fill, part) == (0xff, 1) {
+            disk.wait_counters(|counters| counters.broken > before.broken);
+        }
+        (0..8).for_each(|_| offer_at(&mut bad, IN, at, WRITE));
+        drop(bad);
+        is_well(&disk);
+    }
+}
+
+#[test]
 fn descriptors_that_linger_do_not_hold_the_disk_up() {
     let disk = Disk::new(MIB, |_| {});
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -6,6 +6,7 @@
 mod common;
 
 use common::datagram::{cut_header, datagram};
+use common::segment::{large_segment, segments};
 use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
 use partywall_vhost::PAIRS;
 use partywall_vhost::control::{ControlRequest, PortSpec};
@@ -376,6 +377,36 @@ fn vlan_frame_is_forwarded_whole_from_card_to_card() {
     let got = b.wait(HANG).unwrap().unwrap();
     assert!(got[..10] == header[..10] && got[12..] == sent, "a large frame with two tags");
     assert!(c.take().unwrap().is_none(), "a tagged frame to a known station is not flooded");
+}
+
+#[test]
+fn tagged_large_frame_is_cut_behind_its_tags() {
+    let world = World::new();
+    let mut a = world.driver("a");
+    let payload: Vec<u8> = (0..20_000).map(|n| (n % 251) as u8).collect();
+    for (name, features) in [("mergeable", mergeable_features()), ("plain", plain_features())] {
+        let mut b = world.driver_with(name, DriverOptions { features, ..DriverOptions::default() });
+        introduce(&mut b, 2);
+        next(&mut a);
+        for (v6, tags) in [(false, 0), (false, 1), (false, 2), (true, 0), (true, 1), (true, 2)] {
+            let what = format!("{name}, IPv6: {v6}, {tags} tags");
+            let (header, sent) = large_segment(v6, tags, 1448, &payload);
+            assert!(a.send_with(&header, &sent).unwrap());
+            for (n, expected) in segments(v6, tags, 1448, &payload).into_iter().enumerate() {
+                let got = b.wait(HANG).unwrap().unwrap_or_else(|| panic!("{what}: no segment {n}"));
+                assert!(got[..10] == [0; 10] && got[12..] == expected, "{what}: the segment {n}");
+            }
+            let (header, sent) = (cut_header(v6, tags, 1472), datagram(v6, tags, 9, &payload));
+            assert!(a.send_with(&header, &sent).unwrap());
+            for (piece, n) in payload.chunks(1472).zip(9..) {
+                let got = b.wait(HANG).unwrap().unwrap_or_else(|| panic!("{what}: no datagram {n}"));
+                assert!(got[..10] == [0; 10] && got[12..] == datagram(v6, tags, n, piece), "{what}: the datagram {n}");
+            }
+        }
+        assert!(b.take().unwrap().is_none());
+        world.handle.ask(ControlRequest::Remove { name: name.into() }).unwrap();
+    }
+    assert_eq!(world.counters("a").malformed, 0);
 }
 
 #[test]

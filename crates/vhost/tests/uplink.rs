@@ -8,10 +8,13 @@ mod common;
 mod world;
 
 use common::datagram::ones_complement;
+use common::segment::{large_segment, segments};
 use common::{HANG, introduce};
-use partywall_vhost::driver::GuestDriver;
+use partywall_vhost::driver::{DriverOptions, GuestDriver, plain_features};
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
-use world::{Host, Namespace, is_possible, processor_time, wait_until};
+use world::{Guarded, Host, Namespace, is_possible, processor_time, wait_until};
 
 /// Sends datagrams of 1,400 bytes to the driver's address.
 const DATAGRAMS: &str = "
@@ -53,6 +56,68 @@ fn rate_of_uplink_holds_frames_back_without_loss_or_spinning() {
     let (took, spent) = (start.elapsed(), processor_time(host.switch_pid()) - spent);
     assert!(took >= Duration::from_millis(900), "{took:?}");
     assert!(spent < took / 4, "the switch has not slept: {spent:?} of {took:?}");
+}
+
+/// Sends a frame by the uplink's device, behind a header of virtio, and then receives one from station 1. Prints the network of its tag, how it
+/// is to be cut, and its bytes without the tag.
+const TAGGED: &str = "
+import socket, struct, sys
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+s.setsockopt(263, 15, 1)
+s.setsockopt(263, 8, 1)
+s.bind(('up0', 3))
+s.send(bytes.fromhex(sys.stdin.readline()))
+while True:
+    frame, aux, _, _ = s.recvmsg(70000, 100)
+    status, _, _, _, _, tci, kind = struct.unpack('IIIHHHH', aux[0][2])
+    if frame[10:16] == b'\\x02\\0\\0\\0\\0\\x01' and status & 0x50 == 0x50:
+        print(hex(kind), tci & 0xfff, frame[1], struct.unpack('<H', frame[4:6])[0], frame[10:].hex())
+        break
+";
+
+#[test]
+fn tagged_large_frames_pass_the_uplink_both_ways() {
+    if !is_possible() {
+        return;
+    }
+    let host = Host::new();
+    host.ask(&["add", "lan", "a"]);
+    host.ask(&["add", "lan", "up0", "--tap"]);
+    host.namespace.ip("link set up0 up");
+    let options = DriverOptions { features: plain_features(), ..DriverOptions::default() };
+    let payload: Vec<u8> = (0..20_000).map(|n| (n % 251) as u8).collect();
+    for v6 in [false, true] {
+        // This driver cuts nothing and is given nothing to cut.
+        let mut plain = GuestDriver::connect(&host.path("lan/a.port"), options).unwrap();
+        introduce(&mut plain, 2);
+        let mut python = host.namespace.command("python3");
+        let python = python.args(["-c", TAGGED]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut python = Guarded(python);
+        let (header, sent) = large_segment(v6, 1, 1448, &payload);
+        let hex: String = [&header[..10], &sent].concat().iter().map(|byte| format!("{byte:02x}")).collect();
+        writeln!(python.0.stdin.as_mut().unwrap(), "{hex}").unwrap();
+        for (n, expected) in segments(v6, 1, 1448, &payload).into_iter().enumerate() {
+            // Everything else is the kernel's own search for neighbours.
+            let got = loop {
+                let got = plain.wait(HANG).unwrap().unwrap_or_else(|| panic!("IPv6: {v6}: no segment {n}"));
+                if got[24..26] == [0x81, 0] {
+                    break got;
+                }
+            };
+            assert!(got[..10] == [0; 10] && got[12..] == expected, "IPv6: {v6}: the segment {n}");
+        }
+        drop(plain);
+        // The kernel gets a large frame as it is. This one goes from station 2 to station 1.
+        let mut a = host.driver("a");
+        let mut sent = sent;
+        (sent[5], sent[11]) = (1, 2);
+        assert!(a.send_with(&header, &sent).unwrap());
+        let mut line = String::new();
+        BufReader::new(python.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let untagged: String = [&sent[..12], &sent[16..]].concat().iter().map(|byte| format!("{byte:02x}")).collect();
+        let kind = if v6 { 4 } else { 1 };
+        assert_eq!(line.trim_end(), format!("0x8100 7 {kind} 1448 {untagged}"), "IPv6: {v6}");
+    }
 }
 
 /// Another user tries to attach to the uplink. It succeeds only if the kernel refuses that.

@@ -153,6 +153,41 @@ impl DiskDriver {
         Ok(())
     }
 
+    /// Stops the only queue, and starts it empty for `depth` requests in flight, at most as many as at the beginning. As under QEMU, a driver that
+    /// resets its device gets new memory for requests in flight.
+    ///
+    /// Returns the requests that were complete. The others are given up: the back end has not taken them.
+    pub fn restart(&mut self, depth: u16) -> Result<Vec<DiskReply>, VhostError> {
+        let [_] = self.rings[..] else { return Err(failed("only one queue restarts")) };
+        if depth == 0 || depth > self.options.depth {
+            return Err(failed("the places of a queue do not become more"));
+        }
+        let base = self.frontend()?.get_vring_base(0).map_err(failed)?;
+        if base != u32::from(self.rings[0].visible(&self.memory.map)?) {
+            return Err(failed(format!("the queue stops at {base}, and its completions do not")));
+        }
+        let mut replies = Vec::new();
+        while let Some(reply) = self.reply(0)? {
+            replies.push(reply);
+        }
+        let entries = (3 * depth).next_power_of_two().max(4);
+        self.rings[0].reset(&self.memory.map, entries, self.features)?;
+        self.free[0] = (0..depth).rev().collect();
+        let frontend = self.frontend.as_mut().ok_or(VhostError::Closed)?;
+        if self.inflight.is_some() {
+            let (told, file) = frontend.get_inflight_fd(&VhostUserInflight::new(0, 0, 1, entries)).map_err(failed)?;
+            frontend.set_inflight_fd(&told, file.as_raw_fd()).map_err(failed)?;
+            self.inflight = Some(KeptInflight { told, file });
+        }
+        let ring = &self.rings[0];
+        frontend.set_vring_num(0, entries).map_err(failed)?;
+        frontend.set_vring_base(0, 0).map_err(failed)?;
+        frontend.set_vring_addr(0, &ring.config()).map_err(failed)?;
+        frontend.set_vring_kick(0, ring.kick()).map_err(failed)?;
+        frontend.set_vring_call(0, ring.call()).map_err(failed)?;
+        Ok(replies)
+    }
+
     /// The whole memory as the front end describes it.
     pub fn region(&self) -> VhostUserMemoryRegionInfo {
         self.memory.region()

@@ -1,6 +1,8 @@
 //! A switch in this process, and drivers on its ports.
 
 pub(crate) mod datagram;
+#[allow(dead_code, reason = "each test uses a part of it")]
+pub(crate) mod segment;
 
 use partywall_vhost::PortCounters;
 use partywall_vhost::VhostError;
