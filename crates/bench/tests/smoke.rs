@@ -257,6 +257,12 @@ fn switch_is_measured_and_testpmd_or_its_package_named() {
     let is_there = !shown.contains("testpmd: not measured");
     assert!(is_there || shown.contains("dpdk-dev") || shown.contains("a processor each"), "{shown}");
     assert_eq!(report["verdicts"].as_array().unwrap().len(), 12);
+    if switch_is_built() {
+        for picture in ["net-frames", "net-rate", "net-cpu"] {
+            let svg = fs::read_to_string(folder.path().join(format!("{picture}.svg"))).unwrap();
+            assert!(svg.starts_with("<svg") && svg.contains("partywall-net, spinning"), "{picture}: {svg}");
+        }
+    }
 }
 
 /// Whether the switch is beside the bench, and there are two processors.
