@@ -100,6 +100,7 @@ etcd-server               etcd
 libacl1-dev               /usr/include/sys/acl.h
 libvirt-clients           virt-xml-validate
 libxml2-utils             xmllint
+dpdk-dev                  dpdk-testpmd
 "
 # What brings the linker of `make portable`.
 readonly LINKER="

@@ -83,13 +83,19 @@ pub(crate) enum Command {
         part: Vec<VmPart>,
     },
     /// Disks for virtual machines, without a machine: `partywall blk` compared with `qemu-storage-daemon`.
+    ///
+    /// Reads and writes of 4 KiB and 1 MiB, alone and with several in flight; the driver is this program's own. About 5 minutes; with
+    /// --quick --runs 1 fifteen seconds. `qemu-storage-daemon` is in Debian's package `qemu-system-common`.
     Blk {
-        /// Shorter runs.
+        /// The options of all measurements.
+        #[command(flatten)]
+        common: Common,
+        /// Bypass the host's page cache on both sides (O_DIRECT).
         #[arg(long)]
-        quick: bool,
-        /// Runs of each measurement; the table gives the median.
-        #[arg(long, default_value_t = 5, value_parser = partywall_terminal::whole::<u32>(1..=1000))]
-        runs: u32,
+        direct: bool,
+        /// Queues of the disk, each with as many requests in flight.
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = partywall_terminal::whole::<u16>(1..=16))]
+        queues: u16,
         /// Folder of the disk's file during the measurement [default: the folder for temporary files].
         #[arg(long, value_name = "FOLDER")]
         folder: Option<PathBuf>,
@@ -257,6 +263,10 @@ mod tests {
         };
         assert_eq!(part, [VmPart::Calls, VmPart::Files]);
         assert!(parse("b residency --migration m.json --plots pictures --html page.html").is_ok());
+        let Command::Blk { direct, queues, folder, .. } = parse("b blk --direct --queues 4").unwrap() else {
+            panic!("blk became something else")
+        };
+        assert_eq!((direct, queues, folder), (true, 4, None));
     }
 
     #[test]
@@ -268,6 +278,7 @@ mod tests {
             "b stream --cpus a,b",
             "b compare a.json",
             "b ipc 1",
+            "b blk --queues 17",
             "b residency --migration m.json --machines",
             "b residency --migration m.json --quick",
             "b residency --migration m.json --runs 3",

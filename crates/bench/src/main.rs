@@ -38,7 +38,7 @@ use clap::Parser;
 use crate::{
     args::{Cli, Command, Common},
     bench::Bench,
-    commands::CommandResults,
+    commands::{CommandResults, blk::DiskUse},
     error::{BenchError, Result},
 };
 
@@ -80,7 +80,12 @@ fn run(command: &Command) -> Result<u8> {
         Command::Ratios(common) => (common, commands::ratios::run),
         Command::All(common) => (common, commands::all::run),
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),
-        Command::Blk { quick, runs, folder } => return commands::blk::run(*quick, *runs, folder.clone()).map(|()| 0),
+        Command::Blk { common, direct, queues, folder } => {
+            let mut bench = Bench::new(common)?;
+            let disk = DiskUse { direct: *direct, queues: *queues };
+            let results = commands::blk::run(&mut bench, disk, folder.as_ref())?;
+            return bench.finish(results);
+        }
         Command::Vm { common, part } => {
             let mut bench = Bench::new(common)?;
             let results = commands::vm::run(&mut bench, part)?;

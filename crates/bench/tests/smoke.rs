@@ -257,6 +257,50 @@ fn switch_is_measured_and_testpmd_or_its_package_named() {
     let is_there = !shown.contains("testpmd: not measured");
     assert!(is_there || shown.contains("dpdk-dev") || shown.contains("a processor each"), "{shown}");
     assert_eq!(report["verdicts"].as_array().unwrap().len(), 12);
+    if switch_is_built() {
+        for picture in ["net-frames", "net-rate", "net-cpu"] {
+            let svg = fs::read_to_string(folder.path().join(format!("{picture}.svg"))).unwrap();
+            assert!(svg.starts_with("<svg") && svg.contains("partywall-net, spinning"), "{picture}: {svg}");
+        }
+    }
+}
+
+/// Disks are measured where their back end is built, and `qemu-storage-daemon` where it is installed; the package is named otherwise.
+#[test]
+fn disks_are_measured_and_peer_or_its_package_named() {
+    for (options, ways) in [(&[][..], 2), (&["--direct", "--queues", "2"][..], 3)] {
+        let (folder, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let [json, page] = ["blk.json", "blk.html"].map(|name| folder.path().join(name));
+        let mut command = bench();
+        command.args(["blk", "--smoke", "--json"]).arg(&json).arg("--plots").arg(folder.path());
+        command.arg("--html").arg(&page).arg("--folder").arg(scratch.path()).args(options);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+        let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+        let cells = report["cells"].as_array().unwrap();
+        assert_eq!(cells.len(), 2 * (1 + ways), "{options:?}");
+        for cell in cells {
+            let run = &cell["runs"][0];
+            let measured =
+                ["per_second", "bytes_per_second", "cpu_ns_per_operation"].iter().all(|m| run[m].is_number());
+            let needed = cell["mechanism"] == "partywall-blk" && is_built("partywall-blk");
+            assert!(measured || (!needed && cell["problem"]["unavailable"].is_string()), "{cell}");
+            assert_eq!(cell["settings"]["queues"], if options.is_empty() { 1 } else { 2 }, "{cell}");
+        }
+        let has_peer = !text(&output.stdout).contains("qemu-storage-daemon: not measured");
+        assert!(has_peer || text(&output.stdout).contains("qemu-system-common"), "{}", text(&output.stdout));
+        let verdicts = report["verdicts"].as_array().unwrap();
+        let judged = verdicts.iter().filter(|verdict| verdict["measured"].is_number()).count();
+        // Rate and processor time of two cases.
+        let expected = if has_peer && is_built("partywall-blk") { 4 } else { 0 };
+        assert_eq!((verdicts.len(), judged), (16, expected), "{}", text(&output.stdout));
+        if is_built("partywall-blk") {
+            let svg = fs::read_to_string(folder.path().join("blk-requests.svg")).unwrap();
+            assert!(svg.contains("read 4 KiB, depth 32") && svg.contains("write 1 MiB, depth 8"), "{svg}");
+            assert_eq!(fs::read_to_string(&page).unwrap().matches("<figure").count(), 2);
+        }
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0, "the disk's file stays behind");
+    }
 }
 
 /// Whether the switch is beside the bench, and there are two processors.

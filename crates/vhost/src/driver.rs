@@ -515,7 +515,7 @@ impl DriverRing {
     }
 
     /// Wishes to be called for the next completion; `true` if it is there already.
-    fn wish(&self, memory: &GuestMemoryMmap) -> Result<bool, VhostError> {
+    pub(crate) fn wish(&self, memory: &GuestMemoryMmap) -> Result<bool, VhostError> {
         if self.event_idx {
             let place = GuestAddress(self.available.0 + 4 + 2 * u64::from(self.size));
             memory.store(self.next_used.to_le(), place, Ordering::Relaxed).map_err(failed)?;

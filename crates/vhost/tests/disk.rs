@@ -9,6 +9,7 @@ use disk_common::{DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, U
 use partywall_vhost::disk::DiskCounters;
 use partywall_vhost::disk::control::{DiskControl, DiskReport};
 use partywall_vhost::disk::driver::DiskDriverOptions;
+use partywall_vhost::disk::load::{DiskLoad, LoadGenerator};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -34,6 +35,30 @@ fn sectors_are_read_as_they_were_written_and_reach_the_file() {
     assert_eq!((status, &serial[..6]), (OK, &b"image\0"[..]));
     let counters = disk.counters();
     assert_eq!((counters.reads, counters.writes, counters.flushes, counters.failed), (4, 4, 1, 0));
+}
+
+#[test]
+fn wait_for_any_queue_returns_request_and_its_queue() {
+    let disk = Disk::new(8 * MIB, |_| {});
+    let mut driver = disk.driver_with(DiskDriverOptions { queues: 3, ..DiskDriverOptions::default() });
+    for queue in [2, 0, 1] {
+        let place = driver.take_place(queue).unwrap();
+        driver.offer(queue, place, IN, 0, 512, false).unwrap();
+        driver.kick(queue).unwrap();
+        let (of, reply) = driver.wait_any(Duration::ZERO, HANG).unwrap().unwrap();
+        assert_eq!((of, reply.place, reply.status), (queue, place, OK));
+    }
+    assert_eq!(driver.wait_any(Duration::ZERO, Duration::ZERO).unwrap(), None);
+}
+
+#[test]
+fn load_fills_each_of_its_queues() {
+    let disk = Disk::new(8 * MIB, |_| {});
+    let mut generator = LoadGenerator::connect(&disk.socket(), 3, 4096, 4).unwrap();
+    // It ends after its first look, so each queue is filled once.
+    let load = DiskLoad { writes: false, bytes: 4096, depth: 4, measured: Duration::ZERO, spin: Duration::ZERO };
+    assert_eq!(generator.run(load).unwrap().requests, 12);
+    assert_eq!(disk.counters().reads, 12);
 }
 
 /// Random requests beside a plain file: all queues, many in flight, none of them overlapping another.

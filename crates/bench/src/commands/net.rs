@@ -2,7 +2,7 @@
 //! driver, virtio-user.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Write,
     path::{Path, PathBuf},
@@ -25,6 +25,7 @@ use crate::{
     report::{
         cell::{Cell, Key},
         metric::Metric,
+        plot::{Axis, Chart, Picture, Series},
         table::{self, Layout},
         verdict::{Bound, Verdict},
     },
@@ -441,7 +442,47 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let verdicts = judge(&cells);
     bench.say("\n## What is promised, and what was measured (median of the ratios of the turns of this run; figures are medians)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
+    bench.draw(&pictures(&cells))?;
     Ok(CommandResults { cells, verdicts })
+}
+
+/// Rates by the size of frames: in frames and in bytes, each way to wait and each size of the peer's buffers by a separate line.
+fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
+    let ways = [
+        (Mechanism::PartywallNet, WaitMode::Spinning, None),
+        (Mechanism::PartywallNet, WaitMode::Adaptive, None),
+        (Mechanism::Testpmd, WaitMode::Spinning, Some(PACKET_BUFFERS[0])),
+        (Mechanism::Testpmd, WaitMode::Spinning, Some(PACKET_BUFFERS[1])),
+    ];
+    let chart = |title: &str, y, experiment: &str, metric| {
+        let line = |(mechanism, waiting, buffer): (Mechanism, WaitMode, Option<u64>)| {
+            let is_shown = |cell: &&Cell| {
+                let key = &cell.key;
+                let is_way = key.word(WAITING) == Some(waiting.name());
+                // DPDK's own driver is measured by its default buffers only.
+                let is_buffer =
+                    key.number(BUFFER) == buffer || (experiment == "net-user" && buffer == Some(PACKET_BUFFERS[0]));
+                key.experiment == experiment && is_way && is_buffer
+            };
+            let some: Vec<Cell> = cells.iter().filter(is_shown).cloned().collect();
+            let name = match buffer {
+                Some(bytes) if experiment == "net-stream" => format!("{mechanism}, buffers of {bytes}"),
+                _ => format!("{mechanism}, {}", waiting.name()),
+            };
+            let dashed = waiting == WaitMode::Adaptive || buffer == Some(PACKET_BUFFERS[1]);
+            Series { name, dashed, ..Series::of(&some, mechanism, FRAME, metric, 1.0) }
+        };
+        let series = ways.map(line).into();
+        Picture::Chart(Chart { title: title.into(), x: ("bytes per frame", Axis::Bytes), y, series })
+    };
+    let (frames, bytes) = (("frames per second", Axis::CountByTens), ("rate", Axis::RateByTens));
+    let used = ("processor of the switch", Axis::Percent);
+    BTreeMap::from([
+        ("net-frames".into(), chart("Frames through a switch", frames, "net-stream", Metric::PerSecond)),
+        ("net-rate".into(), chart("Bytes through a switch", bytes, "net-stream", Metric::BytesPerSecond)),
+        ("net-cpu".into(), chart("Processor time of a switch", used, "net-stream", Metric::MiddleCpuPercent)),
+        ("net-user".into(), chart("Frames of DPDK's virtio-user", frames, "net-user", Metric::PerSecond)),
+    ])
 }
 
 fn judge(cells: &[Cell]) -> Vec<Verdict> {
@@ -515,6 +556,29 @@ mod tests {
         for verdict in verdicts {
             assert!(verdict.measured.is_some(), "{}", verdict.claim);
         }
+    }
+
+    #[test]
+    fn every_picture_of_the_switch_has_its_lines() {
+        let scale = Scale::Full;
+        let cells: Vec<Cell> = [streams(scale), front_ends(scale)]
+            .concat()
+            .into_iter()
+            .map(|plan| {
+                let metrics = [Metric::PerSecond, Metric::BytesPerSecond, Metric::MiddleCpuPercent];
+                Cell { runs: vec![Figures::from(metrics.map(|metric| (metric, 1.0)))], ..Cell::new(plan.key) }
+            })
+            .collect();
+        let points = |name: &str| -> Vec<usize> {
+            match &pictures(&cells)[name] {
+                Picture::Chart(chart) => chart.series.iter().map(|series| series.points.len()).collect(),
+                other => panic!("{other:?}"),
+            }
+        };
+        for name in ["net-frames", "net-rate", "net-cpu"] {
+            assert_eq!(points(name), [3, 3, 3, 1], "{name}");
+        }
+        assert_eq!(points("net-user"), [2, 0, 2, 0]);
     }
 
     #[test]

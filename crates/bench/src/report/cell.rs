@@ -114,7 +114,7 @@ impl fmt::Display for Key {
 
 /// Whether a numeric setting of this name counts bytes.
 fn is_bytes(name: &str) -> bool {
-    matches!(name, "message" | "total" | "ring" | "rate")
+    matches!(name, "message" | "request" | "total" | "ring" | "rate")
 }
 
 /// A key and what was measured under it.

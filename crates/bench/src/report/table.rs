@@ -79,7 +79,7 @@ fn group_of<'a>(cell: &'a Cell, layout: &Layout<'_>) -> Vec<Option<&'a Setting>>
 
 fn row(cell: &Cell, layout: &Layout<'_>, base: Option<f64>) -> Vec<String> {
     let setting = |(name, _): &(&str, &str)| match cell.key.settings.get(*name) {
-        Some(Setting::Number(n)) if matches!(*name, "message" | "total" | "ring") => unit::bytes(*n),
+        Some(Setting::Number(n)) if matches!(*name, "message" | "request" | "total" | "ring") => unit::bytes(*n),
         Some(Setting::Number(n)) if *name == "rate" => unit::rate(*n as f64),
         Some(Setting::Number(n)) => n.to_string(),
         Some(Setting::Word(word)) => word.clone(),

@@ -14,7 +14,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vmm_sys_util::epoll::Epoll;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 const NEXT: u32 = 1;
@@ -63,6 +63,8 @@ pub struct DiskDriver {
     /// Its queues.
     pub rings: Vec<DriverRing>,
     called: Vec<Epoll>,
+    /// The calls of all queues.
+    called_any: Epoll,
     free: Vec<Vec<u16>>,
 }
 
@@ -96,6 +98,7 @@ impl DiskDriver {
             inflight: None,
             rings: Vec::new(),
             called: Vec::new(),
+            called_any: Epoll::new().map_err(failed)?,
             free: (0..options.queues).map(|_| (0..options.depth).rev().collect()).collect(),
         };
         driver.reconnect(path)?;
@@ -139,6 +142,8 @@ impl DiskDriver {
             if new {
                 self.rings.push(DriverRing::at(index, entries, index as u64 * RING_SPACE, self.features)?);
                 self.called.push(self.rings[index].calls()?);
+                let (call, event) = (self.rings[index].call().as_raw_fd(), EpollEvent::new(EventSet::IN, index as u64));
+                self.called_any.ctl(ControlOperation::Add, call, event).map_err(failed)?;
             }
             let ring = &self.rings[index];
             frontend.set_vring_num(index, entries).map_err(failed)?;
@@ -308,6 +313,35 @@ impl DiskDriver {
             }
             if waited >= spin {
                 self.rings[queue].sleep(&self.memory.map, &self.called[queue], Duration::from_millis(10))?;
+            }
+        }
+    }
+
+    /// Waits for the next complete request of any queue, looking without pause for `spin` first. Returns it with its queue.
+    pub fn wait_any(&mut self, spin: Duration, limit: Duration) -> Result<Option<(usize, DiskReply)>, VhostError> {
+        let start = Instant::now();
+        loop {
+            for queue in 0..self.rings.len() {
+                if let Some(reply) = self.reply(queue)? {
+                    return Ok(Some((queue, reply)));
+                }
+            }
+            let waited = start.elapsed();
+            if waited >= limit {
+                return Ok(None);
+            }
+            if waited >= spin {
+                // A back end calls for those queues only that have asked for it.
+                let mut is_there = false;
+                for ring in &self.rings {
+                    is_there |= ring.wish(&self.memory.map)?;
+                }
+                if !is_there {
+                    let _ = self.called_any.wait(10, &mut [EpollEvent::default()]);
+                }
+                for ring in &self.rings {
+                    let _ = ring.call().read();
+                }
             }
         }
     }

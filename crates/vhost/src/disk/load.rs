@@ -16,7 +16,7 @@ pub struct DiskLoad {
     pub writes: bool,
     /// Bytes of a request.
     pub bytes: u32,
-    /// Requests in flight.
+    /// Requests in flight in each queue.
     pub depth: u16,
     /// The duration of the measurement.
     pub measured: Duration,
@@ -49,9 +49,9 @@ pub struct LoadGenerator {
 }
 
 impl LoadGenerator {
-    /// Connects, for requests of at most this many bytes and at most this many in flight.
-    pub fn connect(path: &Path, bytes: u32, depth: u16) -> Result<Self, VhostError> {
-        let options = DiskDriverOptions { depth, buffer: bytes, ..DiskDriverOptions::default() };
+    /// Connects with this many queues, for requests of at most this many bytes and at most this many in flight in each queue.
+    pub fn connect(path: &Path, queues: u16, bytes: u32, depth: u16) -> Result<Self, VhostError> {
+        let options = DiskDriverOptions { queues, depth, buffer: bytes, ..DiskDriverOptions::default() };
         let mut driver = DiskDriver::connect(path, options)?;
         let sectors = driver.sectors()?;
         Ok(Self { driver, sectors, random: 0x9e37_79b9_7f4a_7c15 })
@@ -65,29 +65,29 @@ impl LoadGenerator {
             return Err(failed("the disk is smaller than a request"));
         }
         let start = Instant::now();
-        let (mut requests, mut in_flight, mut ends) = (0, 0, false);
-        while !ends || in_flight > 0 {
-            while !ends && in_flight < load.depth {
-                let Some(place) = self.driver.take_place(0) else { break };
-                self.random ^= self.random << 13;
-                self.random ^= self.random >> 7;
-                self.random ^= self.random << 17;
-                let sector = self.random % places * per_request;
-                self.driver.offer(0, place, u32::from(load.writes), sector, load.bytes, load.writes)?;
-                in_flight += 1;
+        let mut in_flight = vec![0_u16; self.driver.rings.len()];
+        let (mut requests, mut ends) = (0, false);
+        while !ends || in_flight.iter().any(|count| *count > 0) {
+            for (queue, count) in in_flight.iter_mut().enumerate() {
+                while !ends && *count < load.depth {
+                    let Some(place) = self.driver.take_place(queue) else { break };
+                    self.random ^= self.random << 13;
+                    self.random ^= self.random >> 7;
+                    self.random ^= self.random << 17;
+                    let sector = self.random % places * per_request;
+                    self.driver.offer(queue, place, u32::from(load.writes), sector, load.bytes, load.writes)?;
+                    *count += 1;
+                }
+                self.driver.kick(queue)?;
             }
-            self.driver.kick(0)?;
-            let mut reply = self.driver.wait(0, load.spin, HANG)?.ok_or_else(|| failed("no answer"))?;
-            loop {
+            let mut next = Some(self.driver.wait_any(load.spin, HANG)?.ok_or_else(|| failed("no answer"))?);
+            while let Some((queue, reply)) = next {
                 if reply.status != 0 {
                     return Err(failed("the disk has failed a request"));
                 }
                 requests += 1;
-                in_flight -= 1;
-                match self.driver.reply(0)? {
-                    Some(next) => reply = next,
-                    None => break,
-                }
+                in_flight[queue] -= 1;
+                next = self.driver.reply(queue)?.map(|reply| (queue, reply));
             }
             ends = start.elapsed() >= load.measured;
         }

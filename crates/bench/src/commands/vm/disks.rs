@@ -17,7 +17,10 @@ use crate::{
     apps::{accounts::Accounts, site},
     args::{Common, Scale},
     bench::{Bench, BenchPlan},
-    commands::{CommandResults, blk::DiskServer},
+    commands::{
+        CommandResults,
+        blk::{DiskServer, DiskUse},
+    },
     error::{BenchError, During, Result},
     mechanism::{Mechanism, Tuning},
     process::GuardedChild,
@@ -122,7 +125,7 @@ impl DiskMachine {
                 }
             };
             let socket = folder.join(format!("{mechanism}.sock"));
-            match server.start(&image, &socket) {
+            match server.start(&image, &socket, DiskUse::CACHED) {
                 Ok(process) => {
                     let chardev = format!("socket,id={mechanism},path={}", socket.display());
                     let device =
