@@ -13,6 +13,8 @@ use crate::{human, output, session};
 const LOOK: Duration = Duration::from_millis(50);
 /// How long a cancelled migration may take to end.
 const CANCEL: Duration = Duration::from_secs(10);
+/// How long QEMU may take to compute the downtime of a migration that has completed.
+const DOWNTIME: Duration = Duration::from_secs(2);
 /// Between two lines of progress.
 const REPORT: Duration = Duration::from_secs(1);
 
@@ -46,10 +48,18 @@ pub(super) fn run(global: &Global, name: &str, to: &str, limit: Duration) -> Res
     drop(monitor);
     admin.detach_machine(name).context(format_args!("{name} has left, but this broker cannot forget it"))?;
     output::print(format_args!(
-        "{name} has left for {to}: {} sent, QEMU stopped it for {} ms. Attach it there with `partywall vm attach {name} --migratable`",
+        "{name} has left for {to}: {} sent, {}. Attach it there with `partywall vm attach {name} --migratable`",
         human::bytes(done.sent),
-        done.downtime_ms
+        stopped(done.downtime_ms)
     ))
+}
+
+/// How long the machine did not run, in words.
+fn stopped(downtime_ms: Option<u64>) -> String {
+    downtime_ms.map_or_else(
+        || "QEMU has not reported for how long it stopped it".to_owned(),
+        |downtime| format!("QEMU stopped it for {downtime} ms"),
+    )
 }
 
 /// Has QEMU migrate it, and waits for the end.
@@ -60,7 +70,7 @@ fn migrate(monitor: &mut Machine, to: &str, limit: Duration) -> Result<Migration
     loop {
         let progress = monitor.migration_progress().map_err(text)?;
         match progress.end() {
-            Some(true) => return Ok(progress),
+            Some(true) => return Ok(monitor.await_downtime(progress, DOWNTIME)),
             Some(false) => return Err(progress.why.unwrap_or_else(|| format!("QEMU reports {:?}", progress.status))),
             None => {}
         }
@@ -98,4 +108,15 @@ fn stay(admin: &Domain, name: &str, why: &str) -> Result<(), CommandFailure> {
 
 fn failure(error: VmError) -> CommandFailure {
     CommandFailure::general(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_downtime_is_not_reported_as_zero() {
+        assert_eq!(stopped(Some(182)), "QEMU stopped it for 182 ms");
+        assert_eq!(stopped(None), "QEMU has not reported for how long it stopped it");
+    }
 }
