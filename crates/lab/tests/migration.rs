@@ -1,6 +1,7 @@
 //! Live migration: a guest sends a long stream to its neighbour, through memory, answers its calls by a server that has several threads, and
 //! answers its datagrams. It is migrated to another host, which is joined to the first by a link, where all of them go on by the network, and
-//! back, where they go on by memory.
+//! back, where they go on by memory. On each way the source's broker is killed after the machine has released its windows, and once the agent
+//! in the machine too.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -53,7 +54,7 @@ fn stream_survives_migration_there_and_back() {
             .into_iter()
             .fold(image, |image, name| image.program(format!("/usr/bin/{name}"), name))
     };
-    let (home, far) = (World::with("migration", image()), World::with("migration-far", image()));
+    let (mut home, mut far) = (World::with("migration", image()), World::with("migration-far", image()));
     for world in [&home, &far] {
         world.set_policy(NETWORKS);
     }
@@ -90,13 +91,13 @@ fn stream_survives_migration_there_and_back() {
     new_connection_has_a_ring(&a, &b, "after a migration that failed");
 
     let idle = IdleChannels::open(&home, &a, &b);
-    let away = migrate(MigratedBy::LibvirtsSteps, &home, a, &b, (&far, &far_network), options);
+    let away = migrate(MigratedBy::LibvirtsSteps, &mut home, a, &b, (&far, &far_network), options);
     far.wait_ready(1);
     idle.moved(&away);
     assert_eq!(mobility(&far, "a"), "migratable");
     flows(&b);
 
-    let back = migrate(MigratedBy::OurCommand, &far, away, &b, (&home, &network), options);
+    let back = migrate(MigratedBy::OurCommand, &mut far, away, &b, (&home, &network), options);
     home.wait_ready(2);
     file_goes(&b, &back);
     old_connections_are_on_rings(&back, &b, 3);
@@ -345,7 +346,7 @@ enum MigratedBy {
 /// Migrates a guest over the link between the hosts, and attaches it where it arrives.
 fn migrate(
     by: MigratedBy,
-    from: &World,
+    from: &mut World,
     leaves: Guest,
     b: &Guest,
     (to, network): (&World, &Network),
@@ -354,9 +355,10 @@ fn migrate(
     let uri = format!("tcp:{}:{ARRIVAL}", network.host().unwrap());
     let arrives = to.expect(options().arrives_on(network), &uri, &leaves);
     if by == MigratedBy::OurCommand {
-        let said = from.partywall(&["vm", "migrate", "a", "--to", &uri]);
-        assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), explain(from, &leaves, b));
-        println!("{}", said.text());
+        let text = migrate_while_broker_dies(from, &uri, &leaves, b);
+        println!("{text}");
+        let downtime = text.split("QEMU stopped it for ").nth(1).and_then(|rest| rest.split(' ').next());
+        assert!(downtime.and_then(|ms| ms.parse::<u64>().ok()).is_some_and(|ms| ms > 0), "{text}");
         drop(leaves);
         arrives.wait_arrival().unwrap();
         let said = to.attach_migratable(&arrives);
@@ -365,6 +367,7 @@ fn migrate(
     }
     let said = from.partywall(&["vm", "detach", "a", "--for-migration"]);
     assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), explain(from, &leaves, b));
+    broker_and_agent_die(from, &leaves);
     have_qemu_migrate(&leaves, &uri);
     call_hook(from, &leaves, "stopped end");
     assert_eq!(mobility(from, "a"), "", "the hook has detached it");
@@ -378,6 +381,33 @@ fn migrate(
         std::thread::sleep(Duration::from_millis(50));
     }
     arrives
+}
+
+/// The broker of a machine that has released its windows is killed, and so is the agent in the machine. Both start again, and the machine
+/// gets no windows.
+fn broker_and_agent_die(world: &mut World, leaves: &Guest) {
+    world.kill_broker();
+    leaves.sh("kill -9 $(cat /tmp/agent.pid)");
+    world.start_broker_with(NETWORKS);
+    leaves.start_agent();
+    world.wait_ready(1);
+    assert_eq!(mobility(world, "a"), "", "the next broker knows a machine that was about to leave: {}", world.log());
+    assert_eq!(leaves.sh("ls /dev/dax* 2> /dev/null | wc -l").trim(), "0", "{}", world.log());
+}
+
+/// Runs `partywall vm migrate`. The broker is killed once the machine has released its windows, and starts again.
+fn migrate_while_broker_dies(from: &mut World, uri: &str, leaves: &Guest, b: &Guest) -> String {
+    let mut command = from.command(&["vm", "migrate", "a", "--to", uri]);
+    let mut command = Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(command.0.stdout.take().unwrap());
+    let (mut text, mut why) = (String::new(), String::new());
+    while !text.contains("has released its windows") && lines.read_line(&mut text).unwrap() > 0 {}
+    from.kill_broker();
+    from.start_broker_with(NETWORKS);
+    lines.read_to_string(&mut text).unwrap();
+    command.0.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+    assert!(command.0.wait().unwrap().success(), "{text}{why}{}", explain(from, leaves, b));
+    text
 }
 
 /// Has QEMU migrate a guest, as another tool would.

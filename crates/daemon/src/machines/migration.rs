@@ -83,12 +83,19 @@ impl Work {
                 Message::Refused { code: Refusal::Machine, reason }
             }
         };
+        // Before the answer: a broker that starts after it must not give the machine its windows back.
+        self.remember();
         self.control.errand(Errand::Answer(session, request, answer));
     }
 
     /// A machine that was to leave stays, and gets the same windows again.
     pub(super) fn resume(&mut self, name: &Name) -> Result<Message, String> {
-        let machine = self.find(name)?;
+        let machine = self.find(name).map_err(|why| {
+            format!(
+                "{why}. If this broker has started since the machine was released, attach the machine with `partywall vm attach {name} \
+                 --qmp ... --port ... --migratable`"
+            )
+        })?;
         let Some(attended) = self.machines.get_mut(&machine) else { return Ok(Message::Done {}) };
         match attended.migration {
             MigrationStep::None => return Err(format!("{name} is attached, and was not released for a migration")),

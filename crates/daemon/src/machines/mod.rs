@@ -204,10 +204,7 @@ impl Work {
                     // It may have been started again, without what was plugged in.
                     self.plug_and_tell(machine, true);
                 }
-                Task::Released { machine, failure } => {
-                    self.released(machine, failure);
-                    self.remember();
-                }
+                Task::Released { machine, failure } => self.released(machine, failure),
                 Task::Groups(groups) => {
                     groups.ids().for_each(|id| self.state.use_again(id));
                     self.groups = groups;

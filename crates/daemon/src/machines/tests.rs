@@ -87,3 +87,43 @@ fn machine_attaches_while_another_guest_greets_endlessly() {
     drop(attendant);
     assert!(start.elapsed() < HANG);
 }
+
+#[test]
+fn released_machine_is_not_remembered_at_its_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (control, socket) = (ServerControl::new().unwrap(), folder.path().join("broker"));
+    let mut work = Work {
+        control: control.clone(),
+        silence: HANG,
+        tasks: AttendantTasks::default(),
+        windows: Windows::default(),
+        groups: GroupWindows::default(),
+        state: AttachmentFile::open(&socket),
+        machines: BTreeMap::new(),
+        left: BTreeMap::new(),
+        next: MachineId::MIN,
+    };
+    let attended = |name: &str, migration| Attended {
+        name: Name::new(name).unwrap(),
+        monitor: path(&folder, name),
+        socket: path(&folder, name),
+        room: 8 << 20,
+        port: None,
+        layout: WindowLayout::Migratable,
+        migration,
+        doorbell: Err(NOT_YET.to_owned()),
+    };
+    let remembered = || {
+        let all = state::remembered(&socket).machines;
+        all.into_iter().map(|machine| machine.name).collect::<Vec<_>>()
+    };
+    let releasing = MigrationStep::Releasing { session: SessionId(7), request: 5 };
+    work.machines.insert(MachineId::MIN, attended("leaves", releasing));
+    work.machines.insert(MachineId::new(2).unwrap(), attended("stays", MigrationStep::None));
+    work.remember();
+    assert_eq!(remembered(), ["leaves", "stays"]);
+    work.released(MachineId::MIN, None);
+    let errands = control.take_wishes().errands;
+    assert!(matches!(errands[..], [Errand::Answer(SessionId(7), 5, Message::Done {})]), "{errands:?}");
+    assert_eq!(remembered(), ["stays"], "a broker that starts now would plug in its windows again");
+}

@@ -5,7 +5,11 @@ use crate::error::VmError;
 use crate::facts::{Facts, WindowObstacle};
 use crate::qmp::QmpError;
 use crate::window::WindowRole;
-use serde_json::json;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// Between two questions for the downtime.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// How far a migration has come, as QEMU reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,8 +20,8 @@ pub struct MigrationProgress {
     pub sent: u64,
     /// Bytes of memory that are left to send.
     pub left: u64,
-    /// Milliseconds for which the machine did not run; 0 until that is known.
-    pub downtime_ms: u64,
+    /// Milliseconds for which the machine did not run; `None` while QEMU has not computed that.
+    pub downtime_ms: Option<u64>,
     /// Why it failed, in QEMU's words.
     pub why: Option<String>,
 }
@@ -90,9 +94,24 @@ impl Machine {
             status: answer["status"].as_str().unwrap_or_default().to_owned(),
             sent: number("transferred"),
             left: number("remaining"),
-            downtime_ms: answer["downtime"].as_u64().unwrap_or(0),
+            downtime_ms: downtime(&answer),
             why: answer["error-desc"].as_str().map(str::to_owned),
         })
+    }
+
+    /// Asks for the downtime of a migration that has completed, until QEMU has computed it, for at most `limit`.
+    ///
+    /// The machine has arrived, so a monitor that fails here is no failure of the migration: the downtime stays unknown.
+    pub fn await_downtime(&mut self, mut done: MigrationProgress, limit: Duration) -> MigrationProgress {
+        let start = Instant::now();
+        while done.downtime_ms.is_none() && start.elapsed() < limit {
+            std::thread::sleep(LOOK);
+            match self.migration_progress() {
+                Ok(progress) if progress.end() == Some(true) => done = progress,
+                _ => break,
+            }
+        }
+        done
     }
 
     /// The kind of devices that its windows are.
@@ -101,14 +120,38 @@ impl Machine {
     }
 }
 
+/// The downtime in an answer to `query-migrate`, if QEMU has computed it.
+///
+/// QEMU 7.2 first sets the status to `completed` and then takes its big lock, under which it computes the downtime and the total time.
+/// An answer in between has 0 for both. Later releases (`migration_completion_end`) do all of this under the lock. A total time says
+/// that the downtime beside it has been computed, so 0 is then a downtime of less than a millisecond.
+fn downtime(answer: &Value) -> Option<u64> {
+    let downtime = answer["downtime"].as_u64()?;
+    (downtime > 0 || answer["total-time"].as_u64() > Some(0)).then_some(downtime)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn downtime_without_total_time_is_unknown() {
+        for (answer, known) in [
+            (json!({ "status": "active", "total-time": 40, "expected-downtime": 300 }), None),
+            (json!({ "status": "completed" }), None),
+            (json!({ "status": "completed", "total-time": 0, "downtime": 0 }), None),
+            (json!({ "status": "completed", "downtime": 182 }), Some(182)),
+            (json!({ "status": "completed", "total-time": 1002, "downtime": 302 }), Some(302)),
+            (json!({ "status": "completed", "total-time": 1002, "downtime": 0 }), Some(0)),
+        ] {
+            assert_eq!(downtime(&answer), known, "{answer}");
+        }
+    }
+
+    #[test]
     fn migration_ends_with_success_failure_or_cancel() {
         let progress =
-            |status: &str| MigrationProgress { status: status.into(), sent: 0, left: 0, downtime_ms: 0, why: None };
+            |status: &str| MigrationProgress { status: status.into(), sent: 0, left: 0, downtime_ms: None, why: None };
         for (status, end) in [
             ("setup", None),
             ("active", None),

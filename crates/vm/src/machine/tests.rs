@@ -5,8 +5,11 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 const SIZE: u64 = 4 << 20;
+/// Only a guard against hanging.
+const LONG: Duration = Duration::from_secs(60);
 
 /// A monitor that keeps what is added to it, like QEMU's; and the commands that it hears. It refuses what is in `memories` and
 /// devices that have no memory, or, if told so, all devices.
@@ -67,6 +70,25 @@ fn monitor(mut memories: Vec<String>, refuses_devices: bool) -> (tempfile::TempD
         }
     });
     (dir, path, heard)
+}
+
+/// A monitor that gives these answers to `query-migrate`, one after the other, and then closes.
+fn migrating_monitor(answers: Vec<Value>) -> (tempfile::TempDir, Machine) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        (&stream).write_all(b"{\"QMP\": {}}\n").unwrap();
+        let mut answers = answers.into_iter();
+        for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+            let asked: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            let answer = if asked["execute"] == "query-migrate" { answers.next() } else { Some(json!({})) };
+            let Some(answer) = answer else { return };
+            writeln!(&stream, "{}", json!({ "return": answer })).unwrap();
+        }
+    });
+    (dir, Machine::connect(&path).unwrap())
 }
 
 fn window(number: u8) -> WindowDevice {
@@ -133,4 +155,20 @@ fn retry_reuses_memory_and_refusal_leaves_none() {
     assert!(e.contains("no place"), "{e}");
     assert_eq!(heard.try_iter().last().as_deref(), Some("object-del"));
     assert_eq!(machine.windows().unwrap(), []);
+}
+
+#[test]
+fn downtime_is_asked_for_until_qemu_has_computed_it() {
+    let early = json!({ "status": "completed", "total-time": 0, "downtime": 0 });
+    let late = json!({ "status": "completed", "total-time": 1250, "downtime": 240 });
+    let (_dir, mut machine) = migrating_monitor(vec![early.clone(), early.clone(), late]);
+    let done = machine.migration_progress().unwrap();
+    assert_eq!((done.end(), done.downtime_ms), (Some(true), None));
+    assert_eq!(machine.await_downtime(done, LONG).downtime_ms, Some(240));
+
+    // QEMU ends before it has said it. The migration has succeeded all the same.
+    let (_dir, mut machine) = migrating_monitor(vec![early]);
+    let done = machine.migration_progress().unwrap();
+    let done = machine.await_downtime(done, LONG);
+    assert_eq!((done.end(), done.downtime_ms), (Some(true), None));
 }
