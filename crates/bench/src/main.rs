@@ -38,7 +38,7 @@ use clap::Parser;
 use crate::{
     args::{Cli, Command, Common},
     bench::Bench,
-    commands::{CommandResults, blk::DiskUse},
+    commands::{CommandResults, blk::DiskServing},
     error::{BenchError, Result},
 };
 
@@ -82,7 +82,7 @@ fn run(command: &Command) -> Result<u8> {
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),
         Command::Blk { common, direct, queues, folder } => {
             let mut bench = Bench::new(common)?;
-            let disk = DiskUse { direct: *direct, queues: *queues };
+            let disk = DiskServing { direct: *direct, queues: *queues };
             let results = commands::blk::run(&mut bench, disk, folder.as_ref())?;
             return bench.finish(results);
         }

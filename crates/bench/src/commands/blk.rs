@@ -57,14 +57,14 @@ const SMOKE_CASES: [(&str, u32); 2] = [("read", 4096), ("write", 1 << 20)];
 
 /// How the disk is served and used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DiskUse {
+pub(crate) struct DiskServing {
     /// The servers bypass the page cache.
     pub(crate) direct: bool,
     /// Queues of the disk.
     pub(crate) queues: u16,
 }
 
-impl DiskUse {
+impl DiskServing {
     /// By the page cache, with one queue.
     pub(crate) const CACHED: Self = Self { direct: false, queues: 1 };
 
@@ -99,7 +99,7 @@ impl DiskServer<'_> {
         self,
         image: &Path,
         socket: &Path,
-        DiskUse { direct, queues }: DiskUse,
+        DiskServing { direct, queues }: DiskServing,
     ) -> Result<GuardedChild> {
         let (file, at) = (image.display(), socket.display());
         let mut command = match self {
@@ -162,7 +162,7 @@ fn size(scale: Scale) -> usize {
     if scale == Scale::Smoke { 8 << 20 } else { 256 << 20 }
 }
 
-fn plans(scale: Scale, disk: DiskUse) -> Vec<BenchPlan> {
+fn plans(scale: Scale, disk: DiskServing) -> Vec<BenchPlan> {
     let mut plans = Vec::new();
     for (bytes, depth, _) in CASES {
         for access in ACCESSES {
@@ -201,7 +201,7 @@ fn spent(child: &GuardedChild, name: &str) -> Result<Duration> {
     Ok(cpu::whole_time_of(child.id()).map_or(exact, |whole| whole.max(exact)))
 }
 
-fn measure(plan: &BenchPlan, disk: DiskUse, folder: &Path) -> Result<Figures> {
+fn measure(plan: &BenchPlan, disk: DiskServing, folder: &Path) -> Result<Figures> {
     let MeasuringWork::Stream { measured, warm_up, .. } = plan.work else {
         return Err(BenchError::Transport("this is not a measurement of a disk".into()));
     };
@@ -241,7 +241,7 @@ fn write_image(path: &Path, size: usize) -> std::io::Result<()> {
 }
 
 /// Measures and shows. `folder` holds the disk's file while it runs.
-pub(crate) fn run(bench: &mut Bench, disk: DiskUse, folder: Option<&PathBuf>) -> Result<CommandResults> {
+pub(crate) fn run(bench: &mut Bench, disk: DiskServing, folder: Option<&PathBuf>) -> Result<CommandResults> {
     let scale = bench.scale();
     let scratch = match folder {
         Some(folder) => tempfile::Builder::new().prefix("partywall-bench-blk-").tempdir_in(folder),
@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     /// Cells of all plans, with figures by mechanism and way.
-    fn cells(disk: DiskUse, runs: usize, figures: impl Fn(&Key) -> [f64; 2]) -> Vec<Cell> {
+    fn cells(disk: DiskServing, runs: usize, figures: impl Fn(&Key) -> [f64; 2]) -> Vec<Cell> {
         let cell = |plan: BenchPlan| {
             let [rate, cpu] = figures(&plan.key);
             let run = Figures::from([(Metric::PerSecond, rate), (Metric::CpuNsPerOperation, cpu)]);
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn every_claim_about_disks_finds_its_cells() {
-        for disk in [DiskUse::CACHED, DiskUse { direct: true, queues: 4 }] {
+        for disk in [DiskServing::CACHED, DiskServing { direct: true, queues: 4 }] {
             let verdicts = judge(&cells(disk, 1, |_| [1.0; 2]));
             assert_eq!(verdicts.len(), 16);
             for verdict in verdicts {
@@ -375,7 +375,7 @@ mod tests {
             Some("threads") => [1.0, 0.5],
             Some(_) => [0.5, 1.0],
         };
-        let words: Vec<&str> = judge(&cells(DiskUse::CACHED, 6, figures)).iter().map(Verdict::word).collect();
+        let words: Vec<&str> = judge(&cells(DiskServing::CACHED, 6, figures)).iter().map(Verdict::word).collect();
         let [plain, deep] = [["met", "MISSED"], ["MISSED"; 2]];
         assert_eq!(words, [plain, plain, deep, deep, plain, plain, plain, plain].concat());
     }
@@ -388,7 +388,7 @@ mod tests {
             (Scale::Smoke, false, 2 * 3),
             (Scale::Smoke, true, 2 * 4),
         ] {
-            let plans = plans(scale, DiskUse { direct, queues: 1 });
+            let plans = plans(scale, DiskServing { direct, queues: 1 });
             let mut keys: Vec<Key> = plans.into_iter().map(|plan| plan.key).collect();
             keys.sort();
             keys.dedup();

@@ -19,7 +19,7 @@ use crate::{
     bench::{Bench, BenchPlan},
     commands::{
         CommandResults,
-        blk::{DiskServer, DiskUse},
+        blk::{DiskServer, DiskServing},
     },
     error::{BenchError, During, Result},
     mechanism::{Mechanism, Tuning},
@@ -125,7 +125,7 @@ impl DiskMachine {
                 }
             };
             let socket = folder.join(format!("{mechanism}.sock"));
-            match server.start(&image, &socket, DiskUse::CACHED) {
+            match server.start(&image, &socket, DiskServing::CACHED) {
                 Ok(process) => {
                     let chardev = format!("socket,id={mechanism},path={}", socket.display());
                     let device =
