@@ -10,7 +10,7 @@ use partywall_protocol::directory::{DirectoryChange, Fingerprint, OfferKey, Tran
 use partywall_protocol::wire::{Message, Name, Origin, Refusal};
 
 use super::open::service_of;
-use super::{NamespaceId, SocketFacts, SocketState};
+use super::{NamespaceId, SocketFacts, SocketState, Sockets};
 use crate::core::id::DomainId;
 use crate::core::networks::Networks;
 use crate::core::refuse::{Refuse, refuse};
@@ -183,9 +183,30 @@ impl<F: Descriptor> Core<F> {
         if !session.publications.remove(&key) {
             return refuse(Refusal::NoSuchService, format!("you have published nothing that has the number {key}"));
         }
+        self.keep_addresses(id, key);
         self.unpublish(key);
         self.send(id, request, Message::Done {});
         Ok(())
+    }
+
+    /// Before a TCP listener is withdrawn: enters the addresses of its program once more, until the end of the session, unless another
+    /// publication has addresses there. Connections that the listener has accepted are found by them (protocol T2.4).
+    fn keep_addresses(&mut self, id: SessionId, key: u64) {
+        let Sockets { publications, next_publication, .. } = &mut self.sockets;
+        let Some(listener) = publications.get(&key).filter(|of| of.shown.is_none() && !of.listeners.is_empty()) else {
+            return;
+        };
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let mut others = session.publications.iter().filter_map(|other| publications.get(other));
+        if others.any(|other| other.netns == listener.netns) {
+            return;
+        }
+        // It has fewer entries than the listener that goes, so it needs no room.
+        let kept = Publication { listeners: Vec::new(), forwarded: Vec::new(), ..listener.clone() };
+        let number = *next_publication;
+        *next_publication += 1;
+        session.publications.insert(number);
+        self.list_publication(number, kept);
     }
 
     /// Takes a publication out of the tables; its session has forgotten it already.

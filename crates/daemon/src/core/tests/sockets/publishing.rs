@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn listener_is_listed_by_kernel_and_wildcard_by_client() {
-    let (mut w, web, _) = world();
+    let (mut w, ..) = world();
     let here = ["10.0.0.1", "fd00::1"];
     for (local, only_v6, yes, no) in [
         ("10.0.0.1:80", false, &["10.0.0.1:80"][..], &["127.0.0.1:80", "10.0.0.1:81", "[fd00::1]:80"][..]),
@@ -14,6 +14,7 @@ fn listener_is_listed_by_kernel_and_wildcard_by_client() {
         ("[::]:80", true, &["[fd00::1]:80", "[::1]:80"], &["10.0.0.1:80", "127.0.0.1:80"]),
         ("192.0.2.1:80", false, &["192.0.2.1:80"], &["10.0.0.1:80"]),
     ] {
+        let web = w.join("web", 3);
         let key = published(&mut w, web, SocketFacts { only_v6, ..listening(local) }, &here);
         for there in yes {
             assert!(listens(&w, there), "{local} at {there}");
@@ -23,8 +24,31 @@ fn listener_is_listed_by_kernel_and_wildcard_by_client() {
         }
         assert!(runs_at(&w, "10.0.0.1") && runs_at(&w, "fd00::1") && runs_at(&w, "127.0.0.1"));
         assert_eq!(w.ask(web, Message::Withdraw { key }), Message::Done {});
+        assert!(w.listed.keys().all(|(table, _)| *table == 'a'), "{local}: {:?}", w.listed);
+        w.end(web);
         assert!(w.listed.is_empty(), "{local}: {:?}", w.listed);
     }
+}
+
+#[test]
+fn program_stays_at_its_addresses_after_its_last_listener() {
+    let (mut w, web, _) = world();
+    let keys = ["10.0.0.1:80", "10.0.0.1:81"].map(|at| published(&mut w, web, listening(at), &["10.0.0.2"]));
+    for (left, key) in [(2, keys[0]), (1, keys[1])] {
+        assert_eq!(w.core.sessions[&SessionId(web)].publications.len(), left);
+        assert_eq!(w.ask(web, Message::Withdraw { key }), Message::Done {});
+        assert_eq!(w.refused(web, Message::Withdraw { key }, vec![]), Refusal::NoSuchService, "it has gone");
+    }
+    assert!(!listens(&w, "10.0.0.1:80") && !listens(&w, "10.0.0.1:81"));
+    assert!(runs_at(&w, "10.0.0.1") && runs_at(&w, "10.0.0.2"));
+    // What is kept, once for each session and namespace, does not grow.
+    for _ in 0..3 {
+        let key = published(&mut w, web, listening("10.0.0.1:80"), &[]);
+        assert_eq!(w.ask(web, Message::Withdraw { key }), Message::Done {});
+        assert_eq!(w.core.sessions[&SessionId(web)].publications.len(), 1);
+    }
+    w.end(web);
+    assert!(w.listed.is_empty());
 }
 
 #[test]

@@ -258,6 +258,8 @@ fn directory_says_whether_programs_run_in_several_namespaces() {
     let key = published(&mut w, web, SocketFacts { netns: 2, ..listening("10.0.0.2:80") }, &[]);
     assert!(says(&w));
     assert_eq!(w.ask(web, Message::Withdraw { key }), Message::Done {});
+    assert!(says(&w), "the program is still there");
+    w.end(web);
     assert!(!says(&w));
 }
 
