@@ -4,6 +4,7 @@
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+mod as_tcp;
 mod crowd;
 mod shown;
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -15,6 +16,8 @@ use std::time::Instant;
 use world::{HANG, Inside, World, preload_library, processes, python, skipped};
 
 const LIBRARY: &str = "libpartywall_preload.so";
+/// Runs a program with the library, so that its connections move to rings soon.
+const RUN: &str = "partywall run --quiet --move after=4,bytes=1K";
 /// The log line of the library when a connection has its rings.
 const ON_RING: &str = "has a ring";
 /// And when the way to the peer's machine is gone.
@@ -70,6 +73,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
         python::bring(guest);
     }
     crowd::sleeping_server_serves_hundreds_at_once(&world, &network, &a, &b);
+    as_tcp::connections_do_what_they_do_over_tcp(&world, &a, &b);
     connection_is_passed_to_another_program(&a, &b);
     connection_goes_through_exec(&a, &b);
     program_is_killed(&a, &b, KilledEnd::Receiver);
@@ -114,9 +118,7 @@ fn serve(guest: &Guest) {
 
 /// A line that runs a client of redis, whose library writes to `/tmp/client.log`.
 fn client(line: &str) -> String {
-    format!(
-        "rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4,bytes=1K {line}"
-    )
+    format!("rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log {RUN} {line}")
 }
 
 fn file_survives_the_way_there_and_back(guest: &Guest, server: &str) {
@@ -131,7 +133,7 @@ fn file_survives_the_way_there_and_back(guest: &Guest, server: &str) {
         "n=0; while ! grep -q '{ON_RING}' /tmp/client.log && [ $n -lt 3000 ]; do echo set key$n $n; usleep 10000; n=$((n+1)); done; \
          echo get file"
     );
-    let run = "PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4,bytes=1K";
+    let run = format!("PARTYWALL_PRELOAD_LOG=/tmp/client.log {RUN}");
     let line =
         format!("rm -f /tmp/client.log; touch /tmp/client.log; ({calls}) | {run} redis-cli -h {server} > /tmp/answers");
     assert_eq!(guest.begin(&line).wait(HANG).unwrap().status, 0);
@@ -208,7 +210,7 @@ fn pings(b: &Guest, at: &str, most: u32) -> (String, String) {
         "n=0; while ! grep -q '{ON_RING}' /tmp/client.log && [ $n -lt {most} ]; do echo ping; usleep 100000; n=$((n+1)); done; \
          echo ping; echo ping; echo $((n+2)) > /tmp/pings"
     );
-    let run = "PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4,bytes=1K";
+    let run = format!("PARTYWALL_PRELOAD_LOG=/tmp/client.log {RUN}");
     let client = b.begin(&format!("rm -f /tmp/client.log; touch /tmp/client.log; ({calls}) | {run} redis-cli -h {at}"));
     let answers = client.wait(HANG).unwrap().text();
     let calls = b.sh("cat /tmp/pings");
@@ -225,7 +227,7 @@ fn three_rings() -> String {
 /// that. Returns what its library has logged.
 fn while_busy(b: &Guest, during: impl FnOnce()) -> String {
     b.sh("rm -f /tmp/stop /tmp/busy.log /tmp/client.log /tmp/endless.*");
-    let run = "partywall run --quiet --move after=4,bytes=1K redis-benchmark -h 10.77.0.1 -d 3000 -q";
+    let run = format!("{RUN} redis-benchmark -h 10.77.0.1 -d 3000 -q");
     let running = b.begin(&format!(
         "while [ ! -e /tmp/stop ]; do PARTYWALL_PRELOAD_LOG=/tmp/client.log {run} -n 2000 -c 3 -t set,get >> /tmp/busy.log 2>&1 \
          || echo FAILED >> /tmp/busy.log; done"
@@ -292,7 +294,7 @@ fn told_talk(a: &Guest, b: &Guest, (server, how): (&str, &str), orders: &[(usize
     for (guest, name) in [(a, server), (b, "told_client.py")] {
         guest.put(&std::fs::read(programs.join(name)).unwrap(), &format!("/tmp/{name}"), 0o644).unwrap();
     }
-    let python = python::command("partywall run --quiet --move after=4,bytes=1K");
+    let python = python::command(RUN);
     a.sh(&format!(
         "(PARTYWALL_PRELOAD_LOG=/tmp/passed.log {python} /tmp/{server} 0.0.0.0 7002 {how}; \
          echo ended with $?) > /tmp/passed.out 2>&1 & true"
@@ -331,7 +333,7 @@ enum KilledEnd {
 
 /// A program is killed while bytes go to guest `a` by a ring. The program at the other end hears of it as with TCP, and has what was sent.
 fn program_is_killed(a: &Guest, b: &Guest, killed: KilledEnd) {
-    let run = "partywall run --quiet --move after=4,bytes=1K partywall tcp-cat";
+    let run = format!("{RUN} partywall tcp-cat");
     a.sh(&format!(
         "rm -f /tmp/numbers /tmp/receiver.*; ({run} -l 0.0.0.0:7003 --output /tmp/numbers; echo ended with $?) > /tmp/receiver.out 2>&1 & true"
     ));

@@ -1,5 +1,6 @@
 //! A server in a guest that sleeps in `epoll_wait`, and 300 clients at once: of the other guest, of the host, and of the host without Partywall.
 
+use crate::RUN;
 use crate::world::{HANG, Inside, Process, World, python};
 use partywall_lab::{Guest, Network};
 use std::io::Read as _;
@@ -11,7 +12,6 @@ const PORT: u16 = 7004;
 const EACH: usize = 100;
 /// Rings that each kind of client with Partywall has before the counts are compared. Emulated machines take some seconds for these.
 const RINGS: usize = 20;
-const RUN: &str = "partywall run --quiet --move after=4,bytes=1K";
 
 /// Clients of guest `b` and of the host, all at once, are served by a server in guest `a`: by rings, and by TCP those that have none yet or no library.
 pub(crate) fn sleeping_server_serves_hundreds_at_once(world: &World, network: &Network, a: &Guest, b: &Guest) {
