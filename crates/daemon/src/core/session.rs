@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use partywall_protocol::socket::NamespaceId;
 use partywall_protocol::wire::{EventKind, Message, Origin, Refusal, Side};
 
 use super::happened::Happened;
@@ -19,8 +20,8 @@ pub(super) struct SessionRecord {
     pub(super) services: BTreeSet<ServiceKey>,
     /// Offers in its socket that it has neither accepted nor closed.
     pub(super) waiting: BTreeSet<ChannelId>,
-    /// Its publications in the directory.
-    pub(super) publications: BTreeSet<u64>,
+    /// Its publications in the directory, by the namespace of their sockets.
+    pub(super) publications: BTreeSet<(NamespaceId, u64)>,
     /// Connections that it offers.
     pub(super) offers: BTreeSet<ChannelId>,
     /// Offers of others that it has taken and that are not channels yet.
@@ -106,7 +107,7 @@ impl<F: Descriptor> Core<F> {
         for key in session.services {
             self.unbind(key);
         }
-        for key in session.publications {
+        for (_, key) in session.publications {
             self.unpublish(key);
         }
         for offer in session.offers.into_iter().chain(session.takes) {

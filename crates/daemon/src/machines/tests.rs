@@ -89,7 +89,7 @@ fn machine_attaches_while_another_guest_greets_endlessly() {
 }
 
 #[test]
-fn released_machine_is_not_remembered_at_its_answer() {
+fn released_machine_is_not_remembered() {
     let folder = tempfile::tempdir().unwrap();
     let (control, socket) = (ServerControl::new().unwrap(), folder.path().join("broker"));
     let mut work = Work {

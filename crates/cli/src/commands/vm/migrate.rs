@@ -126,14 +126,19 @@ fn stay(admin: &Domain, row: &MachineRow, why: &str) -> Result<(), CommandFailur
             "cannot migrate {name}: {why}. It stays, and has its windows again"
         )));
     };
-    let advice = if is_known(admin, name).unwrap_or(false) {
-        format!("`partywall vm attach {name} --resume` tries again")
-    } else {
-        let (monitor, port) = (&row.monitor, &row.port);
-        format!(
-            "the broker has started since the release and does not know it: `partywall vm attach {name} --qmp {monitor} --port {port} \
-             --migratable` attaches it again"
-        )
+    let advice = match is_known(admin, name) {
+        Ok(true) => format!("`partywall vm attach {name} --resume` tries again"),
+        known => {
+            let (monitor, port) = (&row.monitor, &row.port);
+            let state = match known {
+                Ok(_) => "has started since the release and does not know it",
+                Err(_) => "does not answer, and may have forgotten it",
+            };
+            format!(
+                "the broker {state}: `partywall vm attach {name} --qmp {monitor} --port {port} --migratable`, with the size of its windows, \
+                 attaches it again"
+            )
+        }
     };
     Err(CommandFailure::general(format!("cannot migrate {name}: {why}. It stays without windows ({error}); {advice}")))
 }

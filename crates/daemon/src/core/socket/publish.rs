@@ -91,9 +91,10 @@ impl<F: Descriptor> Core<F> {
         }
         let key = self.sockets.next_publication;
         self.sockets.next_publication += 1;
+        let netns = publication.netns;
         self.list_publication(key, publication);
         if let Some(session) = self.sessions.get_mut(&id) {
-            session.publications.insert(key);
+            session.publications.insert((netns, key));
         }
         let OfferKey([secret_low, secret_high]) = self.sockets.key_of(socket.namespace());
         self.send(id, request, Message::Published { key, secret_low, secret_high });
@@ -180,7 +181,8 @@ impl<F: Descriptor> Core<F> {
 
     pub(in crate::core) fn withdraw(&mut self, id: SessionId, request: u32, key: u64) -> Result<(), Refuse> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-        if !session.publications.remove(&key) {
+        let of = self.sockets.publications.get(&key);
+        if !of.is_some_and(|of| session.publications.remove(&(of.netns, key))) {
             return refuse(Refusal::NoSuchService, format!("you have published nothing that has the number {key}"));
         }
         self.keep_addresses(id, key);
@@ -189,23 +191,23 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// Before a TCP listener is withdrawn: enters the addresses of its program once more, until the end of the session, unless another
-    /// publication has addresses there. Connections that the listener has accepted are found by them (protocol T2.4).
+    /// After a session has withdrawn a listener or a UDP socket: enters the addresses of its program once more, until the end of the session,
+    /// unless another publication of the session is in the namespace. Connections that it has accepted are found by them (protocol T2.4).
     fn keep_addresses(&mut self, id: SessionId, key: u64) {
         let Sockets { publications, next_publication, .. } = &mut self.sockets;
-        let Some(listener) = publications.get(&key).filter(|of| of.shown.is_none() && !of.listeners.is_empty()) else {
+        let Some(gone) = publications.get(&key).filter(|of| of.shown.is_some() || !of.listeners.is_empty()) else {
             return;
         };
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let mut others = session.publications.iter().filter_map(|other| publications.get(other));
-        if others.any(|other| other.netns == listener.netns) {
+        if session.publications.range((gone.netns, 0)..=(gone.netns, u64::MAX)).next().is_some() {
             return;
         }
-        // It has fewer entries than the listener that goes, so it needs no room.
-        let kept = Publication { listeners: Vec::new(), forwarded: Vec::new(), ..listener.clone() };
+        // Nothing that it has takes more room than what goes.
+        let kept =
+            Publication { listeners: Vec::new(), forwarded: Vec::new(), member: None, shown: None, ..gone.clone() };
         let number = *next_publication;
         *next_publication += 1;
-        session.publications.insert(number);
+        session.publications.insert((kept.netns, number));
         self.list_publication(number, kept);
     }
 

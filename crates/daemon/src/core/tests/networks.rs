@@ -240,7 +240,12 @@ fn receiver_is_listed_while_its_namespace_is() {
     assert_eq!(w.listed.len(), entries);
     w.feed(CoreEvent::Networks(networks(&LIST)));
     w.ask(web, Message::Withdraw { key });
-    assert!(!is_listed(&w) && w.listed.is_empty());
+    assert!(!is_listed(&w) && w.listed.keys().all(|(table, _)| *table == 'a'), "the program's addresses are left");
+    w.feed(CoreEvent::Networks(networks(&[])));
+    w.feed(CoreEvent::Networks(networks(&LIST)));
+    assert!(!is_listed(&w), "nothing of the socket comes back");
+    w.end(web);
+    assert!(w.listed.is_empty());
 }
 
 #[test]

@@ -49,6 +49,17 @@ fn program_stays_at_its_addresses_after_its_last_listener() {
     }
     w.end(web);
     assert!(w.listed.is_empty());
+    // A UDP socket, which is in the same namespace, ends later than the listener.
+    let web = w.join("web", 3);
+    let tcp = published(&mut w, web, listening("10.0.0.1:80"), &[]);
+    let udp = SocketFacts { transport: Transport::Udp, state: SocketState::Other, ..listening("10.0.0.1:53") };
+    let udp = published(&mut w, web, udp, &[]);
+    for key in [tcp, udp] {
+        assert_eq!(w.ask(web, Message::Withdraw { key }), Message::Done {});
+        assert!(runs_at(&w, "10.0.0.1"));
+    }
+    w.end(web);
+    assert!(w.listed.is_empty());
 }
 
 #[test]
