@@ -4,7 +4,8 @@
 #   step "name" command ...     runs the command and shows its output; continues even if it fails
 #   beside "name" command ...   starts the command, to run beside the steps that follow, until `settle`; one at a time
 #   settle                      waits for that command, and shows its output; its time is until it last said something
-#   summary                     what each failed step said, the steps, and the last line, `N passed, N failed`; fails if any step did
+#   summary                     what each failed step said, what steps and their tests have left out, the steps, and the last line,
+#                               `N passed, N failed`; fails if any step did
 #
 # A step that runs cargo's tests counts each test; any other step counts as one.
 
@@ -20,10 +21,11 @@ steps_broken=()
 steps_table=()
 steps_log=$(mktemp)
 steps_said=$(mktemp)
+steps_left_out=$(mktemp)
 steps_child=
 beside_log=$(mktemp)
 beside_child=
-trap 'rm -f "$steps_log" "$steps_said" "$beside_log"' EXIT
+trap 'rm -f "$steps_log" "$steps_said" "$steps_left_out" "$beside_log"' EXIT
 # `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
 trap 'for child in $steps_child $beside_child; do kill -TERM "$child" 2> /dev/null; done; exit 130' INT TERM
 
@@ -79,6 +81,8 @@ step_ended() {
     steps_passed=$((steps_passed + passed))
     steps_failed=$((steps_failed + failed))
     steps_ignored=$((steps_ignored + ignored))
+    # The name of a test may stand before it on the line.
+    grep -ohE '(NOT TESTED|skipped): .*' "$log" | sort -u | sed "s/^/$name: /" >> "$steps_left_out" || true
     steps_table+=("$(printf '%6s  %5d s  %5d passed  %3d failed  %s' "$verdict" "$took" "$passed" "$failed" "$name")")
     printf -- '-- %s: %s after %d s\n' "$name" "$verdict" "$took"
 }
@@ -98,6 +102,7 @@ step_failures() {
 summary() {
     # Again: between it and the end lie the steps that came later, and who keeps only the end of the output would not see it.
     cat "$steps_said"
+    [ ! -s "$steps_left_out" ] || { printf '\n== left out on this machine\n'; cat "$steps_left_out"; }
     printf '\n'
     printf '%s\n' "${steps_table[@]}"
     printf '%d s in all' "$SECONDS"
