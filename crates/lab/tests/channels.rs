@@ -354,7 +354,7 @@ fn a_program_dies(a: &Guest, b: &Guest) {
 
 fn an_agent_dies(world: &World, a: &Guest, b: &Guest) {
     let (caller, listener) = idle(a, b);
-    b.sh("kill -9 $(cat /tmp/agent.pid)");
+    b.kill_agent();
     died(listener, "its own agent was killed");
     died(caller, "its peer's agent was killed");
     wait_for_diagnosis(world, "machine: b: its agent is silent in the machine: partywall agent");

@@ -189,7 +189,7 @@ impl Pool<'_> {
         // An agent takes all that its machine has open with it.
         let (put, handle) = put(a, "/tmp/file");
         let held = holds(b, &handle);
-        b.sh("kill -9 $(cat /tmp/agent.pid)");
+        b.kill_agent();
         ended(put);
         held.signal(Signal::KILL).unwrap();
         b.start_agent();

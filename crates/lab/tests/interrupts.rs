@@ -59,7 +59,7 @@ fn machine_with_iommu_gets_interrupts_as_doorbells() {
     assert!(rung[0] >= LINES / 2, "rung by interrupts {rung:?} times");
 
     // An agent that dies leaves the device to the next.
-    b.sh("kill -9 $(cat /tmp/agent.pid)");
+    b.kill_agent();
     b.start_agent();
     wait_until("the new agent does not get the device", || b.shell("grep 'by interrupts' /tmp/agent.log").is_ok());
     world.wait_ready(3);

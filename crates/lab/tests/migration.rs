@@ -387,7 +387,7 @@ fn migrate(
 /// gets no windows.
 fn broker_and_agent_die(world: &mut World, leaves: &Guest) {
     world.kill_broker();
-    leaves.sh("kill -9 $(cat /tmp/agent.pid)");
+    leaves.kill_agent();
     world.start_broker_with(NETWORKS);
     leaves.start_agent();
     world.wait_ready(1);

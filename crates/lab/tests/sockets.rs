@@ -253,7 +253,8 @@ fn while_busy(b: &Guest, during: impl FnOnce()) -> String {
 
 fn agent_is_killed(a: &Guest, b: &Guest) {
     let log = while_busy(b, || {
-        b.sh("kill -9 $(cat /tmp/agent.pid); sleep 1");
+        b.kill_agent();
+        b.sh("sleep 1");
         let said = doctor(b);
         assert!(said.contains("warn agent: does not run") && said.contains("warn reachable: none on"), "{said}");
         b.start_agent();

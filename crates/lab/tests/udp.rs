@@ -262,7 +262,7 @@ fn while_asking(world: &mut World, client: &Guest, server: &str, during: impl Fn
 
 /// Ends a guest's agent while its clients have flows, and starts another one.
 fn end_and_start_agent(world: &World, guest: &Guest) {
-    guest.sh("kill -9 $(cat /tmp/agent.pid)");
+    guest.kill_agent();
     wait_for_flows(world, "the agent is gone", |flows| flows == 0);
     guest.start_agent();
     world.wait_ready(2);

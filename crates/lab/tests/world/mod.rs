@@ -297,6 +297,8 @@ pub(crate) fn processes(program: &str, argument: &str) -> String {
 /// The operations inside a guest.
 pub(crate) trait Inside {
     fn start_agent(&self);
+    /// Kills its agent, and waits until that has ended: the lock on the agent's socket lasts until then, and the next agent would refuse to start.
+    fn kill_agent(&self);
     /// Whether programs that start from now on get random addresses, as in machines of users.
     fn randomize_addresses(&self, random: bool);
     fn sh(&self, line: &str) -> String;
@@ -309,6 +311,12 @@ pub(crate) trait Inside {
 impl Inside for Guest {
     fn start_agent(&self) {
         self.shell("partywall-agent --log debug > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid").unwrap();
+    }
+
+    fn kill_agent(&self) {
+        // What has ended and was not waited for has this state, too.
+        self.sh("agent=$(cat /tmp/agent.pid); kill -9 $agent; \
+             while grep -q '^State:.[^ZX]' /proc/$agent/status 2>/dev/null; do usleep 10000; done");
     }
 
     fn randomize_addresses(&self, random: bool) {
