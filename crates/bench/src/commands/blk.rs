@@ -283,7 +283,7 @@ pub(crate) fn run(bench: &mut Bench, disk: DiskServing, folder: Option<&PathBuf>
 }
 
 /// The cells of one case: that of `partywall-blk`, and those of the ways of `qemu-storage-daemon`.
-fn of_case<'a>(cells: &'a [Cell], access: &str, bytes: u32, depth: u16) -> impl Iterator<Item = &'a Cell> {
+fn cells_with<'a>(cells: &'a [Cell], access: &str, bytes: u32, depth: u16) -> impl Iterator<Item = &'a Cell> {
     cells.iter().filter(move |cell| {
         let key = &cell.key;
         let numbers = [REQUEST, DEPTH].map(|name| key.number(name));
@@ -300,7 +300,7 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
     for (bytes, depth, limit) in CASES {
         for access in ACCESSES {
             let rate = |cell: &&Cell| cell.median(Metric::PerSecond).unwrap_or(0.0);
-            let all = || of_case(cells, access, bytes, depth);
+            let all = || cells_with(cells, access, bytes, depth);
             let ours = all().find(|cell| cell.key.mechanism == Mechanism::PartywallBlk);
             let peers = all().filter(|cell| cell.key.mechanism == Mechanism::QemuStorageDaemon);
             // Of the ways of the peer, the fastest one counts.
@@ -328,7 +328,10 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
                 let name = cell.key.word(AIO).map_or(mechanism.to_string(), |aio| format!("{mechanism}, {aio}"));
                 Some(Bar { name, mechanism, value, label: metric.show(value.median) })
             };
-            (case_name(access, bytes, depth), of_case(cells, access, bytes, depth).filter_map(bar).collect::<Vec<_>>())
+            (
+                case_name(access, bytes, depth),
+                cells_with(cells, access, bytes, depth).filter_map(bar).collect::<Vec<_>>(),
+            )
         };
         let cases = CASES.into_iter().flat_map(|(bytes, depth, _)| ACCESSES.map(|access| group(access, bytes, depth)));
         let groups = cases.filter(|(_, bars)| !bars.is_empty()).collect();
