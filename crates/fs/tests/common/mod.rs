@@ -110,6 +110,14 @@ fn start(command: &mut Command) -> (Guard, String) {
     (Guard(child), line)
 }
 
+/// Copies a program that is to be started.
+///
+/// A copy that this process wrote would be open for writing in a child that another test starts meanwhile, until that child executes
+/// its own program. The kernel refuses to execute a file that is open for writing.
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    assert!(Command::new("cp").args([from, to]).status().unwrap().success());
+}
+
 impl World {
     fn program(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-fs"));
@@ -164,7 +172,7 @@ impl World {
     /// Mounts as another user, who may be unable to reach the program where it was built.
     pub(crate) fn mount_as(&self, user: u32) -> Mounted {
         let program = self.folder.path().with_extension("program");
-        std::fs::copy(env!("CARGO_BIN_EXE_partywall-fs"), &program).unwrap();
+        copy_program(env!("CARGO_BIN_EXE_partywall-fs").as_ref(), &program);
         let folder = tempfile::Builder::new().prefix("partywall-mount-").tempdir().unwrap();
         std::os::unix::fs::chown(folder.path(), Some(user), Some(user)).unwrap();
         let mut command = Command::new(&program);

@@ -1,7 +1,7 @@
 //! Single operations have the results that they have in a local directory: errors, links, attributes, holes, and a full file system.
 
 use super::code;
-use crate::common::{Way, world};
+use crate::common::{Way, copy_program, world};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -179,7 +179,7 @@ fn running_program_is_not_truncated_by_open_for_reading() {
     let Some(world) = world(Way::Calls, &[]) else { return };
     let mounted = world.mount(&[]);
     let program = mounted.join("sleep");
-    fs::copy("/bin/sleep", &program).unwrap();
+    copy_program("/bin/sleep".as_ref(), &program);
     let truncate = || rustix::fs::open(&program, OFlags::RDONLY | OFlags::TRUNC, Mode::empty()).map(drop);
     let len = || fs::metadata(&program).unwrap().len();
     let mut running = Command::new(&program).arg("1000").spawn().unwrap();
