@@ -33,6 +33,7 @@ mod errno;
 mod frames;
 mod hidden;
 mod installed;
+mod kernel_questions;
 mod local;
 mod lock;
 mod log;

@@ -120,6 +120,16 @@ pub(crate) fn now() -> Duration {
     clock(libc::CLOCK_MONOTONIC)
 }
 
+/// How often another thread has taken this thread's processor since it started, also by [`rustix::thread::sched_yield`]. `None` if the
+/// kernel does not say.
+pub(crate) fn involuntary_switches() -> Option<u64> {
+    // SAFETY: a structure of integers only, for which zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the C library writes one structure, which outlives the call.
+    let told = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    (told == 0).then(|| u64::try_from(usage.ru_nivcsw).unwrap_or_default())
+}
+
 /// The monotonic time, some milliseconds late at most, for less cost.
 pub(crate) fn coarse_now() -> Duration {
     clock(libc::CLOCK_MONOTONIC_COARSE)

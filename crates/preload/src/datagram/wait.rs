@@ -7,6 +7,7 @@ use super::outbound::RingsOut;
 use super::{DatagramSocket, flags};
 use crate::awake::QuickestSleep;
 use crate::buffers::CallerBuffers;
+use crate::kernel_questions::KernelQuestions;
 use crate::patience::shorter;
 use crate::processor_turns::ProcessorTurns;
 use crate::signals::BlockedSignals as SignalsHeld;
@@ -21,8 +22,6 @@ use std::time::Duration;
 const FIRST_LOOKS: u32 = 64;
 /// Looks between two readings of the clock.
 const BATCH: u32 = 8;
-/// The kernel is asked that often.
-const ASK: Duration = Duration::from_micros(20);
 /// The longest sleep while something may come by a ring that is closed, or a flow may end with a datagram of ours in it.
 const NAP: Duration = Duration::from_millis(50);
 /// The longest sleep while the socket has a ring from another machine, or to one: this process has to unmap it when its machine is to be migrated, and no
@@ -237,7 +236,7 @@ impl DatagramSocket {
         if !is_brief && let Some(deadline) = call.deadline(fd, start) {
             budget = budget.min(deadline.saturating_sub(start));
         }
-        let (mut asked, mut turns) = (start, ProcessorTurns::from(start));
+        let (mut questions, mut turns) = (KernelQuestions::from(start), ProcessorTurns::from(start));
         loop {
             for _ in 0..BATCH {
                 if self.is_waiting() {
@@ -249,15 +248,16 @@ impl DatagramSocket {
             if now.saturating_sub(start) >= budget {
                 return false;
             }
-            if now.saturating_sub(asked) >= ASK {
-                asked = now;
-                if kernel_queue::has_something(fd) {
-                    return true;
-                }
+            let (now, kernel_has_something) = questions.ask(now, || {
+                let has_something = kernel_queue::has_something(fd);
                 // A sender on another machine may count a datagram only after this thread has received it.
-                if is_far {
+                if is_far && !has_something {
                     self.settle(fd);
                 }
+                has_something
+            });
+            if kernel_has_something {
+                return true;
             }
             if !is_brief && turns.are_wanted(now) {
                 return self.is_waiting();

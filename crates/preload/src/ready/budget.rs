@@ -4,6 +4,7 @@
 //! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
 
 use crate::awake::{AwakeBudget, QuickestSleep};
+use crate::kernel_questions::KernelQuestions;
 use crate::processor_turns::{ProcessorTurns, give_way, may_give_way};
 use crate::signals::BlockedSignals;
 use crate::{broker, sys};
@@ -16,8 +17,6 @@ const FIRST_LOOKS: u32 = 64;
 const YIELDS: u32 = 4;
 /// Looks between two readings of the clock.
 const BATCH: u32 = 8;
-/// The kernel is asked that often.
-const ASK: Duration = Duration::from_micros(20);
 
 /// How long those who share it stay awake.
 #[derive(Debug)]
@@ -115,7 +114,7 @@ impl SpinBudget {
         let budget = Duration::from_nanos(u64::from(budget)).min(limit.unwrap_or(Duration::MAX));
         held.hold();
         let start = sys::now();
-        let (mut asked, mut turns) = (start, ProcessorTurns::from(start));
+        let (mut questions, mut turns) = (KernelQuestions::from(start), ProcessorTurns::from(start));
         loop {
             for _ in 0..BATCH {
                 if look() {
@@ -127,11 +126,9 @@ impl SpinBudget {
             if now.saturating_sub(start) >= budget {
                 return Awake::Vain;
             }
-            if now.saturating_sub(asked) >= ASK {
-                asked = now;
-                if ask() {
-                    return Awake::Kernel;
-                }
+            let (now, kernel_has_something) = questions.ask(now, &mut ask);
+            if kernel_has_something {
+                return Awake::Kernel;
             }
             if turns.are_wanted(now) {
                 return if look() { Awake::Ready } else { Awake::Vain };
