@@ -1,4 +1,4 @@
-//! Inputs of the fuzz targets `disk_requests` and `switch_queues`, chosen by chance and the same each time.
+//! Inputs of the fuzz targets `disk_requests`, `front_end_messages` and `switch_queues`, chosen by chance and the same each time.
 #![cfg(not(miri))]
 #![allow(
     clippy::unwrap_used,
@@ -13,6 +13,8 @@ mod bytes;
 mod common;
 #[path = "inputs/disk_requests.rs"]
 mod disk_requests;
+#[path = "inputs/front_end_messages.rs"]
+mod front_end_messages;
 #[path = "../../shm/tests/random/mod.rs"]
 mod random;
 #[path = "inputs/switch_queues.rs"]
@@ -32,6 +34,23 @@ fn random_disk_requests_are_judged_as_the_model_does() {
     }
     // Inputs that reach nothing cannot fail.
     assert!(refused > 0 && failed > 0 && unsupported > 0 && done > 0, "{refused} {failed} {unsupported} {done}");
+}
+
+#[test]
+fn random_messages_of_front_ends_leave_disk_to_the_next() {
+    let mut scene = front_end_messages::Scene::new();
+    for input in inputs(0, 500, 40..=400) {
+        scene.run(&input);
+    }
+    // Each honest front end has one read and one write.
+    let counters = scene.counters();
+    let honest = 500;
+    let served = counters.reads > honest && counters.writes > honest;
+    assert!(
+        served && counters.broken > 0 && counters.refused > 0 && scene.answers > 0,
+        "{} {counters:?}",
+        scene.answers
+    );
 }
 
 #[test]

@@ -191,7 +191,12 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 #[cfg(test)]
+#[path = "../../../../shm/tests/random/mod.rs"]
+mod random;
+
+#[cfg(test)]
 mod tests {
+    use super::random::Random;
     use super::*;
 
     const DISK: Welcome = Welcome {
@@ -237,6 +242,38 @@ mod tests {
         bytes[24] = 2;
         assert_eq!(RequestFields::read(&bytes), None, "an unknown flag");
         assert_eq!(read_hello([1; HELLO]), None);
+    }
+
+    #[test]
+    fn any_bytes_are_no_message_or_a_canonical_one() {
+        let mut random = Random(11);
+        let fields = RequestFields { session: 1, offset: 2, length: 3, durable: true, mode: 5 };
+        let parts = [1, 512, 4096].map(|len| BufferPart { owner: 1, address: len << 12, len });
+        let (mut accepted, mut refused) = (0, 0);
+        for _ in 0..20_000 {
+            // A few bytes of a valid message are any.
+            let mut mutated = |bytes: &mut [u8]| {
+                for _ in 0..random.below(4) {
+                    let at = random.below(bytes.len() as u64) as usize;
+                    bytes[at] = random.below(256) as u8;
+                }
+            };
+            let (mut welcome, mut request, mut list) = (DISK.bytes(), fields.bytes(), parts_bytes(&parts));
+            mutated(&mut welcome);
+            mutated(&mut request);
+            mutated(&mut list);
+            let again = [
+                Welcome::read(&welcome).map(|read| read.bytes() == welcome),
+                RequestFields::read(&request).map(|read| read.bytes() == request),
+                read_parts(&list, 4609).map(|read| parts_bytes(&read) == list),
+            ];
+            for is_same in again {
+                assert_ne!(is_same, Some(false), "{welcome:?} {request:?} {list:?}");
+                accepted += u32::from(is_same.is_some());
+                refused += u32::from(is_same.is_none());
+            }
+        }
+        assert!(accepted > 0 && refused > 0, "{accepted} {refused}");
     }
 
     #[test]
