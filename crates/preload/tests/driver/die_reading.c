@@ -1,9 +1,10 @@
 /*
- * Preloaded into a broker: kills it while one of its processes has a connection in TCP's repair mode (protocol T3.5).
+ * Preloaded into a broker, or the agent of a machine: kills it while one of its processes has a connection in TCP's repair mode (protocol T3.5).
  *
  * DIE_READING names a file with a number N, a number of a queue and a word. When a process with this library has chosen that queue for the N-th
  * time, or has entered repair mode for the N-th time if the queue is 0, it removes the file. If the word is "all", it kills its
- * process group. If the word is "broker", it kills the broker alone, and goes on after 100 ms.
+ * process group. If the word is "self", it kills itself: the agent reads in its own process. If the word is "broker", it kills the
+ * broker alone, and goes on after 100 ms.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,6 +40,7 @@ static void die(int queue) {
     if (found != 3 || wanted != queue || ++times[queue] != at) return;
     unlink(path);
     if (!strcmp(who, "all")) kill(0, SIGKILL);
+    if (!strcmp(who, "self")) kill(getpid(), SIGKILL);
     kill(broker(), SIGKILL);
     /* Time for any process that would kill this one in turn. */
     usleep(100000);
