@@ -100,6 +100,17 @@ pub(crate) struct Scene {
     pub(crate) answers: usize,
 }
 
+/// What a message has that no honest one has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    Nothing,
+    Numbers,
+    Descriptors,
+    Flags,
+    CutBody,
+    Length,
+}
+
 /// The front end of an input.
 struct HostileFrontEnd {
     socket: UnixStream,
@@ -250,30 +261,31 @@ impl HostileFrontEnd {
         let choice = usize::from(input.byte());
         let code = *SERVED.get(choice / 13).unwrap_or(&(choice as u32 % (END + 2)));
         let lie = match input.byte() {
-            0..224 => 0,
-            lie => lie % 5 + 1,
+            0..224 => Lie::Nothing,
+            lie => [Lie::Numbers, Lie::Descriptors, Lie::Flags, Lie::CutBody, Lie::Length][usize::from(lie % 5)],
         };
-        if lie == 0 && matches!(code, SET_VRING_NUM | SET_VRING_BASE | SET_INFLIGHT_FD) {
+        if lie == Lie::Nothing && matches!(code, SET_VRING_NUM | SET_VRING_BASE | SET_INFLIGHT_FD) {
             // The queue must not run.
             self.send(GET_VRING_BASE, 1, 8, &words(&[0, 0]), &[]);
         }
-        let mut body = body(code, input, lie == 1);
+        let mut body = body(code, input, lie == Lie::Numbers);
         let wanted = match code {
             SET_MEM_TABLE => body.len().saturating_sub(8) / 32,
             SET_VRING_KICK | SET_VRING_CALL | SET_VRING_ERR | SET_BACKEND_REQ_FD | SET_INFLIGHT_FD | ADD_MEM_REG => 1,
             _ => 0,
         };
-        let count = if lie == 2 { usize::from(input.byte()) % (MOST + 1) } else { wanted.min(MOST) };
-        let fds: Vec<OwnedFd> = (0..count).map(|_| self.descriptor(code, input, lie == 2)).collect();
-        let flags = if lie == 3 { input.byte() } else { 1 | input.byte() & NEED_REPLY };
-        if lie == 4 {
+        let others = lie == Lie::Descriptors;
+        let count = if others { usize::from(input.byte()) % (MOST + 1) } else { wanted.min(MOST) };
+        let fds: Vec<OwnedFd> = (0..count).map(|_| self.descriptor(code, input, others)).collect();
+        let flags = if lie == Lie::Flags { input.byte() } else { 1 | input.byte() & NEED_REPLY };
+        if lie == Lie::CutBody {
             body.truncate(usize::from(input.byte()));
         }
-        let length = if lie == 5 { input.word().into() } else { body.len() as u32 };
+        let length = if lie == Lie::Length { input.word().into() } else { body.len() as u32 };
         self.send(code, flags.into(), length, &body, &fds)
     }
 
-    /// A descriptor that the request takes, or another.
+    /// A descriptor that the request takes, or with `lies` any.
     fn descriptor(&self, code: u32, input: &mut Input<'_>, lies: bool) -> OwnedFd {
         let usual = match code {
             SET_MEM_TABLE | ADD_MEM_REG | SET_INFLIGHT_FD => 0,
