@@ -1,21 +1,26 @@
 //! A thread that is awake leaves its processor to others that want it.
 
 use crate::sys;
+use partywall_region::wait::this_core;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Others that want this processor get it that often.
 const SHARE: Duration = Duration::from_micros(4);
-/// How many times as long as giving it up takes the caller keeps it, at least.
+/// How many times as long as giving it up takes the caller keeps it, if that is no longer than [`LONGEST_SHARE`].
 const SHARE_FACTOR: u32 = 4;
+/// A short time awake has a chance to see others, too.
+const LONGEST_SHARE: Duration = Duration::from_micros(25);
 /// To give it up takes less than this if no other thread wants it, unless the processor is emulated.
 const QUICK: Duration = Duration::from_nanos(1500);
 /// How many times as long as usual giving it up takes when others may have had it.
 const SLOW_FACTOR: u32 = 2;
-/// So often others have had it when one leaves it to them.
+/// The number of times that others have had it after which a thread is awake no longer.
 const CROWD: u32 = 2;
 /// A process that has the processor for this long is not a peer that answers a question.
 const HOG: Duration = Duration::from_micros(50);
+/// The same, as a multiple of the usual time to give it up.
+const HOG_FACTOR: u32 = 8;
 /// How many times as long it is not given up then.
 const PAUSE_FACTOR: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -25,56 +30,69 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct ProcessorTurns {
     start: Duration,
     gave_way: Duration,
+    /// How long the processor is kept from then on.
+    share: Duration,
     contended: u32,
-    /// [`sys::involuntary_switches`] of this thread before it last gave way. `None` before the first time.
-    switches: Option<u64>,
+    /// Before the first time that it is given up, and then when it was last looked at.
+    looked: Option<ThreadTimes>,
+}
+
+/// The time, and how long the thread has had a processor until then.
+#[derive(Debug, Clone, Copy)]
+struct ThreadTimes {
+    now: Duration,
+    ran: Duration,
+}
+
+impl ThreadTimes {
+    fn now() -> Self {
+        Self { now: sys::now(), ran: sys::thread_time() }
+    }
+
+    /// How long the thread was without a processor since an earlier time.
+    fn away_since(self, earlier: Self) -> Duration {
+        self.now.saturating_sub(earlier.now).saturating_sub(self.ran.saturating_sub(earlier.ran))
+    }
 }
 
 impl ProcessorTurns {
     /// It is awake from this time on.
-    pub(crate) const fn from(start: Duration) -> Self {
-        Self { start, gave_way: start, contended: 0, switches: None }
+    pub(crate) fn from(start: Duration) -> Self {
+        Self { start, gave_way: start, share: USUAL.share(), contended: 0, looked: None }
     }
 
     /// Lets others run if it is time to. Returns whether they have work for this processor, which is more than the caller has.
     #[inline]
     pub(crate) fn are_wanted(&mut self, now: Duration) -> bool {
-        if now.saturating_sub(self.gave_way) < SHARE.max(USUAL.time() * SHARE_FACTOR) {
+        if now.saturating_sub(self.gave_way) < self.share {
             return false;
         }
         self.gave_way = now;
         if !may_give_way(now) {
-            // Who waits for a peer on another machine may be awake for much longer than this.
+            // A wait for a peer on another machine could last for milliseconds.
             return now.saturating_sub(self.start) >= HOG;
         }
-        if self.switches.is_none() {
-            self.switches = sys::involuntary_switches();
-        }
+        let earlier = *self.looked.get_or_insert_with(ThreadTimes::now);
         let before = sys::now();
         rustix::thread::sched_yield();
         self.gave_way = sys::now();
-        let away = self.gave_way.saturating_sub(before);
-        if self.others_ran(away, &USUAL, sys::involuntary_switches) {
-            self.contended += 1;
-            if away >= HOG {
-                hog(self.gave_way, away);
-                return true;
+        let took = self.gave_way.saturating_sub(before);
+        let usual = USUAL.time();
+        if took >= QUICK.max(usual * SLOW_FACTOR) {
+            let looked = ThreadTimes::now();
+            self.looked = Some(looked);
+            // An interrupt, or a hypervisor, makes it slow as well, and leaves the processor to the thread as far as the kernel knows.
+            if looked.away_since(earlier) >= took / 2 {
+                self.contended += 1;
+                if took >= HOG.max(usual * HOG_FACTOR) {
+                    hog(self.gave_way, took);
+                    return true;
+                }
+                return self.contended >= CROWD;
             }
         }
-        self.contended >= CROWD
-    }
-
-    /// Whether another thread has run while this one had given up its processor for this time. The kernel is asked only if the time says
-    /// that one may have run.
-    fn others_ran(&mut self, away: Duration, usual: &UsualTime, switches: impl FnOnce() -> Option<u64>) -> bool {
-        if away >= QUICK.max(usual.time() * SLOW_FACTOR) {
-            let now = switches();
-            // If the kernel does not say, the time decides.
-            if now.is_none() || std::mem::replace(&mut self.switches, now) != now {
-                return true;
-            }
-        }
-        usual.note(away);
+        USUAL.note(took);
+        self.share = USUAL.share();
         false
     }
 }
@@ -91,19 +109,29 @@ impl UsualTime {
         Duration::from_nanos(u64::from(self.0.load(Ordering::Relaxed)))
     }
 
-    /// An eighth of the way to the new time. One that an interrupt made long counts as [`HOG`].
+    /// How long a thread keeps its processor.
+    fn share(&self) -> Duration {
+        SHARE.max((self.time() * SHARE_FACTOR).min(LONGEST_SHARE))
+    }
+
+    /// Goes an eighth of the way to the new time. A single slow one, as an interrupt makes it, counts for little.
     fn note(&self, time: Duration) {
-        let (known, time) = (self.time(), time.min(HOG));
+        let known = self.time();
+        let time = time.min(QUICK.max(known * SLOW_FACTOR)).min(HOG);
         let next = (known * 7 + time) / 8;
-        self.0.store(next.as_nanos() as u32, Ordering::Relaxed);
+        if next != known {
+            self.0.store(next.as_nanos() as u32, Ordering::Relaxed);
+        }
     }
 }
 
-/// Until when the processor is not given up, in nanoseconds of the monotonic clock.
+/// Until when a processor is not given up, in nanoseconds of the monotonic clock.
 static HOGGED: AtomicU64 = AtomicU64::new(0);
+/// The processor that this is about: the last one that another program had for long.
+static HOGGED_CORE: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn may_give_way(now: Duration) -> bool {
-    now.as_nanos() as u64 >= HOGGED.load(Ordering::Relaxed)
+    now.as_nanos() as u64 >= HOGGED.load(Ordering::Relaxed) || this_core() != HOGGED_CORE.load(Ordering::Relaxed)
 }
 
 /// Yields the processor and returns the time at which this thread has it back, or `None` if that would take long.
@@ -127,51 +155,47 @@ pub(crate) fn give_way(now: Duration) -> Option<Duration> {
 /// Another program had the processor for this time.
 fn hog(back: Duration, away: Duration) {
     let until = back + (away * PAUSE_FACTOR).min(LONGEST_PAUSE);
+    HOGGED_CORE.store(this_core(), Ordering::Relaxed);
     HOGGED.store(until.as_nanos() as u64, Ordering::Relaxed);
 }
 
-/// As if others had the processor until then.
+/// As if others had this processor until then.
 #[cfg(test)]
 pub(crate) fn hog_until(nanos: u64) {
+    HOGGED_CORE.store(this_core(), Ordering::Relaxed);
     HOGGED.store(nanos, Ordering::Relaxed);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicBool;
 
     const SLOW: Duration = Duration::from_micros(9);
 
     #[test]
-    fn slow_processor_without_others_is_not_left() {
-        let usual = UsualTime(AtomicU32::new(0));
-        let mut turns = ProcessorTurns { switches: Some(7), ..ProcessorTurns::from(Duration::ZERO) };
-        let verdicts = [(); 30].map(|()| turns.others_ran(SLOW, &usual, || Some(7)));
-        assert_eq!(verdicts, [false; 30]);
-        assert!(!turns.others_ran(SLOW, &usual, || unreachable!("the usual time raises no question")));
-        assert!(turns.others_ran(SLOW * 3, &usual, || Some(8)), "another thread has run");
-        assert!(!turns.others_ran(SLOW * 3, &usual, || Some(8)), "an interrupt only");
+    fn usual_time_follows_many_slow_yields_and_not_one() {
+        let usual = UsualTime(AtomicU32::new(300));
+        usual.note(Duration::from_millis(3));
+        assert!(usual.time() < QUICK && usual.share() == SHARE);
+        (0..60).for_each(|_| usual.note(SLOW));
+        assert!(usual.time() * SLOW_FACTOR > SLOW, "an emulated processor's yields raise no question: {usual:?}");
+        assert_eq!(usual.share(), LONGEST_SHARE);
+        (0..60).for_each(|_| usual.note(Duration::from_nanos(300)));
+        assert_eq!(usual.share(), SHARE);
     }
 
     #[test]
-    fn others_on_fast_processor_are_seen() {
-        let usual = UsualTime(AtomicU32::new(0));
-        let mut turns = ProcessorTurns { switches: Some(0), ..ProcessorTurns::from(Duration::ZERO) };
-        assert!(!turns.others_ran(QUICK / 4, &usual, || unreachable!("quick enough for an idle processor")));
-        let mut count = 0;
-        let verdicts = [(); 30].map(|()| {
-            turns.others_ran(QUICK, &usual, || {
-                count += 1;
-                Some(count)
-            })
-        });
-        assert_eq!(verdicts, [true; 30], "times with others are not usual times");
-        assert!(turns.others_ran(QUICK, &usual, || None), "a filter of system calls refuses the question");
+    fn only_time_without_processor_is_time_away() {
+        let at = |now, ran| ThreadTimes { now: Duration::from_micros(now), ran: Duration::from_micros(ran) };
+        assert_eq!(at(30, 25).away_since(at(10, 5)), Duration::ZERO, "it ran all the time");
+        assert_eq!(at(30, 6).away_since(at(10, 5)), Duration::from_micros(19));
+        assert_eq!(at(9, 6).away_since(at(10, 5)), Duration::ZERO, "the clock went back");
     }
 
     #[test]
     fn long_wait_ends_while_a_program_computes_here() {
-        // Another test may say meanwhile that none computes: once more.
+        // Another test may say meanwhile that none computes, and this thread may come to another processor: once more.
         let waits_while_hogged = || {
             hog_until(u64::MAX);
             let mut turns = ProcessorTurns::from(Duration::ZERO);
@@ -182,34 +206,38 @@ mod tests {
         assert!(ends_in_time);
     }
 
+    /// Says at its end that it has ended, also if it panics.
+    struct Done<'a>(&'a AtomicBool);
+
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     #[test]
-    fn involuntary_switches_are_counted_when_another_thread_runs() {
-        let mut only = rustix::thread::CpuSet::new();
+    fn thread_that_computes_on_the_same_processor_ends_the_wait() {
         let all = rustix::thread::sched_getaffinity(None).unwrap();
+        let mut only = rustix::thread::CpuSet::new();
         only.set((0..rustix::thread::CpuSet::MAX_CPU).find(|&at| all.is_set(at)).unwrap());
-        let done = std::sync::atomic::AtomicBool::new(false);
+        let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let on_one = |work: fn(&std::sync::atomic::AtomicBool)| {
-                let done = &done;
-                move || {
-                    rustix::thread::sched_setaffinity(None, &only).unwrap();
-                    work(done);
-                }
-            };
-            let yielding = scope.spawn(on_one(|done| {
+            scope.spawn(|| {
+                rustix::thread::sched_setaffinity(None, &only).unwrap();
                 while !done.load(Ordering::Relaxed) {
-                    rustix::thread::sched_yield();
+                    std::hint::spin_loop();
                 }
-            }));
-            let counting = scope.spawn(on_one(|done| {
-                let before = sys::involuntary_switches().unwrap();
-                while sys::involuntary_switches().unwrap() < before + 10 {
-                    rustix::thread::sched_yield();
+            });
+            let waiting = scope.spawn(|| {
+                let _done = Done(&done);
+                rustix::thread::sched_setaffinity(None, &only).unwrap();
+                let start = sys::now();
+                let mut turns = ProcessorTurns::from(start);
+                while !turns.are_wanted(sys::now()) {
+                    assert!(sys::now() < start + Duration::from_secs(60), "it is not seen");
                 }
-                done.store(true, Ordering::Relaxed);
-            }));
-            counting.join().unwrap();
-            yielding.join().unwrap();
+            });
+            waiting.join().unwrap();
         });
     }
 }

@@ -120,14 +120,9 @@ pub(crate) fn now() -> Duration {
     clock(libc::CLOCK_MONOTONIC)
 }
 
-/// How often another thread has taken this thread's processor since it started, also by [`rustix::thread::sched_yield`]. `None` if the
-/// kernel does not say.
-pub(crate) fn involuntary_switches() -> Option<u64> {
-    // SAFETY: a structure of integers only, for which zeros are valid.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the C library writes one structure, which outlives the call.
-    let told = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    (told == 0).then(|| u64::try_from(usage.ru_nivcsw).unwrap_or_default())
+/// How long this thread has had a processor since it started.
+pub(crate) fn thread_time() -> Duration {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// The monotonic time, some milliseconds late at most, for less cost.
@@ -139,7 +134,7 @@ pub(crate) fn coarse_now() -> Duration {
 /// is not mapped where a program is run by valgrind.)
 fn clock(clock: libc::clockid_t) -> Duration {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the C library writes one structure. Both clocks exist on every Linux; with none, the time stays 0.
+    // SAFETY: the C library writes one structure. These clocks exist on every Linux; with none, the time stays 0.
     unsafe { libc::clock_gettime(clock, &raw mut t) };
     Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
 }

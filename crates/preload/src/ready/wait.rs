@@ -3,7 +3,7 @@
 //! ```text
 //!   look at the hot ones --> something: tell (and ask the kernel every few answers)
 //!        | nothing
-//!   stay awake: look, and ask the kernel every 20 us
+//!   stay awake: look, and ask the kernel now and then
 //!        | nothing
 //!   arm, fence, look once more, sleep in the kernel --> sort its events, look
 //! ```

@@ -166,6 +166,7 @@ impl Scene {
                 Ok(driver) => break driver,
                 Err(e) => assert!(Instant::now() < deadline, "{e}"),
             }
+            std::thread::sleep(Duration::from_millis(1));
         };
         let data = [7; 4096];
         assert_eq!(driver.run(1, 0, &data, 0).expect("a write").0, 0);
