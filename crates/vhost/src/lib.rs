@@ -48,6 +48,10 @@ mod tap;
 mod transfer;
 mod user;
 
+#[cfg(test)]
+#[path = "../../shm/tests/random/mod.rs"]
+mod random;
+
 pub use card::PAIRS;
 pub use counters::PortCounters;
 pub use error::VhostError;

@@ -327,18 +327,14 @@ fn finish(mut sum: u64) -> u16 {
 }
 
 #[cfg(test)]
-#[path = "../../shm/tests/random/mod.rs"]
-mod random;
-
-#[cfg(test)]
 #[path = "../tests/common/datagram.rs"]
 mod datagram;
 
 #[cfg(test)]
 mod tests {
     use super::datagram::{cut_header, datagram, udp_at};
-    use super::random::Random;
     use super::*;
+    use crate::random::Random;
 
     const ALL: Accepts = Accepts { csum: true, tso4: true, tso6: true, uso4: true, uso6: true };
 

@@ -191,13 +191,9 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[path = "../../../../shm/tests/random/mod.rs"]
-mod random;
-
-#[cfg(test)]
 mod tests {
-    use super::random::Random;
     use super::*;
+    use crate::random::Random;
 
     const DISK: Welcome = Welcome {
         errno: 0,
