@@ -33,7 +33,7 @@ pub(crate) struct ProcessorTurns {
     /// How long the processor is kept from then on.
     share: Duration,
     contended: u32,
-    /// Before the first time that it is given up, and then when it was last looked at.
+    /// The times from which the next time away is counted: before the first yield, and after each slow one.
     looked: Option<ThreadTimes>,
 }
 

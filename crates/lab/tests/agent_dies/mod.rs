@@ -1,10 +1,13 @@
 //! The agent of a guest is killed while it has a connection in TCP's repair mode (protocol T3.5). The connection goes on.
 
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../../preload/tests/support/c.rs"]
+mod c;
+
 use crate::world::{Inside, World};
 use crate::{rings, told_talk};
 use partywall_lab::{Guest, ImageOptions};
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
 /// Starts a program without the right to end the mode. Without the path, the shell would start busybox's program of that name.
 const WITHOUT_NET_ADMIN: &str = "/bin/setpriv --bounding-set=-net_admin --inh-caps=-net_admin";
@@ -16,14 +19,9 @@ pub(crate) fn with(image: ImageOptions) -> ImageOptions {
 }
 
 /// A library that kills the agent where it is in the middle of reading.
-fn library() -> std::path::PathBuf {
+fn library() -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/driver/die_reading.c");
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(LIBRARY);
-    let mut cc = Command::new("cc");
-    cc.args(["-std=gnu17", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-o"]).arg(&library).arg(source).arg("-ldl");
-    let output = cc.output().unwrap_or_else(|e| panic!("{cc:?}: {e}; gcc is in Debian's package gcc"));
-    assert!(output.status.success(), "{cc:?}: {}", String::from_utf8_lossy(&output.stderr));
-    library
+    c::library("die_reading", &[source.to_str().unwrap()], &[])
 }
 
 /// The agent of guest `b`, whose kernel does not record numbers, dies with the connection of a client in repair mode. First the client has
