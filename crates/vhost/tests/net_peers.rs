@@ -12,7 +12,7 @@ use partywall_vhost::control::{PortReport, SwitchReport};
 use partywall_vhost::driver::{DriverOptions, GuestDriver};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A process that ends with the test.
@@ -39,17 +39,24 @@ fn switch(folder: &Path, apart: bool, ports: &[&str]) -> Guarded {
         command.args(["--net", program]);
     }
     command.arg("--folder").arg(folder).args(["run", "lan"]).args(ports);
-    Guarded(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    let switch = Guarded(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    // It answers last, when all its ports listen.
+    let deadline = Instant::now() + HANG;
+    while !show(folder).status.success() {
+        assert!(Instant::now() < deadline, "the switch does not answer");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    switch
+}
+
+/// What the switch says of its ports.
+fn show(folder: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-net"));
+    command.arg("--folder").arg(folder).args(["show", "lan", "--json"]).output().unwrap()
 }
 
 fn socket(folder: &Path, port: &str) -> PathBuf {
-    let path = folder.join("lan").join(format!("{port}.port"));
-    let deadline = Instant::now() + HANG;
-    while !path.exists() {
-        assert!(Instant::now() < deadline, "the switch does not listen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    path
+    folder.join("lan").join(format!("{port}.port"))
 }
 
 /// Receives datagrams, shows their lengths and bytes, and sends as many bytes as it got, to be cut by the kernel or behind it.
@@ -92,18 +99,13 @@ fn datagrams_pass_uplink_whole_in_both_directions() {
         command.args([&format!("--net=/proc/{}/ns/net", switch.0.id()), program]);
         command
     };
-    let deadline = Instant::now() + HANG;
     for line in [
         "link set up0 address 02:00:00:00:00:02",
         "link set up0 up",
         "address add 10.0.0.2/24 dev up0",
         "neighbour replace 10.0.0.1 lladdr 02:00:00:00:00:01 dev up0",
     ] {
-        // The switch makes its ports one after the other.
-        while !inside("ip").args(line.split(' ')).stderr(Stdio::null()).status().unwrap().success() {
-            assert!(Instant::now() < deadline, "ip {line} fails");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        assert!(inside("ip").args(line.split(' ')).status().unwrap().success(), "ip {line} fails");
     }
     let mut command = inside("python3");
     let mut host = Guarded(command.args(["-c", HOST]).stdout(Stdio::piped()).spawn().unwrap());
@@ -158,9 +160,7 @@ fn virtio_user(folder: &Path, seals: Option<&Path>, options: &str) -> Guarded {
 fn counters(folder: &Path, wanted: impl Fn(&PortReport) -> bool) -> Vec<PortCounters> {
     let deadline = Instant::now() + HANG;
     loop {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-net"));
-        let output = command.arg("--folder").arg(folder).args(["show", "lan", "--json"]).output().unwrap();
-        let report: SwitchReport = serde_json::from_slice(&output.stdout).unwrap();
+        let report: SwitchReport = serde_json::from_slice(&show(folder).stdout).unwrap();
         if report.ports.iter().all(&wanted) {
             return report.ports.iter().map(|port| port.counters).collect();
         }
