@@ -553,6 +553,53 @@ fn event_loop_and_calm_readers_run_at_raised_priority() {
     });
 }
 
+/// The broker's threads that work for machines, as its readers do for users.
+#[test]
+fn machines_thread_has_slices_as_short_as_a_reader_s() {
+    let dir = TempDir::new().unwrap();
+    let [path, policy] = ["b.sock", "policy.toml"].map(|name| dir.path().join(name));
+    // Nobody answers there, and the thread asks again and again.
+    let entry = "[[machine]]\nname = \"a\"\nmonitor = \"/nowhere/monitor\"\nport = \"/nowhere/port\"\n";
+    std::fs::write(&policy, entry).unwrap();
+    let mut command = command(&path);
+    command.arg("--policy").arg(&policy);
+    let daemon = Daemon::start(&dir, command);
+    let process = daemon.child.id();
+    let Some(usual) = slice("/proc/self") else {
+        eprintln!("SKIPPED: this kernel does not show the slices of threads");
+        return;
+    };
+    let _client = Client::join(&path, "a");
+    let spawner = children(process)[0];
+    let mut short = usual.clone();
+    eventually("a reader has asked for its slice", || {
+        short = children(spawner).iter().find_map(|reader| slice(&format!("/proc/{reader}"))).unwrap_or_default();
+        // Kernels before 6.12 take no notice.
+        !short.is_empty() && (short != usual || !grants_slices())
+    });
+    eventually("the thread of the machines has asked for as short a slice", || {
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+        tasks.flatten().map(|task| task.path().display().to_string()).any(|task| {
+            let name = std::fs::read_to_string(format!("{task}/comm")).unwrap_or_default();
+            name == "machines\n" && slice(&task).is_some_and(|slice| slice == short)
+        })
+    });
+}
+
+/// The slice of a thread in nanoseconds, as the kernel shows it.
+fn slice(task: &str) -> Option<String> {
+    let shown = std::fs::read_to_string(format!("{task}/sched")).ok()?;
+    let line = shown.lines().find(|line| line.starts_with("se.slice"))?;
+    line.rsplit_once(':').map(|(_, slice)| slice.trim().to_owned())
+}
+
+/// Whether the kernel lets a thread choose its slice.
+fn grants_slices() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(12))
+}
+
 /// Linux's numbers of the policies.
 const ORDINARY: u32 = 0;
 const ROUND_ROBIN: u32 = 2;

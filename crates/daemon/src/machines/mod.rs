@@ -98,6 +98,8 @@ impl Attendant {
         };
         let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || {
             priority::lower();
+            // The threads of the ports inherit this. Where it is forbidden, answers come later on a busy machine.
+            let _ = priority::shorten_slices();
             work.run()
         })?;
         Ok(Self { tasks, thread: Some(thread) })
