@@ -7,7 +7,8 @@
 #   summary                     what each failed step said, what steps and their tests have left out, the steps, and the last line,
 #                               `N passed, N failed`; fails if any step did
 #
-# A step that runs cargo's tests counts each test; any other step counts as one.
+# A step that runs cargo's tests counts each test; any other step counts as one. After a step's time stands the time that its processes were on
+# processors: twice the step's on two processors that were never idle.
 
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
 export TARGET_DIR
@@ -22,16 +23,25 @@ steps_table=()
 steps_log=$(mktemp)
 steps_said=$(mktemp)
 steps_left_out=$(mktemp)
+steps_times=$(mktemp)
 steps_child=
 beside_log=$(mktemp)
 beside_child=
-trap 'rm -f "$steps_log" "$steps_said" "$steps_left_out" "$beside_log"' EXIT
+trap 'rm -f "$steps_log" "$steps_times" "$steps_said" "$steps_left_out" "$beside_log"' EXIT
 # `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
 trap 'for child in $steps_child $beside_child; do kill -TERM "$child" 2> /dev/null; done; exit 130' INT TERM
 
+# Sets `used` to the seconds that ended processes have been on processors. Not in a subshell, whose times begin with it.
+measure_used() {
+    times > "$steps_times"
+    used=$(awk -F '[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$steps_times")
+}
+
 step() {
-    local name=$1 began=$SECONDS rc=0
+    local name=$1 began=$SECONDS rc=0 used before
     shift
+    measure_used
+    before=$used
     printf '\n== %s\n' "$name"
     # Into a file that is shown as it grows, not into a pipe: a process that the step leaves behind would hold that open.
     : > "$steps_log"
@@ -40,7 +50,8 @@ step() {
     tail -n +1 -s 0.1 --pid="$steps_child" -f "$steps_log" || true
     wait "$steps_child" || rc=$?
     steps_child=
-    step_ended "$name" "$rc" $((SECONDS - began)) "$steps_log"
+    measure_used
+    step_ended "$name" "$rc" $((SECONDS - began)) $((used - before)) "$steps_log"
 }
 
 beside() {
@@ -54,17 +65,20 @@ beside() {
 }
 
 settle() {
-    local rc=0
+    local rc=0 used before
+    measure_used
+    before=$used
     wait "$beside_child" || rc=$?
     beside_child=
+    measure_used
     printf '\n== %s\n' "$beside_name"
     cat "$beside_log"
-    step_ended "$beside_name" "$rc" $(($(stat --format=%Y "$beside_log") - beside_began)) "$beside_log"
+    step_ended "$beside_name" "$rc" $(($(stat --format=%Y "$beside_log") - beside_began)) $((used - before)) "$beside_log"
 }
 
-# Counts a step with this name, status, time and output.
+# Counts a step with this name, status, time, time on processors and output.
 step_ended() {
-    local name=$1 rc=$2 took=$3 log=$4 passed failed ignored verdict=ok
+    local name=$1 rc=$2 took=$3 used=$4 log=$5 passed failed ignored verdict=ok
     [ "$rc" -ne 124 ] || echo "step \`$name\` did not end within $STEP_LIMIT s" | tee -a "$log"
 
     read -r passed failed ignored < <(awk '
@@ -83,7 +97,7 @@ step_ended() {
     steps_ignored=$((steps_ignored + ignored))
     # The name of a test may stand before it on the line.
     grep -ohE '(NOT TESTED|skipped): .*' "$log" | sort -u | sed "s/^/$name: /" >> "$steps_left_out" || true
-    steps_table+=("$(printf '%6s  %5d s  %5d passed  %3d failed  %s' "$verdict" "$took" "$passed" "$failed" "$name")")
+    steps_table+=("$(printf '%6s  %5d s  %5d s used  %5d passed  %3d failed  %s' "$verdict" "$took" "$used" "$passed" "$failed" "$name")")
     printf -- '-- %s: %s after %d s\n' "$name" "$verdict" "$took"
 }
 
