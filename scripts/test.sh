@@ -69,7 +69,7 @@ step "gRPC and Cap'n Proto over streams" env CARGO_BUILD_JOBS=1 bash -c '
         echo "skipped: Cap'"'"'n Proto over streams, since the program capnp is missing; it is in the package capnproto"
         without=(--exclude partywall-capnp)
     }
-    cargo test --workspace "${without[@]}" --manifest-path examples/Cargo.toml --target-dir "$TARGET_DIR/examples"'
+    cargo test --workspace "${without[@]}" --manifest-path examples/Cargo.toml --target-dir "$TARGET_DIR"'
 step "tests" scripts/tests.sh others "${FEATURES[@]}"
 # shellcheck disable=SC2016 # expanded by the inner shell
 step "tests as on an older kernel" bash -c '
