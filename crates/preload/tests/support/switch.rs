@@ -140,7 +140,14 @@ impl Switch {
         let (socket, noted) = (world.socket(), Arc::clone(&seen));
         let path = socket.clone();
         let mut client = None;
+        let mut goes_first = false;
         let watcher = Thread::repeat(move || {
+            if !goes_first {
+                // Before the programs that it watches: on a busy machine a connection comes and goes within one turn of theirs. This sets the
+                // thread's priority, not the process's, and not without the right to.
+                let _ = rustix::process::setpriority_process(None, -20);
+                goes_first = true;
+            }
             if client.is_none() {
                 client = Client::join(&path, "watcher");
             }
