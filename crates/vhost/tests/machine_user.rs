@@ -4,6 +4,7 @@
 
 use partywall_vhost::control::SwitchReport;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -44,13 +45,13 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// Starts a program, and waits until it has made this socket.
+    /// Starts a program, and waits until it listens on this socket. The file is there a little earlier.
     fn start(&mut self, command: &mut Command, socket: &Path) {
         let _ = std::fs::remove_file(socket);
         self.running.push(Guarded(command.stdout(Stdio::null()).spawn().unwrap()));
         let deadline = Instant::now() + HANG;
-        while !socket.exists() {
-            assert!(Instant::now() < deadline, "{} is not made", socket.display());
+        while UnixStream::connect(socket).is_err() {
+            assert!(Instant::now() < deadline, "nothing listens on {}", socket.display());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
