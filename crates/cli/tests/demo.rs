@@ -11,25 +11,27 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Everything that has the number of this demo in its name or command line.
 fn left_by(pid: u32) -> Vec<String> {
-    let marks = [format!("pw-demo-{pid}-"), format!("pw{pid}")];
+    let mark = format!("pw-demo-{pid}-");
+    // Whole names: the number of another test's demo may begin with this one's.
+    let interfaces = ["a", "b"].map(|side| format!("pw{pid}{side}"));
     let named = |dir: &str| {
         let names = std::fs::read_dir(dir)
             .into_iter()
             .flatten()
             .flatten()
             .map(|e| e.file_name().to_string_lossy().into_owned());
-        names.filter(|name| marks.iter().any(|mark| name.starts_with(mark))).collect::<Vec<_>>()
+        names.filter(|name| name.starts_with(&mark) || interfaces.contains(name)).collect::<Vec<_>>()
     };
     let mut left: Vec<String> =
         ["/run/netns", "/dev/shm", "/tmp", "/sys/class/net"].into_iter().flat_map(named).collect();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        if line.contains(&marks[0]) {
+        if line.contains(&mark) {
             left.push(line);
         }
     }
-    left.extend(mounts(&marks[0]));
+    left.extend(mounts(&mark));
     left
 }
 
