@@ -115,13 +115,12 @@ fn demo_without_lab_skips_machines_and_says_why() {
     assert!(text.contains("left out: partywall-lab is neither beside"), "{text}");
     // A program that finds no QEMU reports that, and the demo goes on.
     let fake = dir.path().join("partywall-lab");
-    std::fs::write(&fake, "#!/bin/sh\necho '   left out: no such tool'\nexit 69\n").unwrap();
-    common::make_executable(&fake);
+    common::make_script(&fake, "echo '   left out: no such tool'\nexit 69");
     let output = run();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("left out: no such tool"), "{text}{}", said(&output));
     // A program that fails is a failure of the demo.
-    std::fs::write(&fake, "#!/bin/sh\nexit 1\n").unwrap();
+    common::make_script(&fake, "exit 1");
     let output = run();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("virtual machines failed"), "{}", said(&output));
@@ -305,8 +304,7 @@ fn demo_without_broker_says_why_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("partywall");
     common::copy_program(common::PARTYWALL, &copy);
-    std::fs::write(dir.path().join("partywalld"), "#!/bin/sh\necho no such luck >&2\nexit 1\n").unwrap();
-    common::make_executable(&dir.path().join("partywalld"));
+    common::make_script(&dir.path().join("partywalld"), "echo no such luck >&2\nexit 1");
     let mut command = Command::new(&copy);
     command
         .args(["demo", "--quick", "--size", "1M", "--no-vm"])

@@ -33,8 +33,7 @@ impl Trees {
             symlink("/bin/true", release.join(file)).unwrap();
         }
         let make = dir.path().join("make");
-        std::fs::write(&make, "#!/bin/sh\necho called >> \"$0.called\"\n").unwrap();
-        common::make_executable(&make);
+        common::make_script(&make, "echo called >> \"$0.called\"");
         Self(dir)
     }
 

@@ -5,7 +5,7 @@ mod common;
 
 use std::process::{Command, Stdio};
 
-use common::{Guard, make_executable, partywall, said};
+use common::{Guard, partywall, said};
 
 fn run(arguments: &[&str]) -> std::process::Output {
     Guard::spawn(&mut partywall(arguments)).output()
@@ -191,8 +191,7 @@ fn bench_passes_all_arguments_on() {
     assert_eq!(alone.status.code(), Some(1));
     assert!(said(&alone).contains("partywall-bench") && said(&alone).contains("cargo build"), "{}", said(&alone));
     let bench = dir.path().join("partywall-bench");
-    std::fs::write(&bench, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
-    make_executable(&bench);
+    common::make_script(&bench, "echo \"$@\"\nexit 7");
     let output =
         Command::new(&copy).args(["bench", "stream", "--help", "-c", "--", "x"]).stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(7), "{}", said(&output));

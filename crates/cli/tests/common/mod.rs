@@ -245,6 +245,12 @@ pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     assert!(Command::new("cp").arg("--preserve=mode").args([from.as_ref(), to.as_ref()]).status().unwrap().success());
 }
 
+/// Makes a script that can be run at once. A shell writes it, for the reason of [`copy_program`].
+pub(crate) fn make_script(path: &Path, lines: &str) {
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$2\" && chmod 755 \"$2\"";
+    assert!(Command::new("sh").args(["-c", write, "sh", lines]).arg(path).status().unwrap().success());
+}
+
 /// A program that is not executable is not found.
 pub(crate) fn make_executable(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
