@@ -301,14 +301,15 @@ impl Cluster {
         Self::start_in(tempfile::tempdir().unwrap(), etcd, hosts)
     }
 
-    /// The hosts `alpha` and `beta` of a network, in which etcd is a third.
-    pub(crate) fn start_on(wires: &Wires) -> Option<Self> {
+    /// The hosts `alpha` and `beta` of a network, in which etcd is a third. Their leases are this long.
+    pub(crate) fn start_on(wires: &Wires, seconds: u32) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let etcd = Etcd::start_on(wires, folder.path())?;
         let mut cluster = Self::prepare(folder, etcd, &[("alpha", OPEN), ("beta", OPEN)]);
         for (host, node) in cluster.hosts.iter_mut().zip([Node::Alpha, Node::Beta]) {
             host.enter = wires.enter(node);
             host.configure("127.0.0.1", node.address());
+            host.configure("ttl = 3\n", &format!("ttl = {seconds}\n"));
         }
         cluster.start_gateways();
         Some(cluster)
