@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::fuse::{Flush, FuseFile};
-use common::{Client, LongestAnswer, alone, bind, connect, eventually, region};
+use common::{BROKER_THREAD, Client, LongestAnswer, alone, bind, connect, eventually, region};
 use flood::Flood;
 use partywall_daemon::{Config, Server};
 use partywall_protocol::wire::{self, AddressList, Message, Refusal};
@@ -54,7 +54,8 @@ impl Late {
 
     fn serve(&mut self) {
         let mut server = self.server.take().unwrap();
-        self.thread = Some(std::thread::spawn(move || server.run(|_| ()).unwrap()));
+        let serving = std::thread::Builder::new().name(BROKER_THREAD.to_owned());
+        self.thread = Some(serving.spawn(move || server.run(|_| ()).unwrap()).unwrap());
     }
 }
 

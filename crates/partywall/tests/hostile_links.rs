@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
+#[path = "../../shm/tests/program_time/mod.rs"]
+mod program_time;
 
 use common::raw::{RING, RawPeer, YesBroker, offer, offer_told, say};
 use common::*;
@@ -9,6 +11,7 @@ use partywall::{Error, Kind, MessageListener, Publisher, SlowReader, Stream};
 use partywall_protocol::wire::{Message, RegionReference, Within};
 use partywall_region::{Link, OwnRegion, RegionOptions, link, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
+use program_time::ProgramTime;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io::{Read, Write};
@@ -16,7 +19,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -141,7 +144,10 @@ fn descriptor_whose_close_blocks_delays_no_call() {
     let _guard = hang_guard();
     // The longest that a call takes beyond its own time limit.
     let mut longest = Duration::ZERO;
-    let mut record = |start: Instant| longest = longest.max(start.elapsed().saturating_sub(SHORT));
+    let timer = || ProgramTime::start(|| vec![program_time::this_thread()]);
+    // `limited`: how many of the calls have a time limit.
+    let mut record =
+        |time: &ProgramTime<_>, limited: u32| longest = longest.max(time.elapsed().saturating_sub(SHORT * limited));
     // Links as the broker makes them, and as before Linux 6.16, where a socket cannot refuse descriptors.
     for is_guarded in [true, false] {
         let pair = || if is_guarded { link::pair() } else { packet::pair() }.unwrap();
@@ -157,7 +163,7 @@ fn descriptor_whose_close_blocks_delays_no_call() {
         stream.set_read_timeout(Some(SHORT));
         stream.set_write_timeout(Some(SHORT));
         for _ in 0..2 {
-            let start = Instant::now();
+            let time = timer();
             if is_taken {
                 assert_fails!(stream.read(&mut [0; 10]), Error::Corrupt(_));
                 assert_fails!(stream.write(&[0; 10]), Error::Corrupt(_));
@@ -165,12 +171,11 @@ fn descriptor_whose_close_blocks_delays_no_call() {
                 assert_fails!(stream.read(&mut [0; 10]), Error::TimedOut);
                 assert_fails!(stream.write(&[0; 10]), Error::TimedOut);
             }
-            // Two calls, each with its own time limit.
-            record(start + SHORT);
+            record(&time, 2);
         }
-        let start = Instant::now();
+        let time = timer();
         drop(stream);
-        record(start);
+        record(&time, 1);
 
         let domain = broker.join("news");
         let mut publisher = Publisher::bind(&domain, "feed", SlowReader::Hold, &fixed(4096)).unwrap();
@@ -193,16 +198,16 @@ fn descriptor_whose_close_blocks_delays_no_call() {
         publisher.set_timeout(Some(SHORT));
         // Its ring is full after four. Then the publisher waits for the subscriber, or finds that it has broken the protocol.
         for _ in 0..6 {
-            let start = Instant::now();
+            let time = timer();
             match publisher.send(&[0; 992]) {
                 Ok(()) | Err(Error::TimedOut) => {}
                 Err(other) => panic!("{other}"),
             }
-            record(start);
+            record(&time, 1);
         }
-        let start = Instant::now();
+        let time = timer();
         drop(publisher);
-        record(start);
+        record(&time, 1);
     }
     let _ = writeln!(std::io::stderr(), "longest call beyond its time limit {:.1} ms", longest.as_secs_f64() * 1e3);
     assert!(longest < Duration::from_secs(2), "load does not explain {longest:?}");

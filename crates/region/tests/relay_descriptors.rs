@@ -1,20 +1,25 @@
 //! Descriptors that a process sends to a relay, and whose close takes as long as the process likes.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+#[path = "../../shm/tests/program_time/mod.rs"]
+mod program_time;
+
 use partywall_region::relay::{Notice, Notices, PortSide, Relay};
 use partywall_region::{Link, LinkEvent, packet};
+use program_time::ProgramTime;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::sockopt;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// A test that takes so long hangs. Sockets linger for longer.
 const HANG: Duration = Duration::from_secs(60);
 const LINGERS: Duration = Duration::from_secs(600);
 
-/// The longest that a doorbell of another link takes: load explains a part of a second.
+/// The longest that a doorbell of another link takes, without the time for which the threads that pass it on wait for a processor.
 const PROMPT: Duration = Duration::from_secs(2);
 
 /// Both ends of a port.
@@ -54,6 +59,13 @@ fn next(link: &Link) -> LinkEvent {
     link.wait(Some(Instant::now() + HANG)).unwrap()
 }
 
+/// This thread, and those of the relays.
+fn threads_of_links() -> Vec<PathBuf> {
+    let mut threads = program_time::threads_named("partywall-relay");
+    threads.push(program_time::this_thread());
+    threads
+}
+
 /// Packets as a process may send them: memory, an event, and nonsense.
 fn packets() -> [Vec<u8>; 3] {
     let mut memory = vec![0; 32];
@@ -79,12 +91,12 @@ fn descriptor_whose_close_blocks_delays_no_other_link() {
         let (here, there) = link(&guest, &host, 2, |_| {});
         let (here, there) = (Link::Socket(here), Link::Socket(there));
         let passes = || {
-            let start = Instant::now();
+            let time = ProgramTime::start(threads_of_links);
             here.ring();
             assert!(matches!(next(&there), LinkEvent::Bell));
             there.ring();
             assert!(matches!(next(&here), LinkEvent::Bell));
-            longest.set(longest.get().max(start.elapsed()));
+            longest.set(longest.get().max(time.elapsed()));
         };
         passes();
         // The end of a link with unread descriptors does not wait either, nor does the end of a resting link.
