@@ -149,7 +149,13 @@ fn connection_of_two_programs_is_a_channel_on_the_ring() {
     let channel = await_channel(&world, &mut client);
     assert_eq!(channel["kind"], "socket");
     assert_eq!(channel["service"], format!("tcp-{port}"));
-    client.ask(100);
+    // The channel is there before both ends have moved each direction to it.
+    world.await_that("both ends are on the ring", || {
+        client.ask(10);
+        let why = json(&world.run("watcher", &["why", &format!("127.0.0.1:{port}"), "--json"]));
+        let ends = why["connections"].as_array().unwrap();
+        ends.len() == 2 && ends.iter().all(|end| end["way"] == "ring")
+    });
     let before = written(&world);
     client.ask(100);
     assert_eq!(written(&world) - before, 6400, "all of it went through the ring");
