@@ -163,7 +163,7 @@ impl Drop for Recorder {
 fn buffers_are_kept_for_repeats_and_for_exporters_that_may_still_read(setting: &Setting, group: &Group) {
     let exporter = Recorder::start(setting);
     let free = group.free();
-    let disk = import(setting, group, Duration::from_secs(5));
+    let disk = import(setting, group, LONG);
     let mut driver = disk.driver();
     assert_eq!(driver.run(OUT, 0, &noise(1, 4096), 0).unwrap().0, OK);
     {
