@@ -93,7 +93,7 @@ fn write_that_a_slow_server_may_still_execute_is_not_repeated() {
     let folder = tempfile::tempdir().unwrap();
     let (server, address) = SlowServer::start(export(&folder), usize::MAX);
     let mut options = RemoteOptions::default();
-    options.timeout = Duration::from_secs(2);
+    options.timeout = Duration::from_secs(5);
     let remote = Remote::connect(ServerAddress::Tcp(address), options).unwrap();
     let name = EntryName::new(b"file").unwrap();
     let handle = remote.create((0, 0), 0, ROOT, name, 0o600, OFlags::RDWR.bits()).unwrap().handle;
