@@ -52,7 +52,7 @@ impl BrokerProcess {
         // Its usual log would bury the tables: two domains come and go with every measurement.
         command.env(partywall_protocol::environment::LOG_FILTER, "warn");
         let mut child = GuardedChild::spawn(&mut command)?;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !listens(&socket) {
             interrupt.check()?;
             if let Some(end) = child.ended() {
