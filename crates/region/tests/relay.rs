@@ -162,22 +162,44 @@ fn unread_port_delays_only_its_own_processes() {
     assert!(matches!(next(&busy), LinkEvent::HungUp));
 }
 
+/// Answers each ping from this time on for this long, or until the relay hangs up a link. Returns the longest pause before an answer, and the time
+/// of the last.
+fn answer_pings(hostile: &mut Hostile, start: Instant, time: Duration) -> (Duration, Instant) {
+    let (mut last, mut longest) = (start, Duration::ZERO);
+    while start.elapsed() < time {
+        match hostile.hear() {
+            Frame::Ping {} => hostile.say(&Frame::Pong {}),
+            Frame::HungUp { .. } => break,
+            _ => continue,
+        }
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+    (longest, last)
+}
+
 #[test]
 fn silent_guest_loses_links_and_can_reconnect() {
-    let (port, b) = UnixStream::pair().unwrap();
     let beat = Heartbeat { every: Duration::from_millis(20), limit: Duration::from_secs(2) };
-    let (relay, notices) = Relay::start_with(b.into(), PortSide::Host, Some(beat)).unwrap();
-    let mut hostile = Hostile::on(port);
-    hostile.port.write_all(&greeting(1)).unwrap();
-    up(&notices);
-    let one = link(&relay, 1);
-    // It answers for longer than the limit.
-    let until = Instant::now() + beat.limit + Duration::from_millis(500);
-    while Instant::now() < until {
-        while hostile.hear() != (Frame::Ping {}) {}
-        hostile.say(&Frame::Pong {});
-    }
-    assert!(!one.is_hung_up());
+    // A loaded machine may keep this thread from answering for as long as the limit. The guest was silent then, and the next one is another.
+    let (mut hostile, relay, notices, one, is_hung_up) = (0..5)
+        .find_map(|_| {
+            let (port, b) = UnixStream::pair().unwrap();
+            let (relay, notices) = Relay::start_with(b.into(), PortSide::Host, Some(beat)).unwrap();
+            let mut hostile = Hostile::on(port);
+            hostile.port.set_read_timeout(Some(HANG)).unwrap();
+            let start = Instant::now();
+            hostile.port.write_all(&greeting(1)).unwrap();
+            up(&notices);
+            let one = link(&relay, 1);
+            // It answers for longer than the limit.
+            let (pause, last) = answer_pings(&mut hostile, start, beat.limit + Duration::from_millis(500));
+            let is_hung_up = one.is_hung_up();
+            let was_silent = pause.max(last.elapsed()) >= beat.limit;
+            (!was_silent).then_some((hostile, relay, notices, one, is_hung_up))
+        })
+        .unwrap();
+    assert!(!is_hung_up);
     assert!(matches!(next(&one), LinkEvent::HungUp), "now it does not");
     while hostile.hear() != (Frame::HungUp { link: 1 }) {}
     assert_eq!(notices.recv_timeout(HANG).unwrap(), Notice::Silent);
