@@ -144,6 +144,24 @@ impl Net {
         report["ports"].as_array().unwrap().iter().map(one).collect()
     }
 
+    /// Waits until no machine uses this port.
+    fn await_free(&self, port: &str) {
+        let deadline = Instant::now() + HANG;
+        let is_free = || {
+            let report: serde_json::Value =
+                serde_json::from_slice(&self.ask(&["show", "lan", "--json"]).stdout).unwrap();
+            report["ports"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|row| row["port"]["name"] == port && row["occupied"] == false)
+        };
+        while !is_free() {
+            assert!(Instant::now() < deadline, "port {port} is still used");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// The host's end of a machine's serial port, by which a broker would speak to an agent in it.
     fn port_to_broker(&self, name: &str) -> PathBuf {
         self.folder.path().join(format!("{name}.serial"))
@@ -591,6 +609,8 @@ fn cards_go_and_return(net: &Net, a: &Guest, b: &Guest) {
     assert!(net.vm("detach", a, "c", &[]).unwrap().contains("unplugged"));
     waits("");
     assert!(net.vm("detach", a, "c", &[]).unwrap_err().contains("no card on port c"));
+    // QEMU has hung up. A busy switch may see that later than an attachment waits for it.
+    net.await_free("c");
     net.vm("attach", a, "c", &["--queues", "2", "--mtu", "1400"]).unwrap();
     waits("!");
     assert_eq!(a.shell("cat /sys/class/net/eth2/mtu").unwrap().trim(), "1400");
