@@ -88,7 +88,9 @@ fn fresh_for(host: &Host) -> (Option<u64>, String) {
 
 #[test]
 fn wall_clocks_that_jump_disturb_only_certificates() {
-    let Some(mut cluster) = Cluster::start(&[("alpha", OPEN), ("beta", OPEN)]) else { return };
+    // The clock of gamma is right all along: where its directory is not fresh either, the machine is too loaded.
+    let hosts = ["alpha", "beta", "gamma"].map(|name| (name, OPEN));
+    let Some(mut cluster) = Cluster::start(&hosts) else { return };
     let (source, library) = (cluster.folder.path().join("clock.c"), cluster.folder.path().join("clock.so"));
     std::fs::write(&source, LIBRARY).unwrap();
     let built = Command::new("cc").args(["-O1", "-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
@@ -99,24 +101,33 @@ fn wall_clocks_that_jump_disturb_only_certificates() {
     let stop = Arc::new(AtomicBool::new(false));
     let busy = busy_stream(&web, "db:queries", &mut listener, &stop);
     for host in &cluster.hosts {
-        eventually("all names are known", || ["\"hosts\":2", "\"db\"", "\"web\""].iter().all(|part| host.knows(part)));
+        eventually("all names are known", || ["\"hosts\":3", "\"db\"", "\"web\""].iter().all(|part| host.knows(part)));
     }
-    for (alpha, beta) in [(DAY, -DAY), (-DAY, DAY), (0, 0)] {
-        let before = |host| {
-            let (fresh, list) = fresh_for(host);
-            fresh.unwrap_or_else(|| panic!("{list}"))
-        };
-        let before: Vec<_> = cluster.hosts.iter().map(before).collect();
+    let set = |(alpha, beta)| {
         of_alpha.set(alpha);
         of_beta.set(beta);
-        thread::sleep(PATIENCE);
-        busy.iter().for_each(|end| end.wait_for(1_000_000));
-        assert_echoes(web.connect("db:echo").unwrap());
-        for (host, before) in cluster.hosts.iter().zip(before) {
-            let (fresh, list) = fresh_for(host);
-            assert!(fresh >= Some(before + PATIENCE.as_secs() - 1), "{}: {before} s, and then {list}", host.name);
-            assert!(list.contains("\"domains\":2"), "{}: {list}", host.name);
-        }
+    };
+    for [from, to] in [[(0, 0), (DAY, -DAY)], [(DAY, -DAY), (-DAY, DAY)], [(-DAY, DAY), (0, 0)]] {
+        let stays_fresh = || {
+            set(from);
+            eventually("all directories are fresh", || cluster.hosts.iter().all(|host| fresh_for(host).0.is_some()));
+            let before: Vec<_> = cluster.hosts.iter().map(|host| fresh_for(host).0.unwrap_or_default()).collect();
+            set(to);
+            thread::sleep(PATIENCE);
+            busy.iter().for_each(|end| end.wait_for(1_000_000));
+            assert_echoes(web.connect("db:echo").unwrap());
+            let after: Vec<_> = cluster.hosts.iter().map(fresh_for).collect();
+            let lost = |n: usize| after[n].0 < Some(before[n] + PATIENCE.as_secs() - 1);
+            if lost(2) {
+                return false;
+            }
+            for (n, (_, list)) in after.iter().enumerate() {
+                assert!(!lost(n), "{}: {} s, and then {list}", cluster.hosts[n].name, before[n]);
+                assert!(list.contains("\"domains\":2"), "{}: {list}", cluster.hosts[n].name);
+            }
+            true
+        };
+        assert!((0..5).any(|_| stays_fresh()), "the machine is too loaded to test this");
     }
     stop.store(true, Ordering::Relaxed);
     assert_in_order(busy);
