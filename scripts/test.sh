@@ -81,6 +81,8 @@ step "tests as on an older kernel" bash -c '
 settle
 # A container that boots leaves one processor to the compiler. Fuzzing itself comes later, when nothing runs beside it.
 beside "packages and containers" scripts/packages.sh
+# With one unit each, as `cargo fuzz` has it, the largest crates keep one processor for minutes and leave the other idle.
+export FUZZ_BUILD_ARGS="--codegen-units 16"
 step "fuzz targets, built" scripts/fuzz.sh --build
 settle
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
