@@ -26,32 +26,36 @@ steps_left_out=$(mktemp)
 steps_times=$(mktemp)
 steps_child=
 beside_log=$(mktemp)
+beside_times=$(mktemp)
 beside_child=
-trap 'rm -f "$steps_log" "$steps_times" "$steps_said" "$steps_left_out" "$beside_log"' EXIT
+trap 'rm -f "$steps_log" "$steps_times" "$steps_said" "$steps_left_out" "$beside_log" "$beside_times"' EXIT
 # `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
 trap 'for child in $steps_child $beside_child; do kill -TERM "$child" 2> /dev/null; done; exit 130' INT TERM
 
-# Sets `used` to the seconds that ended processes have been on processors. Not in a subshell, whose times begin with it.
-measure_used() {
-    times > "$steps_times"
-    used=$(awk -F '[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$steps_times")
+# Runs a command, and writes the time that its processes were on processors to a file. In the background only: it takes the shell's place, so that
+# `$!` is the process that passes signals on.
+timed() {
+    exec timeout --kill-after=10 "$STEP_LIMIT" bash -c 'rc=0; "${@:2}" || rc=$?; times > "$1"; exit "$rc"' bash "$@"
+}
+
+# In seconds; 0 if the command did not end by itself.
+used() {
+    awk -F '[ms ]+' 'NR == 2 { used = $1 * 60 + $2 + $3 * 60 + $4 } END { printf "%d", used }' "$1"
 }
 
 step() {
-    local name=$1 began=$SECONDS rc=0 used before
+    local name=$1 began=$SECONDS rc=0
     shift
-    measure_used
-    before=$used
     printf '\n== %s\n' "$name"
     # Into a file that is shown as it grows, not into a pipe: a process that the step leaves behind would hold that open.
     : > "$steps_log"
-    timeout --kill-after=10 "$STEP_LIMIT" "$@" < /dev/null >> "$steps_log" 2>&1 &
+    : > "$steps_times"
+    timed "$steps_times" "$@" < /dev/null >> "$steps_log" 2>&1 &
     steps_child=$!
     tail -n +1 -s 0.1 --pid="$steps_child" -f "$steps_log" || true
     wait "$steps_child" || rc=$?
     steps_child=
-    measure_used
-    step_ended "$name" "$rc" $((SECONDS - began)) $((used - before)) "$steps_log"
+    step_ended "$name" "$rc" $((SECONDS - began)) "$(used "$steps_times")" "$steps_log"
 }
 
 beside() {
@@ -60,20 +64,18 @@ beside() {
     shift
     printf '\n== %s: beside what follows\n' "$beside_name"
     : > "$beside_log"
-    timeout --kill-after=10 "$STEP_LIMIT" "$@" < /dev/null >> "$beside_log" 2>&1 &
+    : > "$beside_times"
+    timed "$beside_times" "$@" < /dev/null >> "$beside_log" 2>&1 &
     beside_child=$!
 }
 
 settle() {
-    local rc=0 used before
-    measure_used
-    before=$used
+    local rc=0
     wait "$beside_child" || rc=$?
     beside_child=
-    measure_used
     printf '\n== %s\n' "$beside_name"
     cat "$beside_log"
-    step_ended "$beside_name" "$rc" $(($(stat --format=%Y "$beside_log") - beside_began)) $((used - before)) "$beside_log"
+    step_ended "$beside_name" "$rc" $(($(stat --format=%Y "$beside_log") - beside_began)) "$(used "$beside_times")" "$beside_log"
 }
 
 # Counts a step with this name, status, time, time on processors and output.
