@@ -3,6 +3,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/steps.sh
+# Built with the programs: alone, it would be built of other parts.
+XTASK=("$TARGET_DIR/debug/xtask")
 source scripts/gate.sh
 
 # Programs of this tree that run now: whatever more there are at the end was left behind.
@@ -44,10 +46,11 @@ before=$({ running; spaces; })
 
 step "room on the disk" bash -c room_on_disk
 [ ${#steps_broken[@]} -eq 0 ] || { summary; exit 1; }
-gate
 # Tests start the programs, so they are built first, of the parts that the tests themselves are made of. No test waits for a compiler then.
-# With the library for C, which packages have. What this makes of the preloaded library is replaced by the next step.
+# With the library for C, which packages have.
 step "programs, for tests" cargo build --workspace --bins --lib --examples "${FEATURES[@]}"
+gate
+# In place of what the step above has made of it.
 step "the preloaded library, for tests" cargo build --package partywall-preload
 # shellcheck disable=SC2016 # expanded by the inner shell
 step "the static agent, for tests" bash -c '
