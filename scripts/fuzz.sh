@@ -16,6 +16,9 @@ if [ $# -gt 0 ]; then targets=("$@"); else mapfile -t targets < <(cargo fuzz lis
 [ ${#targets[@]} -gt 0 ] || { echo "fuzz: no targets" >&2; exit 1; }
 cargo fuzz build "${built[@]}"
 
+# The runtime of a target ends without dropping anything, so what a target makes in the temporary folder stays.
+left=$(mktemp -d)
+trap 'rm -rf "$left"' EXIT
 failed=()
 for target in "${targets[@]}"; do
     echo "fuzz: $target for $seconds s"
@@ -23,7 +26,7 @@ for target in "${targets[@]}"; do
     folders=("fuzz/corpus/$target")
     mkdir -p "${folders[0]}"
     [ ! -d "fuzz/seeds/$target" ] || folders+=("fuzz/seeds/$target")
-    cargo fuzz run "${built[@]}" "$target" "${folders[@]}" -- -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 "${more[@]}" ||
+    TMPDIR=$left cargo fuzz run "${built[@]}" "$target" "${folders[@]}" -- -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 "${more[@]}" ||
         failed+=("$target")
 done
 [ ${#failed[@]} -eq 0 ] || { echo "fuzz: failed: ${failed[*]}" >&2; exit 1; }
