@@ -2,7 +2,8 @@
 # Fuzzes each target for FUZZ_SECONDS (60), or only the targets that are named: `fuzz.sh wire_decode`. `fuzz.sh --build` builds all and runs none.
 #
 # Fuzzing needs a sanitizer and coverage, which rustc offers to nightly only; RUSTC_BOOTSTRAP lets the toolchain in use
-# offer them too, so no nightly toolchain is needed. FUZZ_BUILD_ARGS are options of `cargo fuzz` for each build. New inputs are kept in fuzz/corpus, failing ones in fuzz/artifacts.
+# offer them too, so no nightly toolchain is needed. FUZZ_BUILD_ARGS are options of `cargo fuzz` for each build.
+# New inputs are kept in fuzz/corpus, failing ones in fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export RUSTC_BOOTSTRAP=1

@@ -553,9 +553,8 @@ fn event_loop_and_calm_readers_run_at_raised_priority() {
     });
 }
 
-/// The broker's threads that work for machines, as its readers do for users.
 #[test]
-fn machines_thread_has_slices_as_short_as_a_reader_s() {
+fn machines_thread_has_slices_as_short_as_readers() {
     let dir = TempDir::new().unwrap();
     let [path, policy] = ["b.sock", "policy.toml"].map(|name| dir.path().join(name));
     // Nobody answers there, and the thread asks again and again.

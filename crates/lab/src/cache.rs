@@ -152,8 +152,8 @@ mod tests {
         };
         let first = make("first");
         let second = make("second");
-        for path in (0..KEPT as u32).map(|n| (make(&n.to_string()), 50 * HOUR - n * HOUR / 2)) {
-            age(&path.0, path.1);
+        for n in 0..KEPT as u32 {
+            age(&make(&n.to_string()), 50 * HOUR - n * HOUR / 2);
         }
         age(&first, 99 * HOUR);
         age(&second, 98 * HOUR);
