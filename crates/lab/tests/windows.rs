@@ -89,6 +89,7 @@ fn doorbells_and_memory_go_between_guests(guests: &Guests, a: &Guest, b: &Guest)
             relay.link(0, socket, None);
         }
         // Both ends are there before anything is said.
+        [&from_a, &from_b].into_iter().for_each(inside::said);
         to_a.control(b"ready").unwrap();
         to_b.control(b"ready").unwrap();
         println!("a ring and one back, through both serial ports: {}", offer.join().unwrap());

@@ -211,6 +211,30 @@ fn silent_guest_loses_links_and_can_reconnect() {
 }
 
 #[test]
+fn commands_before_owner_hears_of_greeting_are_dropped() {
+    for side in [PortSide::Host, PortSide::Guest] {
+        let (mut hostile, relay, notices) = Hostile::new(side);
+        let before = link(&relay, 1);
+        match side {
+            PortSide::Host => hostile.port.write_all(&greeting(2)).unwrap(),
+            PortSide::Guest => hostile.begin(),
+        }
+        assert!(matches!(next(&before), LinkEvent::HungUp), "{side:?}");
+        // The owner has not taken the notice.
+        relay.control(b"late").unwrap();
+        let late = link(&relay, 2);
+        assert!(matches!(next(&late), LinkEvent::HungUp), "{side:?}");
+        assert_eq!(relay.waiting(), 0, "{side:?}");
+        up(&notices);
+        relay.control(b"in time").unwrap();
+        assert_eq!(hostile.hear(), Frame::Control { message: b"in time".to_vec() }, "{side:?}");
+        let known = link(&relay, 2);
+        hostile.say(&Frame::Bell { link: 2 });
+        assert!(matches!(next(&known), LinkEvent::Bell), "{side:?}");
+    }
+}
+
+#[test]
 fn bells_are_counted_in_both_directions_once_they_are_delivered() {
     let (port, b) = UnixStream::pair().unwrap();
     let latency = std::sync::Arc::new(RelayLatency::default());

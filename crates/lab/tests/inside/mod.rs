@@ -141,15 +141,31 @@ fn conform_within(space: &Space, theirs: &Window) {
     conformance::all(&Backend { region: &region, link: &link, at_once: true });
 }
 
-/// This machine's end of its port, up and with a window.
-fn port(id: WindowId, window: &Window) -> (Relay, Notices) {
+/// This machine's end of its port, up.
+fn port() -> (Relay, Notices) {
     let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), PortSide::Guest).unwrap();
+    while notices.recv_timeout(HANG).unwrap() != Notice::Up {}
+    (relay, notices)
+}
+
+/// The same with a window.
+fn port_with(id: WindowId, window: &Window) -> (Relay, Notices) {
+    let (relay, notices) = port();
     relay.window(id, window.as_fd().try_clone_to_owned().unwrap());
     (relay, notices)
 }
 
-/// The host says that it has made its ends of the links.
-fn ready(notices: &Notices) {
+/// Makes the link 0, and waits until its other end is there.
+fn link((relay, notices): &(Relay, Notices)) -> Link {
+    let (link, near) = Link::pair().unwrap();
+    relay.link(0, near, None);
+    relay.control(b"linked").unwrap();
+    said(notices);
+    Link::Socket(link)
+}
+
+/// Waits until the other side of the port has made its ends of the links.
+pub(crate) fn said(notices: &Notices) {
     while !matches!(notices.recv_timeout(HANG).unwrap(), Notice::Control(_)) {}
 }
 
@@ -157,8 +173,8 @@ fn ready(notices: &Notices) {
 fn conform_over_the_port(id: WindowId) -> String {
     let space = Space::new(dax::find(id, true).unwrap());
     let theirs = dax::find(id, false).unwrap();
-    let (relay, notices) = port(id, &theirs);
-    ready(&notices);
+    let (relay, notices) = port_with(id, &theirs);
+    said(&notices);
     let ids = std::cell::Cell::new(0);
     let region = |options: &RegionOptions| ConformanceRegion::in_window(&space, &theirs, options);
     let link = || {
@@ -180,11 +196,8 @@ fn offer(id: WindowId, rounds: u32) -> String {
     let space = Space::new(dax::find(id, true).unwrap());
     let (mut own, base) = space.create(&RegionOptions::endpoint(RING)).unwrap();
     own.span(RING / 2, RING).copy_from(0, &pattern());
-    let (relay, notices) = port(id, space.window());
-    let (link, near) = Link::pair().unwrap();
-    let link = Link::Socket(link);
-    relay.link(0, near, None);
-    ready(&notices);
+    let port = port_with(id, space.window());
+    let link = link(&port);
     link.attach_at(base, 0, 0, own.geometry(), space.window().as_fd()).unwrap();
     let wait = || link.wait(Some(Instant::now() + HANG)).unwrap();
     assert!(matches!(wait(), LinkEvent::Bell), "the other machine has taken it");
@@ -199,11 +212,8 @@ fn offer(id: WindowId, rounds: u32) -> String {
 /// Takes memory from the other machine, and rings back as often as it is rung.
 fn take(id: WindowId) -> String {
     let window = dax::find(id, false).unwrap();
-    let (relay, notices) = port(id, &window);
-    let (link, near) = Link::pair().unwrap();
-    let link = Link::Socket(link);
-    relay.link(0, near, None);
-    ready(&notices);
+    let port = port_with(id, &window);
+    let link = link(&port);
     let wait = || link.wait(Some(Instant::now() + HANG)).unwrap();
     let LinkEvent::Attach { base, geometry, memory, .. } = wait() else { panic!("no memory came") };
     let peer = pmem::attach(memory.as_fd(), base, RegionKind::Endpoint, geometry).unwrap();
@@ -224,12 +234,10 @@ fn take(id: WindowId) -> String {
 
 /// Has a link until it is hung up.
 fn idle() -> String {
-    let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), PortSide::Guest).unwrap();
-    let (link, near) = Link::pair().unwrap();
-    relay.link(0, near, None);
-    ready(&notices);
+    let port = port();
+    let link = link(&port);
     println!("READY");
-    assert!(matches!(Link::Socket(link).wait(None).unwrap(), LinkEvent::HungUp));
+    assert!(matches!(link.wait(None).unwrap(), LinkEvent::HungUp));
     "hung up".into()
 }
 

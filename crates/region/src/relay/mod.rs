@@ -87,7 +87,8 @@ pub struct Heartbeat {
 /// A report of a relay to its owner.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// The other side is there, or there again.
+    /// The other side is there, or there again. All links have been hung up. Links and messages that the owner has given before it takes this
+    /// notice are dropped: they were for the other side as it was before.
     Up,
     /// It has sent a control message.
     Control(Vec<u8>),
@@ -137,7 +138,7 @@ impl Relay {
         let (wake, bell) = (event()?, event()?);
         let waiting = Arc::new(RelayBacklog::default());
         let (commands, incoming) = channel();
-        let (reports, notices) = notices::channel(bell, Arc::clone(&wake));
+        let (reports, notices) = notices::channel(bell, Arc::clone(&wake), commands.clone());
         let bell_events = Arc::new(WaitingEvents::default());
         let shared = PumpShared {
             wake: Arc::clone(&wake),

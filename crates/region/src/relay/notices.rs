@@ -2,6 +2,7 @@
 
 use super::Notice;
 use super::core::MOST_NOTICES;
+use super::pump::RelayCommand;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,10 +10,14 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 /// The relay's end. Each report makes `bell` readable, and each that is taken may wake the relay.
-pub(super) fn channel(bell: Arc<OwnedFd>, wake: Arc<OwnedFd>) -> (NoticeSender, Notices) {
+pub(super) fn channel(
+    bell: Arc<OwnedFd>,
+    wake: Arc<OwnedFd>,
+    commands: Sender<RelayCommand>,
+) -> (NoticeSender, Notices) {
     let (sender, told) = mpsc::channel();
     let backlog = Arc::new(AtomicUsize::new(0));
-    let notices = Notices { told, bell: Arc::clone(&bell), backlog: Arc::clone(&backlog), wake };
+    let notices = Notices { told, bell: Arc::clone(&bell), backlog: Arc::clone(&backlog), wake, commands };
     (NoticeSender { sender, bell, backlog }, notices)
 }
 
@@ -47,6 +52,8 @@ pub struct Notices {
     /// How many were told and not taken, and what wakes a relay that waits for fewer.
     backlog: Arc<AtomicUsize>,
     wake: Arc<OwnedFd>,
+    /// Tells the relay when [`Notice::Up`] is taken.
+    commands: Sender<RelayCommand>,
 }
 
 impl Notices {
@@ -57,10 +64,14 @@ impl Notices {
             let _ = rustix::io::read(&self.bell, &mut [0; 8]);
             self.told.try_recv().ok()
         });
-        notice.inspect(|_| self.taken())
+        notice.inspect(|notice| self.taken(notice))
     }
 
-    fn taken(&self) {
+    fn taken(&self, notice: &Notice) {
+        if *notice == Notice::Up {
+            // The commands before this one were given without knowing of it. A relay that has ended takes none.
+            let _ = self.commands.send(RelayCommand::OwnerHeard);
+        }
         if self.backlog.fetch_sub(1, Ordering::AcqRel) == MOST_NOTICES {
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
@@ -68,7 +79,7 @@ impl Notices {
 
     /// Waits for the next notice.
     pub fn recv_timeout(&self, limit: Duration) -> Result<Notice, RecvTimeoutError> {
-        self.told.recv_timeout(limit).inspect(|_| self.taken())
+        self.told.recv_timeout(limit).inspect(|notice| self.taken(notice))
     }
 }
 

@@ -31,16 +31,35 @@ const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// The commands that a relay takes.
 #[derive(Debug)]
 pub(super) enum RelayCommand {
-    Link { id: u32, socket: OwnedFd, watch: Option<DirectionWatch> },
+    Link {
+        id: u32,
+        socket: OwnedFd,
+        watch: Option<DirectionWatch>,
+    },
     Doorbells(Doorbells),
-    Window { id: WindowId, memory: OwnedFd },
-    Forget { id: WindowId },
+    Window {
+        id: WindowId,
+        memory: OwnedFd,
+    },
+    Forget {
+        id: WindowId,
+    },
     Control(Vec<u8>),
-    ControlWith { message: Vec<u8>, links: Vec<(u32, OwnedFd)>, carries: LinkUse },
-    ForgetLink { id: u32 },
-    HangUp { id: u32 },
+    ControlWith {
+        message: Vec<u8>,
+        links: Vec<(u32, OwnedFd)>,
+        carries: LinkUse,
+    },
+    ForgetLink {
+        id: u32,
+    },
+    HangUp {
+        id: u32,
+    },
     HangUpAll,
     Leave,
+    /// The owner has taken a [`Notice::Up`].
+    OwnerHeard,
     End,
 }
 
@@ -242,12 +261,7 @@ impl Pump {
 
     fn take_command(&mut self, command: RelayCommand) {
         match command {
-            RelayCommand::Link { id, socket, watch } => self.link(id, socket, watch, LinkUse::Channel),
-            RelayCommand::Control(message) => self.control(message),
-            RelayCommand::ControlWith { message, links, carries } => {
-                self.control(message);
-                links.into_iter().for_each(|(id, socket)| self.link(id, socket, None, carries));
-            }
+            RelayCommand::OwnerHeard => self.core.owner_heard(),
             RelayCommand::Doorbells(doorbells) => {
                 self.core.doorbells(match &doorbells {
                     Doorbells::None => DoorbellSide::None,
@@ -262,18 +276,45 @@ impl Pump {
                     self.core.window(id, Arc::new(memory));
                 }
             }
-            RelayCommand::ForgetLink { id } => self.core.forget_link(id),
             RelayCommand::Forget { id } => self.core.forget_window(id),
+            // The caller ends the loop.
+            RelayCommand::End => {}
+            // All others are for the other side, which has begun again, and whose links have ended.
+            late if self.core.is_owner_late() => self.drop_command(late),
+            RelayCommand::Link { id, socket, watch } => self.link(id, socket, watch, LinkUse::Channel),
+            RelayCommand::Control(message) => self.control(message),
+            RelayCommand::ControlWith { message, links, carries } => {
+                self.control(message);
+                links.into_iter().for_each(|(id, socket)| self.link(id, socket, None, carries));
+            }
+            RelayCommand::ForgetLink { id } => self.core.forget_link(id),
             RelayCommand::HangUp { id } => self.core.hang_up(id),
             RelayCommand::HangUpAll => self.core.end(),
             RelayCommand::Leave => self.core.leave(),
-            // The caller ends the loop.
-            RelayCommand::End => {}
         }
     }
 
-    fn control(&mut self, message: Vec<u8>) {
+    /// A command that is not carried out. The processes of its links find them hung up.
+    fn drop_command(&mut self, command: RelayCommand) {
+        let close = |socket| LocalLink::new(socket, None, LinkUse::Channel).close();
+        match command {
+            RelayCommand::Link { socket, .. } => close(socket),
+            RelayCommand::Control(message) => self.unqueue(&message),
+            RelayCommand::ControlWith { message, links, .. } => {
+                self.unqueue(&message);
+                links.into_iter().for_each(|(_, socket)| close(socket));
+            }
+            _ => {}
+        }
+    }
+
+    /// The relay has taken a control message.
+    fn unqueue(&self, message: &[u8]) {
         self.waiting.queued.fetch_sub(message.len(), Ordering::Relaxed);
+    }
+
+    fn control(&mut self, message: Vec<u8>) {
+        self.unqueue(&message);
         self.core.control(message);
     }
 

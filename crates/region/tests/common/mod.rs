@@ -60,17 +60,24 @@ impl Hostile {
         this.port.set_read_timeout(Some(HANG)).unwrap();
         match side {
             PortSide::Host => this.port.write_all(&greeting(1)).unwrap(),
-            // It must be answered with its own number.
-            PortSide::Guest => {
-                let mut piece = greeting(0);
-                this.port.read_exact(&mut piece).unwrap();
-                this.decoder.push(&piece);
-                this.port.write_all(&greeting(0)).unwrap();
-                this.port.write_all(&piece).unwrap();
-            }
+            PortSide::Guest => this.begin(),
         }
         up(&notices);
         (this, relay, notices)
+    }
+
+    /// For the relay of a guest: begins, as each broker does.
+    pub(crate) fn begin(&mut self) {
+        self.port.write_all(&greeting(0)).unwrap();
+        self.answer_greeting();
+    }
+
+    /// A guest's greeting must be answered with its own number.
+    fn answer_greeting(&mut self) {
+        let mut piece = greeting(0);
+        self.port.read_exact(&mut piece).unwrap();
+        self.decoder.push(&piece);
+        self.port.write_all(&piece).unwrap();
     }
 
     pub(crate) fn say(&mut self, frame: &Frame) {

@@ -70,6 +70,8 @@ pub(super) struct RelayCore<M> {
     alone: bool,
     /// The guest gives up its windows to be migrated: its channels end as moved, until the next greeting (protocol G7.8).
     leaving: bool,
+    /// Greetings of which the relay's owner has not heard. What it commands until then is meant for the other side as it was before.
+    unheard: u32,
     effects: VecDeque<RelayEffect>,
 }
 
@@ -90,6 +92,7 @@ impl<M: Clone> RelayCore<M> {
             pulse: heartbeat.map(|beat| Pulse::new(beat, now)),
             alone: false,
             leaving: false,
+            unheard: 0,
             effects: VecDeque::new(),
         };
         this.greet();
@@ -193,6 +196,16 @@ impl<M: Clone> RelayCore<M> {
         self.leaving = true;
     }
 
+    /// The relay's owner has heard of a greeting ([`Notice::Up`]).
+    pub(super) fn owner_heard(&mut self) {
+        self.unheard = self.unheard.saturating_sub(1);
+    }
+
+    /// Whether the relay's owner has not heard yet that the other side has begun again.
+    pub(super) fn is_owner_late(&self) -> bool {
+        self.unheard > 0
+    }
+
     pub(super) fn control(&mut self, message: Vec<u8>) {
         self.send(&Frame::Control { message });
     }
@@ -289,25 +302,23 @@ impl<M: Clone> RelayCore<M> {
 
     fn greeted(&mut self, number: u64, now: Instant) {
         match self.side {
-            PortSide::Guest if number == self.number && self.awaiting => {
-                self.awaiting = false;
-                self.leaving = false;
-                self.early.clear();
-            }
+            PortSide::Guest if number == self.number && self.awaiting => self.awaiting = false,
             // A new broker, that cannot know whether it has been greeted.
             PortSide::Guest if number == 0 && !self.awaiting => return self.greet(),
             // It will answer, or this is an answer to something that was taken back.
             PortSide::Guest => return,
             PortSide::Host => {
-                self.forget_links();
-                self.leaving = false;
-                self.early.clear();
                 self.send_greeting(number);
                 if let Some(pulse) = &mut self.pulse {
                     pulse.greeted(now);
                 }
             }
         }
+        // Their other ends are gone. Frames that said so may have been discarded with all that came before the greeting.
+        self.forget_links();
+        self.leaving = false;
+        self.early.clear();
+        self.unheard = self.unheard.saturating_add(1);
         self.report(Notice::Up);
     }
 

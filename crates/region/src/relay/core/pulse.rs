@@ -46,7 +46,9 @@ impl Pulse {
 
     /// A guest has greeted: from now on its silence counts.
     pub(super) fn greeted(&mut self, now: Instant) {
-        (self.reported, self.looked) = (false, now);
+        // It is asked at once. Otherwise a guest that had been silent for long, and has nothing to say, would be taken for silent again before
+        // the next question.
+        (self.reported, self.looked, self.next) = (false, now, now);
     }
 
     pub(super) fn beat(&mut self, now: Instant) -> HeartbeatStep {

@@ -160,7 +160,7 @@ fn host_answers_another_version_with_its_own_and_ends() {
 }
 
 #[test]
-fn guest_greets_a_new_broker_and_keeps_its_links() {
+fn guest_greets_a_new_broker_and_ends_its_links() {
     static NEXT: AtomicU64 = AtomicU64::new(NUMBER);
     let mut guest = Bench::new(PortSide::Guest);
     guest.core.random = || NEXT.fetch_add(1, Ordering::Relaxed) + 1;
@@ -172,8 +172,53 @@ fn guest_greets_a_new_broker_and_keeps_its_links() {
     guest.hear_bytes(&greeting(NUMBER));
     assert_eq!(guest.effects(), []);
     guest.hear_bytes(&greeting(NUMBER + 1));
-    assert_eq!(guest.effects(), [RelayEffect::Report(Notice::Up)]);
-    assert_eq!(guest.hear(&Frame::Bell { link: 1 }), [RelayEffect::Ring(1)]);
+    assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Up)]);
+    assert_eq!(guest.hear(&Frame::Bell { link: 1 }), []);
+}
+
+/// The host has hung up the links of a guest that was silent, and greets when it is heard again. The frames of both are read together, and those
+/// before a greeting are discarded.
+#[test]
+fn hang_ups_discarded_before_greeting_leave_no_links() {
+    let mut guest = Bench::new(PortSide::Guest);
+    guest.core.link(1, LinkUse::Channel);
+    let mut bytes = Vec::new();
+    Frame::HungUp { link: 1 }.encode(&mut bytes);
+    bytes.extend(greeting(0));
+    guest.hear_bytes(&bytes);
+    guest.core.close_finished();
+    assert_eq!(guest.effects(), [], "the frame is discarded");
+    guest.hear_bytes(&greeting(NUMBER));
+    assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Up)]);
+}
+
+#[test]
+fn owner_is_late_until_it_has_heard_of_each_greeting() {
+    let mut host = Bench::new(PortSide::Host);
+    // Of the greeting that all benches begin with.
+    assert!(host.core.is_owner_late());
+    host.hear_bytes(&greeting(2));
+    host.core.owner_heard();
+    assert!(host.core.is_owner_late(), "there was another");
+    host.core.owner_heard();
+    assert!(!host.core.is_owner_late());
+    host.hear_bytes(&greeting(3));
+    assert!(host.core.is_owner_late());
+}
+
+#[test]
+fn guest_that_greets_after_long_silence_is_asked_at_once() {
+    let mut host = Bench::new(PortSide::Host);
+    // Until the pauses between two questions are longer than the limit.
+    host.pass(BEAT.limit * 20, BEAT.every);
+    host.hear_bytes(&greeting(2));
+    host.effects();
+    host.written();
+    host.core.beat(host.now);
+    assert_eq!(host.frames(), [Frame::Ping {}]);
+    host.pass(BEAT.limit - BEAT.every, BEAT.every);
+    assert_eq!(host.effects(), []);
+    assert!(host.frames().len() > 1, "and again");
 }
 
 #[test]
