@@ -87,8 +87,8 @@ pub struct Heartbeat {
 /// A report of a relay to its owner.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// The other side is there, or there again. All links have been hung up. Links and messages that the owner has given before it takes this
-    /// notice are dropped: they were for the other side as it was before.
+    /// The other side is there, or there again. All links have been hung up. Links and messages that the owner gives before it takes this notice
+    /// are dropped: they are for the other side as it was before.
     Up,
     /// It has sent a control message.
     Control(Vec<u8>),
@@ -96,13 +96,21 @@ pub enum Notice {
     Closed(u32),
     /// In the guest: the other end of the port is not open any more, and its links have been hung up.
     Alone,
-    /// It has shown no sign of life for longer than the heartbeat allows; its links have been hung up. It may come again.
+    /// It has shown no sign of life for longer than the heartbeat allows; its links have been hung up. It may come again. Links and messages that
+    /// the owner gives before it takes this notice are dropped.
     Silent,
     /// The port is closed, or the other side broke the protocol: this relay has ended.
     Down {
         /// Why the relay has stopped.
         why: String,
     },
+}
+
+impl Notice {
+    /// Whether all links ended before a relay reported this, and the relay goes on when its owner has taken it.
+    fn ends_links(&self) -> bool {
+        matches!(self, Self::Up | Self::Silent)
+    }
 }
 
 /// A relay at work, on its own thread. Dropping it ends it and hangs up its links.

@@ -52,7 +52,7 @@ pub struct Notices {
     /// How many were told and not taken, and what wakes a relay that waits for fewer.
     backlog: Arc<AtomicUsize>,
     wake: Arc<OwnedFd>,
-    /// Tells the relay when [`Notice::Up`] is taken.
+    /// Tells the relay when its owner hears that all links have ended.
     commands: Sender<RelayCommand>,
 }
 
@@ -68,7 +68,7 @@ impl Notices {
     }
 
     fn taken(&self, notice: &Notice) {
-        if *notice == Notice::Up {
+        if notice.ends_links() {
             // The commands before this one were given without knowing of it. A relay that has ended takes none.
             let _ = self.commands.send(RelayCommand::OwnerHeard);
         }

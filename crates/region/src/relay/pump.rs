@@ -58,7 +58,7 @@ pub(super) enum RelayCommand {
     },
     HangUpAll,
     Leave,
-    /// The owner has taken a [`Notice::Up`].
+    /// The owner has taken a notice that says that all links have ended.
     OwnerHeard,
     End,
 }

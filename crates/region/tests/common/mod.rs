@@ -60,20 +60,17 @@ impl Hostile {
         this.port.set_read_timeout(Some(HANG)).unwrap();
         match side {
             PortSide::Host => this.port.write_all(&greeting(1)).unwrap(),
-            PortSide::Guest => this.begin(),
+            PortSide::Guest => {
+                this.port.write_all(&greeting(0)).unwrap();
+                this.answer_greeting();
+            }
         }
         up(&notices);
         (this, relay, notices)
     }
 
-    /// For the relay of a guest: begins, as each broker does.
-    pub(crate) fn begin(&mut self) {
-        self.port.write_all(&greeting(0)).unwrap();
-        self.answer_greeting();
-    }
-
     /// A guest's greeting must be answered with its own number.
-    fn answer_greeting(&mut self) {
+    pub(crate) fn answer_greeting(&mut self) {
         let mut piece = greeting(0);
         self.port.read_exact(&mut piece).unwrap();
         self.decoder.push(&piece);

@@ -169,7 +169,8 @@ impl<'a> Open<'a> {
     fn begin(&mut self) {
         self.forget_sessions();
         self.end_release(Some("its agent has started again meanwhile".to_owned()));
-        self.windows.clear();
+        // They are announced again, as far as they are there.
+        self.windows.drain(..).for_each(|window| self.relay.forget(window.id));
         self.asked.clear();
         self.doorbell = None;
         self.say(&Say::Name { name: LastName(self.at.name.clone()) });

@@ -64,13 +64,15 @@ pub(super) struct RelayCore<M> {
     number: u64,
     /// Whether that greeting still waits for its answer.
     awaiting: bool,
+    /// It may have crossed a greeting of a host that will answer it.
+    may_have_crossed: bool,
     /// On the host, if it has a heartbeat.
     pulse: Option<Pulse>,
     /// In the guest: no program has the other end of the port open.
     alone: bool,
     /// The guest gives up its windows to be migrated: its channels end as moved, until the next greeting (protocol G7.8).
     leaving: bool,
-    /// Greetings of which the relay's owner has not heard. What it commands until then is meant for the other side as it was before.
+    /// Ends of all links of which the relay's owner has not heard. What it commands until then is meant for the other side as it was before.
     unheard: u32,
     effects: VecDeque<RelayEffect>,
 }
@@ -89,6 +91,7 @@ impl<M: Clone> RelayCore<M> {
             doorbells: DoorbellSide::None,
             number: 0,
             awaiting: false,
+            may_have_crossed: false,
             pulse: heartbeat.map(|beat| Pulse::new(beat, now)),
             alone: false,
             leaving: false,
@@ -196,14 +199,15 @@ impl<M: Clone> RelayCore<M> {
         self.leaving = true;
     }
 
-    /// The relay's owner has heard of a greeting ([`Notice::Up`]).
+    /// The relay's owner has taken a notice that says that all links have ended ([`Notice::ends_links`]).
     pub(super) fn owner_heard(&mut self) {
         self.unheard = self.unheard.saturating_sub(1);
     }
 
-    /// Whether the relay's owner has not heard yet that the other side has begun again.
+    /// Whether commands about links, and messages, are for the other side as it was before: the relay's owner has not heard yet that it has begun
+    /// again, or the other side has not answered this side's greeting, behind which it would take them for new.
     pub(super) fn is_owner_late(&self) -> bool {
-        self.unheard > 0
+        self.unheard > 0 || self.awaiting || self.alone
     }
 
     pub(super) fn control(&mut self, message: Vec<u8>) {
@@ -270,12 +274,17 @@ impl<M: Clone> RelayCore<M> {
             return false;
         }
         if !std::mem::replace(&mut self.alone, true) {
-            self.forget_links();
-            self.early.clear();
+            self.end_links();
             self.out.clear();
             self.report(Notice::Alone);
         }
         true
+    }
+
+    /// The other side knows no link any more. Frames that said so may have been discarded with all that came before a greeting.
+    fn end_links(&mut self) {
+        self.forget_links();
+        self.early.clear();
     }
 
     /// A program has the other end of the port open, perhaps another program than before.
@@ -287,9 +296,10 @@ impl<M: Clone> RelayCore<M> {
 
     fn greet(&mut self) {
         if self.side == PortSide::Guest {
+            self.end_links();
             // Another than any before, which may still be answered; and not 0.
             self.number = (self.random)().max(1);
-            self.awaiting = true;
+            (self.awaiting, self.may_have_crossed) = (true, true);
         }
         self.send_greeting(self.number);
     }
@@ -303,10 +313,16 @@ impl<M: Clone> RelayCore<M> {
     fn greeted(&mut self, number: u64, now: Instant) {
         match self.side {
             PortSide::Guest if number == self.number && self.awaiting => self.awaiting = false,
-            // A new broker, that cannot know whether it has been greeted.
-            PortSide::Guest if number == 0 && !self.awaiting => return self.greet(),
-            // It will answer, or this is an answer to something that was taken back.
-            PortSide::Guest => return,
+            // An answer to something that was taken back.
+            PortSide::Guest if number != 0 => return,
+            // A broker that has just started greets once, and will answer the greeting that crosses its own.
+            PortSide::Guest if self.awaiting && std::mem::take(&mut self.may_have_crossed) => return,
+            // A broker that cannot know whether it has been greeted. If another was, that one has ended before it could answer.
+            PortSide::Guest => {
+                self.greet();
+                self.may_have_crossed = false;
+                return;
+            }
             PortSide::Host => {
                 self.send_greeting(number);
                 if let Some(pulse) = &mut self.pulse {
@@ -314,12 +330,15 @@ impl<M: Clone> RelayCore<M> {
                 }
             }
         }
-        // Their other ends are gone. Frames that said so may have been discarded with all that came before the greeting.
-        self.forget_links();
+        self.end_links();
         self.leaving = false;
-        self.early.clear();
+        self.report_end(Notice::Up);
+    }
+
+    /// Reports that the other side has begun again, or counts as gone.
+    fn report_end(&mut self, notice: Notice) {
         self.unheard = self.unheard.saturating_add(1);
-        self.report(Notice::Up);
+        self.report(notice);
     }
 
     fn frame(&mut self, frame: Frame) {
@@ -386,7 +405,7 @@ impl<M: Clone> RelayCore<M> {
             HeartbeatStep::Silent => {
                 // If the guest was only held up, it finds this when it goes on.
                 self.end();
-                self.report(Notice::Silent);
+                self.report_end(Notice::Silent);
             }
         }
     }

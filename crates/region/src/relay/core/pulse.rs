@@ -27,21 +27,32 @@ pub(super) struct Pulse {
     looked: Instant,
     /// The silence has been reported, or no guest has greeted yet: a further silence is not news.
     reported: bool,
-    /// A guest that had greeted fell silent. It does not know that its links are gone.
+    /// A guest that had greeted fell silent, and has not greeted since. It does not know that its links are gone.
     fell_silent: bool,
+    /// It was heard again, and has been greeted.
+    heard_again: bool,
     /// The pause before such a guest is asked again.
     pause: Duration,
 }
 
 impl Pulse {
     pub(super) fn new(beat: Heartbeat, now: Instant) -> Self {
-        Self { beat, heard: now, next: now, looked: now, reported: true, fell_silent: false, pause: beat.limit }
+        Self {
+            beat,
+            heard: now,
+            next: now,
+            looked: now,
+            reported: true,
+            fell_silent: false,
+            heard_again: false,
+            pause: beat.limit,
+        }
     }
 
-    /// Bytes have come. Returns whether the guest had been silent, and goes on where it was held up.
+    /// Bytes have come. Returns whether the guest had been silent, and goes on where it was held up; once.
     pub(super) fn heard(&mut self, now: Instant) -> bool {
         self.heard = now;
-        std::mem::replace(&mut self.fell_silent, false)
+        self.fell_silent && !std::mem::replace(&mut self.heard_again, true)
     }
 
     /// A guest has greeted: from now on its silence counts.
@@ -49,6 +60,7 @@ impl Pulse {
         // It is asked at once. Otherwise a guest that had been silent for long, and has nothing to say, would be taken for silent again before
         // the next question.
         (self.reported, self.looked, self.next) = (false, now, now);
+        self.fell_silent = false;
     }
 
     pub(super) fn beat(&mut self, now: Instant) -> HeartbeatStep {
@@ -67,7 +79,7 @@ impl Pulse {
             self.heard = (self.heard + since).min(now);
         }
         if now >= self.heard + self.beat.limit {
-            (self.reported, self.fell_silent) = (true, true);
+            (self.reported, self.fell_silent, self.heard_again) = (true, true, false);
             (self.pause, self.next) = (self.beat.limit, now + self.beat.limit);
             HeartbeatStep::Silent
         } else if now >= self.next {

@@ -167,13 +167,31 @@ fn guest_greets_a_new_broker_and_ends_its_links() {
     guest.core.link(1, LinkUse::Channel);
     guest.hear_bytes(&greeting(0));
     assert_eq!(guest.written(), [Item::Greeting(NUMBER + 1)]);
-    assert_eq!(guest.effects(), [], "not up yet");
+    assert_eq!(guest.effects(), [RelayEffect::Close(1)], "not up yet");
     // An answer to an earlier greeting does not count.
     guest.hear_bytes(&greeting(NUMBER));
     assert_eq!(guest.effects(), []);
     guest.hear_bytes(&greeting(NUMBER + 1));
-    assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Up)]);
+    assert_eq!(guest.effects(), [RelayEffect::Report(Notice::Up)]);
     assert_eq!(guest.hear(&Frame::Bell { link: 1 }), []);
+}
+
+/// The broker that was greeted has ended before it could answer, and the next was there before the guest noticed.
+#[test]
+fn guest_greets_the_next_broker_if_the_answer_is_lost() {
+    let mut guest = Bench::new(PortSide::Guest);
+    for _ in 0..3 {
+        guest.hear_bytes(&greeting(0));
+        assert_eq!(guest.written(), [Item::Greeting(NUMBER)]);
+    }
+    // A greeting that the guest has made unasked may cross that of a broker, which answers it.
+    guest.core.port_ended();
+    guest.core.accompanied();
+    assert_eq!(guest.written(), [Item::Greeting(NUMBER)]);
+    guest.hear_bytes(&greeting(0));
+    assert_eq!(guest.written(), []);
+    guest.hear_bytes(&greeting(0));
+    assert_eq!(guest.written(), [Item::Greeting(NUMBER)]);
 }
 
 /// The host has hung up the links of a guest that was silent, and greets when it is heard again. The frames of both are read together, and those
@@ -186,10 +204,7 @@ fn hang_ups_discarded_before_greeting_leave_no_links() {
     Frame::HungUp { link: 1 }.encode(&mut bytes);
     bytes.extend(greeting(0));
     guest.hear_bytes(&bytes);
-    guest.core.close_finished();
-    assert_eq!(guest.effects(), [], "the frame is discarded");
-    guest.hear_bytes(&greeting(NUMBER));
-    assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Up)]);
+    assert_eq!(guest.effects(), [RelayEffect::Close(1)]);
 }
 
 #[test]
@@ -204,6 +219,27 @@ fn owner_is_late_until_it_has_heard_of_each_greeting() {
     assert!(!host.core.is_owner_late());
     host.hear_bytes(&greeting(3));
     assert!(host.core.is_owner_late());
+    host.core.owner_heard();
+    host.pass(BEAT.limit * 2, BEAT.every);
+    assert!(host.core.is_owner_late(), "the guest is silent");
+    host.core.owner_heard();
+    assert!(!host.core.is_owner_late());
+}
+
+/// The host takes all that comes behind a greeting for new.
+#[test]
+fn owner_of_guest_is_late_until_its_greeting_is_answered() {
+    let mut guest = Bench::new(PortSide::Guest);
+    guest.core.owner_heard();
+    assert!(!guest.core.is_owner_late());
+    guest.hear_bytes(&greeting(0));
+    assert!(guest.core.is_owner_late(), "not answered");
+    guest.hear_bytes(&greeting(NUMBER));
+    assert!(guest.core.is_owner_late(), "not heard of");
+    guest.core.owner_heard();
+    assert!(!guest.core.is_owner_late());
+    guest.core.port_ended();
+    assert!(guest.core.is_owner_late(), "there is no other side");
 }
 
 #[test]
@@ -288,7 +324,15 @@ fn guest_heard_again_after_silence_is_greeted() {
     assert_eq!(host.written(), [Item::Greeting(0)]);
     host.hear(&Frame::Pong {});
     assert_eq!(host.written(), [], "greeted once");
-    assert_eq!(host.core.patience(host.now), None, "it is to greet");
+    // It may be paused again, and lose the interrupt for the greeting.
+    host.pass(BEAT.limit * 2, BEAT.every);
+    assert_eq!(host.frames(), [Frame::Ping {}]);
+    host.hear_bytes(&greeting(2));
+    assert_eq!(host.written(), [Item::Greeting(2)]);
+    host.pass(BEAT.limit * 2, BEAT.every);
+    host.written();
+    host.hear(&Frame::Pong {});
+    assert_eq!(host.written(), [Item::Greeting(0)], "once for each silence");
 }
 
 #[test]
