@@ -84,12 +84,12 @@ step "tests as on an older kernel" bash -c '
 settle
 # A container that boots leaves one processor to the compiler. Fuzzing itself comes later, when nothing runs beside it.
 beside "packages and containers" scripts/packages.sh
-# With one unit each, as `cargo fuzz` has it, the largest crates keep one processor for minutes and leave the other idle.
-export FUZZ_BUILD_ARGS="--codegen-units 16"
+# The profile for tests (fuzz/Cargo.toml).
+export FUZZ_BUILD_ARGS="--dev"
 step "fuzz targets, built" scripts/fuzz.sh --build
 settle
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
-step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-3}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
+step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-5}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
 # What a user's first command runs, of the programs that are there. `make demo` builds the same sources with an optimiser, for minutes.
 step "demo, in short" "$TARGET_DIR/debug/partywall" demo --quick
 # shellcheck disable=SC2016 # expanded by the inner shell
