@@ -250,7 +250,7 @@ impl Serving {
         tracing::info!(sessions = self.sessions.len(), "{why}");
         self.listening.close();
         self.sessions.clear();
-        self.windows.forget_all();
+        self.windows.take_ids().into_iter().for_each(|id| self.relay.forget(id));
         if self.doorbell.take().is_some() {
             self.relay.doorbells(Doorbells::None);
         }

@@ -29,10 +29,6 @@ impl GuestWindows {
         self.known.entry((id, owner)).or_insert(Known { peer, device: None, told: false });
     }
 
-    pub(crate) fn forget_all(&mut self) {
-        self.known.clear();
-    }
-
     /// Takes all window ids. No window is open or expected any more.
     pub(crate) fn take_ids(&mut self) -> BTreeSet<WindowId> {
         std::mem::take(&mut self.known).into_keys().map(|(id, _)| id).collect()

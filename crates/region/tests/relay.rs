@@ -224,10 +224,20 @@ fn commands_before_owner_hears_of_greeting_are_dropped() {
         assert!(matches!(next(&late), LinkEvent::HungUp), "{side:?}");
         if side == PortSide::Guest {
             hostile.answer_greeting();
+            hostile.say(&Frame::Ping {});
+            assert_eq!(hostile.hear(), Frame::Pong {});
+            // It is answered now, and the owner has not taken the notice.
+            assert!(matches!(next(&link(&relay, 2)), LinkEvent::HungUp));
         }
         up(&notices);
         relay.control(b"in time").unwrap();
         assert_eq!(hostile.hear(), Frame::Control { message: b"in time".to_vec() }, "{side:?}");
+        // Counted down just after the port has taken it.
+        let deadline = Instant::now() + HANG;
+        while relay.waiting() > 0 {
+            assert!(Instant::now() < deadline, "{} bytes wait for ever", relay.waiting());
+            std::thread::yield_now();
+        }
         let known = link(&relay, 2);
         hostile.say(&Frame::Bell { link: 2 });
         assert!(matches!(next(&known), LinkEvent::Bell), "{side:?}");

@@ -342,6 +342,10 @@ impl<M: Clone> RelayCore<M> {
     }
 
     fn frame(&mut self, frame: Frame) {
+        // Links that a silent guest began would not end if it hung once more: its silence counts only once it has greeted.
+        if self.pulse.as_ref().is_some_and(Pulse::is_to_greet) {
+            return;
+        }
         match frame {
             Frame::Control { message } => self.report(Notice::Control(message)),
             // A side that does not take the answers is not sent more of them.

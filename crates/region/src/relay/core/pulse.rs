@@ -27,32 +27,26 @@ pub(super) struct Pulse {
     looked: Instant,
     /// The silence has been reported, or no guest has greeted yet: a further silence is not news.
     reported: bool,
-    /// A guest that had greeted fell silent, and has not greeted since. It does not know that its links are gone.
-    fell_silent: bool,
-    /// It was heard again, and has been greeted.
+    /// The guest has not greeted since it fell silent, or since this relay began. It may not know that its links are gone.
+    is_to_greet: bool,
+    /// It was heard since the last question, and was told to greet.
     heard_again: bool,
     /// The pause before such a guest is asked again.
     pause: Duration,
 }
 
 impl Pulse {
+    /// The guest is asked as one that fell silent: it may not have noticed that another broker had the port before.
     pub(super) fn new(beat: Heartbeat, now: Instant) -> Self {
-        Self {
-            beat,
-            heard: now,
-            next: now,
-            looked: now,
-            reported: true,
-            fell_silent: false,
-            heard_again: false,
-            pause: beat.limit,
-        }
+        let (next, pause) = (now + beat.limit, beat.limit);
+        Self { beat, heard: now, next, looked: now, reported: true, is_to_greet: true, heard_again: false, pause }
     }
 
-    /// Bytes have come. Returns whether the guest had been silent, and goes on where it was held up; once.
+    /// Bytes have come. Returns whether the guest is to be told to greet: once, and again after each further question, because it may take a
+    /// greeting for one that crosses its own.
     pub(super) fn heard(&mut self, now: Instant) -> bool {
         self.heard = now;
-        self.fell_silent && !std::mem::replace(&mut self.heard_again, true)
+        self.is_to_greet && !std::mem::replace(&mut self.heard_again, true)
     }
 
     /// A guest has greeted: from now on its silence counts.
@@ -60,15 +54,21 @@ impl Pulse {
         // It is asked at once. Otherwise a guest that had been silent for long, and has nothing to say, would be taken for silent again before
         // the next question.
         (self.reported, self.looked, self.next) = (false, now, now);
-        self.fell_silent = false;
+        self.is_to_greet = false;
+    }
+
+    /// Whether the guest has to greet before anything that it says counts.
+    pub(super) fn is_to_greet(&self) -> bool {
+        self.is_to_greet
     }
 
     pub(super) fn beat(&mut self, now: Instant) -> HeartbeatStep {
         if self.reported {
             // An interrupt of its port can get lost when the machine is paused. Then only another one makes it go on.
-            if !self.fell_silent || now < self.next {
+            if !self.is_to_greet || now < self.next {
                 return HeartbeatStep::Quiet;
             }
+            self.heard_again = false;
             self.pause = (self.pause * 2).min(LONGEST_PAUSE.max(self.beat.limit));
             self.next = now + self.pause;
             return HeartbeatStep::Ping;
@@ -79,7 +79,7 @@ impl Pulse {
             self.heard = (self.heard + since).min(now);
         }
         if now >= self.heard + self.beat.limit {
-            (self.reported, self.fell_silent, self.heard_again) = (true, true, false);
+            (self.reported, self.is_to_greet, self.heard_again) = (true, true, false);
             (self.pause, self.next) = (self.beat.limit, now + self.beat.limit);
             HeartbeatStep::Silent
         } else if now >= self.next {
@@ -93,6 +93,6 @@ impl Pulse {
     /// How long nothing need happen; `None` if only the guest can make something happen.
     pub(super) fn patience(&self, now: Instant) -> Option<Duration> {
         let next = if self.reported { self.next } else { self.next.min(self.heard + self.beat.limit) };
-        (!self.reported || self.fell_silent).then(|| next.saturating_duration_since(now))
+        (!self.reported || self.is_to_greet).then(|| next.saturating_duration_since(now))
     }
 }

@@ -159,6 +159,8 @@ fn host_answers_another_version_with_its_own_and_ends() {
     }
 }
 
+/// A host that has hung up the links of a silent guest greets when it hears it again. Frames before a greeting are discarded, if they are read with
+/// it, and those hang-ups may be among them.
 #[test]
 fn guest_greets_a_new_broker_and_ends_its_links() {
     static NEXT: AtomicU64 = AtomicU64::new(NUMBER);
@@ -192,19 +194,6 @@ fn guest_greets_the_next_broker_if_the_answer_is_lost() {
     assert_eq!(guest.written(), []);
     guest.hear_bytes(&greeting(0));
     assert_eq!(guest.written(), [Item::Greeting(NUMBER)]);
-}
-
-/// The host has hung up the links of a guest that was silent, and greets when it is heard again. The frames of both are read together, and those
-/// before a greeting are discarded.
-#[test]
-fn hang_ups_discarded_before_greeting_leave_no_links() {
-    let mut guest = Bench::new(PortSide::Guest);
-    guest.core.link(1, LinkUse::Channel);
-    let mut bytes = Vec::new();
-    Frame::HungUp { link: 1 }.encode(&mut bytes);
-    bytes.extend(greeting(0));
-    guest.hear_bytes(&bytes);
-    assert_eq!(guest.effects(), [RelayEffect::Close(1)]);
 }
 
 #[test]
@@ -327,12 +316,28 @@ fn guest_heard_again_after_silence_is_greeted() {
     // It may be paused again, and lose the interrupt for the greeting.
     host.pass(BEAT.limit * 2, BEAT.every);
     assert_eq!(host.frames(), [Frame::Ping {}]);
+    // What it says before it greets does not count: its silence would not be reported once more.
+    assert_eq!(host.hear(&Frame::Control { message: vec![1] }), []);
+    assert_eq!(host.written(), [Item::Greeting(0)], "it may have taken the first for one that crossed its own");
     host.hear_bytes(&greeting(2));
     assert_eq!(host.written(), [Item::Greeting(2)]);
     host.pass(BEAT.limit * 2, BEAT.every);
     host.written();
     host.hear(&Frame::Pong {});
     assert_eq!(host.written(), [Item::Greeting(0)], "once for each silence");
+}
+
+#[test]
+fn guest_that_did_not_greet_a_new_host_is_asked() {
+    let now = Instant::now();
+    let core = RelayCore::new(PortSide::Host, Some(BEAT), || NUMBER, now);
+    let mut host = Bench { core, now, reader: Decoder::default() };
+    assert_eq!(host.written(), [Item::Greeting(0)]);
+    host.pass(BEAT.limit, BEAT.every);
+    assert_eq!(host.frames(), [Frame::Ping {}]);
+    // It has greeted the broker before, which ended before it could answer.
+    host.hear(&Frame::Pong {});
+    assert_eq!(host.written(), [Item::Greeting(0)]);
 }
 
 #[test]
