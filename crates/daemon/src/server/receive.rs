@@ -66,17 +66,35 @@ impl Server {
         self.incoming = buffer;
     }
 
-    /// The port has given a session up: what its last packet says of the program.
+    /// The port has given a session up. Its last packet says whether the program has ended. What the program gave up before counts (protocol
+    /// C11.4).
     fn end_of_machine_session(&mut self, session: SessionId) {
         let Some(open) = self.sessions.get(&session) else { return };
-        let mut last = Vec::new();
+        let (mut has_gone, mut farewells) = (false, Vec::new());
         while let Ok(received) = packet::try_recv(open.socket.as_fd(), &mut self.incoming) {
             if received.len == 0 {
                 break;
             }
-            last = self.incoming.get(..received.len.min(carried::GONE.len() + 1)).unwrap_or_default().to_vec();
+            let bytes = self.incoming.get(..received.len).unwrap_or_default();
+            has_gone = bytes == carried::GONE;
+            if let Some((None, packet)) = carried::decode(bytes)
+                && let Ok((request, message)) = wire::decode(packet)
+                && message.is_farewell()
+            {
+                farewells.push((request, message));
+            }
         }
-        if last == carried::GONE { self.closed_by_program(session) } else { self.lose(session) }
+        for (request, message) in farewells {
+            let (descriptors, socket) = (Vec::new(), None);
+            self.feed(CoreEvent::Message { session, request, message, descriptors, socket });
+        }
+        if !self.sessions.contains_key(&session) {
+            // The broker has ended it by what came last.
+        } else if has_gone {
+            self.closed_by_program(session);
+        } else {
+            self.lose(session);
+        }
     }
 
     /// Something happened with the processes that read sessions.

@@ -28,3 +28,11 @@ use sessions::sessions;
 use sockets::sockets;
 
 sessions! { channels, sockets, datagrams, machines, groups, hosts, messages; }
+
+impl Message {
+    /// Whether the message gives something up and has no answer. Such a message counts although its sender has closed the session since (protocol
+    /// C11.4).
+    pub fn is_farewell(&self) -> bool {
+        matches!(self, Self::Closed { .. } | Self::DropRegion { .. } | Self::LetGo { .. })
+    }
+}

@@ -19,6 +19,9 @@ use super::report::{ReaderOrder, ReaderReport};
 use super::urgency::ReaderUrgency;
 use crate::server::judge::{Judged, has_ended, judge};
 
+/// More packets than find room in a socket. One that another process still has may go on filling.
+const MOST_FAREWELLS: usize = 1024;
+
 /// The epoll data of the broker's socket; sessions have greater numbers.
 const BROKER: u64 = 0;
 
@@ -124,7 +127,7 @@ impl ReaderProcess {
 
     /// Something happened on a session.
     fn read(&mut self, session: u64, flags: EventFlags) -> io::Result<()> {
-        // The process is gone or has closed its end; its unread packets cannot be answered.
+        // The process is gone or has closed its end.
         if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             return self.lose(session);
         }
@@ -158,7 +161,21 @@ impl ReaderProcess {
         if let Some(socket) = self.sessions.get(&session) {
             // It stays open until the broker has closed its own copy.
             let _ = epoll::delete(&self.epoll, socket);
+            self.pass_on_farewells(session)?;
             self.report(&ReaderReport::Gone { session }, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what the process gave up before it closed its end (protocol C11.4). Its other packets cannot be answered.
+    fn pass_on_farewells(&mut self, session: u64) -> io::Result<()> {
+        let Some(socket) = self.sessions.remove(&session) else { return Ok(()) };
+        let farewells = self.guarded(|this| this.drain(&socket))?;
+        self.sessions.insert(session, socket);
+        for bytes in &farewells {
+            let (len, sorts, kept) = (bytes.len(), Vec::new(), Vec::new());
+            let judged = Judged { len, truncated: false, came: 0, socket: None, sorts, kept };
+            self.report(&ReaderReport::Packet { session, judged, bytes }, &[])?;
         }
         Ok(())
     }
@@ -177,24 +194,36 @@ impl ReaderProcess {
         }
     }
 
-    /// Takes what a session has left unread out of its socket: the kernel would close descriptors in it as it finds them.
-    fn drain(&mut self, socket: &OwnedFd) {
-        let mut nothing = 0;
+    /// Takes what a session has left unread out of its socket: the kernel would close descriptors in it as it finds them. Returns the packets
+    /// that count in spite of that, which bring none.
+    fn drain(&mut self, socket: &OwnedFd) -> Vec<Vec<u8>> {
+        let (mut farewells, mut nothing) = (Vec::new(), 0);
         while let Ok(received) = packet::try_recv(socket.as_fd(), &mut self.incoming[..]) {
+            let packet::ReceivedPacket { len, truncated, fds } = received;
             // The end, or a packet of no bytes, of which 300 do not find room in a socket.
-            nothing += u32::from(received.len == 0 && received.fds.is_empty());
+            nothing += u32::from(len == 0 && fds.is_empty());
             if nothing > 300 {
-                return;
+                break;
             }
-            drop(received.fds.into_iter().map(Unhurried).collect::<Vec<_>>());
+            let is_whole = fds.is_empty() && !truncated;
+            drop(fds.into_iter().map(Unhurried).collect::<Vec<_>>());
+            let bytes = self.incoming.get(..len).unwrap_or_default();
+            if is_whole
+                && farewells.len() < MOST_FAREWELLS
+                && wire::decode(bytes).is_ok_and(|(_, message)| message.is_farewell())
+            {
+                farewells.push(bytes.to_vec());
+            }
         }
+        farewells
     }
 
     /// Does something that may hang; the timer tells the broker if it does.
-    fn guarded(&mut self, what: impl FnOnce(&mut Self)) -> io::Result<()> {
+    fn guarded<T>(&mut self, what: impl FnOnce(&mut Self) -> T) -> io::Result<T> {
         set_timer(&self.timer, true)?;
-        what(self);
-        set_timer(&self.timer, false)
+        let done = what(self);
+        set_timer(&self.timer, false)?;
+        Ok(done)
     }
 }
 
