@@ -197,7 +197,7 @@ impl SessionDesk {
     }
 
     /// The thread that made a request waits for its answer no more.
-    fn forget(&self, ticket: Ticket) {
+    pub(crate) fn forget(&self, ticket: Ticket) {
         let mut state = self.state();
         if state.number == ticket.session {
             state.sleepers.remove(&ticket.request);
@@ -330,6 +330,12 @@ impl SessionDesk {
             state.bells.insert(ticket.request, link);
         }
         is_awaited
+    }
+
+    /// Requests whose answers are wanted, and answers that were not taken.
+    #[cfg(test)]
+    pub(crate) fn kept_answers(&self) -> usize {
+        self.state().answers.len()
     }
 
     /// Forgets the link of a request.

@@ -474,6 +474,11 @@ impl ChannelRegistration {
         self.domain.desk.answer(ticket)
     }
 
+    /// The answer to a request is not waited for any more.
+    pub(crate) fn give_up(&self, ticket: Ticket) {
+        self.domain.desk.forget(ticket);
+    }
+
     /// The channel and the side of this end.
     pub(crate) fn end(&self) -> EndId {
         self.end
@@ -664,6 +669,50 @@ mod tests {
         // Each session's requests are answered in order, so after these two the broker has heard of both ends.
         shop.channels().unwrap();
         assert_eq!(web.channels().unwrap().len(), 0, "an end that no process has stays for ever");
+    }
+
+    /// The process has another session in the domain, so the end of this one does not release the channel.
+    #[test]
+    fn channel_dropped_just_before_its_session_is_released() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (web, shop) = (join("web"), join("shop"));
+        let mut listener = web.bind("echo").unwrap();
+        for _ in 0..20 {
+            let once = join("shop");
+            let clients: Vec<_> = (0..5).map(|_| once.connect("web:echo").unwrap()).collect();
+            let servers: Vec<_> = (0..5).map(|_| listener.accept().unwrap().0).collect();
+            drop((servers, clients, once));
+        }
+        let start = std::time::Instant::now();
+        while !shop.channels().unwrap().is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", shop.channels());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn answer_for_dropped_stream_is_not_kept() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (web, shop) = (join("web"), join("shop"));
+        let mut listener = web.bind("echo").unwrap();
+        let mut asked = 0;
+        for _ in 0..50 {
+            let mut client = shop.connect("web:echo").unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            // Until it asks for a larger ring.
+            for _ in 0..200 {
+                std::io::Write::write_all(&mut client, &[1; 1024]).unwrap();
+                std::io::Read::read_exact(&mut server, &mut [0; 1024]).unwrap();
+                if shop.inner.desk.kept_answers() > 0 {
+                    asked += 1;
+                    break;
+                }
+            }
+        }
+        shop.channels().unwrap();
+        assert_eq!((shop.inner.desk.kept_answers(), asked > 0), (0, true));
     }
 
     #[test]

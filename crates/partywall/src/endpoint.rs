@@ -212,6 +212,13 @@ impl Endpoint {
         }
     }
 
+    /// The answer to a request is not waited for any more.
+    pub(crate) fn give_up(&self, asked: PendingRequest) {
+        if let (Carrier::Broker(registration), PendingRequest::Broker(ticket)) = (&self.carrier, asked) {
+            registration.give_up(ticket);
+        }
+    }
+
     /// Takes the peer's region if the broker has passed it on.
     pub(crate) fn look_for_region(&self) -> Result<()> {
         match &self.carrier {

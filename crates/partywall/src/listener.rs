@@ -61,7 +61,15 @@ pub(crate) struct Subscription {
     /// Rings it where the publisher makes no call after the broker's answer.
     late: Option<LateAnswer>,
     /// Tells the broker when the subscriber is gone.
-    _registration: ChannelRegistration,
+    registration: ChannelRegistration,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if let Some(asked) = self.asked {
+            self.registration.give_up(asked);
+        }
+    }
 }
 
 /// The memory that a publisher gives to its subscribers.
@@ -164,7 +172,7 @@ impl Acceptor {
                 watch,
                 asked: Some(asked),
                 late: None,
-                _registration: registration,
+                registration,
             };
             // Most of the time the answer comes at once. If it does not, the keeper or a later call hears it: a publisher does not wait for the
             // broker.

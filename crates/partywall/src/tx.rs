@@ -456,5 +456,8 @@ impl TxCore {
 impl Drop for TxCore {
     fn drop(&mut self) {
         self.finish();
+        if let RingChange::Asking { asked, .. } | RingChange::Passing { asked, .. } = self.change {
+            self.endpoint.give_up(asked);
+        }
     }
 }
