@@ -1,14 +1,16 @@
 //! Connections that programs of this machine ask for: until the broker has answered, their memory and links are kept here.
 //!
-//! Between two programs of this machine, the broker introduces them, and memory and links stay here. The listener's message comes first (protocol G5.7), and waits for the connecting program's answer. They match in either order.
+//! Between two programs of this machine, the broker introduces them, and memory and links stay here. The listener's message comes first (protocol G5.7), and waits for the connecting program's answer. The broker counts the connection as waiting until the listener accepts or closes it. So the agent closes a connection whose message it gives up.
 
 use partywall_protocol::wire::Side;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// Both come at once, unless one of the two programs has ended meanwhile.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The answer follows the listener's message at once, unless the connecting program has ended meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks for old messages.
+const LOOK: Duration = Duration::from_secs(1);
 /// Introductions that wait at a time; beyond them the oldest is void.
 const MOST: usize = 256;
 /// Memory in transit that one session may have brought, and all of them.
@@ -30,10 +32,12 @@ pub(crate) struct Incoming {
     pub(crate) packet: Vec<u8>,
 }
 
-#[derive(Debug)]
-enum Half {
-    Brought(Vec<OwnedFd>),
-    Awaited(Incoming),
+/// A connection that its listener does not get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GivenUp {
+    /// The listener's session.
+    pub(crate) session: u32,
+    pub(crate) channel: u64,
 }
 
 /// Introductions under way.
@@ -43,7 +47,10 @@ pub(crate) struct Introductions {
     asked: BTreeMap<(u32, u32), Vec<OwnedFd>>,
     /// The link ends of programs that have asked for connections to other machines.
     asked_elsewhere: BTreeMap<(u32, u32), Vec<NearEnd>>,
-    halves: BTreeMap<u64, (Instant, Half)>,
+    /// The listeners' messages that wait for the connecting program's answer, by channel.
+    waiting: BTreeMap<u64, (Instant, Incoming)>,
+    /// Connections whose message was given up, until the broker hears of it.
+    given_up: Vec<GivenUp>,
     /// Memory in transit from one program to the other, until the broker names the receiver: by what it is, and then by the session
     /// and the request that brought it. Another program may claim the same, and the broker refuses that.
     parcels: BTreeMap<(Parcel, u32), Brought>,
@@ -170,6 +177,8 @@ impl Introductions {
     }
 
     /// Messages that were held back, and can be sent since the broker has judged what was brought.
+    ///
+    /// Memory that is accepted and that no message takes is dropped. Its message comes before the answer (protocol G5.7), so none will come.
     pub(crate) fn settled(&mut self) -> Vec<(Incoming, OwnedFd)> {
         let mut settled = Vec::new();
         for (parcel, message) in std::mem::take(&mut self.held) {
@@ -178,6 +187,7 @@ impl Introductions {
                 settled.push((message, memory));
             }
         }
+        self.parcels.retain(|_, brought| !brought.approved);
         settled
     }
 
@@ -188,13 +198,16 @@ impl Introductions {
         self.parcels.retain(|(_, of), brought| (*of, brought.request) != (session, request));
     }
 
+    /// The broker ends the connections that wait for a session with that session (protocol C7.4).
     pub(crate) fn session_ended(&mut self, session: u32) {
         self.asked.retain(|(of, _), _| *of != session);
         self.asked_elsewhere.retain(|(of, _), _| *of != session);
+        self.waiting.retain(|_, (_, incoming)| incoming.session != session);
         self.last.remove(&session);
     }
 
-    /// It is connected, and these are the listener's ends of the links. Returns what the listener is to get, if its message is there.
+    /// It is connected, and these are the listener's ends of the links. Returns what the listener is to get. `None` if one of the two
+    /// programs has ended: what is here for the other one is dropped.
     pub(crate) fn connected(
         &mut self,
         session: u32,
@@ -202,35 +215,50 @@ impl Introductions {
         channel: u64,
         links: Vec<OwnedFd>,
     ) -> Option<(Incoming, Vec<OwnedFd>)> {
-        let mut brought = self.asked.remove(&(session, request))?;
+        let Some(mut brought) = self.asked.remove(&(session, request)) else {
+            self.give_up(channel);
+            return None;
+        };
+        // Without a message the listener's session has ended: the message comes first (protocol G5.7).
+        let (_, incoming) = self.waiting.remove(&channel)?;
         brought.extend(links);
-        match self.halves.remove(&channel) {
-            Some((_, Half::Awaited(incoming))) => Some((incoming, brought)),
-            _ => {
-                self.keep(channel, Half::Brought(brought));
-                None
-            }
+        Some((incoming, brought))
+    }
+
+    /// The listener's message waits for the connecting program's answer.
+    pub(crate) fn incoming(&mut self, channel: u64, incoming: Incoming) {
+        self.forget_old();
+        // Numbers of channels count up.
+        if self.waiting.len() >= MOST
+            && let Some((oldest, _)) = self.waiting.first_key_value()
+        {
+            self.give_up(*oldest);
+        }
+        self.waiting.insert(channel, (Instant::now(), incoming));
+    }
+
+    /// The listener does not get this connection, if its message still waits.
+    pub(crate) fn give_up(&mut self, channel: u64) {
+        if let Some((_, Incoming { session, .. })) = self.waiting.remove(&channel) {
+            self.given_up.push(GivenUp { session, channel });
         }
     }
 
-    /// The listener's message. Returns it with what belongs to it, if that is there.
-    pub(crate) fn incoming(&mut self, channel: u64, incoming: Incoming) -> Option<(Incoming, Vec<OwnedFd>)> {
-        match self.halves.remove(&channel) {
-            Some((_, Half::Brought(brought))) => Some((incoming, brought)),
-            _ => {
-                self.keep(channel, Half::Awaited(incoming));
-                None
-            }
-        }
-    }
-
-    fn keep(&mut self, channel: u64, half: Half) {
+    /// Gives up the messages that have waited too long.
+    pub(crate) fn forget_old(&mut self) {
         let now = Instant::now();
-        self.halves.retain(|_, (since, _)| now < *since + PATIENCE);
-        if self.halves.len() >= MOST {
-            self.halves.pop_first();
-        }
-        self.halves.insert(channel, (now, half));
+        let old = self.waiting.extract_if(.., |_, (since, _)| now >= *since + PATIENCE);
+        self.given_up.extend(old.map(|(channel, (_, incoming))| GivenUp { session: incoming.session, channel }));
+    }
+
+    /// When there may be something to forget.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        (!self.waiting.is_empty()).then_some(LOOK)
+    }
+
+    /// Takes the connections that the broker has to hear of.
+    pub(crate) fn take_given_up(&mut self) -> Vec<GivenUp> {
+        std::mem::take(&mut self.given_up)
     }
 }
 
@@ -242,19 +270,72 @@ mod tests {
         vec![std::fs::File::open("/dev/null").unwrap().into()]
     }
 
-    #[test]
-    fn link_ends_match_in_either_order() {
-        let mut all = Introductions::default();
-        let incoming = || Incoming { session: 2, packet: vec![7] };
-        all.ask(1, 10, brought());
-        assert!(all.connected(1, 10, 99, brought()).is_none());
-        let (to, with) = all.incoming(99, incoming()).unwrap();
-        assert_eq!((to.session, to.packet, with.len()), (2, vec![7], 2));
+    fn incoming(session: u32) -> Incoming {
+        Incoming { session, packet: vec![7] }
+    }
 
-        all.ask(1, 11, brought());
-        assert!(all.incoming(100, incoming()).is_none());
-        assert_eq!(all.connected(1, 11, 100, vec![]).unwrap().0.session, 2);
-        assert!(all.asked.is_empty() && all.halves.is_empty());
+    #[test]
+    fn listener_gets_memory_and_links_once_connected() {
+        let mut all = Introductions::default();
+        all.ask(1, 10, brought());
+        all.incoming(99, incoming(2));
+        let (to, with) = all.connected(1, 10, 99, brought()).unwrap();
+        assert_eq!((to.session, to.packet, with.len()), (2, vec![7], 2));
+        assert!(all.asked.is_empty() && all.waiting.is_empty() && all.take_given_up().is_empty());
+    }
+
+    #[test]
+    fn connection_of_ended_connecting_program_is_given_up() {
+        let mut all = Introductions::default();
+        all.ask(1, 10, brought());
+        all.session_ended(1);
+        all.incoming(99, incoming(2));
+        assert!(all.connected(1, 10, 99, brought()).is_none());
+        assert_eq!(all.take_given_up(), [GivenUp { session: 2, channel: 99 }]);
+        assert!(all.take_given_up().is_empty(), "said once");
+    }
+
+    #[test]
+    fn message_without_answer_is_given_up_after_patience() {
+        let mut all = Introductions::default();
+        all.incoming(99, incoming(2));
+        all.forget_old();
+        assert_eq!((all.take_given_up().len(), all.patience()), (0, Some(LOOK)));
+        all.waiting.values_mut().for_each(|(since, _)| *since -= PATIENCE);
+        all.forget_old();
+        assert_eq!(all.take_given_up(), [GivenUp { session: 2, channel: 99 }]);
+        assert_eq!(all.patience(), None);
+    }
+
+    #[test]
+    fn links_of_ended_listener_hang_up_once_connected() {
+        let mut all = Introductions::default();
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        all.ask(1, 10, brought());
+        all.incoming(99, incoming(2));
+        all.session_ended(2);
+        assert!(all.connected(1, 10, 99, vec![far.into()]).is_none());
+        assert_eq!(std::io::Read::read(&mut &near, &mut [0]).unwrap(), 0);
+        assert!(all.take_given_up().is_empty(), "the broker has ended it with the session");
+    }
+
+    #[test]
+    fn accepted_memory_that_no_message_takes_is_dropped() {
+        let mut all = Introductions::default();
+        let [file] = <[OwnedFd; 1]>::try_from(brought()).unwrap();
+        let message = incoming(3);
+        let [gone, held] = [5, 6].map(|channel| (channel, ParcelContent::Endpoint));
+        all.give((1, 10), gone, file.try_clone().unwrap());
+        all.give((1, 11), held, file.try_clone().unwrap());
+        all.give((2, 20), held, file);
+        assert!(matches!(all.take(held, &message), ParcelTaken::Held));
+        assert!(all.settled().is_empty() && all.parcels.len() == 3, "no answer has come");
+        all.done(1, 10);
+        assert!(all.settled().is_empty());
+        assert!(!all.parcels.contains_key(&(gone, 1)) && all.parcels.len() == 2);
+        all.done(1, 11);
+        assert_eq!(all.settled().len(), 1, "a message that is held takes its memory first");
     }
 
     #[test]
@@ -340,20 +421,24 @@ mod tests {
     }
 
     #[test]
-    fn unmatched_link_ends_are_bounded_and_forgotten() {
+    fn message_beyond_bound_gives_oldest_connection_up() {
         let mut all = Introductions::default();
-        for channel in 0..2 * MOST as u64 {
-            assert!(all.incoming(channel, Incoming { session: 1, packet: vec![] }).is_none());
+        for channel in 0..=MOST as u64 {
+            all.incoming(channel, incoming(1));
         }
-        assert_eq!(all.halves.len(), MOST);
+        assert_eq!(all.waiting.len(), MOST);
+        assert_eq!(all.take_given_up(), [GivenUp { session: 1, channel: 0 }]);
+    }
+
+    #[test]
+    fn refused_or_ended_request_is_not_connected() {
+        let mut all = Introductions::default();
+        all.incoming(5, incoming(2));
         all.ask(1, 1, brought());
         all.ask(1, 2, brought());
         all.refused(1, 1);
         all.session_ended(1);
         assert!(all.asked.is_empty());
-        assert!(
-            all.connected(1, 2, 5, vec![]).is_none() && all.halves.len() == MOST,
-            "what was not asked is not connected"
-        );
+        assert!(all.connected(1, 2, 5, vec![]).is_none());
     }
 }

@@ -145,6 +145,8 @@ impl Serving {
             self.go_on_releasing();
             self.handshakes.forget_old();
             self.flows.forget_old();
+            self.introductions.forget_old();
+            self.turn_down_given_up();
             if accept {
                 self.accept();
             }
@@ -165,7 +167,7 @@ impl Serving {
         let looks = self.releasing.is_some()
             || !self.windows.all_seen()
             || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
-        let offers = self.handshakes.patience().or(self.flows.patience());
+        let offers = self.handshakes.patience().or(self.flows.patience()).or(self.introductions.patience());
         let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(offers) };
         let limit = limit.into_iter().chain(self.receivers.due_in()).min();
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());

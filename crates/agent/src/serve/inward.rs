@@ -4,10 +4,10 @@
 //! first ([`Serving::plan_in`]), and then goes to its program, or ends the program's session.
 
 use super::Serving;
-use crate::introduce::{Incoming, NearEnd, ParcelContent, ParcelTaken};
+use crate::introduce::{GivenUp, Incoming, NearEnd, ParcelContent, ParcelTaken};
 use partywall_protocol::wire::{self, BellWay, Message, Refusal, RegionReference};
 use partywall_region::pmem::WindowId;
-use partywall_region::relay::BellEvents;
+use partywall_region::relay::{BellEvents, LinkUse};
 use partywall_region::{Link, link};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -76,12 +76,17 @@ impl Serving {
     fn plan_in(&mut self, packet: PacketIn<'_>, request: u32, message: &Message, ends: Vec<OwnedFd>) -> Inward {
         let session = packet.session;
         let with = match *message {
+            // A connection between two programs of this machine comes to the accepting one, once its memory is here.
             Message::Incoming { channel, region, .. } if !region.is_in_window() => {
-                return self.introduce(packet, channel);
+                self.introductions.incoming(channel, packet.to_incoming());
+                return Inward::Done;
             }
-            Message::Incoming { .. } => match self.memory(packet.window, false) {
+            Message::Incoming { channel, .. } => match self.memory(packet.window, false) {
                 Some(memory) => return Inward::Pass(std::iter::once(memory).chain(ends).collect()),
-                None => return Inward::Done,
+                None => {
+                    self.turn_down(session, channel);
+                    return Inward::Done;
+                }
             },
             Message::RoomIs { .. } => {
                 self.flows.refused(session, request);
@@ -157,14 +162,6 @@ impl Serving {
         Inward::Pass(with.into_iter().collect())
     }
 
-    /// A connection between two programs of this machine comes to the accepting one, once its memory is here.
-    fn introduce(&mut self, packet: PacketIn<'_>, channel: u64) -> Inward {
-        if let Some((incoming, brought)) = self.introductions.incoming(channel, packet.to_incoming()) {
-            self.send(incoming.session, &incoming.packet, &brought);
-        }
-        Inward::Done
-    }
-
     /// The other end of a connection is elsewhere: the program gets its end of the bell, the events of an interrupt if there are any, and the
     /// window for its region. Without a window that has just gone, the program takes its request back.
     fn pass_bell(
@@ -196,7 +193,10 @@ impl Serving {
         // Both sides are here: so are their links.
         let (mut near, mut far) = (Vec::new(), Vec::new());
         for _ in 0..links {
-            let Ok((here, there)) = link::pair() else { return Inward::Close };
+            let Ok((here, there)) = link::pair() else {
+                self.introductions.give_up(channel);
+                return Inward::Close;
+            };
             near.push(here);
             far.push(there);
         }
@@ -206,6 +206,20 @@ impl Serving {
         }
         self.send(session, packet.bytes, &near);
         Inward::Done
+    }
+
+    /// Closes the connections whose messages were given up: their places in the listeners' backlogs are then free again (protocol C7.2).
+    pub(super) fn turn_down_given_up(&mut self) {
+        for GivenUp { session, channel } in self.introductions.take_given_up() {
+            self.turn_down(session, channel);
+        }
+    }
+
+    /// Closes a connection in the place of its listener, which does not get it.
+    fn turn_down(&mut self, session: u32, channel: u64) {
+        let mut bytes = Vec::new();
+        wire::encode(0, &Message::Closed { channel }, &mut bytes);
+        self.pass_on(session, Vec::new(), LinkUse::Channel, None, &bytes);
     }
 
     /// Passes a packet on with the memory that another program of this machine has given for it.
@@ -240,5 +254,88 @@ impl Serving {
     /// The memory of a window, for its owner or for a reader.
     fn memory(&self, window: Option<WindowId>, owner: bool) -> Option<OwnedFd> {
         window.and_then(|id| self.windows.memory(id, owner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listen::Listening;
+    use partywall_protocol::agent::Say;
+    use partywall_protocol::wire::{Directions, Kind, User, Within};
+    use partywall_region::relay::{Notice, Notices, PortSide, Relay};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    const CONNECTING: u32 = 1;
+    const LISTENER: u32 = 2;
+    const CHANNEL: u64 = 99;
+
+    fn say(host: &Relay, session: u32, request: u32, message: &Message) {
+        let mut bytes = Vec::new();
+        wire::encode(request, message, &mut bytes);
+        let said = Say::Packet { session, window: None, links: Vec::new(), socket: None, bytes };
+        host.control(&said.encode()).unwrap();
+    }
+
+    fn incoming(within: Within) -> Message {
+        let region = RegionReference { within, ..RegionReference::with_ring(4096) };
+        Message::Incoming {
+            channel: CHANNEL,
+            domain: 1,
+            epoch: 1,
+            name: "a".into(),
+            user: User::Host(0),
+            pid: 1,
+            at_home: true,
+            kind: Kind::Message,
+            directions: Directions::BOTH,
+            region,
+        }
+    }
+
+    fn next(notices: &Notices) -> Notice {
+        notices.recv_timeout(Duration::from_secs(60)).unwrap()
+    }
+
+    /// What an agent without programs says when it hears these packets.
+    fn answer(packets: &[(u32, u32, Message)]) -> Say {
+        let folder = tempfile::tempdir().unwrap();
+        let (guest, port) = UnixStream::pair().unwrap();
+        let (relay, guest) = Relay::start(guest.into(), PortSide::Guest).unwrap();
+        let (host, notices) = Relay::start(port.into(), PortSide::Host).unwrap();
+        let listening = Listening::new(&folder.path().join("socket"), 0o600);
+        let serving = Serving::new(relay, listening, &folder.path().join("numbers")).unwrap();
+        let served = std::thread::spawn(move || serving.serve(&guest));
+        while next(&notices) != Notice::Up {}
+        for (session, request, message) in packets {
+            say(&host, *session, *request, message);
+        }
+        let answer = loop {
+            if let Notice::Control(bytes) = next(&notices) {
+                break Say::decode(&bytes).unwrap();
+            }
+        };
+        // No message is this short: the agent ends.
+        host.control(&[0]).unwrap();
+        served.join().unwrap().unwrap();
+        answer
+    }
+
+    /// Whether it is the `Closed` of the listener.
+    fn turns_down(said: Say) -> bool {
+        let Say::Packet { session: LISTENER, bytes, .. } = said else { return false };
+        matches!(wire::decode(&bytes), Ok((0, Message::Closed { channel: CHANNEL })))
+    }
+
+    #[test]
+    fn connection_without_connecting_program_is_closed() {
+        let connected = Message::Connected { channel: CHANNEL, domain: 2, epoch: 1, links: 2 };
+        assert!(turns_down(answer(&[(LISTENER, 0, incoming(Within::OwnMemory)), (CONNECTING, 1, connected)])));
+    }
+
+    #[test]
+    fn connection_whose_window_has_gone_is_closed() {
+        assert!(turns_down(answer(&[(LISTENER, 0, incoming(Within::Window))])));
     }
 }
