@@ -642,7 +642,11 @@ impl<F: Descriptor> Core<F> {
             }
             EndState::Unclaimed | EndState::Released => false,
         };
-        match [Side::Connecting, Side::Accepting].into_iter().find(|&side| mine(channel.end(side).state)) {
+        // A listener's session speaks for what waits for it first: its process may have the connecting side as well.
+        let waits = |state| matches!(state, EndState::Waiting { listener, .. } if listener == id);
+        let sides = [Side::Connecting, Side::Accepting];
+        let waiting = sides.into_iter().find(|&side| waits(channel.end(side).state));
+        match waiting.or_else(|| sides.into_iter().find(|&side| mine(channel.end(side).state))) {
             Some(side) => {
                 let state = channel.end(side).state;
                 self.release(channel_id, side, state);

@@ -134,6 +134,16 @@ fn full_backlog_accepts_offers_as_it_drains() {
 }
 
 #[test]
+fn listener_frees_backlog_place_of_same_process() {
+    let mut w = World::with_policy("administrators=[1000]");
+    let (a, listener) = (w.join("a", 1), w.join("a", 1));
+    w.bind(listener, "s", 1);
+    let channel = w.connect(a, "a", "s");
+    w.say(listener, Message::Closed { channel }, vec![]);
+    w.connect(a, "a", "s");
+}
+
+#[test]
 fn session_offers_are_limited_over_all_services() {
     let (mut w, web, db) = listening();
     w.bind(db, "t", u16::MAX);
