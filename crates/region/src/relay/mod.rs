@@ -13,6 +13,7 @@
 //! A ring can be lost on such a way (a broker may die). So a relay can watch the memory of a link: when its half sleeps
 //! although there is something for it, it is rung, late instead of never.
 
+mod command;
 mod core;
 mod doorbells;
 mod effects;
@@ -25,9 +26,10 @@ mod port;
 mod pump;
 mod watch;
 
+use command::RelayCommand;
 use partywall_protocol::port::MAX_PAYLOAD;
 use partywall_protocol::window::WindowId;
-use pump::{Pump, PumpShared, RelayCommand};
+use pump::{Pump, PumpShared};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::io;

@@ -1,8 +1,8 @@
 //! The reports of a relay to its owner, in order, with a bound (protocol P5) and a descriptor to wait for.
 
 use super::Notice;
+use super::command::RelayCommand;
 use super::core::MOST_NOTICES;
-use super::pump::RelayCommand;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

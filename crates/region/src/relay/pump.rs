@@ -1,5 +1,6 @@
 //! The loop of a relay: it polls, reads and writes, reports to the state machine what came, and has its effects carried out.
 
+use super::command::RelayCommand;
 use super::core::{DoorbellSide, LinkUse, MemoryDelivery, RelayCore};
 use super::doorbells::{self, Doorbells, WaitingEvents};
 use super::effects::Surroundings;
@@ -11,7 +12,6 @@ use super::notices::NoticeSender;
 use super::{DirectionWatch, Heartbeat, Notice, PortSide, RelayBacklog};
 use crate::LinkEvent;
 use crate::link::Packet;
-use partywall_protocol::window::WindowId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -27,41 +27,6 @@ const BURST: usize = 64;
 const PIECE: usize = 16 << 10;
 /// The pause between two looks at watched memory, and at a port without a client.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-
-/// The commands that a relay takes.
-#[derive(Debug)]
-pub(super) enum RelayCommand {
-    Link {
-        id: u32,
-        socket: OwnedFd,
-        watch: Option<DirectionWatch>,
-    },
-    Doorbells(Doorbells),
-    Window {
-        id: WindowId,
-        memory: OwnedFd,
-    },
-    Forget {
-        id: WindowId,
-    },
-    Control(Vec<u8>),
-    ControlWith {
-        message: Vec<u8>,
-        links: Vec<(u32, OwnedFd)>,
-        carries: LinkUse,
-    },
-    ForgetLink {
-        id: u32,
-    },
-    HangUp {
-        id: u32,
-    },
-    HangUpAll,
-    Leave,
-    /// The owner has taken a notice that says that all links have ended.
-    OwnerHeard,
-    End,
-}
 
 #[derive(Debug)]
 pub(super) struct Pump {
