@@ -10,6 +10,7 @@ use partywall_region::packet;
 use partywall_region::pmem::book;
 
 use super::descriptor::ClientDescriptor;
+use super::judge::is_hung_up;
 use super::published::Published;
 use super::{ReadBy, Server, SessionSocket, now};
 use crate::core::{Action, CoreEvent, OfferDelivery, SessionId};
@@ -27,6 +28,8 @@ impl Server {
                 Action::Send { session, request, message, descriptors } => {
                     match self.answer(session, request, &message, &descriptors) {
                         Ok(()) => continue,
+                        // Its end is reported with what it gave up before (protocol C11.4), and whether its process has ended.
+                        Err(error) if is_gone(&error) && self.has_hung_up(session) => continue,
                         Err(error) => {
                             let user = self.core.user_of_session(session);
                             if self.core.may_log(user) {
@@ -132,6 +135,11 @@ impl Server {
             }
             other => other,
         }
+    }
+
+    /// Whether no process has the other end of a session any more.
+    fn has_hung_up(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|open| is_hung_up(&open.socket))
     }
 
     fn offer(&mut self, to: SessionId, message: &Message, with: &[ClientDescriptor]) -> OfferDelivery {

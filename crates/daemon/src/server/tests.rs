@@ -269,6 +269,47 @@ fn packets_of_a_client_that_is_gone_are_not_read() {
     assert_eq!((status.sessions, status.services, status.channels), (1, 1, 0));
 }
 
+/// The process has another session in the domain, so the end of the first does not release its channels.
+#[test]
+fn channel_closed_just_before_its_session_is_released() {
+    let mut bench = Bench::new();
+    let [db, web, _other] = ["a", "b", "b"].map(|name| {
+        let session = bench.connect();
+        say(&session, &Message::Join { version: wire::VERSION, name: name.to_owned() }, &[]);
+        session
+    });
+    say(&db, &Message::Bind { service: "s".to_owned(), kind: Kind::Stream, backlog: 1 }, &[]);
+    bench.settle();
+    let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
+    let connect = Message::Connect {
+        target: "a".to_owned(),
+        service: "s".to_owned(),
+        kind: Kind::Stream,
+        directions: Directions::BOTH,
+        region: RegionReference::with_ring(4096),
+    };
+    say(&web, &connect, &[region.as_fd()]);
+    bench.settle();
+    let mut buffer = [0; wire::MAX_PACKET];
+    let channel = loop {
+        let received = packet::try_recv(web.as_fd(), &mut buffer).unwrap();
+        if let Ok((_, Message::Connected { channel, .. })) = wire::decode(&buffer[..received.len]) {
+            break channel;
+        }
+    };
+    let closed = Message::Closed { channel };
+    say(&db, &closed, &[]);
+    // Behind packets that need answers.
+    for _ in 0..20 {
+        say(&web, &Message::Ping {}, &[]);
+    }
+    say(&web, &closed, &[]);
+    drop(web);
+    bench.settle();
+    let status = bench.server.core.status();
+    assert_eq!((status.sessions, status.channels), (2, 0));
+}
+
 #[test]
 fn half_closed_session_is_ended() {
     let mut bench = Bench::new();
