@@ -5,9 +5,14 @@
 //! its connections go back to TCP, and none in it gets a ring any more. Most children never touch what they inherit.
 
 use super::set::Set;
+use crate::conn::Conn;
+use crate::scratch;
 use partywall_shm::status::Reason;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// As many as there are numbers of connections.
+const PLACES: usize = 1 << 16;
 
 /// How long a parent sleeps at most before it looks whether a child has come to its set.
 const SLICE: Duration = Duration::from_millis(100);
@@ -47,10 +52,19 @@ pub(super) fn lose(set: &'static Set) {
 
 fn empty(set: &'static Set) {
     if set.rings.load(Ordering::Relaxed) != 0 {
-        // One after the other: the lock of the set is not held while a connection waits for its peer.
-        while let Some(conn) = set.first_ring(|c| !c.is_tcp_permanently()) {
-            conn.bring_down(Reason::Shared);
-        }
+        // One after the other: the lock of the set is not held while a connection waits for its peer. And once each: a peer that makes no call
+        // leaves the ring when it does, and is not waited for again. Without memory to note them, the kernel is left with what it has.
+        let _ = scratch::with_memory(PLACES.div_ceil(64), 0u64, |done| {
+            let at = |conn: &Conn| (usize::from(conn.index()) / 64, 1 << (conn.index() % 64));
+            let is_done = |done: &[u64], conn: &Conn| done.get(at(conn).0).is_some_and(|bits| bits & at(conn).1 != 0);
+            while let Some(conn) = set.first_ring(|conn| !conn.is_tcp_permanently() && !is_done(done, conn)) {
+                if let Some(bits) = done.get_mut(at(conn).0) {
+                    *bits |= at(conn).1;
+                }
+                conn.bring_down(Reason::Shared);
+            }
+            Ok(())
+        });
         set.lower_all();
     }
 }

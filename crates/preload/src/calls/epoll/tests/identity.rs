@@ -122,6 +122,28 @@ fn set_handed_to_another_program_works_through_kernel() {
 }
 
 #[test]
+fn hand_over_of_set_ends_without_a_call_of_the_peer() {
+    let (set, pair) = (Set::new(), up());
+    set.add(pair.b, IN, 41);
+    send(pair.a, b"by the ring").unwrap();
+    assert_eq!(set.wait(), [(IN, 41)]);
+    receive(pair.b, 20).unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    let fd = set.0;
+    std::thread::spawn(move || {
+        crate::ready::hand_over(fd);
+        let _ = done.send(());
+    });
+    ended.recv_timeout(HUNG).unwrap();
+    // The peer comes back.
+    send(pair.a, b"by TCP").unwrap();
+    let mut event = epoll_event { events: 0, u64: 0 };
+    // SAFETY: memory and descriptors of this test. The next definition is what a program without us would call.
+    assert_eq!(unsafe { real::epoll_wait(set.0, &raw mut event, 1, LONG) }, 1);
+    assert_eq!((event.events, event.u64), (IN, 41));
+}
+
+#[test]
 fn kernel_events_of_closed_connection_are_dropped() {
     let mut p = up();
     let set = Set::new();
