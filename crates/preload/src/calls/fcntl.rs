@@ -14,7 +14,9 @@ fn follow(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
         return;
     }
     match command {
+        // As by `dup`: a socket that is not connected yet is not in the table.
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, result),
+        _ if table::get(fd) == Entry::NONE => {}
         libc::F_SETFL => {
             crate::datagram::blocking_was_set(fd, argument & libc::O_NONBLOCK as c_ulong != 0);
             if argument & libc::O_ASYNC as c_ulong != 0 {
@@ -38,9 +40,7 @@ export! {
     fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::fcntl(fd, command, argument) };
-        if table::get(fd) != Entry::NONE {
-            follow(fd, command, argument, result);
-        }
+        follow(fd, command, argument, result);
         result
     }
 
@@ -48,9 +48,7 @@ export! {
     fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::fcntl64(fd, command, argument) };
-        if table::get(fd) != Entry::NONE {
-            follow(fd, command, argument, result);
-        }
+        follow(fd, command, argument, result);
         result
     }
 }

@@ -318,6 +318,11 @@ pub(crate) mod testing {
         unsafe { super::dup::dup(fd) }
     }
 
+    pub(crate) fn copy_by_fcntl(fd: c_int) -> c_int {
+        // SAFETY: as above.
+        unsafe { super::fcntl::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) }
+    }
+
     pub(crate) fn dup2(fd: c_int, to: c_int) {
         // SAFETY: as above.
         assert_eq!(unsafe { super::dup::dup2(fd, to) }, to);

@@ -1,6 +1,7 @@
 //! Sockets that are entered into sets before they are connected.
 
 use super::*;
+use crate::calls::testing::copy_by_fcntl;
 use crate::table::{self, Entry};
 use crate::{unconnected, watched};
 use std::net::{TcpListener, TcpStream};
@@ -191,6 +192,12 @@ fn socket_connected_elsewhere_is_not_followed_any_more() {
 
 #[test]
 fn copy_of_an_early_socket_stays_on_tcp() {
+    for copy in [dup as fn(c_int) -> c_int, copy_by_fcntl] {
+        early_socket_stays_on_tcp_if_copied(copy);
+    }
+}
+
+fn early_socket_stays_on_tcp_if_copied(copy: fn(c_int) -> c_int) {
     let set = Set::new();
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     let fd = std::os::fd::IntoRawFd::into_raw_fd(socket);
@@ -199,7 +206,7 @@ fn copy_of_an_early_socket_stays_on_tcp() {
     set.add(fd, IN, 7);
     assert!(!watched::was_watched(fd));
     // A set knows a socket by the number that it was entered by, and nothing would tell the copy of a ring.
-    let copy = dup(fd);
+    let copy = copy(fd);
     for fd in [fd, copy] {
         assert!(watched::was_watched(fd));
         let any = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
