@@ -142,7 +142,11 @@ impl Poll<'_> {
         conn::end_abandoned();
         let mut held = BlockedSignals::none();
         if (self.ups > 0 || self.has_hot_datagrams()) && self.stay_awake(&mut held, patience) {
-            return Ok(self.look() + self.ask()?);
+            let found = self.look() + self.ask()?;
+            // Another thread may have taken what was there.
+            if found > 0 {
+                return Ok(found);
+            }
         }
         loop {
             // A sleep that is cut is followed by another one, and no signal may come between them.
@@ -179,6 +183,10 @@ impl Poll<'_> {
         for (one, place) in self.fds.iter_mut().zip(self.places.iter_mut()) {
             one.revents = 0;
             place.up = Conn::of(one.fd).filter(|c| c.is_up());
+            // What a peer has left in its ring is sent again, also for a program that never waits, and calls nothing else.
+            if let Some(conn) = place.up.filter(|conn| conn.look().owes()) {
+                conn.attend();
+            }
             place.known = mask::ALL;
             let wants = one.events & (libc::POLLIN | libc::POLLRDNORM) != 0;
             place.datagrams = if wants { Poller::of(one.fd) } else { None };

@@ -167,6 +167,18 @@ fn connection_handed_over_by_exec_has_rings_again() {
     }
 }
 
+#[test]
+fn poll_without_timeout_sends_left_bytes_again() {
+    let p = Pair::up(4096);
+    exchange_by_ring(&p);
+    send(p.b, b"unread", 0).unwrap();
+    exec_in_place_of_a(&p);
+    assert_eq!(crate::calls::testing::poll(p.b, libc::POLLIN, 0), Ok(0));
+    let mut got = [0; 9];
+    let (n, _) = rustix::net::recv(sys::borrow(p.a), &mut got[..], rustix::net::RecvFlags::DONTWAIT).unwrap();
+    assert_eq!(&got[..n], b"unread");
+}
+
 /// Bounds, in milliseconds, of the pause that a connection makes before it begins again, once its rings are over. The pause begins between two
 /// looks at the clock. `None` if the connection stays on TCP.
 fn pause_before_renewal(p: &Pair) -> Option<RangeInclusive<u64>> {
