@@ -318,16 +318,20 @@ fn told_talk(
     ));
     let listens = a.wait_until("grep -q ':1B5A 00000000:0000 0A' /proc/net/tcp");
     assert!(listens, "{}", a.sh("cat /tmp/passed.out"));
+    // The client prints each line that it has done. The next one waits for that: where talking takes long, lines would pile up, and take minutes
+    // once the condition holds.
+    const TELL: &str = "m=0; tell() { echo $1 $2; m=$((m+1)); k=0; \
+        while [ $(wc -l < /tmp/told.out) -lt $m ] && [ $k -lt 900 ]; do usleep 50000; k=$((k+1)); done; }; ";
     let until = |(condition, order): &(&str, &str)| {
         format!(
-            "n=0; while ! {condition} && [ $n -lt 900 ]; do echo talk 20; usleep 100000; n=$((n+1)); done; echo {order}; "
+            "n=0; while ! {condition} && [ $n -lt 900 ]; do tell talk 20; usleep 50000; n=$((n+1)); done; tell {order}; "
         )
     };
     let orders: String = orders.iter().map(until).collect();
     let python = python::command(&format!("PARTYWALL_PRELOAD_LOG=/tmp/told.log {launcher} {RUN}"));
     let client = b.begin(&format!(
-        "rm -f /tmp/told.log; touch /tmp/told.log; (echo connect; {orders} echo end) \
-         | {python} /tmp/told_client.py 10.77.0.1 7002 2>&1; echo ended with $?"
+        "rm -f /tmp/told.log; touch /tmp/told.log; : > /tmp/told.out; ({TELL} tell connect; {orders} echo end) \
+         | {python} /tmp/told_client.py 10.77.0.1 7002 > /tmp/told.out 2>&1; e=$?; cat /tmp/told.out; echo ended with $e"
     ));
     let said = client.wait(HANG);
     let said = said.unwrap_or_else(|error| panic!("{error}\n{}", a.sh("cat /tmp/passed.out /tmp/passed.log"))).text();
