@@ -72,6 +72,17 @@ fn arrival(socket: OwnedFd, peer: libc::ucred) -> accept::Arrival {
     accept::Arrival { socket, peer: peer.into(), home: Home::Broker, program: None }
 }
 
+/// A request to connect to the service `s` of `a`, with a ring in memory.
+fn connect() -> Message {
+    Message::Connect {
+        target: "a".to_owned(),
+        service: "s".to_owned(),
+        kind: Kind::Stream,
+        directions: Directions::BOTH,
+        region: RegionReference::with_ring(4096),
+    }
+}
+
 /// An action of a random client with one packet in transit.
 #[derive(Debug, Clone)]
 struct Packet {
@@ -255,13 +266,7 @@ fn packets_of_a_client_that_is_gone_are_not_read() {
     say(&web, &join, &[]);
     let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
     let (a, b) = packet::pair().unwrap();
-    let connect = Message::Connect {
-        target: "a".to_owned(),
-        service: "s".to_owned(),
-        kind: Kind::Stream,
-        directions: Directions::BOTH,
-        region: RegionReference::with_ring(4096),
-    };
+    let connect = connect();
     say(&web, &connect, &[region.as_fd(), a.as_fd(), b.as_fd()]);
     drop(web);
     bench.settle();
@@ -281,13 +286,7 @@ fn channel_closed_just_before_its_session_is_released() {
     say(&db, &Message::Bind { service: "s".to_owned(), kind: Kind::Stream, backlog: 1 }, &[]);
     bench.settle();
     let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
-    let connect = Message::Connect {
-        target: "a".to_owned(),
-        service: "s".to_owned(),
-        kind: Kind::Stream,
-        directions: Directions::BOTH,
-        region: RegionReference::with_ring(4096),
-    };
+    let connect = connect();
     say(&web, &connect, &[region.as_fd()]);
     bench.settle();
     let mut buffer = [0; wire::MAX_PACKET];
