@@ -25,6 +25,8 @@ pub struct VirtioRing {
     kick: Option<Watched<OwnedFd>>,
     call: Option<OwnedFd>,
     enabled: bool,
+    /// Its driver broke the rules. Only a start ends this.
+    given_up: bool,
     /// Where its parts are, if each lies in one region.
     places: Option<RingPlaces>,
     /// The driver's position at the last look. It is not read again before all that was offered then is taken.
@@ -66,6 +68,7 @@ impl VirtioRing {
             kick: None,
             call: None,
             enabled: false,
+            given_up: false,
             places: None,
             known: 0,
             next_used: Wrapping(0),
@@ -79,7 +82,7 @@ impl VirtioRing {
 
     /// Whether frames pass.
     pub fn runs(&self) -> bool {
-        self.enabled && self.queue.ready()
+        self.enabled && self.queue.ready() && !self.given_up
     }
 
     pub(crate) fn started(&self) -> bool {
@@ -134,6 +137,7 @@ impl VirtioRing {
         event_idx: bool,
     ) -> Result<(), VhostError> {
         self.kick = None;
+        self.given_up = false;
         self.queue.set_event_idx(event_idx);
         self.locate(memory)?;
         self.next_used = self
@@ -170,14 +174,22 @@ impl VirtioRing {
 
     /// Stops reading it until the front end starts it again: its driver broke the rules.
     pub(crate) fn give_up(&mut self) {
-        self.queue.set_ready(false);
+        self.given_up = true;
     }
 
-    /// Finds its parts again after the memory table has changed. A queue whose memory has gone does not run.
+    /// Finds its parts again after the memory table has changed. A queue whose memory has gone does not run until the memory is there again.
     pub(crate) fn relocate(&mut self, memory: &MemoryTable) {
         if self.started() && self.locate(memory).is_err() {
             self.queue.set_ready(false);
         }
+    }
+
+    /// Whether a part of it is between these addresses of the guest, the second one excluded.
+    pub(crate) fn lies_in(&self, start: u64, end: u64) -> bool {
+        let size = u64::from(self.queue.size());
+        let (descriptors, available, used) = (self.queue.desc_table(), self.queue.avail_ring(), self.queue.used_ring());
+        let mut parts = [(descriptors, 16 * size), (available, 6 + 2 * size), (used, 6 + 8 * size)].into_iter();
+        self.started() && parts.any(|(at, length)| at < end && at.saturating_add(length) > start)
     }
 
     fn locate(&mut self, memory: &MemoryTable) -> Result<(), VhostError> {
@@ -372,6 +384,18 @@ impl VirtioRing {
     /// Asks the driver to ring. `true` if it has offered something since the last look.
     pub fn arm(&mut self, memory: &GuestMemoryMmap) -> bool {
         self.queue.enable_notification(memory).unwrap_or(false)
+    }
+
+    /// Asks the driver to ring for what it offers behind `seen`, its own position at an earlier look. `true` if there is any.
+    ///
+    /// A queue that waits for more buffers than there are has been rewound, and [`Self::arm`] would ask for a ring at buffers that the driver
+    /// offers already.
+    pub(crate) fn arm_behind(&mut self, memory: &GuestMemoryMmap, seen: u16) -> bool {
+        let position = self.position();
+        self.rewind(seen);
+        self.arm(memory);
+        self.rewind(position);
+        self.offered(memory) != seen
     }
 
     /// Asks the driver not to ring.

@@ -178,6 +178,8 @@ impl FrontendSession {
             FrontendReq::ADD_MEM_REG => {
                 let region = request.body::<VhostUserSingleMemoryRegion>()?;
                 self.memory.add(*region, request.fd()?)?;
+                // The region may be one that was removed before, with queues in it.
+                self.relocate();
             }
             FrontendReq::REM_MEM_REG => {
                 self.memory.remove(*request.body::<VhostUserSingleMemoryRegion>()?)?;
@@ -376,4 +378,124 @@ fn backend_socket(fd: ReceivedFd) -> Result<UnixStream, VhostError> {
         return Err(VhostError::Protocol("its socket for requests of the back end is no UNIX socket".into()));
     }
     Ok(fd.harmless().ok_or(VhostError::Closed)?.into())
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+    use crate::card;
+    use rustix::event::EventfdFlags;
+    use rustix::fs::{MemfdFlags, SealFlags};
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use vhost::vhost_user::message::VhostUserVringAddrFlags;
+
+    /// Places of the only queue's parts.
+    const AVAILABLE: u64 = 0x1000;
+    const USED: u64 = 0x2000;
+    const MEMORY: u64 = 0x3000;
+    /// The memory has this address for the front end.
+    const USER: u64 = 0x7000_0000_0000;
+
+    /// A session with a queue that runs, and the file of the memory that the queue is in.
+    struct RunningQueue {
+        session: FrontendSession,
+        file: File,
+        offered: u16,
+        _frontend: UnixStream,
+    }
+
+    impl RunningQueue {
+        fn start() -> Self {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = File::from(rustix::fs::memfd_create("guest", flags).unwrap());
+            file.set_len(MEMORY).unwrap();
+            rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+            let poller = WatchSet::new().unwrap();
+            let (socket, frontend) = UnixStream::pair().unwrap();
+            let session = FrontendSession::new(card::model(), socket, &poller, 0, 100, &Reaper::default()).unwrap();
+            let mut queue = Self { session, file, offered: 0, _frontend: frontend };
+            queue.add(0, MEMORY);
+            queue.ask(FrontendReq::SET_VRING_NUM, VhostUserVringState::new(0, 4).as_slice(), None);
+            let [descriptors, used, available] = [0, USED, AVAILABLE].map(|at| USER + at);
+            let none = VhostUserVringAddrFlags::empty();
+            let addresses = VhostUserVringAddr::new(0, none, descriptors, used, available, 0);
+            queue.ask(FrontendReq::SET_VRING_ADDR, addresses.as_slice(), None);
+            queue.kick();
+            queue.ask(FrontendReq::SET_VRING_ENABLE, VhostUserVringState::new(0, 1).as_slice(), None);
+            assert!(queue.session.rings()[0].runs());
+            queue
+        }
+
+        fn ask(&mut self, code: FrontendReq, body: &[u8], fd: Option<OwnedFd>) {
+            let fds = fd.into_iter().map(|fd| ReceivedFd::new(fd, &self.session.reaper)).collect();
+            self.session.serve_request(Request { code, wants_reply: false, body: body.to_vec(), fds }).unwrap();
+        }
+
+        /// Gives the queue a doorbell, with which it starts.
+        fn kick(&mut self) {
+            let doorbell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+            self.ask(FrontendReq::SET_VRING_KICK, VhostUserU64::new(0).as_slice(), Some(doorbell));
+        }
+
+        /// Adds the memory from `start` on.
+        fn add(&mut self, start: u64, length: u64) {
+            let region = VhostUserSingleMemoryRegion::new(start, length, USER + start, start);
+            let file = self.file.try_clone().unwrap();
+            self.ask(FrontendReq::ADD_MEM_REG, region.as_slice(), Some(file.into()));
+        }
+
+        fn remove(&mut self, start: u64, length: u64) {
+            let region = VhostUserSingleMemoryRegion::new(start, length, USER + start, start);
+            self.ask(FrontendReq::REM_MEM_REG, region.as_slice(), None);
+        }
+
+        fn offer(&mut self, head: u16) {
+            let slot = AVAILABLE + 4 + 2 * u64::from(self.offered % 4);
+            self.file.write_all_at(&head.to_le_bytes(), slot).unwrap();
+            self.offered += 1;
+            self.file.write_all_at(&self.offered.to_le_bytes(), AVAILABLE + 2).unwrap();
+        }
+
+        fn next(&mut self) -> Option<u16> {
+            let (memory, rings) = self.session.parts();
+            rings[0].next_head(memory.map()).unwrap()
+        }
+
+        fn runs(&self) -> bool {
+            self.session.rings()[0].runs()
+        }
+    }
+
+    #[test]
+    fn queue_whose_memory_is_added_again_runs_on() {
+        let mut queue = RunningQueue::start();
+        queue.offer(1);
+        assert_eq!((queue.next(), queue.next()), (Some(1), None));
+        queue.remove(0, MEMORY);
+        assert!(!queue.runs());
+        queue.offer(3);
+        queue.add(0, AVAILABLE);
+        assert!(!queue.runs(), "a part of the memory is away");
+        queue.add(AVAILABLE, MEMORY - AVAILABLE);
+        assert!(queue.runs(), "the queue stays away");
+        let lies_in = |start, end| queue.session.rings()[0].lies_in(start, end);
+        assert!(lies_in(0, 1) && lies_in(AVAILABLE + 13, USED) && lies_in(USED + 37, MEMORY));
+        assert!(!lies_in(64, AVAILABLE) && !lies_in(AVAILABLE + 14, USED) && !lies_in(USED + 38, MEMORY));
+        assert_eq!((queue.next(), queue.next()), (Some(3), None));
+    }
+
+    #[test]
+    fn broken_queue_runs_only_after_its_next_start() {
+        let mut queue = RunningQueue::start();
+        queue.session.rings[0].give_up();
+        queue.remove(0, MEMORY);
+        queue.add(0, MEMORY);
+        assert!(!queue.runs(), "changes of the memory start the queue");
+        queue.session.relocate();
+        assert!(!queue.runs());
+        queue.kick();
+        assert!(queue.runs());
+    }
 }

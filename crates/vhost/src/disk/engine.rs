@@ -16,6 +16,7 @@ use crate::VhostError;
 use crate::chain::{BufferPiece, ChainBuffers};
 use crate::handle::{Asked, RequestHandle};
 use crate::listener::FrontendListener;
+use crate::message::Request;
 use crate::poller::{WatchSet, Watched};
 use crate::ring::VirtioRing;
 use crate::session::{DeviceModel, FrontendSession};
@@ -27,7 +28,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
-use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserMemoryRegion, VhostUserProtocolFeatures as Protocol, VhostUserSingleMemoryRegion,
+    VhostUserVirtioFeatures,
+};
 use virtio_bindings::{virtio_blk, virtio_config, virtio_ring};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -374,6 +378,7 @@ impl DiskEngine {
                 self.store.wait();
             }
         }
+        self.store.all_ended();
     }
 
     /// Does what an earlier back end took and did not complete.
@@ -462,17 +467,7 @@ impl DiskEngine {
         for _ in 0..TURN {
             let Some(session) = &mut self.session else { break };
             let Some(request) = session.take()? else { break };
-            let changes = matches!(
-                request.code,
-                FrontendReq::GET_VRING_BASE
-                    | FrontendReq::RESET_OWNER
-                    | FrontendReq::SET_VRING_KICK
-                    | FrontendReq::SET_VRING_ADDR
-                    | FrontendReq::SET_VRING_ENABLE
-                    | FrontendReq::SET_MEM_TABLE
-                    | FrontendReq::REM_MEM_REG
-            );
-            if changes {
+            if self.needs_drain(&request) {
                 // Requests end in the queue and the memory in which they began, also those that an earlier back end took.
                 self.finish_unfinished();
                 self.drain();
@@ -481,6 +476,37 @@ impl DiskEngine {
             session.serve_request(request)?;
         }
         Ok(())
+    }
+
+    /// Whether the machine's requests must end before this one of the front end is served: it changes a queue, or removes memory that is in use.
+    fn needs_drain(&self, request: &Request) -> bool {
+        match request.code {
+            FrontendReq::GET_VRING_BASE
+            | FrontendReq::RESET_OWNER
+            | FrontendReq::SET_VRING_KICK
+            | FrontendReq::SET_VRING_ADDR
+            | FrontendReq::SET_VRING_ENABLE
+            | FrontendReq::SET_MEM_TABLE => true,
+            FrontendReq::REM_MEM_REG => {
+                request.body::<VhostUserSingleMemoryRegion>().is_ok_and(|region| self.uses(&region))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a queue lies in this region, or the data or the status of a request under way. The region need not be in the memory table: data may
+    /// lie in a window that the machine only reads, and another window may take its addresses.
+    fn uses(&self, region: &VhostUserMemoryRegion) -> bool {
+        let (start, end) = (region.guest_phys_addr, region.guest_phys_addr.saturating_add(region.memory_size));
+        let is_inside =
+            |address: GuestAddress, length: usize| address.0 < end && address.0.saturating_add(length as u64) > start;
+        let holds = |task: &DiskTask| {
+            is_inside(task.status, 1) || task.pieces.iter().any(|piece| is_inside(piece.address, piece.length))
+        };
+        // The requests that an earlier back end took are not read yet, and may lie anywhere.
+        let reaches = |ring: &VirtioRing| ring.unfinished() > 0 || ring.lies_in(start, end);
+        self.tasks.iter().flatten().any(holds)
+            || self.session.as_ref().is_some_and(|session| session.rings().iter().any(reaches))
     }
 
     fn control(&mut self, request: DiskControl) -> Result<serde_json::Value, VhostError> {
@@ -604,115 +630,6 @@ fn put(pieces: &[BufferPiece], mut bytes: &[u8], memory: &GuestMemoryMmap) -> Di
     DiskStatus::Done
 }
 
-#[cfg(all(test, not(miri)))]
-mod tests {
-    use super::*;
-    use crate::disk::counters::CopiedBytes;
-    use crate::disk::exported::{DiskExport, DiskExportOptions};
-    use crate::disk::request::DiskGeometry;
-    use crate::disk::store_task::StoreTask;
-    use rustix::io::Errno;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    #[test]
-    fn bell_of_a_result_that_was_taken_before_ends_no_sleep() {
-        let broker = partywall_daemon::Broker::embedded().unwrap();
-        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
-        let (store, user) = (join("store"), join("user"));
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("disk.raw");
-        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
-        let _export = DiskExport::bind(options, &store, "data").unwrap();
-        let (target, grace) = ("store:data".to_owned(), Duration::from_secs(60));
-        let from = ImportOptions { domain: user, target, connections: 1, grace, group: None, machine: None };
-        let mut disk = ImportedDisk::connect(from, false, Duration::ZERO).unwrap();
-        disk.ring_around_look();
-        let options = DiskOptions::new(folder.path().join("shown"));
-        let (mut engine, _handle) =
-            DiskEngine::on(Box::new(disk), options, &folder.path().join("socket"), None).unwrap();
-        let (mut events, mut tokens) = (Vec::with_capacity(8), Vec::new());
-        engine.poller.wait(0, &mut events, &mut tokens).unwrap();
-        assert_eq!(tokens, [STORE]);
-        engine.handle(STORE);
-        engine.serve();
-        engine.poller.wait(0, &mut events, &mut tokens).unwrap();
-        assert!(tokens.is_empty(), "an idle disk is woken again");
-    }
-
-    /// A store without tasks, which another back end can open once this one is dropped.
-    #[derive(Debug)]
-    struct SoughtStore {
-        socket: std::path::PathBuf,
-        was_there: Arc<AtomicBool>,
-    }
-
-    impl Drop for SoughtStore {
-        fn drop(&mut self) {
-            self.was_there.store(self.socket.exists(), Ordering::SeqCst);
-        }
-    }
-
-    impl DiskStore for SoughtStore {
-        fn geometry(&self, _: bool) -> DiskGeometry {
-            DiskGeometry { capacity: 0, read_only: true, discards: false }
-        }
-
-        fn block(&self) -> u32 {
-            512
-        }
-
-        fn refresh(&mut self) -> Result<bool, VhostError> {
-            Ok(false)
-        }
-
-        fn grow(&mut self, _: u64) -> Result<(), VhostError> {
-            Ok(())
-        }
-
-        fn takes(&self, _: &DiskTask) -> bool {
-            false
-        }
-
-        fn by_copy(&mut self, _: &DiskTask, _: &GuestMemoryMmap) -> Result<(), Errno> {
-            Err(Errno::INVAL)
-        }
-
-        fn begin(&mut self, _: usize, _: StoreTask, _: &Arc<GuestMemoryMmap>, _: &[BufferPiece], _: usize) -> bool {
-            false
-        }
-
-        fn submit(&mut self) {}
-
-        fn busy(&self) -> usize {
-            0
-        }
-
-        fn wait(&mut self) {}
-
-        fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {
-            None
-        }
-
-        fn descriptor(&self) -> Result<OwnedFd, VhostError> {
-            eventfd(0, EventfdFlags::CLOEXEC).map_err(VhostError::system("make an eventfd"))
-        }
-
-        fn copied(&self) -> CopiedBytes {
-            CopiedBytes::default()
-        }
-    }
-
-    #[test]
-    fn socket_of_a_disk_goes_before_its_store() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("socket");
-        let was_there = Arc::new(AtomicBool::new(true));
-        let store = SoughtStore { socket: socket.clone(), was_there: Arc::clone(&was_there) };
-        let options = DiskOptions::new(folder.path().join("shown"));
-        let (engine, _handle) = DiskEngine::on(Box::new(store), options, &socket, None).unwrap();
-        assert!(socket.exists());
-        drop(engine);
-        assert!(!was_there.load(Ordering::SeqCst), "the next back end's socket would be removed");
-    }
-}
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests;

@@ -64,6 +64,9 @@ pub(crate) trait DiskStore: fmt::Debug + Send {
     /// Waits until a task has ended.
     fn wait(&mut self);
 
+    /// The caller of [`Self::wait`] has waited until no task was under way. Later tasks are not waited for.
+    fn all_ended(&mut self) {}
+
     /// The next task that has ended, and its result.
     fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)>;
 

@@ -347,8 +347,7 @@ impl Engine {
             let Some(session) = &mut card.session else { continue };
             let (memory, rings) = session.parts();
             if rings[ring].runs() {
-                rings[ring].arm(memory.map());
-                found |= rings[ring].offered(memory.map()) != seen;
+                found |= rings[ring].arm_behind(memory.map(), seen);
             }
         }
         found
@@ -493,9 +492,11 @@ fn rate_bucket(rate: u64, now: u64) -> TokenBucket {
     TokenBucket::new(rate, (rate / 20).max(LONGEST as u64), now)
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
+#[cfg(not(miri))]
 mod tests {
     use super::*;
+    use crate::driver::{DriverOptions, GuestDriver};
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -518,5 +519,57 @@ mod tests {
             drop(later);
             engine.handle(socket);
         }
+    }
+
+    /// Runs a driver's part that waits for answers of the switch.
+    fn with_driver<T: Send>(engine: &mut Engine, part: impl FnOnce() -> T + Send) -> T {
+        let (mut events, mut tokens) = (Vec::with_capacity(8), Vec::new());
+        std::thread::scope(|scope| {
+            let part = scope.spawn(part);
+            while !part.is_finished() {
+                engine.serve();
+                engine.poller.wait(1_000_000, &mut events, &mut tokens).unwrap();
+                tokens.iter().for_each(|token| engine.handle(*token));
+            }
+            part.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn receiver_with_too_few_buffers_is_asked_to_ring() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = EngineOptions { hold: Duration::from_secs(3600), ..EngineOptions::new(folder.path()) };
+        let (mut engine, _handle) = Engine::new(options).unwrap();
+        let paths = ["a", "b"].map(|name| engine.add(PortSpec::new(name)).unwrap());
+        let number = engine.find("b").unwrap();
+        let options = DriverOptions { size: 8, ..DriverOptions::default() };
+        let connect = || paths.map(|path| GuestDriver::connect(&path, options).unwrap());
+        let [mut sender, mut receiver] = with_driver(&mut engine, connect);
+        let frame = |to: u8, from: u8, body| {
+            [&[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5], &vec![0; body][..]].concat()
+        };
+        let send = |engine: &mut Engine, driver: &mut GuestDriver, frame: &[u8]| {
+            assert!(driver.send(frame).unwrap());
+            while engine.serve() {}
+        };
+        send(&mut engine, &mut receiver, &frame(1, 2, 46));
+        // All buffers but one are filled. The next frame needs two.
+        (0..7).for_each(|_| send(&mut engine, &mut sender, &frame(2, 1, 46)));
+        let memory = receiver.memory().clone();
+        receiver.receive.ring_if_wanted(&memory).unwrap();
+        send(&mut engine, &mut sender, &frame(2, 1, 3000));
+        let (mut events, mut tokens) = (Vec::with_capacity(8), Vec::new());
+        engine.poller.wait(0, &mut events, &mut tokens).unwrap();
+        tokens.iter().for_each(|token| engine.handle(*token));
+        let received = |engine: &Engine| engine.ports[&number].counters.received;
+        assert!(!engine.serve() && !engine.arm(), "the loop does not sleep");
+        assert_eq!(received(&engine), 7);
+        // The driver takes a frame, and offers its buffer again.
+        assert!(receiver.take().unwrap().is_some());
+        receiver.receive.ring_if_wanted(&memory).unwrap();
+        engine.poller.wait(0, &mut events, &mut tokens).unwrap();
+        assert_eq!(tokens, [card::token(number, 0)], "the driver does not ring");
+        assert!(engine.serve());
+        assert_eq!(received(&engine), 8);
     }
 }

@@ -2,15 +2,23 @@
 
 use super::MacAddress;
 use super::packet::{
-    ADVERTISEMENT, ARP, ArpSender, ICMPV6, IPV4, IPV6, Ipv6Upper, UDP, ipv6_address, ipv6_upper, untagged,
+    ADVERTISEMENT, ARP, ArpSender, ICMPV6, IPV4, IPV6, Ipv6Upper, UDP, ipv6_address, ipv6_upper, untagged, without_snap,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+/// The UDP port of DHCP clients, as a datagram has it.
+const DHCP_CLIENT: [u8; 2] = 68_u16.to_be_bytes();
+/// The UDP port of DHCPv6 clients.
+const DHCPV6_CLIENT: [u8; 2] = 546_u16.to_be_bytes();
+
 /// The addresses that a port may send from. Without any, all pass.
 ///
-/// With Ethernet addresses, a frame's source and the sender in ARP must be one of them. With IP addresses, only ARP, IPv4 and IPv6
-/// pass, and only from these, and no router advertisements, redirects or answers of DHCP servers. Before a station has an address it may send from `0.0.0.0` to a DHCP server, and from `::`; it also has
-/// the link-local address that its Ethernet address makes.
+/// With Ethernet addresses, a frame's source and the sender in ARP must be one of them. That holds for ARP behind a SNAP header too.
+///
+/// With IP addresses, only ARP, IPv4 and IPv6 without such a header pass, and only from these, and no router advertisements, redirects
+/// or answers of DHCP servers. A datagram to the port of DHCP clients counts as such an answer, whichever port it comes from. Before a
+/// station has an address it may send from `0.0.0.0` to a DHCP server, and from `::`; it also has the link-local address that its
+/// Ethernet address makes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SourceGuard {
     macs: Vec<MacAddress>,
@@ -43,9 +51,14 @@ impl SourceGuard {
             return false;
         }
         let Some((kind, body)) = untagged(head) else { return false };
+        if self.addresses.is_empty() {
+            return match without_snap((kind, body)) {
+                (ARP, packet) => self.permits_arp(packet),
+                _ => true,
+            };
+        }
         match kind {
             ARP => self.permits_arp(body),
-            _ if self.addresses.is_empty() => true,
             IPV4 => self.permits_ipv4(body),
             IPV6 => self.permits_ipv6(source, body),
             _ => false,
@@ -76,8 +89,9 @@ impl SourceGuard {
         let later_fragment = u16::from_be_bytes([header[6], header[7]]) & 0x1fff != 0;
         let ports = body.get(usize::from(header[0] & 15) * 4..).and_then(|rest| rest.first_chunk::<4>());
         if !source.is_unspecified() {
-            const SERVER: &[u8; 4] = &[0, 67, 0, 68];
-            let answers = header[9] == UDP && !later_fragment && ports.is_none_or(|ports| ports == SERVER);
+            // A client takes answers from any port of a server.
+            let reaches_client = |ports: &[u8; 4]| ports[2..] == DHCP_CLIENT;
+            let answers = header[9] == UDP && !later_fragment && ports.is_none_or(reaches_client);
             return self.owns(source) && !answers;
         }
         // A DHCP client: from port 68 to port 67.
@@ -107,8 +121,7 @@ impl SourceGuard {
                 }
             }
             Ipv6Upper::Header(UDP, datagram) => {
-                const SERVER: [u8; 4] = [0x02, 0x23, 0x02, 0x22];
-                datagram.first_chunk::<4>().is_some_and(|ports| *ports != SERVER)
+                datagram.first_chunk::<4>().is_some_and(|ports| ports[2..] != DHCPV6_CLIENT)
             }
             Ipv6Upper::Header(..) | Ipv6Upper::LaterFragment => true,
             Ipv6Upper::Hidden => false,

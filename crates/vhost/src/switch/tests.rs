@@ -232,6 +232,39 @@ fn source_guard_passes_only_addresses_of_its_port() {
 }
 
 #[test]
+fn guard_refuses_dhcp_answers_from_any_port() {
+    let [own, own6] = ["10.0.0.1", "fd00::1"].map(|ip| ip.parse::<IpAddr>().unwrap());
+    let guard = SourceGuard::new(vec![mac(1)], vec![own, own6]);
+    let passes = |kind, body: &[u8]| guard.permits(&with_body(mac(2), mac(1), kind, body));
+    for source in [67_u16, 547, 68, 546, 1024, 65_535] {
+        let datagram = |to: u16| [source.to_be_bytes(), to.to_be_bytes()].concat();
+        let v4 = |to| ipv4(IP4, 17, datagram(to).try_into().unwrap());
+        let v6 = |to| ipv6(v6("fd00::1"), 17, &datagram(to));
+        assert!(!passes(0x800, &v4(68)), "from port {source} to a DHCP client");
+        assert!(!passes(0x86dd, &v6(546)), "from port {source} to a DHCPv6 client");
+        assert!(passes(0x800, &v4(67)) && passes(0x86dd, &v6(547)), "from port {source} to a server");
+        assert!(passes(0x800, &v4(546)) && passes(0x86dd, &v6(68)), "from port {source} to other ports");
+    }
+}
+
+#[test]
+fn guard_without_ip_judges_arp_behind_snap() {
+    let guard = SourceGuard::new(vec![mac(1)], vec![]);
+    for organisation in [0, 0xf8] {
+        let snap = |body: &[u8]| [&[0xaa, 0xaa, 3, 0, 0, organisation, 8, 6][..], body].concat();
+        let passes = |packet: Vec<u8>| {
+            let tagged = [&[0, 5][..], &(packet.len() as u16).to_be_bytes(), &packet].concat();
+            let plain = guard.permits(&with_body(mac(2), mac(1), packet.len() as u16, &packet));
+            assert_eq!(guard.permits(&with_body(mac(2), mac(1), 0x8100, &tagged)), plain, "behind a tag");
+            plain
+        };
+        assert!(passes(snap(&arp(mac(1), IP4))));
+        assert!(!passes(snap(&arp(mac(2), IP4))), "another station's Ethernet address");
+        assert!(!passes(snap(&[0; 5])), "no sender can be read");
+    }
+}
+
+#[test]
 fn changed_guards_move_addresses_and_forget_the_rest() {
     let mut switch = switch(SwitchOptions::default());
     let guard = |n| SourceGuard::new(vec![mac(n)], vec![]);

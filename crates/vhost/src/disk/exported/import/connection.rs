@@ -20,6 +20,8 @@ pub(super) struct CurrentLink {
     pub(super) generation: u64,
     pub(super) link: Option<ExportLink>,
     pub(super) boot: [u8; 16],
+    /// When the last attempt to begin a session began, if it has failed.
+    pub(super) failed: Option<Instant>,
 }
 
 /// A thread's connection.
@@ -133,7 +135,9 @@ impl ImportCore {
     }
 
     /// Makes another session in place of the one with this number, unless another thread has done so. Returns whether there is one.
-    pub(super) fn renew(&self, generation: u64, since: Instant) -> bool {
+    ///
+    /// The caller waits for a session since `since`, and has found at `noticed` that there is none.
+    pub(super) fn renew(&self, generation: u64, since: Instant, noticed: Instant) -> bool {
         let mut current = lock(&self.link);
         if current.generation != generation {
             return current.link.is_some();
@@ -141,18 +145,29 @@ impl ImportCore {
         let target = &self.options.target;
         if current.link.take().is_some() {
             warn!("{target}: the exporter has gone, or does not answer");
+            *lock(&self.gone_since) = Some(noticed);
+            current.failed = None;
             self.first_open.store(generation + 1, Ordering::Relaxed);
             // Under the lock that is held from the look at the number to the sleep.
             let _jobs = lock(&self.jobs);
             self.offered.notify_all();
         }
+        // An attempt that another thread has begun after this one noticed counts for both. Once the grace is over, each attempt since the task began
+        // to wait counts: tasks that wait for a thread fail one after the other without further attempts.
+        let earliest = if self.is_over(since) { since } else { noticed };
+        if current.failed.is_some_and(|began| began >= earliest) {
+            return false;
+        }
+        let began = Instant::now();
         // The exporter has ended all requests of the sessions before (protocol E1.2).
         let Some(link) = self.link_again(current.boot, generation + 1) else {
+            current.failed = Some(began);
             std::thread::sleep(PAUSE);
             return false;
         };
         info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
         current.generation += 1;
+        *lock(&self.gone_since) = None;
         self.most_read.store(MOST_DATA, Ordering::Relaxed);
         current.boot = link.welcome.boot;
         current.link = Some(link);
@@ -213,7 +228,7 @@ impl ImportCore {
             match measured {
                 Ok(reply) => return reply.array(0).map(u64::from_le_bytes).ok(),
                 Err(ExportFailure::Ended) => {
-                    self.renew(generation, since);
+                    self.renew(generation, since, Instant::now());
                 }
                 Err(ExportFailure::Errno(_) | ExportFailure::NoMemory | ExportFailure::Unseen) => return None,
             }
@@ -230,6 +245,13 @@ impl ImportCore {
             self.held.fetch_sub(calls.memory(), Ordering::Relaxed);
             self.connected.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Since when a task waits. A thread could not execute it at `own` for the first time. Before that, the task may have waited for a thread: since
+    /// the exporter has gone, or since `offered` if that was later.
+    pub(super) fn waiting_since(&self, own: Instant, offered: Instant) -> Instant {
+        let gone = *lock(&self.gone_since);
+        gone.map_or(own, |gone| own.min(gone.max(offered)))
     }
 
     /// Whether a request that could not be executed since then fails.

@@ -18,7 +18,7 @@ use partywall::{Domain, Group};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use worker::StoreJobs;
 
 pub use store::ImportedDisk;
@@ -57,6 +57,8 @@ struct ImportCore {
     /// There is another job, or a session has ended.
     offered: Condvar,
     link: Mutex<CurrentLink>,
+    /// When a thread has noticed that the exporter has gone. `None` while there is a session.
+    gone_since: Mutex<Option<Instant>>,
     /// The number of the first session that has not ended.
     first_open: AtomicU64,
     /// Threads that have a connection.

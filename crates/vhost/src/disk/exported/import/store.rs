@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 
 /// The store of a disk that another domain exports.
@@ -79,7 +79,8 @@ impl ImportedDisk {
             first,
             jobs: Mutex::default(),
             offered: Condvar::new(),
-            link: Mutex::new(CurrentLink { generation: 0, boot: first.boot, link: Some(link) }),
+            link: Mutex::new(CurrentLink { generation: 0, boot: first.boot, link: Some(link), failed: None }),
+            gone_since: Mutex::default(),
             first_open: AtomicU64::new(0),
             connected: AtomicUsize::new(0),
             held: AtomicU64::new(0),
@@ -188,6 +189,7 @@ impl DiskStore for ImportedDisk {
             task,
             memory: Arc::clone(memory),
             pieces,
+            offered: Instant::now(),
             waits_since: None,
             unseen_since: None,
         });
@@ -208,13 +210,16 @@ impl DiskStore for ImportedDisk {
         }
         self.next = match self.done.recv_timeout(HURRY) {
             Err(RecvTimeoutError::Timeout) => {
+                // All further tasks hurry as well, until [`Self::all_ended`].
                 self.shared.hurries.store(true, Ordering::Relaxed);
-                let next = self.done.recv().ok();
-                self.shared.hurries.store(false, Ordering::Relaxed);
-                next
+                self.done.recv().ok()
             }
             next => next.ok(),
         };
+    }
+
+    fn all_ended(&mut self) {
+        self.shared.hurries.store(false, Ordering::Relaxed);
     }
 
     fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {

@@ -29,7 +29,9 @@ pub(super) struct StoreJob {
     pub(super) task: StoreTask,
     pub(super) memory: Arc<GuestMemoryMmap>,
     pub(super) pieces: Vec<BufferPiece>,
-    /// Since when it waits for an exporter, or for memory.
+    /// When the back end has queued it.
+    pub(super) offered: Instant,
+    /// Since when a thread has waited with it for an exporter, or for memory.
     pub(super) waits_since: Option<Instant>,
     /// Since when the broker's answer is awaited about where its data is.
     pub(super) unseen_since: Option<Instant>,
@@ -162,12 +164,15 @@ impl ImportCore {
             };
             // Others wait for the memory of this connection, too.
             self.disconnect(own);
-            let since = *job.waits_since.get_or_insert_with(Instant::now);
+            let noticed = Instant::now();
+            let own = *job.waits_since.get_or_insert(noticed);
+            let since = self.waiting_since(own, job.offered);
             let (pause, errno) = match unconnected {
                 Unconnected::Gone(generation) => {
-                    // Of an exporter that begins sessions and answers no request, the last one had its attempt by now.
-                    let was_over = self.is_over(since);
-                    if self.renew(generation, since) && !was_over {
+                    // Of an exporter that begins sessions and answers no request, the last one had its attempt by now. A task that has waited for
+                    // a thread until the grace was over had none.
+                    let was_over = self.is_over(own);
+                    if self.renew(generation, since, noticed) && !was_over {
                         is_last = self.is_over(since);
                         continue;
                     }
@@ -196,7 +201,8 @@ impl ImportCore {
     }
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
+#[cfg(not(miri))]
 mod tests {
     use super::*;
     use crate::disk::exported::{DiskExport, DiskExportOptions, ImportOptions, ImportedDisk};
@@ -249,5 +255,64 @@ mod tests {
         });
         drop(alone);
         assert_eq!(taken, None);
+    }
+
+    const READS: usize = 8;
+
+    /// The only connection of a disk has these reads to do when its exporter has gone. Returns the disk, with what must outlive it.
+    fn reads_without_exporter(grace: Duration) -> (ImportedDisk, partywall_daemon::Broker) {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, domain) = (join("store"), join("user"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let export = DiskExport::bind(options, &store, "data").unwrap();
+        let target = "store:data".to_owned();
+        let options = ImportOptions { domain, target, connections: 1, grace, group: None, machine: None };
+        let mut disk = ImportedDisk::connect(options, false, Duration::ZERO).unwrap();
+        drop(export);
+        let core = disk.core();
+        // No thread notices that the exporter has gone before all reads are there.
+        let link = lock(&core.link);
+        let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 16)]).unwrap());
+        let pieces = [BufferPiece { address: GuestAddress(0), length: 4096 }];
+        (0..READS).for_each(|id| assert!(disk.begin(id, StoreTask::Read { offset: 0 }, &memory, &pieces, 0)));
+        drop(link);
+        (disk, broker)
+    }
+
+    /// Waits until all reads have failed, and asserts that no session was tried for those behind the first one.
+    fn fail_together(disk: &mut ImportedDisk) {
+        let core = disk.core();
+        let mut attempts = Vec::new();
+        while disk.busy() > 0 {
+            match disk.ended() {
+                Some((_, result)) => {
+                    assert_eq!(result, Err(Errno::IO));
+                    attempts.push(lock(&core.link).failed);
+                }
+                None => disk.wait(),
+            }
+        }
+        assert!(attempts[0].is_some());
+        assert_eq!(attempts, [attempts[0]; READS], "a read that waited for its thread waits for the exporter again");
+    }
+
+    #[test]
+    fn tasks_without_thread_fail_within_the_same_grace() {
+        let (mut disk, _broker) = reads_without_exporter(Duration::from_secs(1));
+        fail_together(&mut disk);
+    }
+
+    #[test]
+    fn hurry_holds_until_all_tasks_have_ended() {
+        let (mut disk, _broker) = reads_without_exporter(Duration::from_secs(3600));
+        fail_together(&mut disk);
+        let core = disk.core();
+        assert!(core.hurries.load(Ordering::Relaxed));
+        disk.all_ended();
+        assert!(!core.hurries.load(Ordering::Relaxed));
     }
 }
