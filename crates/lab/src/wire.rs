@@ -89,6 +89,8 @@ pub fn greeting() -> [u8; 32] {
 #[derive(Debug, Default)]
 pub struct FrameReader {
     buf: Vec<u8>,
+    /// No greeting begins before here. A guest would take seconds to search a long frame again for each piece of it.
+    searched: usize,
 }
 
 /// An item of the decoded stream.
@@ -117,10 +119,11 @@ impl FrameReader {
 
     fn take(&mut self) -> io::Result<Option<WireItem>> {
         let greeting = greeting();
-        if let Some(at) = self.buf.windows(greeting.len()).rposition(|w| w == greeting) {
-            self.buf.drain(..at + greeting.len());
+        if let Some(at) = memchr::memmem::rfind(&self.buf[self.searched..], &greeting) {
+            self.discard(self.searched + at + greeting.len());
             return Ok(Some(WireItem::Greeting));
         }
+        self.searched = self.buf.len().saturating_sub(greeting.len() - 1);
         let word = |at: usize| self.buf.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
         let (Some(magic), Some(len), Some(id), Some(&kind)) = (word(0), word(4), word(8), self.buf.get(12)) else {
             return Ok(None);
@@ -129,17 +132,23 @@ impl FrameReader {
         if magic != MAGIC || len > MAX {
             // The rest of something that a reset has cut. A greeting follows, or something is wrong that a timeout tells.
             let keep = self.buf.len().min(greeting.len() - 1);
-            self.buf.drain(..self.buf.len() - keep);
+            self.discard(self.buf.len() - keep);
             return Ok(None);
         }
         if self.buf.len() < HEADER + len {
             return Ok(None);
         }
         let payload = self.buf[HEADER..HEADER + len].to_vec();
-        self.buf.drain(..HEADER + len);
+        self.discard(HEADER + len);
         let kind = FrameKind::from_byte(kind)
             .ok_or_else(|| io::Error::other("lab and guest helper are of different builds"))?;
         Ok(Some(WireItem::Frame(CommandFrame { id, kind, payload })))
+    }
+
+    /// Removes bytes from the front.
+    fn discard(&mut self, count: usize) {
+        self.buf.drain(..count);
+        self.searched = self.searched.saturating_sub(count);
     }
 }
 
@@ -147,20 +156,22 @@ impl FrameReader {
 mod tests {
     use super::*;
 
+    /// Brings few bytes at a time.
+    struct Drip<'a>(&'a [u8]);
+    impl Read for Drip<'_> {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            let n = self.0.len().min(3);
+            buf[..n].copy_from_slice(&self.0[..n]);
+            self.0 = &self.0[n..];
+            Ok(n)
+        }
+    }
+
     #[test]
     fn frames_survive_any_fragmentation() {
         let mut bytes = Vec::new();
         write(&mut bytes, 1, FrameKind::Run, b"a\0b\0").unwrap();
         write(&mut bytes, 2, FrameKind::Input, &[]).unwrap();
-        struct Drip<'a>(&'a [u8]);
-        impl Read for Drip<'_> {
-            fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-                let n = self.0.len().min(3);
-                buf[..n].copy_from_slice(&self.0[..n]);
-                self.0 = &self.0[n..];
-                Ok(n)
-            }
-        }
         let (mut drip, mut reader) = (Drip(&bytes), FrameReader::default());
         let mut next = || reader.next(&mut drip).unwrap();
         assert_eq!(
@@ -179,7 +190,7 @@ mod tests {
             bytes.truncate(cut);
             bytes.extend_from_slice(&greeting());
             write(&mut bytes, 2, FrameKind::Done, &[]).unwrap();
-            let (mut stream, mut reader) = (&bytes[..], FrameReader::default());
+            let (mut stream, mut reader) = (Drip(&bytes), FrameReader::default());
             assert_eq!(reader.next(&mut stream).unwrap(), Some(WireItem::Greeting), "cut at {cut}");
             let frame = reader.next(&mut stream).unwrap();
             assert_eq!(frame, Some(WireItem::Frame(CommandFrame { id: 2, kind: FrameKind::Done, payload: vec![] })));
