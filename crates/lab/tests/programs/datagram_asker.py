@@ -4,6 +4,7 @@ Usage: datagram_asker.py ADDRESS PORT STOP"""
 import os
 import socket
 import sys
+import time
 
 
 def datagram(number):
@@ -15,6 +16,8 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
     client.connect((sys.argv[1], int(sys.argv[2])))
     client.settimeout(0.1)
     while not os.path.exists(sys.argv[3]):
+        # Other programs of an emulated machine need its processor too.
+        time.sleep(0.01)
         try:
             client.send(datagram(sent))
             sent += 1
