@@ -77,7 +77,9 @@ impl Network {
         let wires = NetworkWires::Namespace { holder, vhost, host };
         let network = Self(Arc::new(NetworkInner { wires, guests: AtomicU8::new(0) }));
         network.wait_for_namespace()?;
-        network.ip("link add bridge0 type bridge")?;
+        // Otherwise it has the lowest address of its ports, which changes with them. The other host sends to the old address until its
+        // neighbour table gives that up, for up to a minute.
+        network.ip(&format!("link add bridge0 address 02:70:77:00:00:{host:02x} type bridge"))?;
         network.ip(&format!("address add {}/24 dev bridge0", address(host)))?;
         network.ip("link set bridge0 up")?;
         network.ip("link set lo up")?;
