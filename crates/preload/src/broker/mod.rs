@@ -167,6 +167,11 @@ pub(crate) fn knows_resident(fd: c_int, peer: SocketAddr) -> bool {
     directory.has_address(Fingerprint::address(peer.ip(), netns))
 }
 
+/// Whether a program of ours listens at the address of the other end of this connected socket, or runs there.
+pub(crate) fn knows_program(fd: c_int, peer: SocketAddr) -> bool {
+    knows_listener(fd, peer) || knows_resident(fd, peer)
+}
+
 /// Whether a connection from an address that belongs to none of our programs may be from one all the same, because its addresses are
 /// translated on the way (protocol T1.11). Connections from public addresses are left alone: translators within a host have private ones.
 pub(crate) fn may_be_translated(peer: SocketAddr) -> bool {

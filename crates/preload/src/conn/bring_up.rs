@@ -79,6 +79,13 @@ pub(super) fn offer(conn: &'static Conn, fd: c_int) {
     if !may_step(conn, fd, ConnStage::Candidate) {
         return;
     }
+    if has_left(conn, fd) {
+        log!("no ring for fd {fd} until its peer is back");
+        conn.ring_path.because(Reason::NoPeer);
+        conn.ring_path.set_flag(flags::UNKNOWN_PEER, true);
+        wait_for_policy(conn);
+        return conn.moves.judge_later();
+    }
     if !is_quiet(conn) {
         conn.ring_path.set_stage(ConnStage::Candidate);
         return;
@@ -95,6 +102,14 @@ pub(super) fn offer(conn: &'static Conn, fd: c_int) {
             put_off(conn, reason);
         }
     }
+}
+
+/// Whether the connection has lost its peer's machine, and no program of ours is at the peer's address now. The broker would show an offer where
+/// the peer is not, and the connection would wait for as long as the offer lives.
+fn has_left(conn: &Conn, fd: c_int) -> bool {
+    let may_be_away = conn.moves.renewals.load(Ordering::Relaxed) > 0 || conn.ring_path.reason() == Reason::NoWindow;
+    let peer = conn.identity.addresses().1;
+    may_be_away && broker::directory().is_some() && !broker::knows_program(fd, peer)
 }
 
 fn make_offer(conn: &Conn, fd: c_int) -> Result<(), Reason> {

@@ -328,7 +328,7 @@ fn knows_peer_by_now(conn: &'static Conn) -> bool {
         let (fd, peer) = (conn.fd(), conn.identity.addresses().1);
         // A server's parent that has made no call since the broker came has not published its listener, while a child that has taken over
         // the connection has published its address.
-        if !broker::knows_listener(fd, peer) && !broker::knows_resident(fd, peer) {
+        if !broker::knows_program(fd, peer) {
             if let Some(_held) = conn.tx.try_hold() {
                 show_wait(conn, Reason::NoPeer);
             }

@@ -1,8 +1,9 @@
 //! Connections whose rings are over, and that begin again.
 
 use super::*;
+use crate::broker::tests::{alone::alone, broker};
 use crate::conn::{Cursor, REPLACED, UNBORN, accounts, candidate, may_be_inherited};
-use crate::{process, table};
+use crate::{broker, process, table};
 use libc::iovec;
 use std::ops::RangeInclusive;
 
@@ -675,5 +676,35 @@ fn threads_that_use_a_connection_meanwhile_lose_no_byte() {
             soon("bytes go by ring", || ways(p.conn_a()) == (Way::Ring, Way::Ring));
         }
         is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A machine that has left takes its listeners with it, and brings them back.
+#[test]
+fn renewed_connection_is_offered_once_its_peer_is_back() {
+    let Some(_alone) = alone!() else { return };
+    let _broker = broker();
+    let p = Pair::candidates(4096);
+    let (conn, at) = (p.conn_a(), p.conn_a().identity.addresses().1);
+    assert!(!broker::knows_program(p.a, at));
+    conn.moves.renewals.store(1, Ordering::Relaxed);
+    let look = || drop(recv(p.a, 9, libc::MSG_DONTWAIT));
+    soon("the broker is met, and does not know the peer", || {
+        look();
+        assert_eq!(conn.ring_path.stage(), ConnStage::Candidate);
+        eprintln!(
+            "{:?} {:?} {:?}",
+            broker::directory().is_some(),
+            conn.ring_path.reason(),
+            broker::knows_program(p.a, at)
+        );
+        broker::directory().is_some() && conn.ring_path.reason() == Reason::NoPeer
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    assert_ne!(listener.local_addr().unwrap(), at);
+    broker::publish(listener.as_raw_fd()).unwrap();
+    soon("the peer's address is known, and the connection is offered", || {
+        look();
+        conn.ring_path.stage() == ConnStage::Offered
     });
 }
