@@ -5,12 +5,16 @@
 //! broker. The thread that looks receives everything in the socket, and files each message for the channel or the request that it belongs
 //! to. Of the threads that wait, one watches the socket. The others sleep until their answers are filed, or until it is their turn to watch.
 //!
+//! A message without an answer never waits for the broker. If the socket is full, the message is kept, and the keeper sends it as soon as there
+//! is room.
+//!
 //! ```text
 //!   socket of the session --> file() --> answers   by number of the request
 //!                                   \-> mailboxes by channel and side: the peer's region, and its next rings
 //! ```
 
 use crate::arrivals::FurtherMail;
+use crate::keeper::HangUpWatch;
 use crate::session::{BrokerSession, PATIENCE, whole};
 use crate::{Error, Result};
 pub(crate) use mailbox::{Mail, Mailbox, Parcel};
@@ -19,7 +23,7 @@ use partywall_region::Link;
 use places::RequestPlaces;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -59,6 +63,8 @@ type Answer = Result<(Message, Vec<OwnedFd>)>;
 
 #[derive(Debug)]
 struct DeskState {
+    /// The keeper's watch of the session's socket. Dropped before the socket is closed.
+    watch: Option<HangUpWatch>,
     session: BrokerSession,
     /// Counts the domain's sessions.
     number: u64,
@@ -68,8 +74,10 @@ struct DeskState {
     mailboxes: HashMap<EndId, Mailbox>,
     /// Links that are rung when the answer to a request comes, and hung up if it is a refusal or does not come.
     bells: HashMap<u32, Link>,
-    /// Messages without an answer that could not be sent yet, because the broker was away or did not read.
-    untold: Vec<Message>,
+    /// Messages without an answer that could not be sent yet, because the broker was away or did not read, in their order.
+    untold: VecDeque<Message>,
+    /// The keeper sends them when the socket has room.
+    awaits_room: bool,
     /// A thread watches the socket.
     is_watched: bool,
     /// Threads that sleep until the answers to their requests are filed, or until one of them is to watch the socket.
@@ -119,6 +127,7 @@ impl SessionDesk {
         let filed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("make an event", e))?;
         let state = DeskState {
+            watch: None,
             session,
             number: 1,
             // The session has made one request, to join.
@@ -126,7 +135,8 @@ impl SessionDesk {
             answers: HashMap::new(),
             mailboxes: HashMap::new(),
             bells: HashMap::new(),
-            untold: Vec::new(),
+            untold: VecDeque::new(),
+            awaits_room: false,
             is_watched: false,
             sleepers: HashMap::new(),
         };
@@ -360,9 +370,29 @@ impl SessionDesk {
 
     /// Sends a message without an answer, now or as soon as the broker reads.
     pub(crate) fn tell(&self, message: Message) {
+        self.state().tell(message);
+    }
+
+    /// Sends messages without an answer for which there was no room.
+    pub(crate) fn tell_untold(&self) {
+        self.state().tell_untold();
+    }
+
+    /// Has the keeper watch the session. When it ends, the keeper calls `ended` once. When there may be room for messages without an answer, the
+    /// keeper calls `room`, which calls [`Self::tell_untold`].
+    pub(crate) fn watch_session(
+        &self,
+        ended: impl FnOnce() + Send + 'static,
+        room: impl Fn() + Send + Sync + 'static,
+    ) -> Result<()> {
+        // Locked until the watch is stored: `ended` may be called at once, and the watch of the next session must be stored after this one.
         let mut state = self.state();
-        state.untold.push(message);
+        let watch = HangUpWatch::session(state.session.as_fd(), ended, room)?;
+        state.watch = Some(watch);
+        // The socket may have been full before there was a watch.
+        state.awaits_room = false;
         state.tell_untold();
+        Ok(())
     }
 
     /// Opens the mailbox of an end.
@@ -423,6 +453,7 @@ impl SessionDesk {
         for (message, fds) in session.take_unasked() {
             state.deliver(message, fds);
         }
+        (state.watch, state.awaits_room) = (None, false);
         state.session = session;
         state.number += 1;
         // The requests that are remembered, and those of the session's own, have different numbers.
@@ -454,13 +485,27 @@ impl DeskState {
         }
     }
 
-    /// Sends what has no answer, as far as the broker reads.
+    fn tell(&mut self, message: Message) {
+        self.untold.push_back(message);
+        self.tell_untold();
+    }
+
+    /// Sends what has no answer, as far as the broker reads. The keeper goes on when there is room again. The next session gets what is left of a
+    /// session that has ended.
     fn tell_untold(&mut self) {
-        while let Some(message) = self.untold.last() {
-            if self.session.try_post(0, message, &[]).is_err() {
-                return;
+        let mut is_full = false;
+        while let Some(message) = self.untold.front() {
+            if let Err(e) = self.session.try_post(0, message, &[]) {
+                is_full = matches!(e, Error::WouldBlock);
+                break;
             }
-            self.untold.pop();
+            self.untold.pop_front();
+        }
+        if is_full != self.awaits_room
+            && let Some(watch) = &self.watch
+        {
+            watch.await_room(self.session.as_fd(), is_full);
+            self.awaits_room = is_full;
         }
     }
 
@@ -516,7 +561,7 @@ impl DeskState {
                     }
                     // A channel whose links this process could not take is not used.
                     (Message::Connected { channel, .. }, Err(_)) => {
-                        self.untold.push(Message::Closed { channel: *channel })
+                        self.untold.push_back(Message::Closed { channel: *channel });
                     }
                     _ => {}
                 }
@@ -526,14 +571,14 @@ impl DeskState {
         if let Some(sleeper) = self.sleepers.remove(&request) {
             sleeper.unpark();
         }
+        self.tell_untold();
     }
 
     /// No thread takes this answer: the broker hears that the channel that came with it, if one did, is not used.
     fn give_back(&mut self, answer: &Message) {
         if let Message::Connected { channel, .. } = answer {
             self.mailboxes.remove(&(*channel, Side::Connecting));
-            self.untold.push(Message::Closed { channel: *channel });
-            self.tell_untold();
+            self.tell(Message::Closed { channel: *channel });
         }
     }
 

@@ -2,7 +2,6 @@
 
 use crate::arrivals::FurtherMail;
 use crate::desk::{EndId, Mail, SessionDesk, Ticket};
-use crate::keeper::HangUpWatch;
 use crate::memory::Place;
 use crate::session::{BrokerSession, JoinedIdentity, default_broker_path, unexpected};
 use crate::{Error, PeerInfo, Result};
@@ -47,7 +46,6 @@ struct DomainInner {
     name: String,
     /// Open channels, to be told of to a broker that has come again.
     channels: Mutex<HashMap<EndId, OpenChannel>>,
-    watch: Mutex<Option<HangUpWatch>>,
 }
 
 /// Another thread has dropped the end of a channel that a new broker was to hear of.
@@ -124,7 +122,6 @@ impl DomainBuilder {
             name: identity.name.clone(),
             identity: Mutex::new(identity),
             channels: Mutex::default(),
-            watch: Mutex::default(),
         });
         DomainInner::watch_session(&inner)?;
         let domain = Domain { inner };
@@ -535,23 +532,22 @@ impl Drop for ChannelRegistration {
 }
 
 impl DomainInner {
-    /// Has the keeper rejoin when the broker goes (protocol C9).
+    /// Has the keeper rejoin when the broker goes (protocol C9), and send what the broker's socket had no room for.
     fn watch_session(this: &Arc<Self>) -> Result<()> {
-        let weak = Arc::downgrade(this);
-        // Locked until the watch is stored: it may call at once, and the thread that joins again then must not store its own before.
-        let mut kept = lock(&this.watch);
-        let watch = this.desk.with_socket(|socket| {
-            HangUpWatch::call(socket, move || {
-                // This runs on another thread, because the keeper must go on watching links.
-                let rejoin =
-                    std::thread::Builder::new().name("partywall-rejoin".into()).spawn(move || Self::rejoin(&weak));
-                if let Err(e) = rejoin {
-                    tracing::warn!(error = %e, "the broker is gone and no thread can be had to wait for it");
-                }
-            })
-        })?;
-        *kept = Some(watch);
-        Ok(())
+        let (weak, speaker) = (Arc::downgrade(this), Arc::downgrade(this));
+        let ended = move || {
+            // This runs on another thread, because the keeper must go on watching links.
+            let rejoin = std::thread::Builder::new().name("partywall-rejoin".into()).spawn(move || Self::rejoin(&weak));
+            if let Err(e) = rejoin {
+                tracing::warn!(error = %e, "the broker is gone and no thread can be had to wait for it");
+            }
+        };
+        let room = move || {
+            if let Some(this) = speaker.upgrade() {
+                this.desk.tell_untold();
+            }
+        };
+        this.desk.watch_session(ended, room)
     }
 
     /// Tries until a broker is there or the domain is dropped.

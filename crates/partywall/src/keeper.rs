@@ -1,10 +1,10 @@
 //! The keeper: one thread per process that notices hang-ups, of links (a peer died) and of broker sessions.
 //!
 //! A half that waits sees its own link hang up. A half that writes into a ring with room does not look at its link for a long time. It
-//! checks a flag instead, which the keeper sets. The keeper sleeps in `epoll_wait` and is woken by hang-ups
-//! (and by the broker's notices to members of groups): doorbells do not wake it. It is started by the first channel or domain, and never
-//! ends. After `fork` the child has no keeper, and shares the epoll set of its parent. So the child gets an error for each request and
-//! each new channel ([`check_process`]).
+//! checks a flag instead, which the keeper sets. The keeper sleeps in `epoll_wait` and is woken by hang-ups, by the broker's notices to members
+//! of groups, and by room in the socket of a session while a message waits for it. Doorbells do not wake it. It is started by the first channel
+//! or domain, and never ends. After `fork` the child has no keeper, and shares the epoll set of its parent. So the child gets an error for each
+//! request and each new channel ([`check_process`]).
 
 use crate::{Error, Result};
 use rustix::event::epoll;
@@ -15,13 +15,23 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The action when a watched descriptor hangs up.
-pub(crate) enum OnHangUp {
+enum OnHangUp {
     /// Raise this flag.
     Flag(Arc<AtomicBool>),
-    /// Run this, once, on the keeper's thread; it must not block.
-    Call(Box<dyn FnOnce() + Send>),
-    /// Run this whenever something has come, and a last time, with `true`, on hang-up. It must not block.
+    /// Run this whenever something has come, or there may be room, and a last time, with `true`, on hang-up. It must not block.
     Notify(Arc<dyn Fn(bool) + Send + Sync>),
+    /// Run `ended` on hang-up, and `room` when there may be room, while that is asked for ([`HangUpWatch::await_room`]). Neither may block.
+    Session { ended: Box<dyn FnOnce() + Send>, room: Arc<dyn Fn() + Send + Sync> },
+}
+
+impl OnHangUp {
+    /// The events to ask for. Hang-ups are always reported, and edge-triggered only once.
+    fn input(&self) -> epoll::EventFlags {
+        match self {
+            Self::Notify(_) => epoll::EventFlags::IN,
+            Self::Flag(_) | Self::Session { .. } => epoll::EventFlags::empty(),
+        }
+    }
 }
 
 struct HangUpKeeper {
@@ -33,27 +43,50 @@ struct HangUpKeeper {
 /// Watches one descriptor as long as it lives.
 pub(crate) struct HangUpWatch {
     id: u64,
+    /// The events that the keeper's set reports of the descriptor besides hang-ups, while no room is awaited.
+    input: epoll::EventFlags,
     flag: Option<Arc<AtomicBool>>,
 }
 
 impl HangUpWatch {
+    fn new(fd: BorrowedFd<'_>, what: OnHangUp) -> Result<Self> {
+        let flag = match &what {
+            OnHangUp::Flag(flag) => Some(Arc::clone(flag)),
+            _ => None,
+        };
+        let input = what.input();
+        Ok(Self { id: keeper()?.add(fd, what)?, input, flag })
+    }
+
     /// Raises a flag, to be read by [`HangUpWatch::has_hung_up`].
     pub(crate) fn link(fd: BorrowedFd<'_>) -> Result<Self> {
-        let flag = Arc::new(AtomicBool::new(false));
-        let id = keeper()?.add(fd, OnHangUp::Flag(Arc::clone(&flag)))?;
-        Ok(Self { id, flag: Some(flag) })
+        Self::new(fd, OnHangUp::Flag(Arc::default()))
     }
 
-    /// Runs `call` once on hang-up.
-    pub(crate) fn call(fd: BorrowedFd<'_>, call: impl FnOnce() + Send + 'static) -> Result<Self> {
-        let id = keeper()?.add(fd, OnHangUp::Call(Box::new(call)))?;
-        Ok(Self { id, flag: None })
+    /// Runs `ended` once when a session hangs up, and `room` when its socket may have room again ([`HangUpWatch::await_room`]).
+    pub(crate) fn session(
+        fd: BorrowedFd<'_>,
+        ended: impl FnOnce() + Send + 'static,
+        room: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Self::new(fd, OnHangUp::Session { ended: Box::new(ended), room: Arc::new(room) })
     }
 
-    /// Runs `call` whenever something has come, and a last time, with `true`, on hang-up.
+    /// Runs `call` whenever something has come or, after [`HangUpWatch::await_room`], there may be room. Runs it a last time, with `true`, on
+    /// hang-up.
     pub(crate) fn notify(fd: BorrowedFd<'_>, call: impl Fn(bool) + Send + Sync + 'static) -> Result<Self> {
-        let id = keeper()?.add(fd, OnHangUp::Notify(Arc::new(call)))?;
-        Ok(Self { id, flag: None })
+        Self::new(fd, OnHangUp::Notify(Arc::new(call)))
+    }
+
+    /// Switches the reports of room in a session's socket on or off. Room that is there already is reported too. While they are on, the keeper
+    /// wakes up for packets that the broker reads, so they are on only while a message waits.
+    pub(crate) fn await_room(&self, fd: BorrowedFd<'_>, is_wanted: bool) {
+        if let Ok(keeper) = keeper() {
+            let output = if is_wanted { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+            let events = epoll::EventFlags::ET | self.input | output;
+            // It fails only for lack of kernel memory. Then the next request sends what waits.
+            let _ = epoll::modify(&keeper.epoll, fd, epoll::EventData::new_u64(self.id), events);
+        }
     }
 
     /// Takes the watched descriptor out of the keeper's set. Needed where the descriptor is a duplicate: the kernel takes a descriptor out by
@@ -104,9 +137,7 @@ impl HangUpKeeper {
 
     fn add(&self, fd: BorrowedFd<'_>, what: OnHangUp) -> Result<u64> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        // Except for those, no event is asked for: hang-ups are always reported, and edge-triggered only once.
-        let input =
-            if matches!(what, OnHangUp::Notify(_)) { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let input = what.input();
         self.watched().insert(id, what);
         let added = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(id), epoll::EventFlags::ET | input);
         if let Err(e) = added {
@@ -156,17 +187,20 @@ fn run() {
         for event in &events {
             let flags = event.flags;
             if !flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                let told = match keeper.watched().get(&{ event.data }.u64()) {
-                    Some(OnHangUp::Notify(call)) => Some(Arc::clone(call)),
-                    _ => None,
+                // No call is made under the lock.
+                let (told, room) = match keeper.watched().get(&{ event.data }.u64()) {
+                    Some(OnHangUp::Notify(call)) => (Some(Arc::clone(call)), None),
+                    Some(OnHangUp::Session { room, .. }) => (None, Some(Arc::clone(room))),
+                    _ => (None, None),
                 };
                 told.into_iter().for_each(|call| call(false));
+                room.into_iter().for_each(|call| call());
                 continue;
             }
             let what = keeper.watched().remove(&{ event.data }.u64());
             match what {
                 Some(OnHangUp::Flag(flag)) => flag.store(true, Ordering::Relaxed),
-                Some(OnHangUp::Call(call)) => call(),
+                Some(OnHangUp::Session { ended, .. }) => ended(),
                 Some(OnHangUp::Notify(call)) => call(true),
                 // The channel was dropped in the meantime.
                 None => {}
@@ -201,7 +235,7 @@ mod tests {
         let raise = Arc::clone(&called);
         let (near, far) = pair();
         let copy = near.try_clone().unwrap();
-        let watch = HangUpWatch::call(near.as_fd(), move || raise.store(true, Ordering::Relaxed)).unwrap();
+        let watch = HangUpWatch::session(near.as_fd(), move || raise.store(true, Ordering::Relaxed), || {}).unwrap();
         drop((watch, near, far));
         // When the keeper reports a later hang-up, it has seen the earlier one.
         let (near, far) = pair();

@@ -3,6 +3,7 @@
 //! The program at the other end may be hostile. Its statements apply to this machine only. Sessions, links and waiting bytes are bounded.
 //! Malformed input ends its session, or the port.
 
+mod held;
 mod open;
 mod sent;
 
@@ -262,6 +263,8 @@ fn wait(fds: &[PollFd<'_>], limit: Option<Duration>) -> io::Result<Vec<bool>> {
     }
 }
 
+#[cfg(test)]
+mod held_tests;
 #[cfg(test)]
 mod release_tests;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::*;
 use partywall_protocol::wire;
 use partywall_region::packet;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -188,4 +189,91 @@ fn new_session_ends_every_wait_on_the_old_one() {
     let (request, domain) = next.hear();
     next.answer(request, &domain);
     assert_eq!(again.recv_timeout(HANG).unwrap().unwrap(), "again");
+}
+
+/// The channel of the next packet, which says that one was closed.
+fn hear_closed(far: &Far) -> Option<u64> {
+    let mut buffer = [0; wire::MAX_PACKET];
+    set_socket_timeout(&far.0, Timeout::Recv, Some(HANG)).unwrap();
+    let received = packet::recv(far.0.as_fd(), &mut buffer).unwrap();
+    match wire::decode(&buffer[..received.len]).unwrap() {
+        (0, Message::Closed { channel }) => Some(channel),
+        _ => None,
+    }
+}
+
+/// A desk whose session the keeper watches, as it does for a domain.
+fn watched_desk() -> (Arc<SessionDesk>, Far) {
+    let (desk, far) = desk();
+    watch(&desk);
+    (desk, far)
+}
+
+fn watch(desk: &Arc<SessionDesk>) {
+    let weak = Arc::downgrade(desk);
+    desk.watch_session(|| {}, move || weak.upgrade().into_iter().for_each(|desk| desk.tell_untold())).unwrap();
+}
+
+/// Fills the session's socket with requests. Returns their number.
+fn fill(desk: &SessionDesk) -> usize {
+    let request = Message::NameClaimed { domain: "d".to_owned(), claim: 1, holder: String::new() };
+    std::iter::repeat_with(|| desk.ask(&request, &[])).take_while(Result::is_ok).count()
+}
+
+#[test]
+fn farewell_to_full_socket_is_sent_without_further_request() {
+    let (desk, far) = watched_desk();
+    // Each time again: the keeper is asked for room once more.
+    for _ in 0..3 {
+        let requests = fill(&desk);
+        let channels = 0..2 * requests as u64;
+        channels.clone().for_each(|channel| desk.close(channel));
+        assert_eq!(desk.state().untold.len(), channels.clone().count());
+        (0..requests).for_each(|_| assert_eq!(hear_closed(&far), None));
+        channels.for_each(|channel| assert_eq!(hear_closed(&far), Some(channel)));
+        assert!(desk.state().untold.is_empty());
+    }
+    assert!(!desk.state().awaits_room, "the keeper would wake up for each packet that the broker reads");
+}
+
+#[test]
+fn farewell_from_before_the_watch_is_sent_when_there_is_room() {
+    let (desk, far) = desk();
+    let requests = fill(&desk);
+    desk.close(7);
+    watch(&desk);
+    (0..requests).for_each(|_| assert_eq!(hear_closed(&far), None));
+    assert_eq!(hear_closed(&far), Some(7));
+}
+
+#[test]
+fn farewell_to_full_socket_of_ended_session_reaches_the_next() {
+    let (desk, far) = watched_desk();
+    fill(&desk);
+    desk.close(7);
+    drop(far);
+    let (session, next) = BrokerSession::pair();
+    // The next socket is full as well before there is a watch.
+    let mut request = Vec::new();
+    wire::encode(1, &Message::Ping {}, &mut request);
+    let full = std::iter::repeat_with(|| packet::try_send(session.as_fd(), &request, &[]));
+    let requests = full.take_while(std::io::Result::is_ok).count();
+    desk.replace(session);
+    watch(&desk);
+    let next = Far(next);
+    (0..requests).for_each(|_| assert_eq!(hear_closed(&next), None));
+    assert_eq!(hear_closed(&next), Some(7));
+}
+
+#[test]
+fn channel_without_its_links_is_closed_at_once() {
+    let (desk, far) = watched_desk();
+    let request = Message::NameClaimed { domain: "d".to_owned(), claim: 1, holder: String::new() };
+    let ticket = desk.ask(&request, &[]).unwrap();
+    let mut out = Vec::new();
+    wire::encode(far.hear().0, &Message::Connected { channel: 7, domain: 1, epoch: 1, links: 2 }, &mut out);
+    packet::send(far.0.as_fd(), &out, &[]).unwrap();
+    desk.file_news();
+    assert_eq!(hear_closed(&far), Some(7));
+    assert!(matches!(desk.answer(ticket), Some(Err(_))));
 }

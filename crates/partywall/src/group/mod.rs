@@ -20,6 +20,7 @@ use partywall_region::pmem::{OwnSeat, SeatMemory};
 use partywall_shm::group::{CONTROL, SEATS, Serials, TokenClaim, TokenState as Claimed};
 use partywall_shm::layout::PAGE;
 use rustix::fd::{AsFd as _, OwnedFd};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use tokens::Tokens;
@@ -118,6 +119,16 @@ pub(crate) struct GroupInner {
 struct GroupState {
     members: Members,
     tokens: Tokens,
+    /// Dead seats of which the broker was not told yet that this process is done with them, because it did not read.
+    untold: VecDeque<u64>,
+    /// The keeper looks for room in the session's socket.
+    awaits_room: bool,
+}
+
+impl GroupState {
+    fn new(members: Members, tokens: Tokens) -> Self {
+        Self { members, tokens, untold: VecDeque::new(), awaits_room: false }
+    }
 }
 
 impl GroupBuilder {
@@ -142,7 +153,7 @@ impl GroupBuilder {
         let (seat, key, own, all) =
             if is_of_host { self.bring_seat(&mut session, &rows)? } else { self.take_seat(&mut session)? };
         let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), key);
-        let state = GroupState { members: all, tokens: Tokens::new(Serials::new(random)) };
+        let state = GroupState::new(all, Tokens::new(Serials::new(random)));
         let inner = Arc::new(GroupInner {
             name: self.name,
             session: Mutex::new(session),
@@ -154,10 +165,7 @@ impl GroupBuilder {
             state: Mutex::new(state),
             watch: Mutex::default(),
         });
-        let weak = Arc::downgrade(&inner);
-        let watch = HangUpWatch::notify(lock(&inner.session).as_fd(), move |gone| notice(&weak, gone))?;
-        *lock(&inner.watch) = Some(watch);
-        inner.hear();
+        GroupInner::watch_session(&inner)?;
         Ok(Group { inner })
     }
 
@@ -334,7 +342,7 @@ impl Domain {
     }
 }
 
-/// Runs on the keeper's thread: the broker has said something, or is gone.
+/// Runs on the keeper's thread: the broker has said something, has read something that this process waits for, or is gone.
 fn notice(inner: &Weak<GroupInner>, gone: bool) {
     if let Some(inner) = inner.upgrade() {
         inner.unheard.store(true, Ordering::SeqCst);
@@ -346,6 +354,17 @@ fn notice(inner: &Weak<GroupInner>, gone: bool) {
 }
 
 impl GroupInner {
+    /// Has the keeper listen to the broker, and process what the broker has said before.
+    fn watch_session(this: &Arc<Self>) -> Result<()> {
+        let weak = Arc::downgrade(this);
+        let watch = HangUpWatch::notify(lock(&this.session).as_fd(), move |gone| notice(&weak, gone))?;
+        *lock(&this.watch) = Some(watch);
+        // The keeper may have processed something, and found the socket full, before the watch was stored.
+        this.unheard.store(true, Ordering::SeqCst);
+        this.hear();
+        Ok(())
+    }
+
     /// Processes the broker's notices about other members, unless another thread is doing so.
     fn hear(&self) {
         while self.unheard.load(Ordering::SeqCst) {
@@ -420,7 +439,7 @@ impl GroupInner {
     }
 
     fn sweep(&self, state: &mut GroupState) {
-        let GroupState { members, tokens } = state;
+        let GroupState { members, tokens, .. } = state;
         let own = self.own.pages();
         let complete = members.unmapped().is_empty();
         tokens.sweep(own, complete, |place, serial| {
@@ -431,16 +450,32 @@ impl GroupInner {
 
     /// Drops dead members of which nothing is open, once what they had of ours is known.
     fn settle(&self, state: &mut GroupState, session: &BrokerSession) {
-        if !state.members.any_dead() {
-            return;
+        if state.members.any_dead() {
+            self.sweep(state);
+            if state.tokens.is_empty() || state.members.unmapped().is_empty() {
+                let buried = state.members.bury();
+                state.untold.extend(buried);
+            }
         }
-        self.sweep(state);
-        if !state.tokens.is_empty() && !state.members.unmapped().is_empty() {
-            return;
+        self.let_go(state, session);
+    }
+
+    /// Tells the broker which dead seats this process is done with. The keeper's thread may be here, so it does not wait for room.
+    fn let_go(&self, state: &mut GroupState, session: &BrokerSession) {
+        let mut is_full = false;
+        while let Some(key) = state.untold.front() {
+            if let Err(Error::WouldBlock) = session.try_post(0, &Message::LetGo { key: *key }, &[]) {
+                is_full = true;
+                break;
+            }
+            // A broker that is gone has forgotten the seat anyhow.
+            state.untold.pop_front();
         }
-        for key in state.members.bury() {
-            // A broker that is gone has forgotten it anyhow.
-            let _ = session.tell(&Message::LetGo { key }, &[]);
+        if is_full != state.awaits_room
+            && let Some(watch) = &*lock(&self.watch)
+        {
+            watch.await_room(session.as_fd(), is_full);
+            state.awaits_room = is_full;
         }
     }
 

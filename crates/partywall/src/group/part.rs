@@ -267,6 +267,7 @@ mod tests {
     use super::super::members::Members;
     use super::super::tokens::Tokens;
     use super::*;
+    use crate::keeper::HangUpWatch;
     use crate::session::BrokerSession;
     use partywall_protocol::wire;
     use partywall_region::packet;
@@ -274,17 +275,21 @@ mod tests {
     use partywall_shm::group::Serials;
     use partywall_shm::layout::PAGE;
     use rustix::fd::{AsFd, OwnedFd};
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
     use std::sync::Mutex;
     use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
 
     /// Far from what [`partywall_shm::group::address`] gives: the window of the other member, and this process's seat.
     const WINDOW: u64 = 0x4a00_0000_0000;
     const OWN: u64 = 0x4b00_0000_0000;
+    /// The seat in the other test, which may run at the same time.
+    const OTHER_OWN: u64 = 0x4c00_0000_0000;
 
-    /// A group of two members. The other end of the session plays the broker.
-    fn group() -> (Group, OwnedFd) {
+    /// A group of two members, with this process's seat at an address. The other end of the session plays the broker.
+    fn group(own: u64) -> (Group, OwnedFd) {
         let (session, broker) = BrokerSession::pair();
-        let addresses = WindowAddresses::reserve(OWN, 1 << 20).unwrap();
+        let addresses = WindowAddresses::reserve(own, 1 << 20).unwrap();
         let (memory, _) = SeatMemory::create(PAGE).unwrap();
         let inner = GroupInner {
             name: "pool".into(),
@@ -294,7 +299,7 @@ mod tests {
             own: Arc::new(OwnSeat::settle(memory, &addresses, PAGE, 1).unwrap()),
             me: 1,
             seat: 0,
-            state: Mutex::new(GroupState { members: Members::new(2), tokens: Tokens::new(Serials::new(1)) }),
+            state: Mutex::new(GroupState::new(Members::new(2), Tokens::new(Serials::new(1)))),
             watch: Mutex::default(),
         };
         (Group { inner: Arc::new(inner) }, broker)
@@ -332,7 +337,7 @@ mod tests {
     fn window_of_a_later_member_is_mapped_when_its_place_is_known() {
         let file = WindowFile::create(&WindowSpec { room: 1 << 20, owner: "a".into(), peer: "pool".into() }).unwrap();
         let size = file.window().unwrap().size();
-        let (group, broker) = group();
+        let (group, broker) = group(OWN);
         let placed = Mutex::new(3);
         std::thread::scope(|scope| {
             scope.spawn(|| answer(&broker, &file, size, (&placed, 3)));
@@ -352,5 +357,39 @@ mod tests {
             *lock(&placed) = 4;
             assert_eq!(group.windows_in("a").unwrap(), []);
         });
+    }
+
+    #[test]
+    fn keeper_does_not_wait_for_room_to_let_a_dead_seat_go() {
+        const HANG: Duration = Duration::from_secs(60);
+        let (group, broker) = group(OTHER_OWN);
+        set_socket_timeout(&broker, Timeout::Recv, Some(HANG)).unwrap();
+        let ping = || lock(&group.inner.session).try_post(1, &Message::Ping {}, &[]);
+        let pings = std::iter::repeat_with(ping).take_while(crate::Result::is_ok).count();
+        GroupInner::watch_session(&group.inner).unwrap();
+        for alive in [true, false] {
+            let seat = Message::SeatIs { key: 7, seat: 1, member: 1, life: 1, alive, memory: false, base: 0, size: 0 };
+            let mut out = Vec::new();
+            wire::encode(0, &seat, &mut out);
+            packet::send(broker.as_fd(), &out, &[]).unwrap();
+        }
+        // The keeper reports another hang-up after it has processed these.
+        let (near, far) = packet::pair().unwrap();
+        let watch = HangUpWatch::link(near.as_fd()).unwrap();
+        drop(far);
+        let start = Instant::now();
+        while !watch.has_hung_up() {
+            assert!(start.elapsed() < HANG, "the keeper waits for the broker");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let hear = || {
+            let mut buffer = [0; wire::MAX_PACKET];
+            let received = packet::recv(broker.as_fd(), &mut buffer).unwrap();
+            wire::decode(&buffer[..received.len]).unwrap().1
+        };
+        (0..pings).for_each(|_| assert!(matches!(hear(), Message::Ping {})));
+        assert!(matches!(hear(), Message::LetGo { key: 7 }));
+        let state = lock(&group.inner.state);
+        assert!(state.untold.is_empty() && !state.awaits_room);
     }
 }

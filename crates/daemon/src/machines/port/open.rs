@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{PollFd, PollFlags};
 
+use super::held::HeldPackets;
 use super::sent::{SentPacket, SentPackets, Sessions};
 use super::{Announced, Announcement, Attend, Part, PortOrders, Stop, wait};
 use crate::control::Errand;
@@ -47,11 +48,6 @@ fn links_of(message: &Message) -> usize {
     }
 }
 
-/// Whether a packet could not be sent because the broker has ended the session.
-fn has_ended(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
-}
-
 /// A port whose other end is open.
 pub(super) struct Open<'a> {
     at: &'a Attend,
@@ -59,6 +55,8 @@ pub(super) struct Open<'a> {
     sessions: Sessions,
     /// The next packet of each session, in the order of the broker.
     sent: SentPackets,
+    /// Packets for the broker that wait for room in the sockets of their sessions. The guest is not heard meanwhile.
+    held: HeldPackets<'a>,
     links: BTreeSet<u32>,
     /// Numbers that the guest has given to links which the broker is asked to make: by session and request.
     connecting: BTreeMap<(u32, u32), Vec<u32>>,
@@ -91,6 +89,7 @@ impl<'a> Open<'a> {
             relay,
             sessions,
             sent: SentPackets::default(),
+            held: HeldPackets::new(at.nothing.as_fd()),
             links,
             connecting,
             next_link: 1,
@@ -106,13 +105,19 @@ impl<'a> Open<'a> {
     /// Until the port is closed.
     pub(super) fn serve(&mut self, notices: &Notices) -> Result<(), Stop> {
         loop {
+            for session in self.held.send_waiting(&self.sessions) {
+                self.close(session);
+            }
             let full = self.is_full();
+            let polled = if full { 0 } else { self.sessions.len() };
             let ready = {
                 let mut fds = vec![PollFd::new(&*self.at.bell, PollFlags::IN)];
-                if !full {
+                fds.extend(self.sessions.values().take(polled).map(|socket| PollFd::new(socket, PollFlags::IN)));
+                if self.may_hear() {
                     fds.push(PollFd::new(notices, PollFlags::IN));
-                    fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
                 }
+                let full_socket = self.held.full_socket(&self.sessions);
+                fds.extend(full_socket.map(|socket| PollFd::new(socket, PollFlags::OUT)));
                 let limit = match (full, self.sent.is_empty()) {
                     (false, false) => Some(Duration::ZERO),
                     _ if full || self.orders_left => Some(SOON),
@@ -120,16 +125,16 @@ impl<'a> Open<'a> {
                 };
                 wait(&fds, limit).unwrap_or_default()
             };
-            let sessions: Vec<u32> =
-                self.sessions.keys().copied().zip(ready.iter().skip(2)).filter_map(|(s, r)| r.then_some(s)).collect();
+            let ready_sessions = self.sessions.keys().copied().zip(ready.iter().skip(1).take(polled));
+            let sessions: Vec<u32> = ready_sessions.filter_map(|(s, r)| r.then_some(s)).collect();
             self.hear_orders()?;
             if self.release_patience().is_some_and(|left| left.is_zero()) {
                 self.end_release(Some(format!("its agent has not answered within {RELEASE:?}")));
                 // An answer that still comes must not count for the next request. Both sides begin again.
                 return Ok(());
             }
-            // The guest's messages may need answers, so none are read while answers wait. The relay then stops reading.
-            while !self.is_full()
+            // The relay stops reading when this thread does.
+            while self.may_hear()
                 && let Some(notice) = notices.try_recv()
             {
                 match notice {
@@ -163,6 +168,12 @@ impl<'a> Open<'a> {
     /// More waits for the port, or for the event loop, than may (protocol P5).
     fn is_full(&self) -> bool {
         self.relay.waiting() > HIGH || self.at.errands.waiting() >= MOST_ERRANDS
+    }
+
+    /// Whether the guest's messages are read. They may need answers, so none are read while answers wait. None are read either while an
+    /// earlier one waits for room in the socket of its session. The packets of the broker are passed on then, so neither side waits for the other.
+    fn may_hear(&self) -> bool {
+        !self.is_full() && self.held.is_empty()
     }
 
     /// An agent has greeted: it knows nothing of sessions before.
@@ -287,11 +298,11 @@ impl<'a> Open<'a> {
         match said {
             Say::Open { session, pid } => self.open(session, pid),
             Say::Close { session, by_program } => {
-                if let Some(socket) = self.sessions.get(&session).filter(|_| by_program) {
-                    // If there is no room for it, the program counts as alive.
-                    let _ = packet::try_send(socket.as_fd(), &carried::GONE, &[]);
-                }
+                let socket = self.sessions.remove(&session);
                 self.forget_session(session);
+                if let Some(socket) = socket.filter(|_| by_program) {
+                    self.held.send_gone(&self.sessions, socket);
+                }
             }
             Say::Packet { session, links, socket, bytes, .. } => {
                 if self.sessions.contains_key(&session)
@@ -359,7 +370,7 @@ impl<'a> Open<'a> {
         self.say(&Say::Close { session, by_program: false });
     }
 
-    /// Passes a packet of the guest's on to the broker.
+    /// Passes a packet of the guest's on to the broker, now or when the session's socket has room.
     fn pass_in(&mut self, session: u32, links: &[u32], shown: Option<&SocketFacts>, bytes: &[u8]) -> io::Result<()> {
         let mut stand_ins = 0;
         let mut socket = None;
@@ -385,13 +396,7 @@ impl<'a> Open<'a> {
                 }
             }
         }
-        let Some(of) = self.sessions.get(&session) else { return Ok(()) };
-        let fds: Vec<BorrowedFd<'_>> = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins).collect();
-        match packet::try_send(of.as_fd(), &carried::encode(socket, bytes), &fds) {
-            // The guest gets `Close` after the last packets of the session.
-            Err(e) if has_ended(&e) => Ok(()),
-            sent => sent,
-        }
+        self.held.send(&self.sessions, session, carried::encode(socket, bytes), stand_ins)
     }
 
     /// Takes what the broker says to programs, and passes it on in the order in which it was said.
@@ -497,10 +502,8 @@ impl<'a> Open<'a> {
         }
         let mut packet = Vec::new();
         wire::encode(0, &Message::Closed { channel }, &mut packet);
-        let Some(socket) = self.sessions.get(&session) else { return };
-        match packet::try_send(socket.as_fd(), &carried::encode(None, &packet), &[]) {
-            Err(e) if !has_ended(&e) => self.close(session),
-            _ => {}
+        if self.held.send(&self.sessions, session, carried::encode(None, &packet), 0).is_err() {
+            self.close(session);
         }
     }
 
