@@ -282,6 +282,12 @@ pub(crate) mod testing {
         take(unsafe { super::sendfile::sendfile(to, from, offset, count) })
     }
 
+    /// From the file's own offset on.
+    pub(crate) fn sendfile_on(to: c_int, from: c_int, count: usize) -> Result<usize, Errno> {
+        // SAFETY: descriptors of the test, without an offset.
+        take(unsafe { super::sendfile::sendfile(to, from, std::ptr::null_mut(), count) })
+    }
+
     pub(crate) fn splice(from: c_int, to: c_int, count: usize) -> Result<usize, Errno> {
         let none = std::ptr::null_mut();
         // SAFETY: descriptors of the test, without offsets.

@@ -192,17 +192,19 @@ export! {
             let first = if count > 0 && datagram::is(fd) { unsafe { readable(messages.cast::<msghdr>()) } } else { None };
             let room = first.filter(|first| !first.msg_name.is_null()).map_or(0, |first| first.msg_namelen);
             // SAFETY: the caller's arguments, passed on.
-            let done = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-            for i in 0..usize::try_from(done).unwrap_or(0) {
-                // SAFETY: the kernel has just filled in as many.
-                unsafe { rights::came(fd, &(*messages.add(i)).msg_hdr, flags) };
+            let kernel = || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+            if let Some(done) = datagram::by_kernel_alone(fd, kernel) {
+                for i in 0..usize::try_from(done).unwrap_or(0) {
+                    // SAFETY: the kernel has just filled in as many.
+                    unsafe { rights::came(fd, &(*messages.add(i)).msg_hdr, flags) };
+                }
+                if done > 0 {
+                    // SAFETY: the caller's list, of which the kernel has filled in at least one.
+                    let first = unsafe { Wanted::by_header(&raw mut (*messages).msg_hdr) };
+                    datagram::received_many(fd, first, room, done);
+                }
+                return done;
             }
-            if done > 0 {
-                // SAFETY: the caller's list, of which the kernel has filled in at least one.
-                let first = unsafe { Wanted::by_header(&raw mut (*messages).msg_hdr) };
-                datagram::received_many(fd, first, room, done);
-            }
-            return done;
         }
         // SAFETY: the caller's timeout, if there is one that can be read.
         let until = unsafe { readable(timeout) }.map(|t| {

@@ -1,11 +1,14 @@
 //! `sendfile` and `splice`: straight between a file or pipe and the ring.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::conn::{CandidateStep, Conn, KernelCall, REPLACED};
-use crate::{real, sys};
-use libc::{c_int, c_uint, loff_t, off_t, size_t, ssize_t};
+use crate::conn::{ByteSource, CandidateStep, Conn, KernelCall, REPLACED, SendFault, kernel_send};
+use crate::{real, scratch, sys};
+use libc::{c_int, c_uint, iovec, loff_t, off_t, size_t, ssize_t};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::BorrowedFd;
+use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
+use std::ptr;
 
 /// The most bytes of one call, as in the kernel.
 const MOST: usize = 0x7fff_f000;
@@ -95,32 +98,109 @@ fn send_file(
         return Err(Errno::INVAL);
     }
     let file = sys::borrow(from);
+    // As the kernel, this takes only files that have an offset, and moves the file's own once, after the last byte.
+    let from = match &offset {
+        Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL)?,
+        None => rustix::fs::tell(file).map_err(|error| if error == Errno::SPIPE { Errno::INVAL } else { error })?,
+    };
+    let mut source = FileSource { file, at: from };
+    let sent = conn.send_from(to, count, false, &mut source);
     match offset {
-        Some(offset) => {
-            let mut at = u64::try_from(*offset).map_err(|_| Errno::INVAL)?;
-            let sent = conn.send_from(to, count, false, |room| {
-                let n = rustix::io::pread(file, room, at)?;
-                at += n as u64;
-                Ok(n)
-            });
-            *offset = off_t::try_from(at).unwrap_or(off_t::MAX);
-            sent
+        Some(offset) => *offset = off_t::try_from(source.at).unwrap_or(off_t::MAX),
+        None if source.at == from => {}
+        None => {
+            let _ = rustix::fs::seek(file, SeekFrom::Start(source.at));
         }
-        None => conn.send_from(to, count, false, |room| rustix::io::read(file, room)),
     }
+    sent
+}
+
+/// A file that is read without moving its own offset.
+struct FileSource {
+    file: BorrowedFd<'static>,
+    /// Of the next byte.
+    at: u64,
+}
+
+impl FileSource {
+    fn give_by(&mut self, fd: c_int, buffer: &mut [u8]) -> Result<usize, SendFault> {
+        let n = rustix::io::pread(self.file, &mut *buffer, self.at).map_err(SendFault::Source)?;
+        if n == 0 {
+            return Ok(0);
+        }
+        let mut list = [iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: n }];
+        let sent = kernel_send(fd, &mut list, 0)?;
+        self.at += sent as u64;
+        Ok(sent)
+    }
+}
+
+impl ByteSource for FileSource {
+    fn take(&mut self, room: &mut [u8]) -> Result<usize, Errno> {
+        let n = rustix::io::pread(self.file, room, self.at)?;
+        self.at += n as u64;
+        Ok(n)
+    }
+
+    fn give(&mut self, fd: c_int, most: usize) -> Result<usize, SendFault> {
+        scratch::with_memory(most, 0u8, |buffer| Ok(self.give_by(fd, buffer))).map_err(SendFault::Source)?
+    }
+}
+
+/// A pipe. Bytes that were read from it cannot be put back, so the kernel moves those that go by TCP.
+struct PipeSource {
+    pipe: c_int,
+    /// Whether the socket that gets its bytes waits for room, once that was asked for.
+    socket_waits: Option<bool>,
+}
+
+impl PipeSource {
+    /// Whether there is anything to read, or the end.
+    fn is_ready(&self) -> Result<bool, Errno> {
+        match pipe_is_ready(self.pipe, PollFlags::IN, true) {
+            Ok(()) => Ok(true),
+            Err(Errno::AGAIN) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl ByteSource for PipeSource {
+    fn take(&mut self, room: &mut [u8]) -> Result<usize, Errno> {
+        // Empty: what has gone has gone.
+        if self.is_ready()? { rustix::io::read(sys::borrow(self.pipe), room) } else { Ok(0) }
+    }
+
+    fn give(&mut self, fd: c_int, most: usize) -> Result<usize, SendFault> {
+        if !self.is_ready().map_err(SendFault::Source)? {
+            return Ok(0);
+        }
+        // `SPLICE_F_NONBLOCK` concerns the pipe alone. A socket that waits, and has room, takes a few bytes at once.
+        let waits = *self.socket_waits.get_or_insert_with(|| !is_nonblocking(fd));
+        let most = if waits { most.min(WHOLE) } else { most };
+        let (none, flags) = (ptr::null_mut(), libc::SPLICE_F_NONBLOCK);
+        // SAFETY: two descriptors without offsets, so the kernel reads and writes no memory of this process.
+        match sys::take(unsafe { real::splice(self.pipe, none, fd, none, most, flags) }) {
+            Err(Errno::PIPE) => Err(SendFault::Signalled),
+            Err(error @ (Errno::INTR | Errno::INVAL | Errno::BADF | Errno::NOMEM)) => Err(SendFault::Source(error)),
+            result => result.map_err(SendFault::Connection),
+        }
+    }
+}
+
+fn is_nonblocking(fd: c_int) -> bool {
+    rustix::fs::fcntl_getfl(sys::borrow(fd)).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
 /// Whether a pipe can be read or written without waiting; waits for it if allowed to.
 fn pipe_is_ready(pipe: c_int, what: PollFlags, dont_wait: bool) -> Result<(), Errno> {
     let mut one = [PollFd::from_borrowed_fd(sys::borrow(pipe), what)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let nonblocking =
-        || rustix::fs::fcntl_getfl(sys::borrow(pipe)).is_ok_and(|f| f.contains(rustix::fs::OFlags::NONBLOCK));
-    let limit = if dont_wait || nonblocking() { Some(&now) } else { None };
+    let limit = if dont_wait || is_nonblocking(pipe) { Some(&now) } else { None };
     if rustix::event::poll(&mut one, limit)? == 0 { Err(Errno::AGAIN) } else { Ok(()) }
 }
 
-/// How much a pipe that is ready takes at once, whole.
+/// How much a pipe that is ready takes at once, whole; and a socket, of which a third of the buffer is free when it is ready.
 const WHOLE: usize = 4096;
 
 fn to_pipe(conn: &'static Conn, from: c_int, pipe: c_int, len: usize, dont_wait: bool) -> Result<usize, Errno> {
@@ -152,11 +232,5 @@ fn from_pipe(conn: &'static Conn, pipe: c_int, to: c_int, len: usize, dont_wait:
         return Err(Errno::BADF);
     }
     pipe_is_ready(pipe, PollFlags::IN, dont_wait)?;
-    let file = sys::borrow(pipe);
-    conn.send_from(to, len.min(MOST), dont_wait, |room| match pipe_is_ready(pipe, PollFlags::IN, true) {
-        Ok(()) => rustix::io::read(file, room),
-        // Empty: what has gone has gone.
-        Err(Errno::AGAIN) => Ok(0),
-        Err(error) => Err(error),
-    })
+    conn.send_from(to, len.min(MOST), dont_wait, &mut PipeSource { pipe, socket_waits: None })
 }

@@ -52,10 +52,12 @@ pub(crate) use descent::Descent;
 pub(crate) use options::{changes_stream, needs_tcp};
 pub(crate) use passing::PassedStatement;
 pub(crate) use readiness::{RingLook, RingReadiness};
+pub(crate) use relay::{ByteSource, SendFault};
 pub(crate) use renewal::{may_be_inherited, rings_after_exec};
 pub(crate) use ring_path::{ConnStage, flags};
 #[cfg(test)]
 pub(crate) use tests::Pair;
+pub(crate) use tx::kernel_send;
 pub(crate) use waiters::{ConnWaiters, Deadline, Interest, WaitOutcome, install};
 
 use crate::local::{self, LocalState, OwnBell};

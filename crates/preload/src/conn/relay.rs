@@ -4,51 +4,82 @@ use super::cursor::Cursor;
 use super::rx::{BytesFound, ReceiveTurn};
 use super::tx::{PIECE, SendTurn, raise_sigpipe};
 use super::{Conn, Interest, Pages, REPLACED, flags};
-use crate::{scratch, sys};
+use crate::sys;
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
 use partywall_shm::half::ROUNDS;
 use partywall_shm::path::Way;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+/// Why a source has sent nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SendFault {
+    /// The file or the pipe has failed. `EAGAIN`: it has nothing to read now.
+    Source(Errno),
+    /// The connection has failed. `EAGAIN`: it has no room now.
+    Connection(Errno),
+    /// The connection has no reader any more, and the kernel has raised `SIGPIPE` for it.
+    Signalled,
+}
+
+impl SendFault {
+    fn error(self) -> Errno {
+        match self {
+            Self::Source(error) | Self::Connection(error) => error,
+            Self::Signalled => Errno::PIPE,
+        }
+    }
+}
+
+impl From<Errno> for SendFault {
+    fn from(error: Errno) -> Self {
+        Self::Connection(error)
+    }
+}
+
+/// Where the bytes come from that [`Conn::send_from`] sends.
+pub(crate) trait ByteSource {
+    /// Takes the next bytes from the source into `room`, and returns how many these are. 0 ends the call.
+    fn take(&mut self, room: &mut [u8]) -> Result<usize, Errno>;
+
+    /// Sends at most `most` of the next bytes by the kernel's socket `fd`, and returns how many these are. 0 ends the call. Bytes that the
+    /// kernel does not accept stay in the source. A socket that does not wait is not waited for.
+    fn give(&mut self, fd: c_int, most: usize) -> Result<usize, SendFault>;
+}
+
 impl Conn {
-    /// Sends what `read` puts into the ring, at most `wanted` bytes; by way of a buffer where the way is TCP.
-    ///
-    /// `read` is given room and returns how much of it it has filled: 0 ends.
+    /// Sends what comes from `source`, at most `wanted` bytes: into the ring, or by the kernel where the way is TCP.
     pub(crate) fn send_from(
         &'static self,
         fd: c_int,
         wanted: usize,
         dont_wait: bool,
-        mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+        source: &mut impl ByteSource,
     ) -> Result<usize, Errno> {
         self.part_if_lost();
         let (mut done, mut refused) = (0, 0);
         let mut deadline = None;
         while done < wanted {
             let mut is_source_empty = false;
-            let result = try_send_from(self, fd, wanted - done, &mut |room| {
-                let result = read(room);
-                is_source_empty = result == Err(Errno::AGAIN);
-                result
-            });
-            match result {
+            match try_send_from(self, fd, wanted - done, source) {
                 Ok(0) => break,
                 Ok(n) => {
                     done += n;
                     refused = 0;
                     continue;
                 }
-                Err(Errno::AGAIN) => {}
-                Err(error) if done > 0 => {
-                    self.errors().put_back(error);
+                Err(SendFault::Source(Errno::AGAIN)) => is_source_empty = true,
+                Err(SendFault::Connection(Errno::AGAIN)) => {}
+                Err(fault) if done > 0 => {
+                    self.errors().put_back(fault.error());
                     break;
                 }
-                Err(error) => {
-                    if error == Errno::PIPE {
+                Err(fault) => {
+                    if fault == SendFault::Connection(Errno::PIPE) {
                         raise_sigpipe();
                     }
-                    return Err(error);
+                    return Err(fault.error());
                 }
             }
             if dont_wait || self.may_not_wait(fd) || self.tx.is_held_by_this_thread() {
@@ -96,24 +127,20 @@ fn try_send_from(
     conn: &'static Conn,
     fd: c_int,
     wanted: usize,
-    read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
-) -> Result<usize, Errno> {
-    let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd)) };
+    source: &mut impl ByteSource,
+) -> Result<usize, SendFault> {
+    let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd).into()) };
     let mut tx = conn.tx.hold()?;
     let mut turn = SendTurn { conn, pages, tx: &mut tx };
     turn.may_send(fd)?;
     match turn.choose_way()? {
-        Way::Ring => turn.send_on_ring_from(wanted, read),
-        Way::Tcp => turn.send_on_tcp_from(fd, wanted, read),
+        Way::Ring => turn.send_on_ring_from(wanted, source),
+        Way::Tcp => turn.send_on_tcp_from(fd, wanted, source),
     }
 }
 
 impl SendTurn<'_> {
-    fn send_on_ring_from(
-        &mut self,
-        wanted: usize,
-        read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<usize, Errno> {
+    fn send_on_ring_from(&mut self, wanted: usize, source: &mut impl ByteSource) -> Result<usize, SendFault> {
         let Pages { own, peer, local, .. } = self.pages;
         let mut free = self.tx.half.free();
         if free < (wanted as u64).min(PIECE) {
@@ -123,13 +150,13 @@ impl SendTurn<'_> {
             add(&own.control.tx.counters.stalls, 1);
             // There is no room for what follows.
             self.release_held();
-            return Err(Errno::AGAIN);
+            return Err(Errno::AGAIN.into());
         }
         let n = free.min(wanted as u64).min(PIECE.min(self.tx.half.capacity() / 4));
         // SAFETY: as in `send_on_ring`.
         #[expect(unsafe_code, reason = "writes into our own ring")]
         let span = unsafe { local.own.own_span(self.tx.half.tail(), n) };
-        let n = read(span.into_mut_slice())?;
+        let n = source.take(span.into_mut_slice()).map_err(SendFault::Source)?;
         if n > 0 {
             self.commit(n as u64, self.conn.kernel.is_corked());
             add(&own.control.tx.counters.messages, 1);
@@ -137,38 +164,25 @@ impl SendTurn<'_> {
         Ok(n)
     }
 
-    /// The socket's own buffer takes less than it is given at times, and what was read from a pipe cannot be put back: so only
-    /// as much is read as the kernel says it has room for.
-    fn send_on_tcp_from(
-        &mut self,
-        fd: c_int,
-        wanted: usize,
-        read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<usize, Errno> {
+    /// Sends by the kernel, and counts what it has accepted. The rest stays in the source. The direction is held, so that bytes keep their order.
+    fn send_on_tcp_from(&mut self, fd: c_int, wanted: usize, source: &mut impl ByteSource) -> Result<usize, SendFault> {
         if let Some(error) = self.conn.errors().take() {
-            return Err(error);
+            return Err(error.into());
         }
-        let mut one = [rustix::event::PollFd::from_borrowed_fd(sys::borrow(fd), rustix::event::PollFlags::OUT)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if rustix::event::poll(&mut one, Some(&now))? == 0 {
-            return Err(Errno::AGAIN);
+        // A call that waits sleeps for room after the direction was released.
+        let mut one = [PollFd::from_borrowed_fd(sys::borrow(fd), PollFlags::OUT)];
+        if rustix::event::poll(&mut one, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? == 0 {
+            return Err(Errno::AGAIN.into());
         }
-        // As much at once as the kernel would take in one step: it may be the last thing that can be sent.
-        scratch::with_memory(wanted.min(PIECE as usize), 0u8, |buffer| {
-            let n = read(buffer)?;
-            let mut rest = &mut buffer[..n];
-            while !rest.is_empty() {
-                let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
-                match self.send_to_kernel(fd, &mut list, 0) {
-                    Ok(sent) => rest = &mut rest[sent..],
-                    Err(Errno::AGAIN) => {
-                        let _ = rustix::event::poll(&mut one, None);
-                    }
-                    Err(error) => return Err(error),
-                }
+        let sent = source.give(fd, wanted.min(PIECE as usize));
+        match sent {
+            Ok(n) => self.count_sent_by_kernel(n),
+            Err(SendFault::Source(_)) => {}
+            Err(fault @ (SendFault::Connection(_) | SendFault::Signalled)) => {
+                self.note_failure_of_kernel(fault.error())
             }
-            Ok(n)
-        })
+        }
+        sent
     }
 }
 

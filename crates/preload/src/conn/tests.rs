@@ -8,6 +8,7 @@ mod hostile;
 mod interrupts;
 mod parting;
 mod passing;
+mod relay;
 mod renewal;
 mod switching;
 mod wishes;
@@ -342,8 +343,7 @@ fn files_and_pipes_go_straight_through_the_ring() {
 #[test]
 fn file_error_after_partial_send_is_not_connection_error() {
     let p = Pair::up(4096);
-    let mut pieces = [Ok(4), Err(Errno::IO)].into_iter();
-    let sent = p.conn_a().send_from(p.a, 100, false, |_| pieces.next().unwrap());
+    let sent = p.conn_a().send_from(p.a, 100, false, &mut relay::Failing { left: 4 });
     assert_eq!(sent, Ok(4));
     assert_eq!(recv(p.a, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
     assert_eq!(send(p.a, b"more", 0), Ok(4));

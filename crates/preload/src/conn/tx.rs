@@ -390,16 +390,26 @@ impl SendTurn<'_> {
     /// Makes one call of the kernel, and counts its bytes. An error is recorded: the call has taken it out of the socket, and without the
     /// record [`PeerDeath::look_for_reset`](super::death::PeerDeath::look_for_reset) would take the rest for an end that was not reported.
     pub(super) fn send_to_kernel(&mut self, fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
-        let answer = self.conn.errors().noted(kernel_send(fd, list, more));
+        let answer = kernel_send(fd, list, more);
         match answer {
-            Ok(n) => {
-                self.tx.path.sent(n as u64);
-                self.show_sent();
-            }
-            Err(Errno::AGAIN) => {}
-            Err(_) => self.conn.kernel.note(EventFlags::HUP.bits()),
+            Ok(n) => self.count_sent_by_kernel(n),
+            Err(error) => self.note_failure_of_kernel(error),
         }
         answer
+    }
+
+    /// Counts bytes that the kernel's socket has accepted.
+    pub(super) fn count_sent_by_kernel(&mut self, n: usize) {
+        self.tx.path.sent(n as u64);
+        self.show_sent();
+    }
+
+    /// Records an error of a sending call of the kernel.
+    pub(super) fn note_failure_of_kernel(&self, error: Errno) {
+        self.conn.errors().note(error);
+        if error != Errno::AGAIN {
+            self.conn.kernel.note(EventFlags::HUP.bits());
+        }
     }
 }
 
@@ -410,7 +420,7 @@ fn is_over(conn: &Conn, pages: Pages) -> bool {
 }
 
 /// One sending call of the kernel, that neither waits nor raises a signal.
-pub(super) fn kernel_send(fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
+pub(crate) fn kernel_send(fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
     send_message(fd, list, libc::MSG_DONTWAIT | more)
 }
 

@@ -692,23 +692,23 @@ impl DatagramSocket {
         if flow.is_between_machines() {
             self.set(flags::ARRIVALS, true);
         }
-        // EDGE inbound: as in `DatagramSocket::longest_sleep`.
-        self.inbound.store(rx.count(), Ordering::Release);
-        // If a thread of this socket sleeps, the ring stays closed until it has woken.
-        let open = self.sleepers.load(Ordering::SeqCst) == 0;
-        rx.open(open);
+        // EDGE inbound: as in `DatagramSocket::longest_sleep`. Before the look at the sleepers, in the order that
+        // `DatagramSocket::on_kernel_alone` relies on.
+        self.inbound.store(rx.count(), Ordering::SeqCst);
+        // If a thread of this socket sleeps, the ring stays closed until it has woken (protocol U6.3).
+        rx.open(!self.sleepers.are_any());
         log!("fd {fd} receives from {from} by a ring of {size} bytes");
         Ok(())
     }
 
-    /// Closes the rings before a sleep (protocol U6). Returns `false` if a datagram lies in one already.
-    pub(super) fn fall_asleep(&self) -> bool {
-        self.fall_asleep_unless(DatagramRx::is_waiting)
+    /// Closes the rings before a sleep on the socket of this generation (protocol U6). Returns `false` if a datagram lies in one already.
+    pub(super) fn fall_asleep(&self, generation: u32) -> bool {
+        self.fall_asleep_unless(generation, DatagramRx::is_waiting)
     }
 
     /// Like [`Self::fall_asleep`], with another reason to stay awake.
-    pub(super) fn fall_asleep_unless(&self, is_news: impl FnOnce(&mut DatagramRx) -> bool) -> bool {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+    pub(super) fn fall_asleep_unless(&self, generation: u32, is_news: impl FnOnce(&mut DatagramRx) -> bool) -> bool {
+        self.sleepers.enter(generation);
         let Some(mut rx) = self.rx.hold() else { return true };
         let was_open = rx.open;
         if was_open {
@@ -722,7 +722,7 @@ impl DatagramSocket {
         // Before the look: what comes between the two is found after a nap.
         rx.was_unsettled = rx.in_use().iter_mut().any(Inbound::awaits_more);
         if let SecondLook::Found(()) = closed.look(|| is_news(&mut rx).then_some(())) {
-            self.rise(&mut rx, true);
+            self.rise(generation, &mut rx, true);
             return false;
         }
         rx.sweep();
@@ -731,17 +731,17 @@ impl DatagramSocket {
         true
     }
 
-    /// Opens the rings again after a sleep.
-    pub(super) fn wake_up(&self, open: bool) {
+    /// Opens the rings again after a sleep on the socket of this generation.
+    pub(super) fn wake_up(&self, generation: u32, open: bool) {
         if let Some(mut rx) = self.rx.hold() {
-            self.rise(&mut rx, open);
+            self.rise(generation, &mut rx, open);
         } else {
-            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.sleepers.leave(generation);
         }
     }
 
-    fn rise(&self, rx: &mut DatagramRx, open: bool) {
-        let last = self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1;
+    fn rise(&self, generation: u32, rx: &mut DatagramRx, open: bool) {
+        let last = self.sleepers.leave(generation);
         if last && open && !rx.open && rx.count > 0 && self.may_have_rings() {
             rx.open(true);
         }

@@ -12,7 +12,7 @@
 //! keeps its rings closed.
 //!
 //! The modules use one another downwards: `wait` and `shared` are above the two sides, `inbound` and `outbound`. Below those are `flow`,
-//! `kernel_queue`, `arrivals`, `asks`, `closed_ring`, `address` and `guarded`.
+//! `kernel_queue`, `arrivals`, `asks`, `closed_ring`, `sleepers`, `address` and `guarded`.
 //!
 //! None of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
 
@@ -29,12 +29,13 @@ mod outbound;
 mod retry;
 mod segments;
 mod shared;
+mod sleepers;
 #[cfg(test)]
 mod tests;
 mod wait;
 
 pub(crate) use address::Wanted;
-pub(crate) use wait::{Poller, concerns, entered_set, join_group};
+pub(crate) use wait::{Poller, by_kernel_alone, concerns, entered_set, join_group};
 
 use crate::awake::AwakeBudget;
 use crate::broker::Unpublished;
@@ -48,6 +49,7 @@ use inbound::DatagramRx;
 use libc::{c_int, socklen_t, ssize_t};
 use outbound::DatagramTx;
 use partywall_protocol::upgrade::Upgrade;
+use sleepers::Sleepers;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -112,7 +114,7 @@ pub(crate) struct DatagramSocket {
     /// Calls while it was shared.
     shared_calls: AtomicU32,
     /// Threads that sleep in the kernel on it, or may.
-    sleepers: AtomicU32,
+    sleepers: Sleepers,
     /// When a call that found nothing last looked after the rings that it sends by, in milliseconds of [`sys::coarse_millis`].
     looked_after: AtomicU64,
     budget: AwakeBudget,
@@ -143,7 +145,7 @@ impl DatagramSocket {
             inbound: AtomicU32::new(0),
             holders: AtomicPtr::new(std::ptr::null_mut()),
             shared_calls: AtomicU32::new(0),
-            sleepers: AtomicU32::new(0),
+            sleepers: Sleepers::new(),
             looked_after: AtomicU64::new(0),
             budget: AwakeBudget::new(),
             rx: SharedMutex::new(DatagramRx::new()),
@@ -170,7 +172,13 @@ impl DatagramSocket {
 
     fn entry(&self) -> Entry {
         let index = (std::ptr::from_ref(self).addr() - TABLE.as_ptr().addr()) / size_of::<Self>();
-        Entry::new(DescriptorKind::Datagram, self.generation.load(Ordering::Relaxed), index as u16)
+        Entry::new(DescriptorKind::Datagram, self.generation(), index as u16)
+    }
+
+    /// How many sockets have had this place before.
+    #[inline]
+    fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -402,7 +410,7 @@ impl DatagramSocket {
 
     /// Whether something lies in a ring.
     fn is_waiting(&self) -> bool {
-        // EDGE inbound: as in `DatagramSocket::receive`.
+        // EDGE inbound: as in `DatagramSocket::concerns_waits`.
         self.inbound.load(Ordering::Acquire) != 0 && self.rx.hold().is_some_and(|mut rx| rx.is_waiting())
     }
 }
@@ -421,12 +429,13 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
         |socket: &&DatagramSocket| socket.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(socket) = TABLE[..used].iter().find(free).or_else(|| TABLE[used..].iter().find(free)) else { return };
     socket.generation.fetch_add(1, Ordering::Relaxed);
+    socket.sleepers.reset(socket.generation());
     let six = if domain == libc::AF_INET6 { flags::SIX } else { 0 };
     let nonblock = if kind & libc::SOCK_NONBLOCK != 0 { flags::NONBLOCK } else { 0 };
     socket.flags.store(six | nonblock, Ordering::Relaxed);
     socket.descriptors.store(1, Ordering::Relaxed);
     socket.fd.store(fd, Ordering::Relaxed);
-    for word in [&socket.port, &socket.policy_seen, &socket.inbound, &socket.sleepers, &socket.segment] {
+    for word in [&socket.port, &socket.policy_seen, &socket.inbound, &socket.segment] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [&socket.came, &socket.bytes, &socket.published, &socket.publish_from] {
@@ -523,7 +532,7 @@ pub(crate) fn sending(
 
 /// Whether calls with many messages are to be taken apart: some may go, or come, by rings.
 pub(crate) fn has_rings(fd: c_int) -> bool {
-    // EDGE inbound: as in `DatagramSocket::receive`.
+    // EDGE inbound: as in `DatagramSocket::concerns_waits`.
     DatagramSocket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0 || socket.has_ring_out())
 }
 
@@ -599,7 +608,7 @@ pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
 
 /// Bytes of the next datagram if that lies in a ring, for `FIONREAD`.
 pub(crate) fn next_len(fd: c_int) -> Option<c_int> {
-    // EDGE inbound: as in `DatagramSocket::receive`.
+    // EDGE inbound: as in `DatagramSocket::concerns_waits`.
     let socket = DatagramSocket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0)?;
     socket.rx.hold()?.next_len().map(u32::cast_signed)
 }
@@ -673,7 +682,7 @@ pub(crate) fn forked(child: bool) {
                 None => socket.set(flags::KERNEL, true),
             }
             socket.inbound.store(0, Ordering::Relaxed);
-            socket.sleepers.store(0, Ordering::Relaxed);
+            socket.sleepers.reset(socket.generation());
             socket.enter_holders();
         }
     }

@@ -3,6 +3,7 @@
 mod groups;
 mod offers;
 mod sets;
+mod sleepers;
 
 use super::address::Wanted;
 use super::flow::{FlowPlaces, IS_BROKER_LATE, proof_for_receiver};
@@ -305,7 +306,7 @@ fn datagram_finished_while_receiver_sleeps_is_received() {
         let receiver = &lying;
         let socket = receiver.socket();
         let received = scope.spawn(move || receiver.receive_with(0));
-        while socket.sleepers.load(Ordering::SeqCst) == 0 {
+        while !socket.sleepers.are_any() {
             std::thread::yield_now();
         }
         // It has waited for the sender, and sleeps.
@@ -403,16 +404,16 @@ fn datagram_finished_between_look_and_sleep_is_found_by_nap() {
     let lying = Lying::new();
     let (own, socket) = (own_page(lying.flow), lying.socket());
     own.tx_path.switched_at.store(1, Ordering::Release);
-    assert!(socket.fall_asleep());
+    assert!(socket.fall_asleep(socket.generation()));
     commit(lying.flow, lying.tail, 8);
     own.tx_path.switched_at.store(0, Ordering::Release);
     assert_eq!(socket.longest_sleep(), Some(Duration::from_millis(50)));
     let start = Instant::now();
-    while socket.fall_asleep() {
-        socket.wake_up(false);
+    while socket.fall_asleep(socket.generation()) {
+        socket.wake_up(socket.generation(), false);
         assert!(start.elapsed() < Duration::from_secs(100), "it is not found");
     }
-    socket.wake_up(true);
+    socket.wake_up(socket.generation(), true);
     assert_eq!(socket.longest_sleep(), None, "nothing else can come");
 }
 

@@ -70,28 +70,21 @@ impl DatagramSocket {
         if self.has(flags::SHARED) {
             self.look_whether_shared(fd);
         }
-        // EDGE inbound: acquires from the thread that took or gave up a ring.
-        if self.inbound.load(Ordering::Acquire) == 0 && self.rings_out() == RingsOut::None {
-            if !self.may_have_rings() {
+        if !self.concerns_waits() {
+            if self.has(flags::KERNEL) {
                 return kernel();
             }
             self.join_group(fd);
-            // If the socket gets a ring by another thread in the meantime, the ring must stay closed.
-            self.sleepers.fetch_add(1, Ordering::SeqCst);
-            let got = self.receive_plainly(fd, message, wanted, kernel);
-            // EDGE inbound: as above.
-            if self.inbound.load(Ordering::Acquire) == 0 {
-                self.sleepers.fetch_sub(1, Ordering::SeqCst);
-            } else {
-                let errno = sys::errno_number();
-                self.wake_up(true);
-                sys::restore_errno(errno);
+            if let Some(got) = self.on_kernel_alone(|| self.receive_plainly(fd, message, wanted, &kernel)) {
+                return got;
             }
-            return got;
         }
         if !self.may_have_rings() && self.has_read_rings() {
-            return kernel();
+            // A socket that several processes hold may have rings again while this thread sleeps.
+            let got = if self.has(flags::KERNEL) { None } else { self.on_kernel_alone(&kernel) };
+            return got.unwrap_or_else(kernel);
         }
+        let generation = self.generation();
         self.follow_policy(fd);
         let dont_wait = message & libc::MSG_DONTWAIT != 0 || self.has(flags::NONBLOCK);
         let message = message & usual;
@@ -119,7 +112,7 @@ impl DatagramSocket {
                 continue;
             }
             self.look_after_receivers(fd);
-            if !self.fall_asleep() {
+            if !self.fall_asleep(generation) {
                 continue;
             }
             let since = sys::now();
@@ -127,10 +120,11 @@ impl DatagramSocket {
             if !call.held.is_held() && nap.is_none() {
                 let got = self.receive_plainly(fd, message, wanted, &kernel);
                 let errno = sys::errno_number();
-                self.wake_up(match got {
+                let open = match got {
                     0.. => self.budget.slept(sys::now().saturating_sub(since), call.far),
                     _ => self.budget.slept_for_nothing(call.far),
-                });
+                };
+                self.wake_up(generation, open);
                 sys::restore_errno(errno);
                 return got;
             }
@@ -138,10 +132,11 @@ impl DatagramSocket {
             let deadline = call.deadline(fd, since);
             let left = deadline.map(|deadline| deadline.saturating_sub(since));
             let slept = sleep(fd, shorter(left, nap), &call.held);
-            self.wake_up(match slept {
+            let open = match slept {
                 Ok(events) if events != 0 => self.budget.slept(sys::now().saturating_sub(since), call.far),
                 Ok(_) | Err(_) => self.budget.slept_for_nothing(call.far),
-            });
+            };
+            self.wake_up(generation, open);
             call.is_shut_down = slept.is_ok_and(|events| events & libc::POLLRDHUP != 0);
             match slept {
                 Ok(0) if deadline.is_some_and(|deadline| sys::now() >= deadline) => return sys::fail(Errno::AGAIN),
@@ -163,17 +158,41 @@ impl DatagramSocket {
         rx.count() == 0
     }
 
+    /// Makes a call that may sleep in the kernel on a socket without inbound rings. Rings that another thread takes meanwhile stay closed
+    /// until the call has returned (protocol U6.3). `None`: the socket has a ring, and the call was not made.
+    pub(super) fn on_kernel_alone<R>(&self, call: impl FnOnce() -> R) -> Option<R> {
+        let generation = self.generation();
+        self.sleepers.enter(generation);
+        // Either this thread sees the ring that another one takes, or that one sees this sleeper (`DatagramSocket::take`).
+        // EDGE inbound: as in `DatagramSocket::concerns_waits`.
+        let result = if self.inbound.load(Ordering::SeqCst) == 0 { Some(call()) } else { None };
+        // EDGE inbound: as above.
+        if self.inbound.load(Ordering::Acquire) == 0 {
+            self.sleepers.leave(generation);
+        } else {
+            let errno = sys::errno_number();
+            self.wake_up(generation, true);
+            sys::restore_errno(errno);
+        }
+        result
+    }
+
     /// Whether a call that waits for it has to look at rings.
     fn concerns_waits(&self) -> bool {
-        // EDGE inbound: as in `DatagramSocket::receive`.
+        // EDGE inbound: acquires from the thread that took or gave up a ring.
         self.inbound.load(Ordering::Acquire) != 0 || self.rings_out() != RingsOut::None
+    }
+
+    /// Whether a thread that waits for it has to be counted as its sleeper: it has rings, or another thread may take one meanwhile.
+    fn may_get_rings(&self) -> bool {
+        !self.has(flags::KERNEL) || self.concerns_waits()
     }
 
     /// How long it may sleep with its rings closed; `None`: until something comes by the kernel.
     pub(super) fn longest_sleep(&self) -> Option<Duration> {
         let (unsettled, between_machines) = self.rx.hold().map_or((false, false), |mut rx| {
             let unsettled = rx.is_unsettled();
-            // EDGE inbound: releases how many rings there are; acquired in `DatagramSocket::receive`.
+            // EDGE inbound: releases how many rings there are; acquired in `DatagramSocket::concerns_waits`.
             self.inbound.store(rx.count(), Ordering::Release);
             (unsettled, rx.is_between_machines())
         });
@@ -289,10 +308,19 @@ fn timeout(fd: c_int) -> Option<Duration> {
     (is_read && !time.is_zero()).then_some(time)
 }
 
-/// Whether a descriptor is a socket that may have something in a ring, or may have sent by a ring what is not read yet.
+/// Whether a descriptor is a socket for which a thread must not wait by a call of the kernel alone: it has rings, or may get one while the thread
+/// sleeps.
 #[inline]
 pub(crate) fn concerns(fd: c_int) -> bool {
-    DatagramSocket::of(fd).is_some_and(DatagramSocket::concerns_waits)
+    DatagramSocket::of(fd).is_some_and(DatagramSocket::may_get_rings)
+}
+
+/// Makes a call that may sleep in the kernel on any descriptor. `None`: it is a socket that receives by a ring, and the call was not made.
+pub(crate) fn by_kernel_alone<R>(fd: c_int, call: impl FnOnce() -> R) -> Option<R> {
+    match DatagramSocket::of(fd).filter(|socket| socket.may_get_rings()) {
+        Some(socket) => socket.on_kernel_alone(call),
+        None => Some(call()),
+    }
 }
 
 /// A socket is about to be waited for in an epoll set.
@@ -307,95 +335,118 @@ pub(crate) fn join_group(fd: c_int) {
 pub(crate) fn entered_set(fd: c_int) -> bool {
     let Some(socket) = DatagramSocket::of(fd) else { return false };
     // A socket that several processes hold may have rings again later.
-    // EDGE inbound: as in `DatagramSocket::receive`.
+    // EDGE inbound: as in `DatagramSocket::concerns_waits`.
     !socket.has(flags::KERNEL) || socket.inbound.load(Ordering::Acquire) != 0
 }
 
-/// A socket with rings, in a call that waits for several descriptors.
+/// A socket that has rings, or may get them, in a call that waits for several descriptors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Poller(&'static DatagramSocket);
+pub(crate) struct Poller {
+    socket: &'static DatagramSocket,
+    /// Of the socket. Its place may have the next one when the call is over.
+    generation: u32,
+}
 
 impl Poller {
+    fn new(socket: &'static DatagramSocket) -> Self {
+        Self { socket, generation: socket.generation() }
+    }
+
     /// `None` if it is not one.
     pub(crate) fn of(fd: c_int) -> Option<Self> {
-        DatagramSocket::of(fd).filter(|socket| socket.concerns_waits()).map(Self)
+        DatagramSocket::of(fd).filter(|socket| socket.may_get_rings()).map(Self::new)
     }
 
     /// A socket that may have rings only later, by its entry in the table of descriptors; `None` once it is closed.
     pub(crate) fn registered(entry: u32) -> Option<Self> {
-        DatagramSocket::from_entry(entry).map(Self)
+        DatagramSocket::from_entry(entry).map(Self::new)
     }
 
     /// It stays on the kernel from here on.
     pub(crate) fn give_up(self) {
-        self.0.stay_on_kernel();
+        self.socket.stay_on_kernel();
     }
 
     /// A call that waits for several sockets has found something else ready, or nothing.
     pub(crate) fn found_nothing(self) {
-        self.0.found_nothing(self.0.fd.load(Ordering::Relaxed));
+        self.socket.found_nothing(self.socket.fd.load(Ordering::Relaxed));
+    }
+
+    /// Whether it has rings already.
+    pub(crate) fn has_rings(self) -> bool {
+        self.socket.concerns_waits()
     }
 
     /// Whether something lies in a ring.
     pub(crate) fn is_waiting(self) -> bool {
-        self.0.is_waiting()
+        self.socket.is_waiting()
     }
 
     /// If something lies in a ring, a number that changes with every datagram that comes.
     pub(crate) fn mark(self) -> Option<u64> {
-        // EDGE inbound: as in `DatagramSocket::receive`.
-        if self.0.inbound.load(Ordering::Acquire) == 0 { None } else { self.0.rx.hold()?.mark() }
+        // EDGE inbound: as in `DatagramSocket::concerns_waits`.
+        if self.socket.inbound.load(Ordering::Acquire) == 0 { None } else { self.socket.rx.hold()?.mark() }
     }
 
     /// Whether anything lies in a ring, though the broker may not have proved yet whose it is.
     pub(crate) fn has_bytes(self) -> bool {
-        // EDGE inbound: as in `DatagramSocket::receive`.
-        self.0.inbound.load(Ordering::Acquire) != 0 && self.0.rx.hold().is_some_and(|mut rx| rx.has_bytes())
+        // EDGE inbound: as in `DatagramSocket::concerns_waits`.
+        self.socket.inbound.load(Ordering::Acquire) != 0 && self.socket.rx.hold().is_some_and(|mut rx| rx.has_bytes())
     }
 
     /// Whether its rings are in use.
     pub(crate) fn is_open(self) -> bool {
-        // EDGE inbound: as in `DatagramSocket::receive`.
-        self.0.inbound.load(Ordering::Acquire) != 0 && self.0.rx.hold().is_some_and(|rx| rx.is_open())
+        // EDGE inbound: as in `DatagramSocket::concerns_waits`.
+        self.socket.inbound.load(Ordering::Acquire) != 0 && self.socket.rx.hold().is_some_and(|rx| rx.is_open())
     }
 
     /// Whether it is worth it to stay awake for it.
     pub(crate) fn is_hot(self) -> bool {
         // A thread that polls stays awake no longer for other machines.
-        self.0.budget.nanos(None) != 0 && self.0.rx.hold().is_some_and(|mut rx| rx.is_open() && !rx.shares_core())
+        self.socket.budget.nanos(None) != 0
+            && self.socket.rx.hold().is_some_and(|mut rx| rx.is_open() && !rx.shares_core())
     }
 
     /// The kernel's queue seems to be empty: lets those know who have sent by it and would use their rings again (protocol U7).
     pub(crate) fn settle(self) {
-        let fd = self.0.fd.load(Ordering::Relaxed);
-        self.0.settle(fd);
-        self.0.found_nothing(fd);
+        let fd = self.socket.fd.load(Ordering::Relaxed);
+        // EDGE inbound: as in `DatagramSocket::concerns_waits`.
+        if self.socket.inbound.load(Ordering::Acquire) != 0 {
+            self.socket.settle(fd);
+        }
+        self.socket.found_nothing(fd);
     }
 
     /// Its rings are closed from here on; `false`, and nothing is to be undone, if there is something in one.
     pub(crate) fn fall_asleep(self) -> bool {
-        self.0.look_after_receivers(self.0.fd.load(Ordering::Relaxed));
-        self.0.fall_asleep()
+        self.look_after_receivers();
+        self.socket.fall_asleep(self.generation)
     }
 
     /// Like [`Self::fall_asleep`], unless a ring holds a datagram that is news by its mark.
     pub(crate) fn fall_asleep_unless(self, is_news: impl Fn(u64) -> bool) -> bool {
-        self.0.look_after_receivers(self.0.fd.load(Ordering::Relaxed));
-        self.0.fall_asleep_unless(|rx| rx.mark().is_some_and(&is_news))
+        self.look_after_receivers();
+        self.socket.fall_asleep_unless(self.generation, |rx| rx.mark().is_some_and(&is_news))
+    }
+
+    fn look_after_receivers(self) {
+        if self.socket.has(flags::RING_OUT) {
+            self.socket.look_after_receivers(self.socket.fd.load(Ordering::Relaxed));
+        }
     }
 
     /// After it has fallen asleep: how long it may sleep; `None`: until something comes by the kernel.
     pub(crate) fn longest_sleep(self) -> Option<Duration> {
-        self.0.longest_sleep()
+        self.socket.longest_sleep()
     }
 
     /// Cancels a sleep that was announced and did not happen.
     pub(crate) fn stay_awake(self) {
-        self.0.wake_up(true);
+        self.socket.wake_up(self.generation, true);
     }
 
     /// After it has fallen asleep.
     pub(crate) fn wake_up(self, slept: Duration) {
-        self.0.wake_up(self.0.budget.slept(slept, None));
+        self.socket.wake_up(self.generation, self.socket.budget.slept(slept, None));
     }
 }

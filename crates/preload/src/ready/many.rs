@@ -61,7 +61,7 @@ struct PolledDescriptor {
     known: u32,
     /// The state in which it was armed for this sleep.
     armed: Armed,
-    /// A UDP socket that receives by rings as well.
+    /// A UDP socket that receives by rings as well, or may once another thread has taken one.
     datagrams: Option<Poller>,
     /// Its rings are closed for the time of a sleep.
     asleep: bool,
@@ -224,7 +224,8 @@ impl Poll<'_> {
         self.datagrams().any(Poller::is_hot)
     }
 
-    /// Closes the rings of datagrams. `false`: something lies in one.
+    /// Closes the rings of datagrams, and counts this thread as a sleeper on those sockets that may get one (protocol U6.3). `false`: something
+    /// lies in a ring.
     fn close_datagrams(&mut self) -> bool {
         for place in self.places.iter_mut() {
             if let Some(datagrams) = place.datagrams {
@@ -404,7 +405,7 @@ impl Poll<'_> {
         }
         let slept = sys::now().saturating_sub(since);
         found += self.look();
-        if found > 0 && (self.ups > 0 || self.datagrams().next().is_some()) {
+        if found > 0 && (self.ups > 0 || self.datagrams().any(Poller::has_rings)) {
             BUDGET.slept(slept);
         }
         Ok(found)

@@ -157,7 +157,7 @@ fn full_ring_for_pipe_releases_held_bytes() {
     send(p.a, &[7; 4000], libc::MSG_DONTWAIT).unwrap();
     assert_eq!(send(p.a, &[7; 96], libc::MSG_MORE | libc::MSG_DONTWAIT), Ok(96));
     assert_eq!(ioctl_number(p.b, libc::FIONREAD), 4000);
-    assert_eq!(p.conn_a().send_from(p.a, 100, true, |_| Ok(1)), Err(Errno::AGAIN));
+    assert_eq!(p.conn_a().send_from(p.a, 100, true, &mut relay::Failing { left: 1 }), Err(Errno::AGAIN));
     assert_eq!(there(&p).unwrap().len(), 4096);
 }
 

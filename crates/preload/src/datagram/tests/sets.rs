@@ -59,7 +59,7 @@ impl SetOfOne {
     }
 
     fn sleepers(&self) -> u32 {
-        self.socket.sleepers.load(Ordering::SeqCst)
+        self.socket.sleepers.count()
     }
 }
 

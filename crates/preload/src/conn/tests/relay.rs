@@ -1,0 +1,172 @@
+//! `sendfile` and `splice` on a connection whose way is TCP, and whose peer reads slowly.
+
+use super::*;
+use crate::conn::{ByteSource, SendFault};
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+
+/// A source that has some bytes, and then fails.
+pub(super) struct Failing {
+    pub(super) left: usize,
+}
+
+impl ByteSource for Failing {
+    fn take(&mut self, _: &mut [u8]) -> Result<usize, Errno> {
+        Some(std::mem::take(&mut self.left)).filter(|left| *left > 0).ok_or(Errno::IO)
+    }
+
+    fn give(&mut self, _: c_int, _: usize) -> Result<usize, SendFault> {
+        panic!("the way is the ring")
+    }
+}
+
+/// More than the buffers of both sockets hold.
+const TOTAL: usize = 1 << 20;
+
+fn content() -> Vec<u8> {
+    (0..TOTAL).map(|i| (i * 31 + i / 251) as u8).collect()
+}
+
+fn file() -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&content()).unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file
+}
+
+/// A pair whose first side sends by TCP, with small buffers.
+fn on_tcp(is_nonblocking: bool) -> Pair {
+    let p = Pair::up(4096);
+    number_option(p.a, libc::SOL_SOCKET, libc::SO_SNDBUF, 8192);
+    number_option(p.b, libc::SOL_SOCKET, libc::SO_RCVBUF, 8192);
+    p.conn_b().stay_on_tcp(Reason::Told);
+    while ways(p.conn_a()).0 != Way::Tcp {
+        send(p.a, b"x", 0).unwrap();
+        recv(p.b, 1, 0).unwrap();
+    }
+    nonblocking(p.a, is_nonblocking);
+    p
+}
+
+/// The result of a call on the first side in another thread. A call that waits for the second side would wait forever.
+fn without_waiting(p: &Pair, call: impl FnOnce() -> Result<usize, Errno> + Send + 'static) -> Result<usize, Errno> {
+    let (tell, hear) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(call()));
+    hear.recv_timeout(HUNG).unwrap_or_else(|_| {
+        // Its end first: it holds what is needed to close the connection.
+        while hear.recv_timeout(Duration::from_millis(1)).is_err() {
+            let _ = recv(p.b, 50_000, libc::MSG_DONTWAIT);
+        }
+        panic!("the call waits for the peer")
+    })
+}
+
+/// Sends all by calls of `send`, which gets the number of bytes that are left and does not wait. Reads when a call finds no room, and compares
+/// the bytes. Returns how many calls have sent less than they were to send.
+fn send_in_parts(p: &Pair, mut send: impl FnMut(usize, usize) -> Result<usize, Errno>) -> usize {
+    let (mut received, mut sent, mut partial) = (Vec::new(), 0, 0);
+    while received.len() < TOTAL {
+        match if sent < TOTAL { send(sent, TOTAL - sent) } else { Err(Errno::AGAIN) } {
+            Ok(n) => {
+                assert!(n > 0, "the end at {sent}");
+                partial += usize::from(n < TOTAL - sent);
+                sent += n;
+            }
+            Err(error) => {
+                assert_eq!(error, Errno::AGAIN);
+                received.extend(recv(p.b, 50_000, 0).unwrap());
+            }
+        }
+    }
+    assert!(received == content(), "the bytes differ");
+    partial
+}
+
+#[test]
+fn sendfile_to_slow_peer_returns_number_of_bytes_sent() {
+    let (p, file) = (on_tcp(true), file());
+    let (a, from) = (p.a, file.as_raw_fd());
+    let partial = send_in_parts(&p, |sent, left| {
+        let (n, offset) = std::sync::mpsc::channel();
+        let result = without_waiting(&p, move || {
+            let mut offset = sent as i64;
+            let result = sendfile(a, from, &mut offset, left);
+            n.send(offset).unwrap();
+            result
+        });
+        assert_eq!(offset.recv().unwrap() as usize, sent + result.unwrap_or(0));
+        result
+    });
+    assert!(partial > 0);
+    assert_eq!((&file).stream_position().unwrap(), 0, "its own offset stays");
+}
+
+#[test]
+fn sendfile_moves_file_offset_by_number_of_bytes_sent() {
+    let (p, file) = (on_tcp(true), file());
+    let (a, from) = (p.a, file.as_raw_fd());
+    let partial = send_in_parts(&p, |sent, left| {
+        let result = without_waiting(&p, move || sendfile_on(a, from, left));
+        assert_eq!((&file).stream_position().unwrap() as usize, sent + result.unwrap_or(0));
+        result
+    });
+    assert!(partial > 0);
+    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    assert_eq!(sendfile_on(a, reader.as_raw_fd(), 1), Err(Errno::INVAL), "a pipe has no offset");
+}
+
+#[test]
+fn splice_to_slow_peer_leaves_the_rest_in_the_pipe() {
+    // A socket that waits, and a call with `SPLICE_F_NONBLOCK`, too.
+    for is_nonblocking in [true, false] {
+        let p = on_tcp(is_nonblocking);
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (a, from) = (p.a, reader.as_raw_fd());
+        let (content, mut written) = (content(), 0);
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let partial = send_in_parts(&p, |sent, left| {
+            while let Ok(n) = rustix::io::write(&writer, &content[written..]) {
+                written += n;
+                if written == TOTAL {
+                    break;
+                }
+            }
+            let result = without_waiting(&p, move || splice(from, a, left));
+            let in_pipe = rustix::io::ioctl_fionread(&reader).unwrap() as usize;
+            assert_eq!(in_pipe, written - sent - result.unwrap_or(0));
+            result
+        });
+        assert!(partial > 0);
+    }
+}
+
+#[test]
+fn blocking_sendfile_to_slow_peer_sends_everything() {
+    let (p, file) = (on_tcp(false), file());
+    std::thread::scope(|scope| {
+        let (a, from) = (p.a, file.as_raw_fd());
+        let sending = scope.spawn(move || {
+            let mut offset = 0;
+            (sendfile(a, from, &mut offset, TOTAL), offset)
+        });
+        let mut received = Vec::new();
+        while received.len() < TOTAL {
+            received.extend(recv(p.b, 10_000, 0).unwrap());
+        }
+        assert!(received == content(), "the bytes differ");
+        assert_eq!(sending.join().unwrap(), (Ok(TOTAL), TOTAL as i64));
+    });
+}
+
+#[test]
+fn splice_to_a_reset_connection_fails_with_the_error() {
+    let mut p = on_tcp(true);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    rustix::io::write(&writer, b"bytes").unwrap();
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    assert!(sys::set_option(p.b, libc::SOL_SOCKET, libc::SO_LINGER, &linger));
+    close(p.b);
+    p.b = -1;
+    assert_eq!(splice(reader.as_raw_fd(), p.a, 5), Err(Errno::CONNRESET));
+    assert_eq!(rustix::io::ioctl_fionread(&reader).unwrap(), 5, "they stay in the pipe");
+}
