@@ -86,7 +86,7 @@ pub struct MetricsConfig {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdConfig {
-    /// The members of etcd, such as `https://10.0.0.1:2379`.
+    /// The members of etcd, such as `https://10.0.0.1:2379`. One is used until it fails, and then the next.
     pub endpoints: Vec<String>,
     /// The authority of etcd's certificates, as PEM.
     #[serde(default)]

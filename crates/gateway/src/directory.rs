@@ -4,6 +4,8 @@
 //! lost its data, names of other hosts stay known, and taken, until these hosts have had time to enter them again: as long as names come back, and
 //! some time beyond.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,10 @@ const ANSWER: Duration = Duration::from_secs(2);
 const CLAIM: Duration = Duration::from_secs(3);
 /// How often the lease is kept alive.
 const KEEP_ALIVE: Duration = Duration::from_millis(700);
+/// How often the directory looks whether lost names are to be forgotten.
+const FORGETTING: Duration = Duration::from_secs(1);
+/// The first pause before the next attempt to reach etcd. Each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause between two attempts to reach etcd.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// If etcd has lost its data, how long the hosts have to enter the next one of their names again.
@@ -39,7 +45,7 @@ const RETURN: Duration = Duration::from_secs(10);
 const PAGE: i64 = 500;
 /// The largest answer of etcd.
 const MAX_ANSWER: usize = 512 << 20;
-/// Entries that are written in one turn, so that the lease is kept alive in between.
+/// Names that are written in one turn. A name that changes all the time takes one place in each turn, and leaves the others to other names.
 const ENTRIES_PER_TURN: usize = 32;
 
 /// Whether the table is what etcd has.
@@ -117,7 +123,8 @@ impl FollowingDirectory {
         self.task.abort();
         // It was cancelled, or it has panicked. It writes nothing more either way.
         let _ = self.task.await;
-        self.directory.give_back().await;
+        // If no member answers, the lease ends by itself.
+        let _ = timeout(2 * ANSWER, self.directory.give_back()).await;
     }
 }
 
@@ -144,13 +151,22 @@ impl PendingClaim {
     }
 }
 
-/// One session with etcd.
+/// What the requests of one session with etcd need.
 struct Session {
     kv: KvClient,
     lease: i64,
-    keeper: LeaseKeeper,
-    kept: LeaseKeepAliveStream,
-    watch: WatchStream,
+}
+
+/// The names of one turn. Those that are not yet written when it ends, or is cancelled, become dirty again, and the next session writes them.
+struct WriteTurn<'a> {
+    directory: &'a ClusterDirectory,
+    names: VecDeque<String>,
+}
+
+impl Drop for WriteTurn<'_> {
+    fn drop(&mut self) {
+        self.directory.with_own(|own| self.names.iter().for_each(|name| own.mark_dirty(name)));
+    }
 }
 
 type Result<T> = std::result::Result<T, GatewayError>;
@@ -279,19 +295,11 @@ impl ClusterDirectory {
 
     /// Follows etcd, and keeps this host's entries there, without end.
     async fn run(self: Arc<Self>) {
-        let mut pause = Duration::from_millis(100);
-        loop {
-            let error = match self.begin().await {
-                Ok(session) => {
-                    pause = Duration::from_millis(100);
-                    self.set_fresh(true);
-                    let (domains, services) = self.with_table(|table| (table.domains(), table.services()));
-                    tracing::info!(domains, services, "the directory is up to date");
-                    self.follow(session).await
-                }
-                Err(error) => error,
-            };
+        let mut pause = FIRST_PAUSE;
+        for member in self.config.etcd.endpoints.iter().cycle() {
+            let Err(error) = self.session(member).await;
             if self.freshness().0 {
+                pause = FIRST_PAUSE;
                 tracing::warn!(%error, "the directory is lost: this host goes on with what it knows");
             } else {
                 tracing::debug!(%error, "the directory is not there");
@@ -302,13 +310,65 @@ impl ClusterDirectory {
         }
     }
 
-    async fn connect(&self) -> Result<Client> {
+    /// Follows one member of etcd until that fails, and returns the reason. The lease is kept alive at the same time, however long a look or
+    /// writes take.
+    async fn session(&self, member: &str) -> Result<Infallible> {
+        let mut client = self.connect(member).await?;
+        let lease = answer(client.lease_grant(self.config.etcd.ttl.into(), None)).await?.id();
+        // Before anything that can be interrupted, so that it is given back.
+        *guard(&self.lease) = Some(lease);
+        let (keeper, kept) = answer(client.lease_keep_alive(lease)).await?;
+        let follow = async {
+            let (session, watch) = self.begin(client, lease).await?;
+            self.set_fresh(true);
+            let (domains, services) = self.with_table(|table| (table.domains(), table.services()));
+            tracing::info!(domains, services, "the directory is up to date");
+            tokio::select! {
+                ended = self.follow(watch) => ended,
+                ended = self.write(session) => ended,
+            }
+        };
+        tokio::select! {
+            ended = self.keep_alive(keeper, kept) => ended,
+            ended = follow => ended,
+        }
+    }
+
+    /// Keeps the lease alive until that fails.
+    async fn keep_alive(&self, mut keeper: LeaseKeeper, mut kept: LeaseKeepAliveStream) -> Result<Infallible> {
+        let mut turns = tokio::time::interval(KEEP_ALIVE);
+        turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let patience = Duration::from_secs(self.config.etcd.ttl.into()).min(Duration::from_secs(3));
+        let mut last = Instant::now();
+        loop {
+            tokio::select! {
+                // An answer that has come counts before the time since the last one.
+                biased;
+                kept = kept.message() => match kept? {
+                    Some(kept) if kept.ttl() > 0 => last = Instant::now(),
+                    _ => return Err(GatewayError::Directory("the lease has ended".to_owned())),
+                },
+                _ = turns.tick() => {
+                    if last.elapsed() > patience {
+                        return Err(GatewayError::Directory("the lease is not kept alive".to_owned()));
+                    }
+                    answer(keeper.keep_alive()).await?;
+                }
+            }
+        }
+    }
+
+    /// A client of one member of etcd. A client of several members sends each request to any of them, also to dead ones. Its connections with a
+    /// watch alone end after some seconds: etcd closes a connection that gets pings and carries nothing.
+    async fn connect(&self, member: &str) -> Result<Client> {
         let etcd = &self.config.etcd;
         let mut options = ConnectOptions::new()
             .with_connect_timeout(ANSWER)
             .with_keep_alive(Duration::from_secs(1), Duration::from_secs(2))
-            .with_keep_alive_while_idle(true);
-        if etcd.ca.is_some() || etcd.endpoints.iter().any(|endpoint| endpoint.starts_with("https:")) {
+            .with_keep_alive_while_idle(true)
+            // A member that is cut off from the others refuses requests and ends watches, instead of being silent.
+            .with_require_leader(true);
+        if etcd.ca.is_some() || member.starts_with("https:") {
             let mut tls = TlsOptions::new();
             if let Some(ca) = &etcd.ca {
                 tls = tls.ca_certificate(Certificate::from_pem(config::read(ca)?));
@@ -322,27 +382,27 @@ impl ClusterDirectory {
             let password = etcd.password_file.as_deref().map(config::read).transpose()?.unwrap_or_default();
             options = options.with_user(user.clone(), password.trim_end());
         }
-        answer(Client::connect(&etcd.endpoints, Some(options))).await
+        answer(Client::connect([member], Some(options))).await
     }
 
-    /// Begins a session: a lease, this host's address, a look at everything, and a watch from there on.
-    async fn begin(&self) -> Result<Session> {
-        let mut client = self.connect().await?;
+    /// Begins a session: a look at everything, a watch from there on, and this host's address.
+    async fn begin(&self, client: Client, lease: i64) -> Result<(Session, WatchStream)> {
         let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER);
-        let lease = answer(client.lease_grant(self.config.etcd.ttl.into(), None)).await?.id();
-        // Before anything that can be interrupted, so that it is given back.
-        *guard(&self.lease) = Some(lease);
-        let (keeper, kept) = answer(client.lease_keep_alive(lease)).await?;
         let identity = self.identity(&mut kv.clone(), lease).await?;
         let revision = self.look(&mut kv.clone(), identity).await?;
-        let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1).with_fragment();
-        let mut watches = client.watch_client().max_decoding_message_size(MAX_ANSWER);
-        let watch = answer(watches.watch(self.keys.prefix(), Some(options))).await?;
-        let mut session = Session { kv, lease, keeper, kept, watch };
+        let watch = self.watch(&client, revision + 1).await?;
+        let mut session = Session { kv, lease };
         self.enter_host(&mut session).await?;
         // A new lease: all entries of this host are to belong to it.
         self.with_own(OwnNames::mark_all_dirty);
-        Ok(session)
+        Ok((session, watch))
+    }
+
+    /// Watches the directory from a revision on.
+    async fn watch(&self, client: &Client, revision: i64) -> Result<WatchStream> {
+        let options = WatchOptions::new().with_prefix().with_start_revision(revision).with_fragment();
+        let mut watches = client.watch_client().max_decoding_message_size(MAX_ANSWER);
+        answer(watches.watch(self.keys.prefix(), Some(options))).await
     }
 
     /// The identity of the data of etcd, which is written if it has none.
@@ -442,41 +502,17 @@ impl ClusterDirectory {
         )))
     }
 
-    /// Follows etcd until the session ends, and returns the reason.
-    async fn follow(&self, mut session: Session) -> GatewayError {
-        let mut turns = tokio::time::interval(KEEP_ALIVE);
+    /// Takes in changes until the watch ends.
+    async fn follow(&self, mut watch: WatchStream) -> Result<Infallible> {
+        let mut turns = tokio::time::interval(FORGETTING);
         turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let patience = Duration::from_secs(self.config.etcd.ttl.into()).min(Duration::from_secs(3));
-        let mut last = Instant::now();
         loop {
-            let done = tokio::select! {
-                _ = turns.tick() => {
-                    self.forget_lost_names(Instant::now());
-                    match last.elapsed() > patience {
-                        true => Err(GatewayError::Directory("the lease is not kept alive".to_owned())),
-                        false => answer(session.keeper.keep_alive()).await,
-                    }
-                }
-                kept = session.kept.message() => match kept {
-                    Ok(Some(kept)) if kept.ttl() > 0 => {
-                        last = Instant::now();
-                        Ok(())
-                    }
-                    Ok(_) => Err(GatewayError::Directory("the lease has ended".to_owned())),
-                    Err(error) => Err(error.into()),
+            tokio::select! {
+                _ = turns.tick() => self.forget_lost_names(Instant::now()),
+                changes = watch.message() => match changes? {
+                    Some(changes) if !changes.canceled() => self.take_in(&changes),
+                    _ => return Err(GatewayError::Directory("the watch has ended".to_owned())),
                 },
-                changes = session.watch.message() => match changes {
-                    Ok(Some(changes)) if !changes.canceled() => {
-                        self.take_in(&changes);
-                        Ok(())
-                    }
-                    Ok(_) => Err(GatewayError::Directory("the watch has ended".to_owned())),
-                    Err(error) => Err(error.into()),
-                },
-                () = self.work.notified() => self.write(&mut session).await,
-            };
-            if let Err(error) = done {
-                return error;
             }
         }
     }
@@ -532,27 +568,22 @@ impl ClusterDirectory {
         });
     }
 
-    /// Brings entries of this host up to date.
-    async fn write(&self, session: &mut Session) -> Result<()> {
-        let mut names = self.with_own(|own| own.take_dirty(ENTRIES_PER_TURN)).into_iter();
-        while let Some(name) = names.next() {
-            let decided = |holder| guard(&self.own).decided(&name, holder);
-            let written = match self.wanted(&name) {
-                WantedEntry::Entry(entry) => self.put(session, &name, &entry).await.map(decided),
-                WantedEntry::OtherHosts(host) => {
-                    decided(Some(host));
-                    Ok(())
+    /// Brings entries of this host up to date, until a request fails.
+    async fn write(&self, mut session: Session) -> Result<Infallible> {
+        loop {
+            self.work.notified().await;
+            let names = self.with_own(|own| own.take_dirty(ENTRIES_PER_TURN));
+            let mut turn = WriteTurn { directory: self, names: names.into() };
+            while let Some(name) = turn.names.front() {
+                let decided = |holder| guard(&self.own).decided(name, holder);
+                match self.wanted(name) {
+                    WantedEntry::Entry(entry) => decided(self.put(&mut session, name, &entry).await?),
+                    WantedEntry::OtherHosts(host) => decided(Some(host)),
+                    WantedEntry::Nothing => self.delete(&mut session, name).await?,
                 }
-                WantedEntry::Nothing => self.delete(session, &name).await,
-            };
-            if let Err(error) = written {
-                // The next session goes on with this name.
-                self.with_own(|own| std::iter::once(name).chain(names).for_each(|name| own.mark_dirty(&name)));
-                return Err(error);
+                turn.names.pop_front();
             }
         }
-        self.with_own(|_| ());
-        Ok(())
     }
 
     /// Enters a domain of this host. Returns the other host that has the name, if one has it.
@@ -600,9 +631,13 @@ impl ClusterDirectory {
 
     /// Takes this host out of the directory at once, instead of when its lease ends.
     async fn give_back(&self) {
-        let lease = guard(&self.lease).take();
-        if let (Some(lease), Ok(mut client)) = (lease, self.connect().await) {
-            let _ = answer(client.lease_revoke(lease)).await;
+        let Some(lease) = guard(&self.lease).take() else { return };
+        for member in &self.config.etcd.endpoints {
+            if let Ok(mut client) = self.connect(member).await
+                && answer(client.lease_revoke(lease)).await.is_ok()
+            {
+                return;
+            }
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Gateways, and strangers who talk to them, for this crate's tests.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+#[path = "../tests/common/ports.rs"]
+mod ports;
+
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -15,6 +18,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::config::GatewayConfig;
 use crate::peers::{Answer, PeerHost, PeerHosts, StreamCount};
@@ -87,7 +91,7 @@ pub(crate) async fn in_time<T>(what: &str, happens: impl Future<Output = T>) -> 
     }
 }
 
-/// An etcd with no data, until this is dropped.
+/// A member of an etcd with no data at first. It ends when this is dropped.
 pub(crate) struct TestEtcd {
     process: Child,
     pub(crate) url: String,
@@ -95,34 +99,78 @@ pub(crate) struct TestEtcd {
 }
 
 impl TestEtcd {
-    /// `None`, with a note, if this machine has no etcd.
+    /// An etcd with one member. `None`, with a note, if this machine has no etcd.
     pub(crate) async fn start() -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        // Below the ports that the kernel gives to connections.
-        let first = 10_000 + std::process::id() % 20_000;
-        let is_free = |port: &u32| TcpListener::bind(("127.0.0.1", *port as u16)).is_ok();
-        let ports: Vec<_> = (first..first + 1000).filter(is_free).take(2).collect();
-        let [url, peers] = [0, 1].map(|at| format!("http://127.0.0.1:{}", ports[at]));
-        let mut command = Command::new("etcd");
-        command.arg("--data-dir").arg(folder.path());
-        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url, "--listen-peer-urls", &peers]);
-        command.args(["--initial-advertise-peer-urls", &peers, "--initial-cluster", &format!("default={peers}")]);
-        let Ok(process) = command.arg("--unsafe-no-fsync").stdout(Stdio::null()).stderr(Stdio::null()).spawn() else {
-            eprintln!("LEFT OUT: there is no etcd here (Debian: apt-get install etcd-server)");
-            return None;
-        };
-        let mut etcd = Self { process, url, _folder: folder };
-        eventually("etcd answers", || {
-            assert!(etcd.process.try_wait().unwrap().is_none(), "etcd has ended");
-            TcpStream::connect(("127.0.0.1", ports[0] as u16)).is_ok()
-        })
-        .await;
-        Some(etcd)
+        Self::start_members(1).await?.pop()
+    }
+
+    /// An etcd with this many members.
+    pub(crate) async fn start_members(count: usize) -> Option<Vec<Self>> {
+        let url = || format!("http://127.0.0.1:{}", ports::free_port());
+        let peers: Vec<String> = (0..count).map(|_| url()).collect();
+        let all: Vec<String> = peers.iter().enumerate().map(|(n, peer)| format!("member{n}={peer}")).collect();
+        let mut members = Vec::new();
+        for (n, peer) in peers.iter().enumerate() {
+            let (url, folder) = (url(), tempfile::tempdir().unwrap());
+            let mut command = Command::new("etcd");
+            command.args(["--name", &format!("member{n}"), "--data-dir"]).arg(folder.path());
+            command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+            command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
+            command.args(["--initial-cluster", &all.join(","), "--unsafe-no-fsync"]);
+            let Ok(process) = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() else {
+                eprintln!("LEFT OUT: there is no etcd here (Debian: apt-get install etcd-server)");
+                return None;
+            };
+            members.push(Self { process, url, _folder: folder });
+        }
+        for member in &mut members {
+            let address = member.url.trim_start_matches("http://").to_owned();
+            eventually("etcd answers", || {
+                assert!(member.process.try_wait().unwrap().is_none(), "etcd has ended");
+                TcpStream::connect(&address).is_ok()
+            })
+            .await;
+        }
+        Some(members)
+    }
+
+    /// A URL at which all that it answers arrives later. Requests are not delayed.
+    pub(crate) async fn answering_late(&self, delay: Duration) -> String {
+        let address = self.url.trim_start_matches("http://").to_owned();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (mut requests, mut to_client) = client.into_split();
+                let etcd = tokio::net::TcpStream::connect(&address).await.unwrap();
+                let (mut answers, mut to_etcd) = etcd.into_split();
+                let (queue, mut queued) = tokio::sync::mpsc::unbounded_channel();
+                tokio::spawn(async move { tokio::io::copy(&mut requests, &mut to_etcd).await });
+                tokio::spawn(async move {
+                    let mut bytes = vec![0; 64 << 10];
+                    while let Ok(count @ 1..) = answers.read(&mut bytes).await {
+                        let _ = queue.send((tokio::time::Instant::now() + delay, bytes[..count].to_vec()));
+                    }
+                });
+                tokio::spawn(async move {
+                    while let Some((time, bytes)) = queued.recv().await {
+                        tokio::time::sleep_until(time).await;
+                        let _ = to_client.write_all(&bytes).await;
+                    }
+                });
+            }
+        });
+        url
+    }
+
+    /// A client of this member.
+    pub(crate) async fn client(&self) -> etcd_client::Client {
+        etcd_client::Client::connect([&self.url], None).await.unwrap()
     }
 
     /// Whether it has a key.
     pub(crate) async fn has(&self, key: &str) -> bool {
-        let mut client = etcd_client::Client::connect([&self.url], None).await.unwrap();
+        let mut client = self.client().await;
         !client.get(key, None).await.unwrap().kvs().is_empty()
     }
 }

@@ -1,9 +1,9 @@
-//! The directory after etcd has lost its data, claims that are withdrawn, and the end of a gateway.
+//! The directory after etcd has lost its data, with an etcd that is slow or has no leader, claims that are withdrawn, and the end of a gateway.
 
 use partywall::Kind;
 
 use super::*;
-use crate::testing::{HANG, TestEtcd, certificates, config, in_time, name};
+use crate::testing::{HANG, TestEtcd, certificates, config, eventually, in_time, name};
 
 /// The directory of alpha, which knows these names of beta.
 fn alpha_with(names_of_beta: &[&str]) -> ClusterDirectory {
@@ -11,6 +11,24 @@ fn alpha_with(names_of_beta: &[&str]) -> ClusterDirectory {
     let alpha = ClusterDirectory::new(&config(folder.path(), "alpha"), name("alpha"));
     alpha.change_table(|table| names_of_beta.iter().for_each(|name| table.put_domain(name, entry_of_beta())));
     alpha
+}
+
+/// The directory of alpha with these members of etcd. Its lease lasts for this many seconds.
+fn alpha_at(endpoints: &[String], seconds: u16) -> Arc<ClusterDirectory> {
+    let folder = certificates(&["alpha"]);
+    let mut config = config(folder.path(), "alpha");
+    (config.etcd.endpoints, config.etcd.ttl) = (endpoints.to_vec(), seconds);
+    Arc::new(ClusterDirectory::new(&config, name("alpha")))
+}
+
+/// Enters domains of beta.
+async fn fill(etcd: &TestEtcd, keys: &Keys, domains: usize) {
+    let mut client = etcd.client().await;
+    let put = |n: &usize| TxnOp::put(keys.domain(&format!("name{n}")), entry_of_beta().encode(), None);
+    // Etcd takes at most 128 operations in a transaction.
+    for part in (0..domains).collect::<Vec<_>>().chunks(128) {
+        client.txn(Txn::new().and_then(part.iter().map(put).collect::<Vec<_>>())).await.unwrap();
+    }
 }
 
 fn entry_of_beta() -> DomainEntry {
@@ -118,11 +136,8 @@ async fn stopped_directory_has_ended_its_task() {
 #[tokio::test(flavor = "multi_thread")]
 async fn names_of_stopped_directory_are_not_entered_again() {
     let Some(etcd) = TestEtcd::start().await else { return };
-    let folder = certificates(&["alpha"]);
-    let mut config = config(folder.path(), "alpha");
     // With a lease that outlasts this test.
-    (config.etcd.endpoints, config.etcd.ttl) = (vec![etcd.url.clone()], 300);
-    let alpha = Arc::new(ClusterDirectory::new(&config, name("alpha")));
+    let alpha = alpha_at(std::slice::from_ref(&etcd.url), 300);
     alpha.hear(vec![row(NameNews::Present, "db")]);
     let following = ClusterDirectory::start(&alpha);
     let keys = [alpha.keys.domain("db"), alpha.keys.host("alpha")];
@@ -139,4 +154,86 @@ async fn names_of_stopped_directory_are_not_entered_again() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn look_longer_than_the_lease_begins_a_session() {
+    const PAGES: usize = 12;
+    let Some(etcd) = TestEtcd::start().await else { return };
+    // The pages come one after the other, and take 6 s.
+    let alpha = alpha_at(&[etcd.answering_late(Duration::from_millis(500)).await], 3);
+    let domains = PAGES * usize::try_from(PAGE).unwrap();
+    fill(&etcd, &alpha.keys, domains).await;
+    let following = ClusterDirectory::start(&alpha);
+    eventually("the directory is fresh", || alpha.freshness().0).await;
+    assert_eq!(alpha.with_table(NameTable::domains), domains);
+    assert!(etcd.has(&alpha.keys.host("alpha")).await);
+    in_time("it leaves", following.leave()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_longer_than_the_lease_enter_all_names() {
+    let Some(etcd) = TestEtcd::start().await else { return };
+    // The entries of one turn are written one after the other, and take 8 s.
+    let alpha = alpha_at(&[etcd.answering_late(Duration::from_millis(250)).await], 3);
+    alpha.hear((0..ENTRIES_PER_TURN).map(|n| row(NameNews::Present, &format!("name{n}"))).collect());
+    let following = ClusterDirectory::start(&alpha);
+    eventually("all names are entered", || alpha.with_table(NameTable::domains) == ENTRIES_PER_TURN).await;
+    in_time("it leaves", following.leave()).await;
+}
+
+#[test]
+fn cancelled_write_turn_leaves_its_names_dirty() {
+    let alpha = alpha_with(&[]);
+    drop(WriteTurn { directory: &alpha, names: ["ended".to_owned(), "own".to_owned()].into() });
+    assert_eq!(alpha.with_own(|own| own.take_dirty(9)), ["ended", "own"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn end_of_the_lease_begins_the_next_session() {
+    let Some(etcd) = TestEtcd::start().await else { return };
+    let alpha = alpha_at(std::slice::from_ref(&etcd.url), 300);
+    let following = ClusterDirectory::start(&alpha);
+    eventually("the directory is fresh", || alpha.freshness().0).await;
+    let first = guard(&alpha.lease).unwrap();
+    etcd.client().await.lease_revoke(first).await.unwrap();
+    eventually("there is another lease", || *guard(&alpha.lease) != Some(first)).await;
+    eventually("the directory is fresh again", || alpha.freshness().0).await;
+    assert!(etcd.has(&alpha.keys.host("alpha")).await);
+    in_time("it leaves", following.leave()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn directory_of_member_without_leader_is_stale() {
+    let Some(mut members) = TestEtcd::start_members(3).await else { return };
+    let alpha = alpha_at(std::slice::from_ref(&members[0].url), 300);
+    let following = ClusterDirectory::start(&alpha);
+    eventually("the directory is fresh", || alpha.freshness().0).await;
+    members.truncate(1);
+    eventually("the directory is stale", || !alpha.freshness().0).await;
+    in_time("it leaves", following.leave()).await;
+    let refused = async {
+        loop {
+            let Err(error) = alpha.session(&members[0].url).await;
+            if error.to_string().contains("no leader") {
+                break;
+            }
+            tokio::time::sleep(FIRST_PAUSE).await;
+        }
+    };
+    in_time("the member refuses a session", refused).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn directory_with_one_dead_member_of_three_is_fresh() {
+    let Some(mut members) = TestEtcd::start_members(3).await else { return };
+    let endpoints: Vec<_> = members.iter().map(|member| member.url.clone()).collect();
+    let alpha = alpha_at(&endpoints, 3);
+    // Each page is a further request, which could go to the dead member.
+    fill(&members[1], &alpha.keys, 20 * usize::try_from(PAGE).unwrap()).await;
+    members.remove(0);
+    let following = ClusterDirectory::start(&alpha);
+    eventually("the directory is fresh", || alpha.freshness().0).await;
+    in_time("it leaves", following.leave()).await;
+    assert!(!members[0].has(&alpha.keys.host("alpha")).await, "the lease is not given back");
 }
