@@ -13,6 +13,7 @@ use partywall::{Domain, Listener, PeerInfo, User};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,6 +23,14 @@ use std::time::Duration;
 
 /// The longest that a client may take to send its first request.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
+/// How long a TCP connection is silent before the kernel asks whether the peer is still there.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+/// Between two of these questions.
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// Questions without an answer after which a peer has gone.
+const PROBES: u32 = 3;
+/// The longest that the host of a client by TCP may be silent.
+const LONGEST_SILENCE: Duration = Duration::from_secs(25);
 /// Between two attempts to accept while the broker is away.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that are served at a time, on each of the two ways.
@@ -41,10 +50,11 @@ pub fn calls_service(service: &str) -> String {
     format!("{service}.calls")
 }
 
-/// Answers a client's first request, which begins its session. `None` if the client was turned away, or has gone.
+/// Answers a client's first request, which begins its session. `tcp` is the client's stream if it is one of TCP. Returns `None` if the client was turned away, or has gone.
 fn greet(
     export: &Arc<Export>,
     peer: Option<&PeerInfo>,
+    tcp: Option<&Arc<TcpStream>>,
     reader: &mut impl Read,
     writer: &mut impl Write,
 ) -> io::Result<Option<Arc<ExportSession>>> {
@@ -53,6 +63,10 @@ fn greet(
     let begun = previous_of(&first, &body)?.and_then(|previous| {
         export.end_previous(previous, peer)?;
         let session = export.begin(peer)?;
+        if let Some(stream) = tcp {
+            // Before the welcome, after which the client can have the session ended.
+            session.end_with(stream);
+        }
         let welcome = session.welcome().inspect_err(|_| export.end(&session))?;
         Ok((session, welcome))
     });
@@ -111,8 +125,9 @@ fn answer(session: &ExportSession, header: &RequestHeader, body: &[u8], reply: &
     if header.number == FileRequest::WRITE {
         let (mut fields, data) = body.split_at_checked(FileRequest::WRITE_HEADER).ok_or(Errno::BADMSG)?;
         let (handle, offset) = (u64::take(&mut fields)?, u64::take(&mut fields)?);
+        let place = (offset, u32::take(&mut fields)?);
         let write = |file: rustix::fd::BorrowedFd<'_>, done: usize, at| rustix::io::pwrite(file, &data[done..], at);
-        session.write(handle, offset, data.len(), write)?.put(reply);
+        session.write(handle, place, data.len(), write)?.put(reply);
         return Ok(());
     }
     match FileRequest::read(header.number, body)? {
@@ -144,14 +159,15 @@ fn answer_call(export: &Export, call: &IncomingCall<'_>) -> Result<CallAnswer, C
     if number == FileRequest::WRITE {
         let fields: [u8; FileRequest::WRITE_HEADER] = args.array(CALL_HEADER)?;
         let mut fields = &fields[..];
-        let mut word = || u64::take(&mut fields).map_err(failed);
-        let (handle, offset) = (word()?, word()?);
+        let mut long = || u64::take(&mut fields).map_err(failed);
+        let (handle, offset) = (long()?, long()?);
+        let place = (offset, u32::take(&mut fields).map_err(failed)?);
         let start = CALL_HEADER + FileRequest::WRITE_HEADER;
         let write = |file: rustix::fd::BorrowedFd<'_>, done, at| {
             let errno = |e| Errno::from_io_error(&e).unwrap_or(Errno::IO);
             args.write_to(start + done..args.len(), file, at).map_err(errno)
         };
-        let written = session.write(handle, offset, args.len() - start, write).map_err(failed)?;
+        let written = session.write(handle, place, args.len() - start, write).map_err(failed)?;
         return Ok(written.to_le_bytes().into());
     }
     let len = args.len() - CALL_HEADER;
@@ -229,7 +245,7 @@ fn accept(export: &Arc<Export>, mut listener: Listener, stop: &OwnedFd) {
                     let _place = place;
                     let (Some(mut reader), Some(mut writer)) = stream.into_halves() else { return };
                     reader.set_timeout(Some(FIRST_REQUEST));
-                    let outcome = greet(&export, Some(&peer), &mut reader, &mut writer).and_then(|session| {
+                    let outcome = greet(&export, Some(&peer), None, &mut reader, &mut writer).and_then(|session| {
                         let Some(session) = session else { return Ok(()) };
                         reader.set_timeout(None);
                         let outcome = serve_requests(&session, &mut reader, &mut writer);
@@ -325,7 +341,7 @@ pub fn serve_tcp(export: &Arc<Export>, listener: &TcpListener) -> io::Result<()>
         let export = Arc::clone(export);
         let serve = move || {
             let _place = place;
-            if let Err(e) = serve_tcp_stream(&export, &stream) {
+            if let Err(e) = serve_tcp_stream(&export, &Arc::new(stream)) {
                 tracing::debug!(client = %from, error = %e, "a client has ended");
             }
         };
@@ -339,11 +355,22 @@ fn has_listener_failed(e: &io::Error) -> bool {
     matches!(errno, Some(Errno::BADF | Errno::INVAL | Errno::NOTSOCK | Errno::OPNOTSUPP | Errno::FAULT))
 }
 
-fn serve_tcp_stream(export: &Arc<Export>, stream: &TcpStream) -> io::Result<()> {
+/// Has the kernel end a connection whose peer has gone without closing it, or has not taken what was sent to it for this time.
+pub(crate) fn end_when_silent(stream: &TcpStream, longest: Duration) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, PROBE_AFTER)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    let longest = i32::try_from(longest.as_millis()).unwrap_or(i32::MAX);
+    Ok(sockopt::set_tcp_user_timeout(stream, longest.cast_unsigned())?)
+}
+
+fn serve_tcp_stream(export: &Arc<Export>, stream: &Arc<TcpStream>) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    end_when_silent(stream, LONGEST_SILENCE)?;
     stream.set_read_timeout(Some(FIRST_REQUEST))?;
-    let (mut reader, mut writer) = (BufReader::with_capacity(64 << 10, stream), stream);
-    let Some(session) = greet(export, None, &mut reader, &mut writer)? else { return Ok(()) };
+    let (mut reader, mut writer) = (BufReader::with_capacity(64 << 10, &**stream), &**stream);
+    let Some(session) = greet(export, None, Some(stream), &mut reader, &mut writer)? else { return Ok(()) };
     let outcome = stream.set_read_timeout(None).and_then(|()| serve_requests(&session, &mut reader, &mut writer));
     export.end(&session);
     outcome

@@ -22,7 +22,7 @@
 use rustix::io::Errno;
 
 /// The version that client and server must have in common (protocol N1).
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The most bytes of a file that one request reads or writes (protocol N2).
 pub const LARGEST_DATA: u32 = 1 << 20;
 /// The most bytes of a body: the data of a write and its other fields.
@@ -196,8 +196,9 @@ requests! {
     15 Create { parent: u64, name: EntryName<'a>, mode: u32, flags: u32 }
     /// Reads from an open file. The reply is the data: fewer bytes at the end of the file.
     16 Read { handle: u64, offset: u64, len: u32 }
-    /// Writes to an open file. The data is the rest of the body and has no length before it ([`FileRequest::WRITE_HEADER`]).
-    17 Write { handle: u64, offset: u64 }
+    /// Writes to an open file, at its end if `flags` say so ([`write_flags`]). The data is the rest of the body and has no length before it
+    /// ([`FileRequest::WRITE_HEADER`]).
+    17 Write { handle: u64, offset: u64, flags: u32 }
     /// Gives up the POSIX locks of an owner on an open file: a descriptor was closed.
     18 Flush { handle: u64, owner: u64 }
     /// Closes an open file or directory, and gives up the owner's locks.
@@ -244,7 +245,13 @@ impl FileRequest<'_> {
     /// The number of [`FileRequest::Write`].
     pub const WRITE: u32 = 17;
     /// Bytes of a write before its data.
-    pub const WRITE_HEADER: usize = 16;
+    pub const WRITE_HEADER: usize = 20;
+}
+
+/// Bits of the flags in [`FileRequest::Write`].
+pub mod write_flags {
+    /// The data is appended to the file, and `offset` has no effect (protocol N4.5).
+    pub const APPEND: u32 = 1;
 }
 
 /// Bits of the mask in [`FileRequest::SetAttributes`].
@@ -507,7 +514,7 @@ mod tests {
         FileRequest::GetAttributes { node: 1, handle: 2 }.put(&mut body);
         assert!(body.len() <= 24);
         body.clear();
-        FileRequest::Write { handle: 1, offset: 2 }.put(&mut body);
+        FileRequest::Write { handle: 1, offset: 2, flags: write_flags::APPEND }.put(&mut body);
         assert_eq!(body.len(), FileRequest::WRITE_HEADER);
     }
 

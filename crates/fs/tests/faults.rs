@@ -10,7 +10,10 @@
 mod common;
 
 use common::random::Random;
-use common::{Way, eventually, world};
+use common::{Way, World, eventually, world};
+use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
+use partywall_fs::wire::{EntryName, FileLock, FileRequest, ROOT};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -117,4 +120,91 @@ fn killed_client_leaves_nothing_open_at_the_server() {
     eventually("files of a dead client stayed open", || descriptors() <= before);
     let again = world.mount(&[]);
     assert_eq!(fs::read_dir(again.path()).unwrap().count(), 51);
+}
+
+/// A client without a mount of a server that can be killed, which has a directory for all.
+fn client_by_tcp() -> Option<(World, Remote)> {
+    let world = world(Way::Tcp, &[])?;
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+    fs::set_permissions(world.export(), all).unwrap();
+    let remote = connect(&world);
+    Some((world, remote))
+}
+
+fn connect(world: &World) -> Remote {
+    let mut options = RemoteOptions::default();
+    options.grace = Duration::from_secs(30);
+    Remote::connect(ServerAddress::Tcp(world.address()), options).unwrap()
+}
+
+fn restart(world: &mut World) {
+    world.kill_server();
+    world.start();
+}
+
+const USER: (u32, u32) = (1234, 1234);
+const OTHER: (u32, u32) = (4321, 4321);
+
+fn name(name: &str) -> EntryName<'_> {
+    EntryName::new(name.as_bytes()).unwrap()
+}
+
+fn read(remote: &Remote, handle: u64) -> Result<Vec<u8>, Errno> {
+    let make = |handle| FileRequest::Read { handle, offset: 0, len: 64 };
+    remote.on_file(OTHER, handle, make).and_then(|data| data.into_vec())
+}
+
+const EXCLUSIVE: FileLock = FileLock { start: 0, end: 9, kind: 1 };
+const NONE: FileLock = FileLock { kind: 2, ..EXCLUSIVE };
+
+#[test]
+fn first_lock_after_restart_of_the_server_is_taken() {
+    let Some((mut world, remote)) = client_by_tcp() else { return };
+    let handle = remote.create(USER, 0, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    restart(&mut world);
+    assert_eq!(remote.set_lock(handle, 1, EXCLUSIVE), Ok(()));
+    assert_eq!(read(&remote, handle), Ok(Vec::new()));
+    restart(&mut world);
+    assert_eq!(read(&remote, handle), Err(Errno::IO), "another client may have had the lock");
+}
+
+#[test]
+fn refused_lock_leaves_open_file_usable_after_restart() {
+    let Some((mut world, remote)) = client_by_tcp() else { return };
+    let handle = remote.create(USER, 0, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    let holder = connect(&world);
+    let find = |parent| FileRequest::Lookup { parent, name: name("file") };
+    let (node, _) = holder.entry(USER, ROOT, name("file"), find).unwrap();
+    let (held, _) = holder.open(USER, 1, node, OFlags::RDWR.bits(), || ()).unwrap();
+    assert_eq!(holder.set_lock(held, 1, EXCLUSIVE), Ok(()));
+    assert_eq!(remote.set_lock(handle, 1, EXCLUSIVE), Err(Errno::AGAIN));
+    restart(&mut world);
+    assert_eq!(read(&remote, handle), Ok(Vec::new()));
+}
+
+#[test]
+fn bare_unlock_leaves_open_file_usable_after_restart() {
+    let Some((mut world, remote)) = client_by_tcp() else { return };
+    let handle = remote.create(USER, 0, ROOT, name("file"), 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    assert_eq!(remote.set_lock(handle, 1, NONE), Ok(()));
+    restart(&mut world);
+    assert_eq!(read(&remote, handle), Ok(Vec::new()));
+}
+
+#[test]
+fn open_file_is_opened_again_as_its_opener() {
+    let Some((mut world, remote)) = client_by_tcp() else { return };
+    // Only the opener can reach the file and read it.
+    let make = |parent| FileRequest::MakeDirectory { parent, name: name("private"), mode: 0o700 };
+    let (directory, _) = remote.entry(USER, ROOT, name("private"), make).unwrap();
+    let handle = remote.create(USER, 0, directory, name("file"), 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    let listed = remote.open_directory(USER, 0, directory).unwrap();
+    assert_eq!(remote.write(USER, 0, handle, 0, b"text"), Ok(4));
+    restart(&mut world);
+    assert_eq!(read(&remote, handle), Ok(b"text".to_vec()));
+    restart(&mut world);
+    assert_eq!(remote.write(OTHER, 0, handle, 0, b"TEXT"), Ok(4));
+    restart(&mut world);
+    let make = |handle| FileRequest::ReadDirectory { handle, offset: 0, len: 4096 };
+    assert!(remote.on_file(OTHER, listed, make).is_ok());
 }

@@ -276,7 +276,9 @@ fn lying_client_gets_errors_or_its_end_and_disturbs_no_other() {
     // Handles and nodes that it does not have, an unknown operation, a read of all memory.
     for (number, body, errno) in [
         (16, [7u64.to_le_bytes(), 0u64.to_le_bytes(), u64::MAX.to_le_bytes()].concat()[..20].to_vec(), Errno::BADF),
-        (17, [9u64.to_le_bytes(), u64::MAX.to_le_bytes()].concat(), Errno::BADF),
+        (17, [bytes_of(&9u64), bytes_of(&u64::MAX), bytes_of(&0u32)].concat(), Errno::BADF),
+        (17, [bytes_of(&9u64), bytes_of(&0u64), bytes_of(&2u32)].concat(), Errno::INVAL),
+        (17, vec![0; 19], Errno::BADMSG),
         (17, vec![0; 3], Errno::BADMSG),
         (4, [12u64.to_le_bytes(), 0u64.to_le_bytes()].concat(), Errno::STALE),
         (77, Vec::new(), Errno::NOSYS),
@@ -309,4 +311,26 @@ fn lying_client_gets_errors_or_its_end_and_disturbs_no_other() {
     common::eventually("sessions of clients that are gone stayed", || export.sessions() <= 2);
     look();
     let _ = client.0.read(&mut [0]);
+}
+
+#[test]
+fn next_session_of_a_client_ends_its_previous_stream() {
+    let folder = tempfile::tempdir().unwrap();
+    let export = Export::open(folder.path(), ExportOptions::default()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || serve_tcp(&export, &listener));
+    let begin = |previous: u64| {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut client = Liar(stream);
+        client.send(1, &[bytes_of(&VERSION), bytes_of(&previous)].concat());
+        let (errno, welcome) = client.reply().unwrap();
+        assert_eq!(errno, 0);
+        (client, u64::take(&mut &welcome[..]).unwrap())
+    };
+    // The first stream stays open here, as that of a client that the server does not see go.
+    let (mut first, session) = begin(0);
+    let _second = begin(session);
+    assert_eq!(first.0.read(&mut [0]).unwrap(), 0);
 }

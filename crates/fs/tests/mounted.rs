@@ -9,6 +9,8 @@
 
 mod common;
 
+#[path = "mounted/appends.rs"]
+mod appends;
 #[path = "mounted/kept_names.rs"]
 mod kept_names;
 #[path = "mounted/locks.rs"]

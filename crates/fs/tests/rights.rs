@@ -183,3 +183,49 @@ fn read_only_export_gives_no_exclusive_lock() {
     assert_eq!(client.set_lock(handle, 1, range(SHARED)), Ok(()));
     assert_eq!(client.set_lock(handle, 1, range(EXCLUSIVE)), Err(Errno::BADF));
 }
+
+#[test]
+fn locks_survive_the_drop_of_their_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ExportOptions::default();
+    options.squash = partywall_fs::export::Squash::None;
+    options.limits.nodes = 4;
+    let export = Export::open(folder.path(), options).unwrap();
+    let session = export.begin(None).unwrap();
+    let find = |file| {
+        let request = FileRequest::Lookup { parent: ROOT, name: name(file) };
+        let found = session.execute(0, 0, request).unwrap();
+        partywall_fs::wire::value_of::<partywall_fs::wire::FileEntry>(&found).unwrap().node
+    };
+    let open = |node| {
+        let request = FileRequest::Open { node, flags: OFlags::RDWR.bits() };
+        let opened = session.execute(0, 0, request).unwrap();
+        partywall_fs::wire::value_of::<partywall_fs::wire::OpenedFile>(&opened).unwrap().handle
+    };
+    let take = |handle, owner| {
+        let request = FileRequest::SetLock { handle, owner, start: 0, end: 9, kind: EXCLUSIVE };
+        session.execute(0, 0, request).map(drop)
+    };
+    for file in ["locked", "a", "b", "c", "d", "e", "f"] {
+        fs::write(folder.path().join(file), "text").unwrap();
+    }
+    let node = find("locked");
+    let (first, second) = (open(node), open(node));
+    assert_eq!(take(first, 1), Ok(()));
+    for file in ["a", "b", "c", "d", "e", "f"] {
+        find(file);
+    }
+    let again = find("locked");
+    assert_ne!(again, node, "the node was to be dropped");
+    // The owner is known by each open file, and its locks are released by each.
+    let third = open(again);
+    assert_eq!((take(third, 1), take(third, 2)), (Ok(()), Err(Errno::AGAIN)));
+    session.execute(0, 0, FileRequest::Flush { handle: third, owner: 1 }).unwrap();
+    assert_eq!(take(third, 2), Ok(()));
+    // They stay until the last open file is closed.
+    session.execute(0, 0, FileRequest::Release { handle: third, owner: 0 }).unwrap();
+    session.execute(0, 0, FileRequest::Release { handle: first, owner: 0 }).unwrap();
+    assert_eq!((take(second, 1), session.counts().2), (Err(Errno::AGAIN), 2));
+    session.execute(0, 0, FileRequest::Release { handle: second, owner: 0 }).unwrap();
+    assert_eq!(session.counts().2, 0);
+}

@@ -14,7 +14,7 @@ use partywall_fs::export::{Export, ExportOptions, Squash};
 use partywall_fs::frame::{ReplyHeader, RequestHeader};
 use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
 use partywall_fs::serve::serve_tcp;
-use partywall_fs::wire::{EntryName, FileRequest, ROOT};
+use partywall_fs::wire::{EntryName, FileLock, FileRequest, ROOT};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs;
@@ -164,6 +164,58 @@ fn late_write_of_reset_connection_is_not_executed() {
 }
 
 #[test]
+fn append_of_reset_connection_is_not_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let export = export(&folder);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = HoldingProxy::start(listener.local_addr().unwrap());
+    std::thread::spawn(move || serve_tcp(&export, &listener));
+    let remote = Remote::connect(ServerAddress::Tcp(proxy.address), RemoteOptions::default()).unwrap();
+    let name = EntryName::new(b"file").unwrap();
+    let handle = remote.create((0, 0), 0, ROOT, name, 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    assert_eq!(remote.append((0, 0), 0, handle, 0, b"first"), Err(Errno::IO));
+    assert_eq!(remote.append((0, 0), 0, handle, 0, b"later"), Ok(5));
+    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"later");
+}
+
+/// The server stands still for longer than a request may take.
+fn sync_alone_times_out(way: Way) {
+    let Some(world) = world(way, &[]) else { return };
+    let mut options = RemoteOptions::default();
+    options.timeout = Duration::from_secs(5);
+    let remote = Remote::connect(world.server_address(), options).unwrap();
+    let name = EntryName::new(b"file").unwrap();
+    let handle = remote.create((0, 0), 0, ROOT, name, 0o600, OFlags::RDWR.bits()).unwrap().handle;
+    // Another session would not have this lock, so that the file would fail.
+    remote.set_lock(handle, 1, FileLock { start: 0, end: 9, kind: 1 }).unwrap();
+    world.stop_server();
+    let sync = remote.on_file((0, 0), handle, |handle| FileRequest::Sync { handle, data_only: 0 });
+    world.continue_server();
+    assert_eq!(sync.map(drop), Err(Errno::IO));
+    // The late reply comes before these.
+    for text in [b"text", b"TEXT"] {
+        assert_eq!(remote.write((0, 0), 0, handle, 0, text), Ok(4));
+        let read = remote.on_file((0, 0), handle, |handle| FileRequest::Read { handle, offset: 0, len: 9 });
+        assert_eq!(read.and_then(|data| data.into_vec()), Ok(text.to_vec()));
+    }
+}
+
+#[test]
+fn sync_that_times_out_fails_alone_by_calls() {
+    sync_alone_times_out(Way::Calls);
+}
+
+#[test]
+fn sync_that_times_out_fails_alone_by_a_stream() {
+    sync_alone_times_out(Way::Stream);
+}
+
+#[test]
+fn sync_that_times_out_fails_alone_by_tcp() {
+    sync_alone_times_out(Way::Tcp);
+}
+
+#[test]
 fn requests_beside_stalled_reconnect_fail_after_grace() {
     let folder = tempfile::tempdir().unwrap();
     let (server, address) = SlowServer::start(export(&folder), 1);
@@ -208,4 +260,28 @@ fn server_without_a_broker_uses_no_processor_time() {
     std::thread::sleep(Duration::from_millis(1500));
     let ticks = used(world.server_pid()) - before;
     assert!(ticks < 30, "{ticks} ticks of 10 ms in 1.5 s");
+}
+
+#[test]
+fn client_that_vanishes_without_closing_loses_its_session() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can end a connection without telling the peer");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let export = export(&folder);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let served = Arc::clone(&export);
+    std::thread::spawn(move || serve_tcp(&served, &listener));
+    let hello = FileRequest::Hello { version: partywall_fs::wire::VERSION, previous: 0 };
+    let mut body = Vec::new();
+    hello.put(&mut body);
+    let header = RequestHeader { len: body.len() as u32, id: 1, number: hello.number(), uid: 0, gid: 0 };
+    stream.write_all(&[&header.bytes()[..], &body].concat()).unwrap();
+    let header = ReplyHeader::read(&mut stream, &mut body).unwrap().unwrap();
+    assert_eq!((header.errno, export.sessions()), (0, 1));
+    nix::sys::socket::setsockopt(&stream, nix::sys::socket::sockopt::TcpRepair, &1).unwrap();
+    drop(stream);
+    eventually("the session of a client that has gone stays", || export.sessions() == 0);
 }

@@ -4,7 +4,7 @@ use super::actor::act_as;
 use super::lock;
 use super::session::ExportSession;
 use super::tables::OpenHandle;
-use crate::wire::LARGEST_DATA;
+use crate::wire::{LARGEST_DATA, write_flags};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -43,22 +43,27 @@ impl ExportSession {
     }
 
     /// Writes to an open file, as the user that opened it. `write` is given the file, the bytes that are written already, and where the next ones
-    /// go, and writes some or all of the others; `len` is how many there are. Returns how many were written.
+    /// go, and writes some or all of the others; `len` is how many there are. With [`write_flags::APPEND`], the file has `O_APPEND` meanwhile.
+    /// Returns how many bytes were written.
     ///
     /// # Errors
-    /// The system's, if nothing was written; `EBADF` if there is no such open file.
+    /// The system's, if nothing was written; `EBADF` if there is no such open file; `EINVAL` for unknown flags.
     pub fn write(
         &self,
         handle: u64,
-        offset: u64,
+        (offset, flags): (u64, u32),
         len: usize,
         mut write: impl FnMut(rustix::fd::BorrowedFd<'_>, usize, u64) -> Result<usize, Errno>,
     ) -> Result<u32, Errno> {
         use rustix::fd::AsFd;
         self.must_be_writable()?;
         let len = u32::try_from(len).ok().filter(|len| *len <= LARGEST_DATA).ok_or(Errno::INVAL)?;
+        if flags & !write_flags::APPEND != 0 {
+            return Err(Errno::INVAL);
+        }
         let open = self.file(handle)?;
         act_as(&open.actor)?;
+        let _writing = open.writing(flags & write_flags::APPEND != 0)?;
         let mut written = 0;
         while written < len as usize {
             let at = offset.checked_add(written as u64).filter(|at| i64::try_from(*at).is_ok()).ok_or(Errno::FBIG)?;
@@ -74,8 +79,8 @@ impl ExportSession {
     }
 
     pub(super) fn flush(&self, handle: u64, owner: u64) -> Result<(), Errno> {
-        let node = self.handle(handle)?.node.number;
-        lock(&self.tables).unlock(node, owner);
+        let file = self.handle(handle)?.node.identity;
+        lock(&self.tables).unlock(file, owner);
         Ok(())
     }
 
@@ -112,6 +117,8 @@ impl ExportSession {
         self.must_be_writable()?;
         let (from, to) = (self.file(from)?, self.file(to)?);
         act_as(&to.actor)?;
+        // The kernel refuses to copy to a file with O_APPEND.
+        let _writing = to.writing(false)?;
         // One request must not keep the session busy for long.
         let len = len.min(u64::from(LARGEST_DATA) * 16) as usize;
         let copied =

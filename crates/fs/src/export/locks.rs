@@ -62,12 +62,12 @@ impl ExportSession {
     }
 
     fn owner_locks(&self, open: &OpenHandle, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
-        let held = lock(&self.tables).locks_of(open.node.number, owner);
+        let held = lock(&self.tables).locks_of(open.node.identity, owner);
         match held {
             Some(held) => Ok(held),
             None => {
                 let file = self.description_of(open)?;
-                lock(&self.tables).add_locks(open.node.number, owner, file)
+                lock(&self.tables).add_locks(open.node.identity, owner, file)
             }
         }
     }
@@ -75,7 +75,7 @@ impl ExportSession {
     pub(super) fn get_lock(&self, handle: u64, owner: u64, start: u64, end: u64, kind: i32) -> Result<FileLock, Errno> {
         let open = self.handle(handle)?;
         let mut asked = flock_of(start, end, kind)?;
-        let held = lock(&self.tables).locks_of(open.node.number, owner);
+        let held = lock(&self.tables).locks_of(open.node.identity, owner);
         // An owner without locks asks through a description that is gone afterwards.
         let file = held.map_or_else(|| self.description_of(&open).map(Arc::new), Ok)?;
         fcntl(&*file, FcntlArg::F_OFD_GETLK(&mut asked)).map_err(errno)?;
@@ -91,7 +91,7 @@ impl ExportSession {
         }
         let asked = flock_of(start, end, kind)?;
         check_access(&open, kind)?;
-        if kind == libc::F_UNLCK && lock(&self.tables).locks_of(open.node.number, owner).is_none() {
+        if kind == libc::F_UNLCK && lock(&self.tables).locks_of(open.node.identity, owner).is_none() {
             return Ok(());
         }
         let file = self.owner_locks(&open, owner)?;

@@ -272,7 +272,7 @@ impl ExportSession {
             self.must_be_writable()?;
         }
         let file = reopen(&node, flags)?;
-        self.opened(OpenHandle { file, node, actor, is_directory: false })
+        self.opened(OpenHandle::new(file, flags, node, actor))
     }
 
     fn opened(&self, open: OpenHandle) -> Result<OpenedFile, Errno> {
@@ -299,7 +299,7 @@ impl ExportSession {
                 // A descriptor of the very file, not of what has the name by now.
                 let path = rustix::fs::open(proc_path(&file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
                 let (node, entry) = self.mention_node(path)?;
-                Ok((entry, self.opened(OpenHandle { file, node, actor, is_directory: false })?))
+                Ok((entry, self.opened(OpenHandle::new(file, fresh, node, actor))?))
             }
             Err(Errno::EXIST) if !given.contains(OFlags::EXCL) => {
                 let entry = self.mention(entry_of(&parent.path, name.bytes())?)?;
@@ -316,7 +316,7 @@ impl ExportSession {
     pub(super) fn open_directory(&self, node: u64, actor: Actor) -> Result<OpenedFile, Errno> {
         let node = self.directory(node)?;
         let file = reopen(&node, OFlags::DIRECTORY)?;
-        self.opened(OpenHandle { file, node, actor, is_directory: true })
+        self.opened(OpenHandle::new(file, OFlags::DIRECTORY, node, actor))
     }
 
     pub(super) fn space(&self, node: u64) -> Result<FileSpace, Errno> {

@@ -9,6 +9,7 @@ use partywall::User;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::fmt;
+use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 
 /// The open objects of one client, and the user that it acts as.
@@ -20,6 +21,8 @@ pub struct ExportSession {
     has_calls: bool,
     pub(super) tables: Mutex<Tables>,
     pub(super) gate: RequestGate,
+    /// The TCP stream of the session. The end of the session ends it.
+    stream: Mutex<Option<Arc<TcpStream>>>,
 }
 
 impl fmt::Debug for ExportSession {
@@ -47,6 +50,7 @@ impl ExportSession {
             has_calls: options.has_calls && peer.is_some(),
             tables: Mutex::new(tables),
             gate: RequestGate::default(),
+            stream: Mutex::default(),
         })
     }
 
@@ -72,9 +76,18 @@ impl ExportSession {
         self.gate.enter().ok_or(Errno::NOTCONN)
     }
 
+    /// Has the end of the session end this stream as well. Its client may have gone without closing it.
+    pub(crate) fn end_with(&self, stream: &Arc<TcpStream>) {
+        *lock(&self.stream) = Some(Arc::clone(stream));
+    }
+
     /// Closes everything.
     pub(super) fn close(&self) {
         lock(&self.tables).end();
+        if let Some(stream) = lock(&self.stream).take() {
+            // A stream that is not connected any more cannot be shut down.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 
     /// How many nodes, open files and owners of locks the session has.

@@ -2,10 +2,11 @@
 
 use super::actor::Actor;
 use rustix::fd::OwnedFd;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The most that one session may have.
 #[derive(Debug, Clone, Copy)]
@@ -25,12 +26,15 @@ impl Default for SessionLimits {
     }
 }
 
+/// The file system's number and the inode.
+pub(crate) type FileKey = (u64, u64);
+
 /// A file or directory that the client may name. The descriptor is of kind `O_PATH`: it gives no access to data, and pins the inode.
 #[derive(Debug)]
 pub(crate) struct ExportedNode {
     pub(crate) number: u64,
     pub(crate) path: OwnedFd,
-    pub(crate) identity: (u64, u64),
+    pub(crate) identity: FileKey,
     /// `S_IFMT` bits, which never change.
     pub(crate) kind: u32,
     /// Counts of use, for the choice of what is dropped.
@@ -41,10 +45,42 @@ pub(crate) struct ExportedNode {
 #[derive(Debug)]
 pub(crate) struct OpenHandle {
     pub(crate) file: OwnedFd,
+    /// Whether `file` has `O_APPEND` now. A write holds this lock, so that the flag is the same until the write is done.
+    appends: RwLock<bool>,
     pub(crate) node: Arc<ExportedNode>,
     /// The user that opened it: reads and writes are executed as this user.
     pub(crate) actor: Actor,
     pub(crate) is_directory: bool,
+}
+
+impl OpenHandle {
+    /// A file or directory that was opened with these flags.
+    pub(crate) fn new(file: OwnedFd, flags: OFlags, node: Arc<ExportedNode>, actor: Actor) -> Self {
+        let is_directory = node.kind == super::DIRECTORY;
+        Self { file, appends: RwLock::new(flags.contains(OFlags::APPEND)), node, actor, is_directory }
+    }
+
+    /// Lets writes append to the file, or write where they say, until what is returned is dropped.
+    ///
+    /// `RWF_APPEND` would do without the lock, but FUSE, and overlayfs of older kernels, do not pass it on to what is below them.
+    ///
+    /// # Errors
+    /// The system's: `EPERM` for a file that can only be appended to.
+    pub(crate) fn writing(&self, appends: bool) -> Result<RwLockReadGuard<'_, bool>, Errno> {
+        let current = self.appends.read().unwrap_or_else(PoisonError::into_inner);
+        if *current == appends {
+            return Ok(current);
+        }
+        drop(current);
+        let mut current = self.appends.write().unwrap_or_else(PoisonError::into_inner);
+        if *current != appends {
+            let mut flags = rustix::fs::fcntl_getfl(&self.file)?;
+            flags.set(OFlags::APPEND, appends);
+            rustix::fs::fcntl_setfl(&self.file, flags)?;
+            *current = appends;
+        }
+        Ok(RwLockWriteGuard::downgrade(current))
+    }
 }
 
 struct Mention {
@@ -57,10 +93,11 @@ struct Mention {
 pub(crate) struct Tables {
     limits: SessionLimits,
     nodes: HashMap<u64, Mention>,
-    by_identity: HashMap<(u64, u64), u64>,
+    by_identity: HashMap<FileKey, u64>,
     handles: HashMap<u64, Arc<OpenHandle>>,
-    /// By node and owner: an open file description whose locks are the owner's.
-    locks: HashMap<(u64, u64), Arc<OwnedFd>>,
+    /// By file and owner: an open file description whose locks are the owner's. A file that is open may get another node, because nodes are dropped
+    /// for others.
+    locks: HashMap<(FileKey, u64), Arc<OwnedFd>>,
     next: u64,
     clock: u64,
     /// No more entries are accepted.
@@ -68,7 +105,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    pub(crate) fn new(root: OwnedFd, identity: (u64, u64), limits: SessionLimits) -> Self {
+    pub(crate) fn new(root: OwnedFd, identity: FileKey, limits: SessionLimits) -> Self {
         let number = crate::wire::ROOT;
         let node = ExportedNode { number, path: root, identity, kind: super::DIRECTORY, used: AtomicU64::new(0) };
         Self {
@@ -100,12 +137,7 @@ impl Tables {
     }
 
     /// The node of a descriptor that was just opened: an older one if it is the same file.
-    pub(crate) fn mention(
-        &mut self,
-        path: OwnedFd,
-        identity: (u64, u64),
-        kind: u32,
-    ) -> Result<Arc<ExportedNode>, Errno> {
+    pub(crate) fn mention(&mut self, path: OwnedFd, identity: FileKey, kind: u32) -> Result<Arc<ExportedNode>, Errno> {
         self.must_go_on()?;
         self.clock += 1;
         let known = self.by_identity.get(&identity).and_then(|number| self.nodes.get_mut(number));
@@ -166,31 +198,32 @@ impl Tables {
         self.handles.get(&number).cloned().ok_or(missing)
     }
 
-    /// Closes an open file, and the locks on its node if no other open file of the session is of that node.
+    /// Closes an open file, and all locks on the file if the session has it open no more.
     pub(crate) fn close(&mut self, number: u64, owner: u64) -> Result<(), Errno> {
         let handle = self.handles.remove(&number).ok_or(Errno::BADF)?;
-        let node = handle.node.number;
-        self.unlock(node, owner);
-        if !self.locks.is_empty() && !self.handles.values().any(|other| other.node.number == node) {
-            self.locks.retain(|(locked, _), _| *locked != node);
+        let file = handle.node.identity;
+        self.unlock(file, owner);
+        if !self.locks.is_empty() && !self.handles.values().any(|other| other.node.identity == file) {
+            self.locks.retain(|(locked, _), _| *locked != file);
         }
         Ok(())
     }
 
-    pub(crate) fn unlock(&mut self, node: u64, owner: u64) {
-        self.locks.remove(&(node, owner));
+    pub(crate) fn unlock(&mut self, file: FileKey, owner: u64) {
+        self.locks.remove(&(file, owner));
     }
 
-    pub(crate) fn locks_of(&self, node: u64, owner: u64) -> Option<Arc<OwnedFd>> {
-        self.locks.get(&(node, owner)).cloned()
+    pub(crate) fn locks_of(&self, file: FileKey, owner: u64) -> Option<Arc<OwnedFd>> {
+        self.locks.get(&(file, owner)).cloned()
     }
 
-    pub(crate) fn add_locks(&mut self, node: u64, owner: u64, file: OwnedFd) -> Result<Arc<OwnedFd>, Errno> {
+    /// Keeps a description for the locks of an owner. Returns the one that the owner has if another request has added one first.
+    pub(crate) fn add_locks(&mut self, file: FileKey, owner: u64, locks: OwnedFd) -> Result<Arc<OwnedFd>, Errno> {
         self.must_go_on()?;
         if self.locks.len() >= self.limits.lock_owners {
             return Err(Errno::NOLCK);
         }
-        Ok(Arc::clone(self.locks.entry((node, owner)).or_insert_with(|| Arc::new(file))))
+        Ok(Arc::clone(self.locks.entry((file, owner)).or_insert_with(|| Arc::new(locks))))
     }
 
     /// Drops everything but the root. Nothing is put in afterwards.
@@ -214,6 +247,32 @@ mod tests {
 
     fn any_fd() -> OwnedFd {
         OwnedFd::from(std::fs::File::open("/dev/null").unwrap())
+    }
+
+    fn open_of(node: &Arc<ExportedNode>) -> OpenHandle {
+        OpenHandle::new(any_fd(), OFlags::RDONLY, Arc::clone(node), Actor::Server)
+    }
+
+    #[test]
+    fn locks_of_open_file_stay_its_own_when_it_gets_another_node() {
+        let mut tables = Tables::new(any_fd(), (0, 0), SessionLimits::default());
+        let file = (0, 1);
+        let first = tables.mention(any_fd(), file, 0).unwrap();
+        let locked = tables.open(open_of(&first)).unwrap();
+        tables.add_locks(first.identity, 3, any_fd()).unwrap();
+        tables.forget(first.number, 1);
+        let second = tables.mention(any_fd(), file, 0).unwrap();
+        assert_ne!(second.number, first.number);
+        let other = tables.open(open_of(&second)).unwrap();
+        assert!(tables.locks_of(second.identity, 3).is_some());
+        // The owner of the locks does not close this one.
+        tables.close(other, 0).unwrap();
+        assert!(tables.locks_of(file, 3).is_some());
+        let other = tables.open(open_of(&second)).unwrap();
+        tables.close(locked, 0).unwrap();
+        assert!(tables.locks_of(file, 3).is_some(), "the file is still open");
+        tables.close(other, 0).unwrap();
+        assert!(tables.locks_of(file, 3).is_none());
     }
 
     #[test]
@@ -249,8 +308,7 @@ mod tests {
         let limits = SessionLimits { handles: 1, ..SessionLimits::default() };
         let mut tables = Tables::new(any_fd(), (0, 0), limits);
         let node = tables.node(crate::wire::ROOT).unwrap();
-        let handle =
-            || OpenHandle { file: any_fd(), node: Arc::clone(&node), actor: Actor::Server, is_directory: true };
+        let handle = || open_of(&node);
         let first = tables.open(handle()).unwrap();
         assert_eq!(tables.open(handle()).unwrap_err(), Errno::MFILE);
         tables.close(first, 0).unwrap();
@@ -262,11 +320,11 @@ mod tests {
     fn nothing_is_put_into_the_tables_of_a_session_that_has_ended() {
         let mut tables = Tables::new(any_fd(), (0, 0), SessionLimits::default());
         let node = tables.node(crate::wire::ROOT).unwrap();
-        let open = OpenHandle { file: any_fd(), node, actor: Actor::Server, is_directory: false };
+        let open = open_of(&node);
         tables.end();
         assert_eq!(tables.mention(any_fd(), (0, 1), 0).unwrap_err(), Errno::IO);
         assert_eq!(tables.open(open).unwrap_err(), Errno::IO);
-        assert_eq!(tables.add_locks(2, 3, any_fd()).unwrap_err(), Errno::IO);
+        assert_eq!(tables.add_locks((0, 2), 3, any_fd()).unwrap_err(), Errno::IO);
         assert_eq!(tables.node(crate::wire::ROOT).unwrap_err(), Errno::NOTCONN);
         assert_eq!(tables.counts(), (1, 0, 0));
     }

@@ -4,12 +4,13 @@ use crate::direct::{DataBytes, RemoteData};
 use crate::error::FsError;
 use crate::export::lock;
 use crate::frame::{ReplyHeader, RequestHeader, write_parts};
-use crate::serve::{CALL_HEADER, LARGEST_HEAP, calls_service, heap_options};
-use crate::wire::{FileRequest, VERSION, Welcome, bytes_of, value_of};
+use crate::serve::{CALL_HEADER, LARGEST_HEAP, calls_service, end_when_silent, heap_options};
+use crate::wire::{FileRequest, VERSION, Welcome, value_of};
 use partywall::rpc::{CallClient, CallError, Method};
 use partywall::{Domain, Options};
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -70,7 +71,7 @@ impl RemoteLink {
         timeout: Duration,
         previous: Option<&RemoteLink>,
     ) -> Result<Self, FsError> {
-        let frames = FrameLink::connect(address)?;
+        let frames = FrameLink::connect(address, timeout)?;
         let hello = FileRequest::Hello { version: VERSION, previous: previous.map_or(0, |link| link.session) };
         let mut body = Vec::new();
         hello.put(&mut body);
@@ -119,13 +120,31 @@ impl RemoteLink {
         self.frames.end();
     }
 
-    /// Sends a request for a user and group, with `data` behind its body, and waits for the reply.
-    pub(crate) fn request(
+    /// Sends a request for a user and group, and waits for the reply.
+    pub(crate) fn request(&self, who: (u32, u32), request: &FileRequest<'_>) -> Result<RemoteData, RequestFailure> {
+        self.send(request.number(), who, &body_of(request), &[], may_be_late(request))
+    }
+
+    /// Sends a write with its data, and waits for the reply.
+    pub(crate) fn write(
+        &self,
+        who: (u32, u32),
+        (handle, offset, flags): (u64, u64, u32),
+        data: &[u8],
+    ) -> Result<RemoteData, RequestFailure> {
+        let request = FileRequest::Write { handle, offset, flags };
+        self.send(request.number(), who, &body_of(&request), data, may_be_late(&request))
+    }
+
+    /// Sends a request, with `data` behind its body, and waits for the reply. A request that is not answered in time ends the connection, unless it
+    /// may be late.
+    fn send(
         &self,
         number: u32,
         who: (u32, u32),
         body: &[u8],
         data: &[u8],
+        may_be_late: bool,
     ) -> Result<RemoteData, RequestFailure> {
         let outcome = match &self.calls {
             Some(client) => self.call(client, number, who, body, data),
@@ -140,6 +159,7 @@ impl RemoteLink {
                 self.end();
                 Err(RequestFailure::Ended { may_be_executed: false })
             }
+            Err(RequestFailure::TimedOut) if may_be_late => Err(RequestFailure::TimedOut),
             Err(failure @ (RequestFailure::Ended { .. } | RequestFailure::TimedOut)) => {
                 self.end();
                 Err(failure)
@@ -178,7 +198,7 @@ impl RemoteLink {
             fill(&mut block);
             let outcome = client.call(Method::numbered(number), &block);
             if let Err(CallError::TimedOut) = outcome {
-                // The server may read the block later, so it is kept until the connection ends.
+                // The server may read the block later, so its memory is not used again.
                 std::mem::forget(block);
             }
             outcome
@@ -194,6 +214,14 @@ impl RemoteLink {
             CallError::Panicked | CallError::Refused(_) => RequestFailure::Errno(Errno::IO),
             _ => RequestFailure::Ended { may_be_executed: true },
         })
+    }
+
+    /// Closes an open file that has no locks. By calls, this does not wait for the server.
+    pub(crate) fn dismiss(&self, release: &FileRequest<'_>) {
+        match self.has_calls() {
+            true => self.notify(release.number(), &body_of(release)),
+            false => drop(self.request((0, 0), release)),
+        }
     }
 
     /// Sends a request that has no reply.
@@ -230,10 +258,19 @@ struct FrameLink {
     tcp: Option<TcpStream>,
 }
 
+/// A request under way.
+enum FrameRequest {
+    /// Its caller waits for the reply.
+    Awaited,
+    /// The reply has been read.
+    Answered(Result<Vec<u8>, Errno>),
+    /// Its caller has given it up. The reply may still come.
+    Abandoned,
+}
+
 #[derive(Default)]
 struct FrameState {
-    /// Requests under way, and the replies to them that have been read.
-    replies: HashMap<u32, Option<Result<Vec<u8>, Errno>>>,
+    requests: HashMap<u32, FrameRequest>,
     is_read: bool,
     has_ended: bool,
 }
@@ -242,7 +279,7 @@ struct FrameState {
 const LOOK: Duration = Duration::from_millis(500);
 
 impl FrameLink {
-    fn connect(address: &ServerAddress) -> Result<Self, FsError> {
+    fn connect(address: &ServerAddress, timeout: Duration) -> Result<Self, FsError> {
         let (reader, writer, tcp): (Box<dyn Read + Send>, Box<dyn Write + Send>, _) = match address {
             ServerAddress::Service { domain, target, .. } => {
                 let stream = domain.connect_with(target, &Options::default())?;
@@ -257,6 +294,7 @@ impl FrameLink {
                 let connect = || -> io::Result<_> {
                     let stream = TcpStream::connect_timeout(address, Duration::from_secs(5))?;
                     stream.set_nodelay(true)?;
+                    end_when_silent(&stream, timeout)?;
                     stream.set_read_timeout(Some(LOOK))?;
                     stream.set_write_timeout(Some(Duration::from_secs(30)))?;
                     let (reader, kept) = (stream.try_clone()?, stream.try_clone()?);
@@ -299,7 +337,7 @@ impl FrameLink {
         longest: Duration,
     ) -> Result<Vec<u8>, RequestFailure> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.state).replies.insert(id, None);
+        lock(&self.state).requests.insert(id, FrameRequest::Awaited);
         if self.send(id, number, who, body, data).is_err() {
             self.end();
             return Err(RequestFailure::Ended { may_be_executed: true });
@@ -307,14 +345,17 @@ impl FrameLink {
         let deadline = Instant::now() + longest;
         let mut state = lock(&self.state);
         loop {
-            if let Some(Some(reply)) = state.replies.get_mut(&id).map(Option::take) {
-                state.replies.remove(&id);
+            if let Entry::Occupied(request) = state.requests.entry(id)
+                && matches!(request.get(), FrameRequest::Answered(_))
+                && let FrameRequest::Answered(reply) = request.remove()
+            {
                 return reply.map_err(RequestFailure::Errno);
             }
             if state.has_ended {
                 return Err(RequestFailure::Ended { may_be_executed: true });
             }
             if Instant::now() >= deadline {
+                state.requests.insert(id, FrameRequest::Abandoned);
                 return Err(RequestFailure::TimedOut);
             }
             if state.is_read {
@@ -343,10 +384,13 @@ impl FrameLink {
             match read {
                 Ok(Some(header)) => {
                     let reply = if header.errno == 0 { Ok(bytes) } else { Err(errno_of(header.errno)) };
-                    match state.replies.get_mut(&header.id) {
-                        Some(waiting) => *waiting = Some(reply),
-                        // A reply to what was not asked.
-                        None => state.has_ended = true,
+                    match state.requests.remove(&header.id) {
+                        Some(FrameRequest::Awaited) => {
+                            state.requests.insert(header.id, FrameRequest::Answered(reply));
+                        }
+                        Some(FrameRequest::Abandoned) => {}
+                        // A second reply, or one to what was not asked.
+                        Some(FrameRequest::Answered(_)) | None => state.has_ended = true,
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::TimedOut => {}
@@ -389,9 +433,25 @@ pub(crate) fn body_of(request: &FileRequest<'_>) -> Vec<u8> {
     body
 }
 
-/// The bytes of the data-less part of a write.
-pub(crate) fn write_fields(handle: u64, offset: u64) -> Vec<u8> {
-    let mut fields = bytes_of(&handle);
-    fields.extend(bytes_of(&offset));
-    fields
+/// Whether the server may execute a request after its caller has given it up: it changes nothing, or what the caller does not depend on.
+fn may_be_late(request: &FileRequest<'_>) -> bool {
+    use FileRequest as R;
+    matches!(
+        request,
+        R::Lookup { .. }
+            | R::GetAttributes { .. }
+            | R::ReadLink { .. }
+            | R::Read { .. }
+            | R::ReadDirectory { .. }
+            | R::GetSpace { .. }
+            | R::GetExtended { .. }
+            | R::ListExtended { .. }
+            | R::CheckAccess { .. }
+            | R::GetLock { .. }
+            | R::Seek { .. }
+            | R::Sync { .. }
+            // The file is closed in any case.
+            | R::Flush { .. }
+            | R::Release { .. }
+    )
 }

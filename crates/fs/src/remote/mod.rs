@@ -3,6 +3,7 @@
 //! A request that meets a connection that has ended is repeated on the next one if the server has not executed it, or if executing it twice is the
 //! same as once. Otherwise it fails with `EIO`. While there is no server, requests wait for [`RemoteOptions::grace`] and then fail with `EIO`.
 
+mod handles;
 mod kernel;
 mod link;
 mod operations;
@@ -17,12 +18,11 @@ pub use operations::{CreatedFile, ListedDirectory};
 use crate::error::FsError;
 use crate::export::lock;
 use crate::wire::{EntryName, FileAttributes, FileEntry, FileRequest, OpenedFile, ROOT};
-use link::{RemoteLink, RequestFailure, body_of};
+use handles::RemoteHandles;
+use link::{RemoteLink, RequestFailure};
 use operations::decode;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tree::{NodePlace, RemoteTree, identity_of};
@@ -76,19 +76,6 @@ struct MissedServer {
     is_looked_for: bool,
 }
 
-/// An open file or directory of the mount.
-#[derive(Debug, Clone, Copy)]
-struct RemoteHandle {
-    number: u64,
-    flags: u32,
-    is_directory: bool,
-    /// Its number at the server, in the connection `epoch`.
-    server: u64,
-    epoch: u64,
-    /// Locks were taken on it, which a new connection would not have.
-    has_locks: bool,
-}
-
 /// A mounted export.
 pub struct Remote {
     address: ServerAddress,
@@ -97,8 +84,7 @@ pub struct Remote {
     tree: Mutex<RemoteTree>,
     /// Held while attributes are sent to the kernel and recorded, so that the record has them in the order in which they were sent.
     sending: Mutex<()>,
-    handles: Mutex<HashMap<u64, RemoteHandle>>,
-    next_handle: AtomicU64,
+    handles: Mutex<RemoteHandles>,
     is_read_only: bool,
     root: FileAttributes,
 }
@@ -109,7 +95,7 @@ impl std::fmt::Debug for Remote {
     }
 }
 
-/// Whether executing a request twice is the same as once.
+/// Whether executing a request in one session and again in the next is the same as once.
 fn is_repeatable(request: &FileRequest<'_>) -> bool {
     use FileRequest as R;
     match request {
@@ -128,6 +114,8 @@ fn is_repeatable(request: &FileRequest<'_>) -> bool {
         | R::GetLock { .. }
         | R::Seek { .. }
         | R::Sync { .. } => true,
+        // The end of the first session has released the lock that it may have taken.
+        R::SetLock { .. } => true,
         _ => false,
     }
 }
@@ -150,7 +138,6 @@ impl Remote {
             tree,
             sending: Mutex::default(),
             handles: Mutex::default(),
-            next_handle: AtomicU64::new(1),
             is_read_only: welcome.is_read_only != 0,
             root: welcome.root,
         })
@@ -237,7 +224,7 @@ impl Remote {
         for (node, name, identity) in lost.into_iter().rev() {
             let name = EntryName::new(&name).map_err(RequestFailure::Errno)?;
             let request = FileRequest::Lookup { parent: known, name };
-            let reply = match link.request(request.number(), who, &body_of(&request), &[]) {
+            let reply = match link.request(who, &request) {
                 Err(RequestFailure::Errno(Errno::NOENT)) => return Err(stale),
                 other => other?,
             };
@@ -251,28 +238,26 @@ impl Remote {
         Ok(known)
     }
 
-    /// The server's number of an open file, which is opened again if it must be.
-    fn reopen(&self, link: &RemoteLink, epoch: u64, who: Caller, handle: u64) -> Result<u64, RequestFailure> {
-        let known = lock(&self.handles).get(&handle).copied().ok_or(RequestFailure::Errno(Errno::BADF))?;
+    /// The server's number of an open file, which is opened again if it must be, as the caller that opened it.
+    fn reopen(&self, link: &RemoteLink, epoch: u64, handle: u64) -> Result<u64, RequestFailure> {
+        let known = lock(&self.handles).usable(handle, epoch)?;
         if known.epoch == epoch {
             return Ok(known.server);
         }
-        if known.has_locks {
-            // Another client may have had the locks meanwhile.
-            return Err(RequestFailure::Errno(Errno::IO));
-        }
-        let node = self.resolve(link, epoch, who, known.number)?;
+        let node = self.resolve(link, epoch, known.opener, known.number)?;
         let flags = known.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
         let request = match known.is_directory {
             true => FileRequest::OpenDirectory { node },
             false => FileRequest::Open { node, flags },
         };
-        let reply = link.request(request.number(), who, &body_of(&request), &[])?;
+        let reply = link.request(known.opener, &request)?;
         let opened: OpenedFile = decode(reply).map_err(RequestFailure::Errno)?;
-        if let Some(handle) = lock(&self.handles).get_mut(&handle) {
-            (handle.server, handle.epoch) = (opened.handle, epoch);
+        let used = lock(&self.handles).reopened(handle, epoch, opened.handle);
+        if used != Ok(opened.handle) {
+            let request = FileRequest::Release { handle: opened.handle, owner: 0 };
+            link.dismiss(&request);
         }
-        Ok(opened.handle)
+        used
     }
 
     /// Executes a request about nodes and an open file of this mount, which `make` is given the server's numbers of.
@@ -282,6 +267,18 @@ impl Remote {
         nodes: [u64; 2],
         handles: [u64; 2],
         make: impl Fn([u64; 2], [u64; 2]) -> FileRequest<'a>,
+    ) -> Result<(RemoteData, u64), Errno> {
+        self.execute_with(who, nodes, handles, make, |link, _, request| link.request(who, request))
+    }
+
+    /// As [`Remote::execute`]. `send` sends the request by a connection, whose epoch it gets, and waits for the reply.
+    fn execute_with<'a>(
+        &self,
+        who: Caller,
+        nodes: [u64; 2],
+        handles: [u64; 2],
+        make: impl Fn([u64; 2], [u64; 2]) -> FileRequest<'a>,
+        send: impl Fn(&RemoteLink, u64, &FileRequest<'a>) -> Result<RemoteData, RequestFailure>,
     ) -> Result<(RemoteData, u64), Errno> {
         let mut is_found_again = false;
         // A server that goes and comes back again and again does not keep a request forever.
@@ -294,11 +291,11 @@ impl Remote {
                     *known = self.resolve(&link, epoch, who, node)?;
                 }
                 for (open, handle) in open.iter_mut().zip(handles).filter(|(_, handle)| *handle != 0) {
-                    *open = self.reopen(&link, epoch, who, handle)?;
+                    *open = self.reopen(&link, epoch, handle)?;
                 }
                 let request = make(known, open);
                 is_sent = Some((is_repeatable(&request), known));
-                link.request(request.number(), who, &body_of(&request), &[])
+                send(&link, epoch, &request)
             })();
             match outcome {
                 Ok(data) => return Ok((data, epoch)),

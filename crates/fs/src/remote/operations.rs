@@ -1,18 +1,18 @@
 //! The operations of a mounted file system, by node and by open file.
 
+use super::handles::RemoteHandle;
 use super::kernel::KernelRequest;
-use super::link::{RemoteLink, RequestFailure, body_of, write_fields};
+use super::link::{RemoteLink, RequestFailure, body_of};
 use super::tree::NameCheck;
-use super::{Caller, Remote, RemoteData, RemoteHandle};
+use super::{Caller, Remote, RemoteData};
 use crate::export::lock;
 use crate::wire::{
     DirectoryEntry, EntryName, FileAttributes, FileEntry, FileField, FileLock, FileRequest, LARGEST_DATA, OpenedFile,
-    value_of,
+    value_of, write_flags,
 };
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A directory whose entries are listed.
@@ -134,11 +134,8 @@ impl Remote {
         Ok(())
     }
 
-    fn keep(&self, number: u64, flags: u32, is_directory: bool, server: u64, epoch: u64) -> u64 {
-        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
-        let open = RemoteHandle { number, flags, is_directory, server, epoch, has_locks: false };
-        lock(&self.handles).insert(handle, open);
-        handle
+    fn keep(&self, open: RemoteHandle) -> u64 {
+        lock(&self.handles).add(open)
     }
 
     /// Records that a request of this thread begins, whose reply [`Remote::send_attributes`] passes to the kernel. The thread is 0 if it is not known.
@@ -200,7 +197,8 @@ impl Remote {
             knows
         };
         let truncates = flags & OFlags::TRUNC.bits() != 0;
-        let handle = self.keep(node, flags, false, opened.handle, epoch);
+        let server = opened.handle;
+        let handle = self.keep(RemoteHandle { number: node, flags, is_directory: false, opener: who, server, epoch });
         if !knows.size && !truncates && !is_second {
             // The kernel gets a file's size only with its name or by a separate request, which it does not make before it maps the file.
             self.release(handle, 0);
@@ -253,7 +251,8 @@ impl Remote {
         let named = |node, parent, name| FileRequest::OpenNamedDirectory { node, parent, name };
         let request = self.begin(thread);
         let (opened, epoch) = self.open_checked(who, request, node, (&check, is_second), plain, named)?;
-        Ok(self.keep(node, 0, true, opened.handle, epoch))
+        let server = opened.handle;
+        Ok(self.keep(RemoteHandle { number: node, flags: 0, is_directory: true, opener: who, server, epoch }))
     }
 
     /// Makes and opens a file. `thread` is the number of the thread that makes it, or 0.
@@ -277,23 +276,23 @@ impl Remote {
         let (entry, opened) = (FileEntry::take(&mut rest)?, OpenedFile::take(&mut rest)?);
         let number = self.mentioned(epoch, parent, name, &entry);
         let request = lock(&self.tree).created(number, &opened.attributes, opened.is_settled != 0, request);
-        let handle = self.keep(number, flags, false, opened.handle, epoch);
+        let server = opened.handle;
+        let handle = self.keep(RemoteHandle { number, flags, is_directory: false, opener: who, server, epoch });
         Ok(CreatedFile { node: number, attributes: opened.attributes, handle, request })
     }
 
     /// Closes an open file or directory.
     pub fn release(&self, handle: u64, owner: u64) {
-        let Some(open) = lock(&self.handles).remove(&handle) else { return };
+        let Some((open, may_have_locks)) = lock(&self.handles).remove(handle) else { return };
         // One of an older connection was closed with it.
         let Ok((link, epoch)) = self.present_link() else { return };
         if open.epoch == epoch {
             let request = FileRequest::Release { handle: open.server, owner };
-            let (number, body) = (request.number(), body_of(&request));
             // Another client may wait for the locks, and the kernel for the answer.
-            if open.has_locks || !link.has_calls() {
-                let _ = link.request(number, (0, 0), &body, &[]);
+            if may_have_locks {
+                let _ = link.request((0, 0), &request);
             } else {
-                link.notify(number, &body);
+                link.dismiss(&request);
             }
         }
     }
@@ -304,14 +303,15 @@ impl Remote {
         if state.link.has_ended() { Err(Errno::IO) } else { Ok((Arc::clone(&state.link), state.epoch)) }
     }
 
-    /// Gives up the POSIX locks of an owner. Does not wait for a server that has gone, which has none of them any more.
+    /// A descriptor of an open file was closed. Gives up all POSIX locks of an owner on the file, by whichever open file they were taken
+    /// (protocol N9.2).
+    /// Does not wait for a server that has gone, which has none of them any more.
     pub fn flush(&self, handle: u64, owner: u64) {
-        let open = lock(&self.handles).get(&handle).copied().filter(|open| open.has_locks);
-        if let (Some(open), Ok((link, epoch))) = (open, self.present_link())
-            && open.epoch == epoch
-        {
+        let Ok((link, epoch)) = self.present_link() else { return };
+        let locked = lock(&self.handles).locked_of_node(handle, epoch);
+        if let Some(open) = locked {
             let request = FileRequest::Flush { handle: open.server, owner };
-            let _ = link.request(request.number(), (0, 0), &body_of(&request), &[]);
+            let _ = link.request((0, 0), &request);
         }
     }
 
@@ -355,7 +355,7 @@ impl Remote {
     /// This mount has made an open file reach to this byte at least, which the kernel takes for its size then.
     /// `thread` is the number of the thread that did so, or 0.
     pub fn extended(&self, handle: u64, end: u64, thread: u32) {
-        if let Some(open) = lock(&self.handles).get(&handle).copied() {
+        if let Some(open) = lock(&self.handles).get(handle) {
             let mut tree = lock(&self.tree);
             let request = tree.begin(thread);
             tree.extended(open.number, end, request);
@@ -364,7 +364,7 @@ impl Remote {
 
     /// A read of an open file has found the file's end at this byte.
     pub fn ended(&self, handle: u64, end: u64) {
-        if let Some(open) = lock(&self.handles).get(&handle).copied() {
+        if let Some(open) = lock(&self.handles).get(handle) {
             lock(&self.tree).ended(open.number, end);
         }
     }
@@ -375,28 +375,54 @@ impl Remote {
     /// `EAGAIN` if another owner has a lock that conflicts; as [`Remote::entry`].
     pub fn set_lock(&self, handle: u64, owner: u64, range: FileLock) -> Result<(), Errno> {
         let FileLock { start, end, kind } = range;
-        // This is set before the answer, so that a lock that is taken is always recorded.
-        if let Some(open) = lock(&self.handles).get_mut(&handle) {
-            open.has_locks = true;
-        }
-        self.on_file((0, 0), handle, |handle| FileRequest::SetLock { handle, owner, start, end, kind }).map(drop)
+        let make = |_, [handle, _]: [u64; 2]| FileRequest::SetLock { handle, owner, start, end, kind };
+        let send = |link: &RemoteLink, epoch, request: &FileRequest<'_>| {
+            let send = || link.request((0, 0), request);
+            if kind == nix::libc::F_UNLCK {
+                return send();
+            }
+            // This is recorded before the answer, so that no other thread opens the file again between the two.
+            lock(&self.handles).lock_begins(handle, epoch)?;
+            let outcome = send();
+            lock(&self.handles).lock_ends(handle, outcome.is_ok());
+            outcome
+        };
+        self.execute_with((0, 0), [0; 2], [handle, 0], make, send).map(drop)
     }
 
-    /// Writes to an open file. Returns how many bytes were written. `thread` is the number of the thread that writes, or 0.
+    /// Writes to an open file at this offset, also if it was opened with `O_APPEND`. Returns how many bytes were written. `thread` is the number of
+    /// the thread that writes, or 0.
     ///
     /// # Errors
     /// As [`Remote::entry`].
     pub fn write(&self, who: Caller, thread: u32, handle: u64, offset: u64, data: &[u8]) -> Result<u32, Errno> {
-        let open = lock(&self.handles).get(&handle).copied();
-        let appends = open.is_some_and(|open| open.flags & OFlags::APPEND.bits() != 0);
-        if let Some(open) = open {
+        self.write_with(who, thread, handle, (offset, 0), data)
+    }
+
+    /// Appends to an open file. `offset` is where the caller takes the end of the file to be. Returns how many bytes were written.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn append(&self, who: Caller, thread: u32, handle: u64, offset: u64, data: &[u8]) -> Result<u32, Errno> {
+        self.write_with(who, thread, handle, (offset, write_flags::APPEND), data)
+    }
+
+    fn write_with(
+        &self,
+        who: Caller,
+        thread: u32,
+        handle: u64,
+        (offset, flags): (u64, u32),
+        data: &[u8],
+    ) -> Result<u32, Errno> {
+        if let Some(open) = lock(&self.handles).get(handle) {
             let mut tree = lock(&self.tree);
             let request = tree.begin(thread);
             tree.writing(open.number, offset.saturating_add(data.len() as u64), request);
         }
         let mut written = 0;
         for part in data.chunks(LARGEST_DATA as usize) {
-            match self.write_part(who, handle, offset + written as u64, part, appends) {
+            match self.write_part(who, handle, (offset + written as u64, flags), part) {
                 Ok(n) => written += n as usize,
                 Err(_) if written > 0 => break,
                 Err(e) => {
@@ -412,12 +438,12 @@ impl Remote {
         Ok(written as u32)
     }
 
-    fn write_part(&self, who: Caller, handle: u64, offset: u64, data: &[u8], appends: bool) -> Result<u32, Errno> {
+    fn write_part(&self, who: Caller, handle: u64, (offset, flags): (u64, u32), data: &[u8]) -> Result<u32, Errno> {
+        let appends = flags & write_flags::APPEND != 0;
         for _ in 0..5 {
             let (link, epoch) = self.link()?;
-            let outcome = self
-                .reopen(&link, epoch, who, handle)
-                .and_then(|server| link.request(FileRequest::WRITE, who, &write_fields(server, offset), data));
+            let outcome =
+                self.reopen(&link, epoch, handle).and_then(|server| link.write(who, (server, offset, flags), data));
             match outcome {
                 Ok(reply) => {
                     let written: u32 = decode(reply)?;

@@ -4,7 +4,10 @@
 #[path = "../../../shm/tests/random/mod.rs"]
 pub(crate) mod random;
 
+use partywall::Domain;
 use partywall_daemon::Broker;
+use partywall_fs::remote::ServerAddress;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -60,8 +63,7 @@ impl Mounted {
 
     /// Asks the mount to end, and returns whether it did so in order.
     pub(crate) fn end(mut self) -> bool {
-        let pid = rustix::process::Pid::from_child(&self.process.0);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        kill_process(Pid::from_child(&self.process.0), Signal::TERM).unwrap();
         self.process.0.wait().unwrap().success()
     }
 }
@@ -145,6 +147,36 @@ impl World {
             self.address = Some(line.trim_end().rsplit(' ').next().unwrap().to_owned());
         }
         self.server = Some(server);
+    }
+
+    /// How a client without a mount reaches the server.
+    pub(crate) fn server_address(&self) -> ServerAddress {
+        if self.way == Way::Tcp {
+            return ServerAddress::Tcp(self.address());
+        }
+        let domain = Domain::builder().name("client").broker(&self.socket).join().unwrap();
+        ServerAddress::Service { domain, target: "files:data".into(), calls: self.way == Way::Calls }
+    }
+
+    /// Has the server stand still, and waits until all of its threads do.
+    pub(crate) fn stop_server(&self) {
+        self.signal_server(Signal::STOP);
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+            stat.rsplit(')').next().is_some_and(|fields| fields.trim_start().starts_with('T'))
+        };
+        eventually("the server does not stop", || {
+            std::fs::read_dir(format!("/proc/{}/task", self.server_pid())).unwrap().all(is_stopped)
+        });
+    }
+
+    /// Has a stopped server go on.
+    pub(crate) fn continue_server(&self) {
+        self.signal_server(Signal::CONT);
+    }
+
+    fn signal_server(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.server.as_ref().unwrap().0), signal).unwrap();
     }
 
     /// Where the server of [`Way::Tcp`] listens.

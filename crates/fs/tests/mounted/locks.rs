@@ -1,12 +1,12 @@
 //! Locks between clients, and the size of a file whose lock is taken.
 
 use super::{LONG_CACHE, code};
-use crate::common::{Way, eventually, world};
+use crate::common::{Guard, Way, eventually, world};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::process::Command;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// A client takes a lock after another one has held it and made the file longer.
@@ -42,6 +42,33 @@ fn size_is_current_after_lock_is_taken() {
 #[test]
 fn size_is_current_after_wait_for_lock() {
     size_is_current_after_lock(true);
+}
+
+/// Takes a lock by one descriptor, and closes another one of the same file. Says so, and ends when its input does.
+const LOCK_AND_CLOSE_ANOTHER: &str = "
+import fcntl, os, sys
+locked = os.open(sys.argv[1], os.O_RDWR)
+other = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.lockf(locked, fcntl.LOCK_EX)
+os.close(other)
+print('closed', flush=True)
+sys.stdin.read()
+";
+
+#[test]
+fn close_of_any_descriptor_releases_posix_locks() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let (first, second) = (world.mount(&[]), world.mount(&[]));
+    fs::write(first.join("lock"), "text").unwrap();
+    let mut holder = Command::new("python3");
+    holder.args(["-c", LOCK_AND_CLOSE_ANOTHER]).arg(first.join("lock")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut holder = Guard(holder.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(holder.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "closed\n");
+    let other = File::options().write(true).open(second.join("lock")).unwrap();
+    assert_eq!(rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive), Ok(()));
+    assert!(holder.0.try_wait().unwrap().is_none(), "the first descriptor is still open");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use partywall_fs::remote::{CreatedFile, ListedDirectory, Remote};
 use partywall_fs::wire::{
     DirectoryEntry, EntryName, FileAttributes, FileLock, FileRequest, FileSpace, LARGEST_DATA, change, value_of,
 };
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno as SystemErrno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -303,12 +303,19 @@ impl Filesystem for RemoteFilesystem {
         handle: FileHandle,
         offset: u64,
         data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
+        write_flags: WriteFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.remote.write(who(request), request.pid(), handle.0, offset, data) {
+        // The kernel writes a page of a mapping by any open file, and where the page belongs, also if that file was opened to append.
+        let is_page = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = !is_page && flags.0 & OFlags::APPEND.bits().cast_signed() != 0;
+        let written = match appends {
+            true => self.remote.append(who(request), request.pid(), handle.0, offset, data),
+            false => self.remote.write(who(request), request.pid(), handle.0, offset, data),
+        };
+        match written {
             Ok(written) => reply.written(written),
             Err(e) => reply.error(errno(e)),
         }
