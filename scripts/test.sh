@@ -61,18 +61,17 @@ step "the static agent, for tests" bash -c '
     fi' bash "$(uname -m)-unknown-linux-musl"
 # Apart from running them, so that neither takes nearly as long as a step may.
 step "tests, built" cargo test --workspace --all-targets --no-run "${FEATURES[@]}"
-beside "tests of the lab" scripts/tests.sh lab "${FEATURES[@]}"
-# The lab's tests need hardly more than one processor for most of their time. What needs no more than one goes first beside them, built by one
-# compiler at a time. The other tests come last: those that are left when the lab's have ended use both processors.
-step "models (loom)" env CARGO_BUILD_JOBS=1 RUST_TEST_THREADS=1 scripts/loom.sh
+# The profile for tests (fuzz/Cargo.toml).
+export FUZZ_BUILD_ARGS="--dev"
+# The lab's tests need hardly more than one processor for most of their time. All other tests run beside them, and what only a compiler works on
+# comes after them, by one compiler at a time.
 # shellcheck disable=SC2016 # expanded by the inner shell
-step "gRPC and Cap'n Proto over streams" env CARGO_BUILD_JOBS=1 bash -c '
-    without=()
-    command -v capnp > /dev/null || {
-        echo "skipped: Cap'"'"'n Proto over streams, since the program capnp is missing; it is in the package capnproto"
-        without=(--exclude partywall-capnp)
-    }
-    cargo test --workspace "${without[@]}" --manifest-path examples/Cargo.toml --target-dir "$TARGET_DIR"'
+beside "tests of the lab, and fuzz targets built" bash -c '
+    rc=0
+    scripts/tests.sh lab "$@" || rc=$?
+    CARGO_BUILD_JOBS=1 scripts/fuzz.sh --build || rc=$?
+    exit "$rc"' bash "${FEATURES[@]}"
+step "models (loom)" env CARGO_BUILD_JOBS=1 RUST_TEST_THREADS=1 scripts/loom.sh
 step "tests" scripts/tests.sh others "${FEATURES[@]}"
 # shellcheck disable=SC2016 # expanded by the inner shell
 step "tests as on an older kernel" bash -c '
@@ -81,13 +80,16 @@ step "tests as on an older kernel" bash -c '
         exit
     fi
     exec scripts/tests.sh older "$@"' bash "${FEATURES[@]}"
+step "packages and containers" scripts/packages.sh
 settle
-# A container that boots leaves one processor to the compiler. Fuzzing itself comes later, when nothing runs beside it.
-beside "packages and containers" scripts/packages.sh
-# The profile for tests (fuzz/Cargo.toml).
-export FUZZ_BUILD_ARGS="--dev"
-step "fuzz targets, built" scripts/fuzz.sh --build
-settle
+# shellcheck disable=SC2016 # expanded by the inner shell
+step "gRPC and Cap'n Proto over streams" bash -c '
+    without=()
+    command -v capnp > /dev/null || {
+        echo "skipped: Cap'"'"'n Proto over streams, since the program capnp is missing; it is in the package capnproto"
+        without=(--exclude partywall-capnp)
+    }
+    cargo test --workspace "${without[@]}" --manifest-path examples/Cargo.toml --target-dir "$TARGET_DIR"'
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
 step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-5}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
 # What a user's first command runs, of the programs that are there. `make demo` builds the same sources with an optimiser, for minutes.

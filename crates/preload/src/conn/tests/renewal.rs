@@ -608,6 +608,15 @@ fn is_kept((conn, generation): &(&'static Conn, u32)) -> bool {
     crate::arena::is_in_use(conn.index()) && conn.generation() == *generation
 }
 
+/// Has the threads of a test end.
+struct EndOnDrop<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn threads_that_use_a_connection_meanwhile_lose_no_byte() {
     const IN: u32 = libc::EPOLLIN as u32;
@@ -662,6 +671,8 @@ fn threads_that_use_a_connection_meanwhile_lose_no_byte() {
                 }
             });
         }
+        // Also if this thread fails.
+        let _end = EndOnDrop(&is_over);
         for _ in 0..6 {
             let old = [p.conn_a(), p.conn_b()];
             for conn in old {
@@ -675,7 +686,6 @@ fn threads_that_use_a_connection_meanwhile_lose_no_byte() {
             soon("they meet", || p.try_to_bring_up(|| std::thread::sleep(Duration::from_millis(5))));
             soon("bytes go by ring", || ways(p.conn_a()) == (Way::Ring, Way::Ring));
         }
-        is_over.store(true, Ordering::Relaxed);
     });
 }
 
