@@ -7,11 +7,11 @@ use crate::{real, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
 use std::ptr;
 
-/// The caller's array, if there is anything in it that is not the kernel's alone.
+/// The caller's array, if there is anything in it that is not the kernel's alone, in a call that waits for this long.
 ///
 /// # Safety
 /// It is valid, as the C library demands of its callers.
-unsafe fn concerning<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
+unsafe fn concerning<'a>(fds: *mut pollfd, count: nfds_t, patience: &TimeLimit) -> Option<&'a mut [pollfd]> {
     // More than the kernel would take are for it to refuse.
     let count = usize::try_from(count).ok().filter(|n| *n <= 1 << 20)?;
     if count == 0 || fds.is_null() {
@@ -21,7 +21,7 @@ unsafe fn concerning<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pol
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count) };
     let mut any = false;
     for one in fds.iter() {
-        any |= ready::concerns(one.fd);
+        any |= ready::concerns(one.fd, patience);
     }
     any.then_some(fds)
 }
@@ -34,19 +34,23 @@ fn answer(result: Result<usize, rustix::io::Errno>) -> c_int {
 export! {
     /// `poll`
     fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+        let patience = TimeLimit::from_millis(timeout);
         // SAFETY: the caller's array.
-        match unsafe { concerning(fds, count) } {
+        match unsafe { concerning(fds, count, &patience) } {
             // SAFETY: the caller's arguments, passed on.
             None => unsafe { real::poll(fds, count, timeout) },
             // SAFETY: no mask.
-            Some(fds) => answer(unsafe { ready::poll(fds, TimeLimit::from_millis(timeout), ptr::null()) }),
+            Some(fds) => answer(unsafe { ready::poll(fds, patience, ptr::null()) }),
         }
     }
 
     /// `ppoll`
     fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        // SAFETY: the caller's time, if it gives one, and its array.
-        match unsafe { (TimeLimit::from_timespec(timeout.as_ref()), concerning(fds, count)) } {
+        // SAFETY: the caller's time, if it gives one.
+        let patience = TimeLimit::from_timespec(unsafe { timeout.as_ref() });
+        // SAFETY: the caller's array.
+        let concerned = patience.as_ref().and_then(|patience| unsafe { concerning(fds, count, patience) });
+        match (patience, concerned) {
             // SAFETY: the caller's mask, as the C library demands.
             (Some(patience), Some(fds)) => answer(unsafe { ready::poll(fds, patience, mask) }),
             // SAFETY: the caller's arguments, passed on.

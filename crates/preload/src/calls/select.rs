@@ -25,18 +25,18 @@ struct Sets {
 }
 
 impl Sets {
-    /// `None` if there is nothing in them that is not the kernel's alone.
+    /// `None` if there is nothing in them that is not the kernel's alone, in a call that waits for this long.
     ///
     /// # Safety
     /// Each is null or has room for `count` bits, in whole words, as the C library demands of its callers.
-    unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Option<Self> {
+    unsafe fn new(count: c_int, sets: [*mut fd_set; 3], patience: &TimeLimit) -> Option<Self> {
         let count = usize::try_from(count).ok().filter(|n| *n <= 1 << 20)?;
         let sets = Self { sets: sets.map(|s| s.cast()), count };
         let mut any = false;
         for word in 0..count.div_ceil(64) {
             let mut bits = sets.union(word);
             while bits != 0 {
-                any |= ready::concerns((word * 64) as c_int + bits.trailing_zeros() as c_int);
+                any |= ready::concerns((word * 64) as c_int + bits.trailing_zeros() as c_int, patience);
                 bits &= bits - 1;
             }
         }
@@ -134,8 +134,8 @@ fn answer(result: Result<c_int, Errno>) -> c_int {
 export! {
     /// `select`
     fn select(count: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *mut timeval) -> c_int {
-        // SAFETY: the caller's sets and time.
-        let (sets, time) = unsafe { (Sets::new(count, [r, w, e]), timeout.as_mut()) };
+        // SAFETY: the caller's time.
+        let time = unsafe { timeout.as_mut() };
         let limit = match &time {
             None => Some(None),
             // More microseconds than a second has are taken, unlike elsewhere.
@@ -143,11 +143,13 @@ export! {
                 Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
             }),
         };
-        let (Some(sets), Some(limit)) = (sets, limit) else {
+        let patience = limit.map(|limit| limit.map_or(TimeLimit::ENDLESS, TimeLimit::of));
+        // SAFETY: the caller's sets.
+        let sets = patience.as_ref().and_then(|patience| unsafe { Sets::new(count, [r, w, e], patience) });
+        let (Some(sets), Some(mut patience)) = (sets, patience) else {
             // SAFETY: the caller's arguments, passed on.
             return unsafe { real::select(count, r, w, e, timeout) };
         };
-        let mut patience = limit.map_or(TimeLimit::ENDLESS, TimeLimit::of);
         let _ = patience.left();
         // SAFETY: no mask.
         let found = unsafe { sets.select(patience, ptr::null()) };
@@ -167,8 +169,11 @@ export! {
         timeout: *const timespec,
         mask: *const sigset_t,
     ) -> c_int {
-        // SAFETY: the caller's sets and time.
-        match unsafe { (Sets::new(count, [r, w, e]), TimeLimit::from_timespec(timeout.as_ref())) } {
+        // SAFETY: the caller's time.
+        let patience = TimeLimit::from_timespec(unsafe { timeout.as_ref() });
+        // SAFETY: the caller's sets.
+        let sets = patience.as_ref().and_then(|patience| unsafe { Sets::new(count, [r, w, e], patience) });
+        match (sets, patience) {
             // SAFETY: the caller's mask, as the C library demands.
             (Some(sets), Some(patience)) => answer(unsafe { sets.select(patience, mask) }),
             // SAFETY: the caller's arguments, passed on.

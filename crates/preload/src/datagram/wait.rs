@@ -308,11 +308,12 @@ fn timeout(fd: c_int) -> Option<Duration> {
     (is_read && !time.is_zero()).then_some(time)
 }
 
-/// Whether a descriptor is a socket for which a thread must not wait by a call of the kernel alone: it has rings, or may get one while the thread
-/// sleeps.
+/// Whether a descriptor is a socket that a call must not leave to the kernel alone: it has rings, or may get one while a thread sleeps.
 #[inline]
-pub(crate) fn concerns(fd: c_int) -> bool {
-    DatagramSocket::of(fd).is_some_and(DatagramSocket::may_get_rings)
+pub(crate) fn concerns(fd: c_int, may_sleep: bool) -> bool {
+    let is_concerned =
+        |socket: &DatagramSocket| if may_sleep { socket.may_get_rings() } else { socket.concerns_waits() };
+    DatagramSocket::of(fd).is_some_and(is_concerned)
 }
 
 /// Makes a call that may sleep in the kernel on any descriptor. `None`: it is a socket that receives by a ring, and the call was not made.

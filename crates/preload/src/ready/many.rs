@@ -25,9 +25,9 @@ use std::time::Duration;
 /// How long calls stay awake.
 static BUDGET: SpinBudget = SpinBudget::new();
 
-/// Whether a descriptor is one that a call should not leave to the kernel alone.
+/// Whether a descriptor is one that a call with this patience should not leave to the kernel alone.
 #[inline]
-pub(crate) fn concerns(fd: c_int) -> bool {
+pub(crate) fn concerns(fd: c_int, patience: &TimeLimit) -> bool {
     let entry = table::get(fd);
     if entry == Entry::NONE {
         return false;
@@ -36,7 +36,7 @@ pub(crate) fn concerns(fd: c_int) -> bool {
         DescriptorKind::Connection => true,
         DescriptorKind::Datagram => {
             crate::datagram::join_group(fd);
-            crate::datagram::concerns(fd)
+            crate::datagram::concerns(fd, !patience.is_none())
         }
         DescriptorKind::Epoll => {
             super::watch_set(fd);

@@ -1,9 +1,11 @@
 //! `sendfile` and `splice` on a connection whose way is TCP, and whose peer reads slowly.
 
 use super::*;
+use crate::broker::tests::alone::alone;
 use crate::conn::{ByteSource, SendFault};
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
+use std::sync::atomic::AtomicI32;
 
 /// A source that has some bytes, and then fails.
 pub(super) struct Failing {
@@ -167,6 +169,34 @@ fn splice_to_a_reset_connection_fails_with_the_error() {
     assert!(sys::set_option(p.b, libc::SOL_SOCKET, libc::SO_LINGER, &linger));
     close(p.b);
     p.b = -1;
+    let reset = rustix::event::PollFd::from_borrowed_fd(sys::borrow(p.a), rustix::event::PollFlags::empty());
+    let a_minute = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut [reset], Some(&a_minute)), Ok(1), "the reset has come");
     assert_eq!(splice(reader.as_raw_fd(), p.a, 5), Err(Errno::CONNRESET));
     assert_eq!(rustix::io::ioctl_fionread(&reader).unwrap(), 5, "they stay in the pipe");
+}
+
+#[test]
+fn handler_of_sigpipe_runs_with_direction_free() {
+    let Some(_alone) = alone!() else { return };
+    static SOCKET: AtomicI32 = AtomicI32::new(-1);
+    static FREE: AtomicI32 = AtomicI32::new(-1);
+    extern "C" fn handler(_: c_int) {
+        let is_free = Conn::of(SOCKET.load(Ordering::Relaxed)).is_some_and(|conn| conn.tx.try_hold().is_some());
+        FREE.store(is_free.into(), Ordering::Relaxed);
+    }
+    let p = on_tcp(true);
+    SOCKET.store(p.a, Ordering::Relaxed);
+    #[expect(unsafe_code, reason = "a signal handler of this test")]
+    // SAFETY: no other test runs in this process, and the handler takes and gives back what handlers may take.
+    unsafe {
+        libc::signal(libc::SIGPIPE, handler as *const () as libc::sighandler_t);
+    }
+    crate::signals::changed();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    rustix::io::write(&writer, b"bytes").unwrap();
+    // Past the library, so that the kernel finds it.
+    rustix::net::shutdown(sys::borrow(p.a), rustix::net::Shutdown::Write).unwrap();
+    assert_eq!(splice(reader.as_raw_fd(), p.a, 5), Err(Errno::PIPE));
+    assert_eq!(FREE.load(Ordering::Relaxed), 1);
 }
