@@ -63,11 +63,12 @@ fn greet(
     let begun = previous_of(&first, &body)?.and_then(|previous| {
         export.end_previous(previous, peer)?;
         let session = export.begin(peer)?;
+        // A session that fails here must not end the stream, which carries the error.
+        let welcome = session.welcome().inspect_err(|_| export.end(&session))?;
         if let Some(stream) = tcp {
-            // Before the welcome, after which the client can have the session ended.
+            // Before the welcome is sent: after that, the client can have the session ended.
             session.end_with(stream);
         }
-        let welcome = session.welcome().inspect_err(|_| export.end(&session))?;
         Ok((session, welcome))
     });
     match begun {

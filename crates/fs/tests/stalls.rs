@@ -14,7 +14,7 @@ use partywall_fs::export::{Export, ExportOptions, Squash};
 use partywall_fs::frame::{ReplyHeader, RequestHeader};
 use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
 use partywall_fs::serve::serve_tcp;
-use partywall_fs::wire::{EntryName, FileLock, FileRequest, ROOT};
+use partywall_fs::wire::{EntryName, FileLock, FileRequest, LARGEST_DATA, ROOT};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs;
@@ -213,6 +213,114 @@ fn sync_that_times_out_fails_alone_by_a_stream() {
 #[test]
 fn sync_that_times_out_fails_alone_by_tcp() {
     sync_alone_times_out(Way::Tcp);
+}
+
+fn read(remote: &Remote, handle: u64, len: u32) -> Result<Vec<u8>, Errno> {
+    let read = |handle| FileRequest::Read { handle, offset: 0, len };
+    remote.on_file((0, 0), handle, read).and_then(|data| data.into_vec())
+}
+
+/// A server that holds back its first reply of file data until it is released, and meanwhile executes nothing. The reply does not fit in the
+/// buffers of the connection.
+struct HeldRead {
+    remote: Remote,
+    handle: u64,
+    release: mpsc::Sender<()>,
+    /// The outcome of writing the held reply to the stream.
+    written: mpsc::Receiver<std::io::Result<()>>,
+    /// The server's side of the connection.
+    stream: TcpStream,
+}
+
+impl HeldRead {
+    fn start(folder: &tempfile::TempDir) -> Self {
+        let export = export(folder);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let ((release, released), (writes, written)) = (mpsc::channel(), mpsc::channel());
+        let (accepts, accepted) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            // No second connection is accepted: a client that loses this one fails.
+            drop(listener);
+            rustix::net::sockopt::set_socket_send_buffer_size(&stream, 64 << 10).unwrap();
+            accepts.send(stream.try_clone().unwrap()).unwrap();
+            let (session, mut body, mut is_first) = (export.begin(None).unwrap(), Vec::new(), true);
+            while let Ok(Some(header)) = RequestHeader::read(&mut stream, &mut body) {
+                let request = FileRequest::read(header.number, &body).unwrap();
+                let is_held = matches!(request, FileRequest::Read { .. }) && std::mem::take(&mut is_first);
+                let reply = match request {
+                    FileRequest::Hello { .. } => session.welcome(),
+                    request => session.execute(header.uid, header.gid, request),
+                };
+                let reply = reply.unwrap();
+                let header = ReplyHeader { len: reply.len() as u32, id: header.id, errno: 0 };
+                let frame = [&header.bytes()[..], &reply].concat();
+                if is_held {
+                    released.recv().unwrap();
+                    writes.send(stream.write_all(&frame)).unwrap();
+                } else {
+                    stream.write_all(&frame).unwrap();
+                }
+            }
+        });
+        let mut options = RemoteOptions::default();
+        options.timeout = Duration::from_secs(5);
+        let remote = Remote::connect(ServerAddress::Tcp(address), options).unwrap();
+        let name = EntryName::new(b"file").unwrap();
+        let handle = remote.create((0, 0), 0, ROOT, name, 0o600, OFlags::RDWR.bits()).unwrap().handle;
+        fs::write(folder.path().join("file"), vec![b'a'; LARGEST_DATA as usize]).unwrap();
+        let stream = accepted.recv().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self { remote, handle, release, written, stream }
+    }
+
+    fn read(&self, len: u32) -> Result<Vec<u8>, Errno> {
+        read(&self.remote, self.handle, len)
+    }
+
+    fn assert_held_reply_is_taken(&self) {
+        let outcome = self.written.recv_timeout(Duration::from_secs(60)).expect("nobody reads the late reply");
+        assert!(outcome.is_ok(), "{outcome:?}");
+    }
+}
+
+#[test]
+fn late_reply_is_read_though_no_request_follows() {
+    let folder = tempfile::tempdir().unwrap();
+    let held = HeldRead::start(&folder);
+    assert_eq!(held.read(LARGEST_DATA), Err(Errno::IO));
+    held.release.send(()).unwrap();
+    held.assert_held_reply_is_taken();
+    assert_eq!(held.read(4).as_deref(), Ok(&b"aaaa"[..]));
+}
+
+#[test]
+fn request_sent_before_a_late_reply_gets_its_own_reply() {
+    let folder = tempfile::tempdir().unwrap();
+    let held = HeldRead::start(&folder);
+    assert_eq!(held.read(LARGEST_DATA), Err(Errno::IO));
+    let (remote, handle) = (&held.remote, held.handle);
+    std::thread::scope(|scope| {
+        let ask = |len| scope.spawn(move || read(remote, handle, len));
+        let readers: Vec<_> = (1..=8).map(|len| (len, ask(len))).collect();
+        held.release.send(()).unwrap();
+        held.assert_held_reply_is_taken();
+        for (len, reader) in readers {
+            assert_eq!(reader.join().unwrap(), Ok(vec![b'a'; len as usize]));
+        }
+    });
+}
+
+#[test]
+fn dropped_client_does_not_wait_for_a_late_reply() {
+    let folder = tempfile::tempdir().unwrap();
+    let held = HeldRead::start(&folder);
+    assert_eq!(held.read(LARGEST_DATA), Err(Errno::IO));
+    drop(held.remote);
+    // The server still holds the reply back, and reads nothing.
+    let read = (&held.stream).read(&mut [0]);
+    assert!(matches!(read, Ok(0)), "the connection stays open: {read:?}");
 }
 
 #[test]

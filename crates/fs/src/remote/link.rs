@@ -15,7 +15,7 @@ use std::fmt;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Where a server is, and how it is reached.
@@ -50,10 +50,9 @@ pub(crate) enum RequestFailure {
 
 /// One connection, until it ends.
 pub(crate) struct RemoteLink {
-    frames: FrameLink,
+    frames: Arc<FrameLink>,
     calls: Option<CallClient>,
     session: u64,
-    timeout: Duration,
     has_ended: AtomicBool,
     pub(crate) welcome: Welcome,
 }
@@ -71,11 +70,11 @@ impl RemoteLink {
         timeout: Duration,
         previous: Option<&RemoteLink>,
     ) -> Result<Self, FsError> {
-        let frames = FrameLink::connect(address, timeout)?;
+        let frames = Arc::new(FrameLink::connect(address, timeout)?);
         let hello = FileRequest::Hello { version: VERSION, previous: previous.map_or(0, |link| link.session) };
         let mut body = Vec::new();
         hello.put(&mut body);
-        let welcome = frames.request(hello.number(), (0, 0), &body, &[], timeout).map_err(|failure| match failure {
+        let welcome = frames.request(hello.number(), (0, 0), &body, &[]).map_err(|failure| match failure {
             RequestFailure::Errno(Errno::PROTONOSUPPORT) => FsError::Refused(
                 "the server speaks another version of the protocol of files: install the same release on both sides"
                     .into(),
@@ -103,7 +102,7 @@ impl RemoteLink {
             }
             _ => None,
         };
-        Ok(Self { frames, calls, session: welcome.session, timeout, has_ended: AtomicBool::new(false), welcome })
+        Ok(Self { frames, calls, session: welcome.session, has_ended: AtomicBool::new(false), welcome })
     }
 
     /// Whether bytes of files pass by reference.
@@ -149,7 +148,7 @@ impl RemoteLink {
         let outcome = match &self.calls {
             Some(client) => self.call(client, number, who, body, data),
             None => {
-                let reply = self.frames.request(number, who, body, data, self.timeout);
+                let reply = self.frames.request(number, who, body, data);
                 reply.map(|bytes| RemoteData { bytes: DataBytes::Own(bytes) })
             }
         };
@@ -159,7 +158,10 @@ impl RemoteLink {
                 self.end();
                 Err(RequestFailure::Ended { may_be_executed: false })
             }
-            Err(RequestFailure::TimedOut) if may_be_late => Err(RequestFailure::TimedOut),
+            Err(RequestFailure::TimedOut) if may_be_late => {
+                self.frames.read_late_replies();
+                Err(RequestFailure::TimedOut)
+            }
             Err(failure @ (RequestFailure::Ended { .. } | RequestFailure::TimedOut)) => {
                 self.end();
                 Err(failure)
@@ -243,12 +245,19 @@ impl RemoteLink {
     }
 }
 
+impl Drop for RemoteLink {
+    fn drop(&mut self) {
+        // The thread that reads late replies shares the frames, and stops.
+        self.frames.end();
+    }
+}
+
 /// An errno from a peer. Invalid values become `EIO`, so that no reply can be taken for a success or for another kind of answer.
 fn errno_of(raw: i32) -> Errno {
     if (1..4096).contains(&raw) { Errno::from_raw_os_error(raw) } else { Errno::IO }
 }
 
-/// Requests and replies as frames. Threads share it: whichever waits reads the replies of all.
+/// Requests and replies as frames. Threads share it: one of those that wait reads the replies of all.
 struct FrameLink {
     writer: Mutex<Box<dyn Write + Send>>,
     reader: Mutex<Box<dyn Read + Send>>,
@@ -256,6 +265,8 @@ struct FrameLink {
     turn: Condvar,
     next: AtomicU32,
     tcp: Option<TcpStream>,
+    /// The longest that a request may take.
+    timeout: Duration,
 }
 
 /// A request under way.
@@ -271,8 +282,17 @@ enum FrameRequest {
 #[derive(Default)]
 struct FrameState {
     requests: HashMap<u32, FrameRequest>,
+    /// A thread reads the stream.
     is_read: bool,
+    /// A thread runs that reads the replies to abandoned requests.
+    has_late_reader: bool,
     has_ended: bool,
+}
+
+impl FrameState {
+    fn has_abandoned(&self) -> bool {
+        self.requests.values().any(|request| matches!(request, FrameRequest::Abandoned))
+    }
 }
 
 /// How long one read waits before the reader looks whether its own time is up.
@@ -311,6 +331,7 @@ impl FrameLink {
             turn: Condvar::new(),
             next: AtomicU32::new(1),
             tcp,
+            timeout,
         })
     }
 
@@ -328,21 +349,14 @@ impl FrameLink {
         self.turn.notify_all();
     }
 
-    fn request(
-        &self,
-        number: u32,
-        who: (u32, u32),
-        body: &[u8],
-        data: &[u8],
-        longest: Duration,
-    ) -> Result<Vec<u8>, RequestFailure> {
+    fn request(&self, number: u32, who: (u32, u32), body: &[u8], data: &[u8]) -> Result<Vec<u8>, RequestFailure> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         lock(&self.state).requests.insert(id, FrameRequest::Awaited);
         if self.send(id, number, who, body, data).is_err() {
             self.end();
             return Err(RequestFailure::Ended { may_be_executed: true });
         }
-        let deadline = Instant::now() + longest;
+        let deadline = Instant::now() + self.timeout;
         let mut state = lock(&self.state);
         loop {
             if let Entry::Occupied(request) = state.requests.entry(id)
@@ -358,45 +372,83 @@ impl FrameLink {
                 state.requests.insert(id, FrameRequest::Abandoned);
                 return Err(RequestFailure::TimedOut);
             }
-            if state.is_read {
-                state = self.turn.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
-                continue;
-            }
-            state.is_read = true;
-            drop(state);
-            let mut bytes = Vec::new();
-            let read = {
-                let mut reader = lock(&self.reader);
-                wait_for(&mut **reader, deadline).and_then(|first| match first {
-                    None => Ok(None),
-                    Some(first) => {
-                        let first = [first];
-                        let mut rest = (&first[..]).chain(PatientReader(&mut **reader, deadline));
-                        // The rest of a reply would be taken for the next one.
-                        let cut =
-                            |e: io::Error| if is_timeout(&e) { io::ErrorKind::ConnectionAborted.into() } else { e };
-                        ReplyHeader::read(&mut rest, &mut bytes).map_err(cut)
+            state = self.take_turn(state, deadline);
+        }
+    }
+
+    /// Reads one reply until the deadline. While another thread reads, waits for that one instead, for [`LOOK`] at most. The caller looks at the
+    /// state after either.
+    fn take_turn<'a>(&'a self, mut state: MutexGuard<'a, FrameState>, deadline: Instant) -> MutexGuard<'a, FrameState> {
+        if state.is_read {
+            return self.turn.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_read = true;
+        drop(state);
+        let read = self.read_reply(deadline);
+        state = lock(&self.state);
+        state.is_read = false;
+        match read {
+            Ok(Some((header, bytes))) => {
+                let reply = if header.errno == 0 { Ok(bytes) } else { Err(errno_of(header.errno)) };
+                match state.requests.remove(&header.id) {
+                    Some(FrameRequest::Awaited) => {
+                        state.requests.insert(header.id, FrameRequest::Answered(reply));
                     }
-                })
-            };
-            state = lock(&self.state);
-            state.is_read = false;
-            match read {
-                Ok(Some(header)) => {
-                    let reply = if header.errno == 0 { Ok(bytes) } else { Err(errno_of(header.errno)) };
-                    match state.requests.remove(&header.id) {
-                        Some(FrameRequest::Awaited) => {
-                            state.requests.insert(header.id, FrameRequest::Answered(reply));
-                        }
-                        Some(FrameRequest::Abandoned) => {}
-                        // A second reply, or one to what was not asked.
-                        Some(FrameRequest::Answered(_)) | None => state.has_ended = true,
-                    }
+                    Some(FrameRequest::Abandoned) => {}
+                    // A second reply, or one to what was not asked.
+                    Some(FrameRequest::Answered(_)) | None => state.has_ended = true,
                 }
-                Err(e) if e.kind() == io::ErrorKind::TimedOut => {}
-                Ok(None) | Err(_) => state.has_ended = true,
             }
-            self.turn.notify_all();
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => {}
+            Ok(None) | Err(_) => state.has_ended = true,
+        }
+        self.turn.notify_all();
+        state
+    }
+
+    /// Reads one reply. Returns `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// `TimedOut` if the reply has not begun by the deadline. After any other error, the stream cannot be used.
+    fn read_reply(&self, deadline: Instant) -> io::Result<Option<(ReplyHeader, Vec<u8>)>> {
+        let mut reader = lock(&self.reader);
+        let mut from = PatientReader { link: self, reader: &mut **reader, deadline };
+        let mut first = [0];
+        if from.read(&mut first)? == 0 {
+            return Ok(None);
+        }
+        // The reply may be another caller's, so the time of this caller is no bound for the rest of it.
+        from.deadline = Instant::now() + self.timeout;
+        let mut bytes = Vec::new();
+        // The rest of a reply would be taken for the next one.
+        let cut = |e: io::Error| if is_timeout(&e) { io::ErrorKind::ConnectionAborted.into() } else { e };
+        let header = ReplyHeader::read(&mut (&first[..]).chain(from), &mut bytes).map_err(cut)?;
+        Ok(header.map(|header| (header, bytes)))
+    }
+
+    /// Has a thread read until every abandoned request has its reply, or the link ends.
+    ///
+    /// Without it nothing reads the stream until the next request. A late reply that does not fit in the receive buffer would then stay at the
+    /// server, whose kernel ends the connection after a while.
+    fn read_late_replies(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        if state.has_late_reader || state.has_ended || !state.has_abandoned() {
+            return;
+        }
+        state.has_late_reader = true;
+        drop(state);
+        let link = Arc::clone(self);
+        let read = move || {
+            let mut state = lock(&link.state);
+            while state.has_abandoned() && !state.has_ended {
+                // A past deadline: the thread looks at the state after each time-out of the stream.
+                state = link.take_turn(state, Instant::now());
+            }
+            state.has_late_reader = false;
+        };
+        if let Err(e) = std::thread::Builder::new().name("pw-fs-late".into()).spawn(read) {
+            tracing::warn!(error = %e, "no thread to read late replies; the next request reads them");
+            lock(&self.state).has_late_reader = false;
         }
     }
 }
@@ -405,21 +457,27 @@ fn is_timeout(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
 
-/// The first byte of a reply: `None` at the end of the stream, `TimedOut` if none has come by the deadline.
-fn wait_for(reader: &mut dyn Read, deadline: Instant) -> io::Result<Option<u8>> {
-    let mut first = [0];
-    Ok((PatientReader(reader, deadline).read(&mut first)? == 1).then_some(first[0]))
+/// A reader that reads again after a time-out, until a deadline or the end of the link.
+struct PatientReader<'a> {
+    link: &'a FrameLink,
+    reader: &'a mut dyn Read,
+    deadline: Instant,
 }
-
-/// A reader that reads again after a time-out, until a deadline.
-struct PatientReader<'a>(&'a mut dyn Read, Instant);
 
 impl Read for PatientReader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         loop {
-            match self.0.read(to) {
-                Err(e) if is_timeout(&e) && Instant::now() < self.1 => {}
-                Err(e) if is_timeout(&e) => return Err(io::ErrorKind::TimedOut.into()),
+            match self.reader.read(to) {
+                // The kernel interrupts a read that has a time-out when the process goes on after SIGSTOP.
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if is_timeout(&e) => {
+                    if lock(&self.link.state).has_ended {
+                        return Err(io::ErrorKind::ConnectionAborted.into());
+                    }
+                    if Instant::now() >= self.deadline {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
                 other => return other,
             }
         }
@@ -454,4 +512,70 @@ fn may_be_late(request: &FileRequest<'_>) -> bool {
             | R::Flush { .. }
             | R::Release { .. }
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    /// Returns each of these results, and then the end of the stream.
+    struct ScriptedReader(VecDeque<Result<Vec<u8>, io::ErrorKind>>);
+
+    impl Read for ScriptedReader {
+        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+            let bytes = self.0.pop_front().unwrap_or(Ok(Vec::new()))?;
+            to[..bytes.len()].copy_from_slice(&bytes);
+            Ok(bytes.len())
+        }
+    }
+
+    fn link_that_reads(script: impl IntoIterator<Item = Result<Vec<u8>, io::ErrorKind>>) -> FrameLink {
+        FrameLink {
+            writer: Mutex::new(Box::new(io::sink())),
+            reader: Mutex::new(Box::new(ScriptedReader(script.into_iter().collect()))),
+            state: Mutex::default(),
+            turn: Condvar::new(),
+            next: AtomicU32::new(1),
+            tcp: None,
+            timeout: Duration::from_secs(3600),
+        }
+    }
+
+    /// A reply without a body: its first byte, and its rest.
+    fn reply_in_two_parts() -> (ReplyHeader, Vec<u8>, Vec<u8>) {
+        let header = ReplyHeader { len: 0, id: 1, errno: 0 };
+        let (first, rest) = (header.bytes()[..1].to_vec(), header.bytes()[1..].to_vec());
+        (header, first, rest)
+    }
+
+    #[test]
+    fn reply_cut_by_its_readers_deadline_is_read_whole() {
+        let (header, first, rest) = reply_in_two_parts();
+        let link = link_that_reads([Ok(first), Err(io::ErrorKind::WouldBlock), Ok(rest)]);
+        assert_eq!(link.read_reply(Instant::now()).unwrap(), Some((header, Vec::new())));
+    }
+
+    #[test]
+    fn reply_not_begun_by_the_deadline_times_out() {
+        let link = link_that_reads([Err(io::ErrorKind::WouldBlock)]);
+        assert_eq!(link.read_reply(Instant::now()).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(link.read_reply(Instant::now()).unwrap(), None, "the stream was to be read once");
+    }
+
+    #[test]
+    fn interrupted_read_of_a_reply_is_repeated() {
+        let (header, first, rest) = reply_in_two_parts();
+        let interrupted = || Err(io::ErrorKind::Interrupted);
+        let link = link_that_reads([interrupted(), Ok(first), interrupted(), Ok(rest)]);
+        assert_eq!(link.read_reply(Instant::now()).unwrap(), Some((header, Vec::new())));
+    }
+
+    #[test]
+    fn reader_of_an_ended_link_stops_at_its_next_time_out() {
+        let link = link_that_reads([Err(io::ErrorKind::WouldBlock)]);
+        link.end();
+        let far = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(link.read_reply(far).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    }
 }
