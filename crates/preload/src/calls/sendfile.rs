@@ -8,7 +8,6 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
-use std::ptr;
 
 /// The most bytes of one call, as in the kernel.
 const MOST: usize = 0x7fff_f000;
@@ -147,11 +146,9 @@ impl ByteSource for FileSource {
     }
 }
 
-/// A pipe. Bytes that were read from it cannot be put back, so the kernel moves those that go by TCP.
+/// A pipe. Bytes that were read from it cannot be put back.
 struct PipeSource {
     pipe: c_int,
-    /// Whether the socket that gets its bytes waits for room, once that was asked for.
-    socket_waits: Option<bool>,
 }
 
 impl PipeSource {
@@ -162,6 +159,28 @@ impl PipeSource {
             Err(Errno::AGAIN) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// What is read cannot be put back, so it is no more than a socket that has room takes at once.
+    fn give_by(&self, fd: c_int, buffer: &mut [u8]) -> Result<usize, SendFault> {
+        let n = rustix::io::read(sys::borrow(self.pipe), &mut *buffer).map_err(SendFault::Source)?;
+        let mut sent = 0;
+        while sent < n {
+            let rest = &mut buffer[sent..n];
+            let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
+            match kernel_send(fd, &mut list, 0) {
+                Ok(more) => sent += more,
+                // The kernel has no memory for it just now.
+                Err(Errno::AGAIN) => {
+                    let mut one = [PollFd::from_borrowed_fd(sys::borrow(fd), PollFlags::OUT)];
+                    let _ = rustix::event::poll(&mut one, None);
+                }
+                // The next call gets the error of a connection that has ended.
+                Err(_) if sent > 0 => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(sent)
     }
 }
 
@@ -175,16 +194,11 @@ impl ByteSource for PipeSource {
         if !self.is_ready().map_err(SendFault::Source)? {
             return Ok(0);
         }
-        // `SPLICE_F_NONBLOCK` concerns the pipe alone. A socket that waits, and has room, takes a few bytes at once.
-        let waits = *self.socket_waits.get_or_insert_with(|| !is_nonblocking(fd));
-        let most = if waits { most.min(WHOLE) } else { most };
-        let (none, flags) = (ptr::null_mut(), libc::SPLICE_F_NONBLOCK);
-        // SAFETY: two descriptors without offsets, so the kernel reads and writes no memory of this process.
-        match sys::take(unsafe { real::splice(self.pipe, none, fd, none, most, flags) }) {
-            Err(Errno::PIPE) => Err(SendFault::Signalled),
-            Err(error @ (Errno::INTR | Errno::INVAL | Errno::BADF | Errno::NOMEM)) => Err(SendFault::Source(error)),
-            result => result.map_err(SendFault::Connection),
+        if sys::poll_now(fd, 0) != 0 {
+            // The error of a connection that has failed, with the bytes left in the pipe.
+            kernel_send(fd, &mut [], 0)?;
         }
+        scratch::with_memory(most.min(WHOLE), 0u8, |buffer| Ok(self.give_by(fd, buffer))).map_err(SendFault::Source)?
     }
 }
 
@@ -232,5 +246,5 @@ fn from_pipe(conn: &'static Conn, pipe: c_int, to: c_int, len: usize, dont_wait:
         return Err(Errno::BADF);
     }
     pipe_is_ready(pipe, PollFlags::IN, dont_wait)?;
-    conn.send_from(to, len.min(MOST), dont_wait, &mut PipeSource { pipe, socket_waits: None })
+    conn.send_from(to, len.min(MOST), dont_wait, &mut PipeSource { pipe })
 }

@@ -4,7 +4,6 @@ use super::cursor::Cursor;
 use super::rx::{BytesFound, ReceiveTurn};
 use super::tx::{PIECE, SendTurn, raise_sigpipe};
 use super::{Conn, Interest, Pages, REPLACED, flags};
-use crate::signals::BlockedSignals;
 use crate::sys;
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
@@ -20,15 +19,12 @@ pub(crate) enum SendFault {
     Source(Errno),
     /// The connection has failed. `EAGAIN`: it has no room now.
     Connection(Errno),
-    /// The connection has no reader any more, and the kernel has raised `SIGPIPE` for it.
-    Signalled,
 }
 
 impl SendFault {
     fn error(self) -> Errno {
         match self {
             Self::Source(error) | Self::Connection(error) => error,
-            Self::Signalled => Errno::PIPE,
         }
     }
 }
@@ -131,17 +127,12 @@ fn try_send_from(
     source: &mut impl ByteSource,
 ) -> Result<usize, SendFault> {
     let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd).into()) };
-    // Until the direction is free again: the kernel's `splice` sends SIGPIPE itself, and its handler may use this connection or jump out.
-    let mut signals = BlockedSignals::none();
     let mut tx = conn.tx.hold()?;
     let mut turn = SendTurn { conn, pages, tx: &mut tx };
     turn.may_send(fd)?;
     match turn.choose_way()? {
         Way::Ring => turn.send_on_ring_from(wanted, source),
-        Way::Tcp => {
-            signals.hold_if_handled();
-            turn.send_on_tcp_from(fd, wanted, source)
-        }
+        Way::Tcp => turn.send_on_tcp_from(fd, wanted, source),
     }
 }
 
@@ -184,9 +175,7 @@ impl SendTurn<'_> {
         match sent {
             Ok(n) => self.count_sent_by_kernel(n),
             Err(SendFault::Source(_)) => {}
-            Err(fault @ (SendFault::Connection(_) | SendFault::Signalled)) => {
-                self.note_failure_of_kernel(fault.error())
-            }
+            Err(SendFault::Connection(error)) => self.note_failure_of_kernel(error),
         }
         sent
     }
