@@ -98,7 +98,7 @@ step_ended() {
     steps_failed=$((steps_failed + failed))
     steps_ignored=$((steps_ignored + ignored))
     # The name of a test may stand before it on the line.
-    grep -ohE '(NOT TESTED|skipped): .*' "$log" | sort -u | sed "s/^/$name: /" >> "$steps_left_out" || true
+    grep -ohE '(NOT TESTED|LEFT OUT|skipped|SKIPPED): .*' "$log" | sort -u | sed "s/^/$name: /" >> "$steps_left_out" || true
     steps_table+=("$(printf '%6s  %5d s  %5d s used  %5d passed  %3d failed  %s' "$verdict" "$took" "$used" "$passed" "$failed" "$name")")
     printf -- '-- %s: %s after %d s\n' "$name" "$verdict" "$took"
 }

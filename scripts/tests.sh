@@ -15,7 +15,7 @@ readonly OLDER_PROGRAMS=(--lib --test deaths)
 
 # Runs a test program. Of what its tests print when they pass, which the harness shows if it is asked to, only that is shown that they leave out.
 run() {
-    "$@" --show-output | sed -u -E '/^successes:$/,/^(failures:|test result:)/{/^(NOT TESTED|skipped|failures|test result):/!d}'
+    "$@" --show-output | sed -u -E '/^successes:$/,/^(failures:|test result:)/{/^(NOT TESTED|LEFT OUT|skipped|SKIPPED|failures|test result):/!d}'
 }
 
 # Cargo starts each test program by this script, which passes over those of the other part.
