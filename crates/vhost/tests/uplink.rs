@@ -88,7 +88,7 @@ fn tagged_large_frames_pass_the_uplink_both_ways() {
     let payload: Vec<u8> = (0..20_000).map(|n| (n % 251) as u8).collect();
     for v6 in [false, true] {
         // This driver cuts nothing and is given nothing to cut.
-        let mut plain = GuestDriver::connect(&host.path("lan/a.port"), options).unwrap();
+        let mut plain = host.driver_with("a", options);
         introduce(&mut plain, 2);
         let mut python = host.namespace.command("python3");
         let python = python.args(["-c", TAGGED]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -157,8 +157,13 @@ impl Host {
     }
 
     pub(crate) fn driver(&self, port: &str) -> GuestDriver {
-        let path = self.folder.path().join(format!("lan/{port}.port"));
-        GuestDriver::connect(&path, DriverOptions::default()).unwrap()
+        self.driver_with(port, DriverOptions::default())
+    }
+
+    /// The switch sends a driver away until it has seen that the one before has gone.
+    pub(crate) fn driver_with(&self, port: &str, options: DriverOptions) -> GuestDriver {
+        wait_until("the port's last driver has gone", || !self.port(port).occupied);
+        GuestDriver::connect(&self.path(&format!("lan/{port}.port")), options).unwrap()
     }
 }
 
