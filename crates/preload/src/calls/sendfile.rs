@@ -161,7 +161,8 @@ impl PipeSource {
         }
     }
 
-    /// What is read cannot be put back, so it is no more than a socket that has room takes at once.
+    /// What is read cannot be put back, so it is no more than a socket that has room usually takes at once. If the kernel takes a part, the
+    /// rest waits for room, also at a socket that does not wait.
     fn give_by(&self, fd: c_int, buffer: &mut [u8]) -> Result<usize, SendFault> {
         let n = rustix::io::read(sys::borrow(self.pipe), &mut *buffer).map_err(SendFault::Source)?;
         let mut sent = 0;
@@ -170,7 +171,6 @@ impl PipeSource {
             let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
             match kernel_send(fd, &mut list, 0) {
                 Ok(more) => sent += more,
-                // The kernel has no memory for it just now.
                 Err(Errno::AGAIN) => {
                     let mut one = [PollFd::from_borrowed_fd(sys::borrow(fd), PollFlags::OUT)];
                     let _ = rustix::event::poll(&mut one, None);
@@ -198,7 +198,10 @@ impl ByteSource for PipeSource {
             // The error of a connection that has failed, with the bytes left in the pipe.
             kernel_send(fd, &mut [], 0)?;
         }
-        scratch::with_memory(most.min(WHOLE), 0u8, |buffer| Ok(self.give_by(fd, buffer))).map_err(SendFault::Source)?
+        // Of a socket with room, a third of the buffer is free. The kernel's own data about a packet take less than the packet.
+        let size = rustix::net::sockopt::socket_send_buffer_size(sys::borrow(fd)).unwrap_or(0);
+        let most = most.min((size / 6).max(1));
+        scratch::with_memory(most, 0u8, |buffer| Ok(self.give_by(fd, buffer))).map_err(SendFault::Source)?
     }
 }
 
@@ -214,7 +217,7 @@ fn pipe_is_ready(pipe: c_int, what: PollFlags, dont_wait: bool) -> Result<(), Er
     if rustix::event::poll(&mut one, limit)? == 0 { Err(Errno::AGAIN) } else { Ok(()) }
 }
 
-/// How much a pipe that is ready takes at once, whole; and a socket, of which a third of the buffer is free when it is ready.
+/// How much a pipe that is ready takes at once, whole.
 const WHOLE: usize = 4096;
 
 fn to_pipe(conn: &'static Conn, from: c_int, pipe: c_int, len: usize, dont_wait: bool) -> Result<usize, Errno> {

@@ -41,7 +41,7 @@ pub(crate) trait ByteSource {
     fn take(&mut self, room: &mut [u8]) -> Result<usize, Errno>;
 
     /// Sends at most `most` of the next bytes by the kernel's socket `fd`, and returns how many these are. 0 ends the call. Bytes that the
-    /// kernel does not accept stay in the source. A socket that does not wait is not waited for.
+    /// kernel does not accept stay in the source, if that can keep them.
     fn give(&mut self, fd: c_int, most: usize) -> Result<usize, SendFault>;
 }
 
