@@ -4,6 +4,7 @@
 //! ```text
 //!   offering program        agent                       broker of the host          accepting program
 //!   Offer [socket, region]   keeps the region --------->
+//!   SocketRead <-----------  (after each of the steps, protocol T3.12)
 //!   Bell [its end] <-------  makes the bell <----------- Bell
 //!                            keeps the region <--------------------- Take [socket, region]
 //!                            hands over -------> Bell [the other end] -------------->

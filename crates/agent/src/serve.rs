@@ -1,6 +1,8 @@
 //! The loop: what programs say goes to the port, what the port says goes to programs, and descriptors are put in place.
 
 mod inward;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -448,6 +450,12 @@ impl Serving {
                     "connections of unmodified programs to other machines stay on TCP: the agent may not read their sequence numbers; it takes CAP_NET_ADMIN, or `partywall numbers on` before they begin"
                 );
             });
+        }
+        if message.is_step_of_handshake() {
+            // The program may use the socket again, while the host's answer is under way (protocol T3.12).
+            let mut read = Vec::new();
+            wire::encode(request, &Message::SocketRead {}, &mut read);
+            self.send(session, &read, &[]);
         }
         let mut links = Vec::new();
         if matches!(message, Message::Offer { .. } | Message::Take { .. }) {

@@ -114,14 +114,20 @@ fn enter(fd: OwnedFd) -> c_int {
 }
 
 /// Closes a descriptor that [`keep`] has returned.
-#[expect(unsafe_code, reason = "takes back ownership of a descriptor that was kept by number")]
 pub(crate) fn discard(number: c_int) {
-    if table::get(number).kind() == DescriptorKind::Hidden {
-        table::set(number, Entry::NONE);
-        // SAFETY: `keep` gave ownership up for this number, the table says that it is still ours, and it is out of the
-        // table from here on.
-        drop(unsafe { OwnedFd::from_raw_fd(number) });
+    drop(take_back(number));
+}
+
+/// The descriptor that [`keep`] has returned, which is not hidden any more. `None` if it was closed since.
+#[expect(unsafe_code, reason = "takes back ownership of a descriptor that was kept by number")]
+pub(crate) fn take_back(number: c_int) -> Option<OwnedFd> {
+    if !is(number) {
+        return None;
     }
+    table::set(number, Entry::NONE);
+    // SAFETY: `keep` gave ownership up for this number, the table says that it is still ours, and it is out of the
+    // table from here on.
+    Some(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Whether the program must not touch it.

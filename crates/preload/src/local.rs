@@ -9,7 +9,9 @@ use crate::arena::CONNECTIONS;
 use crate::hidden;
 use crate::lock::Lock;
 pub(crate) use bell::{OwnBell, longest_sleep};
-use partywall_region::berth::Berth;
+use partywall_region::RegionOptions;
+use partywall_region::berth::{Berth, ReservedRegion};
+use partywall_shm::layout::RegionKind;
 use rustix::fd::OwnedFd;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -67,6 +69,10 @@ pub(crate) struct LocalState {
     pub(crate) receiving: Lock,
     /// Number of the offer, or the channel; 0 if there is none. The broker acts on it, so no other process may write it.
     pub(crate) channel: AtomicU64,
+    /// The step of a handshake whose answer comes later ([`crate::broker::LateStep`]); 0 if there is none.
+    pub(crate) late: AtomicU64,
+    /// The number by which the berth of our region recognises the memory that waits for that answer.
+    reserved: AtomicU64,
     /// The peer's identity for bells ([`crate::conn::bell`]); 0 if it is not known. It decides which other connections are not rung.
     pub(crate) neighbour: AtomicU64,
     /// Bytes of the ring that is to be made.
@@ -97,6 +103,8 @@ impl LocalState {
             sending: Lock::new(),
             receiving: Lock::new(),
             channel: AtomicU64::new(0),
+            late: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             neighbour: AtomicU64::new(0),
             planned_ring: AtomicU64::new(0),
             held: HeldBytes::new(),
@@ -109,7 +117,7 @@ impl LocalState {
 
     /// For the next connection, whose block no other process has.
     pub(crate) fn begin(&self) {
-        for word in [&self.channel, &self.neighbour] {
+        for word in [&self.channel, &self.late, &self.neighbour] {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.exposed, &self.predecessor] {
@@ -163,10 +171,27 @@ impl LocalState {
 
     /// Closes the descriptor of the region.
     pub(crate) fn discard_memory(&self) {
-        if let Some(fd) = self.memory.swap(0, Ordering::Relaxed).checked_sub(1) {
-            KEPT.fetch_sub(1, Ordering::Relaxed);
-            hidden::discard(fd.cast_signed());
-        }
+        drop(self.take_memory());
+    }
+
+    fn take_memory(&self) -> Option<OwnedFd> {
+        let fd = self.memory.swap(0, Ordering::Relaxed).checked_sub(1)?;
+        KEPT.fetch_sub(1, Ordering::Relaxed);
+        hidden::take_back(fd.cast_signed())
+    }
+
+    /// Keeps the memory of a region that is made only when the broker has said where, if there are numbers to spare.
+    pub(crate) fn suspend_region(&self, region: ReservedRegion<'_>) {
+        let (memory, change) = region.suspend();
+        self.reserved.store(change, Ordering::Relaxed);
+        self.keep_memory(memory);
+    }
+
+    /// Makes the region of that memory. Returns the memory. `None` if it was not kept, or too little memory is free.
+    pub(crate) fn resume_region(&self) -> Option<OwnedFd> {
+        let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(self.own.ring_size()) };
+        let region = self.own.resume(self.take_memory()?, self.reserved.load(Ordering::Relaxed), &options);
+        region.and_then(ReservedRegion::fill).ok()
     }
 }
 

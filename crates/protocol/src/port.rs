@@ -22,7 +22,7 @@ const HEADER: usize = 8;
 /// Bytes of a frame before its fields, the first of which is the link.
 const BEFORE_FIELDS: usize = 4;
 /// The version of the frames and of the messages in them (protocol P3.6). It changes whenever [`crate::wire::VERSION`] does.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes of a greeting.
 const GREETING: usize = BEFORE_NUMBER + 8;
 /// Bytes of a greeting before its number.

@@ -76,6 +76,21 @@ impl Berth {
         Ok(ReservedRegion { berth: self, change, memory, options: *options, geometry })
     }
 
+    /// Continues with memory that [`ReservedRegion::suspend`] has returned with this number. `options` are those of [`Berth::reserve`].
+    ///
+    /// # Errors
+    /// Something else has come into the berth since, or has left it.
+    pub fn resume(
+        &self,
+        memory: OwnedFd,
+        change: u64,
+        options: &RegionOptions,
+    ) -> Result<ReservedRegion<'_>, RegionError> {
+        let geometry = options.geometry()?;
+        let reserved = ReservedRegion { berth: self, change, memory, options: *options, geometry };
+        reserved.is_there().then_some(reserved).ok_or_else(|| Corrupt::BadRegion.into())
+    }
+
     /// Makes this side's region at byte `at` of a window, for a peer on another machine. The broker gave that place to this process.
     ///
     /// # Errors
@@ -244,12 +259,25 @@ impl ReservedRegion<'_> {
         self.geometry
     }
 
+    /// Whether the berth still has this memory, with a ring of this size.
+    fn is_there(&self) -> bool {
+        self.berth.changes.load(Ordering::Relaxed) == self.change
+            && self.berth.ring_size() == self.geometry.ring_size()
+            && self.berth.ring_offset.load(Ordering::Relaxed) == self.geometry.ring_offset()
+    }
+
+    /// Leaves the memory in the berth, to be made a region later ([`Berth::resume`]). Returns its descriptor, and the number that identifies
+    /// this state of the berth.
+    pub fn suspend(self) -> (OwnedFd, u64) {
+        (self.memory, self.change)
+    }
+
     /// Allocates the memory and makes the region. Returns the memory's descriptor.
     ///
     /// # Errors
     /// Not enough memory is free, a signal has come meanwhile, or the berth has something else by now.
     pub fn fill(self) -> Result<OwnedFd, RegionError> {
-        if self.berth.changes.load(Ordering::Relaxed) != self.change {
+        if !self.is_there() {
             return Err(Corrupt::BadRegion.into());
         }
         let base = self.berth.base.load(Ordering::Acquire);
@@ -337,6 +365,30 @@ mod tests {
         // SAFETY: as above.
         unsafe { theirs.peer_span(65_530, 12) }.copy_to(&mut seen);
         assert_eq!(&seen, b"over the end");
+    }
+
+    #[test]
+    fn suspended_region_is_made_where_it_was_reserved() {
+        let (mine, theirs) = (Berth::new(), Berth::new());
+        let reserved = mine.reserve(&options(8192)).unwrap();
+        let geometry = reserved.geometry();
+        let (memory, change) = reserved.suspend();
+        let fd = mine.resume(memory, change, &options(8192)).unwrap().fill().unwrap();
+        theirs.attach(fd.as_fd(), RegionKind::Socket, geometry).unwrap();
+    }
+
+    #[test]
+    fn suspended_region_whose_berth_has_changed_is_not_resumed() {
+        let mine = Berth::new();
+        let suspend = || mine.reserve(&options(8192)).unwrap().suspend();
+        let (memory, change) = suspend();
+        assert!(mine.resume(memory, change, &options(4096)).is_err(), "another size");
+        let (memory, change) = suspend();
+        mine.vacate();
+        assert!(mine.resume(memory, change, &options(8192)).is_err());
+        let (memory, change) = suspend();
+        let (_later, _) = suspend();
+        assert!(mine.resume(memory, change, &options(8192)).is_err(), "another region is there");
     }
 
     #[test]

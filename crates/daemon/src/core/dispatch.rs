@@ -356,7 +356,8 @@ impl Concern {
             | Message::Services { .. }
             | Message::Channels { .. }
             | Message::Regions { .. }
-            | Message::PassedIs { .. } => Self::Broker,
+            | Message::PassedIs { .. }
+            | Message::SocketRead {} => Self::Broker,
         }
     }
 }

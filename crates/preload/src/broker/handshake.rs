@@ -1,5 +1,6 @@
 //! The steps by which a connection gets its rings (protocol T4), each one request to the broker.
 
+use super::late::{self, LateStep, StepAnswer};
 use super::packet::Descriptors;
 use super::repair_mode::{abort, end_repair_mode, is_in_repair_by_program};
 use super::session::{BrokerFailure, Turn, Urgency, done};
@@ -40,15 +41,17 @@ const REPAIR_LIMIT: Duration = Duration::from_secs(5);
 /// From one attempt to the next.
 const REPEAT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Shows a connection, the first of these descriptors, with a request. Returns the turn with what `read` makes of the answer.
+/// Shows a connection, the first of these descriptors, with a request. Returns the turn with what `read` makes of the answer. If the answer comes later,
+/// `late` gets what identifies it.
 ///
 /// If the step leaves the connection in repair mode, it is repeated (protocol T3.6): the next broker ends the mode. Calls of the program on this
 /// connection wait meanwhile, because no thread may be inside a system call on a socket that is being read (T3.3).
 fn show<T>(
     request: &BorrowedMessage<'_>,
     with: &[BorrowedFd<'_>],
+    late: &AtomicU64,
     mut read: impl FnMut(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
-) -> Result<(Turn, T), Reason> {
+) -> Result<(Turn, StepAnswer<T>), Reason> {
     let is_excepted = with.first().is_none_or(|socket| is_in_repair_by_program(*socket));
     let end = sys::now() + REPAIR_LIMIT;
     let mut is_first = true;
@@ -58,7 +61,7 @@ fn show<T>(
                 turn.retry_now();
             }
             turn.tell_owed();
-            let answer = turn.ask(request, with, &mut read)?;
+            let answer = turn.ask_step(request, with, late, &mut read)?;
             Ok((turn, answer))
         });
         is_first = false;
@@ -77,16 +80,25 @@ fn show<T>(
     }
 }
 
-/// Offers a ring for a connected socket, with the memory of our region. `number` gets the number of the offer while no signal handler can run: a thread
-/// that ends in the middle of the step leaves it to be taken back.
+/// What identifies a handshake of a connection. Each word is stored while no signal handler can run: a thread that ends in the middle of a step
+/// leaves it to be taken back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HandshakeWords<'a> {
+    /// The number of the offer.
+    pub(crate) number: &'a AtomicU64,
+    /// The step whose answer comes later ([`LateStep::of`]).
+    pub(crate) late: &'a AtomicU64,
+}
+
+/// Offers a ring for a connected socket, with the memory of our region.
 pub(crate) fn offer(
     fd: c_int,
     geometry: Geometry,
     memory: BorrowedFd<'_>,
-    number: &AtomicU64,
-) -> Result<BegunHandshake, Reason> {
+    words: HandshakeWords<'_>,
+) -> Result<StepAnswer<BegunHandshake>, Reason> {
     let region = RegionReference::own_memory(geometry);
-    show_with(&BorrowedMessage::Offer { region }, fd, (geometry, memory), number)
+    show_with(&BorrowedMessage::Offer { region }, fd, (geometry, memory), words)
 }
 
 /// Takes the offer that the other end of this accepted connection has made, likewise.
@@ -94,26 +106,58 @@ pub(crate) fn take(
     fd: c_int,
     geometry: Geometry,
     memory: BorrowedFd<'_>,
-    number: &AtomicU64,
-) -> Result<BegunHandshake, Reason> {
+    words: HandshakeWords<'_>,
+) -> Result<StepAnswer<BegunHandshake>, Reason> {
     let region = RegionReference::own_memory(geometry);
-    show_with(&BorrowedMessage::Take { region }, fd, (geometry, memory), number)
+    show_with(&BorrowedMessage::Take { region }, fd, (geometry, memory), words)
 }
 
 fn show_with(
     request: &BorrowedMessage<'_>,
     fd: c_int,
     (shown, memory): (Geometry, BorrowedFd<'_>),
+    words: HandshakeWords<'_>,
+) -> Result<StepAnswer<BegunHandshake>, Reason> {
+    let read = |answer: BorrowedMessage<'_>, found: &mut Descriptors| read_begun(answer, found, shown, words.number);
+    match show(request, &[sys::borrow(fd), memory], words.late, read)? {
+        (_, StepAnswer::Later) => Ok(StepAnswer::Later),
+        (turn, StepAnswer::Now(handshake)) => or_cancel(&turn, handshake, words.number).map(StepAnswer::Now),
+    }
+}
+
+/// The answer to an offer or a take that comes later, if it is here. `shown` is the shape of the region that was shown.
+pub(crate) fn late_bell(step: LateStep, shown: Geometry, number: &AtomicU64) -> Option<Result<BegunHandshake, Reason>> {
+    let result = late::take(step, |answer, found| read_begun(answer, found, shown, number))?;
+    Some(result.map_err(late_reason).and_then(|(turn, handshake)| or_cancel(&turn, handshake, number)))
+}
+
+/// Why there is no answer to a step that was left to a later call. Without a broker, this attempt is over.
+fn late_reason(failure: BrokerFailure) -> Reason {
+    match reason(failure) {
+        Reason::BrokerAbsent => Reason::NotTaken,
+        other => other,
+    }
+}
+
+/// Reads the answer to an offer or a take, and stores its number. The outer `None` is for another message.
+fn read_begun(
+    answer: BorrowedMessage<'_>,
+    found: &mut Descriptors,
+    shown: Geometry,
+    number: &AtomicU64,
+) -> Option<Result<BegunHandshake, Reason>> {
+    let BorrowedMessage::Bell { offer, way, region } = answer else { return None };
+    let place = region.check().ok()?;
+    number.store(offer, Ordering::Relaxed);
+    Some(read_bell(way, place, shown, found))
+}
+
+/// Takes an offer or a take back whose answer is of no use.
+fn or_cancel(
+    turn: &Turn,
+    handshake: Result<BegunHandshake, Reason>,
     number: &AtomicU64,
 ) -> Result<BegunHandshake, Reason> {
-    let (turn, handshake) = show(request, &[sys::borrow(fd), memory], |answer, found| match answer {
-        BorrowedMessage::Bell { offer, way, region } => {
-            let place = region.check().ok()?;
-            number.store(offer, Ordering::Relaxed);
-            Some(read_bell(way, place, shown, found))
-        }
-        _ => None,
-    })?;
     handshake.inspect_err(|_| {
         let _ = turn.ask(&BorrowedMessage::Cancel { offer: number.swap(0, Ordering::Relaxed) }, &[], done);
     })
@@ -162,24 +206,36 @@ pub(crate) struct PeerSide {
 }
 
 /// Shows the socket of an offer once more, which the other side has taken.
-pub(crate) fn confirm(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
-    show_again(&BorrowedMessage::Confirm { offer }, fd)
+pub(crate) fn confirm(fd: c_int, offer: u64, late: &AtomicU64) -> Result<StepAnswer<PeerSide>, Reason> {
+    show_again(&BorrowedMessage::Confirm { offer }, fd, late)
 }
 
 /// Shows the socket of a take once more, which the other side has confirmed: from here on the two have a channel.
-pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
-    show_again(&BorrowedMessage::Finish { offer }, fd)
+pub(crate) fn finish(fd: c_int, offer: u64, late: &AtomicU64) -> Result<StepAnswer<PeerSide>, Reason> {
+    show_again(&BorrowedMessage::Finish { offer }, fd, late)
 }
 
-fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
-    let (turn, (place, program, region)) = show(request, &[sys::borrow(fd)], |answer, [memory, ..]| match answer {
-        BorrowedMessage::PeerIs { region, program, .. } => Some((region.check(), program, memory.take())),
-        _ => None,
-    })?;
-    drop(turn);
-    // A region for which this process had no descriptor is lost.
-    let region = region.ok_or(Reason::Resources)?;
-    Ok(PeerSide { place: place.map_err(|_| Reason::Corrupt)?, region, program })
+fn show_again(request: &BorrowedMessage<'_>, fd: c_int, late: &AtomicU64) -> Result<StepAnswer<PeerSide>, Reason> {
+    match show(request, &[sys::borrow(fd)], late, read_peer)?.1 {
+        StepAnswer::Later => Ok(StepAnswer::Later),
+        StepAnswer::Now(peer) => peer.map(StepAnswer::Now),
+    }
+}
+
+/// The answer to such a step that comes later, if it is here.
+pub(crate) fn late_peer(step: LateStep) -> Option<Result<PeerSide, Reason>> {
+    Some(late::take(step, read_peer)?.map_err(late_reason).and_then(|(_, peer)| peer))
+}
+
+/// Reads the answer to `Confirm` and `Finish`. The outer `None` is for another message. A region for which this process had no descriptor is
+/// lost.
+fn read_peer(answer: BorrowedMessage<'_>, [memory, ..]: &mut Descriptors) -> Option<Result<PeerSide, Reason>> {
+    let BorrowedMessage::PeerIs { region, program, .. } = answer else { return None };
+    let peer = memory.take().ok_or(Reason::Resources).and_then(|memory| {
+        let place = region.check().map_err(|_| Reason::Corrupt)?;
+        Ok(PeerSide { place, region: memory, program })
+    });
+    Some(peer)
 }
 
 /// Withdraws an offer or a take. `false` if there was none any more: it has become a channel, or the broker is another one. Such a

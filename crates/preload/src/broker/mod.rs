@@ -6,7 +6,7 @@
 //! - `settings` is what the environment says; `state` what this process knows, in memory that a child of `fork` finds empty;
 //! - `session` speaks to the broker, in packets that are written and read without allocating (`packet`), and `opening` opens the session,
 //!   a step at a time, so that no call waits for a broker that is busy;
-//! - `handshake` brings a TCP connection up to rings, and `datagram` a flow of datagrams; `repair_mode` mends a connection that a killed broker
+//! - `handshake` brings a TCP connection up to rings, `late` keeps those of its answers that a later call takes, and `datagram` a flow of datagrams; `repair_mode` mends a connection that a killed broker
 //!   was reading;
 //! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
 
@@ -14,6 +14,7 @@ mod addresses;
 pub(crate) mod claim;
 pub(crate) mod datagram;
 mod handshake;
+mod late;
 mod listed;
 mod listeners;
 mod memory;
@@ -44,8 +45,10 @@ pub(crate) use datagram::{
     fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
 };
 pub(crate) use handshake::{
-    BegunHandshake, PlaceOfRegion, cancel, cancel_untaken, closed, confirm, finish, offer, take,
+    BegunHandshake, HandshakeWords, PeerSide, PlaceOfRegion, cancel, cancel_untaken, closed, confirm, finish,
+    late_bell, late_peer, offer, take,
 };
+pub(crate) use late::{LateStep, StepAnswer, give_up, is_answered};
 use opening::{NO_SLOT, PublicationStep};
 pub(crate) use repair_mode::is_in_repair_mode;
 use session::{BrokerFailure, Turn, Urgency, done};

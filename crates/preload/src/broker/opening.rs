@@ -106,7 +106,13 @@ impl Turn {
                 return;
             }
             Some(session) if is_quiet(session) => return,
-            Some(_) => self.lose(),
+            // An answer to an earlier step, or the end.
+            Some(_) => {
+                self.take_late_answers();
+                if self.session().is_some() {
+                    return;
+                }
+            }
             // A parent's session shows as well whether the broker is there.
             None if !self.has_ancestors() => memory::forget(),
             None => {}

@@ -81,6 +81,15 @@ pub(super) struct Turn {
 impl Turn {
     /// Waits for one's turn.
     pub(super) fn take(patience: Urgency) -> Result<Self, BrokerFailure> {
+        Self::take_within(if patience == Urgency::Long { LIMIT } else { BRIEF }, patience)
+    }
+
+    /// Takes the turn unless another thread has it.
+    pub(super) fn take_if_free() -> Result<Self, BrokerFailure> {
+        Self::take_within(Duration::ZERO, Urgency::Brief)
+    }
+
+    fn take_within(longest: Duration, patience: Urgency) -> Result<Self, BrokerFailure> {
         // A child of `vfork` must not touch what is its parent's.
         if process::is_visitor() {
             return Err(BrokerFailure::Absent);
@@ -88,7 +97,7 @@ impl Turn {
         let state = state::get().ok_or(BrokerFailure::Absent)?;
         let mask = block_signals();
         let now = sys::now();
-        let until = now + if patience == Urgency::Long { LIMIT } else { BRIEF };
+        let until = now + longest;
         // EDGE turn: acquires from the last turn.
         while state.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             if sys::now() >= until {
@@ -110,19 +119,28 @@ impl Turn {
         with: &[BorrowedFd<'_>],
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
     ) -> Result<T, BrokerFailure> {
+        let answer = self.answer(request, with)?;
+        self.read(answer, read)
+    }
+
+    /// As [`Turn::ask`]. Returns the answer unread.
+    pub(super) fn answer(
+        &self,
+        request: &BorrowedMessage<'_>,
+        with: &[BorrowedFd<'_>],
+    ) -> Result<Answer, BrokerFailure> {
         self.be_open_now()?;
         if self.is_behind() {
             return Err(BrokerFailure::Busy);
         }
-        let answer = match self.exchange(self.deadline, request, with) {
+        match self.exchange(self.deadline, request, with) {
             Err(BrokerFailure::Absent) if self.session().is_none() && sys::now() < self.deadline => {
                 self.state.retry_at.store(0, Ordering::Relaxed);
                 self.be_open_now()?;
                 self.exchange(self.deadline, request, with)
             }
             other => other,
-        };
-        self.read(answer?, read)
+        }
     }
 
     /// Asks in the present session, with a separate deadline, whether the broker is behind or not.
@@ -138,7 +156,7 @@ impl Turn {
     }
 
     /// Reads an answer. A session that gives another one is given up.
-    fn read<T>(
+    pub(super) fn read<T>(
         &self,
         mut answer: Answer,
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
@@ -184,6 +202,7 @@ impl Turn {
             // The program has closed it past us. The number may be another descriptor by now, which must stay open.
             self.state.session.store(0, Ordering::Relaxed);
             self.forget_awaited();
+            self.lose_late();
             leave(fd);
             memory::forget();
             return None;
@@ -241,13 +260,24 @@ impl Turn {
     ) -> Result<Answer, BrokerFailure> {
         let session = self.open_session().ok_or(BrokerFailure::Absent)?;
         let number = self.send(session, request, with)?;
+        self.await_answer(number, deadline, request.name())?.ok_or_else(|| self.give_up_silent())
+    }
+
+    /// Waits until then for the answer to the request with this number and name. A refusal is a failure. `None` if no answer has come.
+    pub(super) fn await_answer(
+        &self,
+        number: u32,
+        deadline: Duration,
+        name: &str,
+    ) -> Result<Option<Answer>, BrokerFailure> {
         loop {
-            match self.receive(session, number, request.name())? {
-                Received::Answer(answer) => return Ok(answer),
+            let session = self.open_session().ok_or(BrokerFailure::Absent)?;
+            match self.receive(session, number, name)? {
+                Received::Answer(answer) => return Ok(Some(answer)),
                 Received::Refusal(code) => return Err(BrokerFailure::Refused(code)),
                 Received::Other => {}
                 Received::Nothing if wait(session, deadline) => {}
-                Received::Nothing => return Err(self.give_up_silent()),
+                Received::Nothing => return Ok(None),
             }
         }
     }
@@ -291,7 +321,9 @@ impl Turn {
             }
             return Ok(Received::Answer(answer));
         }
-        if of.is_some() && of == self.awaited() && self.settle(&mut answer) {
+        if let Some(of) = of
+            && (self.awaited() == Some(of) && self.settle(&mut answer) || self.settle_late(of, &mut answer))
+        {
             return Ok(Received::Other);
         }
         let joins = self.is_joining();
@@ -317,6 +349,7 @@ impl Turn {
     pub(super) fn lose(&self) {
         memory::forget();
         self.forget_awaited();
+        self.lose_late();
         for announced in &self.state.announced {
             announced.store(0, Ordering::Relaxed);
         }

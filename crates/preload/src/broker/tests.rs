@@ -2,6 +2,7 @@
 
 pub(crate) mod alone;
 mod late;
+pub(crate) mod late_steps;
 
 use super::handshake::read_bell;
 use super::*;
@@ -67,17 +68,27 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
+/// The answer to a step, which has come at once.
+fn now<T>(answer: Result<StepAnswer<T>, Reason>) -> Result<T, Reason> {
+    match answer? {
+        StepAnswer::Now(answer) => Ok(answer),
+        StepAnswer::Later => panic!("the broker of the host answers at once"),
+    }
+}
+
 /// The number of a handshake, and its bell.
-fn handshake(show: impl FnOnce(&AtomicU64) -> Result<BegunHandshake, Reason>) -> Result<(u64, OwnedFd), Reason> {
-    let number = AtomicU64::new(0);
-    let begun = show(&number)?;
+fn handshake(
+    show: impl FnOnce(HandshakeWords<'_>) -> Result<StepAnswer<BegunHandshake>, Reason>,
+) -> Result<(u64, OwnedFd), Reason> {
+    let (number, late) = (AtomicU64::new(0), AtomicU64::new(0));
+    let begun = now(show(HandshakeWords { number: &number, late: &late }))?;
     assert!(begun.place.is_none(), "both ends are on this host");
     Ok((number.into_inner(), begun.bell))
 }
 
 fn offer_with_bell(client: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    handshake(|number| offer(client.as_raw_fd(), geometry, region.as_fd(), number))
+    handshake(|words| offer(client.as_raw_fd(), geometry, region.as_fd(), words))
 }
 
 fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
@@ -100,7 +111,15 @@ fn offers_soon(client: &TcpStream) -> (u64, OwnedFd) {
 
 fn take_of(server: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    handshake(|number| take(server.as_raw_fd(), geometry, region.as_fd(), number))
+    handshake(|words| take(server.as_raw_fd(), geometry, region.as_fd(), words))
+}
+
+fn confirm_of(socket: &TcpStream, offer: u64) -> Result<PeerSide, Reason> {
+    now(confirm(socket.as_raw_fd(), offer, &AtomicU64::new(0)))
+}
+
+fn finish_of(socket: &TcpStream, offer: u64) -> Result<PeerSide, Reason> {
+    now(finish(socket.as_raw_fd(), offer, &AtomicU64::new(0)))
 }
 
 fn is_offered(server: &TcpStream) -> bool {
@@ -173,21 +192,21 @@ fn offer_is_found_and_taken_by_other_end_only() {
     assert_eq!(offer_of(&client).0.unwrap_err(), Reason::Refused, "twice");
     assert_eq!(take_of(&other_server).unwrap_err(), Reason::NotTaken);
     assert!(take_of(&client).is_err(), "its own");
-    assert_eq!(confirm(client.as_raw_fd(), offer).unwrap_err(), Reason::NotTaken, "nobody has taken it");
+    assert_eq!(confirm_of(&client, offer).unwrap_err(), Reason::NotTaken, "nobody has taken it");
     assert_eq!(bell::hear(&client_bell), Heard::Nothing);
     let (channel, server_bell) = take_of(&server).unwrap();
     assert_eq!(channel, offer);
     assert_eq!(bell::hear(&client_bell), Heard::Nothing, "the taker rings, once its region is made");
-    assert_eq!(finish(server.as_raw_fd(), offer).unwrap_err(), Reason::NotTaken, "not confirmed");
-    assert!(confirm(other_server.as_raw_fd(), offer).is_err(), "another socket");
+    assert_eq!(finish_of(&server, offer).unwrap_err(), Reason::NotTaken, "not confirmed");
+    assert!(confirm_of(&other_server, offer).is_err(), "another socket");
     // That request has ended the handshake.
     assert_eq!(bell::hear(&server_bell), Heard::Nothing, "our end of its bell is open still");
     drop((client_bell, server_bell));
     let (offer, client_bell) = offer_with_bell(&client).unwrap();
     let (_, server_bell) = take_of(&server).unwrap();
-    let accepting = confirm(client.as_raw_fd(), offer).unwrap();
+    let accepting = confirm_of(&client, offer).unwrap();
     assert_eq!(bell::hear(&server_bell), Heard::Nothing, "the offering side rings, once it has mapped the region");
-    let offering = finish(server.as_raw_fd(), offer).unwrap();
+    let offering = finish_of(&server, offer).unwrap();
     assert_eq!(accepting.program, offering.program, "both ends are of this program");
     assert!(!is_offered(&server));
     for side in [accepting, offering] {

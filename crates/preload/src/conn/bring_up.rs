@@ -19,6 +19,9 @@
 //! with the bell, and the side makes its region there instead. The accepting side rings the first bell when it has done so: the connecting side
 //! reads the region after `Confirm`.
 //!
+//! In a virtual machine the answer to each of these requests comes in two parts: at once, that the agent has read the socket, and later the rest. Then
+//! the call that has sent the request returns, and a later call takes the rest ([`broker::LateStep`]).
+//!
 //! Nobody waits for anybody: each side looks on its next call. No byte changes its way by this; that is for the senders, later.
 //! The broker reads a socket only while no thread of ours is in the kernel with it ([`is_quiet`]): what it does to read the
 //! connection's numbers would make such a thread's call fail.
@@ -31,7 +34,7 @@ use super::rx::ConnRx;
 use super::tx::ConnTx;
 use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
-use crate::broker::{BegunHandshake, FoundOffer, PlaceOfRegion};
+use crate::broker::{BegunHandshake, FoundOffer, HandshakeWords, LateStep, PeerSide, PlaceOfRegion, StepAnswer};
 use crate::log::log;
 use crate::signals::BlockedSignals;
 use crate::{broker, hidden, process, sys, unseen};
@@ -40,21 +43,22 @@ use partywall_protocol::wire::Located;
 use partywall_region::RegionOptions;
 use partywall_region::bell::Heard;
 use partywall_region::berth::ReservedRegion;
-use partywall_shm::layout::{Geometry, RegionKind, path_flags};
+use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
 use partywall_shm::status::{Reason, Role};
 use partywall_shm::sync::load_acquire_u32;
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Larger rings of a peer than this are not mapped.
 const MAX_PEER_RING: u64 = 64 << 20;
 /// The stages of an offer: waiting for the other side; the bell has rung, and it is our turn; the connecting side has confirmed, and
-/// waits for the peer to watch its ring; no process answers any more, or none in time.
+/// waits for the peer to watch its ring; no process answers any more, or none in time; waiting for our end of the bell.
 const WAITS: u32 = 0;
 const HEARD: u32 = 1;
 const CONFIRMED: u32 = 2;
 const GONE: u32 = 3;
+const ASKED: u32 = 4;
 
 /// Whether a reason passes.
 const fn may_try_again(reason: Reason) -> bool {
@@ -126,25 +130,30 @@ fn make_offer(conn: &Conn, fd: c_int) -> Result<(), Reason> {
     }
     conn.identity.know_own_address(fd);
     super::bell::note_neighbour(conn, None);
-    begin_handshake(conn, |geometry, memory| broker::offer(fd, geometry, memory, &conn.local().channel))
+    begin_handshake(conn, |geometry, memory, words| broker::offer(fd, geometry, memory, words))
 }
 
 /// Shows the memory of our region to the broker with the socket by `show`.
 fn begin_handshake(
     conn: &Conn,
-    show: impl FnOnce(Geometry, BorrowedFd<'_>) -> Result<BegunHandshake, Reason>,
+    show: impl FnOnce(Geometry, BorrowedFd<'_>, HandshakeWords<'_>) -> Result<StepAnswer<BegunHandshake>, Reason>,
 ) -> Result<(), Reason> {
+    let local = conn.local();
     conn.ring_path.set_flag(flags::FAR, false);
     // A handler that jumps out would leave the memory or our end of the bell open, and one that returns would end the allocation of memory.
     let mut signals = BlockedSignals::none();
     signals.hold();
     let region = reserve_region(conn)?;
-    let begun = paced(conn, || {
-        let begun = show(region.geometry(), region.as_fd())?;
-        conn.ring_path.set_flag(flags::FAR, begun.place.is_some());
-        Ok(begun)
-    })?;
-    enter_handshake(conn, begun, region).inspect_err(|_| give_back(conn))
+    let words = HandshakeWords { number: &local.channel, late: &local.late };
+    match paced(conn, || show(region.geometry(), region.as_fd(), words))? {
+        StepAnswer::Later => {
+            local.suspend_region(region);
+            conn.ring_path.shown.store(ASKED, Ordering::Relaxed);
+            conn.moves.wait_for_answer(sys::coarse_millis());
+            Ok(())
+        }
+        StepAnswer::Now(begun) => enter_handshake(conn, begun, || region.fill().ok()).inspect_err(|_| give_back(conn)),
+    }
 }
 
 /// Whether a connection may begin a handshake, as far as the [`PACE`] says. One with both ends at one address is within this machine.
@@ -157,25 +166,34 @@ fn may_begin(conn: &Conn, fd: c_int) -> bool {
     PACE.may_begin(sys::coarse_now) || is_near()
 }
 
-/// Takes a step of a handshake. If the other end is on another machine, it counts for the [`PACE`]. So does one that is refused: the refusal
+/// Takes a step of a handshake. If the broker is on another machine, it counts for the [`PACE`]. So does one that is refused: the refusal
 /// may come before the broker says where the other end is.
-fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<T, Reason>) -> Result<T, Reason> {
+fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<StepAnswer<T>, Reason>) -> Result<StepAnswer<T>, Reason> {
     let begun = sys::now();
     let result = step();
-    let is_refused = matches!(&result, Err(reason) if *reason != Reason::BrokerAbsent);
-    if conn.has(flags::FAR) || is_refused {
+    let counts = match &result {
+        Ok(StepAnswer::Later) => true,
+        Ok(StepAnswer::Now(_)) => conn.has(flags::FAR),
+        Err(reason) => conn.has(flags::FAR) || *reason != Reason::BrokerAbsent,
+    };
+    if counts {
         PACE.took(begun, sys::now());
     }
     result
 }
 
-/// The broker has an offer or a take of ours.
-fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: ReservedRegion<'_>) -> Result<(), Reason> {
+/// The broker has an offer or a take of ours. `make_region` makes our region of the memory that was shown, and returns this.
+fn enter_handshake(
+    conn: &Conn,
+    begun: BegunHandshake,
+    make_region: impl FnOnce() -> Option<OwnedFd>,
+) -> Result<(), Reason> {
     let BegunHandshake { bell, events, place } = begun;
     let local = conn.local();
+    conn.ring_path.set_flag(flags::FAR, place.is_some());
     match place {
         // To be shown to a later broker. A region in a window is of no use to that one, which has other windows.
-        None => local.keep_memory(region.fill().map_err(|_| Reason::Resources)?),
+        None => local.keep_memory(make_region().ok_or(Reason::Resources)?),
         Some(PlaceOfRegion { base, shape, window }) => {
             let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(shape.ring_size()) };
             local.own.create_in(window.as_fd(), base, &options).map_err(|_| Reason::Resources)?;
@@ -192,6 +210,45 @@ fn enter_handshake(conn: &Conn, begun: BegunHandshake, region: ReservedRegion<'_
     conn.ring_path.shown.store(WAITS, Ordering::Relaxed);
     conn.moves.wait_for_answer(sys::coarse_millis());
     Ok(())
+}
+
+/// The answer to an offer or a take is here, which an earlier call has sent.
+fn enter_late_handshake(conn: &Conn) -> Result<(), Reason> {
+    let local = conn.local();
+    let step = LateStep::of(&local.late).ok_or(Reason::NotTaken)?;
+    let shown = Geometry::new(PAGE, local.own.ring_size()).map_err(|_| Reason::Resources)?;
+    let begun = broker::late_bell(step, shown, &local.channel).ok_or(Reason::BrokerAbsent)?;
+    local.late.store(0, Ordering::Relaxed);
+    let begun = begun?;
+    if begun.place.is_some() {
+        // What was shown is of no use.
+        local.discard_memory();
+    }
+    enter_handshake(conn, begun, || local.resume_region())?;
+    conn.ring_path.set_stage(ConnStage::Offered);
+    Ok(())
+}
+
+/// What a step by `show` tells of the other side, or an earlier call's step. `None` if a later call is to look again.
+fn learn_peer(
+    conn: &Conn,
+    show: impl FnOnce(&AtomicU64) -> Result<StepAnswer<PeerSide>, Reason>,
+) -> Result<Option<PeerSide>, Reason> {
+    let late = &conn.local().late;
+    match LateStep::of(late) {
+        Some(step) => {
+            let Some(peer) = broker::late_peer(step) else { return Ok(None) };
+            late.store(0, Ordering::Relaxed);
+            peer.map(Some)
+        }
+        None => match paced(conn, || show(late))? {
+            StepAnswer::Now(peer) => Ok(Some(peer)),
+            StepAnswer::Later => {
+                conn.moves.wait_for_answer(sys::coarse_millis());
+                Ok(None)
+            }
+        },
+    }
 }
 
 /// Whether the broker may have the socket for a moment.
@@ -267,6 +324,7 @@ fn look_at_bell(conn: &'static Conn, fd: c_int) {
     }
     let result = match (conn.ring_path.shown.load(Ordering::Relaxed), conn.role()) {
         (GONE, _) => Err(Reason::NotTaken),
+        (ASKED, _) => enter_late_handshake(conn),
         (CONFIRMED, _) => begin(conn, fd, &mut tx, &mut rx),
         (_, Role::Accepting) => finish(conn, fd, &mut tx, &mut rx),
         _ => confirm(conn, fd),
@@ -291,6 +349,16 @@ fn look_at_bell(conn: &'static Conn, fd: c_int) {
 /// Whether there is something to be done: the bell has rung, or the peer watches its ring, or is gone.
 fn is_our_turn(conn: &Conn) -> bool {
     let shown = conn.ring_path.shown.load(Ordering::Relaxed);
+    if shown != GONE
+        && let Some(step) = LateStep::of(&conn.local().late)
+    {
+        // A place that comes with the answer is given back as soon as it comes.
+        if conn.moves.is_wait_over(sys::coarse_millis()) {
+            conn.ring_path.shown.store(GONE, Ordering::Relaxed);
+            return true;
+        }
+        return broker::is_answered(step);
+    }
     let watches = || {
         // EDGE watching (protocol T7): acquires from the peer's `Pages::watch`; its region is set up.
         let flags = |p: Pages| load_acquire_u32(&p.peer.rx_path.flags);
@@ -314,12 +382,13 @@ fn is_our_turn(conn: &Conn) -> bool {
 /// The connecting side shows its socket once more, and maps the peer's region.
 fn confirm(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
     may_be_handed_over(conn, fd)?;
-    let peer = paced(conn, || broker::confirm(fd, conn.channel()))?;
-    map_peer(conn, peer.region.as_fd(), peer.place)?;
-    // The accepting side is to finish.
-    conn.bell().ring();
-    conn.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
-    conn.moves.wait_for_answer(sys::coarse_millis());
+    if let Some(peer) = learn_peer(conn, |late| broker::confirm(fd, conn.channel(), late))? {
+        map_peer(conn, peer.region.as_fd(), peer.place)?;
+        // The accepting side is to finish.
+        conn.bell().ring();
+        conn.ring_path.shown.store(CONFIRMED, Ordering::Relaxed);
+        conn.moves.wait_for_answer(sys::coarse_millis());
+    }
     conn.ring_path.set_stage(ConnStage::Offered);
     Ok(())
 }
@@ -327,7 +396,10 @@ fn confirm(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
 /// The accepting side shows its socket once more, and has its ring.
 fn finish(conn: &'static Conn, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> Result<(), Reason> {
     may_be_handed_over(conn, fd)?;
-    let peer = paced(conn, || broker::finish(fd, conn.channel()))?;
+    let Some(peer) = learn_peer(conn, |late| broker::finish(fd, conn.channel(), late))? else {
+        conn.ring_path.set_stage(ConnStage::Offered);
+        return Ok(());
+    };
     super::bell::note_neighbour(conn, Some(peer.program));
     attach(conn, fd, tx, rx, peer.region.as_fd(), peer.place)
 }
@@ -405,7 +477,7 @@ fn take(conn: &'static Conn, fd: c_int) -> Result<(), Reason> {
         Some(false) => return Err(Reason::RawCalls),
         None => return Err(Reason::TooShort),
     }
-    begin_handshake(conn, |geometry, memory| broker::take(fd, geometry, memory, &conn.local().channel))
+    begin_handshake(conn, |geometry, memory, words| broker::take(fd, geometry, memory, words))
 }
 
 /// Whether the step from this stage may be taken, with this descriptor. The sending direction is held.
@@ -499,6 +571,9 @@ fn give_back(conn: &Conn) {
     // Before the broker hears of it, which may give our place in a window to another connection from then on (protocol T4.11).
     local.own.vacate();
     local.peer.vacate();
+    if let Some(step) = LateStep::take_from(&local.late) {
+        broker::give_up(step);
+    }
     let channel = local.channel.swap(0, Ordering::Relaxed);
     if channel != 0 {
         broker::cancel(channel);
@@ -517,7 +592,7 @@ pub(super) fn take_offer_back(conn: &Conn, reason: Reason) {
     }
     // Once the broker has heard of it, nobody may attach a region that is at a place of ours, or of the peer's.
     let shown = conn.ring_path.shown.swap(GONE, Ordering::Relaxed);
-    if broker::cancel_untaken(conn.channel()) {
+    if shown == ASKED || broker::cancel_untaken(conn.channel()) {
         conn.local().channel.store(0, Ordering::Relaxed);
         withdraw(conn, reason);
         conn.moves.set_due(Upgrade::Never);

@@ -1,7 +1,8 @@
 //! How often a program may begin to bring connections up to rings between machines.
 //!
-//! A step of such a connection takes two passages of the port between guest and host, some 10 ms in an emulated machine, and the thread that
-//! takes it does nothing else meanwhile. So steps that are begun at once, by many new connections, would be in the way of the bytes of all.
+//! A step of such a connection is read by the machine's agent, some 1 ms in an emulated machine, and the thread that takes it does nothing else
+//! meanwhile. (It does not wait for the host, [`crate::broker::LateStep`].) So steps that are begun at once, by many new connections, would be in
+//! the way of the bytes of all.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

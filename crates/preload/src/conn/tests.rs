@@ -6,6 +6,7 @@ mod handover;
 mod held;
 mod hostile;
 mod interrupts;
+mod late_steps;
 mod parting;
 mod passing;
 mod relay;

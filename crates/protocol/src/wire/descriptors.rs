@@ -50,13 +50,11 @@ impl Message {
     /// Whether this message shows a connection, of which the sequence numbers are read: no thread of the client may be inside a system call on it
     /// meanwhile (protocol T3.3).
     pub fn shows_connection(&self) -> bool {
-        matches!(
-            self,
-            Self::Offer { .. }
-                | Self::Take { .. }
-                | Self::Confirm { .. }
-                | Self::Finish { .. }
-                | Self::ReclaimSocket { .. }
-        )
+        self.is_step_of_handshake() || matches!(self, Self::ReclaimSocket { .. })
+    }
+
+    /// Whether this message is one of the four by which a connection gets its rings (protocol T4).
+    pub fn is_step_of_handshake(&self) -> bool {
+        matches!(self, Self::Offer { .. } | Self::Take { .. } | Self::Confirm { .. } | Self::Finish { .. })
     }
 }

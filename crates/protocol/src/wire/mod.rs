@@ -55,7 +55,7 @@ pub use values::{
 pub const MAX_PACKET: usize = 4096;
 
 /// The version of the protocol that this code speaks; `Join` carries it. It changes with the messages (protocol C4.2).
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// The first two bytes of every packet: `WP` in memory, `0x5057` as an integer.
 pub const MAGIC: u16 = 0x5057;

@@ -139,7 +139,7 @@ fn document_and_code_have_the_same_table_of_messages() {
 /// P3.6), and write the table's new sum here.
 #[test]
 fn changed_table_of_messages_has_another_version() {
-    const PUBLISHED: (u16, u32, u64) = (3, 3, 2_332_128_200_426_207_159);
+    const PUBLISHED: (u16, u32, u64) = (4, 4, 6_587_135_892_698_860_472);
     // FNV-1a, 64 bits.
     let sum = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let spelled: String =

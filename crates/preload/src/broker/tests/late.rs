@@ -10,18 +10,18 @@ use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 /// A broker whose answers reach the client when the test says so.
-struct LateBroker {
+pub(super) struct LateBroker {
     /// What the client connects to.
     listener: OwnedFd,
     /// The broker's own path.
     behind: std::path::PathBuf,
     /// The two ends of each session: the client's, and the one with the broker.
-    sessions: Vec<(OwnedFd, OwnedFd)>,
+    pub(super) sessions: Vec<(OwnedFd, OwnedFd)>,
     _broker: Broker,
 }
 
 impl LateBroker {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         std::fs::create_dir_all(path().parent().unwrap()).unwrap();
         let behind = path().with_file_name("behind.sock");
         let broker = Broker::start(&Config::new(&behind)).unwrap();
@@ -37,7 +37,7 @@ impl LateBroker {
     }
 
     /// Takes the next session that a client has begun.
-    fn accept(&mut self) {
+    pub(super) fn accept(&mut self) {
         readable(&self.listener);
         let client = rustix::net::accept(&self.listener).unwrap();
         let broker =
@@ -47,7 +47,7 @@ impl LateBroker {
     }
 
     /// Passes the next request of a session to the broker, and the answer to the client.
-    fn answer(&self, session: usize) {
+    pub(super) fn answer(&self, session: usize) {
         let (client, broker) = &self.sessions[session];
         pass(client, broker);
         pass(broker, client);
@@ -59,7 +59,7 @@ impl LateBroker {
     }
 
     /// Whether a request of a session waits to be passed on.
-    fn is_asked(&self, session: usize) -> bool {
+    pub(super) fn is_asked(&self, session: usize) -> bool {
         is_readable(&self.sessions[session].0)
     }
 }
@@ -70,7 +70,7 @@ impl Drop for LateBroker {
     }
 }
 
-fn is_readable(fd: &OwnedFd) -> bool {
+pub(super) fn is_readable(fd: &OwnedFd) -> bool {
     let mut ready = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
     rustix::event::poll(&mut ready, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
 }
@@ -90,7 +90,7 @@ fn pass(from: &OwnedFd, to: &OwnedFd) {
 }
 
 /// What a data call of a program does while there is no session, as often as it takes to notice something.
-fn data_calls() {
+pub(super) fn data_calls() {
     for _ in 0..20 {
         Turn::take(Urgency::Brief).unwrap().look(true);
     }

@@ -145,6 +145,8 @@ macro_rules! sockets {
         /// How often the connection has had rings.
         rings: u32,
     }
+    /// Agent: the socket of `Offer`, `Take`, `Confirm` or `Finish` is read, and the answer follows (protocol T3.12).
+    82 SocketRead {}
     } };
 }
 pub(super) use sockets;

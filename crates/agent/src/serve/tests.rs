@@ -1,0 +1,73 @@
+//! A program, the agent and a host that is played by the test.
+
+use super::*;
+use partywall_protocol::wire::RegionReference;
+use partywall_region::relay::PortSide;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, socket_with};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+
+fn receive(from: &OwnedFd) -> (u32, Message) {
+    let mut buf = [0; wire::MAX_PACKET];
+    let mut fds = [PollFd::new(from, PollFlags::IN)];
+    poll(&mut fds, None).unwrap();
+    let received = packet::try_recv(from.as_fd(), &mut buf).unwrap();
+    wire::decode(&buf[..received.len]).unwrap()
+}
+
+fn next(notices: &Notices) -> Notice {
+    notices.recv_timeout(Duration::from_secs(60)).unwrap()
+}
+
+#[test]
+fn step_is_answered_once_its_socket_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let (guest, port) = UnixStream::pair().unwrap();
+    let (relay, guest) = Relay::start(guest.into(), PortSide::Guest).unwrap();
+    let (host, notices) = Relay::start(port.into(), PortSide::Host).unwrap();
+    let serving = Serving::new(relay, Listening::new(&path, 0o600), &folder.path().join("numbers")).unwrap();
+    let served = std::thread::spawn(move || serving.serve(&guest));
+    while next(&notices) != Notice::Up {}
+
+    let program = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let address = SocketAddrUnix::new(&path).unwrap();
+    while rustix::net::connect(&program, &address).is_err() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let memory: OwnedFd = tempfile::tempfile().unwrap().into();
+    let steps = [
+        Message::Offer { region: RegionReference::with_ring(4096) },
+        Message::Take { region: RegionReference::with_ring(4096) },
+        Message::Confirm { offer: 7 },
+        Message::Finish { offer: 7 },
+    ];
+    for (number, step) in (1..).zip(&steps) {
+        let mut bytes = Vec::new();
+        wire::encode(number, step, &mut bytes);
+        let brings = [socket.as_fd(), memory.as_fd()];
+        packet::send(program.as_fd(), &bytes, &brings[..step.fd_count()]).unwrap();
+        // The host has said nothing.
+        assert_eq!(receive(&program), (number, Message::SocketRead {}), "{step:?}");
+    }
+    // Nothing else is answered so: a publication is used meanwhile.
+    let mut bytes = Vec::new();
+    wire::encode(9, &Message::Publish { addresses: Default::default() }, &mut bytes);
+    packet::send(program.as_fd(), &bytes, &[listener.as_fd()]).unwrap();
+    let mut shown = 0;
+    while shown < steps.len() + 1 {
+        if let Notice::Control(bytes) = next(&notices)
+            && matches!(Say::decode(&bytes).unwrap(), Say::Packet { socket: Some(_), .. })
+        {
+            shown += 1;
+        }
+    }
+    let mut buf = [0; wire::MAX_PACKET];
+    let nothing = packet::try_recv(program.as_fd(), &mut buf).unwrap_err();
+    assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+    // No message is this short: the agent ends.
+    host.control(&[0]).unwrap();
+    served.join().unwrap().unwrap();
+}
