@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
+use std::ptr;
 
 /// The most bytes of one call, as in the kernel.
 const MOST: usize = 0x7fff_f000;
@@ -135,6 +136,8 @@ impl FileSource {
 }
 
 impl ByteSource for FileSource {
+    const RAISES_SIGPIPE: bool = false;
+
     fn take(&mut self, room: &mut [u8]) -> Result<usize, Errno> {
         let n = rustix::io::pread(self.file, room, self.at)?;
         self.at += n as u64;
@@ -146,9 +149,11 @@ impl ByteSource for FileSource {
     }
 }
 
-/// A pipe. Bytes that were read from it cannot be put back.
+/// A pipe. Bytes that were read from it cannot be put back, so the kernel moves those that go by TCP.
 struct PipeSource {
     pipe: c_int,
+    /// The most that the socket takes at once ([`most_at_once`]), once that was asked for.
+    at_once: Option<usize>,
 }
 
 impl PipeSource {
@@ -160,31 +165,11 @@ impl PipeSource {
             Err(error) => Err(error),
         }
     }
-
-    /// What is read cannot be put back, so it is no more than a socket that has room usually takes at once. If the kernel takes a part, the
-    /// rest waits for room, also at a socket that does not wait.
-    fn give_by(&self, fd: c_int, buffer: &mut [u8]) -> Result<usize, SendFault> {
-        let n = rustix::io::read(sys::borrow(self.pipe), &mut *buffer).map_err(SendFault::Source)?;
-        let mut sent = 0;
-        while sent < n {
-            let rest = &mut buffer[sent..n];
-            let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
-            match kernel_send(fd, &mut list, 0) {
-                Ok(more) => sent += more,
-                Err(Errno::AGAIN) => {
-                    let mut one = [PollFd::from_borrowed_fd(sys::borrow(fd), PollFlags::OUT)];
-                    let _ = rustix::event::poll(&mut one, None);
-                }
-                // The next call gets the error of a connection that has ended.
-                Err(_) if sent > 0 => break,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(sent)
-    }
 }
 
 impl ByteSource for PipeSource {
+    const RAISES_SIGPIPE: bool = true;
+
     fn take(&mut self, room: &mut [u8]) -> Result<usize, Errno> {
         // Empty: what has gone has gone.
         if self.is_ready()? { rustix::io::read(sys::borrow(self.pipe), room) } else { Ok(0) }
@@ -194,15 +179,33 @@ impl ByteSource for PipeSource {
         if !self.is_ready().map_err(SendFault::Source)? {
             return Ok(0);
         }
-        if sys::poll_now(fd, 0) != 0 {
-            // The error of a connection that has failed, with the bytes left in the pipe.
-            kernel_send(fd, &mut [], 0)?;
+        // `SPLICE_F_NONBLOCK` concerns the pipe alone: a socket that waits does so in this call too.
+        let (none, flags) = (ptr::null_mut(), libc::SPLICE_F_NONBLOCK);
+        let most = most.min(*self.at_once.get_or_insert_with(|| most_at_once(fd)));
+        // SAFETY: two descriptors without offsets, so the kernel reads and writes no memory of this process.
+        match sys::take(unsafe { real::splice(self.pipe, none, fd, none, most, flags) }) {
+            Err(Errno::PIPE) => Err(SendFault::Signalled),
+            Err(error @ (Errno::INTR | Errno::INVAL | Errno::BADF | Errno::NOMEM)) => Err(SendFault::Source(error)),
+            result => result.map_err(SendFault::Connection),
         }
-        // Of a socket with room, a third of the buffer is free. The kernel's own data about a packet take less than the packet.
-        let size = rustix::net::sockopt::socket_send_buffer_size(sys::borrow(fd)).unwrap_or(0);
-        let most = most.min((size / 6).max(1));
-        scratch::with_memory(most, 0u8, |buffer| Ok(self.give_by(fd, buffer))).map_err(SendFault::Source)?
     }
+}
+
+/// How many bytes the kernel takes from a pipe at once without waiting, of a socket that has room.
+fn most_at_once(fd: c_int) -> usize {
+    if is_nonblocking(fd) {
+        return usize::MAX;
+    }
+    // A third of the buffer is free. The kernel's own data about a packet take less than the packet.
+    let size = rustix::net::sockopt::socket_send_buffer_size(sys::borrow(fd)).unwrap_or(0) / 6;
+    let mut unsent: c_int = 0;
+    sys::read_option(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &mut unsent);
+    // Half of it is free, and the first packet has room also if it is larger.
+    let unsent = match unsent.cast_unsigned() as usize {
+        0 => usize::MAX,
+        unsent => (unsent / 2).max(SMALL_PACKET),
+    };
+    size.min(unsent).max(1)
 }
 
 fn is_nonblocking(fd: c_int) -> bool {
@@ -217,6 +220,8 @@ fn pipe_is_ready(pipe: c_int, what: PollFlags, dont_wait: bool) -> Result<(), Er
     if rustix::event::poll(&mut one, limit)? == 0 { Err(Errno::AGAIN) } else { Ok(()) }
 }
 
+/// A packet of TCP is at least as large, unless the network is made for smaller ones.
+const SMALL_PACKET: usize = 512;
 /// How much a pipe that is ready takes at once, whole.
 const WHOLE: usize = 4096;
 
@@ -249,5 +254,5 @@ fn from_pipe(conn: &'static Conn, pipe: c_int, to: c_int, len: usize, dont_wait:
         return Err(Errno::BADF);
     }
     pipe_is_ready(pipe, PollFlags::IN, dont_wait)?;
-    conn.send_from(to, len.min(MOST), dont_wait, &mut PipeSource { pipe })
+    conn.send_from(to, len.min(MOST), dont_wait, &mut PipeSource { pipe, at_once: None })
 }

@@ -4,6 +4,7 @@ use super::cursor::Cursor;
 use super::rx::{BytesFound, ReceiveTurn};
 use super::tx::{PIECE, SendTurn, raise_sigpipe};
 use super::{Conn, Interest, Pages, REPLACED, flags};
+use crate::signals::BlockedSignals;
 use crate::sys;
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
@@ -19,12 +20,15 @@ pub(crate) enum SendFault {
     Source(Errno),
     /// The connection has failed. `EAGAIN`: it has no room now.
     Connection(Errno),
+    /// The connection has no reader any more, and the kernel has raised `SIGPIPE` for it.
+    Signalled,
 }
 
 impl SendFault {
     fn error(self) -> Errno {
         match self {
             Self::Source(error) | Self::Connection(error) => error,
+            Self::Signalled => Errno::PIPE,
         }
     }
 }
@@ -37,6 +41,9 @@ impl From<Errno> for SendFault {
 
 /// Where the bytes come from that [`Conn::send_from`] sends.
 pub(crate) trait ByteSource {
+    /// Whether the kernel may raise `SIGPIPE` in [`Self::give`].
+    const RAISES_SIGPIPE: bool;
+
     /// Takes the next bytes from the source into `room`, and returns how many these are. 0 ends the call.
     fn take(&mut self, room: &mut [u8]) -> Result<usize, Errno>;
 
@@ -120,19 +127,27 @@ impl Conn {
 }
 
 /// One step of [`Conn::send_from`].
-fn try_send_from(
+fn try_send_from<S: ByteSource>(
     conn: &'static Conn,
     fd: c_int,
     wanted: usize,
-    source: &mut impl ByteSource,
+    source: &mut S,
 ) -> Result<usize, SendFault> {
     let Some(pages) = conn.pages() else { return Err(conn.without_ring(fd).into()) };
+    // Dropped after the direction is free: a handler of SIGPIPE may use this connection or jump out, and without a handler the signal ends the
+    // process, while others may share the connection.
+    let mut signals = BlockedSignals::none();
     let mut tx = conn.tx.hold()?;
     let mut turn = SendTurn { conn, pages, tx: &mut tx };
     turn.may_send(fd)?;
     match turn.choose_way()? {
         Way::Ring => turn.send_on_ring_from(wanted, source),
-        Way::Tcp => turn.send_on_tcp_from(fd, wanted, source),
+        Way::Tcp => {
+            if S::RAISES_SIGPIPE {
+                signals.hold();
+            }
+            turn.send_on_tcp_from(fd, wanted, source)
+        }
     }
 }
 
@@ -175,7 +190,9 @@ impl SendTurn<'_> {
         match sent {
             Ok(n) => self.count_sent_by_kernel(n),
             Err(SendFault::Source(_)) => {}
-            Err(SendFault::Connection(error)) => self.note_failure_of_kernel(error),
+            Err(fault @ (SendFault::Connection(_) | SendFault::Signalled)) => {
+                self.note_failure_of_kernel(fault.error())
+            }
         }
         sent
     }
