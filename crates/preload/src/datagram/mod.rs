@@ -12,20 +12,25 @@
 //! keeps its rings closed.
 //!
 //! The modules use one another downwards: `wait` and `shared` are above the two sides, `inbound` and `outbound`. Below those are `flow`,
-//! `kernel_queue`, `arrivals`, `asks`, `closed_ring`, `sleepers`, `address` and `guarded`.
+//! `kernel_queue`, `arrivals`, `asks`, `closed_ring`, `sleepers`, `address` and `guarded`. What a program does to a socket as a whole is in
+//! `descriptors`, `changes` and `processes`, and when the broker gets to know of it in `publication`.
 //!
 //! None of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
 
 mod address;
 mod arrivals;
 mod asks;
+mod changes;
 mod closed_ring;
+mod descriptors;
 mod flow;
 mod guarded;
 mod inbound;
 mod kernel_queue;
 mod options;
 mod outbound;
+mod processes;
+mod publication;
 mod retry;
 mod segments;
 mod shared;
@@ -35,10 +40,12 @@ mod tests;
 mod wait;
 
 pub(crate) use address::Wanted;
+pub(crate) use changes::{blocking_was_set, connected, give_up, option_was_set};
+pub(crate) use descriptors::{copied, dropped, made};
+pub(crate) use processes::{before_exec, before_fork, forked};
 pub(crate) use wait::{Poller, by_kernel_alone, concerns, entered_set, join_group};
 
 use crate::awake::AwakeBudget;
-use crate::broker::Unpublished;
 use crate::buffers::CallerBuffers;
 use crate::conn::Holders;
 use crate::sockaddr::ProgramAddress;
@@ -48,15 +55,12 @@ use guarded::SharedMutex;
 use inbound::DatagramRx;
 use libc::{c_int, socklen_t, ssize_t};
 use outbound::DatagramTx;
-use partywall_protocol::upgrade::Upgrade;
 use sleepers::Sleepers;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Sockets that are looked after at once. Further ones stay on the kernel.
 const SOCKETS: usize = 1024;
-/// Datagrams after which a process that has no session with the broker opens one.
-const WORTH_IT: u64 = 8;
 
 mod flags {
     /// `O_NONBLOCK` is set.
@@ -214,113 +218,13 @@ impl DatagramSocket {
         (port != 0).then(|| SocketAddr::new(partywall_shm::address::narrow(ip), port))
     }
 
-    /// Whether this much traffic with a peer is worth a ring.
-    fn is_due(&self, fd: c_int, calls: u64, bytes: u64, peer: SocketAddr) -> bool {
-        if broker::directory().is_none() {
-            if calls.is_multiple_of(WORTH_IT) {
-                let errno = sys::errno_number();
-                broker::datagram::be_open();
-                sys::restore_errno(errno);
-            }
-            return false;
-        }
-        // Either of the two may be the server, so a rule for either port counts.
-        let ours = broker::policy(self.port(fd), peer.ip()).upgrade;
-        let theirs = broker::policy(peer.port(), peer.ip()).upgrade;
-        ours != Upgrade::Never && theirs != Upgrade::Never && ours.is_due(calls, bytes) && theirs.is_due(calls, bytes)
-    }
-
     fn ring_size(&self, peer: SocketAddr) -> u64 {
         broker::policy(peer.port(), peer.ip()).ring_size
-    }
-
-    /// A policy that has changed may forbid what there is.
-    fn follow_policy(&self, fd: c_int) {
-        let now = broker::policy_generation();
-        let seen = self.policy_seen.swap(now, Ordering::Relaxed);
-        if seen == now || broker::directory().is_none() {
-            return;
-        }
-        let any =
-            if self.has(flags::SIX) { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
-        if broker::policy(self.port(fd), any).upgrade == Upgrade::Never {
-            self.close_rings();
-        }
-    }
-
-    /// A datagram has come by the kernel: perhaps its sender offers a ring.
-    fn came_by_kernel(&self, fd: c_int, len: usize, from: impl FnOnce() -> Option<SocketAddr>) {
-        let (known, from) = if self.has(flags::ARRIVALS) { (from(), None) } else { (None, Some(from)) };
-        if let Some(from) = known {
-            self.note_arrival(from);
-        }
-        let from = || from.map_or(known, |from| from());
-        if !self.may_have_rings() || self.has(flags::UNWANTED) {
-            return;
-        }
-        let came = self.came.fetch_add(1, Ordering::Relaxed) + 1;
-        let bytes = self.bytes.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
-        if self.has(flags::PUBLISHED) && broker::directory().is_some() {
-            if let Some(from) = from() {
-                self.look_for_offer(fd, from);
-            }
-            return;
-        }
-        let errno = sys::errno_number();
-        let Some(from) = from() else { return };
-        if self.is_due(fd, came, bytes, from) && !self.has(flags::PUBLISHED) {
-            self.publish(fd);
-        }
-        sys::restore_errno(errno);
     }
 
     /// How often its rings were closed so far.
     fn closings(&self) -> u32 {
         self.closings.load(Ordering::Relaxed)
-    }
-
-    #[cold]
-    fn publish(&self, fd: c_int) {
-        if sys::coarse_millis() >= self.publish_from.load(Ordering::Relaxed) {
-            self.publish_since(fd, self.closings());
-        }
-    }
-
-    /// Publishes it. If another thread has closed its rings since `closings` were counted, it has found no publication to withdraw, and the
-    /// publication may name an address that the socket has lost. So this thread withdraws it.
-    fn publish_since(&self, fd: c_int, closings: u32) {
-        match broker::publish_now(fd) {
-            Ok(key) => {
-                self.published.store(key, Ordering::Relaxed);
-                // EDGE publication: releases the key; acquires from `unpublish` of another thread, if that came before, what it did first.
-                self.flags.fetch_or(flags::PUBLISHED, Ordering::AcqRel);
-                if !self.may_have_rings() || self.closings() != closings {
-                    self.unpublish();
-                }
-            }
-            // It may be wanted at the address that another thread has given it meanwhile.
-            Err(Unpublished::Refused) => {
-                self.set(flags::UNWANTED, broker::directory().is_some());
-                if self.closings() != closings {
-                    self.set(flags::UNWANTED, false);
-                }
-            }
-            Err(Unpublished::NotNow) => {
-                self.publish_from.store(sys::coarse_millis() + broker::PUBLISH_PAUSE, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// The program has set `SO_REUSEPORT`, or cleared it. A publication from before is no longer true.
-    fn note_group(&self, fd: c_int) {
-        let errno = sys::errno_number();
-        let is_grouped = rustix::net::sockopt::socket_reuseport(sys::borrow(fd)).unwrap_or(true);
-        sys::restore_errno(errno);
-        if is_grouped != self.has(flags::GROUPED) {
-            self.close_rings();
-            self.unpublish();
-            self.set(flags::GROUPED, is_grouped);
-        }
     }
 
     /// Reads how its datagrams are to be split and joined.
@@ -334,41 +238,6 @@ impl DatagramSocket {
         self.segment.store(read(libc::UDP_SEGMENT) as u32, Ordering::Relaxed);
         self.set(flags::JOINS, read(libc::UDP_GRO) != 0);
         sys::restore_errno(errno);
-    }
-
-    /// Publishes a socket of a group before anything has come to it: while one member of the group is not known, no other has rings
-    /// (protocol U11.12).
-    #[inline]
-    fn join_group(&self, fd: c_int) {
-        if self.has(flags::GROUPED) && !self.has(flags::JOINED) && self.may_have_rings() {
-            self.join_group_now(fd);
-        }
-    }
-
-    #[cold]
-    fn join_group_now(&self, fd: c_int) {
-        if self.port(fd) == 0 {
-            // Not bound yet.
-            return;
-        }
-        if !self.has(flags::PUBLISHED) {
-            let errno = sys::errno_number();
-            broker::datagram::be_open();
-            if broker::directory().is_some() {
-                self.publish(fd);
-            }
-            sys::restore_errno(errno);
-        }
-        // If there is no broker yet, the next call tries again.
-        self.set(flags::JOINED, self.has(flags::PUBLISHED | flags::UNWANTED));
-    }
-
-    fn unpublish(&self) {
-        // EDGE publication: acquires the key from `publish_since`, or releases to it that the rings were closed.
-        let before = self.flags.fetch_and(!(flags::PUBLISHED | flags::JOINED), Ordering::AcqRel);
-        if before & flags::PUBLISHED != 0 {
-            broker::withdraw(self.published.swap(0, Ordering::Relaxed));
-        }
     }
 
     /// Ends all rings, except that datagrams in the inbound rings are read first.
@@ -413,42 +282,6 @@ impl DatagramSocket {
         // EDGE inbound: as in `DatagramSocket::concerns_waits`.
         self.inbound.load(Ordering::Acquire) != 0 && self.rx.hold().is_some_and(|mut rx| rx.is_waiting())
     }
-}
-
-/// `socket` has made a descriptor.
-pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
-    let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
-    let datagram = kind & 0xf == libc::SOCK_DGRAM && (protocol == 0 || protocol == libc::IPPROTO_UDP);
-    // Standard input and output are read and written inside the C library, past us.
-    if !inet || !datagram || fd <= 2 || !table::fits(fd) || crate::process::is_visitor() {
-        return;
-    }
-    let used = USED.load(Ordering::Relaxed) as usize;
-    let free =
-        // EDGE socket-place: acquires the place from `DatagramSocket::end`, and releases it as taken.
-        |socket: &&DatagramSocket| socket.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    let Some(socket) = TABLE[..used].iter().find(free).or_else(|| TABLE[used..].iter().find(free)) else { return };
-    socket.generation.fetch_add(1, Ordering::Relaxed);
-    socket.sleepers.reset(socket.generation());
-    let six = if domain == libc::AF_INET6 { flags::SIX } else { 0 };
-    let nonblock = if kind & libc::SOCK_NONBLOCK != 0 { flags::NONBLOCK } else { 0 };
-    socket.flags.store(six | nonblock, Ordering::Relaxed);
-    socket.descriptors.store(1, Ordering::Relaxed);
-    socket.fd.store(fd, Ordering::Relaxed);
-    for word in [&socket.port, &socket.policy_seen, &socket.inbound, &socket.segment] {
-        word.store(0, Ordering::Relaxed);
-    }
-    for word in [&socket.came, &socket.bytes, &socket.published, &socket.publish_from] {
-        word.store(0, Ordering::Relaxed);
-    }
-    socket.budget.reset();
-    if let Some(mut remote) = socket.remote.hold() {
-        *remote = (0, 0);
-    }
-    let entry = socket.entry();
-    // EDGE sockets: releases that the place is in use; acquired in `all_ever`.
-    USED.fetch_max(u32::from(entry.index()) + 1, Ordering::Release);
-    table::set(fd, entry);
 }
 
 /// Whether it is a socket that is looked after.
@@ -559,87 +392,11 @@ pub(crate) fn received_many(fd: c_int, from: Wanted, room: socklen_t, count: c_i
     }
 }
 
-/// Something was done with it that only the kernel can follow.
-pub(crate) fn give_up(fd: c_int) {
-    if let Some(socket) = DatagramSocket::of(fd) {
-        socket.stay_on_kernel();
-    }
-}
-
-/// It was connected, or its connection taken away: from now on other datagrams come, and perhaps from another address of ours.
-pub(crate) fn connected(fd: c_int, address: ProgramAddress) {
-    let Some(socket) = DatagramSocket::of(fd) else { return };
-    socket.close_rings();
-    socket.unpublish();
-    // The broker may want it at its next address.
-    socket.set(flags::UNWANTED, false);
-    socket.port.store(0, Ordering::Relaxed);
-    for word in [&socket.came, &socket.bytes, &socket.publish_from] {
-        word.store(0, Ordering::Relaxed);
-    }
-    if let Some(mut remote) = socket.remote.hold() {
-        let at = address.read_unscoped().map(|at| (partywall_shm::address::wide(at.ip()), at.port()));
-        *remote = at.unwrap_or((0, 0));
-    }
-}
-
-/// The program has set or cleared `O_NONBLOCK`.
-pub(crate) fn blocking_was_set(fd: c_int, nonblocking: bool) {
-    if let Some(socket) = DatagramSocket::of(fd) {
-        socket.set(flags::NONBLOCK, nonblocking);
-    }
-}
-
-/// The program has set an option.
-pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
-    let Some(socket) = DatagramSocket::of(fd) else { return };
-    if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) {
-        socket.note_group(fd);
-    } else if options::SEGMENTS.contains(&(level, name)) {
-        socket.follow_segments(fd);
-        // Datagrams that the kernel joins cannot be counted one by one.
-        if socket.has(flags::JOINS) && socket.has(flags::ARRIVALS) {
-            socket.close_rings();
-        }
-    } else if !options::is_harmless(level, name) {
-        socket.stay_on_kernel();
-    }
-}
-
 /// Bytes of the next datagram if that lies in a ring, for `FIONREAD`.
 pub(crate) fn next_len(fd: c_int) -> Option<c_int> {
     // EDGE inbound: as in `DatagramSocket::concerns_waits`.
     let socket = DatagramSocket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0)?;
     socket.rx.hold()?.next_len().map(u32::cast_signed)
-}
-
-/// `copy` is a copy of `fd` now.
-pub(crate) fn copied(fd: c_int, copy: c_int) {
-    if let Some(socket) = DatagramSocket::of(fd) {
-        if copy > 2 && table::fits(copy) {
-            // EDGE socket-descriptors: as in `dropped`.
-            socket.descriptors.fetch_add(1, Ordering::AcqRel);
-            table::set(copy, socket.entry());
-        } else {
-            socket.stay_on_kernel();
-        }
-    }
-}
-
-/// A descriptor is about to be closed, or stands for something else by now.
-pub(crate) fn dropped(fd: c_int) {
-    let Some(socket) = DatagramSocket::of(fd) else { return };
-    let entry = socket.entry();
-    if !table::remove(fd, entry) {
-        return;
-    }
-    // EDGE socket-descriptors: releases what this descriptor was used for; the last one acquires it from all others.
-    if socket.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
-        socket.end();
-    } else if socket.fd.load(Ordering::Relaxed) == fd {
-        let other = table::entries(0, u32::MAX).find(|(_, e)| *e == entry);
-        socket.fd.store(other.map_or(-1, |(fd, _)| fd), Ordering::Relaxed);
-    }
 }
 
 fn all() -> impl Iterator<Item = &'static DatagramSocket> {
@@ -651,56 +408,4 @@ fn all() -> impl Iterator<Item = &'static DatagramSocket> {
 fn all_ever() -> impl Iterator<Item = &'static DatagramSocket> {
     // EDGE sockets: acquires from `made`.
     TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter()
-}
-
-/// Before a fork: parent and child will both receive what comes to a socket, which only the kernel can share out.
-pub(crate) fn before_fork() {
-    for socket in all() {
-        socket.become_shared();
-    }
-    for socket in all_ever() {
-        socket.rx.freeze();
-        socket.tx.freeze();
-        socket.remote.freeze();
-    }
-}
-
-/// In the parent, or in the child.
-pub(crate) fn forked(child: bool) {
-    for socket in all_ever() {
-        socket.rx.thaw(child);
-        socket.tx.thaw(child);
-        socket.remote.thaw(child);
-        if child {
-            // A call that the forking handler has interrupted goes on in the child, with what it holds. Then the socket stays on the kernel.
-            match socket.rx.hold() {
-                Some(mut rx) => rx.forget(),
-                None => socket.set(flags::KERNEL, true),
-            }
-            match socket.tx.hold() {
-                Some(mut tx) => tx.forget(),
-                None => socket.set(flags::KERNEL, true),
-            }
-            socket.inbound.store(0, Ordering::Relaxed);
-            socket.sleepers.reset(socket.generation());
-            socket.enter_holders();
-        }
-    }
-    if child {
-        flow::after_fork();
-    }
-}
-
-/// Before another program takes over: those that stay open are the kernel's.
-pub(crate) fn before_exec() {
-    if crate::process::is_visitor() {
-        return;
-    }
-    for (fd, entry) in table::entries(0, u32::MAX) {
-        let stays =
-            |fd| rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|f| !f.contains(rustix::io::FdFlags::CLOEXEC));
-        if entry.kind() == DescriptorKind::Datagram && stays(fd) {
-            give_up(fd);
-        }
-    }
 }
