@@ -6,11 +6,12 @@
 //! - `settings` is what the environment says; `state` what this process knows, in memory that a child of `fork` finds empty;
 //! - `session` speaks to the broker, in packets that are written and read without allocating (`packet`), and `opening` opens the session,
 //!   a step at a time, so that no call waits for a broker that is busy;
-//! - `handshake` brings a TCP connection up to rings, `late` keeps those of its answers that a later call takes, and `datagram` a flow of datagrams; `repair_mode` mends a connection that a killed broker
+//! - `handshake` brings a TCP connection up to rings, `late` keeps those of its answers that a later call takes, each in an `answer_place`, and `datagram` a flow of datagrams; `repair_mode` mends a connection that a killed broker
 //!   was reading;
 //! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
 
 mod addresses;
+mod answer_place;
 pub(crate) mod claim;
 pub(crate) mod datagram;
 mod handshake;

@@ -4,7 +4,7 @@
 //! and does not touch it.
 #![expect(unsafe_code, reason = "separate memory, with a rule for fork that no allocator offers")]
 
-use super::late::{LateAnswer, STEPS};
+use super::answer_place::{AnswerPlace, STEPS};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -56,7 +56,7 @@ pub(super) struct State {
     /// The numbers of channels, offers and takes that have ended, of which the broker could not be told; 0 for none.
     owed: [AtomicU64; OWED],
     /// The steps of handshakes whose answers later calls take.
-    pub(super) late: [LateAnswer; STEPS],
+    pub(super) late: [AnswerPlace; STEPS],
     /// Namespaces whose addresses this session has published.
     pub(super) announced: [AtomicU64; NAMESPACES],
     /// The broker's keys of the [`super::listeners`]; 0 for a listener that this session has not published.

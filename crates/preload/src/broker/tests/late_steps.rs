@@ -2,7 +2,7 @@
 
 use super::late::{LateBroker, data_calls, is_readable};
 use super::*;
-use crate::broker::late::STEPS;
+use crate::broker::answer_place::STEPS;
 use partywall_protocol::wire::{self, Message};
 use partywall_region::packet;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl Drop for TestAgent {
     }
 }
 
-/// A packet on its way through the agent.
+/// A packet that the agent passes on.
 struct Packet {
     number: u32,
     bytes: Vec<u8>,
@@ -282,7 +282,7 @@ fn answer_that_is_owed_too_long_ends_the_session() {
 }
 
 #[test]
-fn answer_that_nobody_takes_is_taken_back() {
+fn answer_that_is_not_taken_is_taken_back() {
     let Some(_alone) = alone!() else { return };
     let agent = TestAgent::start();
     let (listener, client, server) = connection();
