@@ -11,7 +11,10 @@ mod direct;
 mod error;
 pub mod export;
 pub mod frame;
+mod mutex;
+mod places;
 pub mod remote;
+mod requests;
 pub mod serve;
 pub mod wire;
 

@@ -5,18 +5,20 @@
 //! was given, and bytes of files then pass by reference, in the heaps of the connection.
 
 use crate::error::FsError;
-use crate::export::{Export, ExportSession, lock, share_of_user};
-use crate::frame::{REPLY_HEADER, ReplyHeader, RequestHeader, write_parts};
+use crate::export::{Export, ExportSession};
+use crate::frame::{ReplyHeader, RequestHeader, write_parts};
+use crate::mutex::lock;
+use crate::places::UserPlaces;
+use crate::requests::{FurtherThreads, RequestEnd, serve_stream};
 use crate::wire::{FileField, FileRequest, LARGEST_BODY, LARGEST_DATA, VERSION};
 use partywall::rpc::{CallAnswer, CallError, CallServer, HeapOptions, IncomingCall, Method};
-use partywall::{Domain, Listener, PeerInfo, User};
+use partywall::{Domain, Listener, PeerInfo};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -94,52 +96,92 @@ fn previous_of(first: &RequestHeader, body: &[u8]) -> io::Result<Result<u64, Err
     }
 }
 
-/// Executes the requests of a session until its stream ends.
-fn serve_requests(session: &ExportSession, reader: &mut impl Read, writer: &mut impl Write) -> io::Result<()> {
-    let (mut body, mut reply) = (Vec::new(), Vec::new());
-    while let Some(header) = RequestHeader::read(reader, &mut body)? {
-        reply.clear();
-        reply.resize(REPLY_HEADER, 0);
-        let Ok(running) = session.begin_request() else { return Ok(()) };
-        let outcome = answer(session, &header, &body, &mut reply);
-        drop(running);
-        if header.number == (FileRequest::Forget { node: 0, count: 0 }).number() {
-            continue;
+/// Executes the requests of a session until its stream ends. `hang_up` ends the stream for a thread that reads.
+fn serve_requests(
+    session: &ExportSession,
+    reader: &mut (impl Read + Send),
+    writer: &mut (impl Write + Send),
+    further: FurtherThreads<'_>,
+    hang_up: impl Fn() + Sync,
+) -> io::Result<()> {
+    let locking = Mutex::new(());
+    let execute = |header: &RequestHeader, body: &[u8], reply: &mut Vec<u8>, waits: &mut dyn FnMut()| {
+        let Ok(_running) = session.begin_request() else { return RequestEnd::SessionEnded };
+        answer(session, &locking, (header, body), reply, waits)
+    };
+    let ended = |is_cut| {
+        // Calls of the session are executed no more either.
+        session.refuse_requests();
+        if is_cut {
+            hang_up();
         }
-        let errno = match outcome {
-            Ok(()) => 0,
-            Err(e) => {
-                reply.truncate(REPLY_HEADER);
-                e.raw_os_error()
-            }
-        };
-        let header = ReplyHeader { len: (reply.len() - REPLY_HEADER) as u32, id: header.id, errno };
-        reply[..REPLY_HEADER].copy_from_slice(&header.bytes());
-        writer.write_all(&reply)?;
-        writer.flush()?;
-    }
-    Ok(())
+    };
+    serve_stream(reader, writer, further, &ended, &execute)
 }
 
-/// Executes a request and appends what it returns to `reply`.
-fn answer(session: &ExportSession, header: &RequestHeader, body: &[u8], reply: &mut Vec<u8>) -> Result<(), Errno> {
+/// Executes a request and appends what it returns to `reply`. Calls `waits` before it waits for a disk.
+///
+/// Requests that take locks or give them up are executed in the order of the stream (protocol N3.2): each takes `locking` before another thread can
+/// read the next one. The client may have given up a *Flush* or *Release* and locked the same file again, and must not lose that lock.
+fn answer(
+    session: &ExportSession,
+    locking: &Mutex<()>,
+    (header, body): (&RequestHeader, &[u8]),
+    reply: &mut Vec<u8>,
+    waits: &mut dyn FnMut(),
+) -> RequestEnd {
     if header.number == FileRequest::WRITE {
-        let (mut fields, data) = body.split_at_checked(FileRequest::WRITE_HEADER).ok_or(Errno::BADMSG)?;
-        let (handle, offset) = (u64::take(&mut fields)?, u64::take(&mut fields)?);
-        let place = (offset, u32::take(&mut fields)?);
-        let write = |file: rustix::fd::BorrowedFd<'_>, done: usize, at| rustix::io::pwrite(file, &data[done..], at);
-        session.write(handle, place, data.len(), write)?.put(reply);
-        return Ok(());
+        waits();
+        return RequestEnd::Reply(answer_write(session, body, reply));
     }
-    match FileRequest::read(header.number, body)? {
+    let request = match FileRequest::read(header.number, body) {
+        Ok(request) => request,
+        Err(_) if header.number == FileRequest::FORGET => return RequestEnd::NoReply,
+        Err(e) => return RequestEnd::Reply(Err(e)),
+    };
+    let outcome = match request {
+        FileRequest::Forget { node, count } => {
+            let forgotten = session.forget(node, count);
+            if forgotten.is_some() {
+                waits();
+            }
+            return RequestEnd::NoReply;
+        }
         FileRequest::Read { handle, offset, len } => {
             let start = reply.len();
             reply.resize(start + len.min(LARGEST_DATA) as usize, 0);
-            let filled = session.read(handle, offset, &mut reply[start..])?;
-            reply.truncate(start + filled);
+            let read = session.read_unless_waiting(handle, offset, &mut reply[start..], waits);
+            read.map(|filled| reply.truncate(start + filled))
         }
-        request => reply.extend(session.execute(header.uid, header.gid, request)?),
-    }
+        FileRequest::Release { handle, owner } => {
+            let released = {
+                let _in_order = lock(locking);
+                session.release(handle, owner)
+            };
+            released.map(|file| {
+                waits();
+                drop(file);
+            })
+        }
+        FileRequest::Flush { .. } | FileRequest::GetLock { .. } | FileRequest::SetLock { .. } => {
+            let _in_order = lock(locking);
+            waits();
+            session.execute(header.uid, header.gid, request).map(|bytes| reply.extend(bytes))
+        }
+        request => {
+            waits();
+            session.execute(header.uid, header.gid, request).map(|bytes| reply.extend(bytes))
+        }
+    };
+    RequestEnd::Reply(outcome)
+}
+
+fn answer_write(session: &ExportSession, body: &[u8], reply: &mut Vec<u8>) -> Result<(), Errno> {
+    let (mut fields, data) = body.split_at_checked(FileRequest::WRITE_HEADER).ok_or(Errno::BADMSG)?;
+    let (handle, offset) = (u64::take(&mut fields)?, u64::take(&mut fields)?);
+    let place = (offset, u32::take(&mut fields)?);
+    let write = |file: rustix::fd::BorrowedFd<'_>, done: usize, at| rustix::io::pwrite(file, &data[done..], at);
+    session.write(handle, place, data.len(), write)?.put(reply);
     Ok(())
 }
 
@@ -236,11 +278,11 @@ impl Drop for ExportServer {
 
 /// Accepts streams until the server stops.
 fn accept(export: &Arc<Export>, mut listener: Listener, stop: &OwnedFd) {
-    let served = Arc::<ConnectionCounts>::default();
+    let served = UserPlaces::new(MOST_CONNECTIONS);
     loop {
         match listener.accept() {
             Ok((stream, peer)) => {
-                let Some(place) = ConnectionPlace::take(&served, Some((peer.user, peer.at_home))) else { continue };
+                let Some(place) = served.take(Some((peer.user, peer.at_home))) else { continue };
                 let export = Arc::clone(export);
                 let serve = move || {
                     let _place = place;
@@ -249,7 +291,10 @@ fn accept(export: &Arc<Export>, mut listener: Listener, stop: &OwnedFd) {
                     let outcome = greet(&export, Some(&peer), None, &mut reader, &mut writer).and_then(|session| {
                         let Some(session) = session else { return Ok(()) };
                         reader.set_timeout(None);
-                        let outcome = serve_requests(&session, &mut reader, &mut writer);
+                        let user = Some((peer.user, peer.at_home));
+                        let further = FurtherThreads { places: export.threads(), user };
+                        // The end of the other direction shows in this one as well, or at the client's next request.
+                        let outcome = serve_requests(&session, &mut reader, &mut writer, further, || ());
                         export.end(&session);
                         outcome
                     });
@@ -287,46 +332,12 @@ fn pause(stop: &OwnedFd) -> bool {
     !fds[0].revents().is_empty()
 }
 
-/// The place of one connection among those that may be served at once.
-struct ConnectionPlace(Arc<ConnectionCounts>, CountedUser);
-
-/// The user that connections are counted for; `None` for all unverified clients.
-type CountedUser = Option<(Option<User>, bool)>;
-
-/// Connections that are served, by their users.
-type ConnectionCounts = Mutex<HashMap<CountedUser, usize>>;
-
-impl ConnectionPlace {
-    fn take(served: &Arc<ConnectionCounts>, user: CountedUser) -> Option<Self> {
-        let mut counts = lock(served);
-        let all: usize = counts.values().sum();
-        let most = if user.is_some() { share_of_user(MOST_CONNECTIONS) } else { MOST_CONNECTIONS };
-        if all >= MOST_CONNECTIONS || counts.get(&user).is_some_and(|count| *count >= most) {
-            return None;
-        }
-        *counts.entry(user).or_default() += 1;
-        Some(Self(Arc::clone(served), user))
-    }
-}
-
-impl Drop for ConnectionPlace {
-    fn drop(&mut self) {
-        let mut counts = lock(&self.0);
-        if let Some(count) = counts.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.1);
-            }
-        }
-    }
-}
-
 /// Serves an export over TCP, forever. These clients are unverified.
 ///
 /// # Errors
 /// The listener's.
 pub fn serve_tcp(export: &Arc<Export>, listener: &TcpListener) -> io::Result<()> {
-    let served = Arc::<ConnectionCounts>::default();
+    let served = UserPlaces::new(MOST_CONNECTIONS);
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -338,7 +349,7 @@ pub fn serve_tcp(export: &Arc<Export>, listener: &TcpListener) -> io::Result<()>
                 continue;
             }
         };
-        let Some(place) = ConnectionPlace::take(&served, None) else { continue };
+        let Some(place) = served.take(None) else { continue };
         let export = Arc::clone(export);
         let serve = move || {
             let _place = place;
@@ -372,7 +383,81 @@ fn serve_tcp_stream(export: &Arc<Export>, stream: &Arc<TcpStream>) -> io::Result
     stream.set_read_timeout(Some(FIRST_REQUEST))?;
     let (mut reader, mut writer) = (BufReader::with_capacity(64 << 10, &**stream), &**stream);
     let Some(session) = greet(export, None, Some(stream), &mut reader, &mut writer)? else { return Ok(()) };
-    let outcome = stream.set_read_timeout(None).and_then(|()| serve_requests(&session, &mut reader, &mut writer));
+    let further = FurtherThreads { places: export.threads(), user: None };
+    let hang_up = || drop(stream.shutdown(Shutdown::Both));
+    let outcome = stream
+        .set_read_timeout(None)
+        .and_then(|()| serve_requests(&session, &mut reader, &mut writer, further, hang_up));
     export.end(&session);
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::export::{ExportOptions, Squash};
+    use crate::wire::{EntryName, FileEntry, OpenedFile, ROOT};
+    use rustix::fs::OFlags;
+
+    /// A session with an open file, and the number of that.
+    fn session_with_file(folder: &tempfile::TempDir) -> (Arc<Export>, Arc<ExportSession>, u64) {
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let export = Export::open(folder.path(), options).unwrap();
+        let session = export.begin(None).unwrap();
+        let name = EntryName::new(b"file").unwrap();
+        let create = FileRequest::Create { parent: ROOT, name, mode: 0o600, flags: OFlags::RDWR.bits() };
+        let reply = session.execute(0, 0, create).unwrap();
+        let mut rest = &reply[..];
+        FileEntry::take(&mut rest).unwrap();
+        let handle = OpenedFile::take(&mut rest).unwrap().handle;
+        (export, session, handle)
+    }
+
+    /// Executes a request, and `waits` before it waits. Returns whether it succeeded.
+    fn is_answered(session: &ExportSession, locking: &Mutex<()>, request: &FileRequest<'_>, waits: impl Fn()) -> bool {
+        let mut body = Vec::new();
+        request.put(&mut body);
+        let header = RequestHeader { len: body.len() as u32, id: 1, number: request.number(), uid: 0, gid: 0 };
+        let end = answer(session, locking, (&header, &body), &mut Vec::new(), &mut || waits());
+        matches!(end, RequestEnd::Reply(Ok(())))
+    }
+
+    #[test]
+    fn requests_about_locks_keep_the_next_one_out_while_they_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_export, session, handle) = session_with_file(&folder);
+        let (start, end, kind) = (0, 9, 1);
+        for request in [
+            FileRequest::SetLock { handle, owner: 1, start, end, kind },
+            FileRequest::GetLock { handle, owner: 2, start, end, kind },
+            FileRequest::Flush { handle, owner: 1 },
+        ] {
+            let (locking, has_waited) = (Mutex::new(()), std::cell::Cell::new(false));
+            let waits = || {
+                assert!(locking.try_lock().is_err(), "{request:?} lets a later one overtake it");
+                has_waited.set(true);
+            };
+            assert!(is_answered(&session, &locking, &request, waits));
+            assert!(has_waited.get(), "{request:?} keeps the reader");
+        }
+    }
+
+    #[test]
+    fn release_gives_locks_up_before_it_waits_for_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_export, session, handle) = session_with_file(&folder);
+        let lock = FileRequest::SetLock { handle, owner: 1, start: 0, end: 9, kind: 1 };
+        let locking = Mutex::new(());
+        assert!(is_answered(&session, &locking, &lock, || ()));
+        assert_eq!(session.counts().2, 1);
+        let release = FileRequest::Release { handle, owner: 1 };
+        let waits = || {
+            let (_, files, owners) = session.counts();
+            assert_eq!((files, owners), (0, 0));
+            assert!(locking.try_lock().is_ok(), "the close of a file delays requests about locks");
+        };
+        assert!(is_answered(&session, &locking, &release, waits));
+    }
 }

@@ -240,12 +240,25 @@ requests! {
 impl FileRequest<'_> {
     /// The number of [`FileRequest::Hello`].
     pub const HELLO: u32 = 1;
+    /// The number of [`FileRequest::Forget`].
+    pub const FORGET: u32 = 3;
     /// The number of [`FileRequest::Read`].
     pub const READ: u32 = 16;
     /// The number of [`FileRequest::Write`].
     pub const WRITE: u32 = 17;
     /// Bytes of a write before its data.
     pub const WRITE_HEADER: usize = 20;
+
+    /// Whether the operation with this number often waits for a disk for long: *Sync*, *Allocate* and *CopyRange*.
+    pub const fn is_long(number: u32) -> bool {
+        matches!(number, 20 | 31 | 33)
+    }
+
+    /// Whether a client sends the operation with this number by its stream, also if it has calls: the long ones, and *Flush*, *Release*, *GetLock* and
+    /// *SetLock*, whose order a server keeps on a stream (protocol N3.2).
+    pub const fn goes_by_stream(number: u32) -> bool {
+        Self::is_long(number) || matches!(number, 18 | 19 | 29 | 30)
+    }
 }
 
 /// Bits of the flags in [`FileRequest::Write`].
@@ -482,6 +495,18 @@ mod tests {
         assert_eq!(numbers.len(), FileRequest::TABLE.len());
         assert_eq!(FileRequest::read(0, &[]), Err(Errno::NOSYS));
         assert_eq!(FileRequest::read(numbers.len() as u32 + 1, &[]), Err(Errno::NOSYS));
+    }
+
+    #[test]
+    fn kinds_of_operations_have_the_numbers_of_the_table() {
+        let names_of = |is_of: fn(u32) -> bool| -> Vec<&str> {
+            FileRequest::TABLE.iter().filter(|(number, _)| is_of(*number)).map(|(_, name)| *name).collect()
+        };
+        assert_eq!(names_of(FileRequest::is_long), ["Sync", "Allocate", "CopyRange"]);
+        let by_stream = ["Flush", "Release", "Sync", "GetLock", "SetLock", "Allocate", "CopyRange"];
+        assert_eq!(names_of(FileRequest::goes_by_stream), by_stream);
+        let named = |number: u32| FileRequest::TABLE.iter().find(|(other, _)| *other == number).map(|(_, name)| *name);
+        assert_eq!(named(FileRequest::FORGET), Some("Forget"));
     }
 
     #[test]

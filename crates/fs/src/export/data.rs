@@ -6,7 +6,8 @@ use super::session::ExportSession;
 use super::tables::OpenHandle;
 use crate::wire::{LARGEST_DATA, write_flags};
 use rustix::fs::{FallocateFlags, SeekFrom};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use std::io::IoSliceMut;
 use std::sync::Arc;
 
 /// `SEEK_DATA`.
@@ -25,18 +26,39 @@ impl ExportSession {
     /// # Errors
     /// The system's; `EBADF` if there is no such open file.
     pub fn read(&self, handle: u64, offset: u64, to: &mut [u8]) -> Result<usize, Errno> {
+        self.read_unless_waiting(handle, offset, to, || ())
+    }
+
+    /// As [`ExportSession::read`], and calls `waits` before the read waits for a disk, or where the file system cannot tell whether it will.
+    pub(crate) fn read_unless_waiting(
+        &self,
+        handle: u64,
+        offset: u64,
+        to: &mut [u8],
+        waits: impl FnOnce(),
+    ) -> Result<usize, Errno> {
         let open = self.file(handle)?;
         act_as(&open.actor)?;
         let most = to.len().min(LARGEST_DATA as usize);
-        let mut filled = 0;
+        let (mut filled, mut waits) = (0, Some(waits));
         while filled < most {
             let at = offset.checked_add(filled as u64).ok_or(Errno::INVAL)?;
-            match rustix::io::pread(&open.file, &mut to[filled..most], at) {
-                Ok(0) => break,
-                Ok(n) => filled += n,
-                Err(Errno::INTR) => {}
-                Err(_) if filled > 0 => break,
-                Err(e) => return Err(e),
+            let rest = &mut to[filled..most];
+            let read = match waits.is_some() {
+                true => preadv2(&open.file, &mut [IoSliceMut::new(rest)], at, ReadWriteFlags::NOWAIT),
+                false => rustix::io::pread(&open.file, rest, at),
+            };
+            match (read, waits.take()) {
+                (Ok(0), _) => break,
+                (Ok(n), still) => {
+                    filled += n;
+                    waits = still;
+                }
+                (Err(Errno::INTR), still) => waits = still,
+                // EAGAIN, or a file system without such reads. Errors of the file come again without the flag.
+                (Err(_), Some(waits)) => waits(),
+                (Err(_), None) if filled > 0 => break,
+                (Err(e), None) => return Err(e),
             }
         }
         Ok(filled)
@@ -80,7 +102,8 @@ impl ExportSession {
 
     pub(super) fn flush(&self, handle: u64, owner: u64) -> Result<(), Errno> {
         let file = self.handle(handle)?.node.identity;
-        lock(&self.tables).unlock(file, owner);
+        let locks = lock(&self.tables).unlock(file, owner);
+        drop(locks);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Listing directories.
 
+use super::lock;
 use super::node::entry_of;
 use super::session::ExportSession;
 use crate::wire::{DirectoryEntry, FileAttributes, FileEntry, FileField, LARGEST_DATA};
@@ -17,6 +18,7 @@ impl ExportSession {
             return Err(Errno::NOTDIR);
         }
         let len = len.min(LARGEST_DATA / 4) as usize;
+        let _listing = lock(&open.listing);
         rustix::fs::seek(&open.file, SeekFrom::Start(offset))?;
         let mut room = vec![MaybeUninit::uninit(); ROOM];
         let mut entries = RawDir::new(&open.file, &mut room);

@@ -18,6 +18,8 @@ pub use gate::RunningRequest;
 pub use session::ExportSession;
 pub use tables::SessionLimits;
 
+use crate::mutex::lock;
+use crate::places::{UserPlaces, share_of_user};
 use crate::wire::{FileAttributes, FileTime};
 use partywall::{PeerInfo, User};
 use rustix::fd::{AsFd, OwnedFd};
@@ -25,7 +27,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// `S_IFMT`.
@@ -73,12 +75,12 @@ pub struct Export {
     root: OwnedFd,
     options: ExportOptions,
     sessions: Mutex<HashMap<u64, Arc<ExportSession>>>,
+    /// Threads of streams beyond the first of each.
+    threads: Arc<UserPlaces>,
 }
 
-/// Locks a mutex whose owner may have panicked: each update of the tables is whole.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// The most threads of all streams beyond the first of each. A user may have a quarter of them. Each has memory for one request and one reply.
+const MOST_FURTHER_THREADS: usize = 256;
 
 impl Export {
     /// Opens the directory at `path`, which may be reached by symbolic links.
@@ -87,7 +89,7 @@ impl Export {
     /// The system's, if there is no directory.
     pub fn open(path: &Path, options: ExportOptions) -> Result<Arc<Self>, Errno> {
         let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Arc::new(Self { root, options, sessions: Mutex::default() }))
+        Ok(Arc::new(Self { root, options, sessions: Mutex::default(), threads: UserPlaces::new(MOST_FURTHER_THREADS) }))
     }
 
     /// Begins a session for a client: `peer` is the identity that the broker reports, `None` for an unverified client. A peer that does
@@ -156,6 +158,11 @@ impl Export {
         session.close();
     }
 
+    /// Where threads of streams beyond the first of each are counted.
+    pub(crate) fn threads(&self) -> &Arc<UserPlaces> {
+        &self.threads
+    }
+
     /// How many sessions there are.
     pub fn sessions(&self) -> usize {
         lock(&self.sessions).len()
@@ -175,11 +182,6 @@ fn peer_key(peer: &PeerInfo) -> PeerKey {
 /// The user that a peer's sessions are counted for. Root of a container is not counted as the host's.
 fn user_of(peer: Option<PeerKey>) -> Option<(Option<User>, bool)> {
     peer.map(|(_, _, user, at_home)| (user, at_home))
-}
-
-/// The share of a limit that all peers of one user may use.
-pub(crate) fn share_of_user(most: usize) -> usize {
-    most.div_ceil(4)
 }
 
 /// The attributes of an open file, of whatever kind its descriptor is.

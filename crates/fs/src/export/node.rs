@@ -70,7 +70,11 @@ impl ExportSession {
 
     fn mention_node(&self, path: OwnedFd) -> Result<(Arc<ExportedNode>, FileEntry), Errno> {
         let found = attributes(&path)?;
-        let node = lock(&self.tables).mention(path, (found.device, found.inode), found.mode & KIND)?;
+        let (node, dropped) = {
+            let mut tables = lock(&self.tables);
+            (tables.mention(path, (found.device, found.inode), found.mode & KIND)?, tables.take_dropped())
+        };
+        drop(dropped);
         let entry = FileEntry { node: node.number, attributes: found };
         Ok((node, entry))
     }
@@ -305,7 +309,7 @@ impl ExportSession {
                 let entry = self.mention(entry_of(&parent.path, name.bytes())?)?;
                 let opened = self.open(entry.node, flags, actor);
                 if opened.is_err() {
-                    lock(&self.tables).forget(entry.node, 1);
+                    self.forget(entry.node, 1);
                 }
                 Ok((entry, opened?))
             }

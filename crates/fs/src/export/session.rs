@@ -2,7 +2,7 @@
 
 use super::actor::{ClientActor, act_as};
 use super::gate::{RequestGate, RunningRequest};
-use super::tables::{ExportedNode, OpenHandle, Tables};
+use super::tables::{ClosedFile, ExportedNode, OpenHandle, Tables};
 use super::{ExportOptions, PeerKey, attributes, lock};
 use crate::wire::{FileRequest, LARGEST_DATA, Welcome, bytes_of};
 use partywall::User;
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The open objects of one client, and the user that it acts as.
 pub struct ExportSession {
@@ -76,6 +77,11 @@ impl ExportSession {
         self.gate.enter().ok_or(Errno::NOTCONN)
     }
 
+    /// Lets no further request be executed. Those that are executed go on.
+    pub(crate) fn refuse_requests(&self) {
+        self.gate.close(Some(Duration::ZERO));
+    }
+
     /// Has the end of the session end this stream as well. Its client may have gone without closing it.
     pub(crate) fn end_with(&self, stream: &Arc<TcpStream>) {
         *lock(&self.stream) = Some(Arc::clone(stream));
@@ -107,6 +113,18 @@ impl ExportSession {
         if self.read_only { Err(Errno::ROFS) } else { Ok(()) }
     }
 
+    /// Gives mentions of a node back. Returns the node if the session has it no more: to drop it closes it, which can wait for a disk.
+    pub(crate) fn forget(&self, node: u64, count: u64) -> Option<Arc<ExportedNode>> {
+        lock(&self.tables).forget(node, count)
+    }
+
+    /// Takes an open file out of the tables and gives its owner's locks up. To drop what is returned closes the file, which can wait for a disk.
+    pub(crate) fn release(&self, handle: u64, owner: u64) -> Result<Arc<OpenHandle>, Errno> {
+        let ClosedFile { handle, locks } = lock(&self.tables).close(handle, owner)?;
+        drop(locks);
+        Ok(handle)
+    }
+
     /// Executes a request that names this user and group, and returns the bytes of the reply.
     ///
     /// Reads and writes of data are separate ([`ExportSession::read`], [`ExportSession::write`]), because each transport has its own memory for
@@ -129,7 +147,7 @@ impl ExportSession {
         match request {
             R::Hello { .. } | R::Write { .. } => Err(Errno::BADMSG),
             R::Forget { node, count } => {
-                lock(&self.tables).forget(node, count);
+                self.forget(node, count);
                 Ok(Vec::new())
             }
             R::Lookup { parent, name } => self.lookup(parent, name).map(|entry| bytes_of(&entry)),
@@ -171,7 +189,7 @@ impl ExportSession {
                 Ok(data)
             }
             R::Flush { handle, owner } => self.flush(handle, owner).map(|()| Vec::new()),
-            R::Release { handle, owner } => lock(&self.tables).close(handle, owner).map(|()| Vec::new()),
+            R::Release { handle, owner } => self.release(handle, owner).map(|_| Vec::new()),
             R::Sync { handle, data_only } => self.sync(handle, data_only != 0).map(|()| Vec::new()),
             R::OpenDirectory { node } => {
                 let actor = actor.ok_or(Errno::BADMSG)?;

@@ -6,7 +6,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The most that one session may have.
 #[derive(Debug, Clone, Copy)]
@@ -51,13 +51,16 @@ pub(crate) struct OpenHandle {
     /// The user that opened it: reads and writes are executed as this user.
     pub(crate) actor: Actor,
     pub(crate) is_directory: bool,
+    /// Held while the directory is listed: the position of the listing belongs to `file`.
+    pub(crate) listing: Mutex<()>,
 }
 
 impl OpenHandle {
     /// A file or directory that was opened with these flags.
     pub(crate) fn new(file: OwnedFd, flags: OFlags, node: Arc<ExportedNode>, actor: Actor) -> Self {
         let is_directory = node.kind == super::DIRECTORY;
-        Self { file, appends: RwLock::new(flags.contains(OFlags::APPEND)), node, actor, is_directory }
+        let appends = RwLock::new(flags.contains(OFlags::APPEND));
+        Self { file, appends, node, actor, is_directory, listing: Mutex::default() }
     }
 
     /// Lets writes append to the file, or write where they say, until what is returned is dropped.
@@ -83,6 +86,13 @@ impl OpenHandle {
     }
 }
 
+/// What the close of an open file takes out of the tables. Dropping it can wait for a disk, so it is dropped without the lock of the tables.
+#[derive(Debug)]
+pub(crate) struct ClosedFile {
+    pub(crate) handle: Arc<OpenHandle>,
+    pub(crate) locks: Vec<Arc<OwnedFd>>,
+}
+
 struct Mention {
     node: Arc<ExportedNode>,
     /// How often replies have mentioned it, less what the client has given back.
@@ -98,6 +108,8 @@ pub(crate) struct Tables {
     /// By file and owner: an open file description whose locks are the owner's. A file that is open may get another node, because nodes are dropped
     /// for others.
     locks: HashMap<(FileKey, u64), Arc<OwnedFd>>,
+    /// Nodes that were dropped for others and are not closed yet.
+    dropped: Vec<Arc<ExportedNode>>,
     next: u64,
     clock: u64,
     /// No more entries are accepted.
@@ -114,6 +126,7 @@ impl Tables {
             by_identity: HashMap::from([(identity, number)]),
             handles: HashMap::new(),
             locks: HashMap::new(),
+            dropped: Vec::new(),
             next: number + 1,
             clock: 0,
             has_ended: false,
@@ -164,22 +177,28 @@ impl Tables {
         ages.retain(|(_, number)| *number != crate::wire::ROOT);
         ages.sort_unstable();
         for (_, number) in ages.into_iter().take((self.limits.nodes / 4).max(1)) {
-            self.remove(number);
+            let node = self.remove(number);
+            self.dropped.extend(node);
         }
     }
 
-    fn remove(&mut self, number: u64) {
-        if let Some(mention) = self.nodes.remove(&number) {
-            self.by_identity.remove(&mention.node.identity);
-        }
+    /// Nodes that were dropped for others since the last call. To close the last descriptor of a removed file frees its blocks, so the caller drops
+    /// them without the lock of the tables.
+    pub(crate) fn take_dropped(&mut self) -> Vec<Arc<ExportedNode>> {
+        std::mem::take(&mut self.dropped)
     }
 
-    pub(crate) fn forget(&mut self, number: u64, count: u64) {
-        let Some(mention) = self.nodes.get_mut(&number) else { return };
+    fn remove(&mut self, number: u64) -> Option<Arc<ExportedNode>> {
+        let mention = self.nodes.remove(&number)?;
+        self.by_identity.remove(&mention.node.identity);
+        Some(mention.node)
+    }
+
+    /// Gives mentions of a node back. Returns the node if it is in the tables no more; it is to be dropped without their lock.
+    pub(crate) fn forget(&mut self, number: u64, count: u64) -> Option<Arc<ExportedNode>> {
+        let mention = self.nodes.get_mut(&number)?;
         mention.count = mention.count.saturating_sub(count);
-        if mention.count == 0 && number != crate::wire::ROOT {
-            self.remove(number);
-        }
+        if mention.count == 0 && number != crate::wire::ROOT { self.remove(number) } else { None }
     }
 
     pub(crate) fn open(&mut self, handle: OpenHandle) -> Result<u64, Errno> {
@@ -199,18 +218,19 @@ impl Tables {
     }
 
     /// Closes an open file, and all locks on the file if the session has it open no more.
-    pub(crate) fn close(&mut self, number: u64, owner: u64) -> Result<(), Errno> {
+    pub(crate) fn close(&mut self, number: u64, owner: u64) -> Result<ClosedFile, Errno> {
         let handle = self.handles.remove(&number).ok_or(Errno::BADF)?;
         let file = handle.node.identity;
-        self.unlock(file, owner);
+        let mut locks = Vec::from_iter(self.unlock(file, owner));
         if !self.locks.is_empty() && !self.handles.values().any(|other| other.node.identity == file) {
-            self.locks.retain(|(locked, _), _| *locked != file);
+            locks.extend(self.locks.extract_if(|(locked, _), _| *locked == file).map(|(_, locks)| locks));
         }
-        Ok(())
+        Ok(ClosedFile { handle, locks })
     }
 
-    pub(crate) fn unlock(&mut self, file: FileKey, owner: u64) {
-        self.locks.remove(&(file, owner));
+    /// Takes out the locks of an owner on a file. They are given up when the result is dropped.
+    pub(crate) fn unlock(&mut self, file: FileKey, owner: u64) -> Option<Arc<OwnedFd>> {
+        self.locks.remove(&(file, owner))
     }
 
     pub(crate) fn locks_of(&self, file: FileKey, owner: u64) -> Option<Arc<OwnedFd>> {

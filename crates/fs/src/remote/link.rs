@@ -1,9 +1,10 @@
 //! A connection to a server, by calls or by frames on a stream.
 
+use super::lanes::{CallLanes, LaneInUse};
 use crate::direct::{DataBytes, RemoteData};
 use crate::error::FsError;
-use crate::export::lock;
 use crate::frame::{ReplyHeader, RequestHeader, write_parts};
+use crate::mutex::lock;
 use crate::serve::{CALL_HEADER, LARGEST_HEAP, calls_service, end_when_silent, heap_options};
 use crate::wire::{FileRequest, VERSION, Welcome, value_of};
 use partywall::rpc::{CallClient, CallError, Method};
@@ -51,7 +52,7 @@ pub(crate) enum RequestFailure {
 /// One connection, until it ends.
 pub(crate) struct RemoteLink {
     frames: Arc<FrameLink>,
-    calls: Option<CallClient>,
+    calls: Option<Arc<CallLanes>>,
     session: u64,
     has_ended: AtomicBool,
     pub(crate) welcome: Welcome,
@@ -95,10 +96,11 @@ impl RemoteLink {
         let calls = match address {
             ServerAddress::Service { domain, target, calls: true } if welcome.has_calls != 0 => {
                 let client = CallClient::builder().heap(heap_options()).max_peer_heap(LARGEST_HEAP).timeout(timeout);
-                let client = client.connect(domain, &calls_service(target));
-                client
+                let lanes = CallLanes::connect(client, domain, calls_service(target));
+                lanes
                     .inspect_err(|e| tracing::warn!(error = %e, "no calls to the server; bytes go through the stream"))
                     .ok()
+                    .map(Arc::new)
             }
             _ => None,
         };
@@ -145,12 +147,14 @@ impl RemoteLink {
         data: &[u8],
         may_be_late: bool,
     ) -> Result<RemoteData, RequestFailure> {
-        let outcome = match &self.calls {
-            Some(client) => self.call(client, number, who, body, data),
-            None => {
-                let reply = self.frames.request(number, who, body, data);
-                reply.map(|bytes| RemoteData { bytes: DataBytes::Own(bytes) })
+        let lane = self.calls.as_ref().filter(|_| !FileRequest::goes_by_stream(number)).and_then(CallLanes::take);
+        let outcome = match lane.map(|lane| self.call(lane, number, who, body, data)) {
+            // The server has no memory for the bytes in its heap, and has not read them.
+            Some(Err(RequestFailure::Errno(Errno::NOBUFS))) if number == FileRequest::READ => {
+                self.by_frames(number, who, body, data)
             }
+            Some(outcome) => outcome,
+            None => self.by_frames(number, who, body, data),
         };
         match outcome {
             // The session has ended at the server: the request was not executed.
@@ -170,14 +174,20 @@ impl RemoteLink {
         }
     }
 
+    fn by_frames(&self, number: u32, who: (u32, u32), body: &[u8], data: &[u8]) -> Result<RemoteData, RequestFailure> {
+        let reply = self.frames.request(number, who, body, data);
+        reply.map(|bytes| RemoteData { bytes: DataBytes::Own(bytes) })
+    }
+
     fn call(
         &self,
-        client: &CallClient,
+        lane: LaneInUse,
         number: u32,
         (uid, gid): (u32, u32),
         body: &[u8],
         data: &[u8],
     ) -> Result<RemoteData, RequestFailure> {
+        let client = lane.client();
         let mut header = [0; CALL_HEADER];
         header[..8].copy_from_slice(&self.session.to_le_bytes());
         header[8..12].copy_from_slice(&uid.to_le_bytes());
@@ -196,7 +206,10 @@ impl RemoteLink {
             fill(&mut inline[..len]);
             client.call(Method::numbered(number), &inline[..len])
         } else {
-            let mut block = client.heap().allocate(len).map_err(|_| RequestFailure::Errno(Errno::NOBUFS))?;
+            // Where there is no memory for the heap of this connection, the stream takes the bytes.
+            let Ok(mut block) = client.heap().allocate(len) else {
+                return self.by_frames(number, (uid, gid), body, data);
+            };
             fill(&mut block);
             let outcome = client.call(Method::numbered(number), &block);
             if let Err(CallError::TimedOut) = outcome {
@@ -205,6 +218,9 @@ impl RemoteLink {
             }
             outcome
         };
+        if let Err(CallError::TimedOut) = outcome {
+            lane.give_up();
+        }
         outcome.map(|reply| RemoteData { bytes: DataBytes::Lent(reply) }).map_err(|e| match e {
             CallError::Application { code, .. } => RequestFailure::Errno(errno_of(code.cast_signed())),
             CallError::TimedOut => RequestFailure::TimedOut,
@@ -229,15 +245,16 @@ impl RemoteLink {
     /// Sends a request that has no reply.
     pub(crate) fn notify(&self, number: u32, body: &[u8]) {
         let sent = match &self.calls {
-            Some(client) => {
+            // A *Forget* may close a removed file, which takes long. The server executes it beside the other requests of the stream.
+            Some(lanes) if number != FileRequest::FORGET => {
                 let mut args = [0; 40];
                 args[..8].copy_from_slice(&self.session.to_le_bytes());
                 let end = CALL_HEADER + body.len();
                 let Some(room) = args.get_mut(CALL_HEADER..end) else { return };
                 room.copy_from_slice(body);
-                client.notify(Method::numbered(number), &args[..end]).is_ok()
+                lanes.for_notices().notify(Method::numbered(number), &args[..end]).is_ok()
             }
-            None => self.frames.send(0, number, (0, 0), body, &[]).is_ok(),
+            _ => self.frames.send(0, number, (0, 0), body, &[]).is_ok(),
         };
         if !sent {
             self.end();

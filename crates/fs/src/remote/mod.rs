@@ -5,6 +5,7 @@
 
 mod handles;
 mod kernel;
+mod lanes;
 mod link;
 mod operations;
 mod refused;
@@ -16,7 +17,7 @@ pub use link::ServerAddress;
 pub use operations::{CreatedFile, ListedDirectory};
 
 use crate::error::FsError;
-use crate::export::lock;
+use crate::mutex::lock;
 use crate::wire::{EntryName, FileAttributes, FileEntry, FileRequest, OpenedFile, ROOT};
 use handles::RemoteHandles;
 use link::{RemoteLink, RequestFailure};

@@ -5,7 +5,7 @@ use super::kernel::KernelRequest;
 use super::link::{RemoteLink, RequestFailure, body_of};
 use super::tree::NameCheck;
 use super::{Caller, Remote, RemoteData};
-use crate::export::lock;
+use crate::mutex::lock;
 use crate::wire::{
     DirectoryEntry, EntryName, FileAttributes, FileEntry, FileField, FileLock, FileRequest, LARGEST_DATA, OpenedFile,
     value_of, write_flags,

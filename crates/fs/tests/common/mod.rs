@@ -1,6 +1,7 @@
 //! A broker, an export and mounts of it, as processes; and random numbers that a seed repeats.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod held_disk;
 #[path = "../../../shm/tests/random/mod.rs"]
 pub(crate) mod random;
 
@@ -214,24 +215,30 @@ impl World {
         mounted
     }
 
-    fn mount_by(&self, mut command: Command, folder: TempDir, options: &[&str]) -> Mounted {
-        command.arg("mount");
-        match self.way {
-            Way::Calls => command.arg("files:data"),
-            Way::Stream => command.args(["--transport", "stream", "files:data"]),
-            Way::Tcp => command.args(["--transport", "tcp"]).arg(self.address.as_ref().unwrap()),
+    fn mount_by(&self, command: Command, folder: TempDir, options: &[&str]) -> Mounted {
+        let (target, by) = match self.way {
+            Way::Calls => (&["files:data"][..], "by calls"),
+            Way::Stream => (&["--transport", "stream", "files:data"][..], "by a stream"),
+            Way::Tcp => (&["--transport", "tcp", self.address.as_ref().unwrap()][..], "by TCP"),
         };
-        command.arg(folder.path()).args(options);
-        let (process, line) = start(&mut command);
-        let mounted = Mounted { process, path: folder.path().to_owned(), _folder: folder };
-        let by = match self.way {
-            Way::Calls => "by calls",
-            Way::Stream => "by a stream",
-            Way::Tcp => "by TCP",
-        };
+        let (mounted, line) = mount(command, target, folder, options);
         assert!(line.trim_end().ends_with(by), "{line}");
         mounted
     }
+}
+
+fn mount(mut command: Command, target: &[&str], folder: TempDir, options: &[&str]) -> (Mounted, String) {
+    command.arg("mount").args(target).arg(folder.path()).args(options);
+    let (process, line) = start(&mut command);
+    (Mounted { process, path: folder.path().to_owned(), _folder: folder }, line)
+}
+
+/// Mounts what a server of this process exports over TCP.
+pub(crate) fn mount_tcp(address: std::net::SocketAddr, options: &[&str]) -> Mounted {
+    let folder = tempfile::Builder::new().prefix("partywall-mount-").tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-fs"));
+    command.env("RUST_LOG", "error");
+    mount(command, &["--transport", "tcp", &address.to_string()], folder, options).0
 }
 
 /// Waits until something holds. The limit only guards against hanging.

@@ -96,3 +96,34 @@ fn file_without_append_flag_any_more_is_written_in_place() {
     assert!(program.status().unwrap().success());
     assert_eq!(fs::read_to_string(world.export().join("file")).unwrap(), "MYRE text end");
 }
+
+/// Appends blocks of 1 MiB, each of one letter, by one write that bypasses the kernel's cache.
+const APPEND_DIRECTLY: &str = "
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_DIRECT, 0o600)
+blocks = mmap.mmap(-1, 8 << 20)
+for block in range(8):
+    blocks[block << 20:(block + 1) << 20] = bytes([ord('A') + block]) * (1 << 20)
+for _ in range(5):
+    assert os.write(fd, blocks) == len(blocks)
+";
+
+fn large_direct_append_is_in_order(way: Way) {
+    let Some(world) = world(way, &[]) else { return };
+    let mounted = world.mount(&[]);
+    let status = Command::new("python3").args(["-c", APPEND_DIRECTLY]).arg(mounted.join("file")).status().unwrap();
+    assert!(status.success());
+    let written = fs::read(world.export().join("file")).unwrap();
+    let found: String = written.chunks(1 << 20).map(|block| char::from(block[0])).collect();
+    assert_eq!(found, "ABCDEFGH".repeat(5));
+}
+
+#[test]
+fn large_direct_append_keeps_its_order_by_calls() {
+    large_direct_append_is_in_order(Way::Calls);
+}
+
+#[test]
+fn large_direct_append_keeps_its_order_by_tcp() {
+    large_direct_append_is_in_order(Way::Tcp);
+}

@@ -25,17 +25,39 @@ use std::time::{Duration, SystemTime};
 /// Threads that wait for locks at a time.
 const MOST_WAITERS: usize = 512;
 
+/// Long requests of the kernel that have separate threads at a time.
+const MOST_LONG: usize = 64;
+
 /// A mounted export, as the kernel uses it.
 pub(crate) struct RemoteFilesystem {
     remote: Arc<Remote>,
     /// Tells the kernel what its caches have no more. There is one as soon as the session is made.
     notifier: Arc<OnceLock<Notifier>>,
     waiters: Arc<AtomicUsize>,
+    long: Arc<AtomicUsize>,
 }
 
 impl RemoteFilesystem {
     pub(crate) fn new(remote: Remote, notifier: Arc<OnceLock<Notifier>>) -> Self {
-        Self { remote: Arc::new(remote), notifier, waiters: Arc::default() }
+        Self { remote: Arc::new(remote), notifier, waiters: Arc::default(), long: Arc::default() }
+    }
+
+    /// Has a separate thread work for a request that may wait for the server's disk for long, so that the threads of the mount stay free for other
+    /// requests. If there are as many as may be, this thread does the work. The kernel gets `EIO` if no thread can be started.
+    fn run_long(&self, work: impl FnOnce(&Remote) + Send + 'static) {
+        if self.long.fetch_add(1, Ordering::AcqRel) >= MOST_LONG {
+            self.long.fetch_sub(1, Ordering::AcqRel);
+            return work(&self.remote);
+        }
+        let (remote, long) = (Arc::clone(&self.remote), Arc::clone(&self.long));
+        let run = move || {
+            work(&remote);
+            long.fetch_sub(1, Ordering::AcqRel);
+        };
+        if let Err(e) = std::thread::Builder::new().name("pw-fs-long".into()).spawn(run) {
+            tracing::warn!(error = %e, "no thread for a request of the kernel");
+            self.long.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// Replies with the entry that `find` finds or makes by this name in a directory, or with the error.
@@ -110,8 +132,9 @@ impl Filesystem for RemoteFilesystem {
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_ASYNC_DIO,
         ];
+        // Not FUSE_ASYNC_DIO: with it, the kernel sends all requests of one large write with O_DIRECT at the same time. With O_APPEND as well, the
+        // server would append them in any order.
         for flag in wanted {
             // Kernels that have it not do without.
             let _ = config.add_capabilities(flag);
@@ -341,9 +364,11 @@ impl Filesystem for RemoteFilesystem {
     }
 
     fn fsync(&self, request: &Request, _ino: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        let data_only = u32::from(data_only);
-        let make = |handle| FileRequest::Sync { handle, data_only };
-        reply_empty!(reply, self.remote.on_file(who(request), handle.0, make));
+        let (caller, data_only) = (who(request), u32::from(data_only));
+        self.run_long(move |remote| {
+            let make = |handle| FileRequest::Sync { handle, data_only };
+            reply_empty!(reply, remote.on_file(caller, handle.0, make));
+        });
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -391,9 +416,11 @@ impl Filesystem for RemoteFilesystem {
     }
 
     fn fsyncdir(&self, request: &Request, _ino: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        let data_only = u32::from(data_only);
-        let make = |handle| FileRequest::Sync { handle, data_only };
-        reply_empty!(reply, self.remote.on_file(who(request), handle.0, make));
+        let (caller, data_only) = (who(request), u32::from(data_only));
+        self.run_long(move |remote| {
+            let make = |handle| FileRequest::Sync { handle, data_only };
+            reply_empty!(reply, remote.on_file(caller, handle.0, make));
+        });
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
@@ -547,13 +574,15 @@ impl Filesystem for RemoteFilesystem {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let mode = mode.cast_unsigned();
-        let make = |handle| FileRequest::Allocate { handle, mode, offset, len: length };
-        let outcome = self.remote.on_file(who(request), handle.0, make);
-        if outcome.is_ok() && mode & FallocateFlags::KEEP_SIZE.bits() == 0 {
-            self.remote.extended(handle.0, offset.saturating_add(length), request.pid());
-        }
-        reply_empty!(reply, outcome);
+        let (mode, caller, thread) = (mode.cast_unsigned(), who(request), request.pid());
+        self.run_long(move |remote| {
+            let make = |handle| FileRequest::Allocate { handle, mode, offset, len: length };
+            let outcome = remote.on_file(caller, handle.0, make);
+            if outcome.is_ok() && mode & FallocateFlags::KEEP_SIZE.bits() == 0 {
+                remote.extended(handle.0, offset.saturating_add(length), thread);
+            }
+            reply_empty!(reply, outcome);
+        });
     }
 
     fn lseek(&self, request: &Request, _ino: INodeNo, handle: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -579,16 +608,12 @@ impl Filesystem for RemoteFilesystem {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        match self.remote.copy_range(
-            who(request),
-            request.pid(),
-            (handle_in.0, offset_in),
-            (handle_out.0, offset_out),
-            len,
-        ) {
+        let (caller, thread) = (who(request), request.pid());
+        let (from, to) = ((handle_in.0, offset_in), (handle_out.0, offset_out));
+        self.run_long(move |remote| match remote.copy_range(caller, thread, from, to, len) {
             Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
             Err(e) => reply.error(errno(e)),
-        }
+        });
     }
 }
 

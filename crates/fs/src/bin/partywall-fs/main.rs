@@ -41,7 +41,7 @@ struct Cli {
     /// Socket of the broker [default: /run/partywall/broker.sock if it exists, else $XDG_RUNTIME_DIR/partywall/broker.sock]
     #[arg(long, global = true, value_name = "PATH", env = "PARTYWALL_BROKER", hide_env_values = true)]
     broker: Option<PathBuf>,
-    /// Name to join under, for mount [default: USER-PID]
+    /// Name to join under, for mount [default: partywallfs-PID]
     #[arg(long, global = true, value_name = "NAME", env = "PARTYWALL_DOMAIN", hide_env_values = true)]
     domain: Option<String>,
     #[command(subcommand)]
