@@ -8,7 +8,8 @@ use crate::VhostError;
 use crate::closing::ReceivedFd;
 use rustix::fs::{OFlags, SealFlags, fstat, fstatfs};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
@@ -39,10 +40,10 @@ impl TableRegion {
     }
 
     /// Whether it is this part of this file.
-    fn is_of(&self, file: &SealedFile, offset: u64) -> bool {
-        let identity = |file: &File| fstat(file).ok().map(|status| (status.st_dev, status.st_ino));
+    fn is_of(&self, file: BorrowedFd<'_>, offset: u64) -> bool {
+        let identity = |file: BorrowedFd<'_>| fstat(file).ok().map(|status| (status.st_dev, status.st_ino));
         let mapped = self.region.file_offset();
-        mapped.is_some_and(|own| own.start() == offset && identity(own.file()) == identity(&file.file))
+        mapped.is_some_and(|own| own.start() == offset && identity(own.file().as_fd()) == identity(file))
     }
 }
 
@@ -59,21 +60,32 @@ impl MemoryTable {
         &self.map
     }
 
-    /// Takes these regions in place of all before.
+    /// Takes these regions in place of all before. One that is there already keeps its mapping.
     pub(crate) fn replace(&mut self, regions: Vec<(VhostUserMemoryRegion, ReceivedFd)>) -> Result<(), VhostError> {
         let mut new = Self::default();
         for (region, file) in regions {
-            new.push(region, file)?;
+            new.push(region, file, &self.regions)?;
         }
         new.rebuild()?;
         *self = new;
         Ok(())
     }
 
+    /// The addresses of the guest where [`Self::replace`] by these regions changes nothing.
+    pub(crate) fn kept_by(&self, regions: &[(VhostUserMemoryRegion, BorrowedFd<'_>)]) -> Vec<Range<u64>> {
+        let is_same = |own: &TableRegion, (region, file): &(VhostUserMemoryRegion, BorrowedFd<'_>)| {
+            // Only seals are asked for before it is known that no other process serves the file.
+            let is_usable = || is_sealed(*file) && matches!(is_writable(*file), Ok(true));
+            own.is_at(region) && is_usable() && own.is_of(*file, region.mmap_offset)
+        };
+        let kept = self.regions.iter().filter(|own| regions.iter().any(|region| is_same(own, region)));
+        kept.map(|own| own.guest..own.guest.saturating_add(own.size)).collect()
+    }
+
     /// Adds a region. One that is there already changes nothing: before version 8.0, QEMU sends each change of a card's memory once for each
     /// of its pairs of queues.
     pub(crate) fn add(&mut self, region: VhostUserMemoryRegion, file: ReceivedFd) -> Result<(), VhostError> {
-        self.push(region, file)?;
+        self.push(region, file, &[])?;
         self.rebuild().inspect_err(|_| drop(self.regions.pop()))
     }
 
@@ -97,7 +109,13 @@ impl MemoryTable {
         Some(LocatedPlace { region: Arc::clone(&found.region), offset })
     }
 
-    fn push(&mut self, region: VhostUserMemoryRegion, file: ReceivedFd) -> Result<(), VhostError> {
+    /// Adds a region, with the mapping that it has among the `earlier` ones if it is one of them.
+    fn push(
+        &mut self,
+        region: VhostUserMemoryRegion,
+        file: ReceivedFd,
+        earlier: &[TableRegion],
+    ) -> Result<(), VhostError> {
         let (guest, user, size, offset) =
             (region.guest_phys_addr, region.user_addr, region.memory_size, region.mmap_offset);
         let ends = [guest, user, offset].map(|start| start.checked_add(size));
@@ -105,7 +123,8 @@ impl MemoryTable {
             return Err(VhostError::Memory("a region is empty or too large".into()));
         }
         let file = check_file(file, offset, size)?;
-        if self.regions.iter().any(|r| r.is_at(&region) && r.is_of(&file, offset)) {
+        let is_same = |r: &&TableRegion| r.is_at(&region) && r.is_of(file.file.as_fd(), offset);
+        if self.regions.iter().any(|r| is_same(&r)) {
             return Ok(());
         }
         if self.regions.len() >= MOST {
@@ -116,6 +135,10 @@ impl MemoryTable {
         }
         if !file.writable {
             // A window that the machine only reads. No queue and no buffer of a card lies in it; an address in it is unknown.
+            return Ok(());
+        }
+        if let Some(same) = earlier.iter().find(is_same) {
+            self.regions.push(same.clone());
             return Ok(());
         }
         let size_here = usize::try_from(size).map_err(|_| VhostError::Memory("a region is too large".into()))?;
@@ -171,8 +194,7 @@ pub(crate) struct SealedFile {
 /// process serves the file.
 pub(crate) fn check_file(file: ReceivedFd, offset: u64, size: u64) -> Result<SealedFile, VhostError> {
     let fd = file.get().ok_or(VhostError::Closed)?;
-    let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
-    if !seals.contains(SealFlags::SHRINK) {
+    if !is_sealed(fd) {
         let remedy = "start the machine with -object memory-backend-memfd,share=on";
         return Err(VhostError::Memory(format!("its file can become shorter; {remedy}")));
     }
@@ -186,14 +208,93 @@ pub(crate) fn check_file(file: ReceivedFd, offset: u64, size: u64) -> Result<Sea
     if !inside {
         return Err(VhostError::Memory("a region passes the end of its file".into()));
     }
-    let mode = rustix::fs::fcntl_getfl(fd.as_fd()).map_err(VhostError::system("look at the memory's file"))?;
-    let writable = mode.contains(OFlags::RDWR) && !seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
+    let writable = is_writable(fd.as_fd())?;
     Ok(SealedFile { file: File::from(fd), writable })
+}
+
+fn seals(fd: BorrowedFd<'_>) -> SealFlags {
+    rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty())
+}
+
+/// Whether a file cannot become shorter.
+fn is_sealed(fd: BorrowedFd<'_>) -> bool {
+    seals(fd).contains(SealFlags::SHRINK)
+}
+
+fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, VhostError> {
+    let mode = rustix::fs::fcntl_getfl(fd).map_err(VhostError::system("look at the memory's file"))?;
+    Ok(mode.contains(OFlags::RDWR) && !seals(fd).intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE))
 }
 
 impl SealedFile {
     /// Maps a part of it.
     pub(crate) fn map(self, offset: u64, size: usize) -> Result<MmapRegion, VhostError> {
         MmapRegion::from_file(FileOffset::new(self.file, offset), size).map_err(|e| VhostError::Memory(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+    use crate::closing::Reaper;
+    use rustix::fs::MemfdFlags;
+    use std::os::fd::OwnedFd;
+    use vm_memory::GuestMemoryBackend;
+
+    const SIZE: u64 = 0x1000;
+
+    fn sealed() -> OwnedFd {
+        let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, 4 * SIZE).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        file
+    }
+
+    /// The region with this number, which is at its number's place in the file too.
+    fn region(number: u64) -> VhostUserMemoryRegion {
+        VhostUserMemoryRegion::new(number * SIZE, SIZE, (8 + number) * SIZE, number * SIZE)
+    }
+
+    fn table(file: &OwnedFd, regions: &[VhostUserMemoryRegion]) -> Vec<(VhostUserMemoryRegion, ReceivedFd)> {
+        let received = || ReceivedFd::new(file.try_clone().unwrap(), &Reaper::default());
+        regions.iter().map(|region| (*region, received())).collect()
+    }
+
+    fn place(memory: &MemoryTable, address: u64) -> *mut u8 {
+        memory.map().get_host_address(GuestAddress(address)).unwrap()
+    }
+
+    #[test]
+    fn region_of_the_next_table_keeps_its_mapping() {
+        let (file, mut memory) = (sealed(), MemoryTable::default());
+        memory.replace(table(&file, &[region(0), region(2)])).unwrap();
+        let places = [0, 2 * SIZE].map(|address| place(&memory, address));
+        memory.replace(table(&file, &[region(2), region(1), region(0)])).unwrap();
+        assert_eq!([0, 2 * SIZE].map(|address| place(&memory, address)), places);
+        let other = sealed();
+        memory.replace(table(&other, &[region(0)]).into_iter().chain(table(&file, &[region(2)])).collect()).unwrap();
+        assert_ne!(place(&memory, 0), places[0], "the memory of another file is not seen");
+        assert_eq!(place(&memory, 2 * SIZE), places[1]);
+        assert!(memory.map().get_host_address(GuestAddress(SIZE)).is_err(), "a region that has gone is there");
+    }
+
+    #[test]
+    fn table_keeps_exactly_the_regions_that_are_the_same() {
+        let (file, other, mut memory) = (sealed(), sealed(), MemoryTable::default());
+        memory.replace(table(&file, &[region(0), region(2)])).unwrap();
+        let kept = |file: &OwnedFd, region: VhostUserMemoryRegion| memory.kept_by(&[(region, file.as_fd())]);
+        assert_eq!(kept(&file, region(2)), vec![2 * SIZE..3 * SIZE]);
+        assert_eq!(kept(&other, region(2)), [], "another file");
+        assert_eq!(kept(&file, region(1)), [], "a new region");
+        let of = VhostUserMemoryRegion::new;
+        let (guest, user, offset) = (2 * SIZE, 10 * SIZE, 2 * SIZE);
+        assert_eq!(kept(&file, of(guest, SIZE, user, offset)), vec![guest..guest + SIZE]);
+        assert_eq!(kept(&file, of(guest, SIZE / 2, user, offset)), [], "another size");
+        assert_eq!(kept(&file, of(3 * SIZE, SIZE, user, offset)), [], "another address of the guest");
+        assert_eq!(kept(&file, of(guest, SIZE, 11 * SIZE, offset)), [], "another address of the front end");
+        assert_eq!(kept(&file, of(guest, SIZE, user, SIZE)), [], "another part of the file");
+        rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+        assert_eq!(kept(&file, region(2)), [], "the machine only reads it now");
     }
 }

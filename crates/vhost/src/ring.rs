@@ -186,10 +186,14 @@ impl VirtioRing {
 
     /// Whether a part of it is between these addresses of the guest, the second one excluded.
     pub(crate) fn lies_in(&self, start: u64, end: u64) -> bool {
+        self.started() && self.parts().into_iter().any(|(at, length)| at < end && at.saturating_add(length) > start)
+    }
+
+    /// The addresses of its parts for the guest, and their lengths.
+    pub(crate) fn parts(&self) -> [(u64, u64); 3] {
         let size = u64::from(self.queue.size());
         let (descriptors, available, used) = (self.queue.desc_table(), self.queue.avail_ring(), self.queue.used_ring());
-        let mut parts = [(descriptors, 16 * size), (available, 6 + 2 * size), (used, 6 + 8 * size)].into_iter();
-        self.started() && parts.any(|(at, length)| at < end && at.saturating_add(length) > start)
+        [(descriptors, 16 * size), (available, 6 + 2 * size), (used, 6 + 8 * size)]
     }
 
     fn locate(&mut self, memory: &MemoryTable) -> Result<(), VhostError> {

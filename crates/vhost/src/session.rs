@@ -10,6 +10,7 @@ use crate::memory::{MOST, MemoryTable};
 use crate::message::{self, Inbox, Request, read, reply};
 use crate::poller::WatchSet;
 use crate::ring::VirtioRing;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use vhost::vhost_user::message::{
@@ -121,6 +122,13 @@ impl FrontendSession {
     /// The guest's memory.
     pub(crate) fn memory(&self) -> &GuestMemoryMmap {
         self.memory.map()
+    }
+
+    /// The addresses of the guest whose memory a request for another memory table leaves as it is.
+    pub(crate) fn kept_by(&self, table: &Request) -> Vec<Range<u64>> {
+        let regions = table_regions(table).unwrap_or_default();
+        let files = table.fds.iter().map_while(ReceivedFd::get);
+        self.memory.kept_by(&regions.into_iter().zip(files).collect::<Vec<_>>())
     }
 
     /// Its queues.
@@ -288,15 +296,8 @@ impl FrontendSession {
     }
 
     fn set_table(&mut self, request: &mut Request) -> Result<(), VhostError> {
-        let bad = || VhostError::Protocol("its memory table is not one".into());
-        let (head, rest) = request.body.split_at_checked(size_of::<VhostUserMemory>()).ok_or_else(bad)?;
-        let count = read::<VhostUserMemory>(head).map_or(0, |memory| memory.num_regions);
-        let regions: Vec<VhostUserMemoryRegion> =
-            rest.chunks(size_of::<VhostUserMemoryRegion>()).filter_map(read).collect();
+        let regions = table_regions(request)?;
         let fds = std::mem::take(&mut request.fds);
-        if usize::try_from(count) != Ok(regions.len()) || regions.len() != fds.len() {
-            return Err(bad());
-        }
         self.memory.replace(regions.into_iter().zip(fds).collect())?;
         self.relocate();
         Ok(())
@@ -347,6 +348,17 @@ impl Drop for FrontendSession {
             self.reaper.close(backend.into());
         }
     }
+}
+
+/// The regions of a memory table, one for each descriptor.
+fn table_regions(request: &Request) -> Result<Vec<VhostUserMemoryRegion>, VhostError> {
+    let bad = || VhostError::Protocol("its memory table is not one".into());
+    let (head, rest) = request.body.split_at_checked(size_of::<VhostUserMemory>()).ok_or_else(bad)?;
+    let count = read::<VhostUserMemory>(head).map_or(0, |memory| memory.num_regions);
+    let regions: Vec<VhostUserMemoryRegion> =
+        rest.chunks(size_of::<VhostUserMemoryRegion>()).filter_map(read).collect();
+    let is_table = usize::try_from(count) == Ok(regions.len()) && regions.len() == request.fds.len();
+    if is_table { Ok(regions) } else { Err(bad()) }
 }
 
 /// The kind of the descriptor, by its link in `/proc`; no other process is asked for it.

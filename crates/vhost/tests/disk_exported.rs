@@ -198,6 +198,25 @@ fn smaller_disk_of_a_returned_exporter_is_not_used() {
 }
 
 #[test]
+fn disk_smaller_than_after_its_resize_is_not_used() {
+    let setting = Setting::new(MIB);
+    let export = setting.export();
+    let disk = setting.import("user", Duration::from_millis(300)).unwrap();
+    let mut driver = disk.driver();
+    let resize = |size| std::fs::File::options().write(true).open(setting.image()).unwrap().set_len(size).unwrap();
+    resize(2 * MIB);
+    assert_eq!(disk.handle.ask(DiskControl::Resize { size: None }).unwrap(), serde_json::json!(2 * MIB));
+    drop(export);
+    resize(MIB);
+    let export = setting.export();
+    assert_eq!(driver.run(IN, 0, &[], 512).unwrap().0, IOERR, "the machine knows a larger disk");
+    drop(export);
+    resize(2 * MIB);
+    let _export = setting.export();
+    assert_eq!(driver.run(IN, 0, &[], 512).unwrap().0, OK);
+}
+
+#[test]
 fn grown_disk_is_seen_after_resize() {
     let setting = Setting::new(MIB);
     let _export = setting.export();

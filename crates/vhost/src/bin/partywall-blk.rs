@@ -189,7 +189,7 @@ struct ServeArgs {
 struct ImportArgs {
     #[command(flatten)]
     join: JoinArgs,
-    /// Requests that the exporter executes at a time; each takes a connection, of up to 8 MiB of memory on each side
+    /// Requests that the exporter executes at once; each takes a connection, of up to 8 MiB of memory on each side
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32), requires = "from")]
     connections: u16,
     /// Group of which this domain and the exporter are members: written data lies in buffers of the group, where the exporter reads it
@@ -221,7 +221,7 @@ struct DiskExportArgs {
     path: PathBuf,
     #[command(flatten)]
     join: JoinArgs,
-    /// Let users only read, and several at a time
+    /// Let users only read, and several at once
     #[arg(long)]
     read_only: bool,
     /// Bypass the page cache (O_DIRECT)

@@ -485,8 +485,8 @@ impl DiskEngine {
             | FrontendReq::RESET_OWNER
             | FrontendReq::SET_VRING_KICK
             | FrontendReq::SET_VRING_ADDR
-            | FrontendReq::SET_VRING_ENABLE
-            | FrontendReq::SET_MEM_TABLE => true,
+            | FrontendReq::SET_VRING_ENABLE => true,
+            FrontendReq::SET_MEM_TABLE => !self.is_left_by(request),
             FrontendReq::REM_MEM_REG => {
                 request.body::<VhostUserSingleMemoryRegion>().is_ok_and(|region| self.uses(&region))
             }
@@ -507,6 +507,23 @@ impl DiskEngine {
         let reaches = |ring: &VirtioRing| ring.unfinished() > 0 || ring.lies_in(start, end);
         self.tasks.iter().flatten().any(holds)
             || self.session.as_ref().is_some_and(|session| session.rings().iter().any(reaches))
+    }
+
+    /// Whether a memory table leaves the queues, and the data and the status of each request under way, where they are. Data in a window that the
+    /// machine only reads is in no table that is known here, so another window may come to its place.
+    fn is_left_by(&self, table: &Request) -> bool {
+        let Some(session) = &self.session else { return false };
+        let kept = session.kept_by(table);
+        let stays = |(start, length): (u64, u64)| {
+            kept.iter().any(|range| range.start <= start && start.saturating_add(length) <= range.end)
+        };
+        let is_left = |task: &DiskTask| {
+            stays((task.status.0, 1)) && task.pieces.iter().all(|piece| stays((piece.address.0, piece.length as u64)))
+        };
+        // The requests that an earlier back end took are not read yet, and may lie anywhere.
+        let is_ring_left = |ring: &VirtioRing| ring.unfinished() == 0 && ring.parts().into_iter().all(stays);
+        self.tasks.iter().flatten().all(is_left)
+            && session.rings().iter().filter(|ring| ring.started()).all(is_ring_left)
     }
 
     fn control(&mut self, request: DiskControl) -> Result<serde_json::Value, VhostError> {

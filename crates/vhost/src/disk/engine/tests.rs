@@ -7,8 +7,8 @@ use crate::disk::store_task::StoreTask;
 use crate::driver::DriverMemory;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
-use vhost::VhostUserMemoryRegionInfo;
 use vhost::vhost_user::VhostUserFrontend as _;
+use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo};
 
 #[test]
 fn bell_of_a_result_that_was_taken_before_ends_no_sleep() {
@@ -195,6 +195,26 @@ impl AwayDisk {
         self.driver.frontend().unwrap().remove_mem_region(&region).unwrap();
     }
 
+    /// The front end sends its whole table, as one without slots does: the driver's own memory, and these regions.
+    fn set_table(&mut self, others: &[VhostUserMemoryRegionInfo]) {
+        let all = [&[self.driver.region()], others].concat();
+        self.driver.frontend().unwrap().set_mem_table(&all).unwrap();
+    }
+
+    /// The exporter comes back, and the request that has waited is done.
+    fn finish_with_exporter(&mut self) {
+        assert_eq!(self.driver.reply(0).unwrap(), None, "the request has ended for the memory");
+        self.export = Some(Self::export(&self.path, &self.store));
+        let reply = self.driver.wait(0, Duration::ZERO, HANG).unwrap();
+        assert_eq!(reply.expect("the request was lost").status, DiskStatus::Done.byte());
+    }
+
+    /// The request that has waited for the exporter has ended.
+    fn has_failed(&mut self) {
+        let reply = self.driver.reply(0).unwrap().expect("the request is under way");
+        assert_eq!(reply.status, DiskStatus::Failed.byte());
+    }
+
     /// The exporter goes, and then a request reads the first sectors to `address`. Returns once the back end has taken it.
     fn read_without_exporter(&mut self, address: u64) {
         self.export = None;
@@ -237,10 +257,7 @@ fn request_outside_of_removed_memory_goes_on() {
     disk.read_without_exporter(disk.driver.data(0, 0).0);
     // The second time, there is no such memory.
     (0..2).for_each(|_| disk.remove_memory());
-    assert_eq!(disk.driver.reply(0).unwrap(), None, "the request has ended for the memory");
-    disk.export = Some(AwayDisk::export(&disk.path, &disk.store));
-    let reply = disk.driver.wait(0, Duration::ZERO, HANG).unwrap();
-    assert_eq!(reply.expect("the request was lost").status, DiskStatus::Done.byte());
+    disk.finish_with_exporter();
 }
 
 #[test]
@@ -248,6 +265,44 @@ fn request_in_removed_memory_ends_first() {
     let mut disk = AwayDisk::new();
     disk.read_without_exporter(AwayDisk::AT + 4096);
     disk.remove_memory();
-    let reply = disk.driver.reply(0).unwrap().expect("the request is under way");
-    assert_eq!(reply.status, DiskStatus::Failed.byte());
+    disk.has_failed();
+}
+
+#[test]
+fn request_outside_of_a_tables_changes_goes_on() {
+    let mut disk = AwayDisk::new();
+    disk.read_without_exporter(disk.driver.data(0, 0).0);
+    disk.set_table(&[]);
+    disk.set_table(&[disk.region()]);
+    disk.finish_with_exporter();
+}
+
+#[test]
+fn request_in_memory_that_a_table_keeps_goes_on() {
+    let mut disk = AwayDisk::new();
+    disk.read_without_exporter(AwayDisk::AT + 4096);
+    disk.memory.map.write_slice(&[7; 4096], GuestAddress(4096)).unwrap();
+    disk.set_table(&[disk.region()]);
+    disk.finish_with_exporter();
+    let mut read = [7; 4096];
+    disk.memory.map.read_slice(&mut read, GuestAddress(4096)).unwrap();
+    assert_eq!(read, [0; 4096], "the data is elsewhere");
+}
+
+#[test]
+fn request_in_memory_that_a_table_drops_ends_first() {
+    let mut disk = AwayDisk::new();
+    disk.read_without_exporter(AwayDisk::AT + 4096);
+    disk.set_table(&[]);
+    disk.has_failed();
+}
+
+#[test]
+fn request_in_memory_of_another_file_ends_first() {
+    let mut disk = AwayDisk::new();
+    disk.read_without_exporter(AwayDisk::AT + 4096);
+    let other = DriverMemory::new(0x1_0000, true).unwrap();
+    let VhostUserMemoryRegionInfo { guest_phys_addr, userspace_addr, .. } = disk.region();
+    disk.set_table(&[VhostUserMemoryRegionInfo { guest_phys_addr, userspace_addr, ..other.region() }]);
+    disk.has_failed();
 }

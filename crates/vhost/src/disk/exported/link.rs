@@ -2,6 +2,7 @@
 
 use super::passed::GroupData;
 use super::server::LARGEST_HEAP;
+use super::silence::CallLimit;
 use super::wire::{
     ExportOperation, FIELDS, RequestFields, WELCOME, Welcome, calls_service, errno_of, hello, parts_bytes,
     session_options,
@@ -14,11 +15,13 @@ use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The most data of one request. An exporter takes twice as much. With this limit, 4 MiB that are free in a window are enough for a connection: the
 /// broker gives a quarter, and a heap's segments are powers of two.
 pub(super) const MOST_DATA: usize = 512 << 10;
+/// How often a call that waits looks whether its session has ended.
+const LOOK: Duration = Duration::from_millis(100);
 /// The data of one request on a connection that has little memory. A disk's blocks are not longer.
 pub(super) const LEAST_DATA: usize = 64 << 10;
 /// The least heap of a connection beside another one: it has room for the largest block.
@@ -115,6 +118,7 @@ pub(super) struct ExportCalls {
     number: u64,
     /// Bytes of its heap, if it got all of it at the beginning.
     memory: u64,
+    limit: CallLimit,
 }
 
 /// The data of a write, in a block of a connection's heap or, after the end of that connection, in memory of this process.
@@ -160,9 +164,9 @@ impl ExportCalls {
         domain: &Domain,
         target: &str,
         session: u64,
-        longest: Duration,
+        limit: &CallLimit,
     ) -> Result<Self, ExportFailure> {
-        Self::with_heap(domain, target, session, longest, LARGEST_HEAP)
+        Self::with_heap(domain, target, session, limit, LARGEST_HEAP)
     }
 
     /// Makes a connection that has all the memory of its heap. Heaps that grow later could take what the first block of another one needs, and
@@ -171,13 +175,13 @@ impl ExportCalls {
         domain: &Domain,
         target: &str,
         session: u64,
-        longest: Duration,
+        limit: &CallLimit,
         need: HeapNeed,
     ) -> Result<Self, ExportFailure> {
         let mut size = LARGEST_HEAP;
         let mut has_share = false;
         loop {
-            let mut calls = Self::with_heap(domain, target, session, longest, size)?;
+            let mut calls = Self::with_heap(domain, target, session, limit, size)?;
             let heap = calls.client.heap();
             drop(heap.allocate_aligned(need.data() + FIELDS, ALIGN).map_err(|_| ExportFailure::NoMemory)?);
             let got = heap.stats().bytes;
@@ -196,24 +200,25 @@ impl ExportCalls {
         domain: &Domain,
         target: &str,
         session: u64,
-        longest: Duration,
+        limit: &CallLimit,
         size: u64,
     ) -> Result<Self, ExportFailure> {
         let heap = HeapOptions::default().first(size).max(size);
-        let client = CallClient::builder().heap(heap).max_peer_heap(LARGEST_HEAP).timeout(longest);
+        let client = CallClient::builder().heap(heap).max_peer_heap(LARGEST_HEAP).timeout(limit.longest());
         let client = client.connect(domain, &calls_service(target)).map_err(|e| {
             tracing::debug!(error = %e, "no connection for the requests of a disk");
             ExportFailure::Ended
         })?;
         static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
         let number = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { client, session, number, memory: 0 })
+        Ok(Self { client, session, number, memory: 0, limit: limit.clone() })
     }
 
     /// A connection with a heap of this size, as in a window that has no more.
     #[cfg(test)]
     pub(super) fn with_little_memory(domain: &Domain, target: &str, memory: u64) -> Result<Self, ExportFailure> {
-        Self::with_heap(domain, target, 1, Duration::from_secs(60), memory).map(|calls| Self { memory, ..calls })
+        let limit = CallLimit::of(Duration::from_secs(60));
+        Self::with_heap(domain, target, 1, &limit, memory).map(|calls| Self { memory, ..calls })
     }
 
     /// Bytes of its heap, if it got all of it at the beginning.
@@ -226,6 +231,29 @@ impl ExportCalls {
         usize::try_from(self.memory / 2).unwrap_or(MOST_DATA).clamp(LEAST_DATA, MOST_DATA)
     }
 
+    /// The next calls are for a request that waits since then.
+    pub(super) fn begin(&self, since: Instant) {
+        self.limit.begin(since);
+    }
+
+    /// Calls the exporter, and waits for its answer as long as the limit says.
+    fn call(&self, operation: ExportOperation, arguments: &[u8]) -> Result<Reply, ExportFailure> {
+        let began = Instant::now();
+        let mut call = self.client.start(Method::numbered(operation as u32), arguments).map_err(failure_of)?;
+        let answer = loop {
+            match call.wait_for(LOOK) {
+                Ok(Some(reply)) => break Ok(reply),
+                Ok(None) if self.limit.gives_up(began) => return Err(ExportFailure::Ended),
+                Ok(None) => {}
+                Err(error) => break Err(failure_of(error)),
+            }
+        };
+        if matches!(answer, Ok(_) | Err(ExportFailure::Errno(_))) {
+            self.limit.begin(Instant::now());
+        }
+        answer
+    }
+
     /// Executes a request without data.
     pub(super) fn request(
         &self,
@@ -235,7 +263,7 @@ impl ExportCalls {
         mode: i32,
     ) -> Result<Reply, ExportFailure> {
         let fields = RequestFields { session: self.session, offset, length, durable, mode };
-        self.client.call(Method::numbered(operation as u32), &fields.bytes()).map_err(failure_of)
+        self.call(operation, &fields.bytes())
     }
 
     /// Begins a write: a block with `length` bytes of data, which `fill` copies to it, and behind them the fields of the request.
@@ -258,8 +286,7 @@ impl ExportCalls {
 
     /// Executes the write that a block is of.
     pub(super) fn write(&self, block: &Block) -> Result<(), ExportFailure> {
-        let method = Method::numbered(ExportOperation::Write as u32);
-        self.client.call(method, block).map(drop).map_err(failure_of)
+        self.call(ExportOperation::Write, block).map(drop)
     }
 
     /// Executes a write of data that lies in a group.
@@ -268,8 +295,7 @@ impl ExportCalls {
         let length = parts.iter().map(|part| part.len).sum();
         let mut bytes = parts_bytes(&parts);
         bytes.extend(RequestFields { session: self.session, offset, length, durable, mode: 0 }.bytes());
-        let method = Method::numbered(ExportOperation::WriteFrom as u32);
-        self.client.call(method, &bytes).map(drop).map_err(failure_of)
+        self.call(ExportOperation::WriteFrom, &bytes).map(drop)
     }
 
     /// The data of a block, to be kept.
@@ -373,7 +399,8 @@ mod tests {
         let _export = DiskExport::bind(options, &store, "data").unwrap();
         let later = ExportLink::connect(&user, "store:data", longest).unwrap();
         let sync = |link: &ExportLink| {
-            ExportCalls::connect(&user, "store:data", link.welcome.session, longest).and_then(|calls| calls.sync())
+            let limit = CallLimit::of(longest);
+            ExportCalls::connect(&user, "store:data", link.welcome.session, &limit).and_then(|calls| calls.sync())
         };
         assert_eq!((sync(&earlier), sync(&later)), (Err(ExportFailure::Ended), Ok(())));
     }

@@ -14,6 +14,7 @@ mod link;
 mod passed;
 mod server;
 mod session;
+mod silence;
 mod wire;
 
 pub use import::{ImportOptions, ImportedDisk};

@@ -1,8 +1,9 @@
 //! The session with the exporter, and the connections of the threads in it. Another session is begun when one ends.
 
-use super::{HURRY, ImportCore, ImportOptions, PAUSE, lock};
+use super::{ImportCore, ImportOptions, PAUSE, lock};
 use crate::VhostError;
 use crate::disk::exported::link::{ExportCalls, ExportFailure, ExportLink, HeapNeed, MOST_DATA};
+use crate::disk::exported::silence::{CallLimit, WaitSpan};
 use crate::disk::exported::wire::{ExportOperation, Welcome};
 use partywall::Domain;
 use std::sync::atomic::Ordering;
@@ -20,8 +21,8 @@ pub(super) struct CurrentLink {
     pub(super) generation: u64,
     pub(super) link: Option<ExportLink>,
     pub(super) boot: [u8; 16],
-    /// When the last attempt to begin a session began, if it has failed.
-    pub(super) failed: Option<Instant>,
+    /// When the last attempt to begin a session began. If a session has ended because the grace was over, it is the time of its end.
+    pub(super) tried: Option<Instant>,
 }
 
 /// A thread's connection.
@@ -34,9 +35,9 @@ pub(super) struct OwnConnection {
 }
 
 impl OwnConnection {
-    /// Whether its session is earlier than the one with this number.
-    pub(super) fn is_before(&self, generation: u64) -> bool {
-        self.generation < generation
+    /// The number of its session.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// Whether requests have been divided for a while since a window has little memory.
@@ -58,6 +59,7 @@ pub(super) type OwnCalls = Option<OwnConnection>;
 pub(super) enum Unconnected {
     /// The session with this number gives none.
     Gone(u64),
+    /// The window has no memory for it, or the exporter gives this disk no further one.
     NoMemory,
     /// Another thread of this disk makes a connection, and this one's share depends on that.
     Busy,
@@ -88,7 +90,7 @@ impl ImportCore {
         }
         let most_read = self.most_read.load(Ordering::Relaxed);
         if own.as_ref().is_none_or(|own| own.is_outgrown(most_read)) {
-            let made = self.connect(session, own.as_ref());
+            let made = self.connect((generation, session), own.as_ref());
             if own.is_some() {
                 // The exporter may have more room for its answers by now.
                 self.most_read.store(MOST_DATA, Ordering::Relaxed);
@@ -112,7 +114,11 @@ impl ImportCore {
     }
 
     /// A connection beside those of other threads, and beside the thread's own, if it has one. `Err(None)`: the session gives none.
-    fn connect(&self, session: u64, own: Option<&OwnConnection>) -> Result<MadeConnection<'_>, Option<Unconnected>> {
+    fn connect(
+        &self,
+        (generation, session): (u64, u64),
+        own: Option<&OwnConnection>,
+    ) -> Result<MadeConnection<'_>, Option<Unconnected>> {
         let alone = match self.connecting.try_lock() {
             Ok(alone) => alone,
             Err(TryLockError::Poisoned(alone)) => PoisonError::into_inner(alone),
@@ -121,10 +127,12 @@ impl ImportCore {
         let others = self.connected.load(Ordering::Relaxed) - usize::from(own.is_some());
         let held = self.held.load(Ordering::Relaxed) - own.map_or(0, |own| own.calls.memory());
         let need = if others == 0 { HeapNeed::Any } else { HeapNeed::Further { held } };
-        let ImportOptions { domain, target, grace, .. } = &self.options;
-        ExportCalls::connect_with_memory(domain, target, session, *grace, need)
+        let ImportOptions { domain, target, .. } = &self.options;
+        let limit = CallLimit::in_session(&self.silence, generation, Instant::now());
+        ExportCalls::connect_with_memory(domain, target, session, &limit, need)
             .map(|calls| MadeConnection { calls, _alone: alone })
-            .map_err(|e| matches!(e, ExportFailure::NoMemory).then_some(Unconnected::NoMemory))
+            // An exporter has a limit of connections. The others of this disk show whether the session goes on.
+            .map_err(|e| (e == ExportFailure::NoMemory || others > 0).then_some(Unconnected::NoMemory))
     }
 
     /// From here on it is the connection of the thread.
@@ -136,38 +144,39 @@ impl ImportCore {
 
     /// Makes another session in place of the one with this number, unless another thread has done so. Returns whether there is one.
     ///
-    /// The caller waits for a session since `since`, and has found at `noticed` that there is none.
-    pub(super) fn renew(&self, generation: u64, since: Instant, noticed: Instant) -> bool {
+    /// The caller waits for an answer for this time, and has found at `noticed` that there is no session, or that it gives none.
+    pub(super) fn renew(&self, generation: u64, waits: WaitSpan, noticed: Instant) -> bool {
         let mut current = lock(&self.link);
         if current.generation != generation {
             return current.link.is_some();
         }
         let target = &self.options.target;
+        let is_over = waits.is_over();
         if current.link.take().is_some() {
             warn!("{target}: the exporter has gone, or does not answer");
-            *lock(&self.gone_since) = Some(noticed);
-            current.failed = None;
-            self.first_open.store(generation + 1, Ordering::Relaxed);
+            self.silence.end_session(generation, noticed);
+            if is_over {
+                // The session had the last attempt of all requests that wait.
+                current.tried = Some(Instant::now());
+            }
             // Under the lock that is held from the look at the number to the sleep.
             let _jobs = lock(&self.jobs);
             self.offered.notify_all();
         }
         // An attempt that another thread has begun after this one noticed counts for both. Once the grace is over, each attempt since the task began
         // to wait counts: tasks that wait for a thread fail one after the other without further attempts.
-        let earliest = if self.is_over(since) { since } else { noticed };
-        if current.failed.is_some_and(|began| began >= earliest) {
+        let earliest = if is_over { waits.since } else { noticed };
+        if current.tried.is_some_and(|began| began >= earliest) {
             return false;
         }
-        let began = Instant::now();
+        // An exporter that ends each session at once would else keep this process and the broker busy.
+        let pause = current.tried.map_or(Duration::ZERO, |began| PAUSE.saturating_sub(began.elapsed()));
+        std::thread::sleep(pause);
+        current.tried = Some(Instant::now());
         // The exporter has ended all requests of the sessions before (protocol E1.2).
-        let Some(link) = self.link_again(current.boot, generation + 1) else {
-            current.failed = Some(began);
-            std::thread::sleep(PAUSE);
-            return false;
-        };
-        info!("{target}: the exporter is back, after {} ms", since.elapsed().as_millis());
+        let Some(link) = self.link_again(current.boot, generation + 1, waits.since) else { return false };
+        info!("{target}: the exporter is back, after {} ms", waits.since.elapsed().as_millis());
         current.generation += 1;
-        *lock(&self.gone_since) = None;
         self.most_read.store(MOST_DATA, Ordering::Relaxed);
         current.boot = link.welcome.boot;
         current.link = Some(link);
@@ -175,8 +184,8 @@ impl ImportCore {
     }
 
     /// Another session. What the exporter may have lost since the last one is done again before any other request (protocol E3).
-    fn link_again(&self, boot: [u8; 16], number: u64) -> Option<ExportLink> {
-        let ImportOptions { domain, target, grace, .. } = &self.options;
+    fn link_again(&self, boot: [u8; 16], number: u64, since: Instant) -> Option<ExportLink> {
+        let ImportOptions { domain, target, .. } = &self.options;
         let link = ExportLink::connect(domain, target, GREETING).ok()?;
         if !self.is_same(&link.welcome) {
             warn!("{target}: the exporter is back with another disk, which is not used");
@@ -184,7 +193,8 @@ impl ImportCore {
         }
         if !self.changes.is_empty() {
             let session = link.welcome.session;
-            let calls = ExportCalls::connect_with_memory(domain, target, session, *grace, HeapNeed::Any).ok()?;
+            let limit = CallLimit::in_session(&self.silence, number, since);
+            let calls = ExportCalls::connect_with_memory(domain, target, session, &limit, HeapNeed::Any).ok()?;
             let may_have_lost = link.welcome.boot != boot || self.changes.is_doubtful();
             if may_have_lost {
                 let repeated = self.changes.repeat(&calls).ok()?;
@@ -207,10 +217,12 @@ impl ImportCore {
         Some(link)
     }
 
-    /// Whether this may be the disk of the first session: it is as large, and takes the same requests.
+    /// Whether this may be the disk of the first session: it is as large as the machine knows, and takes the same requests.
     fn is_same(&self, welcome: &Welcome) -> bool {
-        let Welcome { capacity, block, read_only, .. } = self.first;
-        welcome.capacity >= capacity && welcome.block == block && welcome.read_only == read_only
+        let Welcome { block, read_only, .. } = self.first;
+        welcome.capacity >= self.capacity.load(Ordering::Relaxed)
+            && welcome.block == block
+            && welcome.read_only == read_only
     }
 
     /// The disk's size now. `None` if the exporter does not tell.
@@ -222,17 +234,17 @@ impl ImportCore {
             drop(current);
             let ImportOptions { domain, target, grace, .. } = &self.options;
             let measured = session.ok_or(ExportFailure::Ended).and_then(|session| {
-                let calls = ExportCalls::connect(domain, target, session, *grace)?;
+                let calls = ExportCalls::connect(domain, target, session, &CallLimit::of(*grace))?;
                 calls.request(ExportOperation::Measure, (0, 0), false, 0)
             });
             match measured {
                 Ok(reply) => return reply.array(0).map(u64::from_le_bytes).ok(),
                 Err(ExportFailure::Ended) => {
-                    self.renew(generation, since, Instant::now());
+                    self.renew(generation, self.silence.span(since, since), Instant::now());
                 }
                 Err(ExportFailure::Errno(_) | ExportFailure::NoMemory | ExportFailure::Unseen) => return None,
             }
-            if self.is_over(since) {
+            if self.silence.span(since, since).is_over() {
                 return None;
             }
         }
@@ -245,19 +257,6 @@ impl ImportCore {
             self.held.fetch_sub(calls.memory(), Ordering::Relaxed);
             self.connected.fetch_sub(1, Ordering::Relaxed);
         }
-    }
-
-    /// Since when a task waits. A thread could not execute it at `own` for the first time. Before that, the task may have waited for a thread: since
-    /// the exporter has gone, or since `offered` if that was later.
-    pub(super) fn waiting_since(&self, own: Instant, offered: Instant) -> Instant {
-        let gone = *lock(&self.gone_since);
-        gone.map_or(own, |gone| own.min(gone.max(offered)))
-    }
-
-    /// Whether a request that could not be executed since then fails.
-    pub(super) fn is_over(&self, since: Instant) -> bool {
-        let grace = if self.hurries.load(Ordering::Relaxed) { HURRY } else { self.options.grace };
-        since.elapsed() >= grace
     }
 }
 
@@ -281,13 +280,13 @@ mod tests {
         let disk = ImportedDisk::connect(options, false, Duration::ZERO).unwrap();
         let core = disk.core();
         let session = lock(&core.link).link.as_ref().unwrap().welcome.session;
-        let Ok(first) = core.connect(session, None) else { panic!("no connection is made") };
+        let Ok(first) = core.connect((0, session), None) else { panic!("no connection is made") };
         let memory = first.calls.memory();
-        assert!(matches!(core.connect(session, None), Err(Some(Unconnected::Busy))), "it counts no other one");
+        assert!(matches!(core.connect((0, session), None), Err(Some(Unconnected::Busy))), "it counts no other one");
         let mut own = None;
         core.adopt(first, 0, &mut own);
         assert_eq!((core.connected.load(Ordering::Relaxed), core.held.load(Ordering::Relaxed)), (1, memory));
-        assert!(core.connect(session, None).is_ok());
+        assert!(core.connect((0, session), None).is_ok());
         core.disconnect(&mut own);
     }
 }

@@ -12,21 +12,20 @@ mod worker;
 
 use super::changes::ChangeLog;
 use super::passed::PassedWindows;
+use super::silence::ExporterSilence;
 use super::wire::Welcome;
 use connection::CurrentLink;
 use partywall::{Domain, Group};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use worker::StoreJobs;
 
 pub use store::ImportedDisk;
 
-/// Between two attempts to reach an exporter that has gone.
+/// Between the beginnings of two attempts to reach an exporter that has gone, at least.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long requests wait for an exporter that has gone, while the machine waits for the end of all requests.
-const HURRY: Duration = Duration::from_secs(2);
 
 /// Where a disk is imported from.
 #[derive(Debug, Clone)]
@@ -38,7 +37,7 @@ pub struct ImportOptions {
     /// Requests that the exporter executes at a time. Each has a thread and a connection. If this disk's share of the window to the exporter has
     /// memory for fewer connections, there are fewer. There is one in any case, for which requests are divided if need be.
     pub connections: usize,
-    /// How long a request waits for an exporter that has gone or does not answer, before it fails.
+    /// How long requests wait for an exporter that has gone or does not answer, before they fail.
     pub grace: Duration,
     /// A group that the exporter takes part in as well: what is written lies in buffers of it, and the exporter reads it there.
     pub group: Option<Group>,
@@ -51,16 +50,15 @@ pub struct ImportOptions {
 struct ImportCore {
     options: ImportOptions,
     delay: Duration,
-    /// The disk as it was at first. An exporter that comes back must have the same.
+    /// The disk as it was at first. An exporter that comes back must have the same, with at least the `capacity`.
     first: Welcome,
+    /// The size that the machine knows.
+    capacity: AtomicU64,
     jobs: Mutex<StoreJobs>,
     /// There is another job, or a session has ended.
     offered: Condvar,
     link: Mutex<CurrentLink>,
-    /// When a thread has noticed that the exporter has gone. `None` while there is a session.
-    gone_since: Mutex<Option<Instant>>,
-    /// The number of the first session that has not ended.
-    first_open: AtomicU64,
+    silence: Arc<ExporterSilence>,
     /// Threads that have a connection.
     connected: AtomicUsize,
     /// Bytes of the heaps of these connections.
@@ -70,8 +68,6 @@ struct ImportCore {
     most_read: AtomicUsize,
     /// Held by the thread that makes a connection: its share of a window depends on what the others hold.
     connecting: Mutex<()>,
-    /// The machine waits for the end of all requests.
-    hurries: AtomicBool,
     /// Becomes readable after `is_rung` is set.
     wake: OwnedFd,
     is_rung: AtomicBool,

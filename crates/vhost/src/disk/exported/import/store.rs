@@ -3,13 +3,14 @@
 use super::connection::{CurrentLink, connect_within};
 use super::pieces::front;
 use super::worker::{Done, StoreJob};
-use super::{HURRY, ImportCore, ImportOptions, lock};
+use super::{ImportCore, ImportOptions, lock};
 use crate::VhostError;
 use crate::chain::BufferPiece;
 use crate::disk::counters::CopiedBytes;
 use crate::disk::exported::changes::ChangeLog;
 use crate::disk::exported::link::{ExportCalls, MOST_DATA};
 use crate::disk::exported::passed::PassedWindows;
+use crate::disk::exported::silence::{CallLimit, ExporterSilence, HURRY};
 use crate::disk::request::DiskGeometry;
 use crate::disk::store::DiskStore;
 use crate::disk::store_task::StoreTask;
@@ -61,7 +62,8 @@ impl ImportedDisk {
     /// ```
     pub fn sync(domain: &Domain, target: &str, grace: Duration) -> Result<(), VhostError> {
         let link = connect_within(domain, target, grace)?;
-        let synced = ExportCalls::connect(domain, target, link.welcome.session, grace).and_then(|calls| calls.sync());
+        let synced = ExportCalls::connect(domain, target, link.welcome.session, &CallLimit::of(grace))
+            .and_then(|calls| calls.sync());
         synced.map_err(|e| VhostError::Refused(format!("{target} does not make its disk durable: {e:?}")))
     }
 
@@ -72,21 +74,21 @@ impl ImportedDisk {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(VhostError::system("make an eventfd"))?;
         let connections = options.connections.max(1);
+        let silence = Arc::new(ExporterSilence::new(options.grace));
         let windows = options.group.clone().map(|group| PassedWindows::new(group, options.machine.clone()));
         let shared = Arc::new(ImportCore {
             options,
             delay,
             first,
+            capacity: AtomicU64::new(first.capacity),
             jobs: Mutex::default(),
             offered: Condvar::new(),
-            link: Mutex::new(CurrentLink { generation: 0, boot: first.boot, link: Some(link), failed: None }),
-            gone_since: Mutex::default(),
-            first_open: AtomicU64::new(0),
+            link: Mutex::new(CurrentLink { generation: 0, boot: first.boot, link: Some(link), tried: None }),
+            silence,
             connected: AtomicUsize::new(0),
             held: AtomicU64::new(0),
             most_read: AtomicUsize::new(MOST_DATA),
             connecting: Mutex::default(),
-            hurries: AtomicBool::new(false),
             wake,
             is_rung: AtomicBool::new(false),
             copied_read: AtomicU64::new(0),
@@ -128,7 +130,7 @@ impl ImportedDisk {
 
 impl Drop for ImportedDisk {
     fn drop(&mut self) {
-        self.shared.hurries.store(true, Ordering::Relaxed);
+        self.shared.silence.hurry(true);
         lock(&self.shared.jobs).is_over = true;
         self.shared.offered.notify_all();
         for worker in self.workers.drain(..) {
@@ -152,6 +154,8 @@ impl DiskStore for ImportedDisk {
         if capacity < self.geometry.capacity || !capacity.is_multiple_of(self.block.into()) {
             return Err(VhostError::Refused(format!("the exported disk has {capacity} bytes now, which are fewer")));
         }
+        // An exporter that comes back with the earlier size is not used from here on.
+        self.shared.capacity.store(capacity, Ordering::Relaxed);
         let before = std::mem::replace(&mut self.geometry.capacity, capacity);
         Ok(before != capacity)
     }
@@ -211,7 +215,7 @@ impl DiskStore for ImportedDisk {
         self.next = match self.done.recv_timeout(HURRY) {
             Err(RecvTimeoutError::Timeout) => {
                 // All further tasks hurry as well, until [`Self::all_ended`].
-                self.shared.hurries.store(true, Ordering::Relaxed);
+                self.shared.silence.hurry(true);
                 self.done.recv().ok()
             }
             next => next.ok(),
@@ -219,7 +223,7 @@ impl DiskStore for ImportedDisk {
     }
 
     fn all_ended(&mut self) {
-        self.shared.hurries.store(false, Ordering::Relaxed);
+        self.shared.silence.hurry(false);
     }
 
     fn ended(&mut self) -> Option<(usize, Result<u32, Errno>)> {

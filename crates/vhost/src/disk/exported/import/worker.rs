@@ -4,6 +4,7 @@ use super::connection::{OwnCalls, Unconnected};
 use super::{ImportCore, PAUSE, lock};
 use crate::chain::BufferPiece;
 use crate::disk::exported::link::ExportFailure;
+use crate::disk::exported::silence::UnansweredRequest;
 use crate::disk::store_task::StoreTask;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -117,7 +118,7 @@ impl ImportCore {
             if queue.is_over {
                 return None;
             }
-            if own.as_ref().is_some_and(|own| own.is_before(self.first_open.load(Ordering::Relaxed))) {
+            if own.as_ref().is_some_and(|own| self.silence.has_ended(own.generation())) {
                 drop(queue);
                 self.disconnect(own);
                 queue = lock(&self.jobs);
@@ -127,65 +128,77 @@ impl ImportCore {
         }
     }
 
-    /// Executes a task, also if the exporter goes and comes back meanwhile. Fails when the grace is over (protocol E1.3). A session that gives no
+    /// Executes a task, also if the exporter goes and comes back meanwhile. Fails when the grace is over (protocol E1.3, E1.6). A session that gives no
     /// answer ends before that, so that nothing of it is executed later. A session that begins when the grace is over has one attempt.
     fn execute(&self, own: &mut OwnCalls, job: &mut StoreJob) -> Result<u32, Unfinished> {
         if job.task == StoreTask::Delay {
             std::thread::sleep(self.delay);
             return Ok(0);
         }
+        let mut waiting = None;
         let mut is_last = false;
         loop {
             let began = Instant::now();
             // The broker may learn of the machine's windows later than the machine, for example after its own restart.
             let is_final = self.windows.as_ref().is_none_or(|windows| windows.is_answered(job.unseen_since));
             let unconnected = match self.connected(own) {
-                Ok((generation, calls)) => match self.attempt(generation, calls, job) {
-                    Ok(result) => return Ok(result),
-                    Err(ExportFailure::Unseen) => {
-                        tracing::debug!(pieces = ?job.pieces, "what the machine writes is in none of its windows");
-                        let since = *job.unseen_since.get_or_insert(began);
-                        if is_final || since.elapsed() >= UNSEEN {
-                            return Err(Unfinished::Failed(Errno::FAULT));
+                Ok((generation, calls)) => {
+                    waiting.get_or_insert_with(|| self.silence.wait());
+                    calls.begin(self.silence.span(job.waits_since.unwrap_or(began), job.offered).since);
+                    match self.attempt(generation, calls, job) {
+                        Ok(result) => {
+                            waiting.into_iter().for_each(UnansweredRequest::answered);
+                            return Ok(result);
                         }
-                        // What an earlier window has would keep a later one from its place.
-                        self.changes.copy_from_others();
-                        std::thread::sleep(PAUSE);
-                        continue;
+                        Err(ExportFailure::Unseen) => {
+                            tracing::debug!(pieces = ?job.pieces, "what the machine writes is in none of its windows");
+                            let since = *job.unseen_since.get_or_insert(began);
+                            if is_final || since.elapsed() >= UNSEEN {
+                                return Err(Unfinished::Failed(Errno::FAULT));
+                            }
+                            // What an earlier window has would keep a later one from its place.
+                            self.changes.copy_from_others();
+                            std::thread::sleep(PAUSE);
+                            continue;
+                        }
+                        Err(ExportFailure::Errno(e)) => {
+                            waiting.into_iter().for_each(UnansweredRequest::answered);
+                            return Err(Unfinished::Failed(e));
+                        }
+                        // What is kept in this connection's heap is copied out of it. So an exporter could make the copies grow without end.
+                        Err(ExportFailure::NoMemory) if self.changes.flush(calls, generation).is_ok() => {
+                            Unconnected::NoMemory
+                        }
+                        Err(ExportFailure::NoMemory | ExportFailure::Ended) => Unconnected::Gone(generation),
                     }
-                    Err(ExportFailure::Errno(e)) => return Err(Unfinished::Failed(e)),
-                    // What is kept in this connection's heap is copied out of it. So an exporter could make the copies grow without end.
-                    Err(ExportFailure::NoMemory) if self.changes.flush(calls, generation).is_ok() => {
-                        Unconnected::NoMemory
-                    }
-                    Err(ExportFailure::NoMemory | ExportFailure::Ended) => Unconnected::Gone(generation),
-                },
+                }
                 Err(unconnected) => unconnected,
             };
             // Others wait for the memory of this connection, too.
             self.disconnect(own);
             let noticed = Instant::now();
-            let own = *job.waits_since.get_or_insert(noticed);
-            let since = self.waiting_since(own, job.offered);
+            waiting.get_or_insert_with(|| self.silence.wait());
+            let first = *job.waits_since.get_or_insert(noticed);
+            let waits = || self.silence.span(first, job.offered);
             let (pause, errno) = match unconnected {
                 Unconnected::Gone(generation) => {
-                    // Of an exporter that begins sessions and answers no request, the last one had its attempt by now. A task that has waited for
-                    // a thread until the grace was over had none.
-                    let was_over = self.is_over(own);
-                    if self.renew(generation, since, noticed) && !was_over {
-                        is_last = self.is_over(since);
+                    // One attempt is enough of an exporter that begins sessions and answers no request, once the grace is over.
+                    if self.renew(generation, waits(), noticed) && !is_last {
+                        is_last = waits().is_over();
                         continue;
                     }
                     (Duration::ZERO, Errno::IO)
                 }
                 Unconnected::NoMemory => (MEMORY_PAUSE, Errno::NOMEM),
-                Unconnected::Busy if is_last => {
+                // The connection may be one of a session that has begun when the grace was over.
+                Unconnected::Busy if waits().is_over() => {
+                    is_last = true;
                     std::thread::sleep(CONNECTION_PAUSE);
                     continue;
                 }
                 Unconnected::Busy => (CONNECTION_PAUSE, Errno::IO),
             };
-            if !pause.is_zero() && !self.is_over(since) {
+            if !pause.is_zero() && !waits().is_over() {
                 if self.connected.load(Ordering::Relaxed) > 0 {
                     return Err(Unfinished::ForOthers(pause));
                 }
@@ -194,7 +207,7 @@ impl ImportCore {
                 }
                 std::thread::sleep(pause.min(PAUSE));
             }
-            if self.is_over(since) {
+            if waits().is_over() {
                 return Err(Unfinished::Failed(errno));
             }
         }
@@ -291,7 +304,7 @@ mod tests {
             match disk.ended() {
                 Some((_, result)) => {
                     assert_eq!(result, Err(Errno::IO));
-                    attempts.push(lock(&core.link).failed);
+                    attempts.push(lock(&core.link).tried);
                 }
                 None => disk.wait(),
             }
@@ -311,8 +324,8 @@ mod tests {
         let (mut disk, _broker) = reads_without_exporter(Duration::from_secs(3600));
         fail_together(&mut disk);
         let core = disk.core();
-        assert!(core.hurries.load(Ordering::Relaxed));
+        assert!(core.silence.hurries());
         disk.all_ended();
-        assert!(!core.hurries.load(Ordering::Relaxed));
+        assert!(!core.silence.hurries());
     }
 }
