@@ -22,6 +22,8 @@ const IN_USE: u16 = 0x6;
 const PAUSE: Duration = Duration::from_secs(1);
 /// The time for programs to unmap them. After that the windows of other slots are looked for.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks after that time.
+const LATE_PAUSE: Duration = Duration::from_secs(10);
 
 /// The removal of ghosts while windows are looked for.
 #[derive(Debug, Default)]
@@ -51,32 +53,39 @@ impl GhostHunt {
 
     /// Removes the ghosts that no process maps. `word` is the file of the word of revocation.
     pub(crate) fn step(&mut self, word: u64) -> HuntStep {
-        let now = Instant::now();
-        match self.kept {
-            Some((since, _)) if now.duration_since(since) >= PATIENCE => return self.over(),
-            Some((_, next)) if now < next => return HuntStep::Wait,
-            _ => {}
-        }
-        let ghosts = ghosts();
-        if ghosts.is_empty() {
-            self.kept = None;
-            return self.over();
-        }
-        match self.remove(&ghosts, word) {
-            Ok(()) => {
-                self.kept = None;
-                tracing::info!("devices of the host that the machine has left were removed");
-                self.over()
-            }
-            Err(why) => {
-                if self.kept.is_none() {
-                    tracing::warn!(why, "devices of the host that the machine has left are in the way of its windows");
+        self.step_at(Instant::now(), |hunt| {
+            let ghosts = ghosts();
+            (!ghosts.is_empty()).then(|| hunt.remove(&ghosts, word))
+        })
+    }
+
+    /// The same at this time. `clear` removes the ghosts, and returns `None` if there are none.
+    fn step_at(&mut self, now: Instant, clear: impl FnOnce(&mut Self) -> Option<Result<(), String>>) -> HuntStep {
+        let since = self.kept.map_or(now, |(since, _)| since);
+        let is_late = now.duration_since(since) >= PATIENCE;
+        if self.kept.is_none_or(|(_, next)| now >= next) {
+            match clear(self) {
+                None => {
+                    self.kept = None;
+                    return self.over();
                 }
-                let since = self.kept.map_or(now, |(since, _)| since);
-                self.kept = Some((since, now + PAUSE));
-                HuntStep::Wait
+                Some(Ok(())) => {
+                    self.kept = None;
+                    tracing::info!("devices of the host that the machine has left were removed");
+                    return self.over();
+                }
+                Some(Err(why)) => {
+                    if self.kept.is_none() {
+                        tracing::warn!(
+                            why,
+                            "devices of the host that the machine has left are in the way of its windows"
+                        );
+                    }
+                    self.kept = Some((since, now + if is_late { LATE_PAUSE } else { PAUSE }));
+                }
             }
         }
+        if is_late { self.over() } else { HuntStep::Wait }
     }
 
     fn over(&mut self) -> HuntStep {
@@ -120,6 +129,28 @@ fn is_ghost(folder: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ghost_that_is_kept_long_is_looked_for_again() {
+        let mut hunt = GhostHunt::default();
+        let start = Instant::now();
+        let kept = |_: &mut GhostHunt| Some(Err("process 7 maps one".to_owned()));
+        let unseen = |_: &mut GhostHunt| panic!("it is looked for between two looks");
+        assert_eq!(hunt.step_at(start, kept), HuntStep::Wait);
+        assert_eq!(hunt.step_at(start, unseen), HuntStep::Wait);
+        assert_eq!(hunt.step_at(start + PAUSE, kept), HuntStep::Wait);
+        // The windows of other slots are looked for now.
+        let late = start + PATIENCE;
+        assert_eq!(hunt.step_at(late, kept), HuntStep::Over);
+        assert_eq!(hunt.step_at(late + PAUSE, unseen), HuntStep::Over);
+        // The process has ended.
+        let removed = |hunt: &mut GhostHunt| {
+            hunt.has_removed = true;
+            Some(Ok(()))
+        };
+        assert_eq!(hunt.step_at(late + LATE_PAUSE, removed), HuntStep::Removed);
+        assert_eq!(hunt.step_at(late + LATE_PAUSE, |_| None), HuntStep::Over);
+    }
 
     #[test]
     fn ghost_is_known_by_registers_that_no_driver_has_set() {

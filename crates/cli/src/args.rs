@@ -63,13 +63,22 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "PATH", env = environment::BROKER, hide_env_values = true)]
     pub(crate) broker: Option<PathBuf>,
 
-    /// Name to join under: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit [default: USER-PID]
+    /// Name to join under: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit [default: USER-PID; for `run` and `enable`, PROGRAM-PID of each process]
     #[arg(long, global = true, value_name = "NAME", env = environment::DOMAIN, hide_env_values = true, value_parser = parse_domain)]
     pub(crate) domain: Option<String>,
 
     /// Log more to standard error: -v events, -vv details, -vvv everything
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+}
+
+impl Global {
+    /// Passes the broker and the domain on to a program that `command` executes, by its environment. They stand before the name of the
+    /// subcommand, so they are not among the arguments of that program.
+    pub(crate) fn pass_on(&self, command: &mut std::process::Command) {
+        command.envs(self.broker.iter().map(|broker| (environment::BROKER, broker.as_os_str())));
+        command.envs(self.domain.iter().map(|domain| (environment::DOMAIN, domain)));
+    }
 }
 
 /// One per file in `commands/`.

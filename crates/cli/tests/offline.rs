@@ -197,3 +197,24 @@ fn bench_passes_all_arguments_on() {
     assert_eq!(output.status.code(), Some(7), "{}", said(&output));
     assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "stream --help -c -- x");
 }
+
+#[test]
+fn options_before_agent_blk_and_fs_reach_their_programs() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("partywall");
+    common::copy_program(common::PARTYWALL, &copy);
+    for name in ["agent", "blk", "fs"] {
+        let program = dir.path().join(format!("partywall-{name}"));
+        common::make_script(&program, "echo \"$PARTYWALL_BROKER $PARTYWALL_DOMAIN $@\"");
+        let shown = |options: &[&str]| {
+            let mut command = Command::new(&copy);
+            command.args(options).args([name, "x"]).stdin(Stdio::null());
+            for variable in partywall_protocol::environment::ALL {
+                command.env_remove(variable);
+            }
+            String::from_utf8(command.output().unwrap().stdout).unwrap()
+        };
+        assert_eq!(shown(&["--broker", "/run/b.sock", "--domain", "store"]), "/run/b.sock store x\n", "{name}");
+        assert_eq!(shown(&[]), "  x\n", "{name}");
+    }
+}

@@ -133,7 +133,7 @@ fn kernel_message_of_read_only_windows_is_explained() {
 
 #[test]
 fn documented_qemu_options_are_the_printed_ones() {
-    let (options, without_kvm) = printed_options("# Without KVM");
+    let (options, without_kvm) = printed_options("# With KVM: -accel kvm. Without it,");
     assert!(without_kvm.starts_with("-accel tcg"), "{without_kvm}");
 
     // The README's command takes the options up to the blank line, and has those for machines without KVM in its text.

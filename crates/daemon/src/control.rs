@@ -13,7 +13,6 @@ use partywall_protocol::wire::{MachineId, Message};
 use partywall_region::relay::RelayLatency;
 
 use crate::core::{CoreReport, CoreStatus, MachineNews, SessionId};
-use crate::credentials::Credentials;
 use crate::policy::Policy;
 
 /// A handle on a running [`Server`](crate::Server), for any thread.
@@ -45,18 +44,46 @@ pub(crate) struct Wishes {
     pub(crate) policy: Option<Policy>,
     /// A thread waits in [`ServerControl::report`].
     pub(crate) report: bool,
-    pub(crate) errands: Vec<Errand>,
-    /// Whose errands are counted: as often as there are errands of theirs.
-    counted: Vec<ErrandCount>,
+    /// Each with its place in the count of its machine's port, if a port has brought it.
+    pub(crate) errands: Vec<(Errand, Option<ErrandPlace>)>,
 }
 
-/// How many errands of one thread the server has not taken. A thread with a stranger at its other end stops when there are many.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ErrandCount(Arc<AtomicUsize>);
+/// How many errands of a machine's port the server has not done, or has done beyond the machine's share of its time. A port hears its guest no
+/// more when there are many.
+#[derive(Debug, Clone)]
+pub(crate) struct ErrandCount {
+    machine: MachineId,
+    waiting: Arc<AtomicUsize>,
+}
 
 impl ErrandCount {
+    pub(crate) fn new(machine: MachineId) -> Self {
+        Self { machine, waiting: Arc::default() }
+    }
+
     pub(crate) fn waiting(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// One errand in the count of a machine's port, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct ErrandPlace(ErrandCount);
+
+impl ErrandPlace {
+    fn take(count: &ErrandCount) -> Self {
+        count.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+
+    pub(crate) fn machine(&self) -> MachineId {
+        self.0.machine
+    }
+}
+
+impl Drop for ErrandPlace {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -131,8 +158,8 @@ impl RingReports {
 /// A request to the server from the thread that attends to virtual machines.
 #[derive(Debug)]
 pub(crate) enum Errand {
-    /// A session of a program in a machine: the broker's end of its socket, and the program's credentials.
-    Admit(OwnedFd, Credentials),
+    /// A session of a program in a machine: the broker's end of its socket, the machine, and the number of the process there.
+    Admit(OwnedFd, MachineId, u32),
     /// A machine has changed its state.
     News(MachineNews<OwnedFd>),
     /// The answer to an order.
@@ -183,17 +210,14 @@ impl ServerControl {
 
     /// Has the server do this soon; errands are done in order.
     pub(crate) fn errand(&self, errand: Errand) {
-        lock(&self.0.wishes).errands.push(errand);
+        lock(&self.0.wishes).errands.push((errand, None));
         self.ring();
     }
 
-    /// The same, counted until the server takes it.
-    pub(crate) fn errand_of(&self, source: &ErrandCount, errand: Errand) {
-        source.0.fetch_add(1, Ordering::Relaxed);
-        let mut wishes = lock(&self.0.wishes);
-        wishes.errands.push(errand);
-        wishes.counted.push(source.clone());
-        drop(wishes);
+    /// The same for a machine's port, at the expense of the machine. It counts until the server drops its place.
+    pub(crate) fn errand_of(&self, count: &ErrandCount, errand: Errand) {
+        let place = ErrandPlace::take(count);
+        lock(&self.0.wishes).errands.push((errand, Some(place)));
         self.ring();
     }
 
@@ -242,11 +266,13 @@ impl ServerControl {
     pub(crate) fn take_wishes(&self) -> Wishes {
         // Emptied before the wishes are taken: a wish that comes later rings again.
         let _ = rustix::io::read(&self.0.bell, &mut [0u8; 8]);
-        let mut wishes = std::mem::take(&mut *lock(&self.0.wishes));
-        for source in wishes.counted.drain(..) {
-            source.0.fetch_sub(1, Ordering::Relaxed);
-        }
-        wishes
+        std::mem::take(&mut *lock(&self.0.wishes))
+    }
+
+    /// The errands alone, as if they were done.
+    #[cfg(test)]
+    pub(crate) fn take_errands(&self) -> Vec<Errand> {
+        self.take_wishes().errands.into_iter().map(|(errand, _)| errand).collect()
     }
 
     fn ring(&self) {

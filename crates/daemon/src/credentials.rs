@@ -45,6 +45,11 @@ impl Account {
     pub(crate) fn of(user: User, home: Home) -> Self {
         Self { user, in_container: user.origin() == Origin::Host && home != Home::Broker }
     }
+
+    /// That of all programs of a machine.
+    pub(crate) fn of_machine(machine: MachineId) -> Self {
+        Self::of(User::Machine(machine), Home::Unknown)
+    }
 }
 
 impl fmt::Display for Account {

@@ -1,4 +1,4 @@
-//! Windows as PCI devices: machines that were started without places for memory talk to one another, to one that has such places, and to
+//! Windows as PCI devices: machines that were started without memory slots talk to one another, to one that has such places, and to
 //! the host, and what they write into a peer's window is dropped all the same. Their agent is the static one, where Rust can make that. One set of guests for all.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
@@ -30,7 +30,7 @@ fn machine_without_slots_gets_pci_windows() {
     let m = GuestOptions::new("m").arguments(runs_as.iter().copied());
     let [a, b, m] = world.boot_as([GuestOptions::new("a").slots(0), GuestOptions::new("b").slots(0), m]);
     for (guest, kind, why) in [
-        (&a, "as PCI devices (ivshmem)", "started without places for memory"),
+        (&a, "as PCI devices (ivshmem)", "started without memory slots"),
         (&b, "as PCI devices (ivshmem)", "maxmem"),
         (&m, "as memory devices", "it was started with places"),
     ] {

@@ -194,11 +194,22 @@ fn file_goes(from: &Guest, to: &Guest) {
     assert_eq!(to.sh("sha256sum < /tmp/again"), from.sh("sha256sum < /tmp/file"));
 }
 
-fn mobility(world: &World, name: &str) -> String {
+/// A machine's line of the broker's list; `null` if the broker does not know the machine.
+fn listed(world: &World, name: &str) -> serde_json::Value {
     let said = world.partywall(&["vm", "list", "--json"]);
     let lines: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap_or_default();
     let all = lines.as_array().cloned().unwrap_or_default();
-    all.iter().find(|line| line["name"] == name).map_or(String::new(), |line| line["mobility"].as_str().unwrap().into())
+    all.into_iter().find(|line| line["name"] == name).unwrap_or_default()
+}
+
+fn mobility(world: &World, name: &str) -> String {
+    listed(world, name)["mobility"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Whether a machine's agent is there, and both sides see the machine's windows, except for those of a machine that is leaving.
+fn is_ready(world: &World, name: &str) -> bool {
+    let line = listed(world, name);
+    line["agent"] == true && line["ready"].as_u64() >= Some(2)
 }
 
 fn explain(world: &World, a: &Guest, b: &Guest) -> String {
@@ -380,15 +391,19 @@ fn migrate(
     arrives
 }
 
-/// The broker of a machine that has released its windows is killed, and so is the agent in the machine. Both start again, and the machine
-/// gets no windows.
+/// The broker of a machine that has released its windows is killed, and so is the agent in the machine. Both start again. The next broker
+/// shows the machine as migrating, and the machine gets no windows.
 fn broker_and_agent_die(world: &mut World, leaves: &Guest) {
     world.kill_broker();
     leaves.kill_agent();
     world.start_broker_with(NETWORKS);
     leaves.start_agent();
-    world.wait_ready(1);
-    assert_eq!(mobility(world, "a"), "", "the next broker knows a machine that was about to leave: {}", world.log());
+    let deadline = Instant::now() + HANG;
+    while mobility(world, "a").is_empty() || !is_ready(world, "b") {
+        assert!(Instant::now() < deadline, "the next broker does not attend to both machines: {}", world.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(mobility(world, "a"), "migrating", "the machine was about to leave: {}", world.log());
     assert_eq!(leaves.sh("ls /dev/dax* 2> /dev/null | wc -l").trim(), "0", "{}", world.log());
 }
 

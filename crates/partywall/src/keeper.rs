@@ -125,8 +125,8 @@ impl fmt::Debug for HangUpWatch {
 impl HangUpKeeper {
     fn start() -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        STARTED_IN.store(std::process::id(), Ordering::Relaxed);
         std::thread::Builder::new().name("partywall-keeper".into()).spawn(run)?;
+        STARTED_IN.store(std::process::id(), Ordering::Relaxed);
         Ok(Self { epoll, next: AtomicU64::new(1), watched: Mutex::default() })
     }
 
@@ -165,13 +165,22 @@ pub(crate) fn check_process() -> Result<()> {
     ))
 }
 
+/// The keeper, which is started if it has not been. A process that has no descriptor or thread left for it may have one later, so the next call
+/// tries again.
 fn keeper() -> Result<&'static HangUpKeeper> {
-    static KEEPER: OnceLock<std::io::Result<HangUpKeeper>> = OnceLock::new();
+    static KEEPER: OnceLock<HangUpKeeper> = OnceLock::new();
+    static STARTING: Mutex<()> = Mutex::new(());
     check_process()?;
-    KEEPER
-        .get_or_init(HangUpKeeper::start)
-        .as_ref()
-        .map_err(|e| Error::system("start the keeper thread", std::io::Error::new(e.kind(), e.to_string())))
+    if let Some(keeper) = KEEPER.get() {
+        return Ok(keeper);
+    }
+    let _starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(keeper) = KEEPER.get() {
+        return Ok(keeper);
+    }
+    // Its thread asks for the keeper, and waits for the lock until the keeper is there.
+    let started = HangUpKeeper::start().map_err(|e| Error::system("start the keeper thread", e))?;
+    Ok(KEEPER.get_or_init(|| started))
 }
 
 fn run() {

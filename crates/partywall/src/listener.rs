@@ -109,8 +109,8 @@ impl Acceptor {
                 Err(Error::Corrupt(what)) => {
                     tracing::warn!(service = self.reception.service, %what, "a connection was refused: its peer broke the protocol");
                 }
-                // The visitor has gone, or has lost the session by which it would hear of this side.
-                Err(Error::Refused { code: Refusal::NoSuchChannel, reason }) => {
+                // The visitor has gone, has lost the session by which it would hear of this side, or does not read that session.
+                Err(Error::Refused { code: Refusal::NoSuchChannel | Refusal::BacklogFull, reason }) => {
                     tracing::debug!(
                         service = self.reception.service,
                         reason,
@@ -134,7 +134,7 @@ impl Acceptor {
                 Ok(right) => right,
                 Err(e) => {
                     tracing::warn!(service = self.reception.service, error = %e, "a subscriber was refused");
-                    self.session.tell(&Message::Closed { channel }, &[])?;
+                    self.turn_down(channel);
                     continue;
                 }
             };
@@ -152,6 +152,9 @@ impl Acceptor {
             let (side, kind) = (Side::Accepting, self.reception.kind);
             let registration =
                 self.reception.domain.register(channel, side, &info, kind, directions, geometry, None, None);
+            let fencing = Fencing::agreed(offer.ring.flags(), region.flags());
+            // Before the request: if the watch fails, there is no answer that nobody takes.
+            let watch = HangUpWatch::link(link.life())?;
             let accepted =
                 Message::Accepted { channel, start: offer.half.tail(), region: RegionReference::own_memory(geometry) };
             // A broker that is gone, or does not read, cannot pass the ring on: the subscriber has to come again.
@@ -162,8 +165,6 @@ impl Acceptor {
                     continue;
                 }
             };
-            let fencing = Fencing::agreed(offer.ring.flags(), region.flags());
-            let watch = HangUpWatch::link(link.life())?;
             let mut subscription = Subscription {
                 region,
                 waiter: Waiter::new(link, self.reception.options.spin),
@@ -182,6 +183,15 @@ impl Acceptor {
                 subscription.late = LateAnswer::watch(&self.reception.domain, asked, link)?;
             }
             return Ok(subscription);
+        }
+    }
+
+    /// Reports that a connection is not taken, so that its place in the backlog is free again (protocol C7.2). Does not wait: while the broker
+    /// does not read the listener's session, the domain's session carries the report, now or later.
+    fn turn_down(&self, channel: u64) {
+        // The listener's session comes first: from it, the report is about the accepting side even if this process has both sides.
+        if self.session.try_post(0, &Message::Closed { channel }, &[]).is_err() {
+            self.reception.domain.close(channel);
         }
     }
 
@@ -419,3 +429,6 @@ fn check_subscriber(directions: Directions, region: RegionReference, fds: Vec<Ow
     let region = PeerRegion::attach(region.as_fd(), RegionKind::Endpoint, geometry)?;
     Ok((region, Link::bells(link)?))
 }
+
+#[cfg(test)]
+mod tests;

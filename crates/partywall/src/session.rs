@@ -133,11 +133,6 @@ impl BrokerSession {
         }
     }
 
-    /// Sends a message that has no answer.
-    pub(crate) fn tell(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        self.post(0, message, fds)
-    }
-
     /// Removes the time limit of [`BrokerSession::next`], once there are no more requests to make.
     pub(crate) fn wait_for_ever(&self) -> Result<()> {
         set_socket_timeout(&self.socket, Timeout::Recv, None).map_err(|e| Error::system("set a timeout", e))

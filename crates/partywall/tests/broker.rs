@@ -6,8 +6,13 @@ mod common;
 use common::process::{Daemon, alone, assert_nothing_left, footprint};
 use common::*;
 use partywall::{Domain, Error, Options, Origin, Refusal, Stream};
+use partywall_protocol::wire::{self, Directions, Kind, Message, RegionReference};
+use partywall_region::{OwnRegion, RegionOptions, packet};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -84,6 +89,44 @@ fn refused_requests_return_code_and_reason() {
     let nowhere = Domain::builder().name("x").broker("/nonexistent/broker.sock").join();
     let said = nowhere.unwrap_err().to_string();
     assert!(said.contains("/nonexistent/broker.sock") && said.contains("partywalld"), "{said}");
+    world.assert_no_channel_is_left();
+}
+
+/// A session of a program that reads nothing which the broker sends. More lies unread than the broker lets lie when it sends something unasked.
+fn session_without_reader(broker: &Path) -> OwnedFd {
+    /// Each answer takes some hundred bytes of the socket's buffer.
+    const UNREAD: u32 = 150;
+    let flags = SocketFlags::CLOEXEC;
+    let session = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    rustix::net::connect(&session, &SocketAddrUnix::new(broker).unwrap()).unwrap();
+    send(&session, 1, &Message::Join { version: wire::VERSION, name: "deaf".to_owned() }, &[]);
+    (0..UNREAD).for_each(|number| send(&session, 2 + number, &Message::Ping {}, &[]));
+    session
+}
+
+fn send(session: &OwnedFd, request: u32, message: &Message, fds: &[BorrowedFd<'_>]) {
+    let mut bytes = Vec::new();
+    wire::encode(request, message, &mut bytes);
+    packet::send(session.as_fd(), &bytes, fds).unwrap();
+}
+
+#[test]
+fn visitor_that_does_not_read_its_session_is_skipped() {
+    let _guard = hang_guard();
+    let world = World::new();
+    let mut listener = world.web.bind("echo").unwrap();
+    let deaf = session_without_reader(world.broker.path());
+    let (region, memory) = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap();
+    let (target, service, kind) = ("web".to_owned(), "echo".to_owned(), Kind::Stream);
+    let shape = RegionReference::own_memory(region.geometry());
+    let connect = Message::Connect { target, service, kind, directions: Directions::BOTH, region: shape };
+    send(&deaf, 1000, &connect, &[memory.as_fd()]);
+    eventually("it waits for the listener", || world.broker.status().channels == 1);
+    let mut there = world.shop.connect("web:echo").unwrap();
+    let (mut here, peer) = listener.accept().unwrap();
+    assert_eq!(peer.name, "shop");
+    assert_works(&mut there, &mut here);
+    drop((there, here, deaf));
     world.assert_no_channel_is_left();
 }
 

@@ -22,8 +22,11 @@ const SERVED: usize = 20;
 #[ignore = "for processes that the tests start"]
 fn child_main() {
     let Some((role, broker)) = role() else { return };
-    assert_eq!(role, "listener");
-    listen_with_few_descriptors(&broker);
+    match role.as_str() {
+        "listener" => listen_with_few_descriptors(&broker),
+        "joiner" => join_with_few_descriptors(&broker),
+        other => panic!("{other}"),
+    }
 }
 
 /// Leaves this process `room` descriptors.
@@ -103,4 +106,28 @@ fn listener_serves_again_after_running_out_of_descriptors() {
     }
     assert!(server.wait());
     assert!(ended >= FAILURES && served >= SERVED, "{ended} connections ended and {served} were served");
+}
+
+/// Its first attempts to use the library fail, each at the next step that needs a descriptor.
+fn join_with_few_descriptors(broker: &Path) {
+    let before = getrlimit(Resource::Nofile);
+    let mut failures = Vec::new();
+    for room in 0..12 {
+        limit_to(room);
+        let joined = Domain::builder().name("late").broker(broker).join();
+        setrlimit(Resource::Nofile, before).unwrap();
+        match joined {
+            Err(error) => failures.push(error.to_string()),
+            Ok(_) => break,
+        }
+    }
+    assert!(failures.iter().any(|failure| failure.contains("keeper")), "no attempt failed at the keeper: {failures:?}");
+    Domain::builder().name("late").broker(broker).join().unwrap();
+}
+
+#[test]
+fn process_joins_after_running_out_of_descriptors_at_first() {
+    let _guard = hang_guard();
+    let broker = Daemon::start();
+    assert!(child("joiner", &broker.path()).wait());
 }

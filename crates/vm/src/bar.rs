@@ -1,4 +1,4 @@
-//! Windows as PCI devices, for machines that were started without places for memory: QEMU's `ivshmem-plain` over the window's file.
+//! Windows as PCI devices, for machines that were started without memory slots: QEMU's `ivshmem-plain` over the window's file.
 //!
 //! The memory behind the peer's device is read-only, as it is behind an `nvdimm`, so the hypervisor drops what the peer writes. The
 //! guest, however, may map such memory uncached (`region::bar`).

@@ -18,7 +18,7 @@ pub struct Facts {
     pub kvm: bool,
     /// It may have nvdimms (`-machine nvdimm=on`).
     pub nvdimm: bool,
-    /// Places for nvdimms (`-m slots=`).
+    /// Slots for nvdimms (`-m slots=`).
     pub slots: u64,
     /// How much of that is taken.
     pub slots_used: u64,
@@ -46,7 +46,7 @@ pub enum PlugKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WindowObstacle {
-    /// Started without a place for memory devices.
+    /// Started without slots for memory devices.
     NoHotPlug,
     /// Started without nvdimms.
     NoNvdimm,
@@ -72,7 +72,7 @@ impl fmt::Display for WindowObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoHotPlug => f.write_str(
-                "it was started without places for memory; start it with -m SIZE,slots=8,maxmem=SIZE+8G -machine ...,nvdimm=on",
+                "it was started without memory slots; start it with -m SIZE,slots=8,maxmem=SIZE+8G -machine ...,nvdimm=on",
             ),
             Self::NoNvdimm => {
                 f.write_str("it was started without nvdimm=on, so it can own windows but not see a peer's; start it with -machine ...,nvdimm=on")
@@ -87,7 +87,7 @@ impl fmt::Display for WindowObstacle {
                 "it has no IOMMU; start it with -machine q35,...,kernel-irqchip=split -device intel-iommu,intremap=on, and its kernel with intel_iommu=on",
             ),
             Self::NoPort => f.write_str(
-                "no PCI Express port is free to plug into; start it with more (-device pcie-root-port,id=pw1,chassis=11)",
+                "no PCI Express port is free to plug into; start it with more (-device pcie-root-port,id=pw1,chassis=11, with another id and chassis for each)",
             ),
         }
     }

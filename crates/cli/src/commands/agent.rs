@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use crate::args::Global;
 use crate::exit::{CommandFailure, Context};
 
 /// In a virtual machine: serve its programs through the broker of the host
 ///
 /// Executes the program `partywall-agent` from this program's folder, else from PATH, with all arguments unchanged.
-/// `partywall agent --help` shows its own help.
+/// `partywall agent --help` shows its own help. `--broker PATH` in front of `agent` is the socket to serve.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct Args {
@@ -18,8 +19,10 @@ pub(crate) struct Args {
     arguments: Vec<OsString>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let program = crate::siblings::find("partywall-agent", "partywall-agent")?;
+    let mut command = Command::new(&program);
+    global.pass_on(&mut command);
     // Only comes back when it failed.
-    Err(Command::new(&program).args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
+    Err(command.args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
 }

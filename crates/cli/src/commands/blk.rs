@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use crate::args::Global;
 use crate::exit::{CommandFailure, Context};
 
 /// Disks for virtual machines without Partywall inside
@@ -18,8 +19,10 @@ pub(crate) struct Args {
     arguments: Vec<OsString>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let program = crate::siblings::find("partywall-blk", "partywall-vhost")?;
+    let mut command = Command::new(&program);
+    global.pass_on(&mut command);
     // Only comes back when it failed.
-    Err(Command::new(&program).args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
+    Err(command.args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
 }

@@ -23,8 +23,9 @@ use system_root::SystemRoot;
 use unit::ServiceUnit;
 
 const AFTER: &str = "\
-A drop-in, /etc/systemd/system/UNIT.d/50-partywall.conf, sets LD_PRELOAD for the service. Nothing else changes. A running service \
-is not affected until it is restarted. `partywall disable` removes the drop-in.
+A drop-in, /etc/systemd/system/UNIT.d/50-partywall.conf, sets LD_PRELOAD, and a variable for each of --broker, --domain and --move that \
+is given. PARTYWALL_BROKER and PARTYWALL_DOMAIN of the environment count as given. The unit's own files do not change. A running \
+service is not affected until it is restarted. `partywall disable` removes the drop-in.
 
 Examples:
   partywall enable nginx.service && systemctl daemon-reload && systemctl restart nginx.service

@@ -4,8 +4,6 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use partywall_protocol::environment;
-
 use crate::args::Global;
 use crate::exit::{CommandFailure, Context};
 
@@ -24,9 +22,7 @@ pub(crate) struct Args {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let program = crate::siblings::find("partywall-fs", "partywall-fs")?;
     let mut command = Command::new(&program);
-    // The options before `fs` are this program's own, so they are passed on by the environment.
-    command.envs(global.broker.iter().map(|broker| (environment::BROKER, broker.as_os_str())));
-    command.envs(global.domain.iter().map(|domain| (environment::DOMAIN, domain)));
+    global.pass_on(&mut command);
     // Only comes back when it failed.
     Err(command.args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
 }

@@ -16,8 +16,8 @@ use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
-A group is declared in the broker's file (`[[group]]`, see `partywalld --help`): virtual machines, and domains of the host. Only \
-its member can write a member's memory; all others read it at the same address. A buffer is passed on as a handle, a line of \
+A group is declared in the broker's policy (`[[group]]`, partywalld.toml(5)): virtual machines, and domains of the host. A member's \
+memory can be written by that member alone; all others read it at the same address. A buffer is passed on as a handle, a line of \
 text. Its recipient opens it with `get`, once, and reads the memory in place.
 
 Examples:

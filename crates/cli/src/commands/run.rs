@@ -24,7 +24,7 @@ ends run like this, on one host with one broker, and returns to TCP where necess
 `partywall top` shows the transport of each connection, and the reason.
 
 The move rules decide when a connection moves; the last one that matches applies. The default is the broker's rules \
-(`partywall moves`). Their `never` cannot be overridden:
+(`partywall moves`), `after=128,bytes=2M` unless changed. Their `never` cannot be overridden:
   now                        at once; makes programs with many short connections several times slower
   after=16,bytes=64K         after 16 calls or 64 KiB, whichever is first; either may be omitted
   never                      stays on TCP

@@ -66,13 +66,13 @@ enum VmCommand {
         resume: bool,
         #[command(flatten)]
         device: device::DeviceArgs,
-        /// Ethernet address of the card; its port may send only from this address [default: that of the port, or one made from its name]
+        /// Ethernet address of the card; its port may send only from this address [default: that of the port, or one made from the socket's path and /etc/machine-id]
         #[arg(long, value_name = "ADDRESS", requires = "net")]
         mac: Option<String>,
         /// Pairs of queues of the card, 1 to 4; a guest uses one for each of its processors [default: 1]
         #[arg(long, value_name = "N", requires = "net")]
         queues: Option<u16>,
-        /// Largest packet that the guest sends by the card, in bytes [default: the guest's own, usually 1500]
+        /// Largest packet that the guest sends by the card, 68 to 65535 bytes [default: the guest's own, usually 1500]
         #[arg(long, value_name = "BYTES", requires = "net")]
         mtu: Option<u16>,
     },

@@ -234,6 +234,7 @@ impl<F: Descriptor> Core<F> {
                 self.log.report(now);
                 self.tick();
                 self.tick_cluster();
+                self.tick_waiting();
             }
         }
         self.serve_followers();

@@ -62,6 +62,8 @@ pub(super) struct PairWindow<F> {
 pub(super) struct Waiting {
     pub(super) session: SessionId,
     pub(super) request: u32,
+    /// The second in which it came.
+    pub(super) since: u64,
     pub(super) channel: ChannelId,
     pub(super) size: u64,
     pub(super) target: String,

@@ -113,6 +113,7 @@ impl<F: Descriptor> Core<F> {
         for offer in session.offers.into_iter().chain(session.takes) {
             self.drop_offer(offer);
         }
+        self.machines.waiting.retain(|one| one.session != id);
         self.leave_group(id);
         self.events.forget(id);
         self.end_in_cluster(id, by_program);

@@ -26,6 +26,8 @@ use crate::credentials::Credentials;
 const MOST_RESERVED: usize = 64;
 /// Places of one end of a channel: where its region is, and rings that it has grown to.
 const MOST_OF_AN_END: usize = 4;
+/// Seconds that a request of a process that is about to connect may wait for memory (protocol C2.1): less than clients wait for the broker.
+const ROOM_PATIENCE: u64 = 8;
 /// A ring that grows takes at most this part of what is free in its window, so that there is room for others.
 const SHARE: u64 = 4;
 /// The ring of a connection takes at most this part of what is free in its window, so that there is room for later ones.
@@ -225,11 +227,32 @@ impl<F: Descriptor> Core<F> {
     /// Answers the waiting requests for a place that can be answered now.
     pub(super) fn serve_waiting(&mut self) {
         // A request that must wait longer is put back.
-        for Waiting { session, request, channel, size, target } in std::mem::take(&mut self.machines.waiting) {
+        for Waiting { session, request, since, channel, size, target } in std::mem::take(&mut self.machines.waiting) {
+            let before = self.machines.waiting.len();
             if let Err(Refuse { code, reason, .. }) = self.room(session, request, channel, size, &target) {
                 self.send(session, request, Message::Refused { code, reason });
             }
+            if let Some(again) = self.machines.waiting.get_mut(before) {
+                again.since = since;
+            }
         }
+    }
+
+    /// Refuses requests of processes that are about to connect and have waited too long (protocol C2.1): a process that has stopped waiting
+    /// would keep its place unused.
+    pub(super) fn tick_waiting(&mut self) {
+        let now = self.now;
+        let is_late = |one: &mut Waiting| one.channel == 0 && now >= one.since.saturating_add(ROOM_PATIENCE);
+        for Waiting { session, request, .. } in self.machines.waiting.extract_if(.., is_late).collect::<Vec<_>>() {
+            let reason = "the window's memory is still being allocated; try again later".to_owned();
+            self.tally.refusal("Room", Refusal::OutOfResources);
+            self.send(session, request, Message::Refused { code: Refusal::OutOfResources, reason });
+        }
+    }
+
+    /// Whether a request waits that [`Self::tick_waiting`] ends.
+    pub(super) fn waits_for_room(&self) -> bool {
+        self.machines.waiting.iter().any(|one| one.channel == 0)
     }
 
     /// Hands out a place in a window. If its memory is being made, the answer waits for that.
@@ -281,7 +304,8 @@ impl<F: Descriptor> Core<F> {
                 if waiting.iter().filter(|w| w.session == id).count() >= MOST_RESERVED {
                     return refuse(Refusal::Quota, "this process waits for as many places as it may");
                 }
-                waiting.push(Waiting { session: id, request, channel, size, target: named.to_owned() });
+                let (since, target) = (self.now, named.to_owned());
+                waiting.push(Waiting { session: id, request, since, channel, size, target });
                 return Ok(());
             }
             return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to));

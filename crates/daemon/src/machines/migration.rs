@@ -9,16 +9,18 @@
 //! ```
 //!
 //! The windows of a migrating machine stay with its QEMU until that ends. No places in them are given out, so a guest that falsely claims
-//! to have released them keeps only the places that it had.
+//! to have released them keeps only the places that it had. A broker that starts meanwhile takes the machine over as *migrating*.
 
 use std::io;
 
 use partywall_protocol::wire::{MachineId, Message, Name, Refusal};
 use partywall_vm::qmp::QmpError;
-use partywall_vm::{Machine, VmError};
+use partywall_vm::{Machine, VmError, WindowLayout};
 
+use super::plugging::Plugged;
 use super::port::Port;
-use super::{MigrationStep, Work};
+use super::state::AttachmentRecord;
+use super::{Attended, MigrationStep, NOT_YET, NewMachine, Work, layout};
 use crate::control::Errand;
 use crate::core::{MachineNews, SessionId};
 
@@ -31,10 +33,10 @@ impl Work {
             (MigrationStep::Releasing { .. }, _) => {
                 return Err(format!("{name} is being released for another request; wait for that one to end"));
             }
+            // An earlier request has done so, and its client ended before the migration.
             (_, None) => {
-                return Err(format!(
-                    "{name} is released already; migrate it, or take it back with `partywall vm attach {name} --resume`"
-                ));
+                self.control.errand(Errand::Answer(session, request, Message::Done {}));
+                return Ok(());
             }
             _ => {}
         }
@@ -52,6 +54,7 @@ impl Work {
         // An agent that has started since the last attempt knows of no window, and would remove none.
         attended.migration = MigrationStep::None;
         self.plug_and_tell(machine, false);
+        self.tell(machine);
         self.control.errand(Errand::News(MachineNews::Migrating { machine, leaves: true }));
         let Some(attended) = self.machines.get_mut(&machine) else { return Ok(()) };
         attended.migration = MigrationStep::Releasing { session, request };
@@ -113,15 +116,92 @@ impl Work {
         }
         still_migrates(name, &mut monitor)?;
         drop(monitor);
+        if !attended.has_windows {
+            self.find_windows(machine, name)?;
+        }
+        let Some(attended) = self.machines.get_mut(&machine) else { return Ok(Message::Done {}) };
         // The old thread ends first: a port has one client.
         attended.port = None;
         let port = Port::start(machine, name, &attended.socket, self.silence, self.control.clone(), self.tasks.clone());
         attended.port = Some(port.map_err(|e| format!("cannot attend to {name}: {e}"))?);
         attended.migration = MigrationStep::None;
+        let again = format!(
+            "partywall vm attach {name} --qmp {} --port {}{}",
+            attended.monitor,
+            attended.socket,
+            if attended.layout == WindowLayout::Migratable { " --migratable" } else { "" }
+        );
         self.control.errand(Errand::News(MachineNews::Migrating { machine, leaves: false }));
-        let plugged = self.plug(machine, false)?;
-        tracing::info!(machine = %name, "the machine stays");
+        // The machine stays even if that fails: it can be attached again, but not be taken back again.
+        let plugged = self.plug(machine, false).unwrap_or_else(|why| {
+            let failure = format!("some windows are not plugged in: {why}; `{again}` tries again");
+            Plugged { failure: Some(failure), ..Plugged::default() }
+        });
+        tracing::info!(machine = %name, failure = plugged.failure, "the machine stays");
         Ok(self.added(machine, &plugged))
+    }
+
+    /// Takes over a machine that had released its windows with the last broker, as its administrator or the operator's file names it now.
+    /// `None` if it is not one, or if it has left.
+    pub(super) fn take_released_as(&mut self, new: &NewMachine) -> Option<Result<Message, String>> {
+        let all = self.state.released_left();
+        let record = all.into_iter().find(|one| one.name == new.name.as_str() && one.monitor == new.monitor)?;
+        self.take_released(&record)
+    }
+
+    /// Takes over a machine that had released its windows with the last broker and that may be leaving: it is migrating. `None` if it has
+    /// left: its QEMU has ended, or another QEMU has its monitor.
+    pub(super) fn take_released(&mut self, record: &AttachmentRecord) -> Option<Result<Message, String>> {
+        let known: Vec<String> = self.state.windows_left(&record.name).into_iter().map(|window| window.id).collect();
+        let may_leave = match Machine::connect(&record.monitor).and_then(|mut monitor| monitor.windows()) {
+            Ok(plugged) => plugged.iter().any(|window| known.contains(&window.id.to_string())),
+            // Unless QEMU has ended, the program that migrates the machine probably has the monitor.
+            Err(error) => !is_absent(&error),
+        };
+        may_leave.then(|| self.take_migrating(record))
+    }
+
+    /// Takes over a machine that may be leaving. Nothing is plugged in, and nobody is at its port. Its windows are looked for when it stays:
+    /// now another program may take the monitor, by which they are found, at any moment.
+    fn take_migrating(&mut self, record: &AttachmentRecord) -> Result<Message, String> {
+        let AttachmentRecord { name, monitor, port, room, migratable } = record.clone();
+        let (name, layout) = (Name::new(&name).map_err(|e| e.to_string())?, layout(migratable));
+        let new = NewMachine { name: name.clone(), monitor: monitor.clone(), socket: port.clone(), room, layout };
+        if self.check_new(&new)?.is_some() {
+            return Err(format!("{name} is attached"));
+        }
+        let machine = self.number()?;
+        self.state.attached(record);
+        let added = MachineNews::Added { machine, name: name.clone(), monitor: monitor.clone(), port: port.clone() };
+        for news in [added, MachineNews::Migrating { machine, leaves: true }] {
+            self.control.errand(Errand::News(news));
+        }
+        let attended = Attended {
+            name: name.clone(),
+            monitor,
+            socket: port,
+            room,
+            port: None,
+            layout,
+            migration: MigrationStep::Migrating,
+            has_windows: false,
+            plug_failure: None,
+            doorbell: Err(NOT_YET.to_owned()),
+        };
+        self.machines.insert(machine, attended);
+        tracing::info!(machine = %name, "the machine had released its windows with the last broker, and may be migrated");
+        Ok(self.added(machine, &Plugged::default()))
+    }
+
+    /// Finds the windows of a machine that was taken over, or makes new ones.
+    fn find_windows(&mut self, machine: MachineId, name: &Name) -> Result<(), String> {
+        let Some(attended) = self.machines.get(&machine) else { return Ok(()) };
+        let (monitor, room) = (attended.monitor.clone(), attended.room);
+        self.open_windows(machine, name, &monitor, room)?;
+        self.machines.entry(machine).and_modify(|attended| attended.has_windows = true);
+        self.settle();
+        self.tell_others(machine);
+        Ok(())
     }
 
     /// Forgets an attachment of this name whose machine has left: its QEMU has ended, or has migrated it, or another QEMU has its monitor.
@@ -131,8 +211,10 @@ impl Work {
         let has_left = match Machine::connect(&attended.monitor) {
             Ok(mut there) => {
                 let plugged = there.windows().map_err(|e| e.to_string())?;
-                let known: Vec<_> = self.windows.of(machine).into_iter().map(|(_, window)| window.id).collect();
-                let has_ours = plugged.iter().any(|window| known.contains(&window.id));
+                let known = self.windows.of(machine).into_iter().map(|(_, window)| window.id.to_string());
+                let waiting = self.state.windows_left(name.as_str()).into_iter().map(|window| window.id);
+                let known: Vec<_> = known.chain(waiting).collect();
+                let has_ours = plugged.iter().any(|window| known.contains(&window.id.to_string()));
                 there.has_migrated_away().map_err(|e| e.to_string())?
                     || attended.migration == MigrationStep::Migrating && !has_ours
             }
@@ -157,15 +239,31 @@ impl Work {
         Ok(())
     }
 
-    /// Fails while QEMU migrates a machine: windows that it got now would be missing at its destination.
+    /// Fails while QEMU migrates a machine, or may do so: windows that it got now would be missing at its destination.
     pub(super) fn check_stays(name: &Name, monitor: &str) -> Result<(), String> {
-        // A machine without a program that answers for it has no windows to get.
-        Machine::connect(monitor).map_or(Ok(()), |mut there| still_migrates(name, &mut there))
+        match Machine::connect(monitor) {
+            Ok(mut there) => still_migrates(name, &mut there),
+            // A machine that does not run has no windows to get.
+            Err(error) if is_absent(&error) => Ok(()),
+            Err(error) => Err(format!("QEMU may be migrating {name}: {error}")),
+        }
     }
 
     fn find(&self, name: &Name) -> Result<MachineId, String> {
         let found = self.machines.iter().find(|(_, m)| m.name == *name).map(|(id, _)| *id);
         found.ok_or_else(|| format!("no machine is called {name}; see `partywall vm list`"))
+    }
+}
+
+/// Whether no QEMU has this monitor.
+fn is_absent(error: &VmError) -> bool {
+    match error {
+        VmError::Qmp(QmpError::Unreachable { source, .. }) => {
+            matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+        }
+        // Another program, or a QEMU that is ending.
+        VmError::Qmp(QmpError::NotQmp { .. }) => true,
+        _ => false,
     }
 }
 
@@ -179,3 +277,6 @@ fn still_migrates(name: &Name, monitor: &mut Machine) -> Result<(), String> {
         false => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

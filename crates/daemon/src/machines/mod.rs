@@ -134,6 +134,10 @@ struct Attended {
     port: Option<Port>,
     layout: WindowLayout,
     migration: MigrationStep,
+    /// Its windows were made, or found again. Those of a machine that had released them with the last broker are looked for when it stays.
+    has_windows: bool,
+    /// Why windows could not be plugged in at the last attempt.
+    plug_failure: Option<String>,
     /// The doorbell device of its guest, or the reason why there is none.
     doorbell: Result<Switchboard, String>,
 }
@@ -143,6 +147,19 @@ impl Attended {
     fn has_greeted(&self) -> bool {
         self.port.as_ref().is_some_and(Port::has_greeted)
     }
+
+    /// Whether it has released its windows and may be migrated. Until its agent has done so, the port is open.
+    fn has_released(&self) -> bool {
+        self.migration == MigrationStep::Migrating && self.port.is_none()
+    }
+}
+
+/// The doorbell device of a machine that was detached.
+#[derive(Debug)]
+struct LeftDoorbell {
+    doorbell: Switchboard,
+    /// The process that has the device. This becomes readable when the process has ended.
+    qemu: OwnedFd,
 }
 
 /// How far a machine has come with its move to another host.
@@ -167,7 +184,7 @@ struct Work {
     state: AttachmentFile,
     machines: BTreeMap<MachineId, Attended>,
     /// Doorbell devices of machines that were detached, by their monitors: they stay in, and serve again.
-    left: BTreeMap<String, Switchboard>,
+    left: BTreeMap<String, LeftDoorbell>,
     next: MachineId,
 }
 
@@ -218,6 +235,19 @@ impl Work {
 
     /// Attends to the machines that the last broker had, if they still run.
     fn attach_remembered(&mut self) {
+        for record in self.state.released_left() {
+            match self.take_released(&record) {
+                Some(Ok(_)) => {}
+                Some(Err(why)) => {
+                    tracing::warn!(
+                        machine = record.name,
+                        why,
+                        "a machine that has released its windows is not attended to"
+                    );
+                }
+                None => tracing::info!(machine = record.name, "a machine that had released its windows has left"),
+            }
+        }
         for AttachmentRecord { name, monitor, port, room, migratable } in self.state.machines_left() {
             let named = Name::new(&name).map_err(|e| e.to_string());
             let runs = Machine::connect(&monitor).map_err(|e| e.to_string());
@@ -230,9 +260,25 @@ impl Work {
                 Err(why) => tracing::info!(machine = name, why, "a machine of the last broker is not attended to"),
             }
         }
-        self.state.settle();
+        self.settle();
         self.groups.settle();
         self.remember();
+    }
+
+    /// Every machine of the last broker has been looked for.
+    fn settle(&mut self) {
+        let waiting = self.windows_waiting();
+        self.state.settle(&waiting);
+    }
+
+    /// The windows of the last broker that are looked for later.
+    fn windows_waiting(&self) -> Vec<WindowRecord> {
+        let waiting = self.machines.values().filter(|machine| !machine.has_windows);
+        let mut windows: Vec<_> = waiting.flat_map(|machine| self.state.windows_left(machine.name.as_str())).collect();
+        // One may be between two of them.
+        windows.sort_by(|a, b| a.id.cmp(&b.id));
+        windows.dedup();
+        windows
     }
 
     /// Writes down for the next broker what there is.
@@ -253,10 +299,11 @@ impl Work {
             size: trace.size,
         };
         // A machine that is about to leave must not get its windows back from a broker that starts meanwhile.
-        let stays = |machine: &&Attended| machine.migration != MigrationStep::Migrating;
-        let machines = self.machines.values().filter(stays).map(attachment).collect();
-        let windows = self.windows.traces().into_iter().map(|(key, trace)| window(key, trace)).collect();
-        self.state.save(machines, windows, self.groups.records());
+        let (released, stay): (Vec<_>, Vec<_>) = self.machines.values().partition(|machine| machine.has_released());
+        let machines = [stay, released].map(|all| all.into_iter().map(attachment).collect());
+        let windows = self.windows.traces().into_iter().map(|(key, trace)| window(key, trace));
+        let windows = windows.chain(self.windows_waiting()).collect();
+        self.state.save(machines.into(), windows, self.groups.records());
     }
 
     /// Attaches a machine, or plugs in the devices that an attached machine lacks. With `at_once`, fails if the windows cannot be plugged in now.
@@ -267,6 +314,9 @@ impl Work {
         self.drop_departed(&new.name, &new.monitor)?;
         if let Some(machine) = self.check_new(&new)? {
             return self.complete(machine);
+        }
+        if !at_once && let Some(taken) = self.take_released_as(&new) {
+            return taken;
         }
         if at_once {
             // Before memory is allocated that has no place in the machine.
@@ -280,11 +330,7 @@ impl Work {
         match self.attach(machine, new, at_once) {
             Ok(plugged) => {
                 self.plug_doorbell(machine);
-                let others: Vec<MachineId> = self.machines.keys().copied().filter(|id| *id != machine).collect();
-                for other in others {
-                    self.plug_and_tell(other, false);
-                }
-                self.windows.allocate(machine, news(&self.control));
+                self.tell_others(machine);
                 tracing::info!(machine = %name, plugged = plugged.count, "machine attached");
                 Ok(self.added(machine, &plugged))
             }
@@ -293,6 +339,15 @@ impl Work {
                 Err(why)
             }
         }
+    }
+
+    /// A machine has got windows: the others get theirs of them, and all of them their memory.
+    fn tell_others(&mut self, machine: MachineId) {
+        let others: Vec<MachineId> = self.machines.keys().copied().filter(|id| *id != machine).collect();
+        for other in others {
+            self.plug_and_tell(other, false);
+        }
+        self.windows.allocate(machine, news(&self.control));
     }
 
     /// The machine if it is attached already, in the same way. Fails if it is attached otherwise, or if another machine has its sockets.
@@ -346,9 +401,21 @@ impl Work {
         self.windows.afford(machine)?;
         let port = Port::start(machine, &name, &socket, self.silence, self.control.clone(), self.tasks.clone());
         let port = Some(port.map_err(|e| format!("cannot attend to {name}: {e}"))?);
-        let (migration, doorbell) = (MigrationStep::None, Err(NOT_YET.to_owned()));
-        let attended = Attended { name: name.clone(), monitor, socket, room, port, layout, migration, doorbell };
+        let attended = Attended {
+            name: name.clone(),
+            monitor,
+            socket,
+            room,
+            port,
+            layout,
+            migration: MigrationStep::None,
+            has_windows: true,
+            plug_failure: None,
+            doorbell: Err(NOT_YET.to_owned()),
+        };
         self.machines.insert(machine, attended);
+        // If this broker is killed now, the next one must know the windows that are in the machine.
+        self.remember();
         match self.plug(machine, false) {
             Err(why) if at_once => {
                 self.take_back(machine);
@@ -389,6 +456,7 @@ impl Work {
                 }
             }
         }
+        self.drop_ended_doorbells();
         // A window that QEMU does not release stays in the machine, without an owner.
         for (side, role, id) in plugged {
             if let Some(there) = side.machine().and_then(|machine| self.machines.get(&machine))
@@ -400,8 +468,9 @@ impl Work {
         }
         if let Some(there) = self.machines.get(&machine)
             && let Ok(doorbell) = &there.doorbell
+            && let Some(qemu) = plugging::process_behind(&there.monitor)
         {
-            self.left.insert(there.monitor.clone(), doorbell.clone());
+            self.left.insert(there.monitor.clone(), LeftDoorbell { doorbell: doorbell.clone(), qemu });
         }
         self.forget(machine);
         tracing::info!(machine = %name, "machine detached");
@@ -423,7 +492,11 @@ impl Work {
     /// Ends what is between this machine and all others.
     fn forget(&mut self, machine: MachineId) {
         // Its sessions end with its port, before the core forgets whose they were.
-        if let Some(gone) = self.machines.remove(&machine)
+        let gone = self.machines.remove(&machine);
+        if let Some(gone) = gone.as_ref().filter(|gone| !gone.has_windows) {
+            self.state.forget_windows(gone.name.as_str());
+        }
+        if let Some(gone) = gone
             && let MigrationStep::Releasing { session, request } = gone.migration
         {
             let reason = format!("{} was detached before its agent had released the windows", gone.name);

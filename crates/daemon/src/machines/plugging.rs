@@ -1,5 +1,6 @@
 //! The devices that are plugged into a machine: its windows and its doorbell device. The guest gets a list of them.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use partywall_protocol::window::DATA_OFFSET;
 use partywall_protocol::wire::{MachineId, Name, Origin, PluggedAs};
 use partywall_vm::ivshmem::Switchboard;
 use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowLayout, WindowRole};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::port::{Announced, Announcement, Part};
 use super::{MigrationStep, Work, windows};
@@ -24,6 +26,8 @@ pub(super) struct Plugged {
     pub(super) left_out: usize,
     /// Windows that wait for its agent to greet.
     pub(super) later: usize,
+    /// Why some windows are not plugged in, and what to do.
+    pub(super) failure: Option<String>,
 }
 
 impl Work {
@@ -39,6 +43,7 @@ impl Work {
         let others = self
             .machines
             .iter()
+            .filter(|(id, m)| **id != machine && m.has_windows)
             .map(|(id, m)| ((Origin::Machine(*id), m.name.as_str()), m.room.min(room), Some(m.monitor.as_str())));
         let this = (Origin::Machine(machine), name.as_str());
         for (other, room, monitors) in others.chain([((Origin::Host, "host"), room, None)]) {
@@ -48,6 +53,10 @@ impl Work {
                 let known = |side: (Origin, &'_ str)| side.0.machine().map(|_| side.1.to_owned());
                 let (owned_by, read_by) = (known(owner), known(peer));
                 let key = (owner.0, peer.0);
+                // An earlier attempt may have failed half-way.
+                if self.windows.has(key) {
+                    continue;
+                }
                 let (news, in_use) = match self.state.find((owned_by.as_deref(), read_by.as_deref()), size, &monitors) {
                     Some((file, in_use)) => (self.windows.insert(key, file), in_use),
                     None => (self.windows.open(owner, peer, room), Vec::new()),
@@ -71,13 +80,20 @@ impl Work {
     /// A kernel that is still starting would miss a read-only window (an nvdimm): an event announces it, which is lost while the driver
     /// (`nfit`) is not loaded, and the driver does not look again. So it is plugged in once the agent is there.
     pub(super) fn plug(&self, machine: MachineId, greeted: bool) -> Result<Plugged, String> {
+        let Some(attended) = self.machines.get(&machine) else { return Ok(Plugged::default()) };
+        if attended.migration != MigrationStep::None {
+            return Ok(Plugged::default());
+        }
+        let monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
+        self.plug_by(monitor, machine, greeted)
+    }
+
+    /// The same, by this connection to its monitor.
+    fn plug_by(&self, monitor: Machine, machine: MachineId, greeted: bool) -> Result<Plugged, String> {
         let start = Instant::now();
         let mut plugged = Plugged::default();
         let Some(attended) = self.machines.get(&machine) else { return Ok(plugged) };
-        if attended.migration != MigrationStep::None {
-            return Ok(plugged);
-        }
-        let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?.with_layout(attended.layout);
+        let mut monitor = monitor.with_layout(attended.layout);
         let facts = monitor.facts().map_err(|e| e.to_string())?;
         let kind = if attended.layout == WindowLayout::Migratable { PlugKind::Memory } else { facts.kind() };
         let plugged_as = if kind == PlugKind::Memory { PluggedAs::Memory } else { PluggedAs::Device };
@@ -122,6 +138,7 @@ impl Work {
 
     /// Gives the machine a doorbell device, if it has none of this broker's and can have one. Without it rings go by its port.
     pub(super) fn plug_doorbell(&mut self, machine: MachineId) {
+        self.drop_ended_doorbells();
         let Some(attended) = self.machines.get_mut(&machine) else { return };
         if attended.layout == WindowLayout::Migratable {
             attended.doorbell =
@@ -131,8 +148,9 @@ impl Work {
         if attended.doorbell.is_err()
             && let Some(left) = self.left.remove(&attended.monitor)
         {
-            attended.doorbell = Ok(left);
+            attended.doorbell = Ok(left.doorbell);
         }
+        let before = attended.doorbell.as_ref().err().cloned();
         let plugged = Machine::connect(&attended.monitor).and_then(|mut monitor| {
             // Doorbell devices of earlier brokers stay, without a process at their other end.
             let there = monitor.doorbells()?;
@@ -150,22 +168,51 @@ impl Work {
             VmError::Obstacle { obstacle, .. } => obstacle.to_string(),
             error => error.to_string(),
         };
-        tracing::info!(machine = %attended.name, why, "no doorbell device was plugged in");
+        // A guest that greets without end must not fill the log.
+        if before.as_ref() != Some(&why) {
+            tracing::info!(machine = %attended.name, why, "no doorbell device was plugged in");
+        }
         // A machine keeps the doorbell device that it has, though its monitor may not answer now.
         if attended.doorbell.is_err() {
             attended.doorbell = Err(why);
         }
     }
 
+    /// Drops what there is of doorbell devices whose machines have ended.
+    pub(super) fn drop_ended_doorbells(&mut self) {
+        self.left.retain(|_, left| !has_ended(&left.qemu));
+    }
+
     /// Plugs in what is not there, and tells the guest what it has.
+    ///
+    /// A migratable machine whose monitor does not answer may be leaving. It is not told anything: its agent would look for devices, and
+    /// find those again that it has given up.
     pub(super) fn plug_and_tell(&mut self, machine: MachineId, greeted: bool) {
-        match self.plug(machine, greeted) {
-            Ok(_) => self.plug_doorbell(machine),
-            Err(why) => {
-                let name = self.machines.get(&machine).map(|m| m.name.as_str());
-                tracing::warn!(machine = name, why, "windows are not plugged in");
-            }
+        let Some(attended) = self.machines.get(&machine) else { return };
+        let stays = attended.migration == MigrationStep::None;
+        let monitor = stays.then(|| Machine::connect(&attended.monitor).map_err(|e| e.to_string())).transpose();
+        let may_leave = monitor.is_err() && attended.layout == WindowLayout::Migratable;
+        let plugged =
+            monitor.and_then(|monitor| monitor.map(|monitor| self.plug_by(monitor, machine, greeted)).transpose());
+        let failure = plugged.err();
+        if failure.is_none() {
+            self.plug_doorbell(machine);
         }
+        let Some(attended) = self.machines.get_mut(&machine) else { return };
+        // A guest that greets without end must not fill the log.
+        if attended.plug_failure != failure {
+            if let Some(why) = &failure {
+                tracing::warn!(machine = %attended.name, why, "windows are not plugged in");
+            }
+            attended.plug_failure = failure;
+        }
+        if !may_leave {
+            self.tell(machine);
+        }
+    }
+
+    /// Tells the guest what it has.
+    pub(super) fn tell(&self, machine: MachineId) {
         let Some(attended) = self.machines.get(&machine) else { return };
         let Some(port) =
             attended.port.as_ref().filter(|port| port.has_greeted() && attended.migration == MigrationStep::None)
@@ -194,6 +241,18 @@ impl Work {
     }
 }
 
+/// The process behind a monitor that answers. It becomes readable when the process has ended.
+pub(super) fn process_behind(monitor: &str) -> Option<OwnedFd> {
+    let process = Machine::connect(monitor).ok()?.process().ok()?;
+    let process = rustix::process::Pid::from_raw(process.try_into().ok()?)?;
+    rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).ok()
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
 /// The remark for the administrator who has attached the machine: the kind of its windows with the reason, and other facts worth knowing.
 pub(super) fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> String {
     let mut said = match &plugged.kind {
@@ -209,6 +268,9 @@ pub(super) fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> Stri
         said.push_str(if said.is_empty() { "" } else { "\n" });
         said.push_str(what);
     };
+    if let Some(failure) = &plugged.failure {
+        also(failure);
+    }
     if plugged.left_out > 0 {
         also("it cannot take part in its groups, whose windows are memory devices only");
     }

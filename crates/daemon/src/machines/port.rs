@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use open::Open;
 use partywall_protocol::window::WindowId;
@@ -22,6 +22,7 @@ use partywall_protocol::wire::{MachineId, Name, Origin};
 use partywall_region::relay::{Heartbeat, Notices, PortSide, Relay};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::Task;
 use super::tasks::AttendantTasks;
@@ -30,6 +31,9 @@ use crate::core::{MachineNews, Membership};
 
 /// Between two attempts to reach a port, and two looks at one that is full.
 const AGAIN: Duration = Duration::from_millis(300);
+
+/// Between two lines of the log about connections that have ended.
+const LOG_AGAIN: Duration = Duration::from_secs(60);
 
 /// A window that a guest gets.
 #[derive(Debug)]
@@ -74,7 +78,7 @@ struct PortOrders {
 #[derive(Debug, Default)]
 struct PortShared {
     orders: Mutex<PortOrders>,
-    /// An agent has greeted since the port was started.
+    /// An agent has greeted, and has not ended or fallen silent since.
     has_greeted: AtomicBool,
 }
 
@@ -127,8 +131,9 @@ impl Port {
             beat: Heartbeat { every: silence / 4, limit: silence },
             control,
             tasks,
-            errands: ErrandCount::default(),
+            errands: ErrandCount::new(machine),
             said: Cell::new(None),
+            log: LogLimit::default(),
             shared: Arc::clone(&shared),
             questions,
             bell: Arc::clone(&bell),
@@ -148,7 +153,7 @@ impl Port {
         self.order(|orders| orders.release = true);
     }
 
-    /// Whether an agent has greeted since this was started.
+    /// Whether an agent is there that has greeted.
     pub(super) fn has_greeted(&self) -> bool {
         self.shared.has_greeted.load(Ordering::Relaxed)
     }
@@ -177,10 +182,12 @@ struct Attend {
     beat: Heartbeat,
     control: ServerControl,
     tasks: AttendantTasks,
-    /// Its errands that the event loop has not taken.
+    /// Its errands that the event loop has not done, or that are beyond the machine's share.
     errands: ErrandCount,
     /// What the event loop was told last, if that still says all about this machine.
     said: Cell<Option<bool>>,
+    /// For lines about connections that have ended.
+    log: LogLimit,
     shared: Arc<PortShared>,
     /// Questions about sockets of the machine (protocol U14).
     questions: PortQuestions,
@@ -189,13 +196,30 @@ struct Attend {
     nothing: OwnedFd,
 }
 
+/// A limit to lines of the log, so that a guest which ends each connection at once does not fill it.
+#[derive(Debug, Default)]
+struct LogLimit {
+    last: Cell<Option<Instant>>,
+}
+
+impl LogLimit {
+    /// Whether a line may be logged now.
+    fn may(&self, now: Instant) -> bool {
+        let may = self.last.get().is_none_or(|last| now.duration_since(last) >= LOG_AGAIN);
+        if may {
+            self.last.set(Some(now));
+        }
+        may
+    }
+}
+
 /// The port is to end.
 struct Stop;
 
 impl Attend {
     fn run(self) {
         loop {
-            if let Ok(port) = UnixStream::connect(&self.socket)
+            if let Ok(port) = connect_at_once(&self.socket)
                 && let Ok((relay, notices)) = self.start_relay(port)
             {
                 let mut open = Open::new(&self, relay);
@@ -246,11 +270,25 @@ impl Attend {
 
     /// Says that there is an agent that sees no window yet, or none. An agent that greets without end is said once.
     fn say_up(&self, up: bool) {
+        if !up {
+            self.shared.has_greeted.store(false, Ordering::Relaxed);
+        }
         if self.said.get() != Some(up) {
             self.errand(Errand::News(MachineNews::Up { machine: self.machine, up }));
             self.said.set(Some(up));
         }
     }
+}
+
+/// Connects to a port. Fails where others wait for it already: QEMU accepts one connection, and its queue is short, so a connection that
+/// waited for room might wait without end.
+fn connect_at_once(path: &str) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Waits for any of these, and says which have something.

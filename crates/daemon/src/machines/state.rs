@@ -63,6 +63,9 @@ pub(super) struct GroupWindowRecord {
 pub(super) struct Remembered {
     version: u32,
     pub(super) machines: Vec<AttachmentRecord>,
+    /// Those that have released their windows to be migrated. Their QEMU still has the windows, and must not get them plugged in again.
+    #[serde(default)]
+    pub(super) released: Vec<AttachmentRecord>,
     windows: Vec<WindowRecord>,
     #[serde(default)]
     pub(super) groups: Vec<GroupWindowRecord>,
@@ -76,6 +79,7 @@ pub(super) struct AttachmentFile {
     written: Option<Remembered>,
     /// The record of the earlier broker, as far as it is not used yet: machines by name, and windows by owner and peer.
     machines: BTreeMap<String, AttachmentRecord>,
+    released: BTreeMap<String, AttachmentRecord>,
     windows: BTreeMap<(Option<String>, Option<String>), WindowRecord>,
     /// Files that the service manager has kept for this broker.
     passed: PassedFiles,
@@ -108,15 +112,16 @@ impl AttachmentFile {
     pub(super) fn open(socket: &Path) -> Self {
         let path = path_of(socket);
         let remembered = remembered(socket);
-        let is_settled = remembered.machines.is_empty();
-        let machines = remembered.machines.into_iter().map(|one| (one.name.clone(), one)).collect();
+        let is_settled = remembered.machines.is_empty() && remembered.released.is_empty();
+        let by_name = |all: Vec<AttachmentRecord>| all.into_iter().map(|one| (one.name.clone(), one)).collect();
+        let (machines, released) = (by_name(remembered.machines), by_name(remembered.released));
         let windows = remembered.windows.into_iter().map(|one| ((one.owner.clone(), one.peer.clone()), one)).collect();
         let mut passed = PassedFiles::inherited();
         if is_settled {
             // No machine will ask for them.
-            passed.close();
+            passed.close(|_| false);
         }
-        Self { path, written: None, machines, windows, passed, is_settled }
+        Self { path, written: None, machines, released, windows, passed, is_settled }
     }
 
     /// The machines that the earlier broker had and that were not asked for since.
@@ -124,12 +129,33 @@ impl AttachmentFile {
         self.machines.values().cloned().collect()
     }
 
+    /// The machines that had released their windows with the earlier broker and that were not asked for since.
+    pub(super) fn released_left(&self) -> Vec<AttachmentRecord> {
+        self.released.values().cloned().collect()
+    }
+
+    /// The windows of a machine that the earlier broker has made and that were not looked for since.
+    pub(super) fn windows_left(&self, name: &str) -> Vec<WindowRecord> {
+        let is_its = |window: &&WindowRecord| [&window.owner, &window.peer].map(Option::as_deref).contains(&Some(name));
+        self.windows.values().filter(is_its).cloned().collect()
+    }
+
     /// A machine is attached from now on. If it is not known to be the one that the earlier broker had under this name, its windows are
     /// others too: behind another monitor is another machine, and the one of before may still write its own.
     pub(super) fn attached(&mut self, record: &AttachmentRecord) {
-        if self.machines.remove(&record.name).is_none_or(|before| before.monitor != record.monitor) {
-            let is_its = |side: &Option<String>| side.as_ref() == Some(&record.name);
-            self.windows.retain(|(owner, peer), _| !is_its(owner) && !is_its(peer));
+        let [stays, released] = [&mut self.machines, &mut self.released].map(|known| known.remove(&record.name));
+        if ![stays, released].into_iter().flatten().any(|before| before.monitor == record.monitor) {
+            self.forget_windows(&record.name);
+        }
+    }
+
+    /// The windows of this machine that were not looked for are not used again.
+    pub(super) fn forget_windows(&mut self, name: &str) {
+        let is_its = |side: &Option<String>| side.as_deref() == Some(name);
+        self.windows.retain(|(owner, peer), _| !is_its(owner) && !is_its(peer));
+        if self.is_settled {
+            let windows = &self.windows;
+            self.passed.close(|id| windows.values().any(|window| window.id == id.to_string()));
         }
     }
 
@@ -158,28 +184,28 @@ impl AttachmentFile {
         self.passed.use_again(id);
     }
 
-    /// Every machine of the last broker has been looked for.
-    pub(super) fn settle(&mut self) {
+    /// Every machine of the last broker has been looked for. The files of `waiting` are looked for later.
+    pub(super) fn settle(&mut self, waiting: &[WindowRecord]) {
         self.is_settled = true;
-        self.passed.close();
+        self.passed.close(|id| waiting.iter().any(|window| window.id == id.to_string()));
     }
 
     /// Remembers what there is now, if it has changed. Until the machines of the last broker have been looked for, the file says more than
     /// this broker knows.
     pub(super) fn save(
         &mut self,
-        machines: Vec<AttachmentRecord>,
+        (machines, released): (Vec<AttachmentRecord>, Vec<AttachmentRecord>),
         windows: Vec<WindowRecord>,
         groups: Vec<GroupWindowRecord>,
     ) {
         if !self.is_settled {
             return;
         }
-        let now = Remembered { version: VERSION, machines, windows, groups };
+        let now = Remembered { version: VERSION, machines, released, windows, groups };
         if self.written.as_ref() == Some(&now) {
             return;
         }
-        let saved = match now.machines.is_empty() {
+        let saved = match now.machines.is_empty() && now.released.is_empty() {
             true => std::fs::remove_file(&self.path).or_else(|e| match e.kind() {
                 io::ErrorKind::NotFound => Ok(()),
                 _ => Err(e),
@@ -266,18 +292,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("broker.sock");
         assert!(!is_there(&socket));
-        AttachmentFile::open(&socket).save(vec![machine("a")], vec![window(Some("a"), None)], vec![group()]);
+        AttachmentFile::open(&socket).save(
+            (vec![machine("a")], Vec::new()),
+            vec![window(Some("a"), None)],
+            vec![group()],
+        );
         assert_eq!(path_of(&socket).metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let mut file = AttachmentFile::open(&socket);
         assert_eq!(file.windows.len(), 1);
         assert_eq!(file.machines_left(), [machine("a")]);
         assert_eq!(remembered(&socket).groups, [group()]);
-        file.save(Vec::new(), Vec::new(), Vec::new());
+        file.save(Default::default(), Vec::new(), Vec::new());
         assert!(is_there(&socket), "the machine has not been looked for yet");
         file.attached(&machine("a"));
         assert_eq!(file.machines_left(), []);
-        file.settle();
-        file.save(Vec::new(), Vec::new(), Vec::new());
+        file.settle(&[]);
+        file.save(Default::default(), Vec::new(), Vec::new());
         assert!(!is_there(&socket));
     }
 
@@ -286,17 +316,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("broker.sock");
         let windows = vec![window(Some("a"), None), window(Some("b"), Some("a")), window(Some("b"), None)];
-        AttachmentFile::open(&socket).save(vec![machine("a"), machine("b")], windows, Vec::new());
+        AttachmentFile::open(&socket).save((vec![machine("a"), machine("b")], Vec::new()), windows, Vec::new());
         let mut file = AttachmentFile::open(&socket);
         file.attached(&machine("a"));
         assert_eq!(file.windows.len(), 3);
         let mut file = AttachmentFile::open(&socket);
         file.attached(&AttachmentRecord { monitor: "/run/other.qmp".into(), ..machine("a") });
         assert_eq!(file.windows.keys().collect::<Vec<_>>(), [&(Some("b".to_owned()), None)]);
-        // The earlier broker had windows of a machine that was about to leave, and did not keep the machine itself.
+        // Windows of a machine that is in neither list.
         let migrating = socket.with_file_name("other.sock");
         AttachmentFile::open(&migrating).save(
-            vec![machine("b")],
+            (vec![machine("b")], Vec::new()),
             vec![window(Some("a"), None), window(Some("b"), None)],
             Vec::new(),
         );
@@ -306,11 +336,29 @@ mod tests {
     }
 
     #[test]
+    fn windows_of_released_machine_stay_behind_its_monitor() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("broker.sock");
+        let windows = vec![window(Some("a"), None), window(None, Some("a"))];
+        AttachmentFile::open(&socket).save((Vec::new(), vec![machine("a")]), windows.clone(), Vec::new());
+        assert!(is_there(&socket), "no other machine is attached");
+        let mut file = AttachmentFile::open(&socket);
+        assert_eq!((file.machines_left(), file.released_left()), (Vec::new(), vec![machine("a")]));
+        file.save(Default::default(), Vec::new(), Vec::new());
+        assert!(is_there(&socket), "the machine has not been looked for yet");
+        file.attached(&machine("a"));
+        assert_eq!((file.released_left(), file.windows_left("a").len()), (Vec::new(), windows.len()));
+        let mut file = AttachmentFile::open(&socket);
+        file.attached(&AttachmentRecord { monitor: "/run/other.qmp".into(), ..machine("a") });
+        assert_eq!(file.windows_left("a"), []);
+    }
+
+    #[test]
     fn file_that_others_can_write_or_that_makes_no_sense_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("broker.sock");
         let path = path_of(&socket);
-        AttachmentFile::open(&socket).save(vec![machine("a")], Vec::new(), Vec::new());
+        AttachmentFile::open(&socket).save((vec![machine("a")], Vec::new()), Vec::new(), Vec::new());
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
         assert_eq!(AttachmentFile::open(&socket).machines_left(), []);
         for text in ["", "nonsense", r#"{"version":2,"machines":[],"windows":[]}"#] {

@@ -29,7 +29,7 @@ pub(super) fn give_up(id: WindowId) {
 /// The descriptors that systemd has passed to this process; no other code uses them.
 #[derive(Debug, Default)]
 pub(super) struct PassedFiles {
-    descriptors: Vec<i32>,
+    descriptors: Vec<(i32, WindowId)>,
     /// Windows among them that were not used again yet.
     unused: Vec<WindowId>,
 }
@@ -48,7 +48,8 @@ impl PassedFiles {
         if TAKEN.swap(true, Ordering::Relaxed) {
             return Self::default();
         }
-        let (descriptors, unused) = passed().unzip();
+        let descriptors: Vec<_> = passed().collect();
+        let unused = descriptors.iter().map(|(_, id)| *id).collect();
         Self { descriptors, unused }
     }
 
@@ -57,13 +58,13 @@ impl PassedFiles {
         self.unused.retain(|unused| *unused != id);
     }
 
-    /// Closes them. The windows that are used again have separate descriptors. The service manager closes all others as well: it would keep
-    /// their memory for as long as it runs the broker, and pass it to each broker.
-    pub(super) fn close(&mut self) {
-        for id in self.unused.drain(..) {
+    /// Closes them, except for windows that are looked for later. The windows that are used again have separate descriptors. The service
+    /// manager closes all others as well: it would keep their memory for as long as it runs the broker, and pass it to each broker.
+    pub(super) fn close(&mut self, is_kept: impl Fn(WindowId) -> bool) {
+        for id in self.unused.extract_if(.., |id| !is_kept(*id)) {
             give_up(id);
         }
-        for passed in self.descriptors.drain(..) {
+        for (passed, _) in self.descriptors.extract_if(.., |(_, id)| !is_kept(*id)) {
             let _ = nix::unistd::close(passed);
         }
     }

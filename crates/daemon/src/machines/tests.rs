@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Longer is a hang.
-const HANG: Duration = Duration::from_secs(30);
+pub(super) const HANG: Duration = Duration::from_secs(30);
 
 /// A monitor that takes this long to end each connection, without a word. Returns how many connections it has had.
 fn slow_monitor(path: &Path, takes: Duration) -> Arc<AtomicUsize> {
@@ -38,7 +38,62 @@ fn greet_without_end(mut stream: UnixStream, stop: Arc<AtomicBool>) -> std::thre
     })
 }
 
-fn path(folder: &tempfile::TempDir, name: &str) -> String {
+/// A broker's attendant, without its thread.
+pub(super) fn work(control: &ServerControl, socket: &Path) -> Work {
+    Work {
+        control: control.clone(),
+        silence: HANG,
+        tasks: AttendantTasks::default(),
+        windows: Windows::default(),
+        groups: GroupWindows::default(),
+        state: AttachmentFile::open(socket),
+        machines: BTreeMap::new(),
+        left: BTreeMap::new(),
+        next: MachineId::MIN,
+    }
+}
+
+/// A machine whose port nobody serves.
+fn attended(folder: &tempfile::TempDir, name: &str, migration: MigrationStep) -> Attended {
+    Attended {
+        name: Name::new(name).unwrap(),
+        monitor: path(folder, name),
+        socket: path(folder, name),
+        room: 8 << 20,
+        port: None,
+        layout: WindowLayout::Migratable,
+        migration,
+        has_windows: true,
+        plug_failure: None,
+        doorbell: Err(NOT_YET.to_owned()),
+    }
+}
+
+/// A monitor that another program holds, while others wait. Until this is dropped.
+pub(super) struct HeldMonitor {
+    path: String,
+    _listener: OwnedFd,
+    _waiting: Vec<UnixStream>,
+}
+
+/// Holds the monitor at this path.
+pub(super) fn hold(path: &str) -> HeldMonitor {
+    std::fs::rename(path, format!("{path}.free")).unwrap();
+    let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
+    let listener = rustix::net::socket(family, kind, None).unwrap();
+    rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let waiting = (0..2).map(|_| UnixStream::connect(path).unwrap()).collect();
+    HeldMonitor { path: path.to_owned(), _listener: listener, _waiting: waiting }
+}
+
+impl Drop for HeldMonitor {
+    fn drop(&mut self) {
+        let _ = std::fs::rename(format!("{}.free", self.path), &self.path);
+    }
+}
+
+pub(super) fn path(folder: &tempfile::TempDir, name: &str) -> String {
     folder.path().join(name).to_str().unwrap().to_owned()
 }
 
@@ -67,7 +122,7 @@ fn machine_attaches_while_another_guest_greets_endlessly() {
     attendant.tell(Task::Order { session: SessionId(7), request: 5, order }).unwrap();
     let (start, mut errands) = (Instant::now(), 0);
     let answer = loop {
-        let taken = control.take_wishes().errands;
+        let taken = control.take_errands();
         errands += taken.len();
         let answer = taken.into_iter().find_map(|errand| match errand {
             Errand::Answer(session, request, answer) => Some((session, request, answer)),
@@ -89,41 +144,83 @@ fn machine_attaches_while_another_guest_greets_endlessly() {
 }
 
 #[test]
-fn released_machine_is_not_remembered() {
+fn released_machine_is_remembered_as_released() {
     let folder = tempfile::tempdir().unwrap();
     let (control, socket) = (ServerControl::new().unwrap(), folder.path().join("broker"));
-    let mut work = Work {
-        control: control.clone(),
-        silence: HANG,
-        tasks: AttendantTasks::default(),
-        windows: Windows::default(),
-        groups: GroupWindows::default(),
-        state: AttachmentFile::open(&socket),
-        machines: BTreeMap::new(),
-        left: BTreeMap::new(),
-        next: MachineId::MIN,
-    };
-    let attended = |name: &str, migration| Attended {
-        name: Name::new(name).unwrap(),
-        monitor: path(&folder, name),
-        socket: path(&folder, name),
-        room: 8 << 20,
-        port: None,
-        layout: WindowLayout::Migratable,
-        migration,
-        doorbell: Err(NOT_YET.to_owned()),
-    };
-    let remembered = || {
-        let all = state::remembered(&socket).machines;
-        all.into_iter().map(|machine| machine.name).collect::<Vec<_>>()
-    };
+    let mut work = work(&control, &socket);
+    let attended = |name: &str, migration| attended(&folder, name, migration);
+    let names = |all: Vec<AttachmentRecord>| all.into_iter().map(|machine| machine.name).collect::<Vec<_>>();
+    let remembered = || names(state::remembered(&socket).machines);
     let releasing = MigrationStep::Releasing { session: SessionId(7), request: 5 };
     work.machines.insert(MachineId::MIN, attended("leaves", releasing));
     work.machines.insert(MachineId::new(2).unwrap(), attended("stays", MigrationStep::None));
     work.remember();
     assert_eq!(remembered(), ["leaves", "stays"]);
     work.released(MachineId::MIN, None);
-    let errands = control.take_wishes().errands;
+    let errands = control.take_errands();
     assert!(matches!(errands[..], [Errand::Answer(SessionId(7), 5, Message::Done {})]), "{errands:?}");
     assert_eq!(remembered(), ["stays"], "a broker that starts now would plug in its windows again");
+    assert_eq!(names(state::remembered(&socket).released), ["leaves"]);
+}
+
+#[test]
+fn doorbell_of_ended_qemu_is_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut work = work(&ServerControl::new().unwrap(), &folder.path().join("broker"));
+    // A process that ends when its input does.
+    let mut qemu = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    for (monitor, process) in [("ends", qemu.id()), ("stays", std::process::id())] {
+        let process = rustix::process::Pid::from_raw(process as i32).unwrap();
+        let qemu = rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).unwrap();
+        work.left.insert(monitor.to_owned(), LeftDoorbell { doorbell: Switchboard::new().unwrap().0, qemu });
+    }
+    work.drop_ended_doorbells();
+    let had = work.left.len();
+    drop(qemu.stdin.take());
+    qemu.wait().unwrap();
+    work.drop_ended_doorbells();
+    assert_eq!((had, work.left.keys().map(String::as_str).collect::<Vec<_>>()), (2, vec!["stays"]));
+}
+
+#[test]
+fn doorbell_of_machine_without_monitor_is_not_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut work = work(&ServerControl::new().unwrap(), &folder.path().join("broker"));
+    let doorbell = Ok(Switchboard::new().unwrap().0);
+    work.machines.insert(MachineId::MIN, Attended { doorbell, ..attended(&folder, "a", MigrationStep::None) });
+    work.remove(&Name::new("a").unwrap()).unwrap();
+    assert!(work.machines.is_empty() && work.left.is_empty());
+}
+
+/// Counts the events that are logged.
+struct Counted(Arc<AtomicUsize>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Counted {
+    fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn repeated_plug_failure_is_logged_once() {
+    use tracing_subscriber::layer::SubscriberExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let mut work = work(&ServerControl::new().unwrap(), &folder.path().join("broker"));
+    let machine = Attended { layout: WindowLayout::Usual, ..attended(&folder, "a", MigrationStep::None) };
+    work.machines.insert(MachineId::MIN, machine);
+    let logged = Arc::new(AtomicUsize::new(0));
+    let subscriber = tracing_subscriber::registry().with(Counted(Arc::clone(&logged)));
+    let counts = tracing::subscriber::with_default(subscriber, || {
+        let mut counts = Vec::new();
+        for _ in 0..3 {
+            work.plug_and_tell(MachineId::MIN, true);
+            counts.push(logged.swap(0, Ordering::Relaxed));
+        }
+        for _ in 0..3 {
+            work.plug_doorbell(MachineId::MIN);
+            counts.push(logged.swap(0, Ordering::Relaxed));
+        }
+        counts
+    });
+    assert_eq!(counts, [1, 0, 0, 1, 0, 0]);
 }

@@ -115,6 +115,11 @@ impl Windows {
         ours.map(|(key, file)| (*key, WindowDevice::of(file))).collect()
     }
 
+    /// Whether there is one.
+    pub(super) fn has(&self, key: Key) -> bool {
+        self.files.contains_key(&key)
+    }
+
     /// All of them, by what another process finds their files by.
     pub(super) fn traces(&self) -> Vec<(Key, WindowTrace)> {
         self.files.iter().filter_map(|(key, file)| Some((*key, file.trace().ok()?))).collect()

@@ -149,6 +149,42 @@ fn sample_policy_is_valid() {
     assert!(policy.is_administrator(peer(0, 1)));
 }
 
+/// A key that no table has, so that the error of the parser names the keys that the table has.
+const NO_KEY: &str = "no_such_key";
+
+/// Finds the keys of the table between `before` and `after`, and of the tables in it. Each has the name of its table.
+fn known_keys(table: &str, before: &str, after: &str, found: &mut Vec<(String, String)>) {
+    let error = Policy::parse(&format!("{before}{NO_KEY} = 1{after}")).unwrap_err();
+    let Some(expected) = error.message().strip_prefix(&format!("unknown field `{NO_KEY}`, expected ")) else { return };
+    for key in expected.split('`').skip(1).step_by(2) {
+        found.push((table.to_owned(), key.to_owned()));
+        known_keys(key, &format!("{before}{key} = {{ "), &format!(" }}{after}"), found);
+        known_keys(key, &format!("{before}{key} = [{{ "), &format!(" }}]{after}"), found);
+    }
+}
+
+#[test]
+fn sample_policy_has_every_key_of_every_table() {
+    let sample = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("partywalld.toml")).unwrap();
+    let (mut table, mut keys) = ("", Vec::new());
+    // What is commented out counts.
+    for line in sample.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)) {
+        if line.starts_with('[') && line.ends_with(']') {
+            table = line.trim_matches(['[', ']']);
+        } else if let Some((key, _)) = line.split_once(" = ") {
+            keys.push((table, key));
+        }
+    }
+    let mut known = Vec::new();
+    known_keys("", "", "", &mut known);
+    assert!(known.iter().any(|(table, key)| table == "machine" && key == "migratable"), "{known:?}");
+    // Tables have lines of their names, and this key is the former name of another.
+    let tables: Vec<_> = known.iter().map(|(table, _)| table.clone()).collect();
+    known.retain(|(table, key)| !(table.is_empty() && tables.contains(key)) && key != "upgrade");
+    known.retain(|(table, key)| !keys.contains(&(table.as_str(), key.as_str())));
+    assert!(known.is_empty(), "the sample lacks these keys: {known:?}");
+}
+
 #[test]
 fn missing_policy_file_is_named() {
     let error = Policy::read(Path::new("/nonexistent/policy.toml")).unwrap_err().to_string();

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{UnixCredentials, getsockopt, sockopt::PeerCredentials};
-use partywall_protocol::wire::{self, Message, Refusal, User};
+use partywall_protocol::wire::{self, MachineId, Message, Refusal, User};
 use partywall_region::packet;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -290,13 +290,13 @@ impl Server {
         self.feed(CoreEvent::Closed { session, by_program: false });
     }
 
-    /// Begins a session that is read here, with who is known by other means. Nothing of a stranger's comes by its socket.
-    pub(super) fn admit_as(&mut self, socket: OwnedFd, peer: Credentials) -> io::Result<()> {
+    /// Begins a session of a program in a machine. It is read here, because nothing of a stranger's comes by its socket.
+    pub(super) fn admit_as(&mut self, socket: OwnedFd, machine: MachineId, pid: u32) -> io::Result<()> {
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         let session = self.next_session();
-        let data = EventData::new_u64(session.0);
-        epoll::add(&self.epoll, &socket, data, EventFlags::IN | EventFlags::RDHUP)?;
-        self.sessions.insert(session, SessionSocket { socket, read: ReadBy::EventLoop });
+        self.machine_turns.add(self.epoll.as_fd(), machine, session, &socket)?;
+        self.sessions.insert(session, SessionSocket { socket, read: ReadBy::EventLoop(machine) });
+        let peer = Credentials::in_machine(machine, pid);
         // The machine reports the programs that run in it.
         self.feed(CoreEvent::Opened { session, peer, program: None });
         Ok(())

@@ -27,6 +27,7 @@ mod home;
 mod judge;
 mod limits;
 mod machine_sockets;
+mod machine_turns;
 mod namespaces;
 mod perform;
 mod published;
@@ -50,13 +51,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use partywall_protocol::directory::{DirectoryChange, Transport};
-use partywall_protocol::wire::{self, MachineId, Origin, Side};
+use partywall_protocol::wire::{self, MachineId, Origin, Side, User};
 use partywall_region::directory::OwnDirectory;
 use partywall_region::inspect::receivers::coarse_now;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::config::Config;
-use crate::control::{Errand, ServerControl};
+use crate::control::{Errand, ErrandPlace, ServerControl};
 use crate::core::{Core, CoreEvent, CoreStatus, FlowSocket, MachineNews, SessionId, SocketFacts};
 use crate::credentials::Account;
 use crate::machines::{Attendant, GroupWindows, Task, state};
@@ -66,10 +67,11 @@ use accept::{Arrival, Door, Gate, Listeners};
 use containers::ContainerSocket;
 use descriptor::ClientDescriptor;
 use machine_sockets::{Answered, FlowDate, MachineSockets};
+use machine_turns::{MachineTurns, machine_of};
 use namespaces::ListedNamespaces;
 use published::Published;
 use readers::{LATE, MAX_REPORT, ReaderEvent, Readers};
-use shares::Shares;
+use shares::{Shares, Stopwatch};
 use socket::{BACKLOG, ServedSocket};
 use turns::Turns;
 use urgency::LoopUrgency;
@@ -173,6 +175,9 @@ pub struct Server {
     /// When agents are to be asked again that have not said which namespace they are in, while there are any.
     next_question: Option<Instant>,
     sessions: HashMap<SessionId, SessionSocket>,
+    machine_turns: MachineTurns,
+    /// Errands of machines that had used up their shares. They are done, and count as waiting until the next period.
+    unpaid_errands: Vec<ErrandPlace>,
     /// Dropped after the sessions, whose sockets they close last.
     readers: Readers,
     next_session: u64,
@@ -241,6 +246,8 @@ impl Server {
             next_look_at_untaken: None,
             next_question: None,
             sessions: HashMap::new(),
+            machine_turns: MachineTurns::default(),
+            unpaid_errands: Vec::new(),
             readers,
             synced: 0,
             next_session: FIRST_SESSION,
@@ -343,7 +350,7 @@ impl Server {
         self.urgency.look();
         self.gate.reopen(self.epoll.as_fd(), listeners(&self.socket, self.containers.as_ref()));
         if self.shares.renew(Instant::now()) {
-            self.readers.listen_to_all();
+            self.hear_all_users();
         }
         for event in events.iter() {
             // The event is packed; its fields are copied out before use.
@@ -354,7 +361,7 @@ impl Server {
                 (CONTROL, _) => self.obey(),
                 (NOTICES, _) => self.hear_of_sockets(),
                 (_, Some(token)) => self.attend_readers(token, flags),
-                (session, None) => self.attend(SessionId(session), flags),
+                (data, None) => machine_of(data).into_iter().for_each(|machine| self.attend_machine(machine)),
             }
         }
         self.admit_arrivals();
@@ -373,8 +380,23 @@ impl Server {
     /// Charges work to a user. A user that has used up a share is not served for a while (protocol C16).
     fn charge(&mut self, account: Account, time: Duration) {
         if self.shares.charge(account, time) {
-            self.readers.leave_alone(account);
+            self.leave_alone(account);
         }
+    }
+
+    /// Leaves what a user sends where it is, until [`hear_all_users`](Self::hear_all_users).
+    fn leave_alone(&mut self, account: Account) {
+        match account.user {
+            User::Host(_) => self.readers.leave_alone(account),
+            User::Machine(machine) => self.machine_turns.leave_alone(self.epoll.as_fd(), machine),
+        }
+    }
+
+    /// A new period has begun: users who had used up their shares are served again.
+    fn hear_all_users(&mut self) {
+        self.readers.listen_to_all();
+        self.machine_turns.listen_to_all(self.epoll.as_fd());
+        self.unpaid_errands.clear();
     }
 
     /// Ends the flows of sockets that the kernel has closed.
@@ -537,42 +559,59 @@ impl Server {
             self.perform(actions);
             self.set_networks(&networks);
         }
-        for errand in wishes.errands {
-            match errand {
-                Errand::Admit(socket, peer) => {
-                    if let Err(error) = self.admit_as(socket, peer) {
-                        tracing::warn!(%error, "a session of a virtual machine could not be set up");
-                    }
-                }
-                Errand::News(news) => {
-                    self.namespaces.hear(&news);
-                    self.machine_sockets.hear(&news);
-                    let concerns_list = matches!(
-                        news,
-                        MachineNews::Added { .. } | MachineNews::Removed { .. } | MachineNews::Up { .. }
-                    );
-                    self.hear_of_rings();
-                    let actions = self.core.machine_news(news.map(ClientDescriptor::from));
-                    self.perform(actions);
-                    if concerns_list {
-                        self.follow_networks();
-                        self.ask_for_namespaces();
-                    }
-                }
-                Errand::Port(machine, port) => self.machine_sockets.has_port(machine, port),
-                Errand::Receivers { machine, number, netns, at, receivers } => {
-                    self.hear_of_machine_sockets((machine, netns), (number, at), &receivers);
-                }
-                Errand::Answer(session, request, message) => {
-                    let actions = self.core.answer(session, request, message);
-                    self.perform(actions);
-                }
+        for (errand, place) in wishes.errands {
+            match place {
+                Some(place) => self.do_errand_of_machine(errand, place),
+                None => self.do_errand(errand),
             }
         }
         if wishes.report {
             self.control.set_report(self.core.report());
         }
         self.running &= !wishes.stop;
+    }
+
+    /// Does an errand of a machine's port at the expense of the machine (protocol C16.8).
+    fn do_errand_of_machine(&mut self, errand: Errand, place: ErrandPlace) {
+        let account = Account::of_machine(place.machine());
+        let watch = Stopwatch::start();
+        self.do_errand(errand);
+        self.charge(account, watch.elapsed());
+        // The port hears its guest no more while many errands count.
+        if self.shares.is_used_up(account) {
+            self.unpaid_errands.push(place);
+        }
+    }
+
+    fn do_errand(&mut self, errand: Errand) {
+        match errand {
+            Errand::Admit(socket, machine, pid) => {
+                if let Err(error) = self.admit_as(socket, machine, pid) {
+                    tracing::warn!(%error, "a session of a virtual machine could not be set up");
+                }
+            }
+            Errand::News(news) => {
+                self.namespaces.hear(&news);
+                self.machine_sockets.hear(&news);
+                let concerns_list =
+                    matches!(news, MachineNews::Added { .. } | MachineNews::Removed { .. } | MachineNews::Up { .. });
+                self.hear_of_rings();
+                let actions = self.core.machine_news(news.map(ClientDescriptor::from));
+                self.perform(actions);
+                if concerns_list {
+                    self.follow_networks();
+                    self.ask_for_namespaces();
+                }
+            }
+            Errand::Port(machine, port) => self.machine_sockets.has_port(machine, port),
+            Errand::Receivers { machine, number, netns, at, receivers } => {
+                self.hear_of_machine_sockets((machine, netns), (number, at), &receivers);
+            }
+            Errand::Answer(session, request, message) => {
+                let actions = self.core.answer(session, request, message);
+                self.perform(actions);
+            }
+        }
     }
 
     /// Has something done about virtual machines.
@@ -599,8 +638,15 @@ impl Server {
 
     /// Tells the core what agents have said of rings. To be called before anything that may end a flow (protocol U15.10).
     fn hear_of_rings(&mut self) {
-        for (machine, flow, tail) in self.control.ring_reports().take() {
-            self.core.flow_written(machine, flow, tail);
+        // The reports of a machine lie together.
+        for reports in self.control.ring_reports().take().chunk_by(|one, next| one.0 == next.0) {
+            let watch = Stopwatch::start();
+            for (machine, flow, tail) in reports {
+                self.core.flow_written(*machine, *flow, *tail);
+            }
+            if let Some((machine, ..)) = reports.first() {
+                self.charge(Account::of_machine(*machine), watch.elapsed());
+            }
         }
     }
 }
@@ -620,8 +666,8 @@ struct SessionSocket {
 /// The reader of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReadBy {
-    /// The event loop: it is of a program in a virtual machine, and its other end is the broker's own.
-    EventLoop,
+    /// The event loop: it is of a program in this virtual machine, and its other end is the broker's own.
+    EventLoop(MachineId),
     /// The process that reads it.
     Reader(u32),
     /// No reader: it is about to be refused, or to get one.

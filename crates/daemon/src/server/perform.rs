@@ -163,7 +163,7 @@ impl Server {
         wire::encode(request, message, &mut self.outgoing);
         let nothing = || io::Error::other("one of them is none that can be passed on");
         let fds: Vec<BorrowedFd<'_>> = with.iter().map(|fd| fd.fd().ok_or_else(nothing)).collect::<io::Result<_>>()?;
-        if open.read == ReadBy::EventLoop {
+        if matches!(open.read, ReadBy::EventLoop(_)) {
             // The thread at the machine's port passes packets on in this order.
             self.sent_to_machines += 1;
             carried::number(self.sent_to_machines, &mut self.outgoing);
@@ -176,8 +176,10 @@ impl Server {
     pub(super) fn hang_up(&mut self, session: SessionId) {
         let Some(SessionSocket { socket, read }) = self.sessions.remove(&session) else { return };
         match read {
-            // The kernel takes it out of the epoll set.
-            ReadBy::EventLoop => drop(socket),
+            ReadBy::EventLoop(machine) => {
+                drop(socket);
+                self.machine_turns.remove(machine);
+            }
             ReadBy::Reader(reader) => self.readers.end(reader, session.0, socket),
             ReadBy::Nobody(account) => self.readers.dispose(Some(account), socket),
         }

@@ -3,10 +3,11 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use partywall_protocol::wire::{self, Refusal};
+use partywall_protocol::wire::{self, MachineId, Refusal};
 use partywall_region::packet;
 use rustix::event::epoll::EventFlags;
 
+use crate::credentials::Account;
 use crate::machines::carried;
 use partywall_region::ending;
 
@@ -16,13 +17,29 @@ use super::shares::Stopwatch;
 use super::{BURST, ClientDescriptor, CoreEvent, Server, SessionId};
 
 impl Server {
+    /// Something happened on sockets of a machine's sessions. They have one turn together, at the expense of the machine (protocol C16.7).
+    pub(super) fn attend_machine(&mut self, machine: MachineId) {
+        let account = Account::of_machine(machine);
+        if self.shares.is_used_up(account) {
+            // Its first session may have begun after its share was used up.
+            return self.leave_alone(account);
+        }
+        let watch = Stopwatch::start();
+        let ready = self.machine_turns.ready(machine);
+        let packets = BURST / ready.len().max(1);
+        for (session, flags) in ready {
+            self.attend(session, flags, packets);
+        }
+        self.charge(account, watch.elapsed());
+    }
+
     /// Something happened on the socket of a session that is read here: of a program in a virtual machine, by a socket and with
-    /// descriptors that the thread at the machine's port has made.
-    pub(super) fn attend(&mut self, session: SessionId, flags: EventFlags) {
+    /// descriptors that the thread at the machine's port has made. Takes this many packets at most.
+    fn attend(&mut self, session: SessionId, flags: EventFlags, packets: usize) {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             return self.end_of_machine_session(session);
         }
-        for _ in 0..BURST {
+        for _ in 0..packets {
             // An earlier packet may have ended it.
             let Some(open) = self.sessions.get(&session) else { return };
             let received = match packet::try_recv(open.socket.as_fd(), &mut self.incoming) {

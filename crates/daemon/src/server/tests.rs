@@ -1,5 +1,6 @@
 //! The event loop turned by hand, against sockets that say anything at all.
 
+mod machines;
 mod rings;
 
 use std::os::fd::BorrowedFd;

@@ -69,8 +69,15 @@ impl Machine {
     }
 
     /// Whether the machine has left this QEMU for another.
+    ///
+    /// Between the end of a migration and the state `postmigrate`, QEMU reports `finish-migrate`. A status of `completed` alone does not
+    /// count: QEMU also reports it for a machine that has arrived.
     pub fn has_migrated_away(&mut self) -> Result<bool, VmError> {
-        Ok(self.facts()?.status == "postmigrate")
+        match self.facts()?.status.as_str() {
+            "postmigrate" => Ok(true),
+            "finish-migrate" => Ok(self.migration_progress()?.end() == Some(true)),
+            _ => Ok(false),
+        }
     }
 
     /// Begins to migrate it to `uri`, as `tcp:HOST:PORT` or `unix:PATH`.

@@ -74,6 +74,11 @@ fn monitor(mut memories: Vec<String>, refuses_devices: bool) -> (tempfile::TempD
 
 /// A monitor that gives these answers to `query-migrate`, one after the other, and then closes.
 fn migrating_monitor(answers: Vec<Value>) -> (tempfile::TempDir, Machine) {
+    migrating_monitor_in("running", answers)
+}
+
+/// The same for a machine in this state.
+fn migrating_monitor_in(state: &'static str, answers: Vec<Value>) -> (tempfile::TempDir, Machine) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qmp");
     let listener = UnixListener::bind(&path).unwrap();
@@ -83,7 +88,17 @@ fn migrating_monitor(answers: Vec<Value>) -> (tempfile::TempDir, Machine) {
         let mut answers = answers.into_iter();
         for line in BufReader::new(stream.try_clone().unwrap()).lines() {
             let asked: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            let answer = if asked["execute"] == "query-migrate" { answers.next() } else { Some(json!({})) };
+            let answer = match asked["execute"].as_str() {
+                Some("query-migrate") => answers.next(),
+                Some("query-status") => Some(json!({ "status": state })),
+                Some("query-memory-devices") => Some(json!([])),
+                Some("qom-get") => Some(match asked["arguments"]["property"].as_str() {
+                    Some("nvdimm") => json!(true),
+                    Some("memory") => json!({ "size": 0, "max-size": 1u64 << 33, "slots": 2 }),
+                    _ => json!("pc"),
+                }),
+                _ => Some(json!({})),
+            };
             let Some(answer) = answer else { return };
             writeln!(&stream, "{}", json!({ "return": answer })).unwrap();
         }
@@ -171,4 +186,20 @@ fn downtime_is_asked_for_until_qemu_has_computed_it() {
     let done = machine.migration_progress().unwrap();
     let done = machine.await_downtime(done, LONG);
     assert_eq!((done.end(), done.downtime_ms), (Some(true), None));
+}
+
+#[test]
+fn machine_has_left_when_migration_is_finished() {
+    for (state, status, left) in [
+        ("postmigrate", "completed", true),
+        ("finish-migrate", "completed", true),
+        ("finish-migrate", "device", false),
+        ("finish-migrate", "cancelled", false),
+        // The status of a machine that has arrived.
+        ("running", "completed", false),
+        ("paused", "failed", false),
+    ] {
+        let (_dir, mut machine) = migrating_monitor_in(state, vec![json!({ "status": status })]);
+        assert_eq!(machine.has_migrated_away().unwrap(), left, "{state}, {status}");
+    }
 }

@@ -2,8 +2,9 @@
 
 use super::client::{PATIENCE, Qmp, is_silence, read_line};
 use super::error::QmpError;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
-use std::io::BufReader;
+use std::io::{self, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +17,11 @@ impl Qmp {
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, QmpError> {
         let path = path.as_ref().to_owned();
         let unreachable = |source| QmpError::Unreachable { path: path.clone(), source };
-        let stream = UnixStream::connect(&path).map_err(unreachable)?;
+        let stream = match connect_at_once(&path) {
+            // QEMU has a client, and other programs wait already.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(QmpError::Busy { path }),
+            other => other.map_err(unreachable)?,
+        };
         stream.set_read_timeout(Some(GREETING)).map_err(unreachable)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(unreachable)?;
         let mut stream = BufReader::new(stream);
@@ -35,6 +40,17 @@ impl Qmp {
         this.execute("qmp_capabilities", json!({}))?;
         Ok(this)
     }
+}
+
+/// Connects without waiting for room in the listener's queue. QEMU accepts no connection while it has a client, and its queue is short, so a
+/// connection that waited for room would wait for as long as another program holds the monitor.
+fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 fn beginning(line: &str) -> String {

@@ -120,3 +120,26 @@ fn machine_that_ends_in_mid_command_is_lost() {
     assert!(matches!(qmp.execute("quit", json!({})), Err(QmpError::Lost { .. })));
     server.join().unwrap();
 }
+
+#[test]
+fn connect_to_full_queue_is_busy_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qmp");
+    let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
+    let listener = rustix::net::socket(family, kind, None).unwrap();
+    rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    // As QEMU listens, which accepts no connection while it has a client.
+    rustix::net::listen(&listener, 1).unwrap();
+    let waiting: Vec<_> = (0..2).map(|_| std::os::unix::net::UnixStream::connect(&path).unwrap()).collect();
+    let (tell, told) = std::sync::mpsc::channel();
+    let connecting = std::thread::spawn(move || {
+        let errors: Vec<QmpError> = (0..3).map(|_| Qmp::connect(&path).unwrap_err()).collect();
+        tell.send(errors).unwrap();
+    });
+    let errors = told.recv_timeout(Duration::from_secs(60));
+    // Whatever still waits for room fails now.
+    drop((listener, waiting));
+    connecting.join().unwrap();
+    let errors = errors.expect("a connection waits for room in the queue");
+    assert!(errors.iter().all(|e| matches!(e, QmpError::Busy { .. })), "{errors:?}");
+}

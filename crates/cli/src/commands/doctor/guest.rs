@@ -98,7 +98,7 @@ fn uncached(window: &SeenWindow) -> Check {
     .warn(if window.is_memory() {
         "on the host, see that QEMU has it as virtio-pmem or nvdimm over a file in memory (/dev/shm, memfd)"
     } else {
-        "it is a PCI device; start this machine with places for memory (`partywall vm args NAME` on the host), and attach it again"
+        "it is a PCI device; start this machine with memory slots (`partywall vm args NAME` on the host), and attach it again"
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use partywall::{Domain, Error, MachineRow};
+use partywall::{Domain, Error, MachineRow, Mobility};
 use partywall_vm::{Machine, MigrationProgress, VmError};
 
 use crate::args::Global;
@@ -17,6 +17,8 @@ const CANCEL: Duration = Duration::from_secs(10);
 const DOWNTIME: Duration = Duration::from_secs(2);
 /// How long the broker may take to start again, if it has ended meanwhile.
 const RESTART: Duration = Duration::from_secs(10);
+/// The beginning of the broker's remark about a machine that was taken back without some of its windows.
+const UNPLUGGED: &str = "some windows are not plugged in";
 /// Between two lines of progress.
 const REPORT: Duration = Duration::from_secs(1);
 
@@ -79,8 +81,14 @@ fn migrate(monitor: &mut Machine, to: &str, limit: Duration) -> Result<Migration
         if start.elapsed() > limit {
             monitor.cancel_migration().map_err(text)?;
             let cancelled = Instant::now();
-            while cancelled.elapsed() < CANCEL && monitor.migration_progress().map_err(text)?.is_under_way() {
+            let mut progress = monitor.migration_progress().map_err(text)?;
+            while cancelled.elapsed() < CANCEL && progress.is_under_way() {
                 std::thread::sleep(LOOK);
+                progress = monitor.migration_progress().map_err(text)?;
+            }
+            // The machine had left already.
+            if progress.end() == Some(true) {
+                return Ok(monitor.await_downtime(progress, DOWNTIME));
             }
             return Err(format!("it has taken longer than {}", human::seconds(limit.as_secs_f64())));
         }
@@ -115,32 +123,49 @@ fn forget(admin: &Domain, name: &str) -> Result<(), CommandFailure> {
 }
 
 fn is_known(admin: &Domain, name: &str) -> Result<bool, Error> {
-    Ok(admin.machines()?.iter().any(|row| row.name == name))
+    Ok(mobility(admin, name)?.is_some())
+}
+
+/// Whether a machine can be migrated; `None` if the broker does not know the machine.
+fn mobility(admin: &Domain, name: &str) -> Result<Option<Mobility>, Error> {
+    Ok(admin.machines()?.into_iter().find(|row| row.name == name).map(|row| row.mobility))
 }
 
 /// The migration has failed: the machine stays, with its windows.
 fn stay(admin: &Domain, row: &MachineRow, why: &str) -> Result<(), CommandFailure> {
     let name = &row.name;
-    let Err(error) = admin.resume_machine(name) else {
-        return Err(CommandFailure::general(format!(
-            "cannot migrate {name}: {why}. It stays, and has its windows again"
-        )));
-    };
-    let advice = match is_known(admin, name) {
-        Ok(true) => format!("`partywall vm attach {name} --resume` tries again"),
-        known => {
-            let (monitor, port) = (&row.monitor, &row.port);
-            let state = match known {
-                Ok(_) => "has started since the release and does not know it",
-                Err(_) => "does not answer, and may have forgotten it",
-            };
-            format!(
-                "the broker {state}: `partywall vm attach {name} --qmp {monitor} --port {port} --migratable`, with the size of its windows, \
-                 attaches it again"
-            )
+    let error = match admin.resume_machine(name) {
+        Ok(done) => {
+            return Err(CommandFailure::general(format!("cannot migrate {name}: {why}. {}", stays(&done.remark))));
         }
+        Err(error) => error,
     };
+    let advice = advice(row, mobility(admin, name).map_err(drop));
     Err(CommandFailure::general(format!("cannot migrate {name}: {why}. It stays without windows ({error}); {advice}")))
+}
+
+/// What has become of a machine that stays, by the broker's remark about its windows.
+fn stays(remark: &str) -> String {
+    match remark.lines().find(|line| line.starts_with(UNPLUGGED)) {
+        Some(line) => format!("It stays, but {line}"),
+        None => "It stays, and has its windows again".to_owned(),
+    }
+}
+
+/// What to do about a machine that the broker could not take back, by what the broker says of it now.
+fn advice(row: &MachineRow, known: Result<Option<Mobility>, ()>) -> String {
+    let MachineRow { name, monitor, port, .. } = row;
+    let attach = format!("`partywall vm attach {name} --qmp {monitor} --port {port} --migratable`");
+    match known {
+        Ok(Some(Mobility::Migrating)) => format!("`partywall vm attach {name} --resume` tries again"),
+        Ok(Some(_)) => format!("{attach} plugs in what it lacks"),
+        Ok(None) => format!(
+            "the broker has started since the release and does not know it: {attach}, with the size of its windows, attaches it again"
+        ),
+        Err(()) => format!(
+            "the broker does not answer, and may have forgotten it: {attach}, with the size of its windows, attaches it again"
+        ),
+    }
 }
 
 fn failure(error: VmError) -> CommandFailure {
@@ -150,6 +175,73 @@ fn failure(error: VmError) -> CommandFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn row(mobility: Mobility) -> MachineRow {
+        MachineRow {
+            machine: 1,
+            up: true,
+            sessions: 0,
+            windows: 2,
+            ready: 0,
+            plugged_as: partywall::PluggedAs::Memory,
+            rung_by: partywall::RungBy::Port,
+            mobility,
+            fixed_by: String::new(),
+            name: "a".into(),
+            monitor: "/run/a.qmp".into(),
+            port: "/run/a.port".into(),
+        }
+    }
+
+    #[test]
+    fn advice_to_resume_is_for_migrating_machines_only() {
+        let advice = |known| advice(&row(Mobility::Migrating), known);
+        assert!(advice(Ok(Some(Mobility::Migrating))).contains("--resume"));
+        for known in [Ok(Some(Mobility::Migratable)), Ok(Some(Mobility::Fixed)), Ok(None), Err(())] {
+            let advice = advice(known);
+            let attach = "`partywall vm attach a --qmp /run/a.qmp --port /run/a.port --migratable`";
+            assert!(advice.contains(attach) && !advice.contains("--resume"), "{known:?}: {advice}");
+        }
+    }
+
+    #[test]
+    fn machine_that_stays_without_windows_is_reported() {
+        assert_eq!(stays("as memory devices"), "It stays, and has its windows again");
+        let remark = "as memory devices\nsome windows are not plugged in: no place; `b` tries again\nmore";
+        assert_eq!(stays(remark), "It stays, but some windows are not plugged in: no place; `b` tries again");
+    }
+
+    /// A monitor that answers `query-migrate` with these statuses, one after the other.
+    fn monitor(statuses: [&'static str; 2]) -> (tempfile::TempDir, std::thread::JoinHandle<()>) {
+        use std::io::{BufRead as _, BufReader, Write as _};
+        let folder = tempfile::tempdir().unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(folder.path().join("qmp")).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut statuses = statuses.into_iter();
+            stream.write_all(b"{\"QMP\": {}}\n").unwrap();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let asks = line.unwrap().contains("query-migrate");
+                let status = if asks { statuses.next().unwrap_or_default() } else { "" };
+                let answer =
+                    format!("{{\"return\": {{\"status\": \"{status}\", \"total-time\": 9, \"downtime\": 4}}}}\n");
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        (folder, thread)
+    }
+
+    #[test]
+    fn migration_that_ends_before_it_is_cancelled_has_succeeded() {
+        for (last, left) in [("completed", true), ("cancelled", false)] {
+            let (folder, thread) = monitor(["active", last]);
+            let mut machine = Machine::connect(folder.path().join("qmp")).unwrap();
+            let done = migrate(&mut machine, "tcp:there:1", Duration::ZERO);
+            assert_eq!(done.is_ok(), left, "{done:?}");
+            drop(machine);
+            thread.join().unwrap();
+        }
+    }
 
     #[test]
     fn unknown_downtime_is_not_reported_as_zero() {

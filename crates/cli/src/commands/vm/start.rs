@@ -13,12 +13,12 @@ pub(super) fn arguments(name: &str, sockets: &Path) -> String {
 -chardev socket,id=partywall,path={sockets}/{name}.port,server=on,wait=off
 -device virtserialport,chardev=partywall,name=org.partywall.0
 
-# With -machine q35, one more line for each other machine and one for the host:
--device pcie-root-port,id=partywall1,chassis=1
+# With -machine q35 in place of pc: one port for each other machine and one for the host, each with another id and chassis:
+-device pcie-root-port,id=partywall1,chassis=1 -device pcie-root-port,id=partywall2,chassis=2
 # With -machine q35 it can also be rung by interrupts, faster than by its serial port; that takes one more port, in its kernel's
 # command line intel_iommu=on, and, in front of the lines above:
 -machine kernel-irqchip=split -device intel-iommu,intremap=on
-# Without KVM, so that guests that share memory have atomic instructions:
+# With KVM: -accel kvm. Without it, so that guests that share memory have atomic instructions:
 -accel tcg,thread=multi -smp 1,maxcpus=2
 # For network cards of `partywall net` and disks of `partywall blk`, its memory has to be shared with them:
 -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram
@@ -83,7 +83,7 @@ install -d -o libvirt-qemu -g libvirt-qemu -m 750 {folder}
 # and, in <devices>, what `partywall net args SWITCH {name} --libvirt` and `partywall blk args --socket SOCKET --libvirt` print, or, while
 # it runs and is attached:
 partywall vm attach {name} --net SWITCH; partywall vm attach {name} --disk SOCKET
-# A broker that systemd runs is not almighty; for these sockets it needs their group: systemctl edit partywalld
+# A broker under systemd has no capabilities. To connect to these sockets it needs their group: systemctl edit partywalld
 [Service]
 SupplementaryGroups=libvirt-qemu
 # Then:

@@ -288,7 +288,7 @@ impl<F: Descriptor> Core<F> {
 
     /// Whether [`CoreEvent::Tick`](crate::core::CoreEvent::Tick) means anything now.
     pub fn wants_ticks(&self) -> bool {
-        self.waits_for_gateway() || !self.sockets.offers.is_empty() || self.log.owes_report()
+        self.waits_for_gateway() || self.waits_for_room() || !self.sockets.offers.is_empty() || self.log.owes_report()
     }
 
     /// Takes an offer out of the tables.

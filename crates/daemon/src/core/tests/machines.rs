@@ -503,6 +503,7 @@ fn memory_wait_ends_with_session_or_window_and_is_bounded() {
     let gone = w.join_as(A, "a", 8);
     assert_eq!(w.say(gone, room(0, "b", 1 << 20), vec![]), None);
     w.end(gone);
+    assert!(w.core.machines.waiting.is_empty(), "a request of a session that has ended");
     for _ in 0..64 {
         assert_eq!(w.say(caller, room(0, "b", 1 << 20), vec![]), None);
     }
@@ -512,6 +513,31 @@ fn memory_wait_ends_with_session_or_window_and_is_bounded() {
     let answers = heard(&mut w, caller);
     assert!(answers.iter().all(|m| matches!(m, Message::Refused { code: Refusal::Machine, .. })));
     assert_eq!((answers.len(), heard(&mut w, gone).len()), (64, 0));
+}
+
+#[test]
+fn room_request_that_waited_long_is_refused_and_takes_no_place() {
+    let mut w = attached();
+    let (caller, _) = meeting(&mut w);
+    begun(&mut w);
+    heard(&mut w, caller);
+    assert!(!w.core.wants_ticks());
+    assert_eq!(w.say(caller, room(0, "b", 1 << 20), vec![]), None);
+    assert!(w.core.wants_ticks());
+    // Looking at it again does not begin the wait again.
+    let actions = w.core.handle(77 + 7, CoreEvent::Tick);
+    w.perform(actions);
+    allocated(&mut w, HUGE_PAGE + (256 << 10));
+    assert!(heard(&mut w, caller).is_empty());
+    let actions = w.core.handle(77 + 8, CoreEvent::Tick);
+    w.perform(actions);
+    let answers = heard(&mut w, caller);
+    assert!(matches!(answers[..], [Message::Refused { code: Refusal::OutOfResources, .. }]), "{answers:?}");
+    assert!(!w.core.wants_ticks());
+    allocated(&mut w, SIZE);
+    assert!(heard(&mut w, caller).is_empty());
+    let window = &w.core.machines.windows[&(A.into(), B.into())];
+    assert!(window.places.is_empty(), "a place that nobody waits for");
 }
 
 #[test]

@@ -20,7 +20,6 @@ use super::sent::{SentPacket, SentPackets, Sessions};
 use super::{Announced, Announcement, Attend, Part, PortOrders, Stop, wait};
 use crate::control::Errand;
 use crate::core::MachineNews;
-use crate::credentials::Credentials;
 use crate::machines::{Task, carried};
 
 /// Sessions that one guest may have at a time.
@@ -142,7 +141,9 @@ impl<'a> Open<'a> {
                     Notice::Control(bytes) => match Say::decode(&bytes) {
                         Ok(said) => self.heard(said),
                         Err(error) => {
-                            tracing::warn!(machine = self.at.name, %error, "port closed");
+                            if self.at.log.may(Instant::now()) {
+                                tracing::warn!(machine = self.at.name, %error, "port closed");
+                            }
                             return Ok(());
                         }
                     },
@@ -153,7 +154,9 @@ impl<'a> Open<'a> {
                         self.at.say_up(false);
                     }
                     Notice::Down { why } => {
-                        tracing::info!(machine = self.at.name, why, "port closed");
+                        if self.at.log.may(Instant::now()) {
+                            tracing::info!(machine = self.at.name, why, "port closed");
+                        }
                         return Ok(());
                     }
                     Notice::Alone => {}
@@ -361,7 +364,7 @@ impl<'a> Open<'a> {
             return self.close(session);
         }
         let Ok((ours, theirs)) = packet::pair() else { return self.close(session) };
-        self.at.errand(Errand::Admit(theirs, Credentials::in_machine(self.at.machine, pid)));
+        self.at.errand(Errand::Admit(theirs, self.at.machine, pid));
         self.sessions.insert(session, ours);
     }
 

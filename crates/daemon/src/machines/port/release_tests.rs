@@ -62,3 +62,47 @@ fn release_without_agent_fails_at_once() {
     drop(stream);
     assert!(released(&served).is_some());
 }
+
+#[test]
+fn agent_that_has_ended_has_not_greeted() {
+    let served = Served::start();
+    for _ in 0..2 {
+        let guest = served.greet();
+        // The port sends the task after it has taken note of the greeting.
+        while !matches!(served.tasks.next_within(HANG).unwrap(), Task::Up { .. }) {}
+        assert!(served.port.has_greeted());
+        drop(guest);
+        let start = Instant::now();
+        while served.port.has_greeted() {
+            assert!(start.elapsed() < HANG, "the agent that has ended counts as connected");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn ends_of_connections_are_logged_once_a_minute() {
+    let (limit, start) = (LogLimit::default(), Instant::now());
+    assert_eq!([0, 1, 59].map(|s| limit.may(start + Duration::from_secs(s))), [true, false, false]);
+    assert_eq!([60, 61].map(|s| limit.may(start + Duration::from_secs(s))), [true, false]);
+}
+
+#[test]
+fn port_with_full_queue_ends_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("port");
+    let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let waiting = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
+    let (name, tasks) = (Name::new("a").unwrap(), AttendantTasks::default());
+    let control = ServerControl::new().unwrap();
+    let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), HANG, control, tasks.clone()).unwrap();
+    port.release();
+    // It has looked at the port, and comes to the order.
+    let has_answered = tasks.next_within(HANG);
+    // A thread that waits for room in the queue goes on now.
+    drop((listener, waiting));
+    drop(port);
+    assert!(matches!(has_answered, Some(Task::Released { failure: Some(_), .. })), "{has_answered:?}");
+}

@@ -128,7 +128,7 @@ impl Served {
         let take = move || {
             let mut taken = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
-                taken.extend(control.take_wishes().errands);
+                taken.extend(control.take_errands());
                 std::thread::sleep(Duration::from_millis(1));
             }
             taken
@@ -146,7 +146,7 @@ impl Served {
     pub(super) fn admitted(&self) -> OwnedFd {
         let opened = self.errands_until(|errand| matches!(errand, Errand::Admit(..)));
         let socket = opened.into_iter().find_map(|errand| match errand {
-            Errand::Admit(socket, _) => Some(socket),
+            Errand::Admit(socket, ..) => Some(socket),
             _ => None,
         });
         socket.unwrap()
@@ -158,7 +158,7 @@ impl Served {
         while !errands.iter().any(&wanted) {
             assert!(start.elapsed() < HANG, "no session was opened");
             std::thread::sleep(Duration::from_millis(1));
-            errands.extend(self.control.take_wishes().errands);
+            errands.extend(self.control.take_errands());
         }
         errands
     }
@@ -481,7 +481,7 @@ fn waiting_errands_of_port_are_bounded_and_all_done() {
     while opened < OPENED {
         assert!(start.elapsed() < 2 * HANG, "{opened} of {OPENED} sessions were opened");
         std::thread::sleep(Duration::from_millis(1));
-        let errands = served.control.take_wishes().errands;
+        let errands = served.control.take_errands();
         most = most.max(errands.len());
         opened += errands.iter().filter(|errand| matches!(errand, Errand::Admit(..))).count() as u32;
     }
