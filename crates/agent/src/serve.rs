@@ -451,12 +451,6 @@ impl Serving {
                 );
             });
         }
-        if message.is_step_of_handshake() {
-            // The program may use the socket again, while the host's answer is under way (protocol T3.12).
-            let mut read = Vec::new();
-            wire::encode(request, &Message::SocketRead {}, &mut read);
-            self.send(session, &read, &[]);
-        }
         let mut links = Vec::new();
         if matches!(message, Message::Offer { .. } | Message::Take { .. }) {
             // The broker knows whether the other end is on another machine, where the bell is a link.
@@ -489,6 +483,13 @@ impl Serving {
             self.handshakes.ask((session, request), message, memory);
         }
         self.pass_on(session, links, LinkUse::Bell, Some(facts), bytes);
+        // Last: a program that does not take it loses its session, and with it what the agent keeps for the request.
+        if message.is_step_of_handshake() {
+            // The program may use the socket again, while the host's answer is under way (protocol T3.12).
+            let mut read = Vec::new();
+            wire::encode(request, &Message::SocketRead {}, &mut read);
+            self.send(session, &read, &[]);
+        }
     }
 
     /// Makes links to another machine. Returns the program's ends, and appends the relay's ends with their numbers to `links`.

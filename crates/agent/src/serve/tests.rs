@@ -71,3 +71,26 @@ fn step_is_answered_once_its_socket_is_read() {
     host.control(&[0]).unwrap();
     served.join().unwrap().unwrap();
 }
+
+#[test]
+fn program_that_takes_no_answer_leaves_nothing_in_the_agent() {
+    let folder = tempfile::tempdir().unwrap();
+    let (guest, port) = UnixStream::pair().unwrap();
+    let (relay, _notices) = Relay::start(guest.into(), PortSide::Guest).unwrap();
+    let _host = Relay::start(port.into(), PortSide::Host).unwrap();
+    let listening = Listening::new(&folder.path().join("socket"), 0o600);
+    let mut serving = Serving::new(relay, listening, &folder.path().join("numbers")).unwrap();
+    let (agents, programs) = packet::pair().unwrap();
+    rustix::net::shutdown(&programs, rustix::net::Shutdown::Read).unwrap();
+    serving.sessions.insert(1, ProgramSession { socket: agents, pid: 1, user: None });
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (kept, memory) = UnixStream::pair().unwrap();
+    let mut bytes = Vec::new();
+    wire::encode(1, &Message::Offer { region: RegionReference::with_ring(4096) }, &mut bytes);
+    packet::send(programs.as_fd(), &bytes, &[socket.as_fd(), memory.as_fd()]).unwrap();
+    drop(memory);
+    serving.read(1);
+    assert!(serving.sessions.is_empty());
+    assert!(packet::has_hung_up(kept.as_fd()), "the memory of its region is open");
+}

@@ -65,9 +65,14 @@ impl AnswerPlace {
         self.phase() != AnswerPhase::Free && self.request.load(Ordering::Relaxed) == request
     }
 
+    /// When the request was sent, or the answer came, in milliseconds of [`sys::coarse_millis`].
+    pub(super) fn since(&self) -> u64 {
+        self.since.load(Ordering::Relaxed)
+    }
+
     /// Whether the request was sent, or its answer came, that many milliseconds ago.
     pub(super) fn is_older_than(&self, age: u64) -> bool {
-        sys::coarse_millis() >= self.since.load(Ordering::Relaxed) + age
+        sys::coarse_millis() >= self.since() + age
     }
 
     /// As if that many milliseconds had passed.
@@ -85,14 +90,13 @@ impl AnswerPlace {
         self.set(AnswerPhase::Awaited);
     }
 
-    /// Keeps an answer.
-    pub(super) fn keep(&self, answer: &mut Answer) {
+    /// Keeps an answer. `false` if it is none that a step has.
+    pub(super) fn keep(&self, answer: &mut Answer) -> bool {
         let mut space = [0; KEPT];
-        let len = answer.message().and_then(|(request, message)| {
-            Some(wire::encode_into(request, &without_texts(message), &mut space)?.len())
-        });
-        // An answer that cannot be kept is none.
-        self.len.store(len.unwrap_or(0) as u32, Ordering::Relaxed);
+        let message = answer.message().and_then(|(request, message)| Some((request, without_texts(message)?)));
+        let kept = message.and_then(|(request, message)| wire::encode_into(request, &message, &mut space));
+        let Some(len) = kept.map(<[u8]>::len) else { return false };
+        self.len.store(len as u32, Ordering::Relaxed);
         for (place, bytes) in self.packet.iter().zip(space.as_chunks().0) {
             place.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
         }
@@ -104,6 +108,7 @@ impl AnswerPlace {
         }
         self.since.store(sys::coarse_millis(), Ordering::Relaxed);
         self.set(AnswerPhase::Here);
+        true
     }
 
     /// Takes the answer out. The place is free then.
@@ -139,16 +144,17 @@ impl KeptAnswer {
     }
 }
 
-/// The message without what is only for people.
-fn without_texts(message: BorrowedMessage<'_>) -> BorrowedMessage<'_> {
+/// The message without what is only for people. `None` if it is no answer to a step.
+fn without_texts(message: BorrowedMessage<'_>) -> Option<BorrowedMessage<'_>> {
     match message {
         BorrowedMessage::PeerIs { region, program, .. } => {
-            BorrowedMessage::PeerIs { region, program, user: User::Host(0), name: "" }
+            Some(BorrowedMessage::PeerIs { region, program, user: User::Host(0), name: "" })
         }
         BorrowedMessage::Refused { code, reason } => {
             log!("the broker refused a step: {code}: {reason}");
-            BorrowedMessage::Refused { code, reason: "" }
+            Some(BorrowedMessage::Refused { code, reason: "" })
         }
-        other => other,
+        BorrowedMessage::Bell { .. } => Some(message),
+        _ => None,
     }
 }

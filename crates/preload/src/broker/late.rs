@@ -76,9 +76,9 @@ impl Turn {
         late: &AtomicU64,
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
     ) -> Result<StepAnswer<T>, BrokerFailure> {
-        self.tidy_late();
-        let place =
-            self.state.late.iter().find(|place| place.phase() == AnswerPhase::Free).ok_or(BrokerFailure::Busy)?;
+        // First: an answer that has come is not late.
+        self.take_late_answers();
+        let place = self.free_place().ok_or(BrokerFailure::Busy)?;
         let mut answer = self.answer(request, with)?;
         if let Some((number, BorrowedMessage::SocketRead {})) = answer.message() {
             match self.await_answer(number, sys::now() + BRIEFLY, request.name())? {
@@ -93,19 +93,34 @@ impl Turn {
         self.read(answer, read).map(StepAnswer::Now)
     }
 
+    /// A place for another step. If none is free, the answer that has waited longest is taken back: a connection that makes no call would keep its
+    /// place from all others.
+    fn free_place(&self) -> Option<&'static AnswerPlace> {
+        let is_free = |place: &&AnswerPlace| place.phase() == AnswerPhase::Free;
+        if let Some(free) = self.state.late.iter().find(is_free) {
+            return Some(free);
+        }
+        let here = self.state.late.iter().filter(|place| place.phase() == AnswerPhase::Here);
+        let oldest = here.min_by_key(|place| place.since())?;
+        self.undo(oldest);
+        Some(oldest)
+    }
+
     /// Keeps the answer to an earlier step. `false` if it is no such answer.
     pub(super) fn settle_late(&self, request: u32, answer: &mut Answer) -> bool {
         let Some(place) = self.late(request) else { return false };
         match place.phase() {
             AnswerPhase::Awaited => place.keep(answer),
             AnswerPhase::Unwanted => {
-                place.keep(answer);
-                self.undo(place);
+                let is_kept = place.keep(answer);
+                if is_kept {
+                    self.undo(place);
+                }
+                is_kept
             }
             // A second answer.
-            AnswerPhase::Here | AnswerPhase::Lost | AnswerPhase::Free => return false,
+            AnswerPhase::Here | AnswerPhase::Lost | AnswerPhase::Free => false,
         }
-        true
     }
 
     /// Takes what has come over the session. A session that has ended, or that owes an answer for too long, is given up.
@@ -161,6 +176,10 @@ impl Turn {
 
 /// Whether the answer to a step is here, or will not come. `false` as well while another thread speaks to the broker.
 pub(crate) fn is_answered(step: LateStep) -> bool {
+    // A child of `vfork` must not touch what is its parent's.
+    if process::is_visitor() {
+        return false;
+    }
     let Some(request) = step.request() else { return true };
     let Ok(turn) = Turn::take_if_free() else { return false };
     let is_awaited = || turn.late(request).is_some_and(|place| place.phase() == AnswerPhase::Awaited);
@@ -189,8 +208,9 @@ pub(super) fn take<T>(
     let mut kept = place.take();
     let answer = match kept.parts() {
         Some((BorrowedMessage::Refused { code, .. }, _)) => Err(BrokerFailure::Refused(code)),
-        Some((message, fds)) => read(message, fds).ok_or(BrokerFailure::Absent),
-        // The session has ended before it came, or it was no answer.
+        // The answer to another step ends the session, as one that comes at once does.
+        Some((message, fds)) => read(message, fds).ok_or(BrokerFailure::Absent).inspect_err(|_| turn.lose()),
+        // The session has ended before it came.
         None => Err(BrokerFailure::Absent),
     };
     Some(answer.map(|answer| (turn, answer)))

@@ -6,9 +6,10 @@ use crate::{real, scratch, sys};
 use libc::{c_int, c_uint, iovec, loff_t, off_t, size_t, ssize_t};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
-use rustix::fs::{OFlags, SeekFrom};
+use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most bytes of one call, as in the kernel.
 const MOST: usize = 0x7fff_f000;
@@ -202,10 +203,29 @@ fn most_at_once(fd: c_int) -> usize {
     sys::read_option(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &mut unsent);
     // Half of it is free, and the first packet has room also if it is larger.
     let unsent = match unsent.cast_unsigned() as usize {
-        0 => usize::MAX,
-        unsent => (unsent / 2).max(SMALL_PACKET),
+        // The socket has no separate limit.
+        0 => most_unsent(),
+        unsent => unsent,
     };
-    size.min(unsent).max(1)
+    size.min((unsent / 2).max(SMALL_PACKET)).max(1)
+}
+
+/// The bytes that TCP leaves unsent in a socket without a separate limit (the sysctl `net.ipv4.tcp_notsent_lowat`), as they were when this process first asked. Without `/proc`,
+/// the kernel's default: no limit.
+fn most_unsent() -> usize {
+    /// The limit plus 1; 0 if it is not known yet.
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    if let Some(known) = KNOWN.load(Ordering::Relaxed).checked_sub(1) {
+        return usize::try_from(known).unwrap_or(usize::MAX);
+    }
+    let mut text = [0; 16];
+    let read =
+        rustix::fs::open(c"/proc/sys/net/ipv4/tcp_notsent_lowat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .and_then(|file| rustix::io::read(&file, &mut text));
+    let text = read.ok().and_then(|len| str::from_utf8(text.get(..len)?).ok());
+    let limit = text.and_then(|text| text.trim().parse::<u32>().ok()).unwrap_or(u32::MAX);
+    KNOWN.store(u64::from(limit) + 1, Ordering::Relaxed);
+    limit as usize
 }
 
 fn is_nonblocking(fd: c_int) -> bool {

@@ -215,6 +215,9 @@ fn enter_handshake(
 /// The answer to an offer or a take is here, which an earlier call has sent.
 fn enter_late_handshake(conn: &Conn) -> Result<(), Reason> {
     let local = conn.local();
+    // As in `begin_handshake`.
+    let mut signals = BlockedSignals::none();
+    signals.hold();
     let step = LateStep::of(&local.late).ok_or(Reason::NotTaken)?;
     let shown = Geometry::new(PAGE, local.own.ring_size()).map_err(|_| Reason::Resources)?;
     let begun = broker::late_bell(step, shown, &local.channel).ok_or(Reason::BrokerAbsent)?;
@@ -312,6 +315,10 @@ pub(super) fn look_for_answer(conn: &'static Conn, fd: c_int) {
 
 #[cold]
 fn look_at_bell(conn: &'static Conn, fd: c_int) {
+    // A child of `vfork` has neither the session nor the descriptors of the handshake, and must not end it.
+    if process::is_visitor() {
+        return;
+    }
     let _signals = BlockedSignals::during_step();
     let (Some(mut tx), Some(mut rx)) = (conn.tx.try_hold(), conn.rx.try_hold()) else { return };
     if !may_step(conn, fd, ConnStage::Offered) {

@@ -64,6 +64,13 @@ impl TestAgent {
         self.may_answer.store(true, Ordering::Relaxed);
     }
 
+    /// Answers the latest request by this message.
+    fn answer_falsely(&self, message: &Message) {
+        let mut bytes = Vec::new();
+        wire::encode(requests(), message, &mut bytes);
+        packet::send(self.late.sessions[0].0.as_fd(), &bytes, &[]).unwrap();
+    }
+
     /// Both ends of the session are closed.
     fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
@@ -319,14 +326,76 @@ fn further_step_is_put_off_while_all_places_are_in_use() {
 }
 
 #[test]
+fn oldest_untaken_answer_gives_its_place_to_another_step() {
+    let Some(_alone) = alone!() else { return };
+    let agent = TestAgent::start();
+    agent.hold();
+    let (listener, ..) = connection();
+    publish(listener.as_raw_fd()).unwrap();
+    let clients: Vec<_> = (0..=STEPS).map(|_| TcpStream::connect(listener.local_addr().unwrap()).unwrap()).collect();
+    let steps: Vec<_> = clients[..STEPS].iter().map(Step::offer).collect();
+    agent.release();
+    steps.iter().for_each(|step| soon(step.step()));
+    agent.hold();
+    let further = Step::offer(&clients[STEPS]);
+    let voided = steps.iter().filter(|step| step.bell().unwrap().is_err()).count();
+    assert_eq!(voided, 1);
+    agent.release();
+    soon(further.step());
+    further.bell().unwrap().unwrap();
+}
+
+#[test]
+fn answer_that_came_while_no_call_looked_is_not_late() {
+    let Some(_alone) = alone!() else { return };
+    let agent = TestAgent::start();
+    let (listener, client, _server) = connection();
+    agent.hold();
+    let offered = Step::offer(&client);
+    agent.release();
+    let session = state::peek().unwrap().session.load(Ordering::Relaxed);
+    let deadline = std::time::Instant::now() + Duration::from_secs(100);
+    while session::is_quiet(crate::sys::borrow(session.cast_signed() - 1)) {
+        assert!(std::time::Instant::now() < deadline, "no answer has come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Turn::take(Urgency::Long).unwrap().age_late(Duration::from_secs(11));
+    let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    agent.hold();
+    let _further = Step::offer(&other);
+    assert_eq!(state::peek().unwrap().session.load(Ordering::Relaxed), session, "the session goes on");
+    offered.bell().unwrap().unwrap();
+}
+
+#[test]
+fn late_answer_to_another_request_ends_the_session() {
+    let Some(_alone) = alone!() else { return };
+    let agent = TestAgent::start();
+    let (_listener, client, _server) = connection();
+    agent.hold();
+    let offered = Step::offer(&client);
+    agent.answer_falsely(&Message::Done {});
+    soon(offered.step());
+    assert_eq!(offered.bell().unwrap().unwrap_err(), Reason::NotTaken);
+    assert_eq!(state::peek().unwrap().session.load(Ordering::Relaxed), 0);
+}
+
+#[test]
 fn forked_child_does_not_take_its_parents_answer() {
     let Some(_alone) = alone!() else { return };
     let agent = TestAgent::start();
     let (_listener, client, _server) = connection();
     agent.hold();
     let offered = Step::offer(&client);
-    let child = fork(|| is_answered(offered.step()) && offered.bell().is_some_and(|bell| bell.is_err()));
+    let child = fork(|| {
+        crate::process::became_child();
+        after_fork();
+        is_answered(offered.step()) && offered.bell().is_some_and(|bell| bell.is_err())
+    });
     assert!(ended_well(child));
+    // Like a child of `vfork`, it does not know that it is a child.
+    let visitor = fork(|| !is_answered(offered.step()));
+    assert!(ended_well(visitor));
     assert!(!is_answered(offered.step()), "the parent waits on");
     agent.release();
     soon(offered.step());
