@@ -12,6 +12,7 @@ pub(crate) type CountedUser = Option<(Option<User>, bool)>;
 #[derive(Debug)]
 pub(crate) struct UserPlaces {
     most: usize,
+    most_unverified: usize,
     taken: Mutex<HashMap<CountedUser, usize>>,
 }
 
@@ -20,21 +21,27 @@ pub(crate) struct UserPlaces {
 pub(crate) struct UserPlace(Arc<UserPlaces>, CountedUser);
 
 impl UserPlaces {
-    /// This many places. A user whom the broker reports may have a quarter of them.
-    pub(crate) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, taken: Mutex::default() })
+    /// This many places. A user whom the broker reports may have a quarter of them. All unverified clients together may have `most_unverified`.
+    pub(crate) fn new(most: usize, most_unverified: usize) -> Arc<Self> {
+        Arc::new(Self { most, most_unverified, taken: Mutex::default() })
     }
 
     /// Takes a place. Returns `None` if all are taken, or all that this user may have.
     pub(crate) fn take(self: &Arc<Self>, user: CountedUser) -> Option<UserPlace> {
         let mut taken = lock(&self.taken);
         let all: usize = taken.values().sum();
-        let most = if user.is_some() { share_of_user(self.most) } else { self.most };
+        let most = if user.is_some() { share_of_user(self.most) } else { self.most_unverified };
         if all >= self.most || taken.get(&user).is_some_and(|count| *count >= most) {
             return None;
         }
         *taken.entry(user).or_default() += 1;
         Some(UserPlace(Arc::clone(self), user))
+    }
+
+    /// How many places are taken.
+    #[cfg(test)]
+    pub(crate) fn taken(&self) -> usize {
+        lock(&self.taken).values().sum()
     }
 }
 
@@ -61,7 +68,7 @@ mod tests {
 
     #[test]
     fn user_gets_a_quarter_of_the_places_and_returns_them() {
-        let places = UserPlaces::new(8);
+        let places = UserPlaces::new(8, 8);
         let user = Some((Some(User::Host(1)), true));
         let first = places.take(user);
         let _second = places.take(user).expect("two of eight");
@@ -70,5 +77,13 @@ mod tests {
         let _third = places.take(user).expect("the first was returned");
         let others: Vec<_> = std::iter::from_fn(|| places.take(None)).collect();
         assert_eq!(others.len(), 6, "unverified clients get all others");
+    }
+
+    #[test]
+    fn unverified_clients_leave_places_to_users() {
+        let places = UserPlaces::new(8, 4);
+        let unverified: Vec<_> = std::iter::from_fn(|| places.take(None)).collect();
+        assert_eq!(unverified.len(), 4);
+        assert!(places.take(Some((Some(User::Host(1)), true))).is_some());
     }
 }

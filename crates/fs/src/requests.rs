@@ -6,7 +6,7 @@
 //!   thread 3                     | reads 9 | executes 9 and replies, without a wait | ...
 //! ```
 //! One thread reads. Before it executes something that can wait, it hands the reader over to a thread that is free. If there is none, and no further
-//! thread may start, it keeps the reader: the stream then waits, and so does a client that sends more.
+//! thread may start, the thread that is free first takes the reader. Until then the stream waits, and so does a client that sends more.
 //!
 //! Each thread has the body and the reply of one request, so the number of threads bounds the memory. Long requests, which have small bodies, use
 //! half of the threads at most. Further ones are kept, up to a limit, and so leave threads to the short ones.
@@ -25,19 +25,20 @@ use crate::wire::FileRequest;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Threads that execute the requests of one stream.
 const MOST_THREADS: usize = 8;
 /// Long requests of one stream that are executed at the same time.
-const MOST_LONG: usize = MOST_THREADS / 2;
+pub(crate) const MOST_LONG: usize = MOST_THREADS / 2;
 /// Long requests of one stream that wait until others have ended.
 const MOST_KEPT: usize = 256;
 /// The longest body of a long request that is kept.
 const LONGEST_KEPT: usize = 64;
-/// The longest that a further thread waits for its turn before it ends.
+/// The longest that a further thread stays without being needed.
 const LONGEST_IDLE: Duration = Duration::from_secs(10);
 
 /// How a request has ended.
@@ -52,8 +53,15 @@ pub(crate) enum RequestEnd {
 
 /// Where the further threads of a stream are counted.
 pub(crate) struct FurtherThreads<'a> {
-    pub(crate) places: &'a Arc<UserPlaces>,
-    pub(crate) user: CountedUser,
+    places: &'a Arc<UserPlaces>,
+    user: CountedUser,
+    longest_idle: Duration,
+}
+
+impl<'a> FurtherThreads<'a> {
+    pub(crate) fn new(places: &'a Arc<UserPlaces>, user: CountedUser) -> Self {
+        Self { places, user, longest_idle: LONGEST_IDLE }
+    }
 }
 
 /// Executes a request and appends what it returns. It calls the last argument before it waits for anything.
@@ -80,13 +88,14 @@ pub(crate) fn serve_stream<R: Read + Send, W: Write + Send>(
         threads: 1,
         // This thread.
         idle: 1,
+        needed: Instant::now(),
         long: 0,
         kept: VecDeque::new(),
         end: None,
     };
     let stream =
         RequestStream { state: Mutex::new(state), turn: Condvar::new(), writer: Mutex::new(writer), further, ended };
-    std::thread::scope(|scope| stream.work(scope, execute, None));
+    std::thread::scope(|scope| stream.work_or_end(scope, execute, None));
     let end = lock(&stream.state).end.take();
     end.unwrap_or(Ok(()))
 }
@@ -106,6 +115,8 @@ struct StreamState<'a, R> {
     threads: usize,
     /// Threads that wait for the reader, with those that have just been started.
     idle: usize,
+    /// When all threads were needed last.
+    needed: Instant,
     /// Long requests that are executed.
     long: usize,
     kept: VecDeque<(RequestHeader, Vec<u8>)>,
@@ -119,21 +130,32 @@ enum LongRequest {
 }
 
 impl<'a, R: Read + Send, W: Write + Send> RequestStream<'a, R, W> {
-    /// Reads and executes requests until the stream ends, or until there is nothing to do for a further thread.
-    fn work<'scope>(
+    /// As [`RequestStream::work`]. A panic ends the stream: its thread may have had the reader, and its request gets no reply.
+    fn work_or_end<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         execute: &'scope impl Executes,
         place: Option<UserPlace>,
     ) {
+        let is_further = place.is_some();
+        if catch_unwind(AssertUnwindSafe(|| self.work(scope, execute, is_further))).is_err() {
+            self.end(Err(io::Error::other("a request of the client has panicked")), true);
+        }
+    }
+
+    /// Reads and executes requests until the stream ends, or until there is nothing to do for a further thread.
+    fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, execute: &'scope impl Executes, is_further: bool) {
         let (mut body, mut reply) = (Vec::new(), Vec::new());
-        let mut reader = self.wait_for_turn(lock(&self.state), place.is_some());
+        let mut reader = self.wait_for_turn(lock(&self.state), is_further);
         while let Some(from) = &mut reader {
             let mut header = match RequestHeader::read(from, &mut body) {
                 Ok(Some(header)) => header,
                 Ok(None) => return self.end(Ok(()), false),
                 Err(e) => return self.end(Err(e), false),
             };
+            if lock(&self.state).end.is_some() {
+                return;
+            }
             let is_long = FileRequest::is_long(header.number) && body.len() <= LONGEST_KEPT;
             if is_long && matches!(self.begin_long(header, &body), LongRequest::Kept) {
                 continue;
@@ -154,31 +176,35 @@ impl<'a, R: Read + Send, W: Write + Send> RequestStream<'a, R, W> {
             if reader.is_none() {
                 let mut state = lock(&self.state);
                 state.idle += 1;
-                reader = self.wait_for_turn(state, place.is_some());
+                reader = self.wait_for_turn(state, is_further);
             }
         }
     }
 
     /// Waits for the reader, as one of the idle threads. Returns `None` if this thread is to end.
     fn wait_for_turn(&self, mut state: MutexGuard<'_, StreamState<'a, R>>, is_further: bool) -> Option<&'a mut R> {
-        let mut is_over = false;
+        let longest_idle = self.further.longest_idle;
+        let mut has_waited = false;
         loop {
             let reader = if state.end.is_some() { None } else { state.reader.take() };
-            if reader.is_some() || state.end.is_some() || is_over {
+            // A few requests give each thread its turn before it has waited for long.
+            let is_surplus =
+                |state: &StreamState<'a, R>| is_further && state.idle > 1 && state.needed.elapsed() >= longest_idle;
+            if reader.is_some() || state.end.is_some() || has_waited || is_surplus(&state) {
                 state.idle -= 1;
                 state.threads -= usize::from(reader.is_none());
                 return reader;
             }
             if is_further {
-                let waited = self.turn.wait_timeout(state, LONGEST_IDLE).unwrap_or_else(PoisonError::into_inner);
-                (state, is_over) = (waited.0, waited.1.timed_out());
+                let waited = self.turn.wait_timeout(state, longest_idle).unwrap_or_else(PoisonError::into_inner);
+                (state, has_waited) = (waited.0, waited.1.timed_out());
             } else {
                 state = self.turn.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
 
-    /// Gives the reader to a thread that is free, if there is one or one more may start.
+    /// Gives the reader to a thread that is free, if there is one or one more may start, and else to the one that is free first.
     fn hand_over<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -187,13 +213,15 @@ impl<'a, R: Read + Send, W: Write + Send> RequestStream<'a, R, W> {
     ) {
         let Some(given) = reader.take() else { return };
         let mut state = lock(&self.state);
-        if state.idle == 0 && !self.start_thread(&mut state, scope, execute) {
-            *reader = Some(given);
-            return;
+        if state.idle <= 1 {
+            state.needed = Instant::now();
         }
+        let is_awaited = state.idle > 0 || self.start_thread(&mut state, scope, execute);
         state.reader = Some(given);
         drop(state);
-        self.turn.notify_one();
+        if is_awaited {
+            self.turn.notify_one();
+        }
     }
 
     fn start_thread<'scope>(
@@ -206,7 +234,7 @@ impl<'a, R: Read + Send, W: Write + Send> RequestStream<'a, R, W> {
             return false;
         }
         let Some(place) = self.further.places.take(self.further.user) else { return false };
-        let work = move || self.work(scope, execute, Some(place));
+        let work = move || self.work_or_end(scope, execute, Some(place));
         if let Err(e) = Builder::new().name("pw-fs-request".into()).spawn_scoped(scope, work) {
             tracing::warn!(error = %e, "no further thread for the requests of a client");
             return false;
@@ -332,18 +360,25 @@ mod tests {
 
     /// Serves one client with this many further threads at most, and returns how the stream has ended. What `client` returns is dropped after that.
     fn serve<T>(places: usize, execute: &impl Executes, client: impl FnOnce(Client) -> T) -> io::Result<()> {
+        let places = UserPlaces::new(places, places);
+        serve_with(FurtherThreads::new(&places, None), execute, client)
+    }
+
+    fn serve_with<T>(
+        further: FurtherThreads<'_>,
+        execute: &impl Executes,
+        client: impl FnOnce(Client) -> T,
+    ) -> io::Result<()> {
         let (here, there) = UnixStream::pair().unwrap();
         here.set_read_timeout(Some(GUARD)).unwrap();
         there.set_read_timeout(Some(GUARD)).unwrap();
         let (mut reader, mut writer) = (there.try_clone().unwrap(), there.try_clone().unwrap());
-        let places = UserPlaces::new(places);
         let ended = |is_cut| {
             if is_cut {
                 there.shutdown(std::net::Shutdown::Both).unwrap();
             }
         };
         std::thread::scope(|scope| {
-            let further = FurtherThreads { places: &places, user: None };
             let serving = scope.spawn(|| serve_stream(&mut reader, &mut writer, further, &ended, execute));
             let _kept = client(Client(here));
             serving.join().unwrap()
@@ -426,6 +461,74 @@ mod tests {
     }
 
     #[test]
+    fn first_free_thread_reads_after_all_threads_were_busy() {
+        const MOST: u32 = MOST_THREADS as u32;
+        let (first, others) = (RequestDoor::default(), RequestDoor::default());
+        let execute = |header: &RequestHeader, _: &[u8], _: &mut Vec<u8>, waits: &mut dyn FnMut()| {
+            waits();
+            match header.id {
+                1 => first.wait(),
+                id if id <= MOST => others.wait(),
+                _ => {}
+            }
+            RequestEnd::Reply(Ok(()))
+        };
+        let end = serve(MOST_THREADS, &execute, |mut client| {
+            (1..=MOST).for_each(|id| client.send(id, LOOKUP));
+            assert_eq!((first.waiting(1), others.waiting(MOST_THREADS - 1)), (1, MOST_THREADS - 1));
+            first.open();
+            assert_eq!(client.reply(), 1);
+            client.send(99, LOOKUP);
+            assert_eq!(client.reply(), 99);
+            others.open();
+            assert_eq!(client.replies(MOST_THREADS - 1), Vec::from_iter(2..=MOST));
+        });
+        assert!(end.is_ok());
+    }
+
+    #[test]
+    fn threads_that_light_traffic_does_not_need_end() {
+        let (door, places) = (RequestDoor::default(), UserPlaces::new(MOST_THREADS, MOST_THREADS));
+        let execute = |_: &RequestHeader, _: &[u8], _: &mut Vec<u8>, waits: &mut dyn FnMut()| {
+            waits();
+            door.wait();
+            RequestEnd::Reply(Ok(()))
+        };
+        let mut further = FurtherThreads::new(&places, None);
+        further.longest_idle = Duration::from_millis(200);
+        let end = serve_with(further, &execute, |mut client| {
+            (1..=MOST_THREADS as u32).for_each(|id| client.send(id, LOOKUP));
+            door.waiting(MOST_THREADS);
+            door.open();
+            client.replies(MOST_THREADS);
+            let begun = Instant::now();
+            while places.taken() > 1 {
+                assert!(begun.elapsed() < GUARD, "{} further threads stay", places.taken());
+                client.send(99, LOOKUP);
+                client.reply();
+            }
+        });
+        assert!(end.is_ok());
+    }
+
+    #[test]
+    fn panic_of_a_request_ends_the_stream() {
+        for hands_over in [false, true] {
+            let execute = |_: &RequestHeader, _: &[u8], _: &mut Vec<u8>, waits: &mut dyn FnMut()| {
+                if hands_over {
+                    waits();
+                }
+                panic!("this test makes a request panic");
+            };
+            let end = serve(MOST_THREADS, &execute, |mut client| {
+                client.send(1, LOOKUP);
+                assert_eq!(client.0.read(&mut [0]).unwrap(), 0);
+            });
+            assert_eq!(end.map_err(|e| e.kind()), Err(io::ErrorKind::Other));
+        }
+    }
+
+    #[test]
     fn request_that_keeps_the_reader_precedes_the_next() {
         let (is_first_done, was_early) = (AtomicBool::new(false), AtomicBool::new(false));
         let execute = |header: &RequestHeader, _: &[u8], _: &mut Vec<u8>, waits: &mut dyn FnMut()| {
@@ -448,19 +551,20 @@ mod tests {
 
     #[test]
     fn kept_requests_are_dropped_at_the_end_of_the_stream() {
-        let (mut writer, places) = (io::sink(), UserPlaces::new(0));
+        let (mut writer, places) = (io::sink(), UserPlaces::new(0, 0));
         let stream = RequestStream::<io::Empty, _> {
             state: Mutex::new(StreamState {
                 reader: None,
                 threads: 1,
                 idle: 0,
+                needed: Instant::now(),
                 long: 0,
                 kept: VecDeque::new(),
                 end: None,
             }),
             turn: Condvar::new(),
             writer: Mutex::new(&mut writer),
-            further: FurtherThreads { places: &places, user: None },
+            further: FurtherThreads::new(&places, None),
             ended: &|_| (),
         };
         let sync = |id| RequestHeader { len: 0, id, number: SYNC, uid: 0, gid: 0 };

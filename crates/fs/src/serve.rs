@@ -278,7 +278,7 @@ impl Drop for ExportServer {
 
 /// Accepts streams until the server stops.
 fn accept(export: &Arc<Export>, mut listener: Listener, stop: &OwnedFd) {
-    let served = UserPlaces::new(MOST_CONNECTIONS);
+    let served = UserPlaces::new(MOST_CONNECTIONS, MOST_CONNECTIONS);
     loop {
         match listener.accept() {
             Ok((stream, peer)) => {
@@ -292,7 +292,7 @@ fn accept(export: &Arc<Export>, mut listener: Listener, stop: &OwnedFd) {
                         let Some(session) = session else { return Ok(()) };
                         reader.set_timeout(None);
                         let user = Some((peer.user, peer.at_home));
-                        let further = FurtherThreads { places: export.threads(), user };
+                        let further = FurtherThreads::new(export.threads(), user);
                         // The end of the other direction shows in this one as well, or at the client's next request.
                         let outcome = serve_requests(&session, &mut reader, &mut writer, further, || ());
                         export.end(&session);
@@ -337,7 +337,7 @@ fn pause(stop: &OwnedFd) -> bool {
 /// # Errors
 /// The listener's.
 pub fn serve_tcp(export: &Arc<Export>, listener: &TcpListener) -> io::Result<()> {
-    let served = UserPlaces::new(MOST_CONNECTIONS);
+    let served = UserPlaces::new(MOST_CONNECTIONS, MOST_CONNECTIONS);
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -383,7 +383,7 @@ fn serve_tcp_stream(export: &Arc<Export>, stream: &Arc<TcpStream>) -> io::Result
     stream.set_read_timeout(Some(FIRST_REQUEST))?;
     let (mut reader, mut writer) = (BufReader::with_capacity(64 << 10, &**stream), &**stream);
     let Some(session) = greet(export, None, Some(stream), &mut reader, &mut writer)? else { return Ok(()) };
-    let further = FurtherThreads { places: export.threads(), user: None };
+    let further = FurtherThreads::new(export.threads(), None);
     let hang_up = || drop(stream.shutdown(Shutdown::Both));
     let outcome = stream
         .set_read_timeout(None)

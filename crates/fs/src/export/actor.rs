@@ -103,7 +103,7 @@ fn with_groups(uid: u32) -> Actor {
 /// The known ids of a thread.
 #[derive(Debug, PartialEq, Eq)]
 enum ThreadActor {
-    /// It has had no request yet: it has the ids of the process.
+    /// It has had no request yet. It has the ids of the thread that started it, which may act as another user.
     Fresh,
     /// It acts as this user.
     Known(Actor),
@@ -128,7 +128,8 @@ pub(crate) fn act_as(actor: &Actor) -> Result<(), Errno> {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).map_err(|e| Errno::from_raw_os_error(e as i32))?;
             umask(Mode::empty());
         }
-        if let (Actor::Server, ThreadActor::Fresh) = (actor, &*current) {
+        // A server that does not run as root has no thread with other ids. The effective id stays root's while a thread acts as another user.
+        if *actor == Actor::Server && *current == ThreadActor::Fresh && !geteuid().is_root() {
             *current = ThreadActor::Known(Actor::Server);
             return Ok(());
         }
@@ -198,6 +199,31 @@ mod tests {
             [other(1235), other(1234), Actor::Server].map(|actor| act_as(&actor))
         });
         assert_eq!(outcome.join().unwrap(), [Err(Errno::PERM); 3]);
+    }
+
+    #[test]
+    fn new_thread_acts_as_server_beneath_thread_of_other_user() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let ids = || {
+            // An id that the kernel does not have changes nothing.
+            let uid = nix::unistd::setfsuid(nix::unistd::Uid::from_raw(u32::MAX)).as_raw();
+            let gid = nix::unistd::setfsgid(nix::unistd::Gid::from_raw(u32::MAX)).as_raw();
+            (uid, gid, nix::unistd::getgroups().unwrap())
+        };
+        let outcome = std::thread::spawn(move || {
+            act_as(&Actor::Other { uid: 1234, gid: 1235, groups: Arc::from([1236]) }).unwrap();
+            let beneath = std::thread::spawn(move || {
+                let inherited = ids();
+                act_as(&Actor::Server).unwrap();
+                (inherited, ids())
+            });
+            beneath.join().unwrap()
+        });
+        let (inherited, own) = outcome.join().unwrap();
+        assert_eq!(inherited, (1234, 1235, vec![nix::unistd::Gid::from_raw(1236)]));
+        assert_eq!(own, (0, 0, Vec::new()));
     }
 
     #[test]

@@ -5,7 +5,8 @@ use super::lock;
 use super::session::ExportSession;
 use super::tables::OpenHandle;
 use crate::wire::{LARGEST_DATA, write_flags};
-use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::fd::AsFd;
+use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, StatxFlags, statx};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -14,6 +15,43 @@ use std::sync::Arc;
 const SEEK_DATA: u32 = 3;
 /// `SEEK_HOLE`.
 const SEEK_HOLE: u32 = 4;
+
+/// Reads from `offset` on until `to` is full or the file ends. The last argument of `read` states whether it may wait. It may after `waits` was called.
+/// Returns how many bytes were read.
+fn fill(
+    to: &mut [u8],
+    offset: u64,
+    waits: impl FnOnce(),
+    mut read: impl FnMut(&mut [u8], u64, bool) -> Result<usize, Errno>,
+    is_at_end: impl Fn(u64) -> bool,
+) -> Result<usize, Errno> {
+    let (mut filled, mut waits) = (0, Some(waits));
+    while filled < to.len() {
+        let at = offset.checked_add(filled as u64).ok_or(Errno::INVAL)?;
+        match (read(&mut to[filled..], at, waits.is_none()), waits.take()) {
+            (Ok(0), None) => break,
+            // Linux 5.9 and 5.10 can return 0 instead of EAGAIN.
+            (Ok(0), Some(_)) if is_at_end(at) => break,
+            (Ok(0), Some(waits)) => waits(),
+            (Ok(n), still) => {
+                filled += n;
+                waits = still;
+            }
+            (Err(Errno::INTR), still) => waits = still,
+            // EAGAIN, or a file system without such reads. Errors of the file come again without the flag.
+            (Err(_), Some(waits)) => waits(),
+            (Err(_), None) if filled > 0 => break,
+            (Err(e), None) => return Err(e),
+        }
+    }
+    Ok(filled)
+}
+
+/// Whether a file ends here as far as the kernel knows without asking a server. File systems of servers have no reads that do not wait.
+fn is_at_end(file: impl AsFd, at: u64) -> bool {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(file, c"", flags, StatxFlags::SIZE).is_ok_and(|found| at >= found.stx_size)
+}
 
 impl ExportSession {
     fn file(&self, number: u64) -> Result<Arc<OpenHandle>, Errno> {
@@ -40,28 +78,11 @@ impl ExportSession {
         let open = self.file(handle)?;
         act_as(&open.actor)?;
         let most = to.len().min(LARGEST_DATA as usize);
-        let (mut filled, mut waits) = (0, Some(waits));
-        while filled < most {
-            let at = offset.checked_add(filled as u64).ok_or(Errno::INVAL)?;
-            let rest = &mut to[filled..most];
-            let read = match waits.is_some() {
-                true => preadv2(&open.file, &mut [IoSliceMut::new(rest)], at, ReadWriteFlags::NOWAIT),
-                false => rustix::io::pread(&open.file, rest, at),
-            };
-            match (read, waits.take()) {
-                (Ok(0), _) => break,
-                (Ok(n), still) => {
-                    filled += n;
-                    waits = still;
-                }
-                (Err(Errno::INTR), still) => waits = still,
-                // EAGAIN, or a file system without such reads. Errors of the file come again without the flag.
-                (Err(_), Some(waits)) => waits(),
-                (Err(_), None) if filled > 0 => break,
-                (Err(e), None) => return Err(e),
-            }
-        }
-        Ok(filled)
+        let read = |rest: &mut [u8], at, may_wait| match may_wait {
+            false => preadv2(&open.file, &mut [IoSliceMut::new(rest)], at, ReadWriteFlags::NOWAIT),
+            true => rustix::io::pread(&open.file, rest, at),
+        };
+        fill(&mut to[..most], offset, waits, read, |at| is_at_end(&open.file, at))
     }
 
     /// Writes to an open file, as the user that opened it. `write` is given the file, the bytes that are written already, and where the next ones
@@ -77,7 +98,6 @@ impl ExportSession {
         len: usize,
         mut write: impl FnMut(rustix::fd::BorrowedFd<'_>, usize, u64) -> Result<usize, Errno>,
     ) -> Result<u32, Errno> {
-        use rustix::fd::AsFd;
         self.must_be_writable()?;
         let len = u32::try_from(len).ok().filter(|len| *len <= LARGEST_DATA).ok_or(Errno::INVAL)?;
         if flags & !write_flags::APPEND != 0 {
@@ -147,5 +167,36 @@ impl ExportSession {
         let copied =
             rustix::fs::copy_file_range(&from.file, Some(&mut from_offset), &to.file, Some(&mut to_offset), len)?;
         Ok(copied as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// Reads from a file of this many bytes, whose first read returns what `first` does. Returns the outcome, and whether it has waited.
+    fn fill_from(size: u64, first: Result<usize, Errno>) -> (Result<usize, Errno>, bool) {
+        let has_waited = Cell::new(false);
+        let read = |to: &mut [u8], at, may_wait| {
+            assert_eq!(may_wait, has_waited.get());
+            if may_wait { Ok(to.len().min((size - at) as usize)) } else { first }
+        };
+        let outcome = fill(&mut [0; 16], 0, || has_waited.set(true), read, |at| at >= size);
+        (outcome, has_waited.get())
+    }
+
+    #[test]
+    fn empty_read_without_wait_is_repeated_within_the_file() {
+        assert_eq!(fill_from(10, Ok(0)), (Ok(10), true));
+        assert_eq!(fill_from(10, Err(Errno::AGAIN)), (Ok(10), true));
+    }
+
+    #[test]
+    fn read_at_the_end_of_the_file_does_not_wait() {
+        assert_eq!(fill_from(0, Ok(0)), (Ok(0), false));
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(10).unwrap();
+        assert_eq!([9, 10, 11].map(|at| is_at_end(&file, at)), [false, true, true]);
     }
 }

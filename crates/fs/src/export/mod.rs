@@ -81,6 +81,8 @@ pub struct Export {
 
 /// The most threads of all streams beyond the first of each. A user may have a quarter of them. Each has memory for one request and one reply.
 const MOST_FURTHER_THREADS: usize = 256;
+/// Those of all unverified clients, which so leave threads to the users.
+const MOST_UNVERIFIED_THREADS: usize = MOST_FURTHER_THREADS / 2;
 
 impl Export {
     /// Opens the directory at `path`, which may be reached by symbolic links.
@@ -89,7 +91,8 @@ impl Export {
     /// The system's, if there is no directory.
     pub fn open(path: &Path, options: ExportOptions) -> Result<Arc<Self>, Errno> {
         let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Arc::new(Self { root, options, sessions: Mutex::default(), threads: UserPlaces::new(MOST_FURTHER_THREADS) }))
+        let threads = UserPlaces::new(MOST_FURTHER_THREADS, MOST_UNVERIFIED_THREADS);
+        Ok(Arc::new(Self { root, options, sessions: Mutex::default(), threads }))
     }
 
     /// Begins a session for a client: `peer` is the identity that the broker reports, `None` for an unverified client. A peer that does

@@ -76,9 +76,9 @@ impl CallLanes {
         None
     }
 
-    /// A lane for what has no reply, also if it has a call under way.
+    /// A lane for what has no reply, also if it has a call under way. A notice can wait for the server's disk, so this is the lane that is taken last.
     pub(super) fn for_notices(&self) -> CallClient {
-        lock(&self.state).idle.last().unwrap_or(&self.first).clone()
+        lock(&self.state).idle.first().unwrap_or(&self.first).clone()
     }
 
     fn grow(self: &Arc<Self>) {
@@ -131,5 +131,51 @@ impl Drop for LaneInUse {
         if let Some(client) = self.client.take() {
             lock(&self.state).idle.push(client);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use partywall::rpc::{CallServer, IncomingCall};
+    use partywall_daemon::Broker;
+    use std::sync::mpsc;
+    use std::time::Instant;
+
+    /// Only a guard against hanging.
+    const GUARD: Duration = Duration::from_secs(20);
+    const NOTICE: Method = Method::numbered(1);
+    const CALL: Method = Method::numbered(2);
+
+    #[test]
+    fn notice_that_waits_does_not_delay_the_next_call() {
+        let broker = Broker::embedded().unwrap();
+        let join = |name: &str| Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (files, client) = (join("files"), join("client"));
+        let (open, door) = mpsc::channel();
+        let door = Mutex::new(door);
+        let wait = move |_: &IncomingCall<'_>| {
+            let _ = lock(&door).recv_timeout(GUARD);
+            Ok(().into())
+        };
+        let server = CallServer::builder().numbered(NOTICE, wait).numbered(CALL, |_| Ok(().into()));
+        let _server = server.bind(&files, "data").unwrap();
+        let lanes = Arc::new(CallLanes::connect(CallClient::builder(), &client, "files:data".into()).unwrap());
+        let first = lanes.take().unwrap();
+        let begun = Instant::now();
+        let second = loop {
+            match lanes.take() {
+                Some(lane) => break lane,
+                None if begun.elapsed() < GUARD => std::thread::sleep(Duration::from_millis(1)),
+                None => unreachable!("there is no second lane"),
+            }
+        };
+        drop((first, second));
+        lanes.for_notices().notify(NOTICE, &[]).unwrap();
+        let lane = lanes.take().unwrap();
+        assert!(lane.client().call_within(GUARD / 2, CALL, &[]).is_ok(), "the call waits behind the notice");
+        open.send(()).unwrap();
     }
 }

@@ -5,13 +5,14 @@ use crate::direct::{DataBytes, RemoteData};
 use crate::error::FsError;
 use crate::frame::{ReplyHeader, RequestHeader, write_parts};
 use crate::mutex::lock;
+use crate::requests::MOST_LONG;
 use crate::serve::{CALL_HEADER, LARGEST_HEAP, calls_service, end_when_silent, heap_options};
 use crate::wire::{FileRequest, VERSION, Welcome, value_of};
 use partywall::rpc::{CallClient, CallError, Method};
 use partywall::{Domain, Options};
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -299,6 +300,9 @@ enum FrameRequest {
 #[derive(Default)]
 struct FrameState {
     requests: HashMap<u32, FrameRequest>,
+    /// Long requests that are sent and have no reply yet, also those that their callers have given up. A server executes up to
+    /// [`MOST_LONG`] of them at the same time.
+    long: HashSet<u32>,
     /// A thread reads the stream.
     is_read: bool,
     /// A thread runs that reads the replies to abandoned requests.
@@ -368,6 +372,9 @@ impl FrameLink {
 
     fn request(&self, number: u32, who: (u32, u32), body: &[u8], data: &[u8]) -> Result<Vec<u8>, RequestFailure> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
+        if FileRequest::is_long(number) {
+            self.begin_long(id)?;
+        }
         lock(&self.state).requests.insert(id, FrameRequest::Awaited);
         if self.send(id, number, who, body, data).is_err() {
             self.end();
@@ -393,6 +400,32 @@ impl FrameLink {
         }
     }
 
+    /// Waits until the server can execute this long request, so that the time allowed is not spent behind others.
+    ///
+    /// # Errors
+    /// `EIO` if no long request has had its reply within the time allowed; the end of the link.
+    fn begin_long(&self, id: u32) -> Result<(), RequestFailure> {
+        let mut deadline = Instant::now() + self.timeout;
+        let mut state = lock(&self.state);
+        let mut others = state.long.clone();
+        loop {
+            if state.has_ended {
+                return Err(RequestFailure::Ended { may_be_executed: false });
+            }
+            if state.long.len() < MOST_LONG {
+                state.long.insert(id);
+                return Ok(());
+            }
+            if state.long != others {
+                (deadline, others) = (Instant::now() + self.timeout, state.long.clone());
+            }
+            if Instant::now() >= deadline {
+                return Err(RequestFailure::Errno(Errno::IO));
+            }
+            state = self.take_turn(state, deadline);
+        }
+    }
+
     /// Reads one reply until the deadline. While another thread reads, waits for that one instead, for [`LOOK`] at most. The caller looks at the
     /// state after either.
     fn take_turn<'a>(&'a self, mut state: MutexGuard<'a, FrameState>, deadline: Instant) -> MutexGuard<'a, FrameState> {
@@ -407,6 +440,7 @@ impl FrameLink {
         match read {
             Ok(Some((header, bytes))) => {
                 let reply = if header.errno == 0 { Ok(bytes) } else { Err(errno_of(header.errno)) };
+                state.long.remove(&header.id);
                 match state.requests.remove(&header.id) {
                     Some(FrameRequest::Awaited) => {
                         state.requests.insert(header.id, FrameRequest::Answered(reply));
@@ -578,6 +612,60 @@ mod tests {
         let link = link_that_reads([Err(io::ErrorKind::WouldBlock)]);
         assert_eq!(link.read_reply(Instant::now()).unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert_eq!(link.read_reply(Instant::now()).unwrap(), None, "the stream was to be read once");
+    }
+
+    /// Keeps what is sent.
+    #[derive(Clone, Default)]
+    struct SentBytes(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for SentBytes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            lock(&self.0).extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    const SYNC: u32 = 20;
+
+    /// A link with as many long requests under way as a server executes, with the ids from 101 on, and what is sent by it.
+    fn link_with_long_requests(
+        script: impl IntoIterator<Item = Result<Vec<u8>, io::ErrorKind>>,
+    ) -> (FrameLink, SentBytes) {
+        let (mut link, sent) = (link_that_reads(script), SentBytes::default());
+        link.writer = Mutex::new(Box::new(sent.clone()));
+        let mut state = lock(&link.state);
+        for id in 101..=100 + MOST_LONG as u32 {
+            state.requests.insert(id, FrameRequest::Abandoned);
+            state.long.insert(id);
+        }
+        drop(state);
+        (link, sent)
+    }
+
+    #[test]
+    fn long_request_is_sent_after_the_reply_to_another() {
+        let first = ReplyHeader { len: 0, id: 101, errno: 0 }.bytes();
+        let (link, sent) = link_with_long_requests([Ok(first[..1].to_vec()), Ok(first[1..].to_vec())]);
+        let outcome = link.request(SYNC, (0, 0), &[], &[]);
+        // The script ends behind the reply that the request has waited for.
+        assert_eq!(outcome, Err(RequestFailure::Ended { may_be_executed: true }));
+        assert!(!lock(&sent.0).is_empty());
+        let (link, sent) = link_with_long_requests([]);
+        let outcome = link.request(SYNC, (0, 0), &[], &[]);
+        assert_eq!(outcome, Err(RequestFailure::Ended { may_be_executed: false }));
+        assert!(lock(&sent.0).is_empty());
+    }
+
+    #[test]
+    fn long_request_fails_unsent_if_no_other_ends() {
+        let (mut link, sent) = link_with_long_requests([Err(io::ErrorKind::WouldBlock)]);
+        link.timeout = Duration::ZERO;
+        assert_eq!(link.request(SYNC, (0, 0), &[], &[]), Err(RequestFailure::Errno(Errno::IO)));
+        assert!(lock(&sent.0).is_empty() && !lock(&link.state).has_ended);
     }
 
     #[test]
