@@ -472,6 +472,9 @@ impl DiskEngine {
                 self.finish_unfinished();
                 self.drain();
             }
+            if may_move_memory(request.code) {
+                self.store.memory_changes();
+            }
             let Some(session) = &mut self.session else { break };
             session.serve_request(request)?;
         }
@@ -633,6 +636,18 @@ impl DiskEngine {
         put(56, &[1]);
         config
     }
+}
+
+/// Whether other memory may be at the machine's addresses after this request. Once the queues of a machine stop, it may start again.
+fn may_move_memory(code: FrontendReq) -> bool {
+    matches!(
+        code,
+        FrontendReq::SET_MEM_TABLE
+            | FrontendReq::ADD_MEM_REG
+            | FrontendReq::REM_MEM_REG
+            | FrontendReq::GET_VRING_BASE
+            | FrontendReq::RESET_OWNER
+    )
 }
 
 /// Copies bytes to the front of the pieces.

@@ -81,4 +81,7 @@ pub(crate) trait DiskStore: fmt::Debug + Send {
 
     /// Another front end comes, perhaps of another machine.
     fn front_end_changes(&mut self) {}
+
+    /// The machine's memory changes, or a queue stops, perhaps because the machine starts again. Other memory may be at an address afterwards.
+    fn memory_changes(&mut self) {}
 }

@@ -6,7 +6,7 @@ use crate::disk::request::DiskGeometry;
 use crate::disk::store_task::StoreTask;
 use crate::driver::DriverMemory;
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use vhost::vhost_user::VhostUserFrontend as _;
 use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo};
 
@@ -41,6 +41,7 @@ struct SoughtStore {
     socket: std::path::PathBuf,
     was_there: Arc<AtomicBool>,
     are_all_ended: Arc<AtomicBool>,
+    memory_changes: Arc<AtomicUsize>,
 }
 
 impl Drop for SoughtStore {
@@ -101,6 +102,10 @@ impl DiskStore for SoughtStore {
     fn copied(&self) -> CopiedBytes {
         CopiedBytes::default()
     }
+
+    fn memory_changes(&mut self) {
+        self.memory_changes.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 #[test]
@@ -126,6 +131,41 @@ fn store_learns_that_all_tasks_have_ended() {
     let (mut engine, _handle) = DiskEngine::on(Box::new(store), options, &folder.path().join("socket"), None).unwrap();
     engine.finish_tasks();
     assert!(are_all_ended.load(Ordering::SeqCst), "later requests would have the time of those that were waited for");
+}
+
+#[test]
+fn store_learns_of_each_change_of_the_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let store = SoughtStore::default();
+    let changes = Arc::clone(&store.memory_changes);
+    let options = DiskOptions::new(folder.path().join("shown"));
+    let (engine, handle) = DiskEngine::on(Box::new(store), options, &socket, None).unwrap();
+    let engine = std::thread::spawn(|| engine.run());
+    let mut driver = DiskDriver::connect(&socket, DiskDriverOptions::default()).unwrap();
+    let memory = DriverMemory::new(0x1_0000, true).unwrap();
+    let (guest_phys_addr, userspace_addr) = (AwayDisk::AT, 0x7f00_0000_0000);
+    let region = VhostUserMemoryRegionInfo { guest_phys_addr, userspace_addr, ..memory.region() };
+    let own = driver.region();
+    let frontend = driver.frontend().unwrap();
+    let wanted = Protocol::MQ | Protocol::REPLY_ACK | Protocol::CONFIG | Protocol::CONFIGURE_MEM_SLOTS;
+    frontend.set_protocol_features(wanted).unwrap();
+    // Requests are served one after the other.
+    frontend.get_features().unwrap();
+    assert_eq!(changes.swap(0, Ordering::SeqCst), 1, "the driver has sent its memory");
+    frontend.add_mem_region(&region).unwrap();
+    frontend.get_features().unwrap();
+    assert_eq!(changes.swap(0, Ordering::SeqCst), 1, "a region is new");
+    frontend.remove_mem_region(&region).unwrap();
+    frontend.get_features().unwrap();
+    assert_eq!(changes.swap(0, Ordering::SeqCst), 1, "a region has gone");
+    frontend.set_mem_table(&[own]).unwrap();
+    frontend.get_features().unwrap();
+    assert_eq!(changes.swap(0, Ordering::SeqCst), 1, "the table is another one");
+    frontend.get_vring_base(0).unwrap();
+    assert_eq!(changes.swap(0, Ordering::SeqCst), 1, "the machine may start again");
+    handle.ask(DiskControl::Stop).unwrap();
+    engine.join().unwrap().unwrap();
 }
 
 /// Longer is a hang.
@@ -217,11 +257,17 @@ impl AwayDisk {
 
     /// The exporter goes, and then a request reads the first sectors to `address`. Returns once the back end has taken it.
     fn read_without_exporter(&mut self, address: u64) {
-        self.export = None;
         let place = self.driver.take_place(0).unwrap();
-        let (first, header) = (3 * place, self.driver.header(0, place).0);
+        let header = self.driver.header(0, place);
+        self.driver.memory().write_slice(&[0; 16], header).unwrap();
+        self.read_with_header(place, header.0, address);
+    }
+
+    /// The same, with the request's header, which is all zeroes, and its status at `header`.
+    fn read_with_header(&mut self, place: u16, header: u64, address: u64) {
+        self.export = None;
+        let first = 3 * place;
         let memory = self.driver.memory().clone();
-        memory.write_slice(&[0; 16], GuestAddress(header)).unwrap();
         let [next, write] = [virtio_ring::VRING_DESC_F_NEXT, virtio_ring::VRING_DESC_F_WRITE];
         let ring = &mut self.driver.rings[0];
         ring.describe(&memory, first, header, 16, next, first + 1).unwrap();
@@ -295,6 +341,17 @@ fn request_in_memory_that_a_table_drops_ends_first() {
     disk.read_without_exporter(AwayDisk::AT + 4096);
     disk.set_table(&[]);
     disk.has_failed();
+}
+
+#[test]
+fn request_of_a_queue_that_a_table_drops_ends_first() {
+    let mut disk = AwayDisk::new();
+    let place = disk.driver.take_place(0).unwrap();
+    // Nothing but the queue lies in the driver's own memory.
+    disk.read_with_header(place, AwayDisk::AT, AwayDisk::AT + 4096);
+    let region = disk.region();
+    disk.driver.frontend().unwrap().set_mem_table(&[region]).unwrap();
+    assert!(disk.driver.reply(0).unwrap().is_some(), "the request is under way");
 }
 
 #[test]

@@ -249,7 +249,7 @@ impl ExportCalls {
             }
         };
         if matches!(answer, Ok(_) | Err(ExportFailure::Errno(_))) {
-            self.limit.begin(Instant::now());
+            self.limit.heard();
         }
         answer
     }

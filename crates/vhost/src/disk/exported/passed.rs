@@ -73,9 +73,15 @@ impl PassedWindows {
         &self.group
     }
 
-    /// Another front end has come: its machine may have the windows elsewhere.
+    /// The machine may have the windows elsewhere from now on: another front end has come, or the machine's memory changes.
     pub(super) fn forget(&self) {
         self.known.forget();
+    }
+
+    /// How often the windows were forgotten.
+    #[cfg(test)]
+    pub(super) fn forgotten(&self) -> u64 {
+        self.known.known().forgotten
     }
 
     /// As [`WindowCache::look`]. Nothing is found without a machine.
@@ -130,8 +136,8 @@ struct KnownWindows {
     asked: Option<Instant>,
     /// When the last question began that was answered with windows.
     answered: Option<Instant>,
-    /// Front ends that there were before.
-    front_end: u64,
+    /// How often all of it was forgotten.
+    forgotten: u64,
 }
 
 impl WindowCache {
@@ -141,7 +147,7 @@ impl WindowCache {
 
     fn forget(&self) {
         let mut known = self.known();
-        *known = KnownWindows { front_end: known.front_end + 1, ..KnownWindows::default() };
+        *known = KnownWindows { forgotten: known.forgotten + 1, ..KnownWindows::default() };
     }
 
     fn is_answered(&self, since: Instant) -> bool {
@@ -167,12 +173,12 @@ impl WindowCache {
             return None;
         }
         known.asked = Some(began);
-        let front_end = known.front_end;
+        let forgotten = known.forgotten;
         drop(known);
         // What was known stays if there is no answer.
         let windows = ask().ok()?;
         let mut known = self.known();
-        if known.front_end != front_end {
+        if known.forgotten != forgotten {
             return None;
         }
         if !windows.is_empty() {
@@ -255,7 +261,18 @@ mod tests {
     }
 
     #[test]
-    fn answer_for_an_earlier_front_end_is_not_used() {
+    fn window_in_place_of_a_forgotten_one_is_found() {
+        let cache = WindowCache::default();
+        assert_eq!(look(&cache, INSIDE, || Ok(vec![HOST])), Some(1));
+        let moved = MachineWindow { place: OUTSIDE, ..HOST };
+        let other = MachineWindow { member: 1, life: 5, ..HOST };
+        cache.forget();
+        assert_eq!(look(&cache, INSIDE, || Ok(vec![moved, other])), Some(5));
+        assert_eq!(look(&cache, OUTSIDE, || panic!("it is known")), Some(1));
+    }
+
+    #[test]
+    fn answer_to_a_question_before_forget_is_not_used() {
         let cache = WindowCache::default();
         let ask = || {
             cache.forget();

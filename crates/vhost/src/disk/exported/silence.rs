@@ -95,6 +95,13 @@ impl ExporterSilence {
         UnansweredRequest(self)
     }
 
+    /// The exporter has answered a call. Requests that wait, wait from now on (protocol E1.6).
+    fn heard(&self) {
+        let mut waiting = self.waiting();
+        waiting.silent_since = (waiting.count > 0).then(Instant::now);
+        waiting.gone_since = None;
+    }
+
     /// The time of a request that was queued at `offered`. It could not be executed at `own` for the first time.
     ///
     /// Requests that wait for a thread have the same time as those that wait for the exporter. While the machine waits for the end of all requests,
@@ -156,9 +163,17 @@ impl CallLimit {
         self.longest
     }
 
-    /// The next calls are for a request that waits since then; or a call was answered.
+    /// The next calls are for a request that waits since then.
     pub(super) fn begin(&self, since: Instant) {
         self.since.set(since);
+    }
+
+    /// A call was answered. It need not be for a request of the machine: a session may begin with repeats and a flush.
+    pub(super) fn heard(&self) {
+        self.since.set(Instant::now());
+        if let Some((silence, _)) = &self.silence {
+            silence.heard();
+        }
     }
 
     /// Whether a call that began at `began` is given up before its longest time. Its session has ended, or is about to end.
@@ -219,6 +234,22 @@ mod tests {
         assert!(silence.has_ended(4) && !silence.has_ended(5));
         request.answered();
         assert_eq!(silence.span(own, offered).since, own);
+    }
+
+    #[test]
+    fn answer_to_any_call_of_a_session_ends_the_silence() {
+        let silence = Arc::new(ExporterSilence::new(GRACE));
+        let limit = CallLimit::in_session(&silence, 7, Instant::now());
+        let (offered, own) = (Instant::now(), later(100));
+        let request = silence.wait();
+        let began = silence.span(own, offered).since;
+        limit.heard();
+        let again = silence.span(own, offered).since;
+        assert!(again > began && again < later(50), "the request waits from the answer on");
+        drop(request);
+        assert_eq!(silence.span(own, offered).since, again, "a failure is no answer");
+        limit.heard();
+        assert_eq!(silence.span(own, offered).since, own, "no request waits");
     }
 
     #[test]

@@ -232,9 +232,10 @@ impl ImportCore {
             let current = lock(&self.link);
             let (generation, session) = (current.generation, current.link.as_ref().map(|link| link.welcome.session));
             drop(current);
-            let ImportOptions { domain, target, grace, .. } = &self.options;
+            let ImportOptions { domain, target, .. } = &self.options;
             let measured = session.ok_or(ExportFailure::Ended).and_then(|session| {
-                let calls = ExportCalls::connect(domain, target, session, &CallLimit::of(*grace))?;
+                let limit = CallLimit::in_session(&self.silence, generation, since);
+                let calls = ExportCalls::connect(domain, target, session, &limit)?;
                 calls.request(ExportOperation::Measure, (0, 0), false, 0)
             });
             match measured {
@@ -263,6 +264,7 @@ impl ImportCore {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+    use crate::disk::exported::changes::DiskChange;
     use crate::disk::exported::{DiskExport, DiskExportOptions, ImportedDisk};
 
     #[test]
@@ -288,5 +290,33 @@ mod tests {
         assert_eq!((core.connected.load(Ordering::Relaxed), core.held.load(Ordering::Relaxed)), (1, memory));
         assert!(core.connect((0, session), None).is_ok());
         core.disconnect(&mut own);
+    }
+
+    #[test]
+    fn answers_to_other_calls_end_the_silence() {
+        let broker = partywall_daemon::Broker::embedded().unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let _export = DiskExport::bind(options, &store, "data").unwrap();
+        let (target, grace) = ("store:data".to_owned(), Duration::from_secs(3600));
+        let options = ImportOptions { domain: user, target, connections: 1, grace, group: None, machine: None };
+        let disk = ImportedDisk::connect(options, false, Duration::ZERO).unwrap();
+        let core = disk.core();
+        let (offered, own) = (Instant::now(), Instant::now() + grace);
+        let _request = core.silence.wait();
+        let silent_since = || core.silence.span(own, offered).since;
+        let began = silent_since();
+        assert_eq!(core.measure(), Some(1 << 20));
+        let measured = silent_since();
+        assert!(measured > began, "the exporter has told the size");
+        // The next session begins with a flush.
+        let change = core.changes.begin(DiskChange::Zero { offset: 0, length: 512 });
+        core.changes.end(change, true);
+        while !core.renew(0, core.silence.span(own, offered), Instant::now()) {}
+        assert!(silent_since() > measured, "the exporter has flushed its disk");
     }
 }

@@ -261,4 +261,42 @@ impl DiskStore for ImportedDisk {
             self.shared.changes.copy_from_others();
         }
     }
+
+    fn memory_changes(&mut self) {
+        if let Some(windows) = &self.shared.windows {
+            windows.forget();
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::disk::exported::{DiskExport, DiskExportOptions};
+
+    /// A process takes part in a group once, so this is the only unit test with a group.
+    #[test]
+    fn windows_are_forgotten_when_memory_or_front_end_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let [policy, socket, path] = ["policy.toml", "broker.sock", "disk.raw"].map(|name| folder.path().join(name));
+        std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['user']\nroom = '4M'\n").unwrap();
+        let config = partywall_daemon::Config::new(socket).policy_file(policy);
+        let broker = partywall_daemon::Broker::start(&config).unwrap();
+        let join = |name| partywall::Domain::builder().name(name).broker(broker.path()).join().unwrap();
+        let (store, user) = (join("store"), join("user"));
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let options = DiskExportOptions { path, read_only: false, direct: false, discard: true, group: None };
+        let _export = DiskExport::bind(options, &store, "data").unwrap();
+        let group = Some(partywall::Group::join(&user, "pool").unwrap());
+        let (target, grace) = ("store:data".to_owned(), Duration::from_secs(60));
+        let options =
+            ImportOptions { domain: user, target, connections: 1, grace, group, machine: Some("a".to_owned()) };
+        let mut disk = ImportedDisk::connect(options, false, Duration::ZERO).unwrap();
+        let core = disk.core();
+        let forgotten = || core.windows.as_ref().unwrap().forgotten();
+        disk.memory_changes();
+        assert_eq!(forgotten(), 1);
+        disk.front_end_changes();
+        assert_eq!(forgotten(), 2);
+    }
 }
