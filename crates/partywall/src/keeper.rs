@@ -126,7 +126,6 @@ impl HangUpKeeper {
     fn start() -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         std::thread::Builder::new().name("partywall-keeper".into()).spawn(run)?;
-        STARTED_IN.store(std::process::id(), Ordering::Relaxed);
         Ok(Self { epoll, next: AtomicU64::new(1), watched: Mutex::default() })
     }
 
@@ -148,7 +147,7 @@ impl HangUpKeeper {
     }
 }
 
-/// The process that has started the keeper; 0 if there is none.
+/// The process that has started the keeper or is about to; 0 if there is none.
 static STARTED_IN: AtomicU32 = AtomicU32::new(0);
 
 /// Fails in the child of a process that had used the library before it forked: the child would talk by its parent's sessions, and enter its links
@@ -174,13 +173,22 @@ fn keeper() -> Result<&'static HangUpKeeper> {
     if let Some(keeper) = KEEPER.get() {
         return Ok(keeper);
     }
+    // Before the lock is taken and anything is made: a child that another thread forks meanwhile must not wait for that lock.
+    STARTED_IN.store(std::process::id(), Ordering::Relaxed);
     let _starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(keeper) = KEEPER.get() {
         return Ok(keeper);
     }
-    // Its thread asks for the keeper, and waits for the lock until the keeper is there.
-    let started = HangUpKeeper::start().map_err(|e| Error::system("start the keeper thread", e))?;
-    Ok(KEEPER.get_or_init(|| started))
+    // A thread that held the lock before may have failed.
+    STARTED_IN.store(std::process::id(), Ordering::Relaxed);
+    // The keeper's thread asks for the keeper, and waits for the lock until the keeper is there.
+    match HangUpKeeper::start() {
+        Ok(started) => Ok(KEEPER.get_or_init(|| started)),
+        Err(error) => {
+            STARTED_IN.store(0, Ordering::Relaxed);
+            Err(Error::system("start the keeper thread", error))
+        }
+    }
 }
 
 fn run() {

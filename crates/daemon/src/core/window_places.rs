@@ -239,8 +239,9 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Refuses requests of processes that are about to connect and have waited too long (protocol C2.1): a process that has stopped waiting
-    /// would keep its place unused.
+    /// would keep its place unused. A place may have become free since a request was looked at last.
     pub(super) fn tick_waiting(&mut self) {
+        self.serve_waiting();
         let now = self.now;
         let is_late = |one: &mut Waiting| one.channel == 0 && now >= one.since.saturating_add(ROOM_PATIENCE);
         for Waiting { session, request, .. } in self.machines.waiting.extract_if(.., is_late).collect::<Vec<_>>() {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   attached -- Release --> releasing -- its agent has removed the devices --> migrating -- detach --> gone
-//!      ^                        |                                                  |
+//!      ^                        |                                 (Released)       |
 //!      |                        v  the agent says what holds a window, or nothing  |
 //!      +------ Resume ----- migrating, port open                                   |
 //!      +------------------------------- Resume ------------------------------------+
@@ -20,7 +20,7 @@ use partywall_vm::{Machine, VmError, WindowLayout};
 use super::plugging::Plugged;
 use super::port::Port;
 use super::state::AttachmentRecord;
-use super::{Attended, MigrationStep, NOT_YET, NewMachine, Work, layout};
+use super::{AddFailure, Attended, MigrationStep, NOT_YET, NewMachine, Work, layout};
 use crate::control::Errand;
 use crate::core::{MachineNews, SessionId};
 
@@ -34,11 +34,18 @@ impl Work {
                 return Err(format!("{name} is being released for another request; wait for that one to end"));
             }
             // An earlier request has done so, and its client ended before the migration.
-            (_, None) => {
+            (MigrationStep::Released, _) => {
                 self.control.errand(Errand::Answer(session, request, Message::Done {}));
                 return Ok(());
             }
-            _ => {}
+            // Its programs may still map its windows, and nobody can be asked to remove them.
+            (MigrationStep::Migrating, None) => {
+                return Err(format!(
+                    "{name} has not released its windows, and its port is closed since it could not be opened again; use `partywall vm attach \
+                     {name} --resume`, and then repeat the command"
+                ));
+            }
+            (MigrationStep::Migrating | MigrationStep::None, _) => {}
         }
         if !attended.has_greeted() {
             return Err(format!(
@@ -75,6 +82,7 @@ impl Work {
                 tracing::info!(machine = %name, "the machine has given up its windows");
                 // The machine's sessions end with the port, and its monitor is free.
                 attended.port = None;
+                attended.migration = MigrationStep::Released;
                 Message::Done {}
             }
             Some(why) => {
@@ -105,7 +113,7 @@ impl Work {
             MigrationStep::Releasing { .. } => {
                 return Err(format!("{name} is being released for another request; wait for that one to end"));
             }
-            MigrationStep::Migrating => {}
+            MigrationStep::Migrating | MigrationStep::Released => {}
         }
         let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
         if monitor.has_migrated_away().map_err(|e| e.to_string())? {
@@ -183,9 +191,10 @@ impl Work {
             room,
             port: None,
             layout,
-            migration: MigrationStep::Migrating,
+            migration: MigrationStep::Released,
             has_windows: false,
             plug_failure: None,
+            untold: false,
             doorbell: Err(NOT_YET.to_owned()),
         };
         self.machines.insert(machine, attended);
@@ -198,6 +207,8 @@ impl Work {
         let Some(attended) = self.machines.get(&machine) else { return Ok(()) };
         let (monitor, room) = (attended.monitor.clone(), attended.room);
         self.open_windows(machine, name, &monitor, room)?;
+        // Windows that were not found are new ones, which lack their memory.
+        self.windows.afford(machine)?;
         self.machines.entry(machine).and_modify(|attended| attended.has_windows = true);
         self.settle();
         self.tell_others(machine);
@@ -215,15 +226,14 @@ impl Work {
                 let waiting = self.state.windows_left(name.as_str()).into_iter().map(|window| window.id);
                 let known: Vec<_> = known.chain(waiting).collect();
                 let has_ours = plugged.iter().any(|window| known.contains(&window.id.to_string()));
-                there.has_migrated_away().map_err(|e| e.to_string())?
-                    || attended.migration == MigrationStep::Migrating && !has_ours
+                there.has_migrated_away().map_err(|e| e.to_string())? || attended.migration.is_leaving() && !has_ours
             }
             // The monitor is not running. A machine of the operator's file need not have started yet. It is replaced by one with another
             // monitor.
             Err(VmError::Qmp(QmpError::Unreachable { source, .. }))
                 if matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
             {
-                attended.monitor != monitor || attended.migration == MigrationStep::Migrating
+                attended.monitor != monitor || attended.migration.is_leaving()
             }
             // Another program has its monitor, or it is slow to answer.
             Err(_) => false,
@@ -239,13 +249,21 @@ impl Work {
         Ok(())
     }
 
-    /// Fails while QEMU migrates a machine, or may do so: windows that it got now would be missing at its destination.
-    pub(super) fn check_stays(name: &Name, monitor: &str) -> Result<(), String> {
+    /// Fails if QEMU has migrated a machine, migrates it, or may do so: windows that it got now would be missing at its destination. Only a
+    /// migratable machine may do so while its monitor does not answer.
+    pub(super) fn check_stays(new: &NewMachine) -> Result<(), AddFailure> {
+        let NewMachine { name, monitor, layout, .. } = new;
         match Machine::connect(monitor) {
-            Ok(mut there) => still_migrates(name, &mut there),
+            Ok(mut there) => {
+                if there.has_migrated_away().map_err(|e| e.to_string())? {
+                    return Err(format!("{name} has left this QEMU: its migration has succeeded").into());
+                }
+                Ok(still_migrates(name, &mut there)?)
+            }
             // A machine that does not run has no windows to get.
             Err(error) if is_absent(&error) => Ok(()),
-            Err(error) => Err(format!("QEMU may be migrating {name}: {error}")),
+            Err(_) if *layout == WindowLayout::Usual => Ok(()),
+            Err(error) => Err(AddFailure { why: format!("QEMU may be migrating {name}: {error}"), is_held: true }),
         }
     }
 

@@ -23,7 +23,7 @@ mod tasks;
 mod tests;
 mod windows;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -41,6 +41,7 @@ use crate::policy::MachineEntry;
 use crate::priority;
 pub(crate) use groups::GroupWindows;
 use plugging::{Plugged, remark};
+pub(crate) use port::MOST_SESSIONS;
 use port::Port;
 use state::{AttachmentFile, AttachmentRecord, WindowRecord};
 use tasks::AttendantTasks;
@@ -48,6 +49,10 @@ use windows::Windows;
 
 /// Bytes of each window, unless told otherwise.
 const ROOM: u64 = 64 << 20;
+
+/// How long the attendant waits before it asks again for a monitor that another program holds. Each attempt takes as long as a monitor may take to
+/// greet, and other machines wait for that.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// Why a machine has no doorbell device before its monitor was asked.
 const NOT_YET: &str = "nothing was plugged in yet";
@@ -94,6 +99,7 @@ impl Attendant {
             state,
             machines,
             left: BTreeMap::new(),
+            held: BTreeSet::new(),
             next: MachineId::MIN,
         };
         let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || {
@@ -130,7 +136,7 @@ struct Attended {
     monitor: String,
     socket: String,
     room: u64,
-    /// `None` once it has given up its windows to be migrated.
+    /// `None` once it has given up its windows to be migrated, and after a port that could not be opened again.
     port: Option<Port>,
     layout: WindowLayout,
     migration: MigrationStep,
@@ -138,6 +144,8 @@ struct Attended {
     has_windows: bool,
     /// Why windows could not be plugged in at the last attempt.
     plug_failure: Option<String>,
+    /// Its agent has greeted, and was not told its windows because the monitor did not answer.
+    untold: bool,
     /// The doorbell device of its guest, or the reason why there is none.
     doorbell: Result<Switchboard, String>,
 }
@@ -148,9 +156,9 @@ impl Attended {
         self.port.as_ref().is_some_and(Port::has_greeted)
     }
 
-    /// Whether it has released its windows and may be migrated. Until its agent has done so, the port is open.
+    /// Whether it has released its windows and may be migrated.
     fn has_released(&self) -> bool {
-        self.migration == MigrationStep::Migrating && self.port.is_none()
+        self.migration == MigrationStep::Released
     }
 }
 
@@ -169,8 +177,17 @@ enum MigrationStep {
     None,
     /// Its agent gives up the windows, and an administrator's request waits for that.
     Releasing { session: SessionId, request: u32 },
-    /// It has no links and sessions, and gets none.
+    /// It gets no links and sessions. Its agent has not given up the windows, so programs may still map them.
     Migrating,
+    /// It has no links, sessions and windows, and gets none.
+    Released,
+}
+
+impl MigrationStep {
+    /// Whether it was to leave and nobody waits for its agent.
+    fn is_leaving(self) -> bool {
+        matches!(self, Self::Migrating | Self::Released)
+    }
 }
 
 #[derive(Debug)]
@@ -185,6 +202,8 @@ struct Work {
     machines: BTreeMap<MachineId, Attended>,
     /// Doorbell devices of machines that were detached, by their monitors: they stay in, and serve again.
     left: BTreeMap<String, LeftDoorbell>,
+    /// The names of machines of the operator's file whose monitors another program holds. They are tried again.
+    held: BTreeSet<String>,
     next: MachineId,
 }
 
@@ -208,16 +227,7 @@ impl Work {
                     let answer = done.unwrap_or_else(|reason| Message::Refused { code: Refusal::Machine, reason });
                     self.control.errand(Errand::Answer(session, request, answer));
                 }
-                Task::Entry(MachineEntry { name, monitor, port, room, migratable }) => {
-                    let named = Name::new(&name).map_err(|e| e.to_string());
-                    let layout = layout(migratable);
-                    let added = named
-                        .and_then(|name| self.add(NewMachine { name, monitor, socket: port, room, layout }, false));
-                    if let Err(why) = added {
-                        tracing::error!(machine = name, why, "a machine of the configuration is not attended to");
-                    }
-                    self.remember();
-                }
+                Task::Entry(entry) => self.attend_entry(entry),
                 Task::Remembered => self.attach_remembered(),
                 Task::Up { machine } => {
                     // It may have been started again, without what was plugged in.
@@ -231,6 +241,34 @@ impl Work {
                 Task::Stop => return,
             }
         }
+    }
+
+    /// Attends to a machine of the operator's file. If it may be leaving because another program holds its monitor, it is tried again later.
+    fn attend_entry(&mut self, entry: MachineEntry) {
+        let MachineEntry { name, monitor, port, room, migratable } = entry.clone();
+        let layout = layout(migratable);
+        let named = Name::new(&name).map_err(|e| AddFailure::from(e.to_string()));
+        let added =
+            named.and_then(|name| self.try_add(NewMachine { name, monitor, socket: port, room, layout }, false));
+        let was_held = self.held.remove(&name);
+        match added {
+            Ok(_) => {}
+            Err(AddFailure { why, is_held: true }) => {
+                if !was_held {
+                    tracing::warn!(machine = name, why, "a machine of the configuration is attended to later");
+                }
+                self.held.insert(name);
+                self.tasks.add_later(Task::Entry(entry), PAUSE);
+            }
+            Err(AddFailure { why, .. }) => {
+                tracing::error!(machine = name, why, "a machine of the configuration is not attended to");
+            }
+        }
+        if was_held && self.state.is_settled() {
+            // Those of its windows that are not used again need not be kept.
+            self.settle();
+        }
+        self.remember();
     }
 
     /// Attends to the machines that the last broker had, if they still run.
@@ -249,6 +287,9 @@ impl Work {
             }
         }
         for AttachmentRecord { name, monitor, port, room, migratable } in self.state.machines_left() {
+            if self.held.contains(&name) {
+                continue;
+            }
             let named = Name::new(&name).map_err(|e| e.to_string());
             let runs = Machine::connect(&monitor).map_err(|e| e.to_string());
             let layout = layout(migratable);
@@ -273,8 +314,10 @@ impl Work {
 
     /// The windows of the last broker that are looked for later.
     fn windows_waiting(&self) -> Vec<WindowRecord> {
-        let waiting = self.machines.values().filter(|machine| !machine.has_windows);
-        let mut windows: Vec<_> = waiting.flat_map(|machine| self.state.windows_left(machine.name.as_str())).collect();
+        let waiting =
+            self.machines.values().filter(|machine| !machine.has_windows).map(|machine| machine.name.as_str());
+        let waiting = waiting.chain(self.held.iter().map(String::as_str));
+        let mut windows: Vec<_> = waiting.flat_map(|name| self.state.windows_left(name)).collect();
         // One may be between two of them.
         windows.sort_by(|a, b| a.id.cmp(&b.id));
         windows.dedup();
@@ -300,29 +343,34 @@ impl Work {
         };
         // A machine that is about to leave must not get its windows back from a broker that starts meanwhile.
         let (released, stay): (Vec<_>, Vec<_>) = self.machines.values().partition(|machine| machine.has_released());
-        let machines = [stay, released].map(|all| all.into_iter().map(attachment).collect());
+        let [mut stay, released] = [stay, released].map(|all| all.into_iter().map(attachment).collect::<Vec<_>>());
+        stay.extend(self.state.machines_left().into_iter().filter(|machine| self.held.contains(&machine.name)));
         let windows = self.windows.traces().into_iter().map(|(key, trace)| window(key, trace));
         let windows = windows.chain(self.windows_waiting()).collect();
-        self.state.save(machines.into(), windows, self.groups.records());
+        self.state.save((stay, released), windows, self.groups.records());
     }
 
     /// Attaches a machine, or plugs in the devices that an attached machine lacks. With `at_once`, fails if the windows cannot be plugged in now.
-    fn add(&mut self, mut new: NewMachine, at_once: bool) -> Result<Message, String> {
+    fn add(&mut self, new: NewMachine, at_once: bool) -> Result<Message, String> {
+        self.try_add(new, at_once).map_err(|failure| failure.why)
+    }
+
+    fn try_add(&mut self, mut new: NewMachine, at_once: bool) -> Result<Message, AddFailure> {
         if new.room == 0 {
             new.room = ROOM;
         }
         self.drop_departed(&new.name, &new.monitor)?;
         if let Some(machine) = self.check_new(&new)? {
-            return self.complete(machine);
+            return Ok(self.complete(machine)?);
         }
         if !at_once && let Some(taken) = self.take_released_as(&new) {
-            return taken;
+            return Ok(taken?);
         }
         if at_once {
             // Before memory is allocated that has no place in the machine.
             can_take(&new.monitor, &new.socket, new.room, new.layout)?;
         } else {
-            Self::check_stays(&new.name, &new.monitor)?;
+            Self::check_stays(&new)?;
         }
         let machine = self.number()?;
         let (name, monitor, port) = (new.name.clone(), new.monitor.clone(), new.socket.clone());
@@ -336,7 +384,7 @@ impl Work {
             }
             Err(why) => {
                 self.forget(machine);
-                Err(why)
+                Err(why.into())
             }
         }
     }
@@ -369,12 +417,14 @@ impl Work {
         }
     }
 
-    /// Plugs in the devices that an attached machine lacks.
+    /// Plugs in the devices that an attached machine lacks, and tells its agent, which may not have been told before.
     fn complete(&mut self, machine: MachineId) -> Result<Message, String> {
         let plugged = self.plug(machine, false)?;
         // Memory that was not available before may be available now.
-        self.windows.complete(machine, news(&self.control))?;
+        let whole = self.windows.complete(machine, news(&self.control));
         self.plug_doorbell(machine);
+        self.tell(machine);
+        whole?;
         Ok(self.added(machine, &plugged))
     }
 
@@ -411,6 +461,7 @@ impl Work {
             migration: MigrationStep::None,
             has_windows: true,
             plug_failure: None,
+            untold: false,
             doorbell: Err(NOT_YET.to_owned()),
         };
         self.machines.insert(machine, attended);
@@ -456,6 +507,16 @@ impl Work {
                 }
             }
         }
+        // Those between it and a machine that was taken over and has not looked for its windows.
+        let called = |name: &Option<String>| {
+            let (id, _) = self.machines.iter().find(|(_, there)| name.as_deref() == Some(there.name.as_str()))?;
+            Some(Origin::Machine(*id))
+        };
+        for window in self.state.windows_left(name.as_str()) {
+            let Ok(id) = window.id.parse::<WindowId>() else { continue };
+            let sides = [(called(&window.owner), WindowRole::Owner), (called(&window.peer), WindowRole::Peer)];
+            plugged.extend(sides.into_iter().filter_map(|(side, role)| Some((side?, role, id))));
+        }
         self.drop_ended_doorbells();
         // A window that QEMU does not release stays in the machine, without an owner.
         for (side, role, id) in plugged {
@@ -493,7 +554,7 @@ impl Work {
     fn forget(&mut self, machine: MachineId) {
         // Its sessions end with its port, before the core forgets whose they were.
         let gone = self.machines.remove(&machine);
-        if let Some(gone) = gone.as_ref().filter(|gone| !gone.has_windows) {
+        if let Some(gone) = &gone {
             self.state.forget_windows(gone.name.as_str());
         }
         if let Some(gone) = gone
@@ -517,6 +578,20 @@ struct NewMachine {
     socket: String,
     room: u64,
     layout: WindowLayout,
+}
+
+/// Why a machine was not attached.
+#[derive(Debug)]
+struct AddFailure {
+    why: String,
+    /// Another program holds its monitor, so it may be leaving. It can be tried again.
+    is_held: bool,
+}
+
+impl From<String> for AddFailure {
+    fn from(why: String) -> Self {
+        Self { why, is_held: false }
+    }
 }
 
 fn layout(migratable: bool) -> WindowLayout {

@@ -11,7 +11,7 @@ use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowLayout, Windo
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::port::{Announced, Announcement, Part};
-use super::{MigrationStep, Work, windows};
+use super::{MigrationStep, PAUSE, Task, Work, windows};
 use crate::control::Errand;
 use crate::core::MachineNews;
 
@@ -186,7 +186,7 @@ impl Work {
     /// Plugs in what is not there, and tells the guest what it has.
     ///
     /// A migratable machine whose monitor does not answer may be leaving. It is not told anything: its agent would look for devices, and
-    /// find those again that it has given up.
+    /// find those again that it has given up. The monitor is asked again after a pause, in case the machine stays.
     pub(super) fn plug_and_tell(&mut self, machine: MachineId, greeted: bool) {
         let Some(attended) = self.machines.get(&machine) else { return };
         let stays = attended.migration == MigrationStep::None;
@@ -207,12 +207,17 @@ impl Work {
             attended.plug_failure = failure;
         }
         if !may_leave {
-            self.tell(machine);
+            return self.tell(machine);
+        }
+        attended.untold = attended.has_greeted();
+        if attended.untold {
+            self.tasks.add_later(Task::Up { machine }, PAUSE);
         }
     }
 
     /// Tells the guest what it has.
-    pub(super) fn tell(&self, machine: MachineId) {
+    pub(super) fn tell(&mut self, machine: MachineId) {
+        self.machines.entry(machine).and_modify(|attended| attended.untold = false);
         let Some(attended) = self.machines.get(&machine) else { return };
         let Some(port) =
             attended.port.as_ref().filter(|port| port.has_greeted() && attended.migration == MigrationStep::None)

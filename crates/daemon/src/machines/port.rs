@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub(crate) use open::MOST_SESSIONS;
 use open::Open;
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{MachineId, Name, Origin};

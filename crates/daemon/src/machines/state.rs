@@ -190,6 +190,11 @@ impl AttachmentFile {
         self.passed.close(|id| waiting.iter().any(|window| window.id == id.to_string()));
     }
 
+    /// Whether every machine of the last broker has been looked for.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
     /// Remembers what there is now, if it has changed. Until the machines of the last broker have been looked for, the file says more than
     /// this broker knows.
     pub(super) fn save(

@@ -3,6 +3,7 @@
 //! ```text
 //!   requests and answers of agents   first, in order; at most MOST_REQUESTS requests
 //!   machines whose agent has greeted once each, in turn
+//!   tasks to try again              after a pause, which is then one of the above
 //! ```
 //!
 //! To serve a greeting takes as long as the machine's monitor likes, so requests do not wait behind greetings.
@@ -10,6 +11,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use partywall_protocol::wire::MachineId;
 
@@ -29,6 +31,8 @@ struct WaitingTasks {
     greeted: BTreeSet<MachineId>,
     /// The machine whose greeting was served last.
     latest: Option<MachineId>,
+    /// Tasks that failed and are tried again at these times: at most one for each machine and for each entry of the operator's file.
+    later: Vec<(Instant, Task)>,
 }
 
 impl AttendantTasks {
@@ -38,28 +42,38 @@ impl AttendantTasks {
     /// As many requests wait as may.
     pub(super) fn add(&self, task: Task) -> io::Result<()> {
         let mut waiting = self.lock();
-        match task {
-            Task::Up { machine } => drop(waiting.greeted.insert(machine)),
-            Task::Order { .. } if waiting.requests >= MOST_REQUESTS => {
-                return Err(io::Error::other(format!("{MOST_REQUESTS} requests wait already; try again later")));
-            }
-            task => {
-                waiting.requests += usize::from(matches!(task, Task::Order { .. }));
-                waiting.in_order.push_back(task);
-            }
+        if matches!(task, Task::Order { .. }) && waiting.requests >= MOST_REQUESTS {
+            return Err(io::Error::other(format!("{MOST_REQUESTS} requests wait already; try again later")));
         }
+        waiting.put(task);
         self.0.1.notify_one();
         Ok(())
+    }
+
+    /// Adds a task after a pause. One such greeting of a machine is enough.
+    pub(super) fn add_later(&self, task: Task, pause: Duration) {
+        let mut waiting = self.lock();
+        if let Task::Up { machine } = task
+            && waiting.later.iter().any(|(_, one)| matches!(one, Task::Up { machine: other } if *other == machine))
+        {
+            return;
+        }
+        waiting.later.push((Instant::now() + pause, task));
+        self.0.1.notify_one();
     }
 
     /// The next task. Waits until there is one.
     pub(super) fn next(&self) -> Task {
         let mut waiting = self.lock();
         loop {
-            match waiting.take() {
-                Some(task) => return task,
-                None => waiting = self.0.1.wait(waiting).unwrap_or_else(PoisonError::into_inner),
+            if let Some(task) = waiting.take() {
+                return task;
             }
+            let due = waiting.later.iter().map(|(at, _)| *at).min();
+            waiting = match due.map(|at| at.saturating_duration_since(Instant::now())) {
+                Some(pause) => self.0.1.wait_timeout(waiting, pause).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.0.1.wait(waiting).unwrap_or_else(PoisonError::into_inner),
+            };
         }
     }
 
@@ -70,9 +84,15 @@ impl AttendantTasks {
         waiting.in_order.len() + waiting.greeted.len()
     }
 
+    /// The tasks that wait for their pause to end, which they do not do any longer.
+    #[cfg(test)]
+    pub(super) fn take_later(&self) -> Vec<Task> {
+        std::mem::take(&mut self.lock().later).into_iter().map(|(_, task)| task).collect()
+    }
+
     /// The next task, if there is one before this time has passed.
     #[cfg(test)]
-    pub(super) fn next_within(&self, limit: std::time::Duration) -> Option<Task> {
+    pub(super) fn next_within(&self, limit: Duration) -> Option<Task> {
         let nothing = |waiting: &mut WaitingTasks| waiting.in_order.is_empty() && waiting.greeted.is_empty();
         let waited = self.0.1.wait_timeout_while(self.lock(), limit, nothing);
         waited.unwrap_or_else(PoisonError::into_inner).0.take()
@@ -85,7 +105,22 @@ impl AttendantTasks {
 }
 
 impl WaitingTasks {
+    fn put(&mut self, task: Task) {
+        match task {
+            Task::Up { machine } => drop(self.greeted.insert(machine)),
+            task => {
+                self.requests += usize::from(matches!(task, Task::Order { .. }));
+                self.in_order.push_back(task);
+            }
+        }
+    }
+
     fn take(&mut self) -> Option<Task> {
+        if !self.later.is_empty() {
+            let now = Instant::now();
+            let due: Vec<_> = self.later.extract_if(.., |(at, _)| *at <= now).collect();
+            due.into_iter().for_each(|(_, task)| self.put(task));
+        }
         if let Some(task) = self.in_order.pop_front() {
             self.requests -= usize::from(matches!(task, Task::Order { .. }));
             return Some(task);
@@ -134,6 +169,21 @@ mod tests {
         greeted(&tasks, 1);
         assert_eq!([next_greeted(&tasks), next_greeted(&tasks)], [2, 1]);
         assert_eq!(tasks.len(), 0);
+    }
+
+    #[test]
+    fn task_after_pause_is_served_once_pause_has_ended() {
+        let tasks = AttendantTasks::default();
+        let machine = MachineId::MIN;
+        for pause in [Duration::from_millis(20), Duration::from_secs(3600)] {
+            tasks.add_later(Task::Up { machine }, pause);
+        }
+        // Nothing else wakes the thread.
+        assert_eq!(next_greeted(&tasks), 1);
+        assert!(tasks.take_later().is_empty(), "a machine has one such greeting");
+        tasks.add_later(Task::Remembered, Duration::from_secs(3600));
+        tasks.add(remove(1)).unwrap();
+        assert!(matches!(tasks.next(), Task::Order { .. }), "another task does not wait for the pause");
     }
 
     #[test]

@@ -49,6 +49,7 @@ pub(super) fn work(control: &ServerControl, socket: &Path) -> Work {
         state: AttachmentFile::open(socket),
         machines: BTreeMap::new(),
         left: BTreeMap::new(),
+        held: BTreeSet::new(),
         next: MachineId::MIN,
     }
 }
@@ -65,6 +66,7 @@ fn attended(folder: &tempfile::TempDir, name: &str, migration: MigrationStep) ->
         migration,
         has_windows: true,
         plug_failure: None,
+        untold: false,
         doorbell: Err(NOT_YET.to_owned()),
     }
 }

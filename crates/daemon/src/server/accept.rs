@@ -19,6 +19,7 @@ use super::judge::is_hung_up;
 use super::shares::Stopwatch;
 use super::{BURST, CONTAINERS, CoreEvent, LISTENER, ReadBy, Server, SessionId, SessionSocket, listeners};
 use crate::credentials::{Account, Credentials, Home};
+use crate::machines::MOST_SESSIONS;
 
 /// Half of what one session may have in the kernel for it, which counts its own bookkeeping and doubles the number given.
 const SEND_BUFFER: usize = 128 << 10;
@@ -243,9 +244,9 @@ impl Server {
             let (shares, readers) = (&self.shares, &self.readers);
             let may = |account: &Account| !shares.is_used_up(*account) && !readers.is_clogged_by(Some(*account));
             let Some((account, arrival)) = self.arrivals.next(may) else { return };
-            let watch = Stopwatch::start();
+            let work = self.begin_work();
             self.admit(arrival);
-            self.charge(account, watch.elapsed());
+            self.charge_work(account, work);
         }
     }
 
@@ -290,8 +291,12 @@ impl Server {
         self.feed(CoreEvent::Closed { session, by_program: false });
     }
 
-    /// Begins a session of a program in a machine. It is read here, because nothing of a stranger's comes by its socket.
+    /// Begins a session of a program in a machine. It is read here, because nothing of a stranger's comes by its socket. A guest may end
+    /// sessions and begin others faster than their ends have turns. So of a machine with too many the new one is hung up on (protocol C16.9).
     pub(super) fn admit_as(&mut self, socket: OwnedFd, machine: MachineId, pid: u32) -> io::Result<()> {
+        if self.machine_turns.sessions(machine) >= 2 * MOST_SESSIONS {
+            return Ok(());
+        }
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         let session = self.next_session();
         self.machine_turns.add(self.epoll.as_fd(), machine, session, &socket)?;

@@ -103,6 +103,11 @@ impl MachineTurns {
         }
     }
 
+    /// How many sessions a machine has here.
+    pub(super) fn sessions(&self, machine: MachineId) -> usize {
+        self.machines.get(&machine).map_or(0, |set| set.sessions)
+    }
+
     /// The sessions whose turn it is, and what has happened on the socket of each.
     pub(super) fn ready(&self, machine: MachineId) -> Vec<(SessionId, EventFlags)> {
         let Some(set) = self.machines.get(&machine) else { return Vec::new() };

@@ -176,6 +176,8 @@ pub struct Server {
     next_question: Option<Instant>,
     sessions: HashMap<SessionId, SessionSocket>,
     machine_turns: MachineTurns,
+    /// The time of all reports of rings so far, which was charged to the machines whose agents sent them.
+    rings_time: Duration,
     /// Errands of machines that had used up their shares. They are done, and count as waiting until the next period.
     unpaid_errands: Vec<ErrandPlace>,
     /// Dropped after the sessions, whose sockets they close last.
@@ -247,6 +249,7 @@ impl Server {
             next_question: None,
             sessions: HashMap::new(),
             machine_turns: MachineTurns::default(),
+            rings_time: Duration::ZERO,
             unpaid_errands: Vec::new(),
             readers,
             synced: 0,
@@ -382,6 +385,17 @@ impl Server {
         if self.shares.charge(account, time) {
             self.leave_alone(account);
         }
+    }
+
+    /// Begins to measure work that one user pays for.
+    fn begin_work(&self) -> ChargedWork {
+        ChargedWork { watch: Stopwatch::start(), rings_time: self.rings_time }
+    }
+
+    /// Charges work to a user, except for reports of rings that were taken meanwhile: the machines that sent those have paid for them.
+    fn charge_work(&mut self, account: Account, work: ChargedWork) {
+        let paid = self.rings_time.saturating_sub(work.rings_time);
+        self.charge(account, work.watch.elapsed().saturating_sub(paid));
     }
 
     /// Leaves what a user sends where it is, until [`hear_all_users`](Self::hear_all_users).
@@ -574,9 +588,9 @@ impl Server {
     /// Does an errand of a machine's port at the expense of the machine (protocol C16.8).
     fn do_errand_of_machine(&mut self, errand: Errand, place: ErrandPlace) {
         let account = Account::of_machine(place.machine());
-        let watch = Stopwatch::start();
+        let work = self.begin_work();
         self.do_errand(errand);
-        self.charge(account, watch.elapsed());
+        self.charge_work(account, work);
         // The port hears its guest no more while many errands count.
         if self.shares.is_used_up(account) {
             self.unpaid_errands.push(place);
@@ -645,7 +659,9 @@ impl Server {
                 self.core.flow_written(*machine, *flow, *tail);
             }
             if let Some((machine, ..)) = reports.first() {
-                self.charge(Account::of_machine(*machine), watch.elapsed());
+                let time = watch.elapsed();
+                self.rings_time += time;
+                self.charge(Account::of_machine(*machine), time);
             }
         }
     }
@@ -654,6 +670,14 @@ impl Server {
 /// The sockets at which clients arrive.
 fn listeners<'a>(socket: &'a ServedSocket, containers: Option<&'a ContainerSocket>) -> Listeners<'a> {
     [(Door::Host, Some(socket.as_fd())), (Door::Containers, containers.map(AsFd::as_fd))]
+}
+
+/// Work of the event loop that one user pays for, from its beginning on.
+#[derive(Debug)]
+struct ChargedWork {
+    watch: Stopwatch,
+    /// The time of all reports of rings before it.
+    rings_time: Duration,
 }
 
 /// A session's socket. The broker sends by it, and is never the last to close it if a stranger made the other end.

@@ -13,7 +13,6 @@ use partywall_region::ending;
 
 use super::judge::{Judged, Sort, has_ended};
 use super::readers::{self, MAX_REPORT, ReaderEvent, ReaderReport};
-use super::shares::Stopwatch;
 use super::{BURST, ClientDescriptor, CoreEvent, Server, SessionId};
 
 impl Server {
@@ -24,13 +23,13 @@ impl Server {
             // Its first session may have begun after its share was used up.
             return self.leave_alone(account);
         }
-        let watch = Stopwatch::start();
+        let work = self.begin_work();
         let ready = self.machine_turns.ready(machine);
         let packets = BURST / ready.len().max(1);
         for (session, flags) in ready {
             self.attend(session, flags, packets);
         }
-        self.charge(account, watch.elapsed());
+        self.charge_work(account, work);
     }
 
     /// Something happened on the socket of a session that is read here: of a program in a virtual machine, by a socket and with
@@ -146,7 +145,7 @@ impl Server {
         if self.shares.is_used_up(account) && !flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             return;
         }
-        let watch = Stopwatch::start();
+        let work = self.begin_work();
         let mut buffer = std::mem::take(&mut self.incoming);
         buffer.resize(MAX_REPORT, 0);
         for _ in 0..BURST {
@@ -170,7 +169,7 @@ impl Server {
             }
         }
         self.incoming = buffer;
-        self.charge(account, watch.elapsed());
+        self.charge_work(account, work);
     }
 
     fn reported(&mut self, reader: u32, report: ReaderReport<'_>, received: packet::ReceivedPacket) {

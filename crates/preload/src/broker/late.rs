@@ -93,7 +93,7 @@ impl Turn {
         self.read(answer, read).map(StepAnswer::Now)
     }
 
-    /// A place for another step. If none is free, the answer that has waited longest is taken back: a connection that makes no call would keep its
+    /// A place for another step. Without a free one, the answer that has waited longest is taken back: a connection that makes no call would keep its
     /// place from all others.
     fn free_place(&self) -> Option<&'static AnswerPlace> {
         let is_free = |place: &&AnswerPlace| place.phase() == AnswerPhase::Free;

@@ -541,6 +541,24 @@ fn room_request_that_waited_long_is_refused_and_takes_no_place() {
 }
 
 #[test]
+fn room_request_gets_place_that_became_free_before_its_limit() {
+    let mut w = attached();
+    let (caller, _) = meeting(&mut w);
+    let other = w.join_as(A, "a", 8);
+    begun(&mut w);
+    allocated(&mut w, HUGE_PAGE + (700 << 10));
+    assert!(matches!(w.say(other, room(0, "b", 512 << 10), vec![]), Some(Message::RoomIs { .. })));
+    heard(&mut w, caller);
+    assert_eq!(w.say(caller, room(0, "b", 512 << 10), vec![]), None);
+    w.end(other);
+    let actions = w.core.handle(77 + 8, CoreEvent::Tick);
+    w.perform(actions);
+    let answers = heard(&mut w, caller);
+    assert!(matches!(answers[..], [Message::RoomIs { .. }]), "{answers:?}");
+    assert!(!w.core.wants_ticks());
+}
+
+#[test]
 fn connection_within_machine_passes_opaque_descriptors() {
     let mut w = attached();
     let (_, listener) = meeting(&mut w);

@@ -37,6 +37,8 @@ struct QemuState {
     devices: Vec<Value>,
     files: Vec<OwnedFd>,
     heard: Vec<String>,
+    /// The devices that it was told to remove.
+    removed: Vec<String>,
     refuses_devices: bool,
     /// Called before a device is added.
     before_device: Option<Box<dyn FnMut() + Send>>,
@@ -109,6 +111,11 @@ impl QemuState {
             "add-fd" => json!({ "fdset-id": 1, "fd": 20 }),
             "object-add" => {
                 self.memories.insert(name, arguments["size"].clone());
+                json!({})
+            }
+            "device_del" => {
+                self.devices.retain(|device| device["data"]["id"] != *name);
+                self.removed.push(name);
                 json!({})
             }
             "device_add" if self.refuses_devices => return json!({ "error": { "desc": "no place" } }),
@@ -289,13 +296,45 @@ fn entry_whose_monitor_is_held_is_not_attached() {
 }
 
 #[test]
-fn guest_of_held_monitor_is_not_told_of_windows() {
+fn entry_of_held_monitor_is_attached_once_it_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let qemu = FakeQemu::start(&folder);
+    let had = ids(&attach_whole(&folder));
+    qemu.added();
+    let (control, socket) = (ServerControl::new().unwrap(), folder.path().join("broker"));
+    let mut next = work(&control, &socket);
+    let held = hold(&path(&folder, "a.monitor"));
+    let mut task = Task::Entry(entry(&folder));
+    for _ in 0..2 {
+        let Task::Entry(entry) = task else { panic!("{task:?}") };
+        next.attend_entry(entry);
+        task = next.tasks.take_later().pop().expect("it is tried again");
+        next.attach_remembered();
+    }
+    let errands = control.take_errands();
+    assert!(!errands.iter().any(|errand| matches!(errand, Errand::News(MachineNews::Added { .. }))), "{errands:?}");
+    let file = AttachmentFile::open(&socket);
+    assert_eq!((file.machines_left().len(), file.windows_left("a").len()), (1, 2), "the third broker must know it");
+    drop(held);
+    let Task::Entry(entry) = task else { panic!("{task:?}") };
+    next.attend_entry(entry);
+    assert_eq!((ids(&next), qemu.added(), next.tasks.take_later().len()), (had, 0, 0));
+}
+
+#[test]
+fn usual_entry_of_held_monitor_is_attached_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let _qemu = FakeQemu::start(&folder);
-    let control = ServerControl::new().unwrap();
-    let mut work = work(&control, &folder.path().join("broker"));
-    let listener = UnixListener::bind(path(&folder, "a.port")).unwrap();
-    work.add(machine_a(&folder), true).unwrap();
+    let mut work = work(&ServerControl::new().unwrap(), &folder.path().join("broker"));
+    let _held = hold(&path(&folder, "a.monitor"));
+    work.attend_entry(MachineEntry { migratable: false, ..entry(&folder) });
+    assert_eq!((work.machines.len(), work.tasks.take_later().len()), (1, 0));
+}
+
+/// Attaches the machine, whose agent greets.
+fn attach_greeted(work: &mut Work, folder: &tempfile::TempDir) -> UnixStream {
+    let listener = UnixListener::bind(path(folder, "a.port")).unwrap();
+    work.add(machine_a(folder), true).unwrap();
     let (mut guest, _) = listener.accept().unwrap();
     guest.set_read_timeout(Some(HANG)).unwrap();
     guest.write_all(&greeting(7)).unwrap();
@@ -304,8 +343,11 @@ fn guest_of_held_monitor_is_not_told_of_windows() {
         assert!(start.elapsed() < HANG, "the port does not take the greeting");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let held = hold(&path(&folder, "a.monitor"));
-    work.plug_and_tell(MachineId::MIN, true);
+    guest
+}
+
+/// What the agent hears until it is to release its windows.
+fn heard_until_release(work: &Work, mut guest: &UnixStream) -> Vec<Say> {
     work.machines[&MachineId::MIN].port.as_ref().unwrap().release();
     let mut heard = Vec::new();
     let mut decoder = Decoder::default();
@@ -321,6 +363,46 @@ fn guest_of_held_monitor_is_not_told_of_windows() {
         assert!(read > 0, "the port was closed");
         decoder.push(&piece[..read]);
     }
+    heard
+}
+
+fn windows_in(heard: &[Say]) -> usize {
+    heard.iter().filter(|said| matches!(said, Say::Window { .. })).count()
+}
+
+#[test]
+fn guest_gets_windows_once_its_monitor_is_free() {
+    for attaches_again in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let _qemu = FakeQemu::start(&folder);
+        let mut work = work(&ServerControl::new().unwrap(), &folder.path().join("broker"));
+        let guest = attach_greeted(&mut work, &folder);
+        let held = hold(&path(&folder, "a.monitor"));
+        work.plug_and_tell(MachineId::MIN, true);
+        assert!(work.machines[&MachineId::MIN].untold);
+        drop(held);
+        let later = work.tasks.take_later();
+        assert!(matches!(later[..], [Task::Up { machine: MachineId::MIN }]), "{later:?}");
+        if attaches_again {
+            work.add(machine_a(&folder), true).unwrap();
+        } else {
+            work.plug_and_tell(MachineId::MIN, true);
+        }
+        assert!(!work.machines[&MachineId::MIN].untold && work.tasks.take_later().is_empty());
+        assert_eq!(windows_in(&heard_until_release(&work, &guest)), 2, "attached again: {attaches_again}");
+    }
+}
+
+#[test]
+fn guest_of_held_monitor_is_not_told_of_windows() {
+    let folder = tempfile::tempdir().unwrap();
+    let _qemu = FakeQemu::start(&folder);
+    let control = ServerControl::new().unwrap();
+    let mut work = work(&control, &folder.path().join("broker"));
+    let guest = attach_greeted(&mut work, &folder);
+    let held = hold(&path(&folder, "a.monitor"));
+    work.plug_and_tell(MachineId::MIN, true);
+    let heard = heard_until_release(&work, &guest);
     assert!(!heard.iter().any(|said| matches!(said, Say::Window { .. })), "{heard:?}");
     drop(held);
 }
@@ -360,6 +442,46 @@ fn second_release_of_released_machine_is_done() {
     work.release(&name(), SessionId(8), 6).unwrap();
     let errands = control.take_errands();
     assert!(matches!(errands[..], [Errand::Answer(SessionId(8), 6, Message::Done {})]), "{errands:?}");
+}
+
+#[test]
+fn failed_release_without_port_is_not_a_release() {
+    let folder = tempfile::tempdir().unwrap();
+    let _qemu = FakeQemu::start(&folder);
+    let (control, socket) = (ServerControl::new().unwrap(), folder.path().join("broker"));
+    let mut work = work(&control, &socket);
+    work.add(machine_a(&folder), true).unwrap();
+    work.settle();
+    let attended = work.machines.get_mut(&MachineId::MIN).unwrap();
+    attended.migration = MigrationStep::Releasing { session: SessionId(7), request: 5 };
+    work.released(MachineId::MIN, Some("process 7 maps one".into()));
+    // As after a port that could not be opened again.
+    work.machines.get_mut(&MachineId::MIN).unwrap().port = None;
+    control.take_errands();
+    let why = work.release(&name(), SessionId(8), 6).unwrap_err();
+    assert!(why.contains("--resume") && control.take_errands().is_empty(), "{why}");
+    work.remember();
+    let file = AttachmentFile::open(&socket);
+    assert_eq!((file.machines_left().len(), file.released_left().len()), (1, 0));
+    work.resume(&name()).unwrap();
+}
+
+#[test]
+fn detach_unplugs_windows_to_machine_that_was_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let qemu = FakeQemu::start(&folder);
+    let had = release_and_end(&folder);
+    let (control, socket) = (ServerControl::new().unwrap(), folder.path().join("broker"));
+    let mut next = work(&control, &socket);
+    next.attach_remembered();
+    assert_eq!((next.machines.len(), ids(&next)), (1, Vec::new()), "its windows are not looked for yet");
+    qemu.with(|has| has.removed.clear());
+    next.remove(&name()).unwrap();
+    let removed = qemu.with(|has| std::mem::take(&mut has.removed));
+    for id in had {
+        assert!(removed.iter().any(|device| device.contains(&id.to_string())), "{id} is not among {removed:?}");
+    }
+    assert_eq!(next.state.windows_left("a"), []);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::core::MachineNews;
 use crate::machines::{Task, carried};
 
 /// Sessions that one guest may have at a time.
-pub(super) const MOST_SESSIONS: usize = 512;
+pub(crate) const MOST_SESSIONS: usize = 512;
 /// Links that one guest may have at a time.
 const MOST_LINKS: usize = 4096;
 /// While this many bytes wait for the port, sessions have to wait too (protocol P5).

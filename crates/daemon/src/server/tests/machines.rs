@@ -3,8 +3,10 @@
 use super::*;
 
 use crate::control::ErrandCount;
-use crate::machines::carried;
+use crate::machines::{MOST_SESSIONS, carried};
+use crate::server::shares::Stopwatch;
 use partywall_protocol::wire::Name;
+use rustix::event::{EventfdFlags, eventfd};
 
 const MACHINE: MachineId = MachineId::MIN;
 /// More than the kernel reports in one turn of the event loop.
@@ -167,6 +169,50 @@ fn errands_of_machine_with_used_share_count_until_next_period() {
     assert_eq!(count.waiting(), 2, "the port would hear the guest at once");
     renew(&mut bench);
     assert_eq!(count.waiting(), 0);
+}
+
+#[test]
+fn session_beyond_most_of_machine_is_hung_up_on() {
+    let (mut bench, _ports) = with_sessions(1);
+    let most = 2 * MOST_SESSIONS;
+    let watched: Vec<OwnedFd> = (1..most).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
+    for (number, fd) in (1000..).zip(&watched) {
+        let server = &mut bench.server;
+        server.machine_turns.add(server.epoll.as_fd(), MACHINE, SessionId(number), fd).unwrap();
+    }
+    let (socket, port) = packet::pair().unwrap();
+    bench.server.admit_as(socket, MACHINE, 9).unwrap();
+    assert_eq!(packet::try_recv(port.as_fd(), &mut [0; 64]).unwrap().len, 0, "the port sees the end at once");
+    assert_eq!(bench.server.machine_turns.sessions(MACHINE), most);
+    // One that has ended makes room.
+    bench.server.machine_turns.remove(MACHINE);
+    let (socket, _port) = packet::pair().unwrap();
+    bench.server.admit_as(socket, MACHINE, 9).unwrap();
+    assert_eq!(bench.server.machine_turns.sessions(MACHINE), most);
+}
+
+#[test]
+fn reports_of_rings_during_work_are_charged_once() {
+    const REPORTS: u64 = 1000;
+    let (mut bench, _ports) = with_sessions(1);
+    let (machine, other) = (Account::of_machine(MACHINE), Account::of_machine(MachineId::MAX));
+    begin_long_period(&mut bench);
+    let watch = Stopwatch::start();
+    for account in [machine, other] {
+        (0..REPORTS).for_each(|flow| bench.server.control.ring_reports().put(MACHINE, flow, 64));
+        let work = bench.server.begin_work();
+        bench.server.hear_of_rings();
+        bench.server.charge_work(account, work);
+    }
+    let all = watch.elapsed();
+    let [used, of_other] = [machine, other].map(|account| bench.server.shares.used_for_test(account));
+    assert!(used + of_other <= all, "{used:?} and {of_other:?} of {all:?}");
+    // Work that takes reports alone costs a bystander nothing.
+    bench.server.shares = Shares::new(Instant::now() + Duration::from_secs(3600));
+    let work = bench.server.begin_work();
+    bench.server.rings_time += Duration::from_secs(3600);
+    bench.server.charge_work(other, work);
+    assert!(bench.server.shares.used_for_test(other).is_zero());
 }
 
 #[test]
