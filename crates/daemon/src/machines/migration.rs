@@ -250,20 +250,25 @@ impl Work {
     }
 
     /// Fails if QEMU has migrated a machine, migrates it, or may do so: windows that it got now would be missing at its destination. Only a
-    /// migratable machine may do so while its monitor does not answer.
-    pub(super) fn check_stays(new: &NewMachine) -> Result<(), AddFailure> {
+    /// migratable machine may do so while its monitor does not answer. A machine that has windows of the last broker (`has_windows`) keeps them
+    /// until its monitor says which they are.
+    pub(super) fn check_stays(new: &NewMachine, has_windows: bool) -> Result<(), AddFailure> {
         let NewMachine { name, monitor, layout, .. } = new;
+        let held = |why| AddFailure { why, is_held: true };
         match Machine::connect(monitor) {
             Ok(mut there) => {
-                if there.has_migrated_away().map_err(|e| e.to_string())? {
+                if there.has_migrated_away().map_err(|e| held(e.to_string()))? {
                     return Err(format!("{name} has left this QEMU: its migration has succeeded").into());
                 }
-                Ok(still_migrates(name, &mut there)?)
+                // The migration may fail.
+                still_migrates(name, &mut there).map_err(held)
             }
             // A machine that does not run has no windows to get.
             Err(error) if is_absent(&error) => Ok(()),
-            Err(_) if *layout == WindowLayout::Usual => Ok(()),
-            Err(error) => Err(AddFailure { why: format!("QEMU may be migrating {name}: {error}"), is_held: true }),
+            Err(_) if *layout == WindowLayout::Usual && !has_windows => Ok(()),
+            Err(error) => {
+                Err(held(format!("QEMU may be migrating {name}, or have windows of the last broker: {error}")))
+            }
         }
     }
 

@@ -243,7 +243,7 @@ impl Work {
         }
     }
 
-    /// Attends to a machine of the operator's file. If it may be leaving because another program holds its monitor, it is tried again later.
+    /// Attends to a machine of the operator's file. If it may be leaving, it is tried again later.
     fn attend_entry(&mut self, entry: MachineEntry) {
         let MachineEntry { name, monitor, port, room, migratable } = entry.clone();
         let layout = layout(migratable);
@@ -370,7 +370,8 @@ impl Work {
             // Before memory is allocated that has no place in the machine.
             can_take(&new.monitor, &new.socket, new.room, new.layout)?;
         } else {
-            Self::check_stays(&new)?;
+            let has_windows = !self.state.windows_left(new.name.as_str()).is_empty();
+            Self::check_stays(&new, has_windows)?;
         }
         let machine = self.number()?;
         let (name, monitor, port) = (new.name.clone(), new.monitor.clone(), new.socket.clone());
@@ -584,7 +585,7 @@ struct NewMachine {
 #[derive(Debug)]
 struct AddFailure {
     why: String,
-    /// Another program holds its monitor, so it may be leaving. It can be tried again.
+    /// It may be leaving, because it is being migrated or another program holds its monitor. It can be tried again.
     is_held: bool,
 }
 

@@ -61,7 +61,7 @@ impl Windows {
         let own: u64 = self.lacking(machine).iter().filter_map(|(_, file)| file.upgrade()).map(|f| lacks(&f)).sum();
         let all: u64 = self.files.values().map(lacks).sum();
         match memory::available() {
-            Some(has) if has < all.saturating_add(memory::SPARE) => Err(format!(
+            Some(has) if all > 0 && has < all.saturating_add(memory::SPARE) => Err(format!(
                 "its windows take {} MiB, and this host has {} MiB of memory to spare{}; attach it with a smaller --window",
                 own >> 20,
                 has.saturating_sub(memory::SPARE) >> 20,

@@ -40,6 +40,7 @@ struct QemuState {
     /// The devices that it was told to remove.
     removed: Vec<String>,
     refuses_devices: bool,
+    migrates: bool,
     /// Called before a device is added.
     before_device: Option<Box<dyn FnMut() + Send>>,
 }
@@ -100,6 +101,7 @@ impl QemuState {
         let name = arguments["id"].as_str().unwrap_or_default().to_owned();
         let result = match command {
             "query-status" => json!({ "status": "running" }),
+            "query-migrate" if self.migrates => json!({ "status": "active" }),
             "query-chardev" => json!([{ "label": "p", "filename": format!("unix:{},server=on", self.port) }]),
             "query-memory-devices" => json!(self.devices),
             "qom-list" => json!([]),
@@ -328,6 +330,36 @@ fn usual_entry_of_held_monitor_is_attached_at_once() {
     let mut work = work(&ServerControl::new().unwrap(), &folder.path().join("broker"));
     let _held = hold(&path(&folder, "a.monitor"));
     work.attend_entry(MachineEntry { migratable: false, ..entry(&folder) });
+    assert_eq!((work.machines.len(), work.tasks.take_later().len()), (1, 0));
+}
+
+#[test]
+fn usual_entry_with_windows_waits_for_held_monitor() {
+    let folder = tempfile::tempdir().unwrap();
+    let qemu = FakeQemu::start(&folder);
+    let had = ids(&attach_whole(&folder));
+    let mut next = work(&ServerControl::new().unwrap(), &folder.path().join("broker"));
+    let held = hold(&path(&folder, "a.monitor"));
+    next.attend_entry(MachineEntry { migratable: false, ..entry(&folder) });
+    assert!(next.machines.is_empty(), "its windows are not known yet");
+    let Some(Task::Entry(entry)) = next.tasks.take_later().pop() else { panic!("it is not tried again") };
+    drop(held);
+    qemu.added();
+    next.attend_entry(entry);
+    assert_eq!((ids(&next), qemu.added()), (had, 0));
+}
+
+#[test]
+fn entry_of_migrating_machine_is_attached_if_migration_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let qemu = FakeQemu::start(&folder);
+    qemu.with(|has| has.migrates = true);
+    let mut work = work(&ServerControl::new().unwrap(), &folder.path().join("broker"));
+    work.attend_entry(entry(&folder));
+    assert!(work.machines.is_empty(), "it may be leaving");
+    let Some(Task::Entry(entry)) = work.tasks.take_later().pop() else { panic!("it is not tried again") };
+    qemu.with(|has| has.migrates = false);
+    work.attend_entry(entry);
     assert_eq!((work.machines.len(), work.tasks.take_later().len()), (1, 0));
 }
 
