@@ -27,6 +27,8 @@ use std::time::Duration;
 /// The longest that the call which has taken a step waits for the answer, once the socket is read. On machines with hardware virtualisation the answer
 /// comes within this time.
 const BRIEFLY: Duration = Duration::from_millis(1);
+/// An answer that was not taken for this many milliseconds gives its place to another step if no other place is free.
+const RARE: u64 = 5_000;
 /// An answer that was not taken for this many milliseconds is taken back: its connection is no more. A connection waits for 40 s at most.
 const UNTAKEN: u64 = 60_000;
 
@@ -93,15 +95,15 @@ impl Turn {
         self.read(answer, read).map(StepAnswer::Now)
     }
 
-    /// A place for another step. Without a free one, the answer that has waited longest is taken back: a connection that makes no call would keep its
-    /// place from all others.
+    /// A place for another step. Without a free one, the answer that has waited longest is taken back if its connection makes calls too rarely:
+    /// it would keep the place from all others.
     fn free_place(&self) -> Option<&'static AnswerPlace> {
         let is_free = |place: &&AnswerPlace| place.phase() == AnswerPhase::Free;
         if let Some(free) = self.state.late.iter().find(is_free) {
             return Some(free);
         }
-        let here = self.state.late.iter().filter(|place| place.phase() == AnswerPhase::Here);
-        let oldest = here.min_by_key(|place| place.since())?;
+        let is_rare = |place: &&AnswerPlace| place.phase() == AnswerPhase::Here && place.is_older_than(RARE);
+        let oldest = self.state.late.iter().filter(is_rare).min_by_key(|place| place.since())?;
         self.undo(oldest);
         Some(oldest)
     }

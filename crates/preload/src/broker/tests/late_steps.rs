@@ -337,6 +337,9 @@ fn oldest_untaken_answer_gives_its_place_to_another_step() {
     agent.release();
     steps.iter().for_each(|step| soon(step.step()));
     agent.hold();
+    let put_off = confirm(clients[STEPS].as_raw_fd(), 7, &AtomicU64::new(0));
+    assert_eq!(put_off.unwrap_err(), Reason::BrokerAbsent, "their connections may take them soon");
+    Turn::take(Urgency::Long).unwrap().age_late(Duration::from_secs(6));
     let further = Step::offer(&clients[STEPS]);
     let voided = steps.iter().filter(|step| step.bell().unwrap().is_err()).count();
     assert_eq!(voided, 1);
