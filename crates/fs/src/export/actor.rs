@@ -133,6 +133,7 @@ pub(crate) fn act_as(actor: &Actor) -> Result<(), Errno> {
             *current = ThreadActor::Known(Actor::Server);
             return Ok(());
         }
+        let is_fresh = *current == ThreadActor::Fresh;
         // From here on until all ids are changed.
         *current = ThreadActor::Unknown;
         let own = [];
@@ -143,7 +144,14 @@ pub(crate) fn act_as(actor: &Actor) -> Result<(), Errno> {
         // As the server first, which may change its groups.
         nix::unistd::setfsuid(nix::unistd::Uid::from_raw(0));
         let groups: Vec<Gid> = groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
-        rustix::thread::set_thread_groups(&groups)?;
+        match rustix::thread::set_thread_groups(&groups) {
+            // A server without that right, as in some containers, has no thread with other ids or groups.
+            Err(Errno::PERM) if is_fresh && *actor == Actor::Server => {
+                *current = ThreadActor::Known(Actor::Server);
+                return Ok(());
+            }
+            changed => changed?,
+        }
         nix::unistd::setfsgid(nix::unistd::Gid::from_raw(gid));
         nix::unistd::setfsuid(nix::unistd::Uid::from_raw(uid));
         // Neither call reports a failure; a second one returns the id that is in force.

@@ -86,7 +86,8 @@ impl HeldDisk {
 impl Drop for HeldDisk {
     fn drop(&mut self) {
         self.release();
-        let _ = rustix::mount::unmount(self.folder.path(), UnmountFlags::DETACH);
+        // By force, so that files that this process still has open are closed without an answer at its end.
+        let _ = rustix::mount::unmount(self.folder.path(), UnmountFlags::DETACH | UnmountFlags::FORCE);
     }
 }
 
