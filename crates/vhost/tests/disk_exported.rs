@@ -201,7 +201,7 @@ fn smaller_disk_of_a_returned_exporter_is_not_used() {
 fn disk_smaller_than_after_its_resize_is_not_used() {
     let setting = Setting::new(MIB);
     let export = setting.export();
-    let disk = setting.import("user", Duration::from_millis(300)).unwrap();
+    let disk = setting.import("user", Duration::from_secs(2)).unwrap();
     let mut driver = disk.driver();
     let resize = |size| std::fs::File::options().write(true).open(setting.image()).unwrap().set_len(size).unwrap();
     resize(2 * MIB);

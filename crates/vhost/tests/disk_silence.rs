@@ -112,7 +112,7 @@ fn read_together(driver: &mut DiskDriver) -> Vec<u8> {
 fn sessions_of_silence(has_written: bool) -> u64 {
     let setting = Setting::new(MIB);
     let exporter = PlayedExporter::start(&setting);
-    let disk = import(&setting, Duration::from_secs(1));
+    let disk = import(&setting, Duration::from_secs(3));
     let mut driver = disk.driver();
     if has_written {
         assert_eq!(driver.run(OUT, 0, &noise(1, 512), 0).unwrap().0, OK);
@@ -145,11 +145,11 @@ fn reads_behind_kept_changes_without_answer_fail_together() {
 fn exporter_that_ends_each_session_is_asked_now_and_then() {
     let setting = Setting::new(MIB);
     let exporter = PlayedExporter::start(&setting);
-    let disk = import(&setting, Duration::from_millis(500));
+    let disk = import(&setting, Duration::from_secs(1));
     let mut driver = disk.driver();
     exporter.turn(Manner::Ended);
     assert_eq!(read_together(&mut driver), [IOERR; READS as usize]);
-    // One begins each 50 ms at most. The requests have one time of half a second for all of them.
+    // One begins each 50 ms at most. The requests have one second for all of them.
     let sessions = exporter.sessions();
     assert!(sessions <= 30, "{sessions} sessions for {READS} reads");
     exporter.turn(Manner::Takes(Duration::ZERO));
