@@ -21,6 +21,7 @@
 
 mod accept;
 mod allowance;
+mod charge;
 mod containers;
 mod descriptor;
 mod home;
@@ -51,7 +52,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use partywall_protocol::directory::{DirectoryChange, Transport};
-use partywall_protocol::wire::{self, MachineId, Origin, Side, User};
+use partywall_protocol::wire::{self, MachineId, Origin, Side};
 use partywall_region::directory::OwnDirectory;
 use partywall_region::inspect::receivers::coarse_now;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -380,32 +381,6 @@ impl Server {
         !self.shares.is_used_up(account) && !self.readers.is_clogged_by(Some(account))
     }
 
-    /// Charges work to a user. A user that has used up a share is not served for a while (protocol C16).
-    fn charge(&mut self, account: Account, time: Duration) {
-        if self.shares.charge(account, time) {
-            self.leave_alone(account);
-        }
-    }
-
-    /// Begins to measure work that one user pays for.
-    fn begin_work(&self) -> ChargedWork {
-        ChargedWork { watch: Stopwatch::start(), rings_time: self.rings_time }
-    }
-
-    /// Charges work to a user, except for reports of rings that were taken meanwhile: the machines that sent those have paid for them.
-    fn charge_work(&mut self, account: Account, work: ChargedWork) {
-        let paid = self.rings_time.saturating_sub(work.rings_time);
-        self.charge(account, work.watch.elapsed().saturating_sub(paid));
-    }
-
-    /// Leaves what a user sends where it is, until [`hear_all_users`](Self::hear_all_users).
-    fn leave_alone(&mut self, account: Account) {
-        match account.user {
-            User::Host(_) => self.readers.leave_alone(account),
-            User::Machine(machine) => self.machine_turns.leave_alone(self.epoll.as_fd(), machine),
-        }
-    }
-
     /// A new period has begun: users who had used up their shares are served again.
     fn hear_all_users(&mut self) {
         self.readers.listen_to_all();
@@ -670,14 +645,6 @@ impl Server {
 /// The sockets at which clients arrive.
 fn listeners<'a>(socket: &'a ServedSocket, containers: Option<&'a ContainerSocket>) -> Listeners<'a> {
     [(Door::Host, Some(socket.as_fd())), (Door::Containers, containers.map(AsFd::as_fd))]
-}
-
-/// Work of the event loop that one user pays for, from its beginning on.
-#[derive(Debug)]
-struct ChargedWork {
-    watch: Stopwatch,
-    /// The time of all reports of rings before it.
-    rings_time: Duration,
 }
 
 /// A session's socket. The broker sends by it, and is never the last to close it if a stranger made the other end.

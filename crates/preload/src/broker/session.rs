@@ -509,7 +509,7 @@ fn leave(fd: c_int) {
     }
 }
 
-/// Whether nothing has come over a session: no answer is due, so that anything is the end of it, or the broker's goodbye.
+/// Whether nothing has come over a session: no late answer, no end, and no goodbye of the broker.
 pub(super) fn is_quiet(session: BorrowedFd<'_>) -> bool {
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     matches!(rustix::net::recv(session, &mut [0u8; 1], flags), Err(Errno::AGAIN | Errno::INTR))

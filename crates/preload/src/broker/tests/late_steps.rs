@@ -164,6 +164,15 @@ impl Step {
     }
 }
 
+/// An agent that keeps the answer to an offer back.
+fn offer_without_answer() -> (TestAgent, (TcpListener, TcpStream, TcpStream), Step) {
+    let agent = TestAgent::start();
+    let sockets = connection();
+    agent.hold();
+    let offered = Step::offer(&sockets.1);
+    (agent, sockets, offered)
+}
+
 /// Waits for the answer.
 fn soon(step: LateStep) {
     let deadline = std::time::Instant::now() + Duration::from_secs(100);
@@ -265,10 +274,7 @@ fn offer_given_up_before_its_answer_is_taken_back() {
 #[test]
 fn session_that_ends_before_an_answer_ends_its_step() {
     let Some(_alone) = alone!() else { return };
-    let agent = TestAgent::start();
-    let (_listener, client, _server) = connection();
-    agent.hold();
-    let offered = Step::offer(&client);
+    let (agent, _sockets, offered) = offer_without_answer();
     agent.end();
     soon(offered.step());
     assert_eq!(offered.bell().unwrap().unwrap_err(), Reason::NotTaken);
@@ -277,10 +283,7 @@ fn session_that_ends_before_an_answer_ends_its_step() {
 #[test]
 fn answer_that_is_owed_too_long_ends_the_session() {
     let Some(_alone) = alone!() else { return };
-    let agent = TestAgent::start();
-    let (_listener, client, _server) = connection();
-    agent.hold();
-    let offered = Step::offer(&client);
+    let (_agent, _sockets, offered) = offer_without_answer();
     data_calls();
     assert!(!is_answered(offered.step()));
     Turn::take(Urgency::Long).unwrap().age_late(Duration::from_secs(11));
@@ -351,10 +354,7 @@ fn oldest_untaken_answer_gives_its_place_to_another_step() {
 #[test]
 fn answer_that_came_while_no_call_looked_is_not_late() {
     let Some(_alone) = alone!() else { return };
-    let agent = TestAgent::start();
-    let (listener, client, _server) = connection();
-    agent.hold();
-    let offered = Step::offer(&client);
+    let (agent, (listener, _client, _server), offered) = offer_without_answer();
     agent.release();
     let session = state::peek().unwrap().session.load(Ordering::Relaxed);
     let deadline = std::time::Instant::now() + Duration::from_secs(100);
@@ -373,10 +373,7 @@ fn answer_that_came_while_no_call_looked_is_not_late() {
 #[test]
 fn late_answer_to_another_request_ends_the_session() {
     let Some(_alone) = alone!() else { return };
-    let agent = TestAgent::start();
-    let (_listener, client, _server) = connection();
-    agent.hold();
-    let offered = Step::offer(&client);
+    let (agent, _sockets, offered) = offer_without_answer();
     agent.answer_falsely(&Message::Done {});
     soon(offered.step());
     assert_eq!(offered.bell().unwrap().unwrap_err(), Reason::NotTaken);
@@ -386,10 +383,7 @@ fn late_answer_to_another_request_ends_the_session() {
 #[test]
 fn forked_child_does_not_take_its_parents_answer() {
     let Some(_alone) = alone!() else { return };
-    let agent = TestAgent::start();
-    let (_listener, client, _server) = connection();
-    agent.hold();
-    let offered = Step::offer(&client);
+    let (agent, _sockets, offered) = offer_without_answer();
     let child = fork(|| {
         crate::process::became_child();
         after_fork();
