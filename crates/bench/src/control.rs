@@ -6,9 +6,13 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    },
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -54,9 +58,9 @@ impl TaskSocket {
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let got = loop {
             match recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 // A peer killed with our packets unread shows as a reset.
-                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+                Err(Errno::CONNRESET) => return Ok(None),
                 other => break other.during("receiving a control message")?,
             }
         };
@@ -122,14 +126,23 @@ impl Beat {
         // A packet comes whole; what comes over a serial port may not.
         while got < number.len() {
             match rustix::io::read(&self.wire, &mut number[got..]) {
-                Err(rustix::io::Errno::INTR) => {}
-                Ok(0) | Err(rustix::io::Errno::CONNRESET) => {
+                Err(Errno::INTR) => {}
+                Ok(0) | Err(Errno::CONNRESET) => {
                     return Err(BenchError::Transport("the other measuring process has gone".into()));
                 }
                 other => got += other.during("waiting for the other process")?,
             }
         }
         Ok(u64::from_ne_bytes(number))
+    }
+
+    /// Whether the other side has told a number that is not heard yet, or has gone. Does not wait.
+    pub(crate) fn has_spoken(&self) -> Result<bool> {
+        let mut wires = [PollFd::new(&self.wire, PollFlags::IN)];
+        match poll(&mut wires, Some(&Timespec::default())) {
+            Err(Errno::INTR) => Ok(false),
+            other => Ok(other.during("looking whether the other process has spoken")? > 0),
+        }
     }
 
     /// Waits for a reading of the other side's clock, and gives what this side's showed then.

@@ -34,6 +34,8 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 const WARM_UP: usize = 5;
 /// How many times as long as planned a measurement may take to get as many answers as planned.
 const LONGEST: u32 = 8;
+/// Hostile sessions that send nothing for longer are not what is to be measured.
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
 /// The user that hostile sessions are of, if it is not the bench's own.
 pub(crate) fn other_user() -> Option<u32> {
@@ -54,8 +56,8 @@ pub(crate) fn run(task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
             let mut ask = honest(task, question)?;
             // From here on all hostile sessions are open.
             beat.meet()?;
-            let figures = time(&mut ask, least, measured)?;
-            beat.tell(0)?;
+            let figures = time(&mut ask, beat, least, measured)?;
+            beat.meet()?;
             Ok(figures)
         }
         MeasuringSide::Passive => match beside {
@@ -69,7 +71,7 @@ pub(crate) fn run(task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
 /// Does nothing until the other side has measured.
 fn wait(beat: &Beat) -> Result<Figures> {
     beat.meet()?;
-    beat.hear()?;
+    beat.meet()?;
     Ok(Figures::new())
 }
 
@@ -91,13 +93,16 @@ fn keep_busy(beat: &Beat) -> Result<Figures> {
 }
 
 /// Asks over and over with a pause between, for this time and at least this often, unless that takes far too long: then there are fewer answers, and the
-/// percentiles of what there are say enough.
-fn time(ask: &mut dyn FnMut() -> Result<()>, least: u64, measured: Duration) -> Result<Figures> {
+/// percentiles of what there are say enough. It goes on until the passive side says that its load was there meanwhile.
+fn time(ask: &mut dyn FnMut() -> Result<()>, beat: &Beat, least: u64, measured: Duration) -> Result<Figures> {
     for _ in 0..WARM_UP {
         ask()?;
     }
     let mut turns = TurnTimes::start()?;
-    while turns.elapsed() < measured || (turns.count() < least && turns.elapsed() < measured * LONGEST) {
+    while turns.elapsed() < measured
+        || (turns.count() < least && turns.elapsed() < measured * LONGEST)
+        || !beat.has_spoken()?
+    {
         thread::sleep(PAUSE);
         turns.skip();
         ask()?;
@@ -159,7 +164,11 @@ fn flood(task: &MeasuringTask, beat: &Beat, hostile: u64) -> Result<Figures> {
         if !flooding.is_finished() {
             beat.meet()?;
             let (begin, before) = (Instant::now(), flood.sent());
-            beat.hear()?;
+            // The broker may let the hostile user wait for a share that the flood has used before: a short measurement could end meanwhile.
+            while flood.sent() == before && !flooding.is_finished() && begin.elapsed() < LONGEST_SILENCE {
+                thread::sleep(Duration::from_millis(1));
+            }
+            beat.meet()?;
             rate = (flood.sent() - before) as f64 / begin.elapsed().as_secs_f64();
         }
         drop(end);
