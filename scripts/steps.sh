@@ -2,8 +2,8 @@
 # Runs steps one after another, and prints at the end how many passed. Sourced by check.sh and test.sh.
 #
 #   step "name" command ...     runs the command and shows its output; continues even if it fails
-#   beside "name" command ...   starts the command, to run beside the steps that follow, until `settle`; one at a time
-#   settle                      waits for that command, and shows its output; its time is until it last said something
+#   beside "name" command ...   starts the command, to run beside the steps that follow, until `settle`
+#   settle                      waits for all such commands, and shows the output of each; a command's time is until it last said something
 #   summary                     what each failed step said, what steps and their tests have left out, the steps, and the last line,
 #                               `N passed, N failed`; fails if any step did
 #
@@ -25,12 +25,14 @@ steps_said=$(mktemp)
 steps_left_out=$(mktemp)
 steps_times=$(mktemp)
 steps_child=
-beside_log=$(mktemp)
-beside_times=$(mktemp)
-beside_child=
-trap 'rm -f "$steps_log" "$steps_times" "$steps_said" "$steps_left_out" "$beside_log" "$beside_times"' EXIT
+# Of each command that runs beside, at the same place: its process, name, time of start, and the folder of its output and times.
+beside_children=()
+beside_names=()
+beside_began=()
+beside_folders=()
+trap 'rm -rf "$steps_log" "$steps_times" "$steps_said" "$steps_left_out" "${beside_folders[@]}"' EXIT
 # `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
-trap 'for child in $steps_child $beside_child; do kill -TERM "$child" 2> /dev/null; done; exit 130' INT TERM
+trap 'for child in $steps_child "${beside_children[@]}"; do kill -TERM "$child" 2> /dev/null; done; exit 130' INT TERM
 
 # Runs a command, and writes the time that its processes were on processors to a file. In the background only: it takes the shell's place, so that
 # `$!` is the process that passes signals on.
@@ -59,23 +61,33 @@ step() {
 }
 
 beside() {
-    beside_name=$1
-    beside_began=$(date +%s)
+    local name=$1 folder
+    folder=$(mktemp -d)
     shift
-    printf '\n== %s: beside what follows\n' "$beside_name"
-    : > "$beside_log"
-    : > "$beside_times"
-    timed "$beside_times" "$@" < /dev/null >> "$beside_log" 2>&1 &
-    beside_child=$!
+    printf '\n== %s: beside what follows\n' "$name"
+    : > "$folder/times"
+    timed "$folder/times" "$@" < /dev/null > "$folder/log" 2>&1 &
+    beside_children+=($!)
+    beside_names+=("$name")
+    beside_began+=("$(date +%s)")
+    beside_folders+=("$folder")
 }
 
 settle() {
-    local rc=0
-    wait "$beside_child" || rc=$?
-    beside_child=
-    printf '\n== %s\n' "$beside_name"
-    cat "$beside_log"
-    step_ended "$beside_name" "$rc" $(($(stat --format=%Y "$beside_log") - beside_began)) "$(used "$beside_times")" "$beside_log"
+    local at rc log
+    for at in "${!beside_children[@]}"; do
+        rc=0
+        log=${beside_folders[at]}/log
+        wait "${beside_children[at]}" || rc=$?
+        printf '\n== %s\n' "${beside_names[at]}"
+        cat "$log"
+        step_ended "${beside_names[at]}" "$rc" $(($(stat --format=%Y "$log") - beside_began[at])) "$(used "${beside_folders[at]}/times")" "$log"
+        rm -r "${beside_folders[at]}"
+    done
+    beside_children=()
+    beside_names=()
+    beside_began=()
+    beside_folders=()
 }
 
 # Counts a step with this name, status, time, time on processors and output.
