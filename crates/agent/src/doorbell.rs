@@ -8,7 +8,7 @@
 //! An event that a process has had is never another's: it could take what is meant for that one.
 #![expect(
     unsafe_code,
-    reason = "a request to vfio that its library has no function for, and descriptors that it does not part with safely"
+    reason = "requests to vfio that its library has no function for, and descriptors that it does not part with safely"
 )]
 
 use std::collections::BTreeSet;
@@ -22,8 +22,9 @@ use partywall_protocol::doorbell;
 use partywall_region::bar::{self, BarDevice};
 use partywall_region::relay::GuestDoorbells;
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_DEVICE_IOEVENTFD_32, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR2_REGION_INDEX,
-    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, vfio_device_ioeventfd,
+    VFIO_BASE, VFIO_DEVICE_IOEVENTFD_32, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD,
+    VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR2_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+    VFIO_TYPE, vfio_device_ioeventfd,
 };
 use vfio_ioctls::{VfioContainer, VfioDevice};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -92,14 +93,28 @@ impl Doorbell {
         command[0] |= MEMORY_AND_MASTER;
         device.region_write(VFIO_PCI_CONFIG_REGION_INDEX, &command, COMMAND);
         let events = (0..count).map(|_| event()).collect::<io::Result<Vec<_>>>()?;
-        let this = Self { device, uses: vec![Use::Fresh; events.len()], events, rung: BTreeSet::new() };
-        this.listen()?;
-        Ok(this)
+        device.enable_msix(events.iter().collect()).map_err(failed("have interrupts"))?;
+        Ok(Self { device, uses: vec![Use::Fresh; events.len()], events, rung: BTreeSet::new() })
     }
 
-    /// Each vector signals its event, as it is now.
-    fn listen(&self) -> io::Result<()> {
-        self.device.enable_msix(self.events.iter().collect()).map_err(failed("have interrupts"))
+    /// Makes a new event for a vector whose link is no more. The kernel takes an interrupt apart and makes it again for that, up to 1 ms in an
+    /// emulated machine. So this is done for one vector at a time: the agent's links and frames wait meanwhile.
+    fn renew(&mut self, vector: usize) -> io::Result<()> {
+        let event = event()?;
+        let request = OneInterrupt {
+            argsz: size_of::<OneInterrupt>() as u32,
+            flags: VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER,
+            index: VFIO_PCI_MSIX_IRQ_INDEX,
+            start: u32::try_from(vector).unwrap_or(u32::MAX),
+            count: 1,
+            event: event.as_raw_fd(),
+        };
+        // SAFETY: `VFIO_DEVICE_SET_IRQS` reads one such structure, of the size that is in it, and keeps no pointer to it.
+        if unsafe { ioctl_with_ref(&self.device, VFIO_DEVICE_SET_IRQS(), &request) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.events[vector] = event;
+        Ok(())
     }
 
     /// Has the kernel ring a peer whenever this event is signalled; no more if the descriptor is -1.
@@ -118,24 +133,22 @@ impl Doorbell {
             _ => Err(io::Error::last_os_error()),
         }
     }
-
-    /// Makes new events for vectors that no link uses any more.
-    fn renew(&mut self) -> io::Result<()> {
-        for (event_of, used) in self.events.iter_mut().zip(&mut self.uses).filter(|(_, used)| **used == Use::Over) {
-            *event_of = event()?;
-            *used = Use::Fresh;
-        }
-        self.listen()
-    }
 }
 
 impl GuestDoorbells for Doorbell {
     fn take(&mut self) -> Option<(u32, OwnedFd)> {
-        let fresh = |uses: &[Use]| uses.iter().position(|used| *used == Use::Fresh);
-        if fresh(&self.uses).is_none() && self.uses.contains(&Use::Over) {
-            self.renew().ok()?;
-        }
-        let vector = fresh(&self.uses)?;
+        let first = |state: Use| self.uses.iter().position(|used| *used == state);
+        let vector = match first(Use::Fresh) {
+            Some(fresh) => fresh,
+            None => {
+                let over = first(Use::Over)?;
+                if let Err(error) = self.renew(over) {
+                    tracing::debug!(%error, "a vector cannot signal another event; the link is rung by the port");
+                    return None;
+                }
+                over
+            }
+        };
         let event = self.events[vector].try_clone().ok()?;
         self.uses[vector] = Use::Taken;
         Some((u32::try_from(vector).ok()?, owned(event)))
@@ -169,6 +182,18 @@ impl GuestDoorbells for Doorbell {
     }
 }
 
+/// The kernel's `vfio_irq_set` with one descriptor, which its library makes for all vectors of a device only.
+#[repr(C)]
+struct OneInterrupt {
+    argsz: u32,
+    flags: u32,
+    index: u32,
+    start: u32,
+    count: u32,
+    event: RawFd,
+}
+
+ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
 ioctl_io_nr!(VFIO_DEVICE_IOEVENTFD, VFIO_TYPE.into(), VFIO_BASE + 16);
 
 /// The word that rings a peer: its first event, of those that the device was given.
