@@ -94,7 +94,7 @@ pub(super) fn offer(conn: &'static Conn, fd: c_int) {
         conn.ring_path.set_stage(ConnStage::Candidate);
         return;
     }
-    match make_offer(conn, fd) {
+    match paced(conn, || make_offer(conn, fd)) {
         Ok(()) => {
             conn.ring_path.because(Reason::NotTaken);
             conn.set_stage(ConnStage::Offered);
@@ -145,7 +145,7 @@ fn begin_handshake(
     signals.hold();
     let region = reserve_region(conn)?;
     let words = HandshakeWords { number: &local.channel, late: &local.late };
-    match paced(conn, || show(region.geometry(), region.as_fd(), words))? {
+    match show(region.geometry(), region.as_fd(), words)? {
         StepAnswer::Later => {
             local.suspend_region(region);
             conn.ring_path.shown.store(ASKED, Ordering::Relaxed);
@@ -166,20 +166,20 @@ fn may_begin(conn: &Conn, fd: c_int) -> bool {
     PACE.may_begin(sys::coarse_now) || is_near()
 }
 
-/// Takes a step of a handshake. If the broker is on another machine, it counts for the [`PACE`]. So does one that is refused: the refusal
-/// may come before the broker says where the other end is.
-fn paced<T>(conn: &Conn, step: impl FnOnce() -> Result<StepAnswer<T>, Reason>) -> Result<StepAnswer<T>, Reason> {
+/// Takes a step of a handshake. If the other end is on another machine, or may be, it counts for the [`PACE`]. So does one that is refused: the
+/// refusal may come before the broker says where the other end is.
+fn paced(conn: &Conn, step: impl FnOnce() -> Result<(), Reason>) -> Result<(), Reason> {
     let begun = sys::now();
     let result = step();
-    let counts = match &result {
-        Ok(StepAnswer::Later) => true,
-        Ok(StepAnswer::Now(_)) => conn.has(flags::FAR),
-        Err(reason) => conn.has(flags::FAR) || *reason != Reason::BrokerAbsent,
-    };
-    if counts {
+    if may_be_far(conn) || result.is_err_and(|reason| reason != Reason::BrokerAbsent) {
         PACE.took(begun, sys::now());
     }
     result
+}
+
+/// Whether the other end of a handshake is on another machine, or is not known yet.
+fn may_be_far(conn: &Conn) -> bool {
+    conn.has(flags::FAR) || conn.ring_path.shown.load(Ordering::Relaxed) == ASKED
 }
 
 /// The broker has an offer or a take of ours. `make_region` makes our region of the memory that was shown, and returns this.
@@ -244,7 +244,7 @@ fn learn_peer(
             late.store(0, Ordering::Relaxed);
             peer.map(Some)
         }
-        None => match paced(conn, || show(late))? {
+        None => match show(late)? {
             StepAnswer::Now(peer) => Ok(Some(peer)),
             StepAnswer::Later => {
                 conn.moves.wait_for_answer(sys::coarse_millis());
@@ -319,6 +319,9 @@ fn look_at_bell(conn: &'static Conn, fd: c_int) {
     if process::is_visitor() {
         return;
     }
+    if may_be_far(conn) && !PACE.may_continue(sys::coarse_now) {
+        return;
+    }
     let _signals = BlockedSignals::during_step();
     let (Some(mut tx), Some(mut rx)) = (conn.tx.try_hold(), conn.rx.try_hold()) else { return };
     if !may_step(conn, fd, ConnStage::Offered) {
@@ -329,13 +332,13 @@ fn look_at_bell(conn: &'static Conn, fd: c_int) {
         conn.ring_path.set_stage(ConnStage::Offered);
         return;
     }
-    let result = match (conn.ring_path.shown.load(Ordering::Relaxed), conn.role()) {
+    let result = paced(conn, || match (conn.ring_path.shown.load(Ordering::Relaxed), conn.role()) {
         (GONE, _) => Err(Reason::NotTaken),
         (ASKED, _) => enter_late_handshake(conn),
         (CONFIRMED, _) => begin(conn, fd, &mut tx, &mut rx),
         (_, Role::Accepting) => finish(conn, fd, &mut tx, &mut rx),
         _ => confirm(conn, fd),
-    };
+    });
     let Err(reason) = result else { return };
     if reason == Reason::BrokerAbsent && broker::directory().is_some() {
         // Another thread speaks to it just now.
@@ -450,7 +453,7 @@ pub(super) fn look_for_offer(conn: &'static Conn, fd: c_int, generation: u64) {
     if is_guess {
         conn.moves.count_guess(now);
     }
-    match take(conn, fd) {
+    match paced(conn, || take(conn, fd)) {
         Ok(()) => {
             conn.ring_path.because(Reason::NotTaken);
             conn.set_stage(ConnStage::Offered);
