@@ -256,9 +256,7 @@ fn waiting_sync_of_a_mount_occupies_none_of_its_threads() {
 #[test]
 fn call_given_up_holds_its_connection_until_it_has_ended() {
     let Some(served) = SlowExport::by_library(true) else { return };
-    let mut options = RemoteOptions::default();
-    options.timeout = Duration::from_secs(6);
-    let remote = Remote::connect(served.address.clone(), options).unwrap();
+    let remote = served.connect();
     let (held, free) = (open(&remote, "held-0"), open(&remote, "free"));
     assert_eq!(read(&remote, held), Err(Errno::IO));
     // The only connection of calls so far still executes the read.

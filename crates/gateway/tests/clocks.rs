@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::traffic::{assert_in_order, busy_stream};
-use common::{Cluster, Host, OPEN, assert_echoes, connect, connect_again, echo, eventually};
+use common::{Cluster, Host, OPEN, assert_echoes, connect, connect_again, connect_known, echo, eventually};
 
 const DAY: i64 = 24 * 60 * 60;
 /// Longer than the lease of a host and the silence of another that are borne.
@@ -88,7 +88,8 @@ fn fresh_for(host: &Host) -> (Option<u64>, String) {
 
 #[test]
 fn wall_clocks_that_jump_disturb_only_certificates() {
-    // The clock of gamma is right all along: where its directory is not fresh either, the machine is too loaded.
+    // The clock of gamma is right all along: where its directory is not fresh either, the machine is too loaded. A loaded machine may also stop
+    // only one of the others, so each loss of freshness is tried again.
     let hosts = ["alpha", "beta", "gamma"].map(|name| (name, OPEN));
     let Some(mut cluster) = Cluster::start(&hosts) else { return };
     let (source, library) = (cluster.folder.path().join("clock.c"), cluster.folder.path().join("clock.so"));
@@ -108,26 +109,35 @@ fn wall_clocks_that_jump_disturb_only_certificates() {
         of_beta.set(beta);
     };
     for [from, to] in [[(0, 0), (DAY, -DAY)], [(DAY, -DAY), (-DAY, DAY)], [(-DAY, DAY), (0, 0)]] {
-        let stays_fresh = || {
+        let mut last_loss = String::new();
+        let mut stays_fresh = || {
             set(from);
             eventually("all directories are fresh", || cluster.hosts.iter().all(|host| fresh_for(host).0.is_some()));
             let before: Vec<_> = cluster.hosts.iter().map(|host| fresh_for(host).0.unwrap_or_default()).collect();
             set(to);
             thread::sleep(PATIENCE);
             busy.iter().for_each(|end| end.wait_for(1_000_000));
-            assert_echoes(web.connect("db:echo").unwrap());
+            assert_echoes(connect_known(&web, "db:echo"));
             let after: Vec<_> = cluster.hosts.iter().map(fresh_for).collect();
-            let lost = |n: usize| after[n].0 < Some(before[n] + PATIENCE.as_secs() - 1);
-            if lost(2) {
+            last_loss.clear();
+            for ((host, before), (fresh, list)) in cluster.hosts.iter().zip(before).zip(&after) {
+                if *fresh < Some(before + PATIENCE.as_secs() - 1) {
+                    last_loss += &format!("\n{}: {before} s, and then {list}", host.name);
+                }
+            }
+            if !last_loss.is_empty() {
                 return false;
             }
-            for (n, (_, list)) in after.iter().enumerate() {
-                assert!(!lost(n), "{}: {} s, and then {list}", cluster.hosts[n].name, before[n]);
-                assert!(list.contains("\"domains\":2"), "{}: {list}", cluster.hosts[n].name);
+            for (host, (_, list)) in cluster.hosts.iter().zip(&after) {
+                assert!(list.contains("\"domains\":2"), "{}: {list}", host.name);
             }
             true
         };
-        assert!((0..5).any(|_| stays_fresh()), "the machine is too loaded to test this");
+        let is_fresh = (0..5).any(|_| stays_fresh());
+        assert!(
+            is_fresh,
+            "each jump from {from:?} to {to:?} makes a directory stale, or the machine is too loaded:{last_loss}"
+        );
     }
     stop.store(true, Ordering::Relaxed);
     assert_in_order(busy);

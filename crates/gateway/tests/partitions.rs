@@ -11,7 +11,7 @@ use std::thread;
 
 use common::traffic::{Traffic, assert_in_order, busy_stream};
 use common::wires::{Node, Wires};
-use common::{Cluster, Host, assert_echoes, connect, connect_again, echo, eventually};
+use common::{Cluster, Host, assert_echoes, connect, connect_again, connect_known, echo, eventually};
 use partywall::{Error, Refusal};
 
 /// Both ends of a stream hear that the other is dead, and have the beginning of what was sent.
@@ -85,7 +85,7 @@ fn host_cut_off_from_etcd_goes_on_and_comes_back() {
     });
     let refused = web.connect("db:echo").unwrap_err();
     assert!(matches!(&refused, Error::Refused { code: Refusal::NoSuchDomain, .. }), "{refused}");
-    assert_echoes(db.connect("web:echo").unwrap());
+    assert_echoes(connect_known(&db, "web:echo"));
     busy.iter().for_each(|end| end.wait_for(1_000_000));
     // Both hosts take a name of meanwhile.
     let of_alpha = alpha.join("meanwhile");
@@ -171,7 +171,7 @@ fn etcd_is_killed(data: EtcdData) {
                 eventually("the directory is stale", || host.knows("\"fresh\":false"));
             }
             drop(ending);
-            assert_echoes(web.connect("db:echo").unwrap());
+            assert_echoes(connect_known(&web, "db:echo"));
             if data == EtcdData::Lost {
                 etcd.lose_data();
             }
@@ -179,7 +179,7 @@ fn etcd_is_killed(data: EtcdData) {
             for (host, client, target) in [(&hosts[0], &web, "db:echo"), (&hosts[1], &db, "web:echo")] {
                 eventually("the directory is fresh", || host.knows("\"fresh\":true"));
                 // The other host's name stays known, and is not free.
-                assert_echoes(client.connect(target).unwrap_or_else(|e| panic!("round {round}: {target}: {e}")));
+                assert_echoes(connect_known(client, target));
                 let name = target.split(':').next().unwrap();
                 let taken = host.try_join(name).unwrap_err();
                 assert!(matches!(taken, Error::Refused { code: Refusal::NameTaken, .. }), "round {round}: {taken}");

@@ -264,10 +264,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(!called.load(Ordering::Relaxed), "the watch was dropped before the hang-up");
-        let before = time_of_keeper();
+        let (start, before) = (Instant::now(), time_of_keeper());
         std::thread::sleep(Duration::from_millis(500));
-        // A keeper that loops would use most of that time. Other tests give it little to do.
-        assert!(time_of_keeper() - before < Duration::from_millis(100), "the keeper does not sleep");
+        let used = time_of_keeper() - before;
+        // A keeper that loops would use most of that time, which is longer on a loaded machine. Other tests give it little to do.
+        assert!(used < start.elapsed() / 5, "the keeper does not sleep: it has run for {used:?}");
         drop(copy);
     }
 }

@@ -227,7 +227,7 @@ fn region_that_finds_no_memory_is_attached_by_a_later_call() {
         let mut client = web.connect("db:sql").unwrap();
         let (mut server, _) = listener.accept().unwrap();
         server.write_all(b"hello").unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(5)));
+        client.set_read_timeout(Some(Duration::from_secs(60)));
 
         let before = getrlimit(Resource::As);
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();

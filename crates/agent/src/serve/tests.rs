@@ -7,16 +7,20 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, socket_with};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
+/// Longer is a hang.
+const HANG: Duration = Duration::from_secs(60);
+
 fn receive(from: &OwnedFd) -> (u32, Message) {
     let mut buf = [0; wire::MAX_PACKET];
     let mut fds = [PollFd::new(from, PollFlags::IN)];
-    poll(&mut fds, None).unwrap();
+    let limit = Timespec::try_from(HANG).unwrap();
+    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "no message comes");
     let received = packet::try_recv(from.as_fd(), &mut buf).unwrap();
     wire::decode(&buf[..received.len]).unwrap()
 }
 
 fn next(notices: &Notices) -> Notice {
-    notices.recv_timeout(Duration::from_secs(60)).unwrap()
+    notices.recv_timeout(HANG).unwrap()
 }
 
 #[test]
@@ -32,7 +36,9 @@ fn step_is_answered_once_its_socket_is_read() {
 
     let program = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     let address = SocketAddrUnix::new(&path).unwrap();
-    while rustix::net::connect(&program, &address).is_err() {
+    let deadline = Instant::now() + HANG;
+    while let Err(error) = rustix::net::connect(&program, &address) {
+        assert!(Instant::now() < deadline, "the agent does not listen: {error}");
         std::thread::sleep(Duration::from_millis(1));
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -87,10 +87,23 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 impl App {
     /// Asks once.
     pub(crate) fn drive(&self, site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
-        let words = (self.client)(&site.endpoint(), case, scale);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let (program, arguments) = words.split_first().ok_or(BenchError::Transport("no client".into()))?;
-        (self.figures)(case, &site.ask(program, arguments, PATIENCE)?)
+        let said = ask_until_measured((self.client)(&site.endpoint(), case, scale), |line| {
+            let words: Vec<&str> = line.iter().map(String::as_str).collect();
+            let (program, arguments) = words.split_first().ok_or(BenchError::Transport("no client".into()))?;
+            site.ask(program, arguments, PATIENCE)
+        })?;
+        (self.figures)(case, &said)
+    }
+}
+
+/// Runs a client by this line, and once more for longer each time it has measured nothing.
+pub(crate) fn ask_until_measured(mut line: Vec<String>, ask: impl Fn(&[String]) -> Result<String>) -> Result<String> {
+    loop {
+        let said = ask(&line)?;
+        match network::longer_run(&line, &said) {
+            Some(longer) => line = longer,
+            None => return Ok(said),
+        }
     }
 }
 

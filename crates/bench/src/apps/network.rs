@@ -57,6 +57,9 @@ pub(crate) fn iperf3_figures(words: &[String], report: &str) -> Result<Figures> 
     Ok(figures)
 }
 
+/// Seconds of the longest run of sockperf.
+const LONGEST_RUN: u32 = 8;
+
 pub(crate) const SOCKPERF: App = App {
     name: "sockperf",
     needs: &[("sockperf", "sockperf")],
@@ -100,6 +103,19 @@ fn sockperf_client(at: &AppAddress, case: &Case, scale: Scale) -> Vec<String> {
     line
 }
 
+/// The line of a longer run, if sockperf says that this run has measured nothing: the machine may stop both programs for all of a second.
+/// `None` also after the longest run.
+pub(super) fn longer_run(line: &[String], said: &str) -> Option<Vec<String>> {
+    if !["No messages were received", "No valid observations"].iter().any(|words| said.contains(words)) {
+        return None;
+    }
+    let length = line.iter().position(|word| word == "-t")? + 1;
+    let seconds = 2 * line.get(length)?.parse::<u32>().ok()?;
+    let mut longer = line.to_vec();
+    longer[length] = seconds.to_string();
+    (seconds <= LONGEST_RUN).then_some(longer)
+}
+
 fn sockperf_figures(_: &Case, report: &str) -> Result<Figures> {
     let figure = |word: &str| {
         after(report, word)
@@ -111,4 +127,20 @@ fn sockperf_figures(_: &Case, report: &str) -> Result<Figures> {
         (Metric::P99Ns, figure("percentile 99.000")?),
         (Metric::P999Ns, figure("percentile 99.900")?),
     ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockperf_without_messages_runs_longer_up_to_a_limit() {
+        let line = |seconds: &str| words(&["partywall", "run", "--", "sockperf", "pp", "-t", seconds, "--full-rtt"]);
+        let nothing = "sockperf: No messages were received from the server. Is the server down?";
+        assert_eq!(longer_run(&line("1"), nothing), Some(line("2")));
+        assert_eq!(longer_run(&line("4"), nothing), Some(line("8")));
+        assert_eq!(longer_run(&line("8"), nothing), None);
+        assert_eq!(longer_run(&line("1"), "---> percentile 50.000 =    5.123"), None);
+        assert_eq!(longer_run(&words(&["curl"]), nothing), None);
+    }
 }

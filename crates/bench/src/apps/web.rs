@@ -91,7 +91,8 @@ fn nginx_figures(case: &Case, report: &str) -> Result<Figures> {
 /// wrk with one page.
 fn wrk(at: &AppAddress, url: &str, connections: &str, keep: bool, scale: Scale) -> Vec<String> {
     let length = (seconds(scale) * at.times_longer(connections)).to_string();
-    let mut line = words(&["wrk", "-t", "1", "-c", connections, "-d", &length, "--latency"]);
+    // wrk counts an answer after its time-out as an error of the socket. By default that is 2 s, for which a loaded machine may stop a server.
+    let mut line = words(&["wrk", "-t", "1", "-c", connections, "-d", &length, "--latency", "--timeout", "60s"]);
     if !keep {
         line.extend(words(&["-H", "Connection: close"]));
     }

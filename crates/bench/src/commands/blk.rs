@@ -33,6 +33,8 @@ use crate::{
 
 /// How long the driver looks for completions before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
+/// The most runs of one measurement, if the processor time of each is less than the kernel counts.
+const TRIES: u32 = 20;
 /// How long a server may take to listen, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The file system that is in memory, `TMPFS_MAGIC` of Linux.
@@ -195,10 +197,26 @@ fn plans(scale: Scale, disk: DiskServing) -> Vec<BenchPlan> {
     plans
 }
 
-/// Processor time of a process so far. The exact sum lacks the threads that have ended; the one by ticks has them.
-fn spent(child: &GuardedChild, name: &str) -> Result<Duration> {
-    let exact = cpu::time_of(child.id()).ok_or_else(|| BenchError::transport(name, "it has ended"))?;
-    Ok(cpu::whole_time_of(child.id()).map_or(exact, |whole| whole.max(exact)))
+/// Processor time of a process so far, by both sums of the kernel.
+#[derive(Debug, Clone, Copy)]
+struct ServerTime {
+    /// Lacks the threads that have ended.
+    exact: Duration,
+    /// Counts ticks.
+    whole: Duration,
+}
+
+impl ServerTime {
+    fn now(child: &GuardedChild, name: &str) -> Result<Self> {
+        let exact = cpu::time_of(child.id()).ok_or_else(|| BenchError::transport(name, "it has ended"))?;
+        Ok(Self { exact, whole: cpu::whole_time_of(child.id()).unwrap_or_default() })
+    }
+
+    /// The time from this reading to a later one. Each sum is compared with itself: at this reading, the sum by ticks may be up to a tick ahead
+    /// of the exact one, so that the larger of both does not grow in a short run.
+    fn until(self, later: Self) -> Duration {
+        later.exact.saturating_sub(self.exact).max(later.whole.saturating_sub(self.whole))
+    }
 }
 
 fn measure(plan: &BenchPlan, disk: DiskServing, folder: &Path) -> Result<Figures> {
@@ -220,9 +238,20 @@ fn measure(plan: &BenchPlan, disk: DiskServing, folder: &Path) -> Result<Figures
     let failed = |e| BenchError::transport(&name, e);
     let mut generator = LoadGenerator::connect(&socket, disk.queues, bytes, depth).map_err(failed)?;
     generator.run(DiskLoad { measured: warm_up, ..load }).map_err(failed)?;
-    let before = spent(&child, &name)?;
-    let rate = generator.run(load).map_err(failed)?;
-    let cpu = spent(&child, &name)?.saturating_sub(before).as_secs_f64();
+    let mut run = || -> Result<_> {
+        let before = ServerTime::now(&child, &name)?;
+        let rate = generator.run(load).map_err(failed)?;
+        Ok((rate, before.until(ServerTime::now(&child, &name)?)))
+    };
+    let (mut rate, mut cpu) = run()?;
+    // After a few milliseconds, the kernel may not have added what the server has used to either sum.
+    for _ in 1..TRIES {
+        if !cpu.is_zero() {
+            break;
+        }
+        (rate, cpu) = run()?;
+    }
+    let cpu = cpu.as_secs_f64();
     drop(generator);
     child.terminate(PATIENCE);
     Ok(Figures::from([

@@ -396,6 +396,11 @@ pub(crate) fn connect(domain: &Domain, target: &str) -> Stream {
     })
 }
 
+/// Connects to a domain that the directory has all the time. Only a gateway that does not answer in time, as on a loaded machine, is asked again.
+pub(crate) fn connect_known(domain: &Domain, target: &str) -> Stream {
+    connect_unless(domain, target, |error| matches!(error, Error::Refused { code: Refusal::OutOfResources, .. }))
+}
+
 /// Connects as soon as the broker, the gateway and the domain are there again after a restart.
 pub(crate) fn connect_again(domain: &Domain, target: &str) -> Stream {
     connect_unless(domain, target, |_| true)

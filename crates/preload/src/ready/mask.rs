@@ -99,6 +99,7 @@ mod tests {
     use crate::calls::testing::{recv, send};
     use crate::conn::Pair;
     use partywall_shm::status::Reason;
+    use std::time::{Duration, Instant};
 
     /// The kernel's socket may be ready for room alone, as far as is known.
     fn room() -> AtomicU32 {
@@ -120,7 +121,9 @@ mod tests {
     }
 
     fn wait_for(p: &Pair, events: u32) {
+        let deadline = Instant::now() + Duration::from_secs(60);
         while sys::poll_now(p.b, events) & events != events {
+            assert!(Instant::now() < deadline, "the kernel never reports {events:#x}");
             std::thread::yield_now();
         }
     }

@@ -17,10 +17,8 @@ use vm_memory::{
 };
 use vmm_sys_util::epoll::Epoll;
 
-/// Longer is a hang.
+/// Longer is a hang. Frames that have not arrived after a silence of this length are lost: a loaded machine may stop the back end for seconds.
 const HANG: Duration = Duration::from_secs(20);
-/// A frame that has not arrived after this time is lost.
-const LOST: Duration = Duration::from_secs(3);
 /// The time after which a frame that makes a driver known is sent again.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Frames that one port sends or receives before the other port has its turn.
@@ -121,17 +119,15 @@ impl FrameGenerator {
 
 /// Sends frames until one arrives. The first ones may come too early for the back end.
 fn introduce(from: &mut LoadEnd<'_>, to: &mut LoadEnd<'_>, next: &mut u64) -> Result<(), VhostError> {
+    let mut arrivals = Arrivals { compared: 0, ..Arrivals::from(*next) };
     let begin = Instant::now();
-    for sent in 1_u32.. {
+    while begin.elapsed() <= HANG {
         from.collect();
         from.send(next, 1)?;
-        if to.wait(None, AGAIN, false)? {
-            // Earlier frames may follow.
-            while sent > 1 && to.wait(None, AGAIN, false)? {}
+        if to.wait(&mut arrivals, AGAIN, false)? {
+            // Frames that were sent after it may arrive late, and must not arrive among those of a later stretch.
+            while arrivals.next != *next && to.wait(&mut arrivals, HANG, false)? {}
             return Ok(());
-        }
-        if begin.elapsed() > HANG {
-            break;
         }
     }
     Err(failed("no frame passes from one port to the other"))
@@ -139,10 +135,13 @@ fn introduce(from: &mut LoadEnd<'_>, to: &mut LoadEnd<'_>, next: &mut u64) -> Re
 
 /// Sends one frame, and waits until it has arrived.
 fn cross(from: &mut LoadEnd<'_>, to: &mut LoadEnd<'_>, next: &mut u64, asleep: bool) -> Result<(), VhostError> {
-    let number = *next;
+    let mut arrivals = Arrivals { compared: 0, ..Arrivals::from(*next) };
     from.collect();
     from.send(next, 1)?;
-    if to.wait(Some(number), LOST, asleep)? { Ok(()) } else { Err(failed("a frame of a round trip is lost")) }
+    if !to.wait(&mut arrivals, HANG, asleep)? {
+        return Err(failed("a frame of a round trip is lost"));
+    }
+    if arrivals.lost == 0 { Ok(()) } else { Err(failed("a frame is lost, and a later one has arrived")) }
 }
 
 struct LoadPair<'d> {
@@ -172,8 +171,8 @@ impl LoadPair<'_> {
                 }
                 if arrivals.frames != frames_then {
                     (last, frames_then) = (now, arrivals.frames);
-                } else if now - last >= LOST {
-                    arrivals.give_up(*self.next);
+                } else if now - last >= HANG {
+                    self.give_up(&mut arrivals)?;
                     last = now;
                 }
             }
@@ -183,13 +182,23 @@ impl LoadPair<'_> {
             return Err(failed("no frame has arrived"));
         }
         last = Instant::now();
-        while arrivals.next != *self.next && last.elapsed() < LOST {
+        while arrivals.next != *self.next {
             if self.receiver.receive(&mut arrivals, BURST)? > 0 {
+                last = Instant::now();
+            } else if last.elapsed() >= HANG {
+                self.give_up(&mut arrivals)?;
                 last = Instant::now();
             }
         }
-        arrivals.give_up(*self.next);
         Ok(FrameRate { frames, lost: arrivals.lost, seconds })
+    }
+
+    /// Counts the frames that have not arrived as lost, unless some have arrived since the last look. This thread may have been stopped after it.
+    fn give_up(&mut self, arrivals: &mut Arrivals) -> Result<(), VhostError> {
+        if self.receiver.receive(arrivals, BURST)? == 0 {
+            arrivals.give_up(*self.next);
+        }
+        Ok(())
     }
 
     fn round_trips(&mut self, trips: RoundTrips) -> Result<Vec<u64>, VhostError> {
@@ -332,26 +341,24 @@ impl<'d> LoadEnd<'d> {
         Ok(count)
     }
 
-    /// Waits for a frame, of this number if one is given. `false` if it has not come by the limit.
-    fn wait(&mut self, number: Option<u64>, limit: Duration, asleep: bool) -> Result<bool, VhostError> {
-        let mut arrivals = Arrivals { compared: 0, ..Arrivals::from(number.unwrap_or(0)) };
+    /// Waits for a frame. `false` if none has come by the limit.
+    fn wait(&mut self, arrivals: &mut Arrivals, limit: Duration, asleep: bool) -> Result<bool, VhostError> {
         let begin = Instant::now();
-        for turn in 1_u32.. {
-            if self.receive(&mut arrivals, 1)? > 0 {
-                return if arrivals.lost == 0 || number.is_none() {
-                    Ok(true)
-                } else {
-                    Err(failed("a frame is lost, and a later one has arrived"))
-                };
+        let (mut turn, mut is_over) = (0_u32, false);
+        loop {
+            if self.receive(arrivals, 1)? > 0 {
+                return Ok(true);
+            }
+            // This thread may have been stopped before it read the clock, so the last look comes after that.
+            if is_over {
+                return Ok(false);
             }
             if asleep {
                 self.receive.ring.sleep(self.memory, self.called, limit)?;
             }
-            if (asleep || turn.is_multiple_of(TURNS)) && begin.elapsed() >= limit {
-                break;
-            }
+            turn = turn.wrapping_add(1);
+            is_over = (asleep || turn.is_multiple_of(TURNS)) && begin.elapsed() >= limit;
         }
-        Ok(false)
     }
 }
 

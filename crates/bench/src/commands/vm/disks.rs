@@ -189,10 +189,11 @@ impl DiskMachine {
 
 /// The line of fio.
 fn fio(device: &str, case: DiskCase, scale: Scale) -> Vec<String> {
-    let seconds = if scale == Scale::Smoke { 1 } else { 3 };
+    // A number of requests is done on any machine. In a second of a loaded one, there may be none.
+    let length = if scale == Scale::Smoke { "--number_ios=500" } else { "--time_based --runtime=3" };
     let line = format!(
         "fio --name=load --filename={device} --rw={} --bs={} --iodepth={} --ioengine=libaio --direct=1 --thread --norandommap --randseed=7 \
-         --time_based --runtime={seconds} --lat_percentiles=1 --clat_percentiles=0 --output-format=json",
+         {length} --lat_percentiles=1 --clat_percentiles=0 --output-format=json",
         case.direction, case.size, case.depth
     );
     line.split_whitespace().map(str::to_owned).collect()

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     affinity,
-    apps::{App, AppAddress, Case, accounts::Accounts, databases, network, site, web},
+    apps::{App, AppAddress, Case, accounts::Accounts, ask_until_measured, databases, network, site, web},
     args::Scale,
     bench::BenchPlan,
     error::{BenchError, Result},
@@ -192,7 +192,7 @@ impl<'a> MachineServers<'a> {
         let length = if scale == Scale::Smoke { scale } else { Scale::Full };
         let line = with_library(plan.key.mechanism, (it.app.client)(&at, &case, length));
         let accounts = Accounts::now(self.passive.pid());
-        let said = execute(self.active, &line, interrupt)?;
+        let said = ask_until_measured(line, |line| execute(self.active, line, interrupt))?;
         let mut accounts = accounts.since(affinity::allowed()?.len());
         accounts.retain(|metric, _| *metric == Metric::MachineCpuPercent);
         let mut figures = (it.app.figures)(&case, &said)?;
