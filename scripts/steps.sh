@@ -14,6 +14,8 @@
 export TARGET_DIR
 # A step that takes longer than this hangs. The longest takes 2,000 s on one machine, and machines differ by a factor of two.
 readonly STEP_LIMIT=${STEP_LIMIT:-2700}
+# Beside other steps, a command has what they leave of the processors.
+readonly BESIDE_LIMIT=$((2 * STEP_LIMIT))
 
 steps_passed=0
 steps_failed=0
@@ -32,12 +34,12 @@ beside_began=()
 beside_folders=()
 trap 'rm -rf "$steps_log" "$steps_times" "$steps_said" "$steps_left_out" "${beside_folders[@]}"' EXIT
 # `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
-trap 'for child in $steps_child "${beside_children[@]}"; do kill -TERM "$child" 2> /dev/null; done; exit 130' INT TERM
+trap 'for child in $steps_child "${beside_children[@]}"; do kill -TERM "$child" 2> /dev/null; done; wait; exit 130' INT TERM
 
-# Runs a command, and writes the time that its processes were on processors to a file. In the background only: it takes the shell's place, so that
+# Runs a command for this many seconds at most, and writes the time that its processes were on processors to a file. In the background only: it takes the shell's place, so that
 # `$!` is the process that passes signals on.
 timed() {
-    exec timeout --kill-after=10 "$STEP_LIMIT" bash -c 'rc=0; "${@:2}" || rc=$?; times > "$1"; exit "$rc"' bash "$@"
+    exec timeout --kill-after=10 "$1" bash -c 'rc=0; "${@:2}" || rc=$?; times > "$1"; exit "$rc"' bash "${@:2}"
 }
 
 # In seconds; 0 if the command did not end by itself.
@@ -52,7 +54,7 @@ step() {
     # Into a file that is shown as it grows, not into a pipe: a process that the step leaves behind would hold that open.
     : > "$steps_log"
     : > "$steps_times"
-    timed "$steps_times" "$@" < /dev/null >> "$steps_log" 2>&1 &
+    timed "$STEP_LIMIT" "$steps_times" "$@" < /dev/null >> "$steps_log" 2>&1 &
     steps_child=$!
     tail -n +1 -s 0.1 --pid="$steps_child" -f "$steps_log" || true
     wait "$steps_child" || rc=$?
@@ -66,7 +68,7 @@ beside() {
     shift
     printf '\n== %s: beside what follows\n' "$name"
     : > "$folder/times"
-    timed "$folder/times" "$@" < /dev/null > "$folder/log" 2>&1 &
+    timed "$BESIDE_LIMIT" "$folder/times" "$@" < /dev/null > "$folder/log" 2>&1 &
     beside_children+=($!)
     beside_names+=("$name")
     beside_began+=("$(date +%s)")
@@ -93,7 +95,7 @@ settle() {
 # Counts a step with this name, status, time, time on processors and output.
 step_ended() {
     local name=$1 rc=$2 took=$3 used=$4 log=$5 passed failed ignored verdict=ok
-    [ "$rc" -ne 124 ] || echo "step \`$name\` did not end within $STEP_LIMIT s" | tee -a "$log"
+    [ "$rc" -ne 124 ] || echo "step \`$name\` did not end in time ($STEP_LIMIT s; beside others $BESIDE_LIMIT s)" | tee -a "$log"
 
     read -r passed failed ignored < <(awk '
         /^test result:/ { p += $4; f += $6; i += $8 }

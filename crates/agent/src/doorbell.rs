@@ -137,18 +137,17 @@ impl Doorbell {
 
 impl GuestDoorbells for Doorbell {
     fn take(&mut self) -> Option<(u32, OwnedFd)> {
-        let first = |state: Use| self.uses.iter().position(|used| *used == state);
-        let vector = match first(Use::Fresh) {
-            Some(fresh) => fresh,
-            None => {
-                let over = first(Use::Over)?;
-                if let Err(error) = self.renew(over) {
-                    tracing::debug!(%error, "a vector cannot signal another event; the link is rung by the port");
-                    return None;
+        let fresh = self.uses.iter().position(|used| *used == Use::Fresh);
+        let vector = fresh.or_else(|| {
+            let over: Vec<usize> = (0..self.uses.len()).filter(|at| self.uses[*at] == Use::Over).collect();
+            over.into_iter().find(|vector| match self.renew(*vector) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::debug!(%error, vector, "a vector cannot signal another event");
+                    false
                 }
-                over
-            }
-        };
+            })
+        })?;
         let event = self.events[vector].try_clone().ok()?;
         self.uses[vector] = Use::Taken;
         Some((u32::try_from(vector).ok()?, owned(event)))

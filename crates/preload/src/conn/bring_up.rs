@@ -158,12 +158,16 @@ fn begin_handshake(
 
 /// Whether a connection may begin a handshake, as far as the [`PACE`] says. One with both ends at one address is within this machine.
 fn may_begin(conn: &Conn, fd: c_int) -> bool {
-    let is_near = || {
+    let knows_near = || {
         conn.identity.know_own_address(fd);
-        let (local, peer) = conn.identity.addresses();
-        peer.ip().is_loopback() || peer.ip() == local.ip()
+        is_near(conn)
     };
-    PACE.may_begin(sys::coarse_now) || is_near()
+    PACE.may_begin(sys::coarse_now) || knows_near()
+}
+
+fn is_near(conn: &Conn) -> bool {
+    let (local, peer) = conn.identity.addresses();
+    peer.ip().is_loopback() || peer.ip() == local.ip()
 }
 
 /// Takes a step of a handshake. If the other end is on another machine, or may be, it counts for the [`PACE`]. So does one that is refused: the
@@ -179,7 +183,7 @@ fn paced(conn: &Conn, step: impl FnOnce() -> Result<(), Reason>) -> Result<(), R
 
 /// Whether the other end of a handshake is on another machine, or is not known yet.
 fn may_be_far(conn: &Conn) -> bool {
-    conn.has(flags::FAR) || conn.ring_path.shown.load(Ordering::Relaxed) == ASKED
+    conn.has(flags::FAR) || conn.ring_path.shown.load(Ordering::Relaxed) == ASKED && !is_near(conn)
 }
 
 /// The broker has an offer or a take of ours. `make_region` makes our region of the memory that was shown, and returns this.
@@ -308,18 +312,23 @@ fn wait_for_policy(conn: &Conn) {
 /// The further steps of both sides: is it our turn?
 #[inline]
 pub(super) fn look_for_answer(conn: &'static Conn, fd: c_int) {
-    if conn.moves.is_to_look() {
+    // First: a look that the pace puts off is none.
+    if may_continue(conn) && conn.moves.is_to_look() {
         look_at_bell(conn, fd);
     }
+}
+
+/// Whether the pace lets this connection take its next step. One that has waited for long does not wait for the pace as well: it would be given up, by
+/// its peer or by this side.
+#[inline]
+fn may_continue(conn: &Conn) -> bool {
+    !may_be_far(conn) || PACE.may_continue(sys::coarse_now) || conn.moves.has_waited_long(sys::coarse_millis())
 }
 
 #[cold]
 fn look_at_bell(conn: &'static Conn, fd: c_int) {
     // A child of `vfork` has neither the session nor the descriptors of the handshake, and must not end it.
     if process::is_visitor() {
-        return;
-    }
-    if may_be_far(conn) && !PACE.may_continue(sys::coarse_now) {
         return;
     }
     let _signals = BlockedSignals::during_step();

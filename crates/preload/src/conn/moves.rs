@@ -12,6 +12,8 @@ const BETWEEN_ATTEMPTS_MS: u64 = 1000;
 const MOST_DOUBLINGS: u32 = 12;
 /// The longest wait for the other side's next step towards a ring, in milliseconds. The broker forgets a handshake before that (protocol T4.7).
 const LONGEST_WAIT_MS: u64 = 40_000;
+/// A connection that has waited for this long does not wait for others. An answer that nobody takes keeps its place in the process for 5 s at least.
+const LONG_WAIT_MS: u64 = 3_000;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
 const EAGER: u32 = 64;
 /// The most times that a connection asks for an offer that may be another connection's, because addresses are translated.
@@ -191,6 +193,11 @@ impl MoveCounters {
         now >= self.wait_ends_at.load(Ordering::Relaxed)
     }
 
+    /// Whether it has waited for an answer, or for its turn to look for one, for longer than others should delay it.
+    pub(super) fn has_waited_long(&self, now: u64) -> bool {
+        now + LONGEST_WAIT_MS >= self.wait_ends_at.load(Ordering::Relaxed) + LONG_WAIT_MS
+    }
+
     /// As if it had waited that long.
     #[cfg(test)]
     pub(super) fn end_wait(&self) {
@@ -208,6 +215,14 @@ impl MoveCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_wait_is_noticed_before_it_is_over() {
+        let moves = MoveCounters::default();
+        moves.wait_for_answer(10_000);
+        assert!(!moves.has_waited_long(12_999) && moves.has_waited_long(13_000));
+        assert!(!moves.is_wait_over(49_999) && moves.is_wait_over(50_000));
+    }
 
     #[test]
     fn failed_attempt_is_repeated_after_calls_or_time() {

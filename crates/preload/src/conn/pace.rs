@@ -22,6 +22,8 @@ const AHEAD_AT_BEGIN: u32 = 1;
 const AHEAD: u32 = 3;
 /// The part that one step has of the usual length.
 const PART: u64 = 4;
+/// What lasts less than this part of the usual length was no step: it was refused before anything was done.
+const TRIFLE: u64 = 8;
 /// A step that took longer counts as one of this length: the process was stopped meanwhile, or the broker does not answer.
 const LONGEST_STEP: Duration = Duration::from_millis(250);
 /// No connection waits longer than this. An offer lives for some 30 s (protocol T4.7).
@@ -71,7 +73,11 @@ impl Pace {
         let length = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
         // Two threads at once lose one step's part.
         let usual = self.usual.load(Ordering::Relaxed);
-        self.usual.store(usual - usual / PART + length / PART, Ordering::Relaxed);
+        if usual == 0 {
+            self.usual.store(length, Ordering::Relaxed);
+        } else if length >= usual / TRIFLE {
+            self.usual.store(usual - usual / PART + length / PART, Ordering::Relaxed);
+        }
     }
 }
 
@@ -128,6 +134,18 @@ mod tests {
             now += ms(10);
         }
         assert!(!pace.may_begin(|| now) && pace.may_begin(|| now + ms(100)));
+    }
+
+    #[test]
+    fn refused_attempts_leave_usual_length_of_step() {
+        let pace = Pace::new();
+        pace.took(ms(5000), ms(5010));
+        for _ in 0..100 {
+            pace.took(ms(5010), ms(5010) + Duration::from_micros(5));
+        }
+        assert!(pace.may_continue(|| ms(5010)) && pace.may_begin(|| ms(5011)));
+        pace.took(ms(5010), ms(5020));
+        assert!(pace.may_continue(|| ms(5020)) && !pace.may_begin(|| ms(5020)));
     }
 
     #[test]
