@@ -36,8 +36,8 @@ trap 'rm -rf "$steps_log" "$steps_times" "$steps_said" "$steps_left_out" "${besi
 # `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
 trap 'for child in $steps_child "${beside_children[@]}"; do kill -TERM "$child" 2> /dev/null; done; wait; exit 130' INT TERM
 
-# Runs a command for this many seconds at most, and writes the time that its processes were on processors to a file. In the background only: it takes the shell's place, so that
-# `$!` is the process that passes signals on.
+# timed SECONDS FILE COMMAND ...: runs the command for so long at most, and writes the time that its processes were on processors to the file. In
+# the background only: it takes the shell's place, so that `$!` is the process that passes signals on.
 timed() {
     exec timeout --kill-after=10 "$1" bash -c 'rc=0; "${@:2}" || rc=$?; times > "$1"; exit "$rc"' bash "${@:2}"
 }

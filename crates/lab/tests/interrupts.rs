@@ -54,7 +54,7 @@ fn machine_with_iommu_gets_interrupts_as_doorbells() {
     // Each of the device's 64 vectors has had a link then, so the next link takes one that another has had.
     wait_until("too few connections get rings", || {
         b.sh("partywall run --quiet --move after=4,bytes=1K redis-benchmark -h 10.77.0.1 -c 70 -n 14000 -t get -q > /tmp/many 2>&1");
-        a.sh("grep -c 'has a ring' /tmp/server.log").parse().is_ok_and(|rings: u32| rings >= 64)
+        a.sh("grep -c 'has a ring' /tmp/server.log || true").parse().is_ok_and(|rings: u32| rings >= 64)
     });
     let rung = programs_sleep_and_wake(&a, &b);
     // An answer comes so soon that the client rarely sleeps until then.

@@ -1,7 +1,7 @@
 //! How often a program may take steps that bring connections up to rings between machines.
 //!
 //! A step lasts some 6 ms in an emulated machine: the agent reads the socket, and memory of windows is mapped. The thread that takes the step does
-//! nothing else meanwhile. (It does not wait for the host, [`crate::broker::LateStep`].) A thread that serves many new connections would take their
+//! nothing else meanwhile. (It waits 1 ms for the host at most, [`crate::broker::LateStep`].) A thread that serves many new connections would take their
 //! steps one after the other, in the way of the bytes of all. So the steps of a process have two thirds of its time.
 //!
 //! A step is taken in a call of its connection, and that connection may make no other call for long. If steps were taken only while no rest is left, a
@@ -9,8 +9,8 @@
 //! connection meets no rest at all.
 //!
 //! Fifty connections of nginx between emulated machines showed what this is for. While only the first step of each side was paced, the p99 of a
-//! request was 3 to 5 times that by TCP. It is 1 to 1.5 times that now. With rests as long as the steps it is lower, but the connections come up so late that
-//! a client of 12 s has half of its requests.
+//! request was 3 to 5 times that by TCP. Then it was 1.3 times that. With rests as long as the steps it was no better, and the connections came up
+//! so late that clients of 12 s had two thirds of the requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
