@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use partywall::{Error, Refusal};
 
+use crate::admission;
+
 /// The table of exit codes, as the help texts and the manual print it.
 pub(crate) const TABLE: &str = "\
 Exit codes:
@@ -18,7 +20,7 @@ Exit codes:
       the peer had committed were delivered)
   5   the peer broke the protocol
   6   timed out
-  69  no broker answers; start one with `partywalld`
+  69  no broker answers, so start one with `partywalld`; or this user may not connect to its socket
   126 the program exists but cannot be executed
   127 there is no such program";
 
@@ -136,6 +138,9 @@ impl From<Error> for CommandFailure {
 
 impl CommandFailure {
     fn no_broker(path: &Path, source: &io::Error) -> Self {
+        if source.kind() == io::ErrorKind::PermissionDenied {
+            return Self::new(Code::NoBroker, admission::refusal(path)).hint(admission::remedy());
+        }
         let path = path.display();
         Self::new(Code::NoBroker, format!("no broker answers on {path} ({source})")).hint(format!(
             "start one with `partywalld --socket {path}`, or name another with --broker or PARTYWALL_BROKER ({})",

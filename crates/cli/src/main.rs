@@ -1,5 +1,6 @@
 //! `partywall`, the command line: reads arguments, runs one command, turns its end into an exit code.
 
+mod admission;
 mod args;
 mod broker_process;
 mod commands;

@@ -21,6 +21,7 @@ pub struct PlaygroundOptions {
     window_mib: u64,
     folder: Option<PathBuf>,
     policy: Option<String>,
+    agent: String,
 }
 
 impl PlaygroundOptions {
@@ -33,6 +34,7 @@ impl PlaygroundOptions {
             window_mib: 64,
             folder: None,
             policy: None,
+            agent: String::new(),
         }
     }
 
@@ -71,6 +73,12 @@ impl PlaygroundOptions {
         self.policy = Some(text.to_owned());
         self
     }
+
+    /// Options of the agents, in the words of a shell.
+    pub fn agent(mut self, options: &str) -> Self {
+        self.agent = options.to_owned();
+        self
+    }
 }
 
 /// The shortest and the longest time between two looks at what the guests see. Each look starts a program, with which an emulated guest
@@ -96,13 +104,14 @@ pub struct Playground {
     partywall: PathBuf,
     window_mib: u64,
     folder: PathBuf,
+    agent: String,
     _own: Option<tempfile::TempDir>,
 }
 
 impl Playground {
     /// Starts the broker, boots all guests at once, and starts their agents. No guest is attached yet. `progress` gets the name of each step.
     pub fn boot(options: PlaygroundOptions, progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
-        let PlaygroundOptions { name, mut image, guests, window_mib, folder, policy } = options;
+        let PlaygroundOptions { name, mut image, guests, window_mib, folder, policy, agent } = options;
         let partywall = program::beside("partywall")?;
         for (path, name) in [(&partywall, "partywall"), (&program::beside("partywall-agent")?, "partywall-agent")] {
             image = image.program(path, name);
@@ -115,8 +124,8 @@ impl Playground {
         if !guests.is_empty() {
             progress(&format!("{} guests boot, {}, kernel {}", guests.len(), lab.accel(), lab.image().version));
         }
-        let guests = boot(&lab, &folder, guests)?;
-        Ok(Self { guests, broker, lab, partywall, window_mib, folder, _own: own })
+        let guests = boot(&lab, &folder, guests, &agent)?;
+        Ok(Self { guests, broker, lab, partywall, window_mib, folder, agent, _own: own })
     }
 
     /// How its guests are run.
@@ -178,7 +187,7 @@ impl Playground {
 
     /// Boots further guests, each with an agent, which belong to the caller.
     pub(crate) fn boot_guests(&self, guests: Vec<GuestOptions>) -> Result<Vec<Guest>, LabError> {
-        boot(&self.lab, &self.folder, guests)
+        boot(&self.lab, &self.folder, guests, &self.agent)
     }
 
     /// Starts a QEMU that waits at `uri` for `leaves` to be migrated into it. The agent of that guest runs already.
@@ -287,11 +296,11 @@ fn failed(folder: &Path, what: String) -> LabError {
     LabError::Broker { what, log: tail(&folder.join("broker.log")) }
 }
 
-fn boot(lab: &Lab, folder: &Path, options: Vec<GuestOptions>) -> Result<Vec<Guest>, LabError> {
+fn boot(lab: &Lab, folder: &Path, options: Vec<GuestOptions>, agent: &str) -> Result<Vec<Guest>, LabError> {
     let one = |options: GuestOptions| {
         let path = port(folder, options.name());
         let guest = lab.boot(options.serves_port(PORT, &path))?;
-        guest.shell("partywall-agent > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid")?;
+        guest.shell(&format!("partywall-agent {agent} > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid"))?;
         Ok(guest)
     };
     std::thread::scope(|s| {

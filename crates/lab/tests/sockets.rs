@@ -34,6 +34,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     let image = ["redis-server", "redis-benchmark", "redis-cli"]
         .into_iter()
         .fold(ImageOptions::default(), |image, name| image.program(format!("/usr/bin/{name}"), name))
+        .program("/usr/bin/setpriv", "setpriv")
         .program(preload_library(), LIBRARY);
     let image = agent_dies::with(python::with(image)).module("unix_diag");
     let mut world = World::with("sockets", image);
@@ -77,6 +78,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
     as_tcp::connections_do_what_they_do_over_tcp(&world, &a, &b);
     connection_is_passed_to_another_program(&a, &b);
     connection_goes_through_exec(&a, &b);
+    program_of_another_user_needs_socket(&b);
     program_is_killed(&a, &b, KilledEnd::Receiver);
     program_is_killed(&a, &b, KilledEnd::Sender);
     b.kill_agent();
@@ -291,6 +293,24 @@ fn connection_is_passed_to_another_program(a: &Guest, b: &Guest) {
 fn connection_goes_through_exec(a: &Guest, b: &Guest) {
     let logs = told_talk(a, b, ("exec_server.py", ""), "", &[(&rings(1), "mark"), (&rings(2), "talk 200")]);
     assert!(logs.iter().all(|log| log.matches(ON_RING).count() >= 2), "{logs:?}");
+}
+
+/// Only root may connect to the agent's socket by default. A program of another user says so, and has rings once the socket admits its group.
+fn program_of_another_user_needs_socket(b: &Guest) {
+    const AS_OTHER: &str = "/bin/setpriv --reuid 1000 --regid 1000 --clear-groups";
+    let refused = b.sh(&format!("{AS_OTHER} partywall run true 2>&1; {AS_OTHER} partywall list 2>&1; true"));
+    let expected = "this user may not connect to /run/partywall/broker.sock (mode 600 of user 0 and group 0)";
+    assert!(refused.contains(expected) && refused.contains("--socket-mode 660"), "{refused}");
+    let talk = format!("{RUN} redis-benchmark -h 10.77.0.1 -c 1 -n 500 -t get -q > /dev/null");
+    let talk = format!("PARTYWALL_PRELOAD_LOG=/tmp/other.log {AS_OTHER} {talk}");
+    b.sh(&format!("touch /tmp/other.log; chmod 666 /tmp/other.log; {talk}"));
+    assert!(!b.sh("cat /tmp/other.log").contains(ON_RING), "by default only root's programs have rings");
+    b.sh("chown 0:1000 /run/partywall/broker.sock; chmod 660 /run/partywall/broker.sock");
+    let log = b.sh(&format!(
+        "for n in $(seq 40); do {talk}; grep -q '{ON_RING}' /tmp/other.log && break; done; cat /tmp/other.log"
+    ));
+    assert!(log.contains(ON_RING), "{log}");
+    b.sh("chown 0:0 /run/partywall/broker.sock; chmod 600 /run/partywall/broker.sock");
 }
 
 /// The condition that the client of [`told_talk`] has had rings this often.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use partywall_protocol::directory::Clause;
 use partywall_protocol::environment;
+use partywall_vm::inside;
 
 use crate::args::Global;
 use crate::commands::run::prepend;
@@ -107,7 +108,8 @@ pub(crate) fn enable(global: &Global, args: &EnableArgs) -> Result<(), CommandFa
     }
     drop_in.write(name, &variables)?;
     output::print(format_args!("{name} loads Partywall from its next start on: {}", drop_in.path().display()))?;
-    for line in remarks(&unit, &obstacles, global.domain.as_deref()) {
+    let in_machine = root.is_running() && inside::port().is_ok();
+    for line in remarks(&unit, &obstacles, global.domain.as_deref(), in_machine) {
         output::print(format_args!("  note: {line}"))?;
     }
     tell_to_reload(&root, name)
@@ -168,7 +170,9 @@ fn workers_user(root: &SystemRoot, unit: &ServiceUnit) -> Option<u32> {
 }
 
 /// The settings of a unit that keep connections on TCP, and the rule that its user needs to join as `domain`.
-fn remarks(unit: &ServiceUnit, obstacles: &[RingObstacle], domain: Option<&str>) -> Vec<String> {
+///
+/// The broker admits all programs of a virtual machine, whose agent's socket has to admit the user.
+fn remarks(unit: &ServiceUnit, obstacles: &[RingObstacle], domain: Option<&str>, in_machine: bool) -> Vec<String> {
     let mut all = Vec::new();
     let value = |key| unit.last(key).filter(|value| !value.is_empty());
     let families = unit.values("RestrictAddressFamilies").join(" ");
@@ -199,7 +203,12 @@ fn remarks(unit: &ServiceUnit, obstacles: &[RingObstacle], domain: Option<&str>)
     let worker = || worker::of(Path::new(program.as_ref()?)).map(|worker| worker.user);
     let own = value("User").map(str::to_owned);
     let runs = if own.is_some() { "it runs as" } else { "its workers run as" };
-    if let Some(user) = own.or_else(worker).filter(|user| user != "root") {
+    let user = own.or_else(worker).filter(|user| user != "root");
+    if in_machine && let Some(user) = user {
+        all.push(format!(
+            "{runs} {user}, whom the agent's socket must let connect; by default only root may (docs/vm.md, names and rights)"
+        ));
+    } else if let Some(user) = user {
         let stem = || Path::new(program.as_ref()?).file_name()?.to_str().map(|name| format!("{name}-*"));
         let name = domain.filter(|name| !name.is_empty()).map(str::to_owned).or_else(stem).unwrap_or("NAME".into());
         all.push(format!(

@@ -11,6 +11,7 @@ use std::time::Duration;
 use partywall_protocol::directory::Clause;
 use partywall_protocol::environment;
 
+use crate::admission;
 use crate::args::{Global, RingOption, parse_ring};
 use crate::exit::{Code, CommandFailure, Context, RUN_TABLE};
 use crate::program::Program;
@@ -125,11 +126,17 @@ fn workers_stay_outside(global: &Global, program: &Path) -> Option<String> {
         return None;
     }
     let worker = worker::of(program)?;
-    let Standing::MayNot { name, grounds, rule } = worker::standing(global, program, &worker) else { return None };
-    let user = worker.user;
-    Some(format!(
-        "its workers run as {user}, whom the broker's policy does not let join as {name} ({grounds})\n  {rule}"
-    ))
+    let (standing, user) = (worker::standing(global, program, &worker), worker.user);
+    let (refusal, remedy) = match standing {
+        Standing::May { .. } | Standing::Unknown(_) => return None,
+        Standing::MayNot { name, grounds, rule } => {
+            (format!("the broker's policy does not let join as {name} ({grounds})"), rule)
+        }
+        Standing::ShutOut { socket } => {
+            (format!("the broker's socket does not let connect ({socket})"), admission::remedy().to_owned())
+        }
+    };
+    Some(format!("its workers run as {user}, whom {refusal}\n  {remedy}"))
 }
 
 /// The environment variables that pass the options to the library. The broker decides about options that were not given. `workers`: the

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use partywall::{PolicyDecision, PolicyRequest, PolicyUser};
 
+use crate::admission::SocketAdmission;
 use crate::args::Global;
 use crate::exit::CommandFailure;
 use crate::session;
@@ -69,6 +70,8 @@ pub(crate) enum Standing {
     May { name: String, grounds: String },
     /// They may not; the rule would allow it.
     MayNot { name: String, grounds: String, rule: String },
+    /// The file of the broker's socket does not let them connect.
+    ShutOut { socket: SocketAdmission },
     /// The user is unknown, for this reason.
     Unknown(String),
 }
@@ -78,6 +81,11 @@ pub(crate) fn standing(global: &Global, program: &Path, worker: &Worker) -> Stan
     let Some((uid, gid)) = ids(&worker.user) else {
         return Standing::Unknown(format!("there is no user {}", worker.user));
     };
+    if let Some(socket) = SocketAdmission::of(&session::broker_path(global))
+        && !socket.admits(uid, &groups(&worker.user, gid))
+    {
+        return Standing::ShutOut { socket };
+    }
     let name = match global.domain.as_deref().filter(|name| !name.is_empty()) {
         Some(name) => name.to_owned(),
         None => {
@@ -121,6 +129,14 @@ pub(crate) fn ids(user: &str) -> Option<(u32, u32)> {
     found.or_else(|| ids_in(&std::fs::read_to_string("/etc/passwd").ok()?, user))
 }
 
+/// The numbers of all groups of a user, whose own group is known.
+fn groups(user: &str, own: u32) -> Vec<u32> {
+    let output = Command::new("id").args(["-G", "--", user]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let said = output.map(|output| output.stdout).unwrap_or_default();
+    let more = String::from_utf8_lossy(&said).split_ascii_whitespace().filter_map(|group| group.parse().ok()).collect();
+    [vec![own], more].concat()
+}
+
 /// User and group of a line in the format of /etc/passwd.
 fn numbers(line: &str) -> Option<(u32, u32)> {
     let mut fields = line.split(':').skip(2);
@@ -157,6 +173,12 @@ mod tests {
         assert_eq!(ids_in(passwd, "www-data"), Some((33, 34)));
         assert_eq!(ids_in(passwd, "33"), Some((33, 34)));
         assert_eq!(ids_in(passwd, "www"), None);
+    }
+
+    #[test]
+    fn groups_of_a_user_contain_its_own() {
+        assert!(groups("root", 0).contains(&0));
+        assert_eq!(groups("no-such-user-of-partywall", 77), [77]);
     }
 
     #[test]

@@ -190,11 +190,19 @@ impl<'a> MachineServers<'a> {
         let at = self.address(plan.key.mechanism, port)?;
         // Each client's connections move to memory while it runs. In a run of a second, much of what is measured would be that.
         let length = if scale == Scale::Smoke { scale } else { Scale::Full };
-        let line = with_library(plan.key.mechanism, (it.app.client)(&at, &case, length));
+        let mut line = with_library(plan.key.mechanism, (it.app.client)(&at, &case, length));
+        // In a smoke run connections carry too little for a ring.
+        let has_rings = plan.key.mechanism == Mechanism::Transparent && scale != Scale::Smoke && !is_udp(&case);
+        if has_rings {
+            line = rings::logged(line);
+        }
         let accounts = Accounts::now(self.passive.pid());
         let said = ask_until_measured(line, |line| execute(self.active, line, interrupt))?;
         let mut accounts = accounts.since(affinity::allowed()?.len());
         accounts.retain(|metric, _| *metric == Metric::MachineCpuPercent);
+        if has_rings {
+            rings::verify_made(self.active, it.app.name)?;
+        }
         let mut figures = (it.app.figures)(&case, &said)?;
         figures.extend(accounts);
         Ok(figures)

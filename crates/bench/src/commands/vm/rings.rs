@@ -4,8 +4,9 @@
 use std::{collections::HashMap, time::Duration};
 
 use partywall_lab::Guest;
+use partywall_protocol::environment;
 
-use super::{NAME, program::execute};
+use super::{NAME, machines::fault, program::execute};
 use crate::{
     apps::{AppAddress, databases},
     args::Scale,
@@ -57,7 +58,7 @@ pub(super) fn measure(from: &Guest, to: &AppAddress, scale: Scale, interrupt: &I
     // which both count to the same number of calls.
     let run = "partywall run --quiet redis-benchmark";
     let calls = format!("-h {address} -p {port} -c 1 -n {CALLS} -t get -q");
-    let client = format!("PARTYWALL_PRELOAD_LOG={LOG} {run} {calls} > /dev/null");
+    let client = format!("{}={LOG} {run} {calls} > /dev/null", environment::LOG);
     let line = format!("rm -f {LOG}; for n in $(seq {clients}); do {client} || exit 1; done; cat {LOG}");
     let log = execute(from, &["sh", "-c", &line].map(str::to_owned), interrupt)?;
     let mut times = setup_times(&log);
@@ -72,6 +73,20 @@ pub(super) fn measure(from: &Guest, to: &AppAddress, scale: Scale, interrupt: &I
     let all = times.len();
     let at = |part: f64| times[((all as f64 * part) as usize).min(all - 1)];
     Ok(Figures::from([(Metric::P50Ns, at(0.5)), (Metric::MaxNs, at(1.0))]))
+}
+
+/// The line of a client whose library logs its rings.
+pub(super) fn logged(line: Vec<String>) -> Vec<String> {
+    ["env".to_owned(), format!("{}={LOG}", environment::LOG)].into_iter().chain(line).collect()
+}
+
+/// Fails if no connection of the clients by [`logged`] has got a ring: their figures would be TCP's.
+pub(super) fn verify_made(from: &Guest, program: &str) -> Result<()> {
+    let log = from.shell(&format!("cat {LOG}; rm -f {LOG}")).map_err(fault)?;
+    if log.contains(HAS_RING) {
+        return Ok(());
+    }
+    Err(BenchError::Transport(format!("no connection of {program} got a ring, so it was not measured: {log}")))
 }
 
 /// The nanoseconds from the first offer of each process to its ring, as the library has logged both. Each process offers one connection.

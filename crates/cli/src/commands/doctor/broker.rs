@@ -1,11 +1,13 @@
 //! The broker: whether one answers, and whether it speaks our protocol.
 
+use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
 use partywall::{Error, Refusal};
 use partywall_vm::inside;
 
 use super::check::Check;
+use crate::admission;
 use crate::args::Global;
 use crate::{session, siblings, words};
 
@@ -67,6 +69,9 @@ pub(super) fn answers(global: &Global) -> Check {
             partywall_protocol::wire::VERSION,
             domain.name()
         )),
+        Err(Error::BrokerAbsent { source, .. }) if source.kind() == ErrorKind::PermissionDenied => {
+            check(admission::refusal(&path)).warn(admission::remedy())
+        }
         Err(Error::BrokerAbsent { source, .. }) => {
             check(format!("none on {at} ({source})")).warn(match inside::port() {
                 Ok(_) => "start `partywall agent`, and have this machine attached on its host".to_owned(),

@@ -3,10 +3,12 @@
 use std::ffi::OsStr;
 
 use super::check::Check;
+use crate::admission::{self, SocketAdmission};
 use crate::args::Global;
 use crate::exit::CommandFailure;
 use crate::program::Program;
 use crate::program::worker::{self, Standing};
+use crate::session;
 
 const AREA: &str = "program";
 
@@ -18,8 +20,11 @@ pub(super) fn check(global: &Global, command: &OsStr) -> Result<Check, CommandFa
     }
     let program = Program::find(command)?;
     let Some(worker) = worker::of(&program.path) else {
+        let socket = SocketAdmission::of(&session::broker_path(global)).filter(|socket| !socket.admits_all());
+        let connect =
+            socket.map_or_else(String::new, |socket| format!(", and the broker's socket ({socket}) let it connect"));
         let found = "root; if it gives root's rights up for those of another user, the policy must let that user join";
-        return Ok(check(found.into()));
+        return Ok(check(format!("{found}{connect}")));
     };
     let user = &worker.user;
     let source = worker.file.as_ref().map_or_else(|| "by default".into(), |file| format!("by {}", file.display()));
@@ -29,6 +34,10 @@ pub(super) fn check(global: &Global, command: &OsStr) -> Result<Check, CommandFa
         Standing::MayNot { name, grounds, rule } => {
             check(format!("{found}, whom the policy does not let join as {name} ({grounds})"))
                 .warn(rule.replace('\n', "\n    "))
+        }
+        Standing::ShutOut { socket } => {
+            check(format!("{found}, whom the broker's socket does not let connect ({socket})"))
+                .warn(admission::remedy())
         }
         Standing::Unknown(why) => check(format!("{found}; whether they may join is not known: {why}")).warn(format!(
             "make sure that the broker's policy lets {user} join (`partywall policy test --from NAME --user {user}`)"
