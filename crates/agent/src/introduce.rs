@@ -13,8 +13,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(1);
 /// Introductions that wait at a time; beyond them the oldest is void.
 const MOST: usize = 256;
-/// Memory in transit that one session may have brought, and all of them.
+/// Memory in transit that one session may have brought, those of one user, and all of them.
 const MOST_OF_A_SESSION: usize = 64;
+const MOST_OF_A_USER: usize = 256;
 const MOST_PARCELS: usize = 1024;
 
 /// A program's end of a link to another machine.
@@ -64,11 +65,26 @@ pub(crate) struct Introductions {
 #[derive(Debug)]
 struct Brought {
     request: u32,
+    user: Option<u32>,
     /// The broker has accepted it.
     approved: bool,
     since: Instant,
+    /// When its session ended. The broker's message about it comes soon after that, or never.
+    ended: Option<Instant>,
     memory: OwnedFd,
 }
+
+/// A session that brings memory by a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Giver {
+    pub(crate) session: u32,
+    pub(crate) request: u32,
+    pub(crate) user: Option<u32>,
+}
+
+/// Too much memory is in transit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NoRoom;
 
 /// The memory for a message of the broker that names some.
 #[derive(Debug)]
@@ -132,24 +148,24 @@ impl Introductions {
         Some(is_new)
     }
 
-    /// A program gives memory to its peer. Where too much is in transit, of its session or in all, the oldest is void.
-    pub(crate) fn give(&mut self, (session, request): (u32, u32), parcel: Parcel, memory: OwnedFd) {
-        let is_own = |(_, of): &(Parcel, u32)| *of == session;
-        let most = if self.parcels.keys().filter(|key| is_own(key)).count() >= MOST_OF_A_SESSION {
-            self.oldest(is_own)
-        } else if self.parcels.len() >= MOST_PARCELS {
-            self.oldest(|_| true)
-        } else {
-            None
-        };
-        if let Some(oldest) = most {
-            self.parcels.remove(&oldest);
+    /// A program gives memory to its peer. Where too much of its session is in transit, the oldest of that is void.
+    ///
+    /// Fails if too much of its user, or in all, is in transit. The memory of another session is never given up for it: its peer would get what a
+    /// third session has brought in its place.
+    pub(crate) fn give(&mut self, from: Giver, parcel: Parcel, memory: OwnedFd) -> Result<(), NoRoom> {
+        let Giver { session, request, user } = from;
+        let own = || self.parcels.iter().filter(|((_, of), _)| *of == session);
+        if own().count() >= MOST_OF_A_SESSION {
+            let oldest = own().min_by_key(|(_, brought)| brought.since).map(|(key, _)| *key);
+            oldest.and_then(|key| self.parcels.remove(&key));
         }
-        self.parcels.insert((parcel, session), Brought { request, approved: false, since: Instant::now(), memory });
-    }
-
-    fn oldest(&self, which: impl Fn(&(Parcel, u32)) -> bool) -> Option<(Parcel, u32)> {
-        self.parcels.iter().filter(|(key, _)| which(key)).min_by_key(|(_, brought)| brought.since).map(|(key, _)| *key)
+        let of_user = self.parcels.values().filter(|brought| brought.user == user).count();
+        if of_user >= MOST_OF_A_USER || self.parcels.len() >= MOST_PARCELS {
+            return Err(NoRoom);
+        }
+        let brought = Brought { request, user, approved: false, since: Instant::now(), ended: None, memory };
+        self.parcels.insert((parcel, session), brought);
+        Ok(())
     }
 
     /// The broker says that a session is to have it, in a message.
@@ -203,6 +219,8 @@ impl Introductions {
         self.asked.retain(|(of, _), _| *of != session);
         self.asked_elsewhere.retain(|(of, _), _| *of != session);
         self.waiting.retain(|_, (_, incoming)| incoming.session != session);
+        let of_session = self.parcels.iter_mut().filter(|((_, of), _)| *of == session);
+        of_session.for_each(|(_, brought)| brought.ended = Some(Instant::now()));
         self.last.remove(&session);
     }
 
@@ -244,16 +262,18 @@ impl Introductions {
         }
     }
 
-    /// Gives up the messages that have waited too long.
+    /// Gives up the messages that have waited too long, and the memory of sessions that ended long ago.
     pub(crate) fn forget_old(&mut self) {
         let now = Instant::now();
         let old = self.waiting.extract_if(.., |_, (since, _)| now >= *since + PATIENCE);
         self.given_up.extend(old.map(|(channel, (_, incoming))| GivenUp { session: incoming.session, channel }));
+        self.parcels.retain(|_, brought| brought.ended.is_none_or(|ended| now < ended + PATIENCE));
     }
 
     /// When there may be something to forget.
     pub(crate) fn patience(&self) -> Option<Duration> {
-        (!self.waiting.is_empty()).then_some(LOOK)
+        let waits = !self.waiting.is_empty() || self.parcels.values().any(|brought| brought.ended.is_some());
+        waits.then_some(LOOK)
     }
 
     /// Takes the connections that the broker has to hear of.
@@ -268,6 +288,10 @@ mod tests {
 
     fn brought() -> Vec<OwnedFd> {
         vec![std::fs::File::open("/dev/null").unwrap().into()]
+    }
+
+    fn by(session: u32, request: u32) -> Giver {
+        Giver { session, request, user: Some(1000) }
     }
 
     fn incoming(session: u32) -> Incoming {
@@ -326,9 +350,9 @@ mod tests {
         let [file] = <[OwnedFd; 1]>::try_from(brought()).unwrap();
         let message = incoming(3);
         let [gone, held] = [5, 6].map(|channel| (channel, ParcelContent::Endpoint));
-        all.give((1, 10), gone, file.try_clone().unwrap());
-        all.give((1, 11), held, file.try_clone().unwrap());
-        all.give((2, 20), held, file);
+        all.give(by(1, 10), gone, file.try_clone().unwrap()).unwrap();
+        all.give(by(1, 11), held, file.try_clone().unwrap()).unwrap();
+        all.give(by(2, 20), held, file).unwrap();
         assert!(matches!(all.take(held, &message), ParcelTaken::Held));
         assert!(all.settled().is_empty() && all.parcels.len() == 3, "no answer has come");
         all.done(1, 10);
@@ -365,9 +389,9 @@ mod tests {
         for first in [true, false] {
             let mut all = Introductions::default();
             // Session 1 is a side of the channel, and session 2 is not.
-            let both = [((1, 10), 100), ((2, 20), 200)];
+            let both = [(by(1, 10), 100), (by(2, 20), 200)];
             for (from, len) in if first { both } else { [both[1], both[0]] } {
-                all.give(from, parcel, memory(len));
+                all.give(from, parcel, memory(len)).unwrap();
             }
             assert!(matches!(all.take(parcel, &message), ParcelTaken::Held));
             assert!(all.settled().is_empty(), "the broker has not judged");
@@ -392,7 +416,7 @@ mod tests {
         assert_eq!(all.number(2, 20), Some(true));
         assert_eq!(all.number(2, 20), Some(false), "memory by this number would be accepted by the list");
         assert_eq!(all.number(2, 21), Some(true));
-        all.give((2, 21), parcel, file);
+        all.give(by(2, 21), parcel, file).unwrap();
         assert_eq!(all.number(2, 21), None, "nor may a list be asked for by the number of the memory");
         assert_eq!(all.number(2, 0), Some(false), "it has no answer");
         assert_eq!(all.number(3, 21), Some(true), "another session");
@@ -406,13 +430,62 @@ mod tests {
     }
 
     #[test]
+    fn many_sessions_cannot_push_out_memory_of_another() {
+        let mut all = Introductions::default();
+        let [file] = <[OwnedFd; 1]>::try_from(brought()).unwrap();
+        let parcel = (9, ParcelContent::Endpoint);
+        all.give(by(1, 1), parcel, file.try_clone().unwrap()).unwrap();
+        all.give(by(2, 1), parcel, file.try_clone().unwrap()).unwrap();
+        let mut refused = 0;
+        for session in 3..40 {
+            for channel in 100..100 + MOST_OF_A_SESSION as u64 {
+                let user = Some(session % 7);
+                let from = Giver { session, request: 1, user };
+                let given = all.give(from, (channel, ParcelContent::Endpoint), file.try_clone().unwrap());
+                refused += usize::from(given.is_err());
+            }
+        }
+        assert!(refused > 0 && all.parcels.len() == MOST_PARCELS);
+        assert!(matches!(all.take(parcel, &incoming(5)), ParcelTaken::Held), "neither of the two was given up");
+    }
+
+    #[test]
+    fn user_has_a_part_of_the_memory_in_transit() {
+        let mut all = Introductions::default();
+        let [file] = <[OwnedFd; 1]>::try_from(brought()).unwrap();
+        let mut give = |user: u32, session: u32, channel: u64| {
+            let from = Giver { session, request: 1, user: Some(user) };
+            all.give(from, (channel, ParcelContent::Endpoint), file.try_clone().unwrap())
+        };
+        for session in 0..4 {
+            (0..64).for_each(|channel| give(1, session, channel).unwrap());
+        }
+        assert_eq!(give(1, 4, 0), Err(NoRoom));
+        assert_eq!((give(1, 3, 99), give(2, 5, 0)), (Ok(()), Ok(())), "its oldest goes; and another user");
+    }
+
+    #[test]
+    fn memory_of_ended_session_is_dropped_after_patience() {
+        let mut all = Introductions::default();
+        let [file] = <[OwnedFd; 1]>::try_from(brought()).unwrap();
+        all.give(by(1, 1), (9, ParcelContent::Endpoint), file).unwrap();
+        assert_eq!(all.patience(), None);
+        all.session_ended(1);
+        all.forget_old();
+        assert_eq!((all.parcels.len(), all.patience()), (1, Some(LOOK)), "the broker may have accepted it");
+        all.parcels.values_mut().for_each(|brought| brought.ended = brought.ended.map(|ended| ended - PATIENCE));
+        all.forget_old();
+        assert!(all.parcels.is_empty() && all.patience().is_none());
+    }
+
+    #[test]
     fn session_that_brings_too_much_loses_its_own_memory_only() {
         let mut all = Introductions::default();
         let [file] = <[OwnedFd; 1]>::try_from(brought()).unwrap();
         let honest = (u64::MAX, ParcelContent::Endpoint);
-        all.give((1, 1), honest, file.try_clone().unwrap());
+        all.give(by(1, 1), honest, file.try_clone().unwrap()).unwrap();
         for channel in 0..2 * MOST_OF_A_SESSION as u64 {
-            all.give((2, 1), (channel, ParcelContent::Endpoint), file.try_clone().unwrap());
+            all.give(by(2, 1), (channel, ParcelContent::Endpoint), file.try_clone().unwrap()).unwrap();
         }
         assert_eq!(all.parcels.len(), 1 + MOST_OF_A_SESSION);
         let message = Incoming { session: 3, packet: vec![] };

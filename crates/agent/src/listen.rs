@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -45,21 +46,51 @@ impl SocketLock {
     }
 }
 
+/// How long no program is accepted after that has failed. The socket stays ready meanwhile, and would keep a processor busy.
+const REST: Duration = Duration::from_millis(100);
+
 /// The socket, or where it will be.
 #[derive(Debug)]
 pub(crate) struct Listening {
     path: PathBuf,
     mode: u32,
     socket: Option<OwnedFd>,
+    /// Until when no program is accepted; `None` if the last one was.
+    rests_until: Option<Instant>,
 }
 
 impl Listening {
     pub(crate) fn new(path: &Path, mode: u32) -> Self {
-        Self { path: path.to_owned(), mode, socket: None }
+        Self { path: path.to_owned(), mode, socket: None, rests_until: None }
     }
 
-    pub(crate) fn socket(&self) -> Option<&OwnedFd> {
-        self.socket.as_ref()
+    /// The socket, unless programs are not to be accepted now.
+    pub(crate) fn ready_socket(&self) -> Option<&OwnedFd> {
+        self.socket.as_ref().filter(|_| self.rest().is_none())
+    }
+
+    /// How long programs are not to be accepted from now on.
+    pub(crate) fn rest(&self) -> Option<Duration> {
+        let left = self.rests_until?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Accepts a program. `None` if none waits, or if the kernel refuses it for a while.
+    pub(crate) fn accept(&mut self) -> Option<OwnedFd> {
+        match rustix::net::accept_with(self.socket.as_ref()?, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(program) => {
+                self.rests_until = None;
+                Some(program)
+            }
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => None,
+            Err(error) => {
+                if self.rests_until.is_none() {
+                    tracing::warn!(%error, "a program cannot be accepted; trying again");
+                }
+                self.rests_until = Some(Instant::now() + REST);
+                None
+            }
+        }
     }
 
     /// Opens it, if it is not open.
@@ -104,5 +135,31 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_rests_after_a_program_could_not_be_accepted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut listening = Listening::new(&path, 0o600);
+        listening.open().unwrap();
+        assert!(listening.accept().is_none() && listening.ready_socket().is_some(), "none waits");
+        // A socket that accepts nothing, in place of one without descriptors.
+        let (_other, unfit) = std::os::unix::net::UnixStream::pair().unwrap();
+        let served = listening.socket.replace(unfit.into());
+        assert!(listening.accept().is_none());
+        assert!(listening.ready_socket().is_none() && listening.rest().is_some_and(|rest| rest <= REST));
+        listening.rests_until = Some(Instant::now());
+        assert!(listening.ready_socket().is_some() && listening.rest().is_none());
+        listening.socket = served;
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let program = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::connect(&program, &address).unwrap();
+        assert!(listening.accept().is_some() && listening.rests_until.is_none());
     }
 }

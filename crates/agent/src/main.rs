@@ -35,6 +35,7 @@ use partywall_region::relay::{PORT, PortSide, Relay, open_port};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use listen::{Listening, SocketLock};
 use serve::{Serving, ServingEnd};
@@ -78,7 +79,7 @@ struct Arguments {
     number_record: PathBuf,
 
     /// Log level on stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
-    #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info")]
+    #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info", value_parser = parse_filter)]
     log: String,
 }
 
@@ -159,10 +160,28 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Reads a filter. EnvFilter takes a misspelt level for the name of a module, and then logs nothing.
+fn parse_filter(text: &str) -> Result<String, String> {
+    let names_module = |part: &str| part.contains(['=', '[', ':']) || part.starts_with("partywall");
+    let is_known = |part: &str| part.is_empty() || part.parse::<LevelFilter>().is_ok() || names_module(part);
+    if let Some(unknown) = text.split(',').map(str::trim).find(|part| !is_known(part)) {
+        return Err(format!("`{unknown}` is no level: write error, warn, info, debug, trace or off, or MODULE=LEVEL"));
+    }
+    EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|e| e.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory as _;
+
+    #[test]
+    fn misspelt_log_level_is_rejected() {
+        for (filter, good) in [("info,partywall_agent=debug", true), ("warning", false), ("inf", false)] {
+            let parsed = Arguments::try_parse_from(["partywall-agent", "--log", filter]);
+            assert_eq!(parsed.is_ok(), good, "{filter}");
+        }
+    }
 
     #[test]
     fn command_line_is_consistent() {

@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use partywall_protocol::directory;
+use rustix::io::Errno;
 
 /// Has the kernel look for PCI devices.
 const RESCAN: &str = "/sys/bus/pci/rescan";
@@ -75,10 +76,11 @@ fn holders_in(proc: &Path, devices: &[DeviceNode], word: u64) -> io::Result<Vec<
     for entry in fs::read_dir(proc)? {
         let entry = entry?;
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let maps = match fs::read_to_string(entry.path().join("maps")) {
-            Ok(maps) => maps,
-            // It has ended. A process of the kernel has no mappings.
-            Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(ESRCH) => continue,
+        // The names of files may be any bytes. They do not matter here.
+        let maps = match fs::read(entry.path().join("maps")) {
+            Ok(maps) => String::from_utf8_lossy(&maps).into_owned(),
+            // A process of the kernel has no mappings.
+            Err(e) if has_ended(&e) => continue,
             Err(e) => return Err(e),
         };
         let used: BTreeSet<MappingUse> = maps.lines().filter_map(|line| mapping(line, devices, word)).collect();
@@ -92,8 +94,10 @@ fn holders_in(proc: &Path, devices: &[DeviceNode], word: u64) -> io::Result<Vec<
     Ok(held)
 }
 
-/// No such process.
-const ESRCH: i32 = 3;
+/// Whether a file of a process or a thread cannot be read because that has ended.
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
 
 /// The use of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,10 +133,13 @@ fn mapping(line: &str, devices: &[DeviceNode], word: u64) -> Option<MappingUse> 
 /// Whether a thread of this process may be anywhere but asleep in the kernel.
 fn runs(process: &Path) -> bool {
     let threads = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
-    threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok()).any(|stat| {
-        // Behind the name, which is in brackets and may contain any.
-        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-        !matches!(state, Some('S' | 'T' | 't' | 'Z' | 'X'))
+    threads.map(|thread| fs::read(thread.path().join("stat"))).any(|stat| match stat {
+        Ok(stat) => {
+            // Behind the name, which is in brackets and may contain any bytes.
+            let behind = stat.iter().rposition(|&byte| byte == b')').and_then(|end| stat.get(end + 2));
+            !matches!(behind, Some(b'S' | b'T' | b't' | b'Z' | b'X'))
+        }
+        Err(error) => !has_ended(&error),
     })
 }
 
@@ -140,7 +147,7 @@ fn runs(process: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn process(proc: &Path, pid: u32, maps: &str, states: &[char]) {
+    fn process(proc: &Path, pid: u32, maps: impl AsRef<[u8]>, states: &[char]) {
         let folder = proc.join(pid.to_string());
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("maps"), maps).unwrap();
@@ -148,7 +155,8 @@ mod tests {
         for (thread, state) in states.iter().enumerate() {
             let task = folder.join("task").join(thread.to_string());
             fs::create_dir_all(&task).unwrap();
-            fs::write(task.join("stat"), format!("7 (a ) R b) {state} 1 1")).unwrap();
+            let stat = [b"7 (a ) R \xff) ".as_slice(), &[*state as u8], b" 1 1"].concat();
+            fs::write(task.join("stat"), stat).unwrap();
         }
     }
 
@@ -168,12 +176,13 @@ mod tests {
         let directory = line(directory::SIZE.next_multiple_of(4096), "r--s", 500);
         let word = "7e0000000000-7e0000001000 r--s 00000000 00:01 88 /memfd:partywall (deleted)\n";
         let ring = line(4096 + 65536, "r--s", 501);
-        process(proc.path(), 10, &format!("{directory}{word}"), &['S', 'S']);
-        process(proc.path(), 11, &format!("{directory}{word}"), &['S', 'R']);
-        process(proc.path(), 12, &format!("{directory}{word}{ring}"), &['S']);
-        process(proc.path(), 13, &line(8192, "rw-s", 507), &['R']);
+        process(proc.path(), 10, format!("{directory}{word}"), &['S', 'S']);
+        process(proc.path(), 11, format!("{directory}{word}"), &['S', 'R']);
+        process(proc.path(), 12, format!("{directory}{word}{ring}"), &['S']);
+        process(proc.path(), 13, line(8192, "rw-s", 507), &['R']);
         process(proc.path(), 14, "", &['R']);
-        process(proc.path(), 15, &format!("{directory}{}", word.replace(" 88 ", " 87 ")), &['S']);
+        process(proc.path(), 16, b"7f00-7f01 rw-s 00000000 00:01 5 /tmp/\xff\n", &['R']);
+        process(proc.path(), 15, format!("{directory}{}", word.replace(" 88 ", " 87 ")), &['S']);
         fs::create_dir(proc.path().join("sys")).unwrap();
         let mut held = holders_in(proc.path(), &[node(500), node(501)], WORD).unwrap();
         held.sort();

@@ -22,13 +22,12 @@ use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_region::revocation::Revoker;
 use partywall_region::{Link, packet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
 use crate::flows::{FlowRequest, LocalFlows};
 use crate::ghosts::{GhostHunt, HuntStep};
 use crate::handshake::LocalHandshakes;
-use crate::introduce::{Introductions, NearEnd, ParcelContent};
+use crate::introduce::{Giver, Introductions, NearEnd, NoRoom, Parcel, ParcelContent};
 use crate::listen::Listening;
 use crate::receivers::{MachineReceivers, PublishRequest};
 use crate::release::{ReleaseStep, Releasing};
@@ -164,14 +163,14 @@ impl Serving {
         let full = self.relay.waiting() > HIGH;
         if !full {
             fds.extend(self.sessions.values().map(|of| PollFd::new(&of.socket, PollFlags::IN)));
-            fds.extend(self.listening.socket().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            fds.extend(self.listening.ready_socket().map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
         let looks = self.releasing.is_some()
             || !self.windows.all_seen()
             || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
         let offers = self.handshakes.patience().or(self.flows.patience()).or(self.introductions.patience());
         let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(offers) };
-        let limit = limit.into_iter().chain(self.receivers.due_in()).min();
+        let limit = limit.into_iter().chain(self.receivers.due_in()).chain(self.listening.rest()).min();
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -203,8 +202,8 @@ impl Serving {
         self.flows = LocalFlows::default();
         self.receivers.forget_all();
         self.revoker.revoke();
-        let windows = self.windows.take_ids();
-        windows.iter().for_each(|id| self.relay.forget(*id));
+        let windows = self.windows.take();
+        windows.ids.iter().for_each(|id| self.relay.forget(*id));
         // Programs of this machine find their channels to others moved, and not their peers dead (protocol G7.8).
         self.relay.leave();
         self.relay.hang_up_all();
@@ -254,7 +253,7 @@ impl Serving {
         tracing::info!(sessions = self.sessions.len(), "{why}");
         self.listening.close();
         self.sessions.clear();
-        self.windows.take_ids().into_iter().for_each(|id| self.relay.forget(id));
+        self.windows.take().ids.into_iter().for_each(|id| self.relay.forget(id));
         if self.doorbell.take().is_some() {
             self.relay.doorbells(Doorbells::None);
         }
@@ -295,10 +294,7 @@ impl Serving {
     }
 
     fn accept(&mut self) {
-        let Some(listener) = self.listening.socket() else { return };
-        let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
-            return;
-        };
+        let Some(socket) = self.listening.accept() else { return };
         let peer = getsockopt(&socket, PeerCredentials).ok();
         let pid = peer.and_then(|peer| u32::try_from(peer.pid()).ok()).unwrap_or(0);
         let user = peer.map(|peer| peer.uid());
@@ -391,25 +387,24 @@ impl Serving {
                     self.introductions.ask(session, request, fds);
                 }
             }
-            Ok((_, message)) if !is_new && brings_memory(&message) => return self.close(session),
-            // The host cannot check the descriptors of these messages. It only names the program that is to get them.
-            Ok((request, Message::Accepted { channel, region, .. })) if !region.is_in_window() => {
-                let (from, region) = ((session, request), (channel, ParcelContent::Endpoint));
-                fds.into_iter().for_each(|memory| self.introductions.give(from, region, memory));
+            Ok((_, message)) if !is_new && parcel_of(&message).is_some() => return self.close(session),
+            Ok((request, message)) => {
+                if let Some(parcel) = parcel_of(&message)
+                    && self.give((session, request), parcel, fds).is_err()
+                {
+                    let reason = "too much memory is in transit between programs of this machine; try again";
+                    return self.refuse(session, request, Refusal::OutOfResources, reason);
+                }
             }
-            Ok((request, Message::Grow { channel, side, generation, .. })) => {
-                let from = (session, request);
-                let ring = (channel, ParcelContent::Ring(side, generation));
-                fds.into_iter().for_each(|memory| self.introductions.give(from, ring, memory));
-            }
-            Ok((request, Message::AddRegion { channel, side, number, region, .. })) if !region.is_in_window() => {
-                let from = (session, request);
-                let further = (channel, ParcelContent::Further(side, number));
-                fds.into_iter().for_each(|memory| self.introductions.give(from, further, memory));
-            }
-            _ => {}
+            Err(_) => {}
         }
         self.pass_on(session, links, LinkUse::Channel, None, bytes);
+    }
+
+    /// A program brings memory for its peer.
+    fn give(&mut self, (session, request): (u32, u32), parcel: Parcel, fds: Vec<OwnedFd>) -> Result<(), NoRoom> {
+        let from = Giver { session, request, user: self.sessions.get(&session).and_then(|of| of.user) };
+        fds.into_iter().try_for_each(|memory| self.introductions.give(from, parcel, memory))
     }
 
     /// A program has passed a socket to another one, and holds it no more (protocol T13.15).
@@ -595,11 +590,14 @@ impl Serving {
     }
 }
 
-/// Whether the message brings memory that the agent passes on when the broker tells it to.
-fn brings_memory(message: &Message) -> bool {
-    match message {
-        Message::Accepted { region, .. } | Message::AddRegion { region, .. } => !region.is_in_window(),
-        Message::Grow { .. } => true,
-        _ => false,
+/// The memory that a program brings for its peer by this message. The host cannot check it: it only names the program that is to get it.
+fn parcel_of(message: &Message) -> Option<Parcel> {
+    match *message {
+        Message::Accepted { channel, region, .. } if !region.is_in_window() => Some((channel, ParcelContent::Endpoint)),
+        Message::Grow { channel, side, generation, .. } => Some((channel, ParcelContent::Ring(side, generation))),
+        Message::AddRegion { channel, side, number, region, .. } if !region.is_in_window() => {
+            Some((channel, ParcelContent::Further(side, number)))
+        }
+        _ => None,
     }
 }

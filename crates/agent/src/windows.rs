@@ -17,6 +17,16 @@ struct Known {
     told: bool,
 }
 
+/// Windows that were announced, once nothing here has them open any more.
+#[derive(Debug, Default)]
+pub(crate) struct FormerWindows {
+    pub(crate) ids: BTreeSet<WindowId>,
+    /// The ids of those that were not found.
+    pub(crate) unfound: BTreeSet<WindowId>,
+    /// The device numbers of those that were found. A window's owner can change its header, and not these.
+    pub(crate) devices: BTreeSet<u64>,
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct GuestWindows {
@@ -29,9 +39,17 @@ impl GuestWindows {
         self.known.entry((id, owner)).or_insert(Known { peer, device: None, told: false });
     }
 
-    /// Takes all window ids. No window is open or expected any more.
-    pub(crate) fn take_ids(&mut self) -> BTreeSet<WindowId> {
-        std::mem::take(&mut self.known).into_keys().map(|(id, _)| id).collect()
+    /// Takes them all. No window is open or expected any more.
+    pub(crate) fn take(&mut self) -> FormerWindows {
+        let mut former = FormerWindows::default();
+        for ((id, _), known) in std::mem::take(&mut self.known) {
+            former.ids.insert(id);
+            match known.device.and_then(|window| rustix::fs::fstat(window.as_fd()).ok()) {
+                Some(device) => former.devices.insert(device.st_rdev),
+                None => former.unfound.insert(id),
+            };
+        }
+        former
     }
 
     /// Whether all are there.

@@ -3,7 +3,9 @@
 //! A process that ends closes its descriptors before it becomes a zombie. So right after the hang-up the process still exists, with the
 //! flag of an ending process.
 
+use rustix::io::Errno;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// `PF_EXITING` of the kernel's `task_struct.flags`.
@@ -19,21 +21,21 @@ pub fn has_ended(pid: u32) -> bool {
     }
     match fs::read_dir(format!("/proc/{pid}/task")) {
         Ok(threads) => threads.flatten().all(|thread| is_exiting(&thread.path())),
-        Err(error) => error.kind() == std::io::ErrorKind::NotFound && Path::new("/proc/self/task").exists(),
+        Err(error) => error.kind() == ErrorKind::NotFound && Path::new("/proc/self/task").exists(),
     }
 }
 
 fn is_exiting(thread: &Path) -> bool {
-    match fs::read_to_string(thread.join("stat")) {
-        Ok(text) => flags_of(&text).is_some_and(|flags| flags & EXITING != 0),
+    match fs::read(thread.join("stat")) {
+        Ok(stat) => flags_of(&stat).is_some_and(|flags| flags & EXITING != 0),
         // It has ended since it was listed.
-        Err(_) => true,
+        Err(e) => e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(Errno::SRCH.raw_os_error()),
     }
 }
 
-/// The name of a thread, in parentheses, can have any characters.
-fn flags_of(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(FLAGS)?.parse().ok()
+/// The name of a thread, in parentheses, can have any bytes.
+fn flags_of(stat: &[u8]) -> Option<u64> {
+    String::from_utf8_lossy(stat).rsplit_once(')')?.1.split_whitespace().nth(FLAGS)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -61,7 +63,14 @@ mod tests {
 
     #[test]
     fn flags_are_found_behind_any_name() {
-        assert_eq!(flags_of("7 (a) b) c) S 1 2 3 4 5 4194308 9"), Some(4_194_308));
-        assert_eq!(flags_of("nonsense"), None);
+        assert_eq!(flags_of(b"7 (a) b) c) S 1 2 3 4 5 4194308 9"), Some(4_194_308));
+        assert_eq!(flags_of(b"nonsense"), None);
+        let (folder, stat) = (tempfile::tempdir().unwrap(), b"7 (name\xff) S 1 2 3 4 5 4194304 9");
+        fs::write(folder.path().join("stat"), stat).unwrap();
+        assert!(!is_exiting(folder.path()), "a name that is no text is that of a live thread");
+        fs::remove_file(folder.path().join("stat")).unwrap();
+        assert!(is_exiting(folder.path()));
+        fs::create_dir(folder.path().join("stat")).unwrap();
+        assert!(!is_exiting(folder.path()), "it cannot be read");
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use partywall_protocol::wire::RegionReference;
 use partywall_region::relay::PortSide;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 

@@ -1,31 +1,36 @@
 //! A connection to a monitor: commands out, answers and events in.
 
 use super::error::QmpError;
+use super::lines::MonitorLines;
 use partywall_region::packet;
 use rustix::fd::{AsFd as _, BorrowedFd};
 use serde_json::{Value, json};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::collections::VecDeque;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a monitor may take for an answer. Hot-plugging takes milliseconds; a busy machine takes longer.
+/// How long a monitor may take for its answers to what is sent together. Hot-plugging takes milliseconds; a busy machine takes longer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// The events that are kept until they are waited for; the newest count.
+const MOST_EVENTS: usize = 256;
+/// Events of QEMU have some hundred bytes. Longer ones are not kept.
+const LONGEST_EVENT: usize = 16 << 10;
 
 /// A connected monitor.
 #[derive(Debug)]
 pub struct Qmp {
     path: PathBuf,
-    stream: BufReader<UnixStream>,
-    /// The beginning of a message that has not come whole yet.
-    partial: String,
-    events: Vec<Value>,
+    lines: MonitorLines,
+    /// The longest wait for answers.
+    patience: Duration,
+    events: VecDeque<Value>,
 }
 
 impl Qmp {
-    pub(super) fn new(path: PathBuf, stream: BufReader<UnixStream>) -> Self {
-        Self { path, stream, partial: String::new(), events: Vec::new() }
+    pub(super) fn new(path: PathBuf, lines: MonitorLines, patience: Duration) -> Self {
+        Self { path, lines, patience, events: VecDeque::new() }
     }
 
     /// Where it is.
@@ -52,7 +57,7 @@ impl Qmp {
 
     /// The process that made the monitor's socket. For a QEMU whose socket another program has made for it (libvirt), that is that program.
     pub fn process(&self) -> Result<u32, QmpError> {
-        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref());
+        let peer = rustix::net::sockopt::socket_peercred(&self.lines);
         let peer = peer.map_err(|e| self.lost("SO_PEERCRED", e.into()))?;
         Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
     }
@@ -60,21 +65,27 @@ impl Qmp {
     /// One command, and what it returns.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.send(&[(command, arguments)])?;
-        self.answer(command)?
+        self.answer(command, self.deadline())?
     }
 
     /// One command that comes with a descriptor, as `getfd` and `add-fd` do.
     pub fn execute_with(&mut self, command: &str, arguments: Value, fd: BorrowedFd<'_>) -> Result<Value, QmpError> {
         let text = line(command, &arguments);
-        packet::send(self.stream.get_ref().as_fd(), text.as_bytes(), &[fd]).map_err(|e| self.lost(command, e))?;
-        self.answer(command)?
+        packet::send(self.lines.as_fd(), text.as_bytes(), &[fd]).map_err(|e| self.lost(command, e))?;
+        self.answer(command, self.deadline())?
     }
 
     /// Executes several commands, all sent before the first answer is read, and returns their answers. A refused command does not keep
     /// the later ones from being executed. A few dozen at most: QEMU's answers wait while they are being sent.
     pub fn execute_all(&mut self, commands: &[(&str, Value)]) -> Result<Vec<Result<Value, QmpError>>, QmpError> {
         self.send(commands)?;
-        commands.iter().map(|(command, _)| self.answer(command)).collect()
+        let deadline = self.deadline();
+        commands.iter().map(|(command, _)| self.answer(command, deadline)).collect()
+    }
+
+    /// The time by which answers to commands that are sent now are due.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.patience
     }
 
     fn send(&mut self, commands: &[(&str, Value)]) -> Result<(), QmpError> {
@@ -83,13 +94,13 @@ impl Qmp {
             text.push_str(&line(command, arguments));
         }
         let first = commands.first().map_or("nothing", |(command, _)| command);
-        self.stream.get_mut().write_all(text.as_bytes()).map_err(|e| self.lost(first, e))
+        self.lines.write(&text).map_err(|e| self.lost(first, e))
     }
 
     /// The next answer: the outer error is the monitor's end, the inner a refusal.
-    fn answer(&mut self, command: &str) -> Result<Result<Value, QmpError>, QmpError> {
+    fn answer(&mut self, command: &str, deadline: Instant) -> Result<Result<Value, QmpError>, QmpError> {
         loop {
-            let mut message = self.message().map_err(|e| self.lost(command, e))?;
+            let Some(mut message) = self.message(deadline).map_err(|e| self.lost(command, e))? else { continue };
             if let Some(answer) = message.get_mut("return") {
                 return Ok(Ok(answer.take()));
             }
@@ -97,7 +108,7 @@ impl Qmp {
                 let why = error.get("desc").and_then(Value::as_str).unwrap_or("(no reason given)").to_owned();
                 return Ok(Err(QmpError::Refused { command: command.to_owned(), why }));
             }
-            self.events.push(message);
+            self.keep(message);
         }
     }
 
@@ -124,16 +135,9 @@ impl Qmp {
                 self.events.drain(..=at);
                 return Ok(true);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            self.stream.get_ref().set_read_timeout(Some(left)).map_err(lost)?;
-            let message = self.message();
-            self.stream.get_ref().set_read_timeout(Some(PATIENCE)).map_err(lost)?;
-            match message {
-                Ok(event) => self.events.push(event),
-                Err(e) if is_silence(&e) => return Ok(false),
+            match self.message(deadline) {
+                Ok(event) => event.into_iter().for_each(|event| self.keep(event)),
+                Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(false),
                 Err(e) => return Err(lost(e)),
             }
         }
@@ -141,15 +145,21 @@ impl Qmp {
 
     /// The events that came during commands and that nobody has waited for. Each is returned once.
     pub fn take_events(&mut self) -> Vec<Value> {
-        std::mem::take(&mut self.events)
+        std::mem::take(&mut self.events).into()
     }
 
-    fn message(&mut self) -> io::Result<Value> {
-        read_line(&mut self.stream, &mut self.partial)?;
-        if !self.partial.ends_with('\n') {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    fn keep(&mut self, event: Value) {
+        if self.events.len() == MOST_EVENTS {
+            self.events.pop_front();
         }
-        serde_json::from_str(&std::mem::take(&mut self.partial)).map_err(io::Error::from)
+        self.events.push_back(event);
+    }
+
+    /// The next message; `None` for an event that is too long to be one of QEMU's.
+    fn message(&mut self, deadline: Instant) -> io::Result<Option<Value>> {
+        let line = self.lines.next(deadline)?;
+        let message: Value = serde_json::from_slice(&line)?;
+        Ok(Some(message).filter(|message| line.len() <= LONGEST_EVENT || message.get("event").is_none()))
     }
 }
 
@@ -168,15 +178,4 @@ pub(super) fn start_time(stat: &str, system: &str) -> Option<i64> {
     // Behind the name, which is in parentheses and may hold any byte, comes the third field. The start is field 22.
     let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(22 - 3)?.parse().ok()?;
     Some(boot + i64::try_from(ticks / rustix::param::clock_ticks_per_second()).ok()?)
-}
-
-/// Reads on until `line` is whole: after a timeout it holds what has come so far.
-pub(super) fn read_line(stream: &mut BufReader<UnixStream>, line: &mut String) -> io::Result<usize> {
-    // Longer than any line of QEMU's: what pretends to be a monitor must not fill our memory.
-    const LONGEST: u64 = 16 << 20;
-    stream.take(LONGEST).read_line(line)
-}
-
-pub(super) fn is_silence(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

@@ -1,13 +1,14 @@
 //! Connecting to a monitor: its greeting, and the negotiation that has to come before any command.
 
-use super::client::{PATIENCE, Qmp, is_silence, read_line};
+use super::client::{PATIENCE, Qmp};
 use super::error::QmpError;
+use super::lines::MonitorLines;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
-use std::io::{self, BufReader};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a monitor may take to greet.
 const GREETING: Duration = Duration::from_secs(5);
@@ -15,28 +16,30 @@ const GREETING: Duration = Duration::from_secs(5);
 impl Qmp {
     /// Connects and negotiates.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, QmpError> {
-        let path = path.as_ref().to_owned();
+        Self::connect_within(path.as_ref(), PATIENCE)
+    }
+
+    /// The same, with the longest wait for answers.
+    pub(super) fn connect_within(path: &Path, patience: Duration) -> Result<Self, QmpError> {
+        let path = path.to_owned();
         let unreachable = |source| QmpError::Unreachable { path: path.clone(), source };
         let stream = match connect_at_once(&path) {
             // QEMU has a client, and other programs wait already.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(QmpError::Busy { path }),
             other => other.map_err(unreachable)?,
         };
-        stream.set_read_timeout(Some(GREETING)).map_err(unreachable)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(unreachable)?;
-        let mut stream = BufReader::new(stream);
-        let mut line = String::new();
-        match read_line(&mut stream, &mut line) {
-            Ok(0) => return Err(QmpError::NotQmp { path, said: String::new() }),
-            Ok(_) => {}
-            Err(e) if is_silence(&e) && line.is_empty() => return Err(QmpError::Busy { path }),
-            Err(_) => return Err(QmpError::NotQmp { path, said: beginning(&line) }),
-        }
-        if serde_json::from_str::<Value>(&line).ok().is_none_or(|v| v.get("QMP").is_none()) {
+        let mut lines = MonitorLines::new(stream, patience).map_err(unreachable)?;
+        let line = match lines.next(Instant::now() + GREETING) {
+            Ok(line) => line,
+            Err(e) if e.kind() == io::ErrorKind::TimedOut && lines.partial().is_empty() => {
+                return Err(QmpError::Busy { path });
+            }
+            Err(_) => return Err(QmpError::NotQmp { path, said: beginning(lines.partial()) }),
+        };
+        if serde_json::from_slice::<Value>(&line).ok().is_none_or(|v| v.get("QMP").is_none()) {
             return Err(QmpError::NotQmp { path, said: beginning(&line) });
         }
-        stream.get_ref().set_read_timeout(Some(PATIENCE)).map_err(unreachable)?;
-        let mut this = Self::new(path, stream);
+        let mut this = Self::new(path, lines, patience);
         this.execute("qmp_capabilities", json!({}))?;
         Ok(this)
     }
@@ -53,6 +56,6 @@ fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-fn beginning(line: &str) -> String {
-    line.trim_end().chars().take(60).collect()
+fn beginning(line: &[u8]) -> String {
+    String::from_utf8_lossy(line).trim_end().chars().take(60).collect()
 }

@@ -1,6 +1,6 @@
 //! The monitor of a running QEMU (QMP): all commands that Partywall sends to it, and the only place with its JSON.
 //!
-//! - `client` sends commands and reads their answers and events, `greeting` connects and negotiates;
+//! - `client` sends commands and reads their answers and events, `greeting` connects and negotiates, `lines` bounds the length and the time of each line;
 //! - `query` reads the state of a machine, `change` adds devices and removes them: one function for each command that is used, or for
 //!   several that are sent together.
 //!
@@ -14,6 +14,7 @@ mod change;
 mod client;
 mod error;
 mod greeting;
+mod lines;
 mod query;
 #[cfg(test)]
 mod tests;

@@ -71,6 +71,28 @@ fn events_between_answers_are_kept() {
 }
 
 #[test]
+fn events_without_end_end_the_exchange_and_fill_no_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let monitor = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(format!("{HELLO}{DONE}").as_bytes()).unwrap();
+        let long = format!("{{\"event\": \"LONG\", \"data\": \"{}\"}}\n", "x".repeat(20_000));
+        let event = format!("{long}{{\"event\": \"STOP\"}}\n");
+        while stream.write_all(event.as_bytes()).is_ok() {}
+    });
+    let mut qmp = Qmp::connect_within(&path, Duration::from_millis(300)).unwrap();
+    for command in ["query-status", "query-name"] {
+        assert!(matches!(qmp.execute(command, json!({})), Err(QmpError::Lost { .. })));
+    }
+    let kept = qmp.take_events();
+    assert!(kept.len() <= 256 && kept.iter().all(|event| event["event"] == "STOP"), "{} events", kept.len());
+    drop(qmp);
+    monitor.join().unwrap();
+}
+
+#[test]
 fn refused_command_gives_reason_and_monitor_stays_usable() {
     let no = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no free slots\"}}\n";
     let (_dir, path) = monitor(&[HELLO, DONE, no, DONE]);
