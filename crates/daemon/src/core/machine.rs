@@ -322,8 +322,9 @@ impl<F> Machines<F> {
 }
 
 impl<F: Descriptor> Core<F> {
-    /// Takes in what has become of a machine.
-    pub fn machine_news(&mut self, news: MachineNews<F>) -> Vec<Action<F>> {
+    /// Takes in what has become of a machine at `now` (seconds since 1970).
+    pub fn machine_news(&mut self, now: u64, news: MachineNews<F>) -> Vec<Action<F>> {
+        self.now = now;
         self.take_news(news);
         self.serve_followers();
         self.keep_books();

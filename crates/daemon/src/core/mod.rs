@@ -254,15 +254,17 @@ impl<F: Descriptor> Core<F> {
         self.checked = true;
     }
 
-    /// Puts another policy in force. It judges every later request; a session that it would not let join is refused and ended.
-    /// Channels that are open stay open: they are not the broker's.
-    pub fn set_policy(&mut self, policy: Arc<Policy>) -> Vec<Action<F>> {
+    /// Puts another policy in force at `now` (seconds since 1970). It judges every later request; a session that it would not let join is
+    /// refused and ended. Channels that are open stay open: they are not the broker's.
+    pub fn set_policy(&mut self, now: u64, policy: Arc<Policy>) -> Vec<Action<F>> {
+        self.now = now;
         let before = self.visibility();
         self.policy = policy;
         self.live_policy = None;
         self.publish_policy();
         self.show_again(&before);
         self.rejudge();
+        self.rejudge_follower();
         self.list_forwarded_again();
         let file = self.policy.file().map_or_else(String::new, |path| path.display().to_string());
         let happened = Happened { grounds: file, ..Happened::default() };

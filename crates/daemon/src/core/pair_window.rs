@@ -70,6 +70,12 @@ pub(super) struct Waiting {
 }
 
 impl WindowPlace {
+    /// Whether this holder may make a region of this size there (protocol G4.7). The region must fill its place: the broker charges the
+    /// region, and a larger place would take more of the window.
+    pub(super) fn may_take(&self, holder: Holder, size: u64) -> bool {
+        self.is_unused_by(holder) && self.size == size
+    }
+
     /// Whether it is this holder's, and nothing is known to lie there.
     pub(super) fn is_unused_by(&self, holder: Holder) -> bool {
         self.holder == holder && self.content == PlaceContent::Unknown

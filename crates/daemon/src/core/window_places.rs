@@ -99,7 +99,7 @@ impl<F> Machines<F> {
         }
     }
 
-    /// Whether the place is the holder's and large enough; it is the channel's from now on. Returns the memory for the peer.
+    /// Whether the place is the holder's and has this size; it is the channel's from now on. Returns the memory for the peer.
     pub(super) fn settle(
         &mut self,
         between: (Origin, Origin),
@@ -113,15 +113,18 @@ impl<F> Machines<F> {
     {
         let place = self.windows.get_mut(&between).and_then(|w| Some((w.places.get_mut(&base)?, &w.reader)));
         match place {
-            Some((place, reader)) if place.is_unused_by(holder) && size <= place.size => {
+            Some((place, reader)) if place.may_take(holder, size) => {
                 (place.holder, place.content) = (Holder::Channel(channel), PlaceContent::Endpoint);
                 Ok(reader.clone())
             }
-            _ => refuse(Refusal::BadRegion, format!("no place at {base} in the window was given to this process")),
+            _ => refuse(
+                Refusal::BadRegion,
+                format!("no place of {size} bytes at {base} in the window was given to this process"),
+            ),
         }
     }
 
-    /// Whether the place is the channel's, unused and large enough; this further region lies there from now on. Returns the memory for the
+    /// Whether the place is the channel's, unused and of this size; this further region lies there from now on. Returns the memory for the
     /// peer.
     pub(super) fn settle_further(
         &mut self,
@@ -135,8 +138,7 @@ impl<F> Machines<F> {
     {
         let place = self.windows.get_mut(&between).and_then(|w| Some((w.places.get_mut(&base)?, &w.reader)));
         match place {
-            // Exactly: a larger place would count for less than it takes of the window.
-            Some((place, reader)) if place.is_unused_by(Holder::Channel(channel)) && size == place.size => {
+            Some((place, reader)) if place.may_take(Holder::Channel(channel), size) => {
                 place.content = PlaceContent::Further { side, number };
                 Ok(reader.clone())
             }

@@ -269,7 +269,8 @@ impl Server {
             Err(reason) => return self.refuse(session, Refusal::OutOfResources, reason),
         };
         self.hear_first(session);
-        let Some(open) = self.sessions.get_mut(&session) else { return };
+        // If the first packet has ended the session, the reader was never given one.
+        let Some(open) = self.sessions.get_mut(&session) else { return self.readers.end_if_idle(reader) };
         let given = rustix::net::sockopt::set_socket_send_buffer_size(&open.socket, SEND_BUFFER)
             .map_err(io::Error::from)
             .and_then(|()| self.readers.serve(reader, session.0, open.socket.as_fd()));
@@ -278,6 +279,7 @@ impl Server {
             Err(e) => {
                 let reason = format!("the system refuses what a session needs: {e}");
                 self.refuse(session, Refusal::OutOfResources, reason);
+                self.readers.end_if_idle(reader);
             }
         }
     }

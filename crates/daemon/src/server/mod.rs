@@ -266,7 +266,7 @@ impl Server {
         let (windows, news) = GroupWindows::open(&groups, &entries, this.socket.path()).map_err(StartError::Groups)?;
         this.core.set_groups(&groups);
         for news in news {
-            this.core.machine_news(news.map(ClientDescriptor::from));
+            this.core.machine_news(now(), news.map(ClientDescriptor::from));
         }
         if windows.has_machines() {
             this.attend_machines(Task::Groups(windows))?;
@@ -544,7 +544,7 @@ impl Server {
             policy.log_warnings();
             let networks = policy.networks().to_vec();
             self.hear_of_rings();
-            let actions = self.core.set_policy(Arc::new(policy));
+            let actions = self.core.set_policy(now(), Arc::new(policy));
             self.perform(actions);
             self.set_networks(&networks);
         }
@@ -585,7 +585,7 @@ impl Server {
                 let concerns_list =
                     matches!(news, MachineNews::Added { .. } | MachineNews::Removed { .. } | MachineNews::Up { .. });
                 self.hear_of_rings();
-                let actions = self.core.machine_news(news.map(ClientDescriptor::from));
+                let actions = self.core.machine_news(now(), news.map(ClientDescriptor::from));
                 self.perform(actions);
                 if concerns_list {
                     self.follow_networks();

@@ -12,7 +12,7 @@ use crate::machines::carried;
 use partywall_region::ending;
 
 use super::judge::{Judged, Sort, has_ended};
-use super::readers::{self, MAX_REPORT, ReaderEvent, ReaderReport};
+use super::readers::{self, MAX_REPORT, ReaderEnd, ReaderEvent, ReaderReport};
 use super::{BURST, ClientDescriptor, CoreEvent, Server, SessionId};
 
 impl Server {
@@ -120,8 +120,7 @@ impl Server {
             ReaderEvent::Timer(reader) if self.readers.is_hung(reader) => {
                 let user = self.readers.account_of(reader).map(tracing::field::display);
                 tracing::warn!(user, "a descriptor hung the process that reads this user's sessions; it is killed");
-                self.readers.kill(reader);
-                self.lose_sessions_of(reader);
+                self.lose_reader(reader, ReaderEnd::Hung);
             }
             ReaderEvent::Timer(_) => {}
             ReaderEvent::Socket(reader) => {
@@ -136,7 +135,7 @@ impl Server {
     fn hear(&mut self, reader: u32, flags: EventFlags) {
         if self.readers.is_killed(reader) {
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-                self.readers.dead(reader);
+                self.readers.forget(reader);
             }
             return;
         }
@@ -154,9 +153,8 @@ impl Server {
                 readers::FromReader::Dead => {
                     let user = self.readers.account_of(reader).map(tracing::field::display);
                     tracing::error!(user, "the process that reads this user's sessions has ended");
-                    self.readers.kill(reader);
-                    self.lose_sessions_of(reader);
-                    self.readers.dead(reader);
+                    self.lose_reader(reader, ReaderEnd::Ended);
+                    self.readers.forget(reader);
                     break;
                 }
                 readers::FromReader::Report(received) => {
@@ -205,14 +203,16 @@ impl Server {
         }
     }
 
-    /// Ends the sessions that a process read that does so no more.
-    fn lose_sessions_of(&mut self, reader: u32) {
+    /// Gives a reader up, and ends the sessions that it read.
+    fn lose_reader(&mut self, reader: u32, end: ReaderEnd) {
+        let Some(account) = self.readers.account_of(reader) else { return };
+        self.readers.kill(reader, end);
         let mut lost: Vec<SessionId> =
             self.sessions.iter().filter(|(_, open)| open.is_read_by(reader)).map(|(session, _)| *session).collect();
         lost.sort_unstable();
         for session in lost {
-            let reason = "the process that reads your user's sessions hung at a descriptor; join again later";
-            self.refuse(session, Refusal::OutOfResources, reason.to_owned());
+            let reason = format!("{}; join again later", end.reason(account));
+            self.refuse(session, Refusal::OutOfResources, reason);
         }
         self.readers.empty_disposer();
     }

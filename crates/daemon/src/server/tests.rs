@@ -1,6 +1,7 @@
 //! The event loop turned by hand, against sockets that say anything at all.
 
 mod machines;
+mod readers;
 mod rings;
 
 use std::os::fd::BorrowedFd;
@@ -670,7 +671,7 @@ fn container_programs_have_other_reader_than_host_user() {
     assert_ne!(reader, theirs);
     assert_eq!([readers.reader_of(other), readers.reader_of(unknown)], [Ok(theirs), Ok(theirs)]);
     // It hangs, and its user is refused.
-    readers.kill(theirs);
+    readers.kill(theirs, super::readers::ReaderEnd::Hung);
     assert!(readers.reader_of(other).unwrap_err().contains("of containers"));
     assert_eq!(readers.reader_of(host), Ok(reader));
 }

@@ -157,6 +157,16 @@ impl<F: Descriptor> Core<F> {
         self.send(session, request, Message::Names { host, page: Page { more, rows } });
     }
 
+    /// Ends the following of names by a session that the policy names as the gateway no longer (protocol H2.2).
+    pub(in crate::core) fn rejudge_follower(&mut self) {
+        let Some(NameFollower { session, waiting, .. }) = self.cluster.follower else { return };
+        let Err(refused) = self.as_gateway(session) else { return };
+        if let Some(request) = waiting {
+            self.refuse_later(session, request, "FollowNames", refused);
+        }
+        self.end_names(session);
+    }
+
     /// A session has ended that may be the one which follows names.
     pub(super) fn end_names(&mut self, id: SessionId) {
         if self.cluster.follower.as_ref().is_some_and(|follower| follower.session == id) {

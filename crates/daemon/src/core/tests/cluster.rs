@@ -212,6 +212,22 @@ fn names_do_not_wait_for_absent_gateway() {
 }
 
 #[test]
+fn gateway_of_new_policy_follows_names() {
+    let mut h = Hosts::new();
+    let waiting = h.ask_to_join(5, "db", 1);
+    h.claim();
+    assert_eq!(h.news(), []);
+    let policy = POLICY.replace("'*'\nusers = '*'", "'*'\nusers = ['*']").replace("[44]", "[44]\ngateway = 'gw2'");
+    let actions = h.w.core.set_policy(NOW, Arc::new(Policy::parse(&policy).unwrap()));
+    h.w.perform(actions);
+    assert!(is_refused(h.answer(h.feed), Refusal::Denied));
+    assert!(matches!(h.answer(waiting), Some(Message::Joined { .. })));
+    h.feed = h.w.join_as(44, "gw2", 9);
+    h.last = 0;
+    assert!(!h.news().is_empty(), "the new gateway gets an answer");
+}
+
+#[test]
 fn claim_ends_with_the_session_that_waits() {
     let mut h = Hosts::new();
     let session = h.ask_to_join(5, "db", 1);

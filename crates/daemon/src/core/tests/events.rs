@@ -208,15 +208,17 @@ fn machines_and_policies_are_for_administrators() {
         MachineNews::Removed { machine },
     ];
     for news in news {
-        let actions = w.core.machine_news(news);
+        let actions = w.core.machine_news(NOW + 3600, news);
         w.perform(actions);
     }
-    let actions = w.core.set_policy(Arc::new(Policy::parse(FILE).unwrap()));
+    let actions = w.core.set_policy(NOW + 7200, Arc::new(Policy::parse(FILE).unwrap()));
     w.perform(actions);
     let (_, rows) = events(&mut w, root, 0).unwrap();
     use EventKind::{MachineAttached, MachineDetached, MachineDown, MachineUp, PolicyChanged};
     assert_eq!(kinds(&rows), [MachineAttached, MachineUp, MachineDown, MachineDetached, PolicyChanged]);
     assert!(rows[..4].iter().all(|row| row.from == "vm" && row.user == User::Machine(machine)), "{rows:?}");
+    let times: Vec<u64> = rows.iter().map(|row| row.at_s - NOW).collect();
+    assert_eq!(times, [3600, 3600, 3600, 3600, 7200], "the time of an earlier event");
     assert!(events(&mut w, web, 0).is_none());
 }
 

@@ -17,7 +17,7 @@ fn of(member: usize) -> Membership {
 }
 
 fn news(w: &mut World, news: MachineNews<Fake>) {
-    let actions = w.core.machine_news(news);
+    let actions = w.core.machine_news(NOW, news);
     w.perform(actions);
 }
 

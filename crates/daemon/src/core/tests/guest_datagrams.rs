@@ -549,7 +549,7 @@ fn offer_without_checks(w: &mut World, session: u64, sender: &str) -> Message {
     let message = Message::OfferDatagrams { to_high, to_low, to_port, region: region(RING, None) };
     let (session, descriptors) = (SessionId(session), vec![w.region(RING)]);
     let socket = Some(Ok(socket(sender)));
-    let actions = w.core.handle(77, CoreEvent::Message { session, request: 1, message, descriptors, socket });
+    let actions = w.core.handle(NOW, CoreEvent::Message { session, request: 1, message, descriptors, socket });
     let answers = actions.into_iter().filter_map(|action| match action {
         Action::Send { message, .. } => Some(message),
         _ => None,

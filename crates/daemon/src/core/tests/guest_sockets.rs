@@ -44,7 +44,7 @@ pub(super) fn attached(text: &str) -> World {
 pub(super) const EVERYBODY: &str = "administrators = [1000]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n";
 
 pub(super) fn news(w: &mut World, news: MachineNews<Fake>) {
-    let actions = w.core.machine_news(news);
+    let actions = w.core.machine_news(NOW, news);
     w.perform(actions);
 }
 
@@ -459,7 +459,7 @@ fn machine_sees_only_listeners_that_its_policy_lets_it_reach() {
     assert_eq!((seen(&w, A), seen(&w, B), seen(&w, C)), (1, 2, 0));
     // A change of the policy is visible at once, and a later withdrawal leaves nothing.
     let actions =
-        w.core.set_policy(Arc::new(Policy::parse(&rule.replace("a.*", "c.*").replace("tcp-80", "*")).unwrap()));
+        w.core.set_policy(NOW, Arc::new(Policy::parse(&rule.replace("a.*", "c.*").replace("tcp-80", "*")).unwrap()));
     w.perform(actions);
     assert_eq!((seen(&w, A), seen(&w, B), seen(&w, C)), (0, 2, 2));
     w.end(db);

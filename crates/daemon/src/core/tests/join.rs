@@ -166,7 +166,7 @@ fn new_policy_ends_denied_sessions_and_sets_quotas() {
     let (one, two) = (w.join_as(1, "a", 1), w.join_as(2, "b", 2));
     w.bind(one, "s", 1);
     let new = "[[join]]\ndomain='b'\nusers=[2]\nquota={services=0}";
-    let actions = w.core.set_policy(Arc::new(Policy::parse(new).unwrap()));
+    let actions = w.core.set_policy(NOW, Arc::new(Policy::parse(new).unwrap()));
     w.core.check_invariants();
     assert!(matches!(&actions[..], [
         Action::Directory(DirectoryChange::Policy { .. }),

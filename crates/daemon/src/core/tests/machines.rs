@@ -20,15 +20,15 @@ pub(super) fn attached() -> World {
 pub(super) fn attach(w: &mut World) {
     for (machine, name) in [(A, "a"), (B, "b")] {
         let name = Name::new(name).unwrap();
-        w.core.machine_news(MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
-        w.core.machine_news(MachineNews::Up { machine, up: true });
+        w.core.machine_news(NOW, MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
+        w.core.machine_news(NOW, MachineNews::Up { machine, up: true });
     }
     let [host, a, b] = [Origin::Host, A.into(), B.into()];
     for (owner, peer) in [(a, b), (b, a), (a, host), (host, a)] {
         let (memory, reader) = (w.other(), w.other());
-        w.core.machine_news(MachineNews::Window { owner, peer, memory, reader, size: SIZE, allocated: SIZE });
+        w.core.machine_news(NOW, MachineNews::Window { owner, peer, memory, reader, size: SIZE, allocated: SIZE });
         for machine in [owner, peer].into_iter().filter_map(Origin::machine) {
-            w.core.machine_news(MachineNews::Seen { machine, owner, peer });
+            w.core.machine_news(NOW, MachineNews::Seen { machine, owner, peer });
         }
     }
 }
@@ -75,12 +75,10 @@ fn guest_domain_gets_machine_prefix_unless_policy_names_it() {
     assert!(matches!(w.sent.pop().unwrap().message, Message::Refused { code: Refusal::Denied, .. }));
     // The policy can give it another name.
     let mut w = World::with_policy("administrators = [1000]\n[[join]]\ndomain = \"web\"\nmachines = [\"a\"]\n");
-    w.core.machine_news(MachineNews::Added {
-        machine: A,
-        name: Name::new("a").unwrap(),
-        monitor: String::new(),
-        port: String::new(),
-    });
+    w.core.machine_news(
+        NOW,
+        MachineNews::Added { machine: A, name: Name::new("a").unwrap(), monitor: String::new(), port: String::new() },
+    );
     let session = w.open(A, 1);
     assert!(matches!(w.ask(session, join("web")), Message::Joined { name, .. } if name == "web"));
 }
@@ -104,7 +102,7 @@ fn machine_has_no_rights_of_host_users() {
     // On the host, it is for administrators to have channels to machines.
     let mut w = World::with_policy("[[join]]\ndomain = \"*\"\nusers = [1000]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n");
     let name = Name::new("b").unwrap();
-    w.core.machine_news(MachineNews::Added { machine: B, name, monitor: String::new(), port: String::new() });
+    w.core.machine_news(NOW, MachineNews::Added { machine: B, name, monitor: String::new(), port: String::new() });
     let listener = w.join_as(B, "b", 7);
     w.bind(listener, "files", 8);
     let host = w.join("h", 1);
@@ -129,7 +127,7 @@ fn host_user_with_high_uid_is_a_plain_user() {
         "administrators = [1000]\nsessions_per_user = 1\n[[join]]\ndomain = \"web\"\nusers = [{HIGH}]\n"
     ));
     let name = Name::new("a").unwrap();
-    w.core.machine_news(MachineNews::Added { machine: A, name, monitor: String::new(), port: String::new() });
+    w.core.machine_news(NOW, MachineNews::Added { machine: A, name, monitor: String::new(), port: String::new() });
     // The machine's session is not in the account of the user.
     w.join_as(A, "a", 1);
     let host = w.join_as(HIGH, "web", 1);
@@ -165,10 +163,10 @@ fn machine_list_shows_how_windows_are_plugged_once_known() {
         page.rows.iter().map(|row| row.plugged_as).collect::<Vec<_>>()
     };
     assert_eq!(plugged(&mut w), [PluggedAs::Unknown; 2]);
-    w.core.machine_news(MachineNews::Plugged { machine: A, plugged_as: PluggedAs::Memory });
-    w.core.machine_news(MachineNews::Plugged { machine: B, plugged_as: PluggedAs::Device });
+    w.core.machine_news(NOW, MachineNews::Plugged { machine: A, plugged_as: PluggedAs::Memory });
+    w.core.machine_news(NOW, MachineNews::Plugged { machine: B, plugged_as: PluggedAs::Device });
     // A machine that was detached meanwhile.
-    w.core.machine_news(MachineNews::Plugged { machine: MachineId::MAX, plugged_as: PluggedAs::Device });
+    w.core.machine_news(NOW, MachineNews::Plugged { machine: MachineId::MAX, plugged_as: PluggedAs::Device });
     assert_eq!(plugged(&mut w), [PluggedAs::Memory, PluggedAs::Device]);
 }
 
@@ -337,15 +335,33 @@ fn ungranted_place_is_refused() {
     w.end(listener);
 }
 
+/// The broker charges the region to the domain's quota, and not the place.
+#[test]
+fn region_smaller_than_its_place_is_refused() {
+    let mut w = attached();
+    let (caller, listener) = meeting(&mut w);
+    let Some(Message::RoomIs { base, .. }) = w.say(caller, room(0, "b", 1 << 20), vec![]) else { panic!() };
+    let with = vec![w.region(8192)];
+    assert_eq!(w.refused(caller, at(base, 8192), with), Refusal::BadRegion);
+    assert!(w.booked.is_empty(), "the place of a refused region is free");
+    let base = place(&mut w, caller, 0, "b");
+    let with = vec![w.region(8192)];
+    let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
+    let Some(Message::RoomIs { base, .. }) = w.say(listener, room(channel, "a", 1 << 20), vec![]) else { panic!() };
+    let accepted = Message::Accepted { channel, start: 0, region: in_window(base, 8192) };
+    let with = vec![w.region(8192)];
+    assert_eq!(w.refused(listener, accepted, with), Refusal::BadRegion);
+}
+
 #[test]
 fn window_not_seen_by_machine_is_not_used() {
     let mut w = attached();
     let (caller, _) = meeting(&mut w);
-    w.core.machine_news(MachineNews::Up { machine: B, up: true });
+    w.core.machine_news(NOW, MachineNews::Up { machine: B, up: true });
     assert_eq!(w.refused(caller, room(0, "b", 4096), vec![]), Refusal::Machine);
-    w.core.machine_news(MachineNews::Seen { machine: B, owner: A.into(), peer: B.into() });
+    w.core.machine_news(NOW, MachineNews::Seen { machine: B, owner: A.into(), peer: B.into() });
     place(&mut w, caller, 0, "b");
-    w.core.machine_news(MachineNews::Removed { machine: B });
+    w.core.machine_news(NOW, MachineNews::Removed { machine: B });
     assert_eq!(w.refused(caller, room(0, "b", 4096), vec![]), Refusal::Machine);
 }
 
@@ -412,7 +428,7 @@ fn begun(w: &mut World) {
 }
 
 fn tell(w: &mut World, news: MachineNews<Fake>) {
-    let actions = w.core.machine_news(news);
+    let actions = w.core.machine_news(NOW, news);
     w.perform(actions);
 }
 

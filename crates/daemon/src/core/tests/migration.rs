@@ -9,7 +9,7 @@ const B: MachineId = MachineId::new(2).unwrap();
 const SIZE: u64 = 8 << 20;
 
 fn tell(w: &mut World, news: MachineNews<Fake>) {
-    let actions = w.core.machine_news(news);
+    let actions = w.core.machine_news(NOW, news);
     w.perform(actions);
 }
 

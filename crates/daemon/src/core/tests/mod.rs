@@ -32,6 +32,8 @@ use partywall_shm::layout::Geometry;
 use super::*;
 use crate::credentials::{Credentials, Home};
 
+/// The time of all events, in seconds since 1970.
+pub(super) const NOW: u64 = 77;
 pub(super) const INSTANCE: u64 = 5 << 32;
 /// Bytes that the owner of each region has written.
 pub(super) const WRITTEN: u64 = 640;
@@ -256,7 +258,7 @@ impl World {
     }
 
     pub(super) fn feed(&mut self, event: CoreEvent<Fake>) {
-        let actions = self.core.handle(77, event);
+        let actions = self.core.handle(NOW, event);
         self.perform(actions);
     }
 
@@ -275,7 +277,7 @@ impl World {
                             self.sent.push(Sent { session: session.0, request: 0, message, with: descriptors });
                         }
                         let delivery = self.delivery.clone();
-                        more.extend(self.core.handle(77, CoreEvent::Offered { channel, delivery }));
+                        more.extend(self.core.handle(NOW, CoreEvent::Offered { channel, delivery }));
                     }
                     Action::Directory(change) => self.change(None, change),
                     Action::BeginDirectory { machine, .. } => assert!(self.directories.insert(machine)),
@@ -291,7 +293,7 @@ impl World {
                         self.watched.insert(flow, sockets);
                         for (socket, side) in sockets.iter().zip([Side::Connecting, Side::Accepting]) {
                             if self.gone.contains(&socket.cookie) {
-                                more.extend(self.core.handle(77, CoreEvent::FlowLost { flow, side }));
+                                more.extend(self.core.handle(NOW, CoreEvent::FlowLost { flow, side }));
                             }
                         }
                     }

@@ -213,7 +213,7 @@ proptest! {
                 },
                 Step::Policy(which) => {
                     let policy = Policy::parse(POLICIES[usize::from(which)]).unwrap();
-                    let actions = w.core.set_policy(Arc::new(policy));
+                    let actions = w.core.set_policy(NOW, Arc::new(policy));
                     w.perform(actions);
                 }
             }

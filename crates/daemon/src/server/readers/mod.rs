@@ -44,12 +44,12 @@ use urgency::MOST_URGENT;
 
 /// Protocol C14: how long a reader may take for one packet, or for closing one session: what takes microseconds, on a machine however busy.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// How long a user is refused at least whose reader hung.
+/// How long a user is refused at least whose reader hung or ended.
 const REST: Duration = Duration::from_secs(5);
 /// Readers at a time, those that hang included.
 const MOST: usize = 256;
 /// Readers that are kept though they have no session.
-const MOST_IDLE: usize = 8;
+pub(super) const MOST_IDLE: usize = 8;
 /// Orders that a reader is sent in a turn of the event loop: one that was slow has room for hundreds at once.
 const ORDERS: usize = 32;
 /// Orders about one user's readers that wait for the spawner, and orders about disposers (protocol C13.5). Beyond that, the user gets no other reader, and the
@@ -90,6 +90,28 @@ impl ReaderEvent {
     }
 }
 
+/// How a reader came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReaderEnd {
+    /// It took too long for one step, and the broker kills it (protocol C14).
+    Hung,
+    /// Its process ended or could not be started.
+    Ended,
+}
+
+impl ReaderEnd {
+    /// The reason that programs of its user are given.
+    pub(super) fn reason(self, account: Account) -> String {
+        match self {
+            Self::Hung => format!("a session of {account} brought a descriptor that hung the process that read it"),
+            Self::Ended => format!(
+                "the process that reads the sessions of {account} ended or could not be started (out of processes or \
+                 memory?); the kernel's log may say why"
+            ),
+        }
+    }
+}
+
 /// The broker's side of a reader.
 #[derive(Debug)]
 struct ReaderHandle {
@@ -109,6 +131,11 @@ struct ReaderHandle {
 }
 
 impl ReaderHandle {
+    /// Whether it has no session. A killed reader is not idle.
+    fn is_idle(&self) -> bool {
+        self.open == 0 && !self.killed
+    }
+
     /// Sets what epoll watches of its socket. Epoll reports the end of a reader in any case.
     fn watch(&self, epoll: &OwnedFd, number: u32) {
         let mut flags = EventFlags::empty();
@@ -127,7 +154,8 @@ pub(super) struct Readers {
     epoll: OwnedFd,
     readers: BTreeMap<u32, ReaderHandle>,
     by_account: HashMap<Account, u32>,
-    resting: HashMap<Account, Instant>,
+    /// Users that get no reader until this time, because theirs ended.
+    resting: HashMap<Account, (Instant, ReaderEnd)>,
     disposer: Disposer,
     closer: Disposer,
     /// Sockets that no disposer took, with the user that they came from, where that is known. They are tried again when the next disposer is made.
@@ -150,13 +178,14 @@ impl Readers {
 
     /// The reader of a user; a reason if the user is not to have one now.
     pub(super) fn reader_of(&mut self, account: Account) -> Result<u32, String> {
-        self.resting.retain(|_, until| *until > Instant::now());
-        let hung =
-            self.by_account.get(&account).is_some_and(|number| self.readers.get(number).is_some_and(|r| r.killed));
-        if hung || self.resting.contains_key(&account) {
+        self.resting.retain(|_, (until, _)| *until > Instant::now());
+        // A killed reader that is still listed hangs: one that has ended is forgotten at once.
+        let hangs = self.by_account.get(&account).is_some_and(|number| self.is_killed(*number));
+        let end = if hangs { Some(ReaderEnd::Hung) } else { self.resting.get(&account).map(|(_, end)| *end) };
+        if let Some(end) = end {
             return Err(format!(
-                "a session of {account} brought a descriptor that hung the process that read it; the broker serves \
-                 this user again when that process has ended, after {} seconds at the earliest",
+                "{}; the broker serves this user again when that process has ended, after {} seconds at the earliest",
+                end.reason(account),
                 REST.as_secs()
             ));
         }
@@ -270,6 +299,12 @@ impl Readers {
         (self.spawner.waiting(account), self.undisposed_of(account))
     }
 
+    /// As if the reader of a user had ended.
+    #[cfg(test)]
+    pub(super) fn end_for_test(&self, account: Account) {
+        rustix::net::shutdown(&self.readers[&self.by_account[&account]].socket, rustix::net::Shutdown::Both).unwrap();
+    }
+
     /// Waits until the reader of a user has something to say.
     #[cfg(test)]
     pub(super) fn await_report(&self, account: Account) {
@@ -348,12 +383,20 @@ impl Readers {
         if let Some(reader) = self.readers.get_mut(&number) {
             reader.open = reader.open.saturating_sub(1);
         }
-        let idle = |reader: &ReaderHandle| reader.open == 0 && !reader.killed;
-        if self.readers.get(&number).is_some_and(idle) && self.readers.values().filter(|r| idle(r)).count() > MOST_IDLE
-        {
+        self.end_if_idle(number);
+    }
+
+    /// Ends a reader that has no session, unless it is one of the few that are kept without.
+    pub(super) fn end_if_idle(&mut self, number: u32) {
+        if self.readers.get(&number).is_some_and(ReaderHandle::is_idle) && self.idle() > MOST_IDLE {
             // A reader ends by itself when its socket is closed here.
             self.forget(number);
         }
+    }
+
+    /// The number of readers that have no session.
+    pub(super) fn idle(&self) -> usize {
+        self.readers.values().filter(|reader| reader.is_idle()).count()
     }
 
     pub(super) fn account_of(&self, number: u32) -> Option<Account> {
@@ -370,26 +413,18 @@ impl Readers {
         self.readers.get(&number).is_some_and(|r| !r.killed && rustix::io::read(&r.timer, &mut [0; 8]) == Ok(8))
     }
 
-    /// Kills a reader that hangs. Its user is refused from now on.
-    pub(super) fn kill(&mut self, number: u32) {
+    /// Kills a reader that hangs or has ended. Its user is refused from now on.
+    pub(super) fn kill(&mut self, number: u32, end: ReaderEnd) {
         let Some(reader) = self.readers.get_mut(&number) else { return };
         reader.killed = true;
         // Only its end is waited for.
         reader.watch(&self.epoll, number);
         let _ = epoll::delete(&self.epoll, &reader.timer);
         let (account, backlog) = (reader.account, std::mem::take(&mut reader.backlog));
-        self.resting.insert(account, Instant::now() + REST);
+        self.resting.insert(account, (Instant::now() + REST, end));
         self.spawner.kill(number, Some(account));
         self.watch_spawner();
         backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(Some(account), fd));
-    }
-
-    /// A reader has ended: it was killed, or it failed.
-    pub(super) fn dead(&mut self, number: u32) {
-        if self.readers.get(&number).is_some_and(|reader| !reader.killed) {
-            self.kill(number);
-        }
-        self.forget(number);
     }
 
     pub(super) fn forget(&mut self, number: u32) {

@@ -34,7 +34,7 @@ fn is_shown(w: &World, accepting: &str, connecting: &str) -> bool {
 }
 
 fn set_policy(w: &mut World, text: &str) {
-    let actions = w.core.set_policy(Arc::new(crate::policy::Policy::parse(text).unwrap()));
+    let actions = w.core.set_policy(NOW, Arc::new(crate::policy::Policy::parse(text).unwrap()));
     w.perform(actions);
 }
 

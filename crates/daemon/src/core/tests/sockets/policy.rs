@@ -52,7 +52,7 @@ fn policy_that_changes_during_a_handshake_holds() {
     let id = offered(&mut w, web, client());
     take(&mut w, db, server());
     confirm(&mut w, web, id, client());
-    let actions = w.core.set_policy(Arc::new(Policy::parse(policy).unwrap()));
+    let actions = w.core.set_policy(NOW, Arc::new(Policy::parse(policy).unwrap()));
     w.perform(actions);
     assert_eq!(code(finish(&mut w, db, id, server())), Refusal::Denied);
 }
@@ -100,7 +100,7 @@ rules = ['never@port=22']
     assert_eq!(w.ask(root, reset), from_file);
     // A policy file that is loaded again is what holds.
     w.ask(root, set("never"));
-    let actions = w.core.set_policy(Arc::new(Policy::parse(policy).unwrap()));
+    let actions = w.core.set_policy(NOW, Arc::new(Policy::parse(policy).unwrap()));
     w.perform(actions);
     assert_eq!(w.ask(user, Message::GetMoveRules {}), from_file);
     assert_eq!(w.terms.clone().unwrap().0.spin_us, 7);
@@ -169,7 +169,7 @@ fn directory_flag_for_program_lists_follows_policy() {
     let session = w.join_as(1, "curl", 1);
     assert!(asked(&mut w, session, "/usr/bin/curl"));
     for (policy, is_listed) in [(PROGRAMS, true), ("administrators = [1]", false)] {
-        let actions = w.core.set_policy(Arc::new(Policy::parse(policy).unwrap()));
+        let actions = w.core.set_policy(NOW, Arc::new(Policy::parse(policy).unwrap()));
         w.perform(actions);
         assert_eq!((listed(&w), asked(&mut w, session, "/usr/bin/curl")), (is_listed, !is_listed));
     }
